@@ -3,15 +3,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# mypy takes one core for as long as the rest takes another.
+CHECKS := $(MAKE) --no-print-directory --output-sync --jobs=2 types rules
+
+# Tests start hundreds of processes: each would compile all that it imports, every time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep lint format bench protos errors locks clean
+.PHONY: help setup demo test test-deep lint types rules compiled format bench protos errors locks clean
 
 help:
 	@echo "make demo    publish a year of flights through crashes, and prove that each is stored once"
 	@echo "             (TRACE=1: follow one message through it)"
-	@echo "make test    lint, types and all tests"
-	@echo "make test-deep  the same at full depth: all histories, deliberate defects, long torture"
+	@echo "make test    lint, types and the tests"
+	@echo "make test-deep  all tests at full depth: histories, deliberate defects, benchmarks, long torture"
 	@echo "make lint    ruff, mypy, import contracts, buf, generated code, errors, documents"
 	@echo "make bench   measure, and print tables and build/bench/report.json"
 	@echo "make protos  generate seqgate/api from protos/"
@@ -28,22 +33,34 @@ $(READY): requirements.lock requirements-checkov.lock pyproject.toml
 demo: setup
 	@$(BIN)/python -m tools.demo $(if $(TRACE),--trace)
 
-test: lint
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=20
+# A file's tests share what they start, so they stay together.
+test: setup
+	@$(CHECKS) compiled
+	@$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --durations=20
 
 test-deep: lint
 	@SEQGATE_TEST_DEPTH=$${SEQGATE_TEST_DEPTH:-full} $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 lint: setup
+	@$(CHECKS)
+
+types:
+	@$(BIN)/mypy
+
+rules:
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
-	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m tools.dev.protos --check
 	@$(BIN)/python -m tools.dev.protos --lint
 	@$(BIN)/python -m tools.dev.errors --check
 	@$(BIN)/python -m tools.dev.documents
+	@$(BIN)/python -m tools.dev.names
 	@$(BIN)/python -m tools.dev.locks --check
+
+# Otherwise each worker of the tests would compile them all.
+compiled:
+	@$(BIN)/python -m pytest -q --collect-only >/dev/null
 
 format: setup
 	@$(BIN)/ruff format .

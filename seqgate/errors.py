@@ -219,7 +219,7 @@ BY_REASON: Final[Mapping[str, type[SeqgateError]]] = {
     "NOT_OWNER": InUseError,
     "PRODUCER_TAKEN_OVER": FencedError,
     "FENCED": FencedError,
-    "VERSION_CONFLICT": FencedError,
+    "REVISION_CONFLICT": FencedError,
     "CURSORS_REFUSED": FencedError,
     "TOO_MANY_PRODUCERS": LimitExceededError,
     "TOO_MANY_STREAMS": LimitExceededError,

@@ -1,20 +1,28 @@
-"""What is inside a payload: the only place where one is decompressed, or a batch opened.
+"""Payloads: the only place that decompresses one, packs a batch, or opens one.
 
-Services decide by metadata and open no batch. That is a promise, so whoever does it, here, is
-counted.
+A batch has Pulsar's layout, for each message:
+
+    4 bytes, big-endian | SingleMessageMetadata | payload
+    its size              payload_size bytes ───┘
+
+Services decide by metadata and open no batch. That is a promise, so opened batches are counted.
 """
 
+import struct
 import zlib
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 import lz4.block
 import zstandard
+from google.protobuf.message import DecodeError
 
 from seqgate.api.entry.v1 import entry_pb2
 
 UNCOMPRESSED_BYTES_MAX: Final = 512 * 1024 * 1024
 """The largest payload, in bytes, that is unpacked."""
+
+_SIZE: Final = struct.Struct(">I")
 
 _batches_opened = 0
 
@@ -29,9 +37,24 @@ def batches_opened() -> int:
     return _batches_opened
 
 
-def open_batch(
-    metadata: entry_pb2.EntryMetadata, payload: bytes
-) -> Sequence[entry_pb2.SingleMessage]:
+class SingleMessage(NamedTuple):
+    """One message of a batch."""
+
+    metadata: entry_pb2.SingleMessageMetadata
+    payload: bytes
+
+
+def pack_batch(messages: Iterable[SingleMessage]) -> bytes:
+    """The payload of a batch, not compressed. Sets the messages' payload_size."""
+    parts: list[bytes] = []
+    for metadata, payload in messages:
+        metadata.payload_size = len(payload)
+        described = metadata.SerializeToString()
+        parts += _SIZE.pack(len(described)), described, payload
+    return b"".join(parts)
+
+
+def open_batch(metadata: entry_pb2.EntryMetadata, payload: bytes) -> Sequence[SingleMessage]:
     """The messages of an entry that is a batch, in order.
 
     Raises:
@@ -39,14 +62,26 @@ def open_batch(
     """
     global _batches_opened
     _batches_opened += 1
-    opened = unpack(metadata, payload)
     try:
-        messages = entry_pb2.BatchPayload.FromString(opened).messages
-    except Exception as error:
+        messages = list(_messages(unpack(metadata, payload)))
+    except (DecodeError, struct.error) as error:
         raise PayloadDamaged("the batch does not decode") from error
     if len(messages) != metadata.num_messages_in_batch:
         raise PayloadDamaged("the batch has another number of messages than its metadata says")
     return messages
+
+
+def _messages(opened: bytes) -> Iterator[SingleMessage]:
+    end = 0
+    while end < len(opened):
+        (size,) = _SIZE.unpack_from(opened, end)
+        start = end + _SIZE.size
+        metadata = entry_pb2.SingleMessageMetadata.FromString(opened[start : start + size])
+        start += size
+        end = start + metadata.payload_size
+        if not metadata.HasField("payload_size") or not start <= end <= len(opened):
+            raise PayloadDamaged("a message of the batch exceeds its payload")
+        yield SingleMessage(metadata, opened[start:end])
 
 
 def unpack(metadata: entry_pb2.EntryMetadata, payload: bytes) -> bytes:

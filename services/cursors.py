@@ -15,11 +15,11 @@ class CursorsUnavailable(DomainError):
 
 
 class CursorConflict(DomainError):
-    """The cursor has another version than the one given, is past the position already, or is gone.
+    """The cursor has another revision than the one given, is past the position already, or is gone.
     Stays inside the service."""
 
     kind = Kind.FENCED
-    reason = "VERSION_CONFLICT"
+    reason = "REVISION_CONFLICT"
 
 
 class Cursor(NamedTuple):
@@ -29,4 +29,4 @@ class Cursor(NamedTuple):
     mark_delete: Position | None
     mark_delete_properties: Mapping[str, str]
     properties: Mapping[str, str]
-    version: int
+    revision: int

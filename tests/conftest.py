@@ -1,14 +1,16 @@
-"""What every test may ask for."""
+"""Fixtures for every test."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, Verbosity, settings
 
-from tests.support.depth import is_deep
+from tests.support.depth import is_deep, times
 from tests.support.nursery import Nursery
 from tests.support.redis_groups import Cluster, Sentinels, running
 from tests.support.redis_server import RedisServer, running_redis
@@ -16,6 +18,7 @@ from tools.stack.stack import Stack
 
 settings.register_profile(
     "default",
+    max_examples=times(quick=40, full=100),
     deadline=None,
     print_blob=True,
     database=None,
@@ -24,20 +27,38 @@ settings.register_profile(
 )
 settings.load_profile("default")
 
+# A traceback in colours takes a second to write.
+structlog.configure(
+    processors=[
+        *structlog.get_config()["processors"][:-1],
+        structlog.dev.ConsoleRenderer(
+            colors=False, exception_formatter=structlog.dev.plain_traceback
+        ),
+    ]
+)
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that are for full depth only are left out otherwise. Those that may take longest come
-    first, so that nobody has to wait for them in the end."""
+    """Leave out tests for full depth, unless asked for. Put those with the longest time-outs first
+    and unit tests last: small ones fill the end, when fewer workers have something to do."""
     if not is_deep():
         left_out = [item for item in items if item.get_closest_marker("deep") is not None]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
 
-    def patience_s(item: pytest.Item) -> float:
+    def rank(item: pytest.Item) -> tuple[float, bool]:
         marker = item.get_closest_marker("timeout")
-        return float(marker.args[0]) if marker is not None else 0.0
+        timeout_s = float(marker.args[0]) if marker is not None else 0.0
+        return -timeout_s, "unit" in item.path.parts
 
-    items.sort(key=patience_s, reverse=True)
+    items.sort(key=rank)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests live to the end: no collection of garbage looks at them again.
+    Simulations collect it once a history."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -31,9 +31,9 @@ function messagesOf({ metadata, payload, position, acknowledged, attempts }) {
   }
   let sequenceId = BigInt(metadata.sequenceId);
   return readBatch(bytes)
-    .messages.map((message, index) => {
+    .map((message, index) => {
       if (index > 0) sequenceId += BigInt(metadata.sequenceIdSteps[index - 1] ?? 1);
-      const { partitionKey: key, properties } = message.metadata ?? {};
+      const { partitionKey: key, properties } = message.metadata;
       return { ...common, index, sequenceId: String(sequenceId), key, properties, payload: message.payload.toString() };
     })
     .filter(({ index }) => !acknowledged.includes(index));
@@ -67,7 +67,7 @@ async function consume(address, topic, subscription, progress) {
         const { error, requestId: request, outcomes } = response.settled;
         if (error) throw new SeqgateError(error);
         // STALE: it does not count, and the message comes again, here or elsewhere.
-        if (outcomes.every((outcome) => outcome === 'OUTCOME_DONE')) progress.left -= unsettled.get(request);
+        if (outcomes.every((outcome) => outcome === 'SETTLE_OUTCOME_DONE')) progress.left -= unsettled.get(request);
         else permit(unsettled.get(request));
         unsettled.delete(request);
       }

@@ -18,7 +18,7 @@ import { open } from 'node:fs/promises';
 import { createServer } from 'node:net';
 import { resolve } from 'node:path';
 
-import { SeqgateError, ask, askUntilAnswered, connect, linesIn, pause, say } from './seqgate.mjs';
+import { SeqgateError, ask, askUntilAnswered, connect, linesIn, pause, say, timestamp } from './seqgate.mjs';
 
 const CLAIMS_MAX = 1_000; // in a call; the service takes 10,000
 const PAGE_MAX = 10_000; // entries in a confirmation
@@ -85,7 +85,7 @@ class Deduplication {
   #revision;
 
   constructor(address, topic, log) {
-    this.#client = connect('DedupService', address);
+    this.#client = connect('DedupWriterService', address);
     this.#topic = topic;
     this.#log = log;
   }
@@ -117,7 +117,7 @@ class Deduplication {
         producers: [...producers].map(([producerName, entries]) => ({
           producerName,
           highestSequenceIds: entries.map((entry) => entry.sequenceId),
-          lastAppendTime: entries.at(-1).time,
+          lastAppendTime: timestamp(entries.at(-1).time),
         })),
         entryCount: page.length,
         entriesRemaining: this.#log.entries.length - from - page.length,
@@ -153,7 +153,7 @@ class Deduplication {
         [...producers.values()].forEach((own, at) => {
           own.forEach((message, place) => verdicts.set(message, answer.verdicts.producers[at].verdicts[place]));
         });
-        return messages.map((message) => ({ message, verdict: verdicts.get(message).replace('VERDICT_', '') }));
+        return messages.map((message) => ({ message, verdict: verdicts.get(message).replace('CLAIM_VERDICT_', '') }));
       }
       if (answer.behind) await this.confirm(answer.behind.confirmed);
       else await this.takeOver(); // Changed
@@ -168,7 +168,7 @@ async function store(messages, log, deduplication) {
     const added = judged.filter(({ verdict }) => verdict === 'NEW');
     const before = log.tail;
     if (added.length > 0) {
-      const time = String(Date.now());
+      const time = Date.now();
       await log.append(added.map(({ message: { producer, sequenceId, payload } }) => ({ producer, sequenceId, payload, time })));
       await deduplication.confirm(before); // it could ride on the next Admit
     }

@@ -11,7 +11,10 @@ const folder = (path) => fileURLToPath(new URL(path, import.meta.url));
 // `longs: String`: a sequence id may be above 2^53, where numbers of JavaScript have gaps. As text it
 // comes and goes undamaged; to count with it, make a BigInt of it.
 const definitions = protoLoader.loadSync(
-  ['dedup', 'dispatcher', 'entry', 'ledger'].map((name) => `seqgate/api/${name}/v1/${name}.proto`),
+  [
+    ...['dispatcher', 'entry', 'ledger'].map((name) => `seqgate/api/${name}/v1/${name}.proto`),
+    'seqgate/api/internal/dedup/v1/writer.proto',
+  ],
   {
     includeDirs: [folder('../../protos'), folder('.')], // ours, and google/rpc/status.proto
     longs: String,
@@ -25,10 +28,14 @@ const api = grpc.loadPackageDefinition(definitions).seqgate.api;
 const MESSAGE_BYTES_MAX = 64 * 1024 * 1024;
 const CALL_TIMEOUT_MS = 10_000;
 
-/** A client for DedupService, LedgerService or DispatcherService at an address, host:port. (With
+/** A client for DedupWriterService, LedgerService or DispatcherService at an address, host:port. (With
  * TLS: grpc.credentials.createSsl in place of createInsecure.) */
 export function connect(service, address) {
-  const versions = { DedupService: api.dedup, LedgerService: api.ledger, DispatcherService: api.dispatcher };
+  const versions = {
+    DedupWriterService: api.internal.dedup,
+    LedgerService: api.ledger,
+    DispatcherService: api.dispatcher,
+  };
   return new versions[service].v1[service](address, grpc.credentials.createInsecure(), {
     'grpc.initial_reconnect_backoff_ms': 50,
     'grpc.max_reconnect_backoff_ms': 1_000,
@@ -121,8 +128,22 @@ export function errorOfCall(error) {
 /** A seqgate.api.ledger.v1.Entry from and to bytes. */
 export const Entry = definitions['seqgate.api.ledger.v1.Entry'];
 
-/** The bytes of a seqgate.api.entry.v1.BatchPayload as an object. */
-export const readBatch = definitions['seqgate.api.entry.v1.BatchPayload'].deserialize;
+const SingleMessageMetadata = definitions['seqgate.api.entry.v1.SingleMessageMetadata'];
+
+/** The messages of a batch, as {metadata, payload}: see entry.proto. */
+export function readBatch(bytes) {
+  const messages = [];
+  for (let at = 0; at < bytes.length; ) {
+    const start = at + 4 + bytes.readUInt32BE(at);
+    const metadata = SingleMessageMetadata.deserialize(bytes.subarray(at + 4, start));
+    at = start + metadata.payloadSize;
+    messages.push({ metadata, payload: bytes.subarray(start, at) });
+  }
+  return messages;
+}
+
+/** A time in milliseconds since 1970 as a google.protobuf.Timestamp. */
+export const timestamp = (ms) => ({ seconds: String(Math.floor(ms / 1_000)), nanos: (ms % 1_000) * 1e6 });
 
 /** A position as text. */
 export const textOf = ({ ledgerId, entryId }) => `${ledgerId}:${entryId}`;

@@ -1,10 +1,10 @@
 """The command line `seqgate`. It needs the extra `cli`: pip install 'seqgate[cli]'.
 
-_command.py turns a coroutine into a command: it adds the options that every command takes, before
-it and after it, settles where the services are (_settings.py), and turns what went wrong into an
-exit code (_failure.py). The commands themselves are in _topic.py, _publish.py, _read.py, _dedup.py,
-_cursor.py, _subscription.py, _consume.py and _context.py; _output.py writes what they found, as
-tables for people or as JSON for programs.
+_main.py names the commands, and each group has a module. _command.py makes a command of an async
+function: it adds the shared options, parses the arguments (_arguments.py), resolves the settings
+(_settings.py) and maps errors to exit codes (_failure.py). A command calls services by their
+requests (_service.py), turns responses into records (_wire.py), and prints these as tables for
+people or as JSON for programs (_output.py).
 """
 
 import sys

@@ -1,110 +1,69 @@
 """`seqgate consume`: a subscription's messages, each acknowledged when it is written."""
 
 import asyncio
-from collections.abc import Coroutine
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from functools import partial
+from typing import Final
 
-import typer
-
-from seqgate.cli._command import Run, Topic, topic_name
+from seqgate.cli._arguments import PLACE_HELP, Topic, place, subscription_name
+from seqgate.cli._command import Run
+from seqgate.cli._declared import argument, choice, option
 from seqgate.cli._failure import DONE, REFUSED
 from seqgate.cli._left_out import LeftOut, tell_left_out
 from seqgate.cli._message import Listing
-from seqgate.cli._names import subscription_name
-from seqgate.cli._place import PLACE_HELP, place
 from seqgate.cli._service import client as client_of
 from seqgate.cli._service import reaching
 from seqgate.client import Consumer, SubscriptionType
 from seqgate.client._subscribing import Place
 from seqgate.errors import CorruptMessageError
-from seqgate.types import TopicName
 
 QUEUE_MESSAGES: Final = 1_000
 """How many messages are taken before they are written."""
 
 
 class Type(StrEnum):
-    """Who gets a subscription's messages."""
+    """How a subscription distributes messages."""
 
     KEY_SHARED = "key-shared"
     SHARED = "shared"
     EXCLUSIVE = "exclusive"
 
 
-def consume(
+async def consume(
     run: Run,
     topic: Topic,
-    subscription: Annotated[
-        str, typer.Argument(metavar="SUBSCRIPTION", help="The subscription.", show_default=False)
-    ],
+    subscription: str = argument("SUBSCRIPTION", "The subscription.", parse=subscription_name),
     *,
-    count: Annotated[
-        int | None,
-        typer.Option("--count", "-n", metavar="MAX", min=1, help="Stop after this many messages."),
-    ] = None,
-    kind: Annotated[
-        Type,
-        typer.Option(
-            "--type",
-            help="How messages are distributed; must be the same for all connected consumers.",
-        ),
-    ] = Type.KEY_SHARED,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            "--name",
-            metavar="NAME",
-            help="The consumer's name. A consumer that reconnects under its name keeps its keys.",
-        ),
-    ] = None,
-    start: Annotated[
-        str | None,
-        typer.Option(
-            "--start",
-            metavar="PLACE",
-            help="Create the subscription at this place if it does not exist: "
-            f"{PLACE_HELP} "
-            "Without this option it must exist.",
-            show_default=False,
-        ),
-    ] = None,
-) -> Coroutine[Any, Any, int]:
+    count: int | None = option("MAX", "Stop after this many messages.", "--count", "-n", min=1),
+    kind: Type = choice(
+        "How messages are distributed; must be the same for all connected consumers.",
+        "--type",
+        default=Type.KEY_SHARED,
+    ),
+    name: str | None = option(
+        "NAME", "The consumer's name. A consumer that reconnects under its name keeps its keys."
+    ),
+    start: Place | None = option(
+        "PLACE",
+        f"Create the subscription at this place if it does not exist: {PLACE_HELP} "
+        "Without this option it must exist.",
+        parse=partial(place, "--start"),
+    ),
+) -> int:
     """Consume from a subscription: print messages as `read` does, and acknowledge each one once
     it is printed.
 
     Waits for new messages. When the command ends, also on an interrupt, all acknowledgements are
     durable, and unprinted messages are delivered to other consumers.
     """
-    return _consume(
-        run,
-        topic_name(topic),
-        subscription_name(subscription),
-        SubscriptionType[kind.name],
-        name=name,
-        start=None if start is None else place("--start", start),
-        count=count,
-    )
-
-
-async def _consume(
-    run: Run,
-    topic: TopicName,
-    subscription: str,
-    kind: SubscriptionType,
-    *,
-    name: str | None,
-    start: Place | None,
-    count: int | None,
-) -> int:
     settings = run.settings
     target = settings.dispatcher.value
     left_out = LeftOut()
     async with client_of(settings, target) as client:
         consumer = client.consumer(
-            str(topic),
+            topic,
             subscription,
-            type=kind,
+            type=SubscriptionType[kind.name],
             name=name,
             start=start,
             receiver_queue=min(count or QUEUE_MESSAGES, QUEUE_MESSAGES),
@@ -136,7 +95,7 @@ class _Taking:
         """Take so many; None: for ever. Returns the exit code.
 
         Raises:
-            OutputClosed: nobody reads the output. What could not be written is not acknowledged.
+            OutputClosed: the output is closed. Messages not written are not acknowledged.
             SeqgateError: what ended the consumer.
         """
         code = DONE
@@ -163,7 +122,7 @@ class _Taking:
             self._stale += settling.cancelled() or settling.exception() is not None
 
     def tell(self) -> None:
-        """Say what did not go as it should, once the consumer is closed."""
+        """Report stale acknowledgements and skipped chunks, once the consumer is closed."""
         for settling in list(self._settling):
             self._settled(settling)
         if self._stale:

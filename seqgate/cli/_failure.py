@@ -1,4 +1,4 @@
-"""What went wrong, and the exit code that says so.
+"""Errors of the command line, and exit codes.
 
   0   done
   1   a service refused, or a message was not stored

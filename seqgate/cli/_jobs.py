@@ -2,8 +2,8 @@
 
 They need the extra `spark`; each is also `python -P -m` of its module, with the same options.
 
-A job is code of ours that runs with the operator's settings, wherever he happens to be: the current
-folder is not where it, or a worker of Spark's, looks for modules.
+A job runs our code with the operator's settings in any folder: neither it nor Spark's workers
+import modules from the current folder.
 """
 
 import asyncio
@@ -11,40 +11,40 @@ import os
 import signal
 import sys
 import sysconfig
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Final
-
-import typer
+from typing import Annotated, Final
 
 import seqgate
-from seqgate.cli._command import Run, topic_name
+from seqgate.cli._arguments import topic_name
+from seqgate.cli._command import Run
+from seqgate.cli._declared import argument, flag, option
 from seqgate.cli._failure import WrongUsage
-from seqgate.cli._settings import FILES
 from seqgate.telemetry import spans
 
 REBUILD: Final = "seqgate.jobs.rebuild"
 AUDIT: Final = "seqgate.jobs.audit"
 
+
+def _expanded(topics: Sequence[str]) -> list[str]:
+    """Topics as people write them, and patterns as they stand."""
+    return [each if set(each) & set("*?") else topic_name(each) for each in topics]
+
+
 Topics = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="TOPIC...",
-        help="Topics, or patterns of tenant/namespace/name with * and ?.",
-        show_default=False,
+    argument(
+        "TOPIC...",
+        "Topics, or patterns of tenant/namespace/name with * and ?.",
+        parse=_expanded,
+        raw=list[str],
     ),
 ]
 SkipCorrupt = Annotated[
-    bool,
-    typer.Option(
-        "--skip-corrupt",
-        help="Skip unreadable entries. Their messages count as never stored.",
-    ),
+    bool, flag("Skip unreadable entries. Their messages count as never stored.", "--skip-corrupt")
 ]
-FromEarliest = Annotated[
-    bool, typer.Option("--from-earliest", help="Use the log alone, not snapshots.")
-]
+FromEarliest = Annotated[bool, flag("Use the log alone, not snapshots.", "--from-earliest")]
 
 
 class JobsMissing(WrongUsage):
@@ -53,20 +53,15 @@ class JobsMissing(WrongUsage):
     default_reason = "JOBS_MISSING"
 
 
-def rebuild(
+async def rebuild(
     run: Run,
     topics: Topics = None,
     *,
     from_earliest: FromEarliest = False,
     skip_corrupt: SkipCorrupt = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print what would be rebuilt.")
-    ] = False,
-    replace: Annotated[
-        bool,
-        typer.Option("--replace", help="Also replace existing state, after diff found it wrong."),
-    ] = False,
-) -> Coroutine[Any, Any, int]:
+    dry_run: bool = flag("Only print what would be rebuilt."),
+    replace: bool = flag("Also replace existing state, after diff found it wrong."),
+) -> int:
     """Rebuild deduplication state from the log, with Spark.
 
     Without TOPIC, all topics that need it. Safe to interrupt, to repeat, and to run twice at
@@ -74,62 +69,47 @@ def rebuild(
     """
     options = ["--dry-run"] * dry_run + ["--replace"] * replace
     options += ["--from", "earliest"] * from_earliest
-    return _rebuild(run, topics, options, skip_corrupt=skip_corrupt)
+    return await _rebuild(run, topics, options, skip_corrupt=skip_corrupt)
 
 
-def diff(
+async def diff(
     run: Run,
     topics: Topics = None,
     *,
-    from_snapshot: Annotated[
-        bool,
-        typer.Option(
-            "--from-snapshot",
-            help="Start from the snapshot and read only the log after it (faster).",
-        ),
-    ] = False,
+    from_snapshot: bool = flag("Start from the snapshot and read only the log after it (faster)."),
     skip_corrupt: SkipCorrupt = False,
-) -> Coroutine[Any, Any, int]:
+) -> int:
     """Compare deduplication state with the whole log, with Spark.
 
     Exits with 1 if they differ. Read-only.
     """
     options = ["--dry-run", "--diff", *(["--from", "snapshot"] * from_snapshot)]
-    return _rebuild(run, topics, options, skip_corrupt=skip_corrupt)
+    return await _rebuild(run, topics, options, skip_corrupt=skip_corrupt)
 
 
-def audit(
+async def audit(
     run: Run,
     topics: Topics = None,
     *,
-    parquet: Annotated[
-        str | None,
-        typer.Option(
-            "--parquet", metavar="DIR", help="Write the findings to this folder, as Parquet."
-        ),
-    ] = None,
-) -> Coroutine[Any, Any, int]:
+    parquet: str | None = option("DIR", "Write the findings to this folder, as Parquet."),
+) -> int:
     """Prove from the log alone that nothing is stored twice, with Spark.
 
     Exits with 1 if something is, or if a producer's messages are out of order.
     """
     options = [] if parquet is None else ["--parquet", parquet]
-    return _job(AUDIT, ["--ledger", run.settings.ledger.value, *options], run, topics)
+    return await _job(AUDIT, ["--ledger", run.settings.ledger.value, *options], run, topics)
 
 
-def _rebuild(
-    run: Run,
-    topics: Sequence[str] | None,
-    options: Sequence[str],
-    *,
-    skip_corrupt: bool,
-) -> Coroutine[Any, Any, int]:
+async def _rebuild(
+    run: Run, topics: Sequence[str] | None, options: Sequence[str], *, skip_corrupt: bool
+) -> int:
     settings = run.settings
     services = ("ledger", settings.ledger), ("dedup", settings.dedup), ("cursor", settings.cursor)
     arguments = [part for name, each in services for part in (f"--{name}", each.value)]
     arguments += options
     arguments += ["--skip-corrupt"] * skip_corrupt
-    return _job(REBUILD, arguments, run, topics)
+    return await _job(REBUILD, arguments, run, topics)
 
 
 async def _job(
@@ -137,7 +117,6 @@ async def _job(
 ) -> int:
     if find_spec("pyspark") is None:
         raise JobsMissing("a job needs the packages of an extra: pip install 'seqgate[spark]'")
-    names = [_expanded(each) for each in topics or ()]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -147,18 +126,18 @@ async def _job(
         str(max(1, round(run.settings.timeout_s))),
         *(["--json"] if run.output.json else []),
         "--",
-        *names,
+        *(topics or ()),
         env={**os.environ, **_modules(), **_shown(run), **spans.environment()},
     )
-    # Ctrl-C reaches both; what stops this process otherwise is to stop the job as well.
+    # Ctrl-C reaches both processes; SIGTERM is passed on.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, process.terminate)
     status = await process.wait()
     return status if status >= 0 else 128 - status
 
 
 def _modules() -> dict[str, str]:
-    """The variables that tell a job, and Spark's workers, where modules are: what is installed, or
-    the checkout that this command is from, and never the current folder."""
+    """The variables by which a job and Spark's workers find modules: in the installation, or in the
+    checkout that this command is from, and never in the current folder."""
     root = str(Path(seqgate.__file__).resolve().parents[1])
     given = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     if root not in given and root not in sysconfig.get_paths().values():
@@ -167,11 +146,5 @@ def _modules() -> dict[str, str]:
 
 
 def _shown(run: Run) -> dict[str, str]:
-    """The variables that tell a job what to show to the services."""
-    files = {each: run.settings.files.get(each) for each in FILES}
-    return {f"SEQGATE_{name.upper()}": each.value for name, each in files.items() if each}
-
-
-def _expanded(text: str) -> str:
-    """A topic as people write it, or a pattern as it stands."""
-    return text if set(text) & set("*?") else str(topic_name(text))
+    """The variables with the job's credentials."""
+    return {f"SEQGATE_{name.upper()}": each.value for name, each in run.settings.files.items()}

@@ -1,8 +1,8 @@
-"""Which chunks did a reading leave out?
+"""Counts the chunks that a reader skips.
 
-A reader lets go of chunks for two kinds of reasons. Some will never make a message, whoever reads
-them: they are left out for good. Others were only not kept, and come with their message after all
-if its last chunk comes: whoever starts to read in the middle of a large message leaves nothing out.
+A reader drops chunks for two kinds of reasons. Some never make a message, and are skipped for good.
+Others were only not kept, and are read after all with the last chunk of their message: a reader
+that starts in the middle of a large message skips nothing.
 """
 
 from collections import Counter

@@ -2,9 +2,10 @@
 
 import asyncio
 import os
+import signal
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from io import FileIO
 from typing import Final
 
@@ -12,29 +13,42 @@ from seqgate.cli._failure import InvalidInput
 from seqgate.client import AssemblyLimits
 
 LINE_BYTES_MAX: Final = 384 * 1024 * 1024
-"""The longest line: base64 of the largest payload that a ledger service takes, unless it is told
-otherwise."""
+"""The longest line: base64 of the largest payload that a ledger service takes by default."""
 
 WHOLE_BYTES_MAX: Final = AssemblyLimits().message_bytes_max
-"""The largest input that is one message: more, no reader takes unless it is told otherwise."""
+"""The largest input that is one message: the default limit of readers."""
 
 _BLOCK_BYTES: Final = 64 * 1024
 
 
 def open_input(text: str) -> FileIO:
-    """A file, or standard input for "-"; without a buffer: what is there is read at once.
+    """A file, or standard input for "-", unbuffered: available bytes are read at once.
 
     Raises:
         InvalidInput: there is none.
     """
     if text != "-":
         try:
-            return FileIO(text)
+            with _interruptible():
+                return FileIO(text)
         except OSError as error:
             raise InvalidInput(f"{text}: {error.strerror}") from error
     if sys.stdin is None:
         raise InvalidInput("standard input is closed")
     return FileIO(sys.stdin.fileno(), closefd=False)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Have Ctrl-C interrupt a blocking call, such as the opening of a pipe that has no writer yet:
+    the handler of the event loop cancels a task, which only takes effect at an await."""
+    handler = signal.getsignal(signal.SIGINT)
+    if callable(handler):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 async def numbered_lines(descriptor: int) -> AsyncGenerator[tuple[int, bytes], None]:
@@ -83,13 +97,13 @@ async def _lines(descriptor: int) -> AsyncGenerator[bytes, None]:
 
 
 async def _block(descriptor: int) -> bytes:
-    """What there is to read now, at most a block; nothing at the end."""
+    """The bytes that can be read now, at most a block; none at the end."""
     while True:
         await _readable(descriptor)
         try:
             return os.read(descriptor, _BLOCK_BYTES)
         except BlockingIOError:
-            continue  # somebody else took it
+            continue  # another process took it
         except OSError as error:
             raise InvalidInput(f"reading failed: {error.strerror}") from error
 
@@ -99,7 +113,7 @@ async def _readable(descriptor: int) -> None:
     readable = asyncio.Event()
     try:
         loop.add_reader(descriptor, readable.set)
-    except PermissionError:  # epoll takes no regular files: they never keep anybody waiting
+    except PermissionError:  # epoll refuses regular files, which are always readable
         await asyncio.sleep(0)
         return
     try:

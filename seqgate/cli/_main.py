@@ -3,7 +3,7 @@
 import inspect
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 
@@ -11,6 +11,7 @@ from seqgate.cli._command import command, group
 from seqgate.cli._consume import consume
 from seqgate.cli._context import app as context
 from seqgate.cli._cursor import app as cursor
+from seqgate.cli._declared import flag
 from seqgate.cli._dedup import app as dedup
 from seqgate.cli._failure import INTERRUPTED, WrongUsage, exit_code
 from seqgate.cli._filter import app as filter_
@@ -34,13 +35,8 @@ def _version(given: bool) -> None:  # noqa: FBT001 - typer calls it
 VERSION: Final = inspect.Parameter(
     "version",
     inspect.Parameter.KEYWORD_ONLY,
-    default=False,
-    annotation=Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Show the version and exit.", callback=_version, is_eager=True
-        ),
-    ],
+    default=flag("Show the version and exit.", callback=_version, is_eager=True),
+    annotation=bool,
 )
 
 app = group(
@@ -80,12 +76,12 @@ def _help_of(error: typer.TyperException) -> dict[str, str]:
 
 
 def _asked(arguments: Sequence[str]) -> Format:
-    """The format that a command line asks for which cannot be understood as a whole."""
+    """The output format that an invalid command line asks for."""
     form = Format.TABLE
-    for index, argument in enumerate(arguments):
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         value = ""
         if argument in ("-o", "--output"):
-            value = arguments[index + 1] if index + 1 < len(arguments) else ""
+            value = following
         elif argument.startswith(("-o", "--output=")):
             value = argument.removeprefix("--output=").removeprefix("-o")
         if value in list(Format):

@@ -1,14 +1,13 @@
 """Messages as JSON, one a line: what `publish` takes and what `read` writes.
 
-Bytes are text where they are UTF-8, and base64 under a name that says so where they are not. What
-a record of `read` says about the message itself, `publish` understands.
+Bytes are text where they are UTF-8, and base64 in a field NAME_base64 where they are not. `publish`
+takes the fields of `read` that describe the message itself.
 """
 
 import base64
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.cli._failure import InvalidInput
@@ -27,31 +26,27 @@ FIELDS: Final = (
     "sequence_id",
     "event_time_ms",
 )
-"""What a line may hold."""
+"""The fields of a line."""
 
 ENTRY_FIELDS: Final = ("key", "properties", "producer", "sequence_id", "publish_time_ms")
-"""What of a message that was read says something of its entry; `num_messages` does of a batch."""
+"""The fields of a read message that describe its entry; `num_messages` describes a batch."""
 
 BATCH_MESSAGES_MAX: Final = 10_000
 """How many messages a batch may hold."""
 
-_READ_FIELDS: Final = (
-    *(*FIELDS, *ENTRY_FIELDS),
-    *("message_id", "append_time_ms", "attempts", "missing_before"),
-)
-"""What a message that was read may have."""
+_READ_FIELDS: Final = (*FIELDS, "message_id", "append_time_ms", "attempts", "missing_before")
+"""The other fields of a read message."""
 
 _PREVIEW_CHARACTERS: Final = 80
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A message that is to be published."""
+class Draft(NamedTuple):
+    """A message that is to be published: what the client's `send` takes."""
 
     payload: bytes
     key: str | None = None
     ordering_key: bytes | None = None
-    properties: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = {}
     sequence_id: int | None = None
     event_time_ms: int | None = None
 
@@ -62,10 +57,7 @@ def parse(line: bytes) -> Draft:
     Raises:
         InvalidInput: it is not an object that describes a message.
     """
-    values = _object(line)
-    for name in values:
-        if name not in FIELDS:
-            raise InvalidInput(f"unknown field {name!r}, expected {', '.join(FIELDS)}")
+    values = _object(line, FIELDS)
     payload = _bytes(values, "payload")
     if payload is None:
         raise InvalidInput("payload or payload_base64 is required")
@@ -86,11 +78,7 @@ def parse_entry(line: bytes) -> EntryMetadata:
     Raises:
         InvalidInput: it is not an object that describes an entry.
     """
-    values = _object(line)
-    for name in values:
-        if name not in (*_READ_FIELDS, "num_messages"):
-            known = ", ".join((*ENTRY_FIELDS, "num_messages"))
-            raise InvalidInput(f"unknown field {name!r}, expected {known}")
+    values = _object(line, (*ENTRY_FIELDS, "num_messages"), ignored=_READ_FIELDS)
     return EntryMetadata(
         partition_key=_text(values, "key"),
         properties=_properties(values),
@@ -141,7 +129,7 @@ class Listing:
         """Write one more.
 
         Raises:
-            OutputClosed: nobody reads it.
+            OutputClosed: the reader has gone.
         """
         if self._output.json:
             self._output.record(record(message))
@@ -159,7 +147,7 @@ class Listing:
         )
 
     def _write(self, *cells: str) -> None:
-        # A column grows with what came so far: nobody knows what is still to come.
+        # A column grows with the cells so far: later ones are not known yet.
         *leading, last = cells
         self._widths = [max(*each) for each in zip(self._widths, map(len, leading), strict=True)]
         padded = (f"{cell:<{width}}" for cell, width in zip(leading, self._widths, strict=True))
@@ -175,7 +163,9 @@ class Listing:
         return f"{text[:_PREVIEW_CHARACTERS]}… ({len(payload)} bytes)"
 
 
-def _object(line: bytes) -> Mapping[str, Any]:
+def _object(
+    line: bytes, fields: Sequence[str], *, ignored: Sequence[str] = ()
+) -> Mapping[str, Any]:
     try:
         values = json.loads(line.decode())
     except UnicodeDecodeError:
@@ -186,6 +176,9 @@ def _object(line: bytes) -> Mapping[str, Any]:
         raise InvalidInput("JSON nested too deeply or with too long a number") from None
     if not isinstance(values, dict):
         raise InvalidInput("not a JSON object")
+    for name in values:
+        if name not in fields and name not in ignored:
+            raise InvalidInput(f"unknown field {name!r}, expected {', '.join(fields)}")
     return values
 
 

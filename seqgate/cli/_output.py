@@ -1,4 +1,4 @@
-"""What a command has to say: tables for people, JSON for programs.
+"""The output of a command: tables for people, JSON for programs.
 
 JSON is one object a line, in UTF-8, without colours. On a terminal a table is folded to fit; in a
 pipe or a file it is as wide as it is, and nothing is left out.
@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Final, TextIO
+from typing import Any, Final, NamedTuple, TextIO
 
 from rich.cells import cell_len
 
@@ -31,11 +31,40 @@ class Format(StrEnum):
 
 
 Columns = Mapping[str, str | Callable[[Any], object]]
-"""What a table has under each heading: a field of an object, or what a function makes of it."""
+"""The cells under each heading of a table, or after each title: a field of an object, as a time if
+its name ends in _ms, or a function of the object."""
+
+
+Fields = Sequence[tuple[str, object]]
+"""Titles and values of one object, a line each."""
+
+
+class Table(NamedTuple):
+    """Rows under headings."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+
+def table(columns: Columns, records: Iterable[Mapping[str, Any]]) -> Table:
+    """A table of objects."""
+    rows = [[_cell(each, of) for of in columns.values()] for each in records]
+    return Table(list(columns), rows)
+
+
+def fields_of(record: Mapping[str, Any], columns: Columns) -> list[tuple[str, object]]:
+    """The fields of an object."""
+    return [(title, _cell(record, of)) for title, of in columns.items()]
+
+
+def _cell(record: Mapping[str, Any], of: str | Callable[[Any], object]) -> object:
+    if not isinstance(of, str):
+        return of(record)
+    return time_shown(record[of]) if of.endswith("_ms") else record[of]
 
 
 class OutputClosed(Exception):
-    """Nobody reads the output any more (`| head`)."""
+    """The reader of the output has gone (`| head`)."""
 
 
 class Output:
@@ -56,7 +85,7 @@ class Output:
         """Write a line, at once.
 
         Raises:
-            OutputClosed: nobody reads it.
+            OutputClosed: the reader has gone.
             OutputFailed: it cannot be written.
         """
         try:
@@ -74,47 +103,45 @@ class Output:
         self.line(_json(record))
 
     async def listing(
-        self,
-        columns: Columns,
-        records: AsyncIterable[Mapping[str, Any]],
+        self, columns: Columns, records: AsyncIterable[Mapping[str, Any]], *, by: str | None = None
     ) -> None:
-        """Write objects as they come, as JSON; or a table of them."""
-        kept = []
+        """Write objects as they come, as JSON; or a table of them.
+
+        Args:
+            by: the field that rows are sorted by, each value once; None: as they come.
+        """
+        kept: list[Mapping[str, Any]] = []
+        put = self.record if self.json else kept.append
         async for each in records:
-            if self.json:
-                self.record(each)
-            else:
-                kept.append(each)
+            put(each)
+        if by is not None:
+            kept = [each for _, each in sorted({each[by]: each for each in kept}.items())]
         if not self.json:
-            self.rows(columns, kept)
+            self.table(*table(columns, kept))
 
-    def rows(self, columns: Columns, records: Iterable[Mapping[str, Any]]) -> None:
-        """Write a table of objects."""
-        self.table(
-            list(columns),
-            [
-                [each[of] if isinstance(of, str) else of(each) for of in columns.values()]
-                for each in records
-            ],
-        )
-
-    def result(self, record: Mapping[str, Any], fields: Sequence[tuple[str, object]] = ()) -> None:
-        """Write one object, as JSON; or what people are to know of it."""
+    def result(self, record: Mapping[str, Any], *parts: "Table | Fields | str") -> None:
+        """Write one object, as JSON; or parts of text for people, with blank lines between them.
+        Empty parts are left out."""
         if self.json:
             self.record(record)
-        elif fields:
-            self.fields(fields)
+            return
+        for index, part in enumerate([each for each in parts if each]):
+            if index:
+                self.line("")
+            match part:
+                case str():
+                    self.line(part)
+                case Table():
+                    self.table(*part)
+                case _:
+                    self._write(None, [[name, shown(value)] for name, value in part])
 
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Write a table."""
         self._write(headings, [[shown(cell) for cell in row] for row in rows])
 
-    def fields(self, rows: Sequence[tuple[str, object]]) -> None:
-        """Write what is known of one thing, a line each."""
-        self._write(None, [[name, shown(value)] for name, value in rows])
-
     def error(self, error: SeqgateError) -> None:
-        """Say what went wrong."""
+        """Write an error."""
         reason, message = reason_of(error), " ".join(str(error).split())
         if self.json:
             text = _json(
@@ -127,7 +154,7 @@ class Output:
         _say(text)
 
     def note(self, reason: str, message: str, details: Mapping[str, int | str]) -> None:
-        """Say what is no error, and should be known; people need no details."""
+        """Write a note: no error, but worth knowing. Tables leave out the details."""
         if self.json:
             _say(_json({"note": {"reason": reason, "message": message, "details": details}}))
         else:
@@ -182,6 +209,11 @@ def time_shown(milliseconds: int | None) -> str | None:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def words(name: str) -> str:
+    """The name of an enum's value, or of a field, for people."""
+    return name.lower().replace("_", " ")
+
+
 def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
@@ -199,7 +231,7 @@ def _json(record: Mapping[str, Any]) -> str:
 
 
 def _discard(stream: TextIO) -> None:
-    """Have the interpreter flush what is left to nowhere, without a word."""
+    """Make the interpreter flush its buffer to /dev/null at exit, silently."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

@@ -1,16 +1,19 @@
-"""`seqgate dedup policy`: which policy counts, and setting it for a topic or a namespace."""
+"""`seqgate dedup policy`: shows and sets the policy of a topic or a namespace."""
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
-import typer
+from google.protobuf.duration_pb2 import Duration
 
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
-from seqgate.cli._command import Run, Topic, command, group, topic_name
-from seqgate.cli._failure import DONE, WrongUsage
-from seqgate.cli._service import dedup_service
+from seqgate.cli._arguments import Topic, topic_name
+from seqgate.cli._command import Run, command, group
+from seqgate.cli._declared import argument, choice, option
+from seqgate.cli._failure import WrongUsage
+from seqgate.cli._output import Table, words
 from seqgate.cli._wire import enum_name
+from seqgate.times import duration
 from seqgate.types import InvalidNameError, TopicName
 
 INACTIVITY_TIMEOUT_MINUTES_MAX: Final = 525_600
@@ -19,196 +22,28 @@ SNAPSHOT_ENTRIES_MAX: Final = 1_000_000
 SNAPSHOT_INTERVAL_MAX_S: Final = 86_400
 """The highest values that the service takes, see PolicyValues in dedup.proto."""
 
-ACTION: Final = "FULL_TOPIC_ACTION_"
-
-FIELDS: Final = (
-    "enabled",
-    "producer_inactivity_timeout_minutes",
-    "max_producers",
-    "snapshot_entries",
-    "snapshot_interval_s",
-)
-"""The values that may be absent: everywhere by these names, which options have with dashes."""
-
-KEYS: Final = (
-    "enabled",
-    "producer_inactivity_timeout_minutes",
-    "max_producers",
-    "on_full",
-    "snapshot_entries",
-    "snapshot_interval_s",
-)
-"""All values, in the order in which they are shown."""
+VALUES: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
+    "enabled": ("enabled", bool),
+    "producer_inactivity_timeout_minutes": (
+        "producer_inactivity_timeout",
+        lambda value: value.seconds // 60,
+    ),
+    "max_producers": ("max_producers", int),
+    "on_full": ("on_full", lambda value: enum_name(pb.FullTopicAction, value).lower()),
+    "snapshot_entries": ("snapshot_entries", int),
+    "snapshot_interval_s": ("snapshot_interval", lambda value: value.seconds),
+}
+"""All values by the names of the policy file, in the order in which they are shown: the field on
+the wire, and how the command line writes it."""
 
 app = group("Show and set the deduplication policy of a topic or a namespace.")
 
 
 class OnFull(StrEnum):
-    """What happens to one more producer on a full topic."""
+    """The fate of one more producer on a full topic."""
 
     EVICT = "evict"
     REFUSE = "refuse"
-
-
-Namespace = Annotated[
-    str,
-    typer.Option(
-        "--namespace",
-        metavar="TENANT/NAMESPACE",
-        help="Apply to all topics of a namespace instead of one topic.",
-        show_default=False,
-    ),
-]
-
-
-@command(app, "show")
-def show(
-    run: Run,
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="TOPIC_OR_NAMESPACE",
-            help="A topic, or tenant/namespace.",
-            show_default=False,
-        ),
-    ],
-) -> Coroutine[Any, Any, int]:
-    """Show the effective policy of a topic, and the level that sets each value. For a namespace,
-    show what `policy set` has set there.
-    """
-    if name.count("/") == 1:
-        return _show_level(run, {"namespace": _namespace(name)})
-    return _show(run, topic_name(name))
-
-
-@command(app, "set")
-def set_(
-    run: Run,
-    topic: Topic = "",
-    *,
-    namespace: Namespace = "",
-    enabled: Annotated[
-        bool | None,
-        typer.Option(
-            "--enabled/--disabled", help="Turn deduplication on or off.", show_default=False
-        ),
-    ] = None,
-    max_producers: Annotated[
-        int | None,
-        typer.Option(
-            "--max-producers",
-            metavar="N",
-            min=1,
-            max=PRODUCERS_MAX,
-            help="Maximum number of producers that a topic tracks.",
-        ),
-    ] = None,
-    on_full: Annotated[
-        OnFull | None,
-        typer.Option(
-            "--on-full", help="On one more producer: evict the longest inactive one, or refuse."
-        ),
-    ] = None,
-    inactivity_timeout: Annotated[
-        int | None,
-        typer.Option(
-            "--producer-inactivity-timeout-minutes",
-            metavar="MINUTES",
-            min=0,
-            max=INACTIVITY_TIMEOUT_MINUTES_MAX,
-            help="Drop a producer after this time without a message; 0: never.",
-        ),
-    ] = None,
-    snapshot_entries: Annotated[
-        int | None,
-        typer.Option(
-            "--snapshot-entries",
-            metavar="N",
-            min=0,
-            max=SNAPSHOT_ENTRIES_MAX,
-            help="Take a snapshot after this many entries; 0: not by count.",
-        ),
-    ] = None,
-    snapshot_interval: Annotated[
-        int | None,
-        typer.Option(
-            "--snapshot-interval-s",
-            metavar="SECONDS",
-            min=0,
-            max=SNAPSHOT_INTERVAL_MAX_S,
-            help="Take a snapshot this long after a new entry; 0: not by time.",
-        ),
-    ] = None,
-) -> Coroutine[Any, Any, int]:
-    """Set the policy of a topic or a namespace, replacing everything set there before.
-
-    Values that are not given come from the level above. The policy is in effect on all replicas
-    when the command ends, and overrides the policy file on the same level.
-    """
-    values = pb.PolicyValues(
-        enabled=enabled,
-        producer_inactivity_timeout_minutes=inactivity_timeout,
-        max_producers=max_producers,
-        on_full=pb.FULL_TOPIC_ACTION_UNSPECIFIED
-        if on_full is None
-        else pb.FullTopicAction.Value(f"{ACTION}{on_full.name}"),
-        snapshot_entries=snapshot_entries,
-        snapshot_interval_s=snapshot_interval,
-    )
-    if values == pb.PolicyValues():
-        raise WrongUsage("no value given; use `policy unset` to remove a policy")
-    return _set(run, _level(topic, namespace), values)
-
-
-@command(app, "unset")
-def unset(run: Run, topic: Topic = "", *, namespace: Namespace = "") -> Coroutine[Any, Any, int]:
-    """Remove what `policy set` has set. The policy file applies again."""
-    return _set(run, _level(topic, namespace), pb.PolicyValues())
-
-
-async def _show(run: Run, name: TopicName) -> int:
-    async with dedup_service(run.settings) as service:
-        request = pb.GetTopicStatusRequest(topic=str(name))
-        values = policy_record((await service.call("GetTopicStatus", request)).policy)
-    if run.output.json:
-        run.output.record({"topic": str(name), **values})
-        return DONE
-    run.output.table(
-        ("POLICY", "VALUE", "SET BY"),
-        [(key, each["value"], level_shown(each["source"])) for key, each in values.items()],
-    )
-    return DONE
-
-
-async def _show_level(run: Run, level: dict[str, str]) -> int:
-    async with dedup_service(run.settings) as service:
-        found = await service.call("GetPolicy", pb.GetPolicyRequest(**level))
-    _put(run, level, found.values)
-    return DONE
-
-
-async def _set(run: Run, level: dict[str, str], values: pb.PolicyValues) -> int:
-    async with dedup_service(run.settings) as service:
-        await service.call("SetPolicy", pb.SetPolicyRequest(values=values, **level))
-    _put(run, level, values)
-    return DONE
-
-
-def _put(run: Run, level: dict[str, str], values: pb.PolicyValues) -> None:
-    """Say what is set on a level."""
-    record = _values_record(values)
-    if run.output.json:
-        run.output.record({**level, **record})
-        return
-    run.output.table(
-        ("POLICY", "VALUE"), [(key, value) for key, value in record.items() if value is not None]
-    )
-
-
-def _level(topic: str, namespace: str) -> dict[str, str]:
-    if bool(topic) == bool(namespace):
-        raise WrongUsage("give either TOPIC or --namespace")
-    return {"namespace": _namespace(namespace)} if namespace else {"topic": str(topic_name(topic))}
 
 
 def _namespace(text: str) -> str:
@@ -222,34 +57,132 @@ def _namespace(text: str) -> str:
         ) from error
 
 
-def _values_record(values: pb.PolicyValues) -> dict[str, Any]:
-    """What one level sets, for a program; null: it is left to the level above."""
-    record = {key: getattr(values, key) if values.HasField(key) else None for key in FIELDS}
-    if values.on_full:
-        record["on_full"] = _action(values.on_full)
-    return {key: record.get(key) for key in KEYS}
+def _action(given: OnFull) -> "pb.FullTopicAction.ValueType":
+    return pb.FullTopicAction.Value(f"FULL_TOPIC_ACTION_{given.name}")
+
+
+Namespace = Annotated[
+    str,
+    option(
+        "TENANT/NAMESPACE",
+        "Apply to all topics of a namespace instead of one topic.",
+        show_default=False,
+        parse=_namespace,
+    ),
+]
+
+
+@command(app, "show")
+async def show(
+    run: Run,
+    name: str = argument("TOPIC_OR_NAMESPACE", "A topic, or tenant/namespace."),
+) -> None:
+    """Show the effective policy of a topic, and the level that sets each value. For a namespace,
+    show what `policy set` has set there.
+    """
+    if name.count("/") == 1:
+        level = {"namespace": _namespace(name)}
+        found = await run.services.call(pb.GetPolicyRequest(**level))
+        _tell(run, level, found.values)
+        return
+    topic = topic_name(name)
+    status = await run.services.call(pb.GetTopicStatusRequest(topic=topic))
+    values = policy_record(status.policy)
+    rows = [(key, each["value"], words(each["source"])) for key, each in values.items()]
+    run.output.result({"topic": topic, **values}, Table(("POLICY", "VALUE", "SET BY"), rows))
+
+
+@command(app, "set")
+async def set_(
+    run: Run,
+    topic: Topic = "",
+    *,
+    namespace: Namespace = "",
+    enabled: bool | None = choice(
+        "Turn deduplication on or off.", "--enabled/--disabled", show_default=False
+    ),
+    max_producers: int | None = option(
+        "N", "Maximum number of producers that a topic tracks.", min=1, max=PRODUCERS_MAX
+    ),
+    on_full: "pb.FullTopicAction.ValueType | None" = choice(
+        "On one more producer: evict the longest inactive one, or refuse.",
+        parse=_action,
+        raw=OnFull,
+    ),
+    inactivity_timeout: Duration | None = option(
+        "MINUTES",
+        "Drop a producer after this time without a message; 0: never.",
+        "--producer-inactivity-timeout-minutes",
+        parse=lambda minutes: duration(minutes * 60_000),
+        raw=int,
+        min=0,
+        max=INACTIVITY_TIMEOUT_MINUTES_MAX,
+    ),
+    snapshot_entries: int | None = option(
+        "N",
+        "Take a snapshot after this many entries; 0: not by count.",
+        min=0,
+        max=SNAPSHOT_ENTRIES_MAX,
+    ),
+    snapshot_interval: Duration | None = option(
+        "SECONDS",
+        "Take a snapshot this long after a new entry; 0: not by time.",
+        "--snapshot-interval-s",
+        parse=lambda seconds: duration(seconds * 1000),
+        raw=int,
+        min=0,
+        max=SNAPSHOT_INTERVAL_MAX_S,
+    ),
+) -> None:
+    """Set the policy of a topic or a namespace, replacing everything set there before.
+
+    Values that are not given come from the level above. The policy is in effect on all replicas
+    when the command ends, and overrides the policy file on the same level.
+    """
+    values = pb.PolicyValues(
+        enabled=enabled,
+        producer_inactivity_timeout=inactivity_timeout,
+        max_producers=max_producers,
+        on_full=on_full or pb.FULL_TOPIC_ACTION_UNSPECIFIED,
+        snapshot_entries=snapshot_entries,
+        snapshot_interval=snapshot_interval,
+    )
+    if values == pb.PolicyValues():
+        raise WrongUsage("no value given; use `policy unset` to remove a policy")
+    await _set(run, topic, namespace, values)
+
+
+@command(app, "unset")
+async def unset(run: Run, topic: Topic = "", *, namespace: Namespace = "") -> None:
+    """Remove what `policy set` has set. The policy file applies again."""
+    await _set(run, topic, namespace, pb.PolicyValues())
+
+
+async def _set(run: Run, topic: str, namespace: str, values: pb.PolicyValues) -> None:
+    if bool(topic) == bool(namespace):
+        raise WrongUsage("give either TOPIC or --namespace")
+    level = {"namespace": namespace} if namespace else {"topic": topic}
+    await run.services.call(pb.SetPolicyRequest(values=values, **level))
+    _tell(run, level, values)
+
+
+def _tell(run: Run, level: dict[str, str], values: pb.PolicyValues) -> None:
+    """Show the values of a level; null: the level above decides."""
+    given = {field.name: value for field, value in values.ListFields()}
+    found = {
+        name: shown(given[field]) if field in given else None
+        for name, (field, shown) in VALUES.items()
+    }
+    rows = [(name, value) for name, value in found.items() if value is not None]
+    run.output.result({**level, **found}, Table(("POLICY", "VALUE"), rows))
 
 
 def policy_record(found: pb.Policy) -> dict[str, Any]:
     """The policy in effect, for a program: each value with the level that set it."""
-    values = (
-        (found.enabled, found.enabled_source),
-        (found.producer_inactivity_timeout_minutes, found.producer_inactivity_timeout_source),
-        (found.max_producers, found.max_producers_source),
-        (_action(found.on_full), found.on_full_source),
-        (found.snapshot_entries, found.snapshot_entries_source),
-        (found.snapshot_interval_s, found.snapshot_interval_source),
-    )
     return {
-        key: {"value": value, "source": enum_name(pb.PolicySource, source)}
-        for key, (value, source) in zip(KEYS, values, strict=True)
+        name: {
+            "value": shown(getattr(found, field)),
+            "source": enum_name(pb.PolicySource, getattr(found, f"{field}_source")),
+        }
+        for name, (field, shown) in VALUES.items()
     }
-
-
-def level_shown(source: str) -> str:
-    """A level, for people."""
-    return source.lower().replace("_", " ")
-
-
-def _action(number: int) -> str:
-    return enum_name(pb.FullTopicAction, number).lower()

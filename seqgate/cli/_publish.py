@@ -1,28 +1,25 @@
 """`seqgate publish`: lines in, messages out, a receipt for each; or a whole file as one message.
 
 Two tasks share the work. One reads lines and hands messages to the producer, without waiting for
-receipts; the other waits for them, in the order of the lines, and tells what became of each
-message. Between them is only so much room.
+receipts; the other waits for them, in the order of the lines, and reports the outcome of each
+message. Room bounds the messages between them.
 
-Messages that are too large for one entry are cut into chunks. Whoever publishes from a shell wants
-his file stored, and should not have to know how large an entry may be; those that fit are published
-as they would be otherwise.
+Messages that are too large for one entry are cut into chunks, because users of a shell should not
+have to know how large an entry may be.
 
-A message that is refused does not keep the others from being stored. But after a time-out, or when
-somebody has taken the name over, nothing more is sent: what followed would overtake what was not
-stored, and bar its way for ever.
+A refused message does not keep the others from being stored. But after a time-out, or a takeover of
+the name, nothing more is sent: later messages would overtake those that were not stored, whose
+sequence ids could then never be stored.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
-from io import FileIO
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import typer
-
-from seqgate.cli._command import Run, topic_name
+from seqgate.cli._arguments import producer_name, topic_name
+from seqgate.cli._command import Run
+from seqgate.cli._declared import argument, choice, flag, option
 from seqgate.cli._failure import DONE, REFUSED, InvalidInput, OutputFailed, WrongUsage
 from seqgate.cli._lines import WHOLE_BYTES_MAX, numbered_lines, open_input, whole
 from seqgate.cli._message import Draft, parse
@@ -40,12 +37,7 @@ from seqgate.errors import (
     SeqgateError,
     UnavailableError,
 )
-from seqgate.types import (
-    SEQUENCE_ID_MAX,
-    InvalidNameError,
-    TopicName,
-    check_producer_name,
-)
+from seqgate.types import SEQUENCE_ID_MAX
 
 PENDING_MAX: Final = 5_000
 """How many messages wait for their receipt at most."""
@@ -57,22 +49,20 @@ CHUNK_BYTES_MIN: Final = 1024
 """The smallest chunks that can be asked for: no service can be told to take only smaller ones."""
 
 _ENTRIES_MAX: Final = PENDING_MAX + WHOLE_BYTES_MAX // CHUNK_BYTES_MIN
-"""How many entries wait for a receipt at most: what the producer is told, so that only Room keeps
-anybody waiting."""
+"""The producer's limit on entries without a receipt: so high that only Room makes senders wait."""
 
 _BYTES_MAX: Final = 2 * PENDING_BYTES_MAX + WHOLE_BYTES_MAX
-"""How many bytes they have at most, likewise: a message counts for more than its line where that
-says little else."""
+"""The producer's limit on their bytes, likewise: a message may count for more than its line."""
 
 Source = AsyncGenerator[tuple[int | None, bytes], None]
-"""What each message is made of, and the number of its line; None: it is no line."""
+"""The input of each message, and the number of its line; None: the input is one message."""
 
 _ENDING: Final = (SendTimeoutError, UnavailableError, FencedError, ProducerClosedError)
 """After these nothing more is sent."""
 
 
 class Room:
-    """What is left of PENDING_MAX and PENDING_BYTES_MAX."""
+    """The rest of PENDING_MAX and PENDING_BYTES_MAX."""
 
     def __init__(self) -> None:
         self._messages = 0
@@ -104,87 +94,42 @@ class _Sent(NamedTuple):
     receipt: asyncio.Future[Receipt]
 
 
-@dataclass(frozen=True, slots=True)
-class _Options:
-    name: str | None
-    takeover: bool
-    batching: Batching | None
-    chunking: Chunking | None
-    compression: Compression
-    initial_sequence_id: int | None
-    whole: bool
-
-
-def publish(
+async def publish(
     run: Run,
-    topic: Annotated[
-        str,
-        typer.Argument(
-            metavar="TOPIC", help="The topic; created if the ledger allows it.", show_default=False
-        ),
-    ],
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="Input file; - for standard input.")
-    ] = "-",
+    topic: str = argument("TOPIC", "The topic; created if the ledger allows it.", parse=topic_name),
+    file: str = argument(
+        "FILE", "Input file; - for standard input.", default="-", show_default=True
+    ),
     *,
-    as_whole: Annotated[
-        bool,
-        typer.Option("--whole", help="Publish the bytes of FILE as the payload of one message."),
-    ] = False,
-    producer: Annotated[
-        str | None,
-        typer.Option(
-            "--producer",
-            metavar="NAME",
-            help="The producer's name, by which duplicates are recognised. Without it the "
-            "service assigns a unique name.",
-        ),
-    ] = None,
-    takeover: Annotated[
-        bool, typer.Option("--takeover", help="Take over the name from a connected producer.")
-    ] = False,
-    batch: Annotated[
-        bool,
-        typer.Option(
-            "--batch",
-            help="Batch messages. Messages too large for an entry are refused, not split.",
-        ),
-    ] = False,
-    filter_properties: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--filter-property",
-            metavar="NAME",
-            help="A property that filters see of a batch, which ends before a message with another "
-            "value for it; may be given several times.",
-        ),
-    ] = None,
-    chunk_bytes: Annotated[
-        int | None,
-        typer.Option(
-            "--chunk-bytes",
-            metavar="N",
-            min=0,
-            help="Cut messages that are larger than N bytes, at least 1024, into chunks of N; 0, "
-            "the default: those that are too large for the service, as little as it allows.",
-            show_default=False,
-        ),
-    ] = None,
-    compression: Annotated[
-        Compression, typer.Option("--compression", help="Compression of each entry.")
-    ] = Compression.NONE,
-    initial_sequence_id: Annotated[
-        int | None,
-        typer.Option(
-            "--initial-sequence-id",
-            metavar="N",
-            min=0,
-            max=SEQUENCE_ID_MAX - 1,
-            help="The last sequence id that counts as published, if the service does not know "
-            "of the name.",
-        ),
-    ] = None,
-) -> Coroutine[Any, Any, int]:
+    as_whole: bool = flag("Publish the bytes of FILE as the payload of one message.", "--whole"),
+    producer: str | None = option(
+        "NAME",
+        "The producer's name, by which duplicates are recognised. Without it the service "
+        "assigns a unique name.",
+        parse=producer_name,
+    ),
+    takeover: bool = flag("Take over the name from a connected producer."),
+    batch: bool = flag("Batch messages. Messages too large for an entry are refused, not split."),
+    filter_properties: list[str] | None = option(
+        "NAME",
+        "A property that filters see of a batch, which ends before a message with another "
+        "value for it; may be given several times.",
+        "--filter-property",
+    ),
+    chunk_bytes: int | None = option(
+        "N",
+        "Cut messages that are larger than N bytes, at least 1024, into chunks of N; 0, "
+        "the default: those that are too large for the service, as little as it allows.",
+        min=0,
+    ),
+    compression: Compression = choice("Compression of each entry.", default=Compression.NONE),
+    initial_sequence_id: int | None = option(
+        "N",
+        "The last sequence id that counts as published, if the service does not know of the name.",
+        min=0,
+        max=SEQUENCE_ID_MAX - 1,
+    ),
+) -> int:
     """Publish messages exactly once, from one JSON object per line.
 
     {"payload": "...", "key": "...", "properties": {"name": "value"}, "sequence_id": 7,
@@ -197,21 +142,35 @@ def publish(
     A message that is too large for one entry is split into chunks and read as one message. Its id
     names the first and the last chunk: FIRST;LAST.
     """
-    name = topic_name(topic)
     if takeover and producer is None:
         raise WrongUsage("--takeover requires --producer")
-    if producer is not None:
-        _check_producer(producer)
-    options = _Options(
-        producer,
-        takeover,
-        _batching(filter_properties or [], batch=batch),
-        _chunking(chunk_bytes, batch=batch),
-        compression,
-        initial_sequence_id,
-        as_whole,
-    )
-    return _publish(run, name, options, open_input(file))
+    settings = run.settings
+    batching = _batching(filter_properties or [], batch=batch)
+    chunking = _chunking(chunk_bytes, batch=batch)
+    with open_input(file) as opened, reaching("ledger", settings.ledger.value):
+        async with (
+            client_of(settings) as client,
+            client.producer(
+                topic,
+                name=producer,
+                initial_sequence_id=initial_sequence_id,
+                takeover=takeover,
+                batching=batching,
+                chunking=chunking,
+                compression=compression,
+                max_pending_messages=_ENTRIES_MAX,
+                max_pending_bytes=_BYTES_MAX,
+                send_timeout_s=settings.timeout_s,
+                open_timeout_s=settings.timeout_s,
+            ) as connected,
+        ):
+            work = _Work(connected, run.output, Draft if as_whole else parse)
+            try:
+                await work.do((whole if as_whole else numbered_lines)(opened.fileno()))
+            finally:
+                work.summarize()
+            work.check()
+    return work.outcome()
 
 
 def _batching(filter_properties: list[str], *, batch: bool) -> Batching | None:
@@ -240,34 +199,6 @@ def _chunking(chunk_bytes: int | None, *, batch: bool) -> Chunking | None:
             details={"chunk_bytes": str(chunk_bytes)},
         )
     return Chunking(chunk_bytes)
-
-
-async def _publish(run: Run, topic: TopicName, options: _Options, file: FileIO) -> int:
-    target = run.settings.ledger.value
-    with file, reaching("ledger", target):
-        async with (
-            client_of(run.settings) as client,
-            client.producer(
-                str(topic),
-                name=options.name,
-                initial_sequence_id=options.initial_sequence_id,
-                takeover=options.takeover,
-                batching=options.batching,
-                chunking=options.chunking,
-                compression=options.compression,
-                max_pending_messages=_ENTRIES_MAX,
-                max_pending_bytes=_BYTES_MAX,
-                send_timeout_s=run.settings.timeout_s,
-                open_timeout_s=run.settings.timeout_s,
-            ) as producer,
-        ):
-            work = _Work(producer, run.output, Draft if options.whole else parse)
-            try:
-                await work.do((whole if options.whole else numbered_lines)(file.fileno()))
-            finally:
-                work.summarize()
-            work.check()
-    return work.outcome()
 
 
 class _Work:
@@ -310,7 +241,7 @@ class _Work:
     def check(self) -> None:
         """Raise what has ended the producer: there is nothing to be closed in good order."""
         if isinstance(self._error, _ENDING):
-            raise _with(self._error, str(self._error), self._counts)
+            raise _with(self._error, self._counts)
 
     def outcome(self) -> int:
         """The exit code.
@@ -319,7 +250,7 @@ class _Work:
             InvalidInput, OutputFailed: the rest was not sent.
         """
         if self._error is not None:
-            raise _with(self._error, str(self._error), self._counts)
+            raise _with(self._error, self._counts)
         return DONE if self._at_end and not self._counts["failed"] else REFUSED
 
     async def _send_all(self, source: Source) -> None:
@@ -339,21 +270,16 @@ class _Work:
     def _send(self, line: int | None, data: bytes) -> None:
         try:
             draft = self._understand(data)
-            self._newest = self._producer.send_nowait(
-                draft.payload,
-                key=draft.key,
-                properties=draft.properties,
-                sequence_id=draft.sequence_id,
-                ordering_key=draft.ordering_key,
-                event_time_ms=draft.event_time_ms,
-            )
-        except MessageTooLargeError as error:  # its own matter, as when the service refuses it
+            self._newest = self._producer.send_nowait(**draft._asdict())
+        except (
+            MessageTooLargeError
+        ) as error:  # fails alone, as a message that the service refuses does
             self._newest = _failed(error)
         except (InvalidInput, InvalidRequestError, MixedSequenceIdsError) as error:
             wrong = InvalidInput(str(error), reason=error.reason)
             raise _at(line, wrong) from error
-        except SeqgateError as error:  # the producer has ended: this line is the first not sent
-            raise _with(error, str(error), _details(line)) from error
+        except SeqgateError as error:  # the producer has ended: the first line that is not sent
+            raise _with(error, {"line": line}) from error
         self._counts["sent"] += 1
         self._pending.put_nowait(_Sent(line, len(data), self._newest))
 
@@ -397,35 +323,23 @@ def _failed(error: SeqgateError) -> asyncio.Future[Receipt]:
     """The receipt of a message that was not sent."""
     receipt: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
     receipt.set_exception(error)
-    receipt.exception()  # whoever waits is told; nobody has to
+    receipt.exception()  # marks it as retrieved: the receipt need not be awaited
     return receipt
 
 
 def _at(line: int | None, error: SeqgateError) -> SeqgateError:
     """The same error, which says where."""
-    text = str(error) if line is None else f"line {line}: {error}"
-    return _with(error, text, _details(line))
+    return _with(error, {"line": line}, before="" if line is None else f"line {line}: ")
 
 
-def _details(line: int | None) -> Mapping[str, int]:
-    return {} if line is None else {"line": line}
-
-
-def _with(error: SeqgateError, message: str, details: Mapping[str, int]) -> SeqgateError:
+def _with(
+    error: SeqgateError, details: Mapping[str, int | None], *, before: str = ""
+) -> SeqgateError:
     """The same error, with more to say."""
-    more = {name: str(value) for name, value in details.items()}
+    more = {name: str(value) for name, value in details.items() if value is not None}
     return type(error)(
-        message,
+        f"{before}{error}",
         reason=error.reason,
         details=error.details | more,
         retry_after_s=error.retry_after_s,
     )
-
-
-def _check_producer(name: str) -> None:
-    try:
-        check_producer_name(name)
-    except InvalidNameError as error:
-        raise WrongUsage(
-            str(error), reason="INVALID_PRODUCER_NAME", details={"producer": name}
-        ) from error

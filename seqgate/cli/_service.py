@@ -1,18 +1,18 @@
-"""Calls to a service, with a time limit, and with its address in what went wrong."""
+"""Calls to the services, with a time limit, and with an address in what went wrong."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from typing import Any, Final
 
 from grpc import aio
 
-from seqgate.api.cursor.v1 import cursor_pb2_grpc
-from seqgate.api.dedup.v1 import dedup_pb2_grpc
-from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc
-from seqgate.api.filter.v1 import filter_pb2_grpc
-from seqgate.api.ledger.v1 import ledger_pb2_grpc
+from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
+from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
+from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
+from seqgate.api.filter.v1.filter_pb2_grpc import FilterServiceStub
+from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.cli._failure import InvalidSettings
-from seqgate.cli._settings import Settings
+from seqgate.cli._settings import Setting, Settings
 from seqgate.client import Client, connect
 from seqgate.client._channel import open_channel, translated
 from seqgate.errors import InUseError, UnavailableError
@@ -21,47 +21,122 @@ from seqgate.owners import FollowingChannel
 REDIRECTS_MAX: Final = 2
 """How often a request is sent on to the instance that is said to have a subscription."""
 
+_STUBS: Final[Mapping[str, Any]] = {
+    "ledger": LedgerServiceStub,
+    "dedup": DedupServiceStub,
+    "cursor": CursorServiceStub,
+    "dispatcher": DispatcherServiceStub,
+    "filter": FilterServiceStub,
+}
 
-class Service:
-    """One service: `stub` for streams, `call` for everything else."""
+_FOLLOWING: Final = ("ledger", "cursor")
+"""The services of which each topic has an instance of its own."""
 
-    def __init__(self, name: str, target: str, stub: Any, timeout_s: float) -> None:
-        self.stub = stub
-        self._name = name
-        self._target = target
-        self._timeout_s = timeout_s
 
-    async def call(self, method: str, request: Any) -> Any:
-        """The answer to a request.
+class Services:
+    """The services that the settings name. A channel is opened by the first call that needs it.
+
+    The type of a request names its service and its method: seqgate.api.ledger.v1.GetTopicRequest
+    goes to GetTopic of the ledger service.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings: Final = settings
+        self._channels = AsyncExitStack()
+        self._stubs: dict[tuple[str, str], Any] = {}
+
+    async def __aenter__(self) -> "Services":
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self._channels.aclose()
+
+    async def call(self, request: Any, *, timeout_s: float | None = None) -> Any:
+        """The answer to a request, within so long; None: as is set.
 
         Raises:
             SeqgateError: the service refuses, or does not answer in time.
+            InUseError: each dispatcher that was asked named another one (reason NOT_OWNER).
         """
-        with reaching(self._name, self._target):
-            return await translated(getattr(self.stub, method)(request, timeout=self._timeout_s))
+        name, method = _addressed(request)
+        target = self.target(name)
+        limit_s = self.settings.timeout_s if timeout_s is None else timeout_s
+        for left in reversed(range(REDIRECTS_MAX + 1)):
+            try:
+                with reaching(name, target):
+                    stub = self.stub(name, target)
+                    return await translated(getattr(stub, method)(request, timeout=limit_s))
+            except InUseError as error:
+                owner = error.details.get("owner", "")
+                if name != "dispatcher" or error.reason != "NOT_OWNER" or not owner:
+                    raise
+                if not left:
+                    raise InUseError(
+                        f"the subscription is changing owners: after {REDIRECTS_MAX} redirects "
+                        f"the dispatcher at {target} does not own it either",
+                        reason=error.reason,
+                        details=error.details,
+                        retry_after_s=error.retry_after_s,
+                    ) from error
+                target = owner
+        raise AssertionError("unreachable")
 
+    async def pages(self, request: Any) -> AsyncIterator[Any]:
+        """All that a list has, page by page."""
+        while True:
+            page = await self.call(request)
+            (items,) = (field.name for field in page.DESCRIPTOR.fields if field.is_repeated)
+            for each in getattr(page, items):
+                yield each
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
 
-async def pages(
-    service: "Service | Dispatcher", method: str, request: Any, items: str
-) -> AsyncIterator[Any]:
-    """All that a list has, page by page; `items` is the field of a page."""
-    while True:
-        page = await service.call(method, request)
-        for each in getattr(page, items):
-            yield each
-        if not page.next_page_token:
-            return
-        request.page_token = page.next_page_token
+    async def responses(self, request: Any) -> list[Any]:
+        """All responses of a stream.
 
+        Raises:
+            SeqgateError: the service refuses, does not answer in time, or is shutting down.
+        """
+        name, method = _addressed(request)
 
-def opener(settings: Settings) -> Callable[[str], aio.Channel]:
-    """What opens a channel to an address, as the settings say."""
+        async def collected() -> list[Any]:
+            call = getattr(self.stub(name), method)(request, timeout=self.settings.timeout_s)
+            return [_not_draining(name, each) async for each in call]
 
-    def opened(target: str) -> aio.Channel:
+        with reaching(name, self.target(name)):
+            return await translated(collected())
+
+    def target(self, name: str) -> str:
+        """The address of a service."""
+        setting: Setting = getattr(self.settings, name)
+        return setting.value
+
+    def stub(self, name: str, target: str | None = None) -> Any:
+        """A service, at another address than its own if one is given."""
+        target = target or self.target(name)
+        if (name, target) not in self._stubs:
+            follows = name in _FOLLOWING
+            channel = FollowingChannel(target, self._open) if follows else self._open(target)
+            self._channels.push_async_callback(channel.close)
+            self._stubs[name, target] = _STUBS[name](channel)
+        return self._stubs[name, target]
+
+    def _open(self, target: str) -> aio.Channel:
         with usable_files():
-            return open_channel(target, settings.security)
+            return open_channel(target, self.settings.security)
 
-    return opened
+
+def _addressed(request: Any) -> tuple[str, str]:
+    """The service and the method of a request."""
+    service = request.DESCRIPTOR.full_name.split(".")[2]
+    return service, request.DESCRIPTOR.name.removesuffix("Request")
+
+
+def _not_draining(name: str, response: Any) -> Any:
+    if response.HasField("draining"):
+        raise UnavailableError(f"the {name} service is shutting down", reason="DRAINING")
+    return response
 
 
 def client(settings: Settings, dispatcher: str | None = None) -> Client:
@@ -82,85 +157,6 @@ def usable_files() -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         raise InvalidSettings(str(error)) from error
-
-
-@asynccontextmanager
-async def ledger_service(settings: Settings) -> AsyncIterator[Service]:
-    """The ledger service."""
-    target = settings.ledger.value
-    async with FollowingChannel(target, opener(settings)) as channel:
-        stub = ledger_pb2_grpc.LedgerServiceStub(channel)
-        yield Service("ledger", target, stub, settings.timeout_s)
-
-
-@asynccontextmanager
-async def dedup_service(settings: Settings) -> AsyncIterator[Service]:
-    """The dedup service."""
-    target = settings.dedup.value
-    async with opener(settings)(target) as channel:
-        stub = dedup_pb2_grpc.DedupServiceStub(channel)
-        yield Service("dedup", target, stub, settings.timeout_s)
-
-
-@asynccontextmanager
-async def cursor_service(settings: Settings) -> AsyncIterator[Service]:
-    """The cursor service."""
-    target = settings.cursor.value
-    async with FollowingChannel(target, opener(settings)) as channel:
-        stub = cursor_pb2_grpc.CursorServiceStub(channel)
-        yield Service("cursor", target, stub, settings.timeout_s)
-
-
-@asynccontextmanager
-async def filter_service(settings: Settings) -> AsyncIterator[Service]:
-    """The filter service."""
-    target = settings.filter.value
-    async with opener(settings)(target) as channel:
-        stub = filter_pb2_grpc.FilterServiceStub(channel)
-        yield Service("filter", target, stub, settings.timeout_s)
-
-
-class Dispatcher:
-    """The dispatcher service: a request goes to the instance that has the subscription."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    async def call(self, method: str, request: Any, *, timeout_s: float | None = None) -> Any:
-        """The answer to a request, within so long; None: as is set.
-
-        Raises:
-            SeqgateError: the service refuses, or does not answer in time.
-            InUseError: each instance that was asked named another one (reason NOT_OWNER).
-        """
-        target = self._settings.dispatcher.value
-        for _ in range(REDIRECTS_MAX):
-            try:
-                return await self._ask(target, method, request, timeout_s)
-            except InUseError as error:
-                owner = error.details.get("owner", "")
-                if error.reason != "NOT_OWNER" or not owner:
-                    raise
-                target = owner
-        try:
-            return await self._ask(target, method, request, timeout_s)
-        except InUseError as error:
-            if error.reason != "NOT_OWNER":
-                raise
-            raise InUseError(
-                f"the subscription is changing owners: after {REDIRECTS_MAX} redirects the "
-                f"dispatcher at {target} does not own it either",
-                reason=error.reason,
-                details=error.details,
-                retry_after_s=error.retry_after_s,
-            ) from error
-
-    async def _ask(self, target: str, method: str, request: Any, timeout_s: float | None) -> Any:
-        async with opener(self._settings)(target) as channel:
-            stub = dispatcher_pb2_grpc.DispatcherServiceStub(channel)
-            limit_s = self._settings.timeout_s if timeout_s is None else timeout_s
-            service = Service("dispatcher", target, stub, limit_s)
-            return await service.call(method, request)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Where are the services, and who says so?
+"""The addresses of the services, and the source of each.
 
 Each value comes from the first of these that has it:
 
@@ -14,8 +14,8 @@ A config file names contexts, and the one that is used unless another is asked f
     cursor = "127.0.0.1:7703"
     dispatcher = "127.0.0.1:7704"
     filter = "127.0.0.1:7705"
-    ca_file = "ca.pem"                   # connect over TLS, and believe these authorities
-    certificate_file = "me.pem"          # what services are shown, where they ask
+    ca_file = "ca.pem"                   # connect over TLS, and trust these authorities
+    certificate_file = "me.pem"          # the client certificate
     key_file = "me.key"
     token_file = "token"
 
@@ -24,20 +24,26 @@ SEQGATE_TOKEN alone: other users of the machine see a command's options.
 """
 
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from seqgate.cli._failure import InvalidSettings
-from seqgate.client._channel import PLAIN, Security
+from seqgate.client._channel import Security
 from seqgate.tls import TLS, is_loopback
 
-LEDGER_DEFAULT: Final = "127.0.0.1:7702"
-DEDUP_DEFAULT: Final = "127.0.0.1:7701"
-CURSOR_DEFAULT: Final = "127.0.0.1:7703"
-DISPATCHER_DEFAULT: Final = "127.0.0.1:7704"
-FILTER_DEFAULT: Final = "127.0.0.1:7705"
+SERVICES: Final[Mapping[str, str]] = {
+    "ledger": "127.0.0.1:7702",
+    "dedup": "127.0.0.1:7701",
+    "cursor": "127.0.0.1:7703",
+    "dispatcher": "127.0.0.1:7704",
+    "filter": "127.0.0.1:7705",
+}
+"""The services, and the address of each unless one is set."""
+
+FILES: Final = ("ca_file", "certificate_file", "key_file", "token_file")
+"""The settings that name files."""
 
 TIMEOUT_DEFAULT_S: Final = 30.0
 TIMEOUT_MAX_S: Final = 86_400.0
@@ -47,29 +53,14 @@ Environment = Mapping[str, str]
 
 
 class Setting(NamedTuple):
-    """A value, and who set it."""
+    """A value and its source."""
 
     value: str
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
-    """The services of one installation; None: not said."""
-
-    ledger: str | None = None
-    dedup: str | None = None
-    cursor: str | None = None
-    dispatcher: str | None = None
-    filter: str | None = None
-    ca_file: str | None = None
-    certificate_file: str | None = None
-    key_file: str | None = None
-    token_file: str | None = None
-
-
-FILES: Final = ("ca_file", "certificate_file", "key_file", "token_file")
-"""The settings that name files."""
+Context = Mapping[str, str]
+"""The addresses and files of one installation: keys of SERVICES, and FILES."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +74,7 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a command goes by."""
+    """The settings of a command."""
 
     config: Config
     context: Setting | None
@@ -93,105 +84,60 @@ class Settings:
     dispatcher: Setting
     filter: Setting
     timeout_s: float
-    files: Mapping[str, Setting | None] = field(default_factory=dict)
-    """By the names of FILES; None: not set."""
-    security: Security = PLAIN
-    """How to connect, and what to show."""
+    files: Mapping[str, Setting]
+    """By the names of FILES: those that are set."""
+    security: Security
+    """How to connect, and which credentials to present."""
 
 
 def resolve(
-    environment: Environment,
-    *,
-    context: str | None = None,
-    ledger: str | None = None,
-    dedup: str | None = None,
-    cursor: str | None = None,
-    dispatcher: str | None = None,
-    filter: str | None = None,  # noqa: A002 - the option's name
-    timeout_s: float | None = None,
-    files: Mapping[str, str | None] | None = None,
+    environment: Environment, *, timeout_s: float | None = None, **options: str | None
 ) -> Settings:
     """The settings, given the options of the command line.
+
+    Args:
+        options: `context`, SERVICES and FILES; None: not given.
 
     Raises:
         InvalidSettings: an address cannot be one, the context is unknown, the config file is
             wrong, or files are missing that go with others.
     """
+    assert options.keys() <= {"context", *SERVICES, *FILES}
     config = load(environment)
-    name = _first(
-        Setting(context or "", "--context"),
-        Setting(environment.get("SEQGATE_CONTEXT", ""), "SEQGATE_CONTEXT"),
-        Setting(config.current or "", str(config.path)),
-    )
-    chosen = Context() if name is None else _context(config, name.value)
-    origin = "" if name is None else f"context {name.value}"
-    ledger_setting = _target(
-        Setting(ledger or "", "--ledger"),
-        Setting(environment.get("SEQGATE_LEDGER", ""), "SEQGATE_LEDGER"),
-        Setting(chosen.ledger or "", origin),
-        Setting(LEDGER_DEFAULT, "default"),
-    )
-    dedup_setting = _target(
-        Setting(dedup or "", "--dedup"),
-        Setting(environment.get("SEQGATE_DEDUP", ""), "SEQGATE_DEDUP"),
-        Setting(chosen.dedup or "", origin),
-        Setting(DEDUP_DEFAULT, "default"),
-    )
-    cursor_setting = _target(
-        Setting(cursor or "", "--cursor"),
-        Setting(environment.get("SEQGATE_CURSOR", ""), "SEQGATE_CURSOR"),
-        Setting(chosen.cursor or "", origin),
-        Setting(CURSOR_DEFAULT, "default"),
-    )
-    dispatcher_setting = _target(
-        Setting(dispatcher or "", "--dispatcher"),
-        Setting(environment.get("SEQGATE_DISPATCHER", ""), "SEQGATE_DISPATCHER"),
-        Setting(chosen.dispatcher or "", origin),
-        Setting(DISPATCHER_DEFAULT, "default"),
-    )
-    filter_setting = _target(
-        Setting(filter or "", "--filter"),
-        Setting(environment.get("SEQGATE_FILTER", ""), "SEQGATE_FILTER"),
-        Setting(chosen.filter or "", origin),
-        Setting(FILTER_DEFAULT, "default"),
-    )
+
+    def first(name: str, *fallbacks: tuple[str | None, str]) -> Setting | None:
+        option, variable = f"--{name.replace('_', '-')}", f"SEQGATE_{name.upper()}"
+        given = (options.get(name), option), (environment.get(variable), variable), *fallbacks
+        return next((Setting(value, source) for value, source in given if value), None)
+
+    context = first("context", (config.current, str(config.path)))
+    chosen: Context = {} if context is None else _context(config, context.value)
+    origin = "" if context is None else f"context {context.value}"
+    services = {
+        name: _target(first(name, (chosen.get(name), origin), (default, "default")))
+        for name, default in SERVICES.items()
+    }
+    beside = {name: str(config.path.parent / chosen[name]) for name in FILES if chosen.get(name)}
+    files = {
+        name: setting for name in FILES if (setting := first(name, (beside.get(name), origin)))
+    }
     timeout_s = TIMEOUT_DEFAULT_S if timeout_s is None else timeout_s
     if not 0 < timeout_s <= TIMEOUT_MAX_S:
         raise InvalidSettings(f"--timeout must be above 0 and at most {TIMEOUT_MAX_S:.0f} seconds")
-    services = (
-        ledger_setting,
-        dedup_setting,
-        cursor_setting,
-        dispatcher_setting,
-        filter_setting,
+    security = _security(files, environment.get("SEQGATE_TOKEN", ""), services.values())
+    return Settings(
+        config, context, **services, timeout_s=timeout_s, files=files, security=security
     )
-    given = files or {}
-    named = {
-        each: _first(
-            Setting(given.get(each) or "", f"--{each.replace('_', '-')}"),
-            Setting(environment.get(f"SEQGATE_{each.upper()}", ""), f"SEQGATE_{each.upper()}"),
-            Setting(_beside(config.path, getattr(chosen, each)), origin),
-        )
-        for each in FILES
-    }
-    security = _security(named, environment.get("SEQGATE_TOKEN", ""), services)
-    return Settings(config, name, *services, timeout_s, named, security)
 
 
-def _beside(config: Path, file: str | None) -> str:
-    return str(config.parent / file) if file else ""
-
-
-def _security(
-    named: Mapping[str, Setting | None], token: str, services: Sequence[Setting]
-) -> Security:
-    paths = {each: None if it is None else Path(it.value) for each, it in named.items()}
-    authorities, certificate, key = (paths[each] for each in FILES[:3])
+def _security(files: Mapping[str, Setting], token: str, services: Iterable[Setting]) -> Security:
+    paths = {name: Path(setting.value) for name, setting in files.items()}
+    authorities, certificate, key, token_file = (paths.get(name) for name in FILES)
     if (certificate is None) != (key is None):
         raise InvalidSettings("--certificate-file and --key-file must be given together")
     if authorities is None and certificate is not None:
         raise InvalidSettings("--certificate-file requires TLS: give --ca-file")
-    shown = paths["token_file"] or token or None
+    shown = token_file or token or None
     if shown is not None and authorities is None:
         for service in services:
             if not is_loopback(service.value):
@@ -236,16 +182,13 @@ def _config(path: Path, values: Mapping[str, Any]) -> Config:
     tables = values.get("contexts", {})
     if not isinstance(tables, dict) or not all(isinstance(each, dict) for each in tables.values()):
         raise InvalidSettings(f"{path}: contexts must be tables: [contexts.NAME]")
-    contexts = {}
     for name, table in tables.items():
-        services = {each.name for each in fields(Context)}
-        _known(path, f"contexts.{name}.", table, services)
+        _known(path, f"contexts.{name}.", table, {*SERVICES, *FILES})
         for key, value in table.items():
             if not isinstance(value, str):
                 what = "the name of a file" if key in FILES else "HOST:PORT"
                 raise InvalidSettings(f"{path}: contexts.{name}.{key} must be a string, {what}")
-        contexts[name] = Context(**table)
-    config = Config(path, values.get("current"), contexts)
+    config = Config(path, values.get("current"), tables)
     if config.current is not None:
         _context(config, config.current)
     return config
@@ -264,13 +207,8 @@ def _context(config: Config, name: str) -> Context:
         raise InvalidSettings(f"{config.path}: context {name!r} not found") from None
 
 
-def _first(*settings: Setting) -> Setting | None:
-    return next((setting for setting in settings if setting.value), None)
-
-
-def _target(*settings: Setting) -> Setting:
-    setting = _first(*settings)
-    assert setting is not None
+def _target(setting: Setting | None) -> Setting:
+    assert setting is not None  # every service has a default
     host, _, port = setting.value.rpartition(":")
     plain = host and (":" not in host or (host.startswith("[") and host.endswith("]")))
     resolved = "://" in setting.value or setting.value.startswith(("unix:", "ipv4:", "ipv6:"))

@@ -1,19 +1,19 @@
-"""`seqgate top`: what the services are doing, as it goes on."""
+"""`seqgate top`: the activity of all services, live."""
 
 import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, contextmanager, suppress
 from enum import StrEnum
-from typing import Annotated, Any, Final
-
-import typer
+from typing import Any, Final
 
 from seqgate.cli._command import Run
+from seqgate.cli._declared import argument, choice, flag, option
 from seqgate.cli._failure import DONE, UNAVAILABLE
-from seqgate.cli._top_frame import SORTS, Sample, Sampler, frame_of, sampling
+from seqgate.cli._output import Output
+from seqgate.cli._top_frame import SORTS, Sample, Sampler, frame_of
 from seqgate.cli._top_screen import rows_of, screen, summary
 
 INTERVAL_S: Final = 2.0
@@ -33,33 +33,25 @@ class Sort(StrEnum):
     BLOCKED = "blocked"
 
 
-def top(
+async def top(
     run: Run,
-    pattern: Annotated[
-        str,
-        typer.Argument(
-            metavar="PATTERN", help="Topics to show: a name with the wildcards *, ? and [abc]."
-        ),
-    ] = "*",
+    pattern: str = argument(
+        "PATTERN",
+        "Topics to show: a name with the wildcards *, ? and [abc].",
+        default="*",
+        show_default=True,
+    ),
     *,
-    interval: Annotated[
-        float,
-        typer.Option(
-            "--interval",
-            metavar="SECONDS",
-            min=INTERVAL_MIN_S,
-            max=INTERVAL_MAX_S,
-            help="Interval between frames.",
-        ),
-    ] = INTERVAL_S,
-    once: Annotated[
-        bool, typer.Option("--once", help="Print one frame, measured over one interval, and exit.")
-    ] = False,
-    sort: Annotated[
-        Sort,
-        typer.Option("--sort", help="Sort order of topics, largest first."),
-    ] = Sort.NAME,
-) -> Coroutine[Any, Any, int]:
+    interval: float = option(
+        "SECONDS",
+        "Interval between frames.",
+        default=INTERVAL_S,
+        min=INTERVAL_MIN_S,
+        max=INTERVAL_MAX_S,
+    ),
+    once: bool = flag("Print one frame, measured over one interval, and exit."),
+    sort: Sort = choice("Sort order of topics, largest first.", default=Sort.NAME),
+) -> int:
     """Monitor topics: rates in and out per second, verdicts, lag, and what keys wait for.
 
     On a terminal, frames replace each other; q quits and s changes the sort order. In JSON, a
@@ -69,41 +61,28 @@ def top(
     Read-only: for a subscription that no dispatcher owns, only its lag is shown. Limited to 200
     topics with 100 subscriptions each.
     """
-    return _top(run, pattern, interval, sort.value, once=once)
-
-
-async def _top(run: Run, pattern: str, interval_s: float, sort: str, *, once: bool) -> int:
-    async with sampling(run.settings, pattern) as sampler:
-        if once:
-            return await _once(run, sampler, interval_s, sort)
-        if run.output.json or not sys.stdout.isatty():
-            before: Sample | None = None
-            while True:
-                before = await _next(run, sampler, before, sort)
-                await asyncio.sleep(interval_s)
-        await Live(sampler, interval_s, sort).run()
+    sampler = Sampler(run.services, pattern)
+    if not (once or run.output.json) and sys.stdout.isatty():
+        await Live(sampler, interval, sort.value).run()
         return DONE
+    before: Sample | None = None
+    while True:
+        now = await sampler.sample()
+        if before is not None or not once:
+            _print(run.output, frame_of(now, before, sort.value))
+        if before is not None and once:
+            return UNAVAILABLE if now.away else DONE
+        before = now
+        await asyncio.sleep(interval)
 
 
-async def _once(run: Run, sampler: Sampler, interval_s: float, sort: str) -> int:
-    before = await sampler.sample()
-    await asyncio.sleep(interval_s)
-    now = await _next(run, sampler, before, sort)
-    return UNAVAILABLE if now.away else DONE
-
-
-async def _next(run: Run, sampler: Sampler, before: Sample | None, sort: str) -> Sample:
-    now = await sampler.sample()
-    frame = frame_of(now, before, sort)
-    if run.output.json:
-        run.output.record(frame)
-        return now
-    for line in summary(frame):
-        run.output.line(line)
-    headings, rows = rows_of(frame)
-    run.output.table(headings, rows)
-    run.output.line("")
-    return now
+def _print(output: Output, frame: dict[str, Any]) -> None:
+    if output.json:
+        output.record(frame)
+        return
+    output.line("\n".join(summary(frame)))
+    output.table(*rows_of(frame))
+    output.line("")
 
 
 class Live:
@@ -113,13 +92,13 @@ class Live:
         self._sampler = sampler
         self._interval_s = interval_s
         self._sort = sort
-        self._over = asyncio.Event()
+        self._quit: Callable[[], object] = lambda: None
         self._samples: tuple[Sample | None, Sample | None] = (None, None)
         self._show: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
         """Until q is pressed."""
-        from rich.console import Console  # slow to import, and of no use to scripts
+        from rich.console import Console  # slow to import, and useless to scripts
         from rich.live import Live as RichLive
 
         console = Console(highlight=False)
@@ -133,16 +112,15 @@ class Live:
 
             self._show = show
             async with _keys(self._pressed), _resized(show):
-                sampling_ = asyncio.create_task(self._sample())
-                over = asyncio.create_task(self._over.wait())
+                sampling = asyncio.create_task(self._sample())
+                self._quit = sampling.cancel
                 try:
-                    await asyncio.wait({sampling_, over}, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait({sampling})
                 finally:
-                    for task in (sampling_, over):
-                        task.cancel()
-                    await asyncio.wait({sampling_, over})
-                if not sampling_.cancelled():
-                    sampling_.result()
+                    sampling.cancel()
+                    await asyncio.wait({sampling})
+                if not sampling.cancelled():
+                    sampling.result()
 
     async def _sample(self) -> None:
         while True:
@@ -153,7 +131,7 @@ class Live:
     def _pressed(self, keys: bytes) -> None:
         for key in keys.decode(errors="replace"):
             if key in "qQ":
-                self._over.set()
+                self._quit()
             elif key in "sS":
                 names = list(SORTS)
                 self._sort = names[(names.index(self._sort) + 1) % len(names)]

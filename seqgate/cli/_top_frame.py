@@ -1,28 +1,27 @@
-"""What `seqgate top` knows at a moment, and what came to pass since the moment before.
+"""Samples of all services, and the frames that `seqgate top` shows.
 
     sample ──▶ counts ──┐
     sample ──▶ counts ──┴──▶ frame: rates, and how things stand
 
-Services count; this divides. A service that does not answer leaves its part empty, and is not asked
-again for the same sample. Asking changes nothing: of a subscription that no instance has, only its
-cursor is looked at, for who asks for more would have an instance take it.
+Services count; a frame divides the difference of two samples by the time between them. A service
+that does not answer leaves its part empty, and is not asked again for the same sample. Sampling is
+read-only: a report would make a dispatcher take a subscription that no instance owns, so that only
+its cursor is read.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from re import split
 from typing import Any, Final
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
-from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
-from seqgate.cli._service import Dispatcher, Service, dedup_service, ledger_service, pages
-from seqgate.cli._settings import Settings
+from seqgate.cli._service import Services
 from seqgate.cli._wire import enum_name, record
 from seqgate.errors import SeqgateError
 
@@ -47,12 +46,12 @@ SORTS: Final[Mapping[str, str]] = {
     "lag": "lag",
     "blocked": "blocked_keys",
 }
-"""What topics can be sorted by, and which of their numbers that is: the largest first."""
+"""The sort orders of topics, and the field of each: the largest first."""
 
 
 @dataclass(slots=True)
 class Subscription:
-    """What is known of a subscription. `report` is None when no instance has it, or none said."""
+    """A subscription. `report` is None when no instance owns it, or the owner does not answer."""
 
     name: str
     owner: str
@@ -62,7 +61,7 @@ class Subscription:
 
 @dataclass(slots=True)
 class Topic:
-    """What is known of a topic. `status` is None when deduplication does not answer."""
+    """A topic. `status` is None when deduplication does not answer."""
 
     topic: ledger_pb2.Topic
     status: dedup_pb2.GetTopicStatusResponse | None = None
@@ -72,7 +71,7 @@ class Topic:
 
 @dataclass(slots=True)
 class Sample:
-    """All that is known at a moment.
+    """The state of all services at a moment.
 
     Attributes:
         at_s: when it was asked for, by a clock that does not go back.
@@ -89,78 +88,66 @@ class Sample:
 
 
 class Sampler:
-    """Asks the services. Made by `sampling`."""
+    """Asks the services, again and again."""
 
-    def __init__(self, settings: Settings, pattern: str, ledger: Service, dedup: Service) -> None:
+    def __init__(self, services: Services, pattern: str) -> None:
         self._pattern = pattern
         self._prefix = split(r"[*?\[]", pattern, maxsplit=1)[0]
-        self._ledger = ledger
-        self._dedup = dedup
-        self._dispatcher = Dispatcher(settings)
+        self._services = services
 
     async def sample(self) -> Sample:
-        """What there is now."""
+        """Take a sample."""
         sample = Sample(time.monotonic(), time.time_ns() // 1_000_000)
-        found = await self._asked(sample, "ledger", self._topics(sample))
+        request = ledger_pb2.ListTopicsRequest(prefix=self._prefix, page_size=PAGE)
+        topics = self._first(request, TOPICS_MAX, self._pattern)
+        found, sample.left_out = await self._asked(sample, "ledger", topics) or ((), 0)
         at_a_time = asyncio.Semaphore(AT_A_TIME)
 
         async def look(topic: Topic) -> None:
             async with at_a_time:
                 await self._look(sample, topic)
 
-        for each in found or ():
+        for each in found:
             sample.topics[each.name] = Topic(each)
         await asyncio.gather(*(look(each) for each in sample.topics.values()))
         return sample
 
-    async def _topics(self, sample: Sample) -> list[ledger_pb2.Topic]:
-        found: list[ledger_pb2.Topic] = []
-        request = ledger_pb2.ListTopicsRequest(prefix=self._prefix, page_size=PAGE)
-        async for each in pages(self._ledger, "ListTopics", request, "topics"):
-            if not fnmatchcase(each.name, self._pattern):
-                continue
-            if len(found) < TOPICS_MAX:
-                found.append(each)
-            else:
-                sample.left_out += 1
-        return found
-
     async def _look(self, sample: Sample, topic: Topic) -> None:
         request = dedup_pb2.GetTopicStatusRequest(topic=topic.topic.name)
-        topic.status = await self._asked(
-            sample, "dedup", self._dedup.call("GetTopicStatus", request)
-        )
+        topic.status = await self._asked(sample, "dedup", self._services.call(request))
         topic.subscriptions = await self._asked(
             sample, "dispatcher", self._subscriptions(sample, topic)
         )
 
     async def _subscriptions(self, sample: Sample, topic: Topic) -> list[Subscription]:
+        request = dispatcher_pb2.ListSubscriptionsRequest(topic=topic.topic.name, page_size=PAGE)
+        listed, topic.subscriptions_left_out = await self._first(request, SUBSCRIPTIONS_MAX, "*")
         found = []
-        for each in await self._listed(topic):
+        for each in listed:
             lag = await self._asked(sample, "ledger", self._lag(topic.topic, each))
             subscription = Subscription(each.name, each.owner, lag)
             if each.owner:
                 report = dispatcher_pb2.ReportRequest(
-                    topic=each.topic, subscription=each.name, keys_max=1
+                    topic=each.topic, subscription=each.name, max_keys=1
                 )
                 subscription.report = await self._asked(
-                    sample, "dispatcher", self._dispatcher.call("Report", report)
+                    sample, "dispatcher", self._services.call(report)
                 )
             found.append(subscription)
         return found
 
-    async def _listed(self, topic: Topic) -> list[dispatcher_pb2.Subscription]:
-        """Those that are looked at; the others are counted."""
-        found: list[dispatcher_pb2.Subscription] = []
+    async def _first(self, request: Any, most: int, pattern: str) -> tuple[list[Any], int]:
+        """The first that match of a list, in the order of their names, and how many more do."""
+        found: list[Any] = []
         left_out = 0
-        request = dispatcher_pb2.ListSubscriptionsRequest(topic=topic.topic.name, page_size=PAGE)
-        async for each in pages(self._dispatcher, "ListSubscriptions", request, "subscriptions"):
-            if len(found) < SUBSCRIPTIONS_MAX:
+        async for each in self._services.pages(request):
+            if not fnmatchcase(each.name, pattern):
+                continue
+            if len(found) < most:
                 found.append(each)
             else:
                 left_out += 1
-        topic.subscriptions_left_out = left_out
-        return found
+        return found, left_out
 
     async def _lag(self, topic: ledger_pb2.Topic, of: dispatcher_pb2.Subscription) -> int:
         """How many entries of the log are not acknowledged."""
@@ -172,10 +159,10 @@ class Sampler:
             after = await self._entries_after(topic.name, of.mark_delete)
         return max(0, min(after, topic.entries) - of.acknowledged_entries)
 
-    async def _entries_after(self, topic: str, position: entry_pb2.Position) -> int:
+    async def _entries_after(self, topic: str, position: common_pb2.Position) -> int:
         request = ledger_pb2.ListLedgersRequest(topic=topic, page_size=PAGE)
         count = 0
-        async for each in pages(self._ledger, "ListLedgers", request, "ledgers"):
+        async for each in self._services.pages(request):
             if each.ledger_id > position.ledger_id:
                 count += each.last_entry_id - each.first_entry_id + 1
             elif each.ledger_id == position.ledger_id:
@@ -183,48 +170,33 @@ class Sampler:
                 count += max(0, each.last_entry_id - done)
         return count
 
-    async def _asked(self, sample: Sample, service: str, question: Awaitable[Any]) -> Any:
+    async def _asked(self, sample: Sample, service: str, question: Coroutine[Any, Any, Any]) -> Any:
         """The answer; None: the service does not answer now, or did not a moment ago."""
         if service in sample.away:
-            if asyncio.iscoroutine(question):
-                question.close()
+            question.close()
             return None
         try:
             return await question
         except SeqgateError as error:
             if error.reason not in _GONE:
-                sample.away[_of(error, service)] = error
+                sample.away[_BEHIND.get(error.reason, service)] = error
             return None
 
 
 _GONE: Final = frozenset({"TOPIC_NOT_FOUND", "SUBSCRIPTION_NOT_FOUND", "TOPIC_DELETED"})
-"""What is no failure of a service's: it was there a moment ago."""
+"""Reasons that are no failure of a service: the subject was deleted a moment ago."""
 
 _BEHIND: Final = {"CURSORS_UNAVAILABLE": "cursor", "STATE_UNAVAILABLE": "redis"}
-"""Who it is that does not answer, where a service says so of another one."""
-
-
-def _of(error: SeqgateError, service: str) -> str:
-    return _BEHIND.get(error.reason, service)
-
-
-@asynccontextmanager
-async def sampling(settings: Settings, pattern: str) -> AsyncIterator[Sampler]:
-    """What asks the services, again and again."""
-    async with AsyncExitStack() as stack:
-        ledger = await stack.enter_async_context(ledger_service(settings))
-        dedup = await stack.enter_async_context(dedup_service(settings))
-        yield Sampler(settings, pattern, ledger, dedup)
+"""The service that does not answer, where another one reports it."""
 
 
 # ---- frames
 
 
 def frame_of(now: Sample, before: Sample | None, sort: str) -> dict[str, Any]:
-    """What is shown: how things stand, and what came to pass since the sample before, a second.
+    """The state of a sample, and rates per second since the sample before.
 
-    A rate is None where there is nothing to compare with: at first, and after a service forgot what
-    it had counted.
+    A rate is None at first, and after a service has lost its counts.
     """
     seconds = 0.0 if before is None else now.at_s - before.at_s
     earlier = {} if before is None else before.topics
@@ -297,7 +269,7 @@ def _subscription_record(
         "unacked_messages": report and report.unacked_messages,
         "out_messages_s": rate("delivered_messages"),
         "acknowledged_s": rate("acknowledged_entries"),
-        "refused_s": rate("refused"),
+        "negative_acknowledgements_s": rate("negative_acknowledgements"),
         "blocked_keys": report and sum(each.keys for each in report.withheld),
         "blocked": report and [record(each) for each in report.withheld],
     }

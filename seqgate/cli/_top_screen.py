@@ -90,7 +90,7 @@ def screen(frame: Mapping[str, Any], sort: str, size: "ConsoleDimensions") -> "R
 
 
 def _state(topic: Mapping[str, Any]) -> str:
-    """What of deduplication is worth a word."""
+    """The state of deduplication, unless it is the usual one."""
     state = topic["state"]
     if state == "RECOVERING":
         return f"recovering, {topic['entries_to_replay']} entries to replay"

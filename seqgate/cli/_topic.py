@@ -1,28 +1,24 @@
-"""`seqgate topic`: which topics there are, and how they stand."""
+"""`seqgate topic`: lists, inspects and trims topics."""
 
-import asyncio
 from collections import deque
-from collections.abc import Coroutine, Sequence
-from typing import Annotated, Any, Final
-
-import typer
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
 
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
-from seqgate.cli._command import Run, Topic, command, group, topic_name
+from seqgate.cli._arguments import Topic, first_entry, message_id
+from seqgate.cli._command import Run, command, group
+from seqgate.cli._declared import argument, flag, option
 from seqgate.cli._dedup import status_record
-from seqgate.cli._failure import DONE, reason_of
+from seqgate.cli._failure import reason_of
+from seqgate.cli._log import following, start_of_last
 from seqgate.cli._message import Listing
-from seqgate.cli._output import time_shown
-from seqgate.cli._place import first_entry, message_id
+from seqgate.cli._output import Columns, Fields, fields_of
 from seqgate.cli._read import messages
-from seqgate.cli._service import Service, dedup_service, ledger_service, pages, reaching
-from seqgate.cli._tail import start_of_last
-from seqgate.cli._wire import position, record
+from seqgate.cli._wire import position, record, wire_position
 from seqgate.client import EARLIEST, LATEST, Message, MessageId, Start
-from seqgate.client._channel import translated
-from seqgate.errors import SeqgateError, UnavailableError
-from seqgate.types import Position, TopicName
+from seqgate.errors import SeqgateError
 
 TAIL_MAX: Final = 100_000
 """How many messages `tail` shows at most: it holds them in memory."""
@@ -33,209 +29,137 @@ FARTHER: Final = 8
 app = group("List, inspect and trim topics.")
 
 
+def _expanded(prefix: str) -> str:
+    prefix = prefix.removeprefix("persistent://")
+    return f"public/default/{prefix}" if prefix and "/" not in prefix else prefix
+
+
 @command(app, "ls")
 async def ls(
     run: Run,
-    prefix: Annotated[
-        str,
-        typer.Argument(
-            metavar="PREFIX",
-            help="List only names with this prefix; without a slash, names in public/default.",
-            show_default=False,
-        ),
-    ] = "",
-) -> int:
+    prefix: str = argument(
+        "PREFIX",
+        "List only names with this prefix; without a slash, names in public/default.",
+        default="",
+        parse=_expanded,
+    ),
+) -> None:
     """List topics, in the order of their names."""
     columns = {name.upper(): name for name in ("topic", "entries", "messages", "bytes", "last")}
-    request = pb.ListTopicsRequest(prefix=_expanded(prefix))
-    async with ledger_service(run.settings) as service:
-        topics = pages(service, "ListTopics", request, "topics")
-        await run.output.listing(columns, (record(each) async for each in topics))
-    return DONE
+    topics = run.services.pages(pb.ListTopicsRequest(prefix=prefix))
+    await run.output.listing(columns, (record(each) async for each in topics))
 
 
 @command(app, "stat")
-def stat(run: Run, topic: Topic) -> Coroutine[Any, Any, int]:
+async def stat(run: Run, topic: Topic) -> None:
     """Show a topic and its deduplication state.
 
     If the dedup service does not answer, that part is omitted.
     """
-    return _stat(run, topic_name(topic))
-
-
-@command(app, "tail")
-def tail(
-    run: Run,
-    topic: Topic,
-    *,
-    count: Annotated[
-        int,
-        typer.Option("-n", metavar="N", min=0, max=TAIL_MAX, help="Number of messages to show."),
-    ] = 10,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Then wait for new messages.")
-    ] = False,
-) -> Coroutine[Any, Any, int]:
-    """Show a topic's last messages.
-
-    A table shows the start of each payload, JSON all of it.
-    """
-    return _tail(run, topic_name(topic), count, follow=follow)
-
-
-@command(app, "trim")
-def trim(
-    run: Run,
-    topic: Topic,
-    before: Annotated[
-        str,
-        typer.Argument(
-            metavar="BEFORE", help="The id of the first message to keep.", show_default=False
-        ),
-    ],
-) -> Coroutine[Any, Any, int]:
-    """Permanently remove a topic's first messages.
-
-    Only messages that every cursor of the topic has acknowledged are removed. If BEFORE is in a
-    batch, the whole batch is kept; if it is a large message, all its chunks.
-    """
-    return _trim(run, topic_name(topic), first_entry(message_id("BEFORE", before))[0])
-
-
-async def _stat(run: Run, name: TopicName) -> int:
-    async with ledger_service(run.settings) as ledger, dedup_service(run.settings) as dedup:
-        found, status = await asyncio.gather(
-            ledger.call("GetTopic", pb.GetTopicRequest(topic=str(name))),
-            _status(dedup, name),
-        )
-    shown = record(found.topic)
-    if isinstance(status, SeqgateError):
-        shown |= {"dedup": None, "dedup_error": reason_of(status)}
+    shown = record((await run.services.call(pb.GetTopicRequest(topic=topic))).topic)
+    titles: Columns = {
+        "Topic": "topic",
+        "Created": "created_ms",
+        "Ledger": "ledger_id",
+        "First entry": "first",
+        "Last entry": "last",
+        "Entries": "entries",
+        "Messages": "messages",
+        "Bytes": "bytes",
+        "Connected producers": "connected_producers",
+        "Entries to be replayed": "entries_to_replay",
+    }
+    try:
+        status = await run.services.call(dedup_pb2.GetTopicStatusRequest(topic=topic))
+    except SeqgateError as error:
+        shown |= {"dedup": None, "dedup_error": reason_of(error)}
+        known: Fields = [("Deduplication", f"not known: {error}")]
     else:
-        shown |= {"dedup": status_record(name, status), "dedup_error": None}
-    fields = [
-        ("Topic", shown["topic"]),
-        ("Created", time_shown(shown["created_ms"])),
-        ("Ledger", shown["ledger_id"]),
-        ("First entry", shown["first"]),
-        ("Last entry", shown["last"]),
-        ("Entries", shown["entries"]),
-        ("Messages", shown["messages"]),
-        ("Bytes", shown["bytes"]),
-        ("Connected producers", shown["connected_producers"]),
-        ("Entries to be replayed", shown["entries_to_replay"]),
-    ]
-    if isinstance(status, SeqgateError):
-        fields.append(("Deduplication", f"not known: {status}"))
-    else:
-        summary = shown["dedup"]
-        fields += [
+        summary = status_record(topic, status)
+        shown |= {"dedup": summary, "dedup_error": None}
+        known = [
             ("Deduplication", summary["state"].lower()),
             ("Confirmed", summary["confirmed"]),
             ("Producers", summary["producers"]),
             ("Duplicates", summary["counts"]["duplicate_claims"]),
         ]
-    run.output.result(shown, fields)
-    return DONE
+    run.output.result(shown, [*fields_of(shown, titles), *known])
 
 
-async def _trim(run: Run, name: TopicName, before: Position) -> int:
-    request = pb.TrimTopicRequest(topic=str(name))
-    request.before.ledger_id, request.before.entry_id = before
-    async with ledger_service(run.settings) as service:
-        trimmed = await service.call("TrimTopic", request)
-    shown = {"topic": str(name), **record(trimmed)}
-    run.output.result(
-        shown,
-        [
-            ("Topic", shown["topic"]),
-            ("Removed entries", shown["removed_entries"]),
-            ("First entry", shown["first"]),
-            *(("Held back by", cursor) for cursor in shown["held_back_by"]),
-        ],
-    )
-    return DONE
+@command(app, "tail")
+async def tail(
+    run: Run,
+    topic: Topic,
+    *,
+    count: int = option("N", "Number of messages to show.", "-n", default=10, min=0, max=TAIL_MAX),
+    follow: bool = flag("Then wait for new messages.", "--follow", "-f"),
+) -> None:
+    """Show a topic's last messages.
 
-
-async def _status(
-    service: Service, name: TopicName
-) -> dedup_pb2.GetTopicStatusResponse | SeqgateError:
-    try:
-        status: dedup_pb2.GetTopicStatusResponse = await service.call(
-            "GetTopicStatus", dedup_pb2.GetTopicStatusRequest(topic=str(name))
-        )
-    except SeqgateError as error:
-        return error
-    return status
-
-
-async def _tail(run: Run, name: TopicName, count: int, *, follow: bool) -> int:
+    A table shows the start of each payload, JSON all of it.
+    """
     listing = Listing(run.output, whole=False)
     go_on: Start = LATEST
     if count:
-        last = await _last_messages(run, name, count)
+        last = await _last_messages(run, topic, count)
         for message in last:
             listing.add(message)
         go_on = last[-1].id if last else EARLIEST
     else:
-        async with ledger_service(run.settings) as service:
-            await service.call("GetTopic", pb.GetTopicRequest(topic=str(name)))
+        await run.services.call(pb.GetTopicRequest(topic=topic))
     if follow:
-        async for message in messages(run, name, go_on, inclusive=False, follow=True):
+        async for message in messages(run, topic, go_on, inclusive=False, follow=True):
             listing.add(message)
-    return DONE
 
 
-async def _last_messages(run: Run, name: TopicName, count: int) -> Sequence[Message]:
+@command(app, "trim")
+async def trim(
+    run: Run,
+    topic: Topic,
+    before: MessageId = argument(
+        "BEFORE", "The id of the first message to keep.", parse=partial(message_id, "BEFORE")
+    ),
+) -> None:
+    """Permanently remove a topic's first messages.
+
+    Only messages that every cursor of the topic has acknowledged are removed. If BEFORE is in a
+    batch, the whole batch is kept; if it is a large message, all its chunks.
+    """
+    first, _ = first_entry(before)
+    request = pb.TrimTopicRequest(topic=topic, before=wire_position(first))
+    shown = {"topic": topic, **record(await run.services.call(request))}
+    fields = [
+        ("Topic", topic),
+        ("Removed entries", shown["removed_entries"]),
+        ("First entry", shown["first"]),
+        *(("Held back by", cursor) for cursor in shown["held_back_by"]),
+    ]
+    run.output.result(shown, fields)
+
+
+async def _last_messages(run: Run, topic: str, count: int) -> Sequence[Message]:
     """The last messages. So many entries hold them as a rule; where messages are large, and each is
     many entries, it is looked farther back."""
     entries = count
-    async with ledger_service(run.settings) as service:
-        while True:
-            found = await service.call("GetTopic", pb.GetTopicRequest(topic=str(name)))
-            last = deque[Message](maxlen=count)
-            async for message in messages(
-                run, name, await _start(run, service, found.topic, entries)
-            ):
-                last.append(message)
-            if len(last) == count or entries >= found.topic.entries:
-                return last
-            entries *= FARTHER
+    while True:
+        found = (await run.services.call(pb.GetTopicRequest(topic=topic))).topic
+        last = deque[Message](maxlen=count)
+        async for message in messages(run, topic, await _start(run, found, entries)):
+            last.append(message)
+        if len(last) == count or entries >= found.entries:
+            return last
+        entries *= FARTHER
 
 
-async def _start(run: Run, service: Service, topic: pb.Topic, count: int) -> Start:
+async def _start(run: Run, topic: pb.Topic, count: int) -> Start:
     """Where the last `count` entries start."""
     if not topic.HasField("first"):
         return EARLIEST
-    last = position(topic.last)
-
-    async def following(place: Position) -> list[Position]:
-        request = pb.ReadRequest(
-            topic=topic.name, max_entries=count, through=topic.last, metadata_only=True
-        )
-        request.at.ledger_id, request.at.entry_id = place
-        with reaching("ledger", run.settings.ledger.value):
-            return await translated(_positions(service, request, run.settings.timeout_s))
-
     start = await start_of_last(
         count,
         first=position(topic.first),
-        last=last,
+        last=position(topic.last),
         entries=topic.entries,
-        following=following,
+        following=following(run, topic.name, count, topic.last),
     )
     return MessageId(*start)
-
-
-async def _positions(service: Service, request: pb.ReadRequest, timeout_s: float) -> list[Position]:
-    found = []
-    async for response in service.stub.Read(request, timeout=timeout_s):
-        if response.HasField("draining"):
-            raise UnavailableError("the ledger service is shutting down", reason="DRAINING")
-        found += [position(each.position) for each in response.entries.entries]
-    return found
-
-
-def _expanded(prefix: str) -> str:
-    prefix = prefix.removeprefix("persistent://")
-    return f"public/default/{prefix}" if prefix and "/" not in prefix else prefix

@@ -1,11 +1,8 @@
 """The trace of a stored message: its producer put the context among its properties (W3C)."""
 
-from grpc import aio
-
-from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.cli._command import Run
-from seqgate.cli._service import ledger_service
+from seqgate.cli._wire import wire_position
 from seqgate.client._codec import decode_entry
 from seqgate.errors import SeqgateError
 from seqgate.telemetry import trace_id_of
@@ -16,7 +13,6 @@ async def trace_of(run: Run, topic: str, position: Position, batch_index: int = 
     """The trace id of a message; None: it has none, or the log does not tell.
 
     Args:
-        run: who asks.
         topic: tenant/namespace/name.
         position: of its entry; of a large message, of any of its chunks.
         batch_index: its place in its batch; -1: it is in none, or that of the first is wanted.
@@ -31,17 +27,15 @@ async def trace_of(run: Run, topic: str, position: Position, batch_index: int = 
         messages = [] if stored is None else decode_entry(topic, stored)
         of_it = messages[max(0, batch_index) :][:1]
         return (trace_id_of(of_it[0].properties) or None) if of_it else None
-    except (SeqgateError, aio.AioRpcError):
+    except SeqgateError:
         return None
 
 
 async def _read(
     run: Run, topic: str, position: Position, *, metadata_only: bool
 ) -> pb.StoredEntry | None:
-    at = entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
-    request = pb.ReadEntriesRequest(topic=topic, positions=[at], metadata_only=metadata_only)
-    async with ledger_service(run.settings) as service:
-        async for response in service.stub.ReadEntries(request, timeout=run.settings.timeout_s):
-            for entry in response.entries.entries:
-                return entry  # type: ignore[no-any-return]
-    return None
+    request = pb.ReadEntriesRequest(
+        topic=topic, positions=[wire_position(position)], metadata_only=metadata_only
+    )
+    responses = await run.services.responses(request)
+    return next((each for read in responses for each in read.entries.entries), None)

@@ -1,7 +1,7 @@
 """Messages of the services as records: a field of a proto is a field of the JSON.
 
 A position is its text, LEDGER:ENTRY; a time is in milliseconds and its name ends in _ms; an enum's
-value is its name without the enum's. What is absent, and an empty text, is null. Bytes are text
+value is its name without the enum's. An absent field and an empty text are null. Bytes are text
 where they are UTF-8, and base64 in a field NAME_base64 where they are not.
 """
 
@@ -15,7 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.common.v1 import common_pb2
 from seqgate.types import Position
 
 _RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
@@ -55,9 +55,12 @@ def _value(field: Any, value: Any) -> Any:
     if field.enum_type is not None:
         return _enum_name(field.enum_type, value)
     match value:
-        case Timestamp() | Duration():
+        case Timestamp():
             return value.ToMilliseconds()
-        case entry_pb2.Position():
+        case Duration():
+            exact_ms = value.ToNanoseconds() / 1e6
+            return int(exact_ms) if exact_ms.is_integer() else exact_ms
+        case common_pb2.Position():
             return str(position(value))
         case Message():
             return record(value)
@@ -65,9 +68,14 @@ def _value(field: Any, value: Any) -> Any:
             return value
 
 
-def position(place: entry_pb2.Position) -> Position:
+def position(place: common_pb2.Position) -> Position:
     """A position, as a value."""
     return Position(place.ledger_id, place.entry_id)
+
+
+def wire_position(place: Position) -> common_pb2.Position:
+    """A position, for a service."""
+    return common_pb2.Position(ledger_id=place.ledger_id, entry_id=place.entry_id)
 
 
 def bytes_record(name: str, value: bytes | None) -> dict[str, str | None]:

@@ -103,7 +103,7 @@ class Piece(NamedTuple):
 
     @property
     def layout(self) -> tuple[int, int, int, int | None]:
-        """What all chunks of an attempt share; a re-chunked message differs here."""
+        """The fields that all chunks of an attempt share; a re-chunked message differs in them."""
         return self.sequence_id, self.num_chunks, self.total_bytes, self.crc32c
 
 
@@ -164,7 +164,7 @@ class Headless(NamedTuple):
 
 
 class Added(NamedTuple):
-    """What a chunk led to: chunks that were dropped, and the message, if it is the last one."""
+    """The result of adding a chunk: dropped chunks, and the message, if the chunk is its last."""
 
     dropped: tuple[Dropped, ...] = ()
     outcome: Assembled | Headless | None = None

@@ -23,7 +23,7 @@ ENTRIES_MAX: Final = 1_000
 """The most entries of a publication (ledger.proto)."""
 
 _NOTHING: Final = object()
-"""What a group without an entry shows."""
+"""The filter properties of a group without an entry."""
 
 Parcel = list[OutgoingMessage]
 """Messages that are sent together, in order."""

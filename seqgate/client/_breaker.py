@@ -81,9 +81,9 @@ class BreakerState(Enum):
 
 
 class Brake:
-    """The state machine of a Breaker. Mutable, synchronous, one owner, who calls `admits` before a
-    message is handed out, and `advance` when `due_ms` is reached. Times are milliseconds of one
-    clock. Messages are named by their delivery, and a bit of it.
+    """The state machine of a Breaker. Mutable, synchronous, with one owner: it calls `admits`
+    before a message is handed out, and `advance` when `due_ms` is reached. Times are milliseconds
+    of one clock. A message is identified by its delivery, and a bit of it.
     """
 
     def __init__(self, breaker: Breaker) -> None:
@@ -98,7 +98,7 @@ class Brake:
         self._probes: dict[int, int] = {}  # the bits of all probes since it is half open
 
     def admits(self, now_ms: int, is_live: Callable[[int], bool]) -> bool:
-        """Whether a message may be handed out. `is_live` tells whether a delivery is live."""
+        """Whether a message may be handed out. `is_live` is true of live deliveries."""
         self.advance(now_ms)
         if self.state is not BreakerState.HALF_OPEN:
             return self.state is BreakerState.CLOSED
@@ -106,7 +106,7 @@ class Brake:
         return self._probe is None or is_late or not is_live(self._probe)
 
     def advance(self, now_ms: int) -> None:
-        """It is later now."""
+        """Change the state if it is due."""
         if self.state is BreakerState.OPEN and self.due_ms is not None and now_ms >= self.due_ms:
             self.state = BreakerState.HALF_OPEN
             self.due_ms = None

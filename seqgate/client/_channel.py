@@ -15,7 +15,7 @@ from seqgate.tls import TLS, BearerToken
 T = TypeVar("T")
 
 MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
-"""The largest gRPC message that a client takes; services limit what they send."""
+"""The largest gRPC message that a client accepts, in bytes; services have lower limits."""
 
 CALL_TIMEOUT_S: Final = 30.0
 """The limit on a unary call."""

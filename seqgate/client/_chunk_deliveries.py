@@ -1,11 +1,11 @@
 """Chunks of incomplete messages, and the deliveries that carry them.
 
-The assembler knows chunks by position, and says which of them make a message or never will; the
-service knows them by delivery. This joins the two: what follows from a chunk is a list of effects,
-and each delivery is in exactly one of them:
+The assembler identifies chunks by position, and decides which ones make a message, or never will;
+the service identifies them by delivery. This module maps between the two: a chunk leads to a list
+of effects, and each delivery is in exactly one of them:
 
     Complete      all chunks of a message are here: they are one unit now
-    Damaged       a chunk is not what was published
+    Damaged       a chunk does not match its checksum
     Acknowledge   chunks that make no message, or whose message is not wanted
     Refuse        chunks whose message this consumer cannot take: it counts as a failure
     GiveBack      chunks that are delivered again, and did not fail
@@ -132,7 +132,7 @@ class ChunkDeliveries:
         if attempt in self._returning:
             if delivery.metadata.chunk_id:
                 return [self._give_back(attempt, {position: chunk})]
-            self._returning.discard(attempt)  # what was sent before has arrived before
+            self._returning.discard(attempt)  # chunks arrive in the order in which they were sent
             self._no_room.discard(attempt)
         self._chunks[position] = chunk
         self._positions[number] = position
@@ -176,7 +176,7 @@ class ChunkDeliveries:
             self._no_room.discard(attempt)
 
     def clear(self) -> None:
-        """Forget everything but the counts and what is to be reported."""
+        """Forget everything except the counts and unreported drops."""
         self._assembler.clear()
         self._chunks.clear()
         self._positions.clear()
@@ -199,7 +199,7 @@ class ChunkDeliveries:
         return effects
 
     def _settle(self, dropped: Dropped, chunks: dict[Position, _Chunk]) -> Effect:
-        """What becomes of chunks that make no message here."""
+        """The effects for chunks that make no message here."""
         numbers = tuple(each.delivery for each in chunks.values())
         if dropped.reason in _NEVER_COMPLETE or self._incomplete is Incomplete.ACKNOWLEDGE:
             return Acknowledge(numbers)
@@ -212,7 +212,7 @@ class ChunkDeliveries:
 
     def _abandon(self, attempt: Attempt, *, gone: Iterable[int]) -> list[Effect]:
         """Forget the chunks of an attempt, and give back those that are not gone already."""
-        self._assembler.abort(*attempt)  # it is begun anew: this is no drop
+        self._assembler.abort(*attempt)  # it starts over: this is no drop
         positions = [each for each, chunk in self._chunks.items() if chunk.attempt == attempt]
         dead = set(gone)
         chunks = {position: self._take_out(position) for position in positions}

@@ -12,13 +12,15 @@ import google_crc32c
 import lz4.block
 import zstandard
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client._assembler import Piece
 from seqgate.client._message import Message
 from seqgate.errors import CorruptMessageError
 from seqgate.message_id import ChunkMessageId, MessageId
-from seqgate.payloads import PayloadDamaged, open_batch, unpack
+from seqgate.payloads import PayloadDamaged, SingleMessage, open_batch, pack_batch, unpack
+from seqgate.times import milliseconds
 from seqgate.types import Position
 
 
@@ -193,17 +195,21 @@ def encode_batch(
         _describe_keys(metadata, first)
     if first.deliver_at_ms is not None:
         metadata.deliver_at_time = first.deliver_at_ms
-    payload = entry_pb2.BatchPayload()
-    for message in messages:
-        _describe(payload.messages.add(payload=message.payload).metadata, message)
-    return to_entry(metadata, _seal(metadata, payload.SerializeToString(), compression))
+    payload = pack_batch(map(_single, messages))
+    return to_entry(metadata, _seal(metadata, payload, compression))
+
+
+def _single(message: OutgoingMessage) -> SingleMessage:
+    metadata = entry_pb2.SingleMessageMetadata(sequence_id=message.sequence_id)
+    _describe(metadata, message)
+    return SingleMessage(metadata, message.payload)
 
 
 def decode_entry(topic: str, stored: ledger_pb2.StoredEntry) -> list[Message]:
     """The messages of an entry, in order.
 
     Raises:
-        CorruptMessageError: the payload is not what was published.
+        CorruptMessageError: the payload does not match its checksum or cannot be decoded.
     """
     return [Message(*each) for each in decode_fields(topic, stored)]
 
@@ -212,7 +218,7 @@ def decode_fields(topic: str, stored: ledger_pb2.StoredEntry) -> list[Fields]:
     """The fields of an entry's messages, for other classes than Message.
 
     Raises:
-        CorruptMessageError: the payload is not what was published.
+        CorruptMessageError: the payload does not match its checksum or cannot be decoded.
     """
     metadata, payload = stored.metadata, checked_payload(stored)
     try:
@@ -243,7 +249,7 @@ def decode_large_fields(
     position.
 
     Raises:
-        CorruptMessageError: they are not what was published.
+        CorruptMessageError: the chunks do not match their checksum or cannot be decoded.
     """
     metadata = last.metadata
     try:
@@ -280,7 +286,7 @@ def _fields(
         metadata.producer_name,
         sequence_id,
         metadata.publish_time,
-        stored.append_time,
+        milliseconds(stored.append_time),
         own.partition_key if has_key else None,
         own.ordering_key if own.HasField("ordering_key") else None,
         properties,
@@ -357,7 +363,7 @@ def piece_of(stored: ledger_pb2.StoredEntry) -> Piece:
     )
 
 
-def position_of(wire: entry_pb2.Position) -> Position:
+def position_of(wire: common_pb2.Position) -> Position:
     """A position as a value."""
     return Position(wire.ledger_id, wire.entry_id)
 

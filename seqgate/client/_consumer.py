@@ -277,7 +277,7 @@ class Consumer:
             )
         future = self._future()
         self._spans.settling(ACK, message, future)
-        self._inbox.acknowledge_through(message.token, future)
+        self._inbox.acknowledge_cumulative(message.token, future)
         self._perform()
         await future
 
@@ -311,7 +311,7 @@ class Consumer:
         delay_ms = None if delay_s is None else delay_to_wire(delay_s)
         future = self._future()
         self._spans.settling(NACK, message, future)
-        self._inbox.refuse(message.token, delay_ms, self._now_ms(), future)
+        self._inbox.negative_acknowledge(message.token, delay_ms, self._now_ms(), future)
         self._perform()
         return future
 

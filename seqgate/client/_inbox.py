@@ -1,13 +1,13 @@
-"""What a consumer was sent and has not settled: a machine without a socket.
+"""A consumer's unsettled deliveries: a machine without a socket.
 
     Deliveries ──▶ queue ──take──▶ handed out ──acknowledge, refuse──▶ requests
          ▲         │   ▲                                                   │
          │         ▼   │                                                   ▼
       permits      aside                               resolved ◀────── Settled
 
-A *unit* is what is settled as one: an entry, which may be a batch, or all chunks of a large
-message. `_chunk_deliveries.py` collects chunks; `_requests.py` has what the service is asked about
-units, until it answers; `_breaker.py` decides when nothing is handed out because everything fails.
+A *unit* is settled as a whole: an entry, which may be a batch, or all chunks of a large message.
+`_chunk_deliveries.py` collects chunks; `_requests.py` holds requests about units until they are
+answered; `_breaker.py` stops handing out messages while all of them fail.
 
 Invariants:
 
@@ -15,10 +15,10 @@ Invariants:
               until a seek or the end of the stream invalidates all. A dead unit is in no index:
               nothing more of it is handed out, and its tokens are stale.
     order     A key's units are handed out in the order in which they arrived. A unit is put aside
-              while its key is locked (the application works on an earlier message), or guarded: an
-              earlier message was refused or given back, and until the service answers, it may still
-              revoke what it had sent of the key. Units that are aside precede those in the queue,
-              and a key that has some aside gets all put aside.
+              while its key is locked (the application processes an earlier message), or guarded:
+              an earlier message was refused or given back, and until the service answers, it may
+              still revoke later deliveries of the key. Units put aside precede those in the queue,
+              and while a key has any aside, all further ones are put aside.
     permits   granted and unused + buffered <= capacity, in messages. A batch that begins within it
               arrives whole. Chunks of incomplete messages are in neither count.
     waiters   Each waiter is resolved exactly once: by the answer, or when the stream ends.
@@ -29,6 +29,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client._assembler import AssemblyLimits, Dropped, DropReason
@@ -52,8 +53,8 @@ from seqgate.message_id import MessageId
 from seqgate.types import Position
 
 EXPECTED_BYTES: Final = 1024 * 1024
-"""The assumed size of a message until the first one arrives: nothing bounds the size of what was
-granted before that."""
+"""The assumed size of a message, in bytes, until the first one arrives: the first permits are
+granted without any knowledge of sizes."""
 
 
 Answer = tuple[Any, SeqgateError | None]
@@ -83,7 +84,7 @@ class ReceiverLimits:
             raise ValueError("ack_timeout_s must be 0.1 to 86,400")
 
 
-# ---- what waits to be handed out
+# ---- messages to be handed out
 
 
 class _Queue:
@@ -158,7 +159,7 @@ class _Queue:
             self._guards.setdefault(key, {})[ticket] = first
 
     def unguard(self, ticket: Ticket) -> None:
-        """The ticket is answered: what was not revoked by now is valid."""
+        """The ticket is answered: deliveries not revoked by now are valid."""
         key = ticket.guarded
         guards = None if key is None else self._guards.get(key)
         if key is None or guards is None or ticket not in guards:
@@ -208,7 +209,8 @@ class Permits:
         self._expected_bytes = max(size_bytes, less)  # larger ones count at once
 
     def grant(self, messages: int, size_bytes: int) -> int:
-        """How many to grant now, given what is buffered: half of what fits, or more, or none."""
+        """The permits to grant now, given the buffered messages: at least half the capacity, or
+        none."""
         limits = self._limits
         room_bytes = max(limits.size_bytes - size_bytes, 0)
         room = room_bytes // max(self._expected_bytes, 1)
@@ -443,19 +445,21 @@ class Inbox:
         else:
             self._resolved.append((waiter, no_such_message()))
 
-    def acknowledge_through(self, token: Token, waiter: Any) -> None:
+    def acknowledge_cumulative(self, token: Token, waiter: Any) -> None:
         """Acknowledge a message and all before it."""
         unit = self._unit_of(token)
         if unit is None:
             self._resolved.append((waiter, stale()))
             return
-        action, bits = Action.ACKNOWLEDGE_THROUGH, 2 * token.bit - 1
+        action, bits = Action.ACKNOWLEDGE_CUMULATIVE, 2 * token.bit - 1
         ticket = Ticket(action, waiters=[waiter], unit=unit, bits=bits)
         self._requests.add((token.delivery,), ticket)
         if self._brake is not None:
             self._brake.record_acknowledged(token.delivery, token.bit)
 
-    def refuse(self, token: Token, delay_ms: int | None, now_ms: int, waiter: Any) -> None:
+    def negative_acknowledge(
+        self, token: Token, delay_ms: int | None, now_ms: int, waiter: Any
+    ) -> None:
         """Refuse a message: its unit is delivered again after the delay; None: by the policy."""
         unit = self._unit_of(token)
         if unit is None or unit.acked & token.bit:
@@ -473,7 +477,7 @@ class Inbox:
         else:
             self._renew(unit, now_ms, waiter)
 
-    def seek(self, start: pb.Start, waiter: Any) -> None:
+    def seek(self, start: common_pb2.Start, waiter: Any) -> None:
         """Move the subscription. Nothing is handed out until the answer."""
         if self._requests.seeking is not None or not self._is_connected:
             text = "the consumer is not connected, or another seek is in progress"
@@ -486,8 +490,8 @@ class Inbox:
         self._requests.flush()
 
     def leave(self) -> None:
-        """Take and hand out nothing more. Leave returns what is buffered: to give it back earlier
-        would bring it again, while there are permits."""
+        """Accept and hand out nothing more. Leave returns the buffered messages: given back
+        earlier, they would be delivered again here, while there are permits."""
         self._is_leaving = True
         self._requests.flush()
 
@@ -555,7 +559,7 @@ class Inbox:
                     self._requests.add(numbers, Ticket(Action.ACKNOWLEDGE, len(numbers)))
                 case Refuse(numbers, key, first):
                     delay_ms = self._retry_delay_ms(0)
-                    ticket = Ticket(Action.REFUSE, len(numbers), delay_ms=delay_ms)
+                    ticket = Ticket(Action.NEGATIVE_ACKNOWLEDGE, len(numbers), delay_ms=delay_ms)
                     self._queue.guard(key, first, ticket)
                     self._requests.add(numbers, ticket)
                 case GiveBack(numbers, key, first, attempt, no_room):
@@ -571,7 +575,7 @@ class Inbox:
             CorruptMessageError: it is damaged; it was refused.
         """
         source = unit.source
-        stored = cast("ledger_pb2.StoredEntry", source)  # it has the same names for what is read
+        stored = cast("ledger_pb2.StoredEntry", source)  # its fields have the same names
         try:
             if unit.damage is not None:
                 raise unit.damage
@@ -597,7 +601,7 @@ class Inbox:
     def _retry_delay_ms(self, attempts: int) -> int | None:
         return None if self._retry is None else round(self._retry.delay_s(attempts) * 1000)
 
-    # ---- what the service takes away
+    # ---- revocations
 
     def _revoked(self, deliveries: Sequence[int]) -> None:
         gone = frozenset(deliveries)
@@ -609,7 +613,7 @@ class Inbox:
                 self._apply(self._chunks.take_back(delivery, gone=gone))
 
     def _moved(self, deliveries: Sequence[int]) -> None:
-        """Another consumer owns the keys of these: give back what is not begun."""
+        """Another consumer owns the keys of these deliveries: give back those not begun."""
         for delivery in deliveries:
             unit = self._units.get(delivery)
             if unit is None:
@@ -667,7 +671,9 @@ class Inbox:
     def _refuse(self, unit: Unit, waiters: list[Any], delay_ms: int | None = None) -> None:
         if delay_ms is None:
             delay_ms = self._retry_delay_ms(unit.source.attempts)
-        ticket = Ticket(Action.REFUSE, len(unit.deliveries), waiters, delay_ms=delay_ms)
+        ticket = Ticket(
+            Action.NEGATIVE_ACKNOWLEDGE, len(unit.deliveries), waiters, delay_ms=delay_ms
+        )
         self._requests.add(unit.deliveries, ticket)
         self._queue.guard(unit.key, unit.first, ticket)
         self._end(unit)
@@ -694,7 +700,7 @@ class Inbox:
         match ticket.action:
             case Action.ACKNOWLEDGE if ticket.unit is not None:
                 self._acknowledged(ticket.unit, ticket)
-            case Action.ACKNOWLEDGE_THROUGH if ticket.unit is not None and error is None:
+            case Action.ACKNOWLEDGE_CUMULATIVE if ticket.unit is not None and error is None:
                 self._acknowledged_through(ticket.unit, ticket.bits)
             case Action.RENEW if ticket.unit is not None and isinstance(error, StaleTokenError):
                 self._end(ticket.unit)

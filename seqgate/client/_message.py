@@ -15,15 +15,15 @@ class Message:
 
     Attributes:
         topic: its topic's full name.
-        id: where it is.
+        id: its position, as an id that can be stored.
         payload: the application's bytes.
-        producer_name: who published it.
-        sequence_id: under which id.
-        publish_time_ms: when, in milliseconds since 1970 by the producer's clock.
+        producer_name: its producer.
+        sequence_id: its sequence id.
+        publish_time_ms: when it was published, in milliseconds since 1970 by the producer's clock.
         append_time_ms: when it was stored, in milliseconds since 1970 by the service's clock.
         key: the key; of a key that is bytes, their base64.
         ordering_key, properties, event_time_ms: as they were published. A dead letter's properties
-            say where it comes from as well.
+            also name its origin.
         has_bytes_key: whether the key was published as bytes.
     """
 

@@ -1,10 +1,10 @@
-"""What a producer publishes, until it has its outcome: a machine without a socket.
+"""A producer's publications, until they have an outcome: a machine without a socket.
 
     add ──▶ unsent ──to_send──▶ outstanding ──receive──▶ Resolved
               ▲                      │
               └── opened, resume ────┘
 
-A parcel is what one publication carries: a message, a batch, or one chunk of a large message.
+A parcel is the content of one publication: a message, a batch, or one chunk of a large message.
 Parcels keep the order in which they were added. They are sent within the service's window, answered
 in any order, and sent again, in order, after a disconnection. A receipt pauses the outbox when its
 parcel, and all that follow, are to be sent again:

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from grpc import aio
 
-from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from seqgate.client._assembler import (
@@ -40,6 +40,7 @@ from seqgate.errors import (
 from seqgate.message_id import LATEST_ID, ChunkMessageId, MessageId
 from seqgate.owners import NOT_OWNER, FollowingChannel
 from seqgate.telemetry.propagation import TRACEPARENT
+from seqgate.times import milliseconds
 from seqgate.types import Position, TopicName
 
 EARLIEST: Final = "earliest"
@@ -201,8 +202,8 @@ class Reader:
             await self._take_next()
         if self._buffer or self._missed is not None:
             return True
-        request = pb.LastMessageIdRequest(topic=str(self._topic))
-        reply = await translated(self._stub.LastMessageId(request, timeout=CALL_TIMEOUT_S))
+        request = pb.GetLastMessageIdRequest(topic=str(self._topic))
+        reply = await translated(self._stub.GetLastMessageId(request, timeout=CALL_TIMEOUT_S))
         if not reply.HasField("last"):
             return False
         last = position_of(reply.last)
@@ -307,13 +308,13 @@ class Reader:
     def _request(self) -> pb.ReadRequest:
         request = pb.ReadRequest(topic=str(self._topic), follow=self._follow)
         if self._after is not None:
-            request.after.CopyFrom(_to_wire(self._after))
+            request.start.after.CopyFrom(_to_wire(self._after))
         elif self._at is not None:
-            request.at.CopyFrom(_to_wire(self._at))
+            request.start.at.CopyFrom(_to_wire(self._at))
         elif self._start == EARLIEST:
-            request.earliest.SetInParent()
+            request.start.earliest.SetInParent()
         else:
-            request.latest.SetInParent()
+            request.start.latest.SetInParent()
         return request
 
     def _take_started(self, started: pb.Started) -> None:
@@ -377,7 +378,7 @@ class Reader:
             return []
         if metadata.num_chunks_from_msg < 2:
             return list(decode_entry(self.topic, stored))
-        self._log_time_ms = max(self._log_time_ms, stored.append_time)
+        self._log_time_ms = max(self._log_time_ms, milliseconds(stored.append_time))
         added = self._assembler.add(piece_of(stored), self._log_time_ms)
         for dropped in added.dropped:
             self._report(dropped)
@@ -431,9 +432,11 @@ class Reader:
         return None
 
     async def _range(
-        self, first: entry_pb2.Position, last: entry_pb2.Position
+        self, first: common_pb2.Position, last: common_pb2.Position
     ) -> AsyncGenerator[pb.StoredEntry, None]:
-        call = self._stub.Read(pb.ReadRequest(topic=self.topic, at=first, through=last))
+        call = self._stub.Read(
+            pb.ReadRequest(topic=self.topic, start=common_pb2.Start(at=first), through=last)
+        )
         try:
             async for response in call:
                 for stored in response.entries.entries:
@@ -516,5 +519,5 @@ def _raise_damage(dropped: Dropped, stored: pb.StoredEntry) -> None:
         )
 
 
-def _to_wire(position: Position) -> entry_pb2.Position:
-    return entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
+def _to_wire(position: Position) -> common_pb2.Position:
+    return common_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)

@@ -1,4 +1,4 @@
-"""What a consumer asks of the service, until it is answered: the way back of what `_inbox.py` got.
+"""A consumer's requests to the service, until they are answered: the way back from `_inbox.py`.
 
     add ──▶ collected ──to_send──▶ unanswered ──Settled──▶ tickets
 
@@ -7,8 +7,8 @@ ticket covers a unit, or chunks, and counts the answers: it is returned here exa
 `settled` with the last of them, or by `abandon`. Only tickets without waiters may be dropped, when
 the subscription moves.
 
-Acknowledgements are collected until there are many, or `flush` is called, or something follows that
-must not overtake them: a cumulative acknowledgement, a refusal, a seek. Everything else goes out at
+Acknowledgements are collected until there are ACKS_MAX, or `flush` is called, or a request follows
+that must not overtake them: a cumulative acknowledgement, a refusal, a seek. All others are sent at
 once, while fewer than UNANSWERED_MAX requests are unanswered.
 """
 
@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from enum import IntEnum, auto
 from typing import Any, Final
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.client._chunk_deliveries import Attempt
 from seqgate.client._message import Received
 from seqgate.client._status import error_of_status
 from seqgate.errors import InternalError, InvalidRequestError, SeqgateError, StaleTokenError
+from seqgate.times import duration
 from seqgate.types import Position
 
 ITEMS_MAX: Final = 10_000
@@ -85,17 +87,19 @@ class Action(IntEnum):
     """What a request does, in the order in which unsent ones go out."""
 
     ACKNOWLEDGE = auto()
-    ACKNOWLEDGE_THROUGH = auto()
-    REFUSE = auto()
+    ACKNOWLEDGE_CUMULATIVE = auto()
+    NEGATIVE_ACKNOWLEDGE = auto()
     GIVE_BACK = auto()
     GIVE_BACK_NO_ROOM = auto()  # chunks that are delivered again when others are complete
     RENEW = auto()
     SEEK = auto()
 
 
-_BEHIND_ACKS: Final = frozenset((Action.ACKNOWLEDGE_THROUGH, Action.REFUSE, Action.SEEK))
+_BEHIND_ACKS: Final = frozenset(
+    (Action.ACKNOWLEDGE_CUMULATIVE, Action.NEGATIVE_ACKNOWLEDGE, Action.SEEK)
+)
 
-_ONE_BY_ONE: Final = frozenset((Action.ACKNOWLEDGE_THROUGH, Action.SEEK))
+_ONE_BY_ONE: Final = frozenset((Action.ACKNOWLEDGE_CUMULATIVE, Action.SEEK))
 
 
 @dataclass(slots=True, eq=False)
@@ -104,8 +108,8 @@ class Ticket:
 
     Attributes:
         left: how many answers are to come: one for each delivery.
-        unit, bits: what is acknowledged, or renewed.
-        attempt: whose chunks are given back.
+        unit, bits: the messages acknowledged or renewed.
+        attempt: the attempt whose chunks are given back.
         guarded: the key that is guarded until the last answer.
         error: the first error among the answers.
     """
@@ -116,7 +120,7 @@ class Ticket:
     unit: Unit | None = None
     bits: int = 0
     delay_ms: int | None = None
-    start: pb.Start | None = None
+    start: common_pb2.Start | None = None
     attempt: Attempt | None = None
     guarded: bytes | None = None
     error: SeqgateError | None = None
@@ -148,8 +152,8 @@ class Requests:
         self._unsent: dict[Action, list[Item]] = {
             action: [] for action in Action if action is not Action.ACKNOWLEDGE
         }
-        self._throughs = self._unsent[Action.ACKNOWLEDGE_THROUGH]
-        self._refusals = self._unsent[Action.REFUSE]
+        self._throughs = self._unsent[Action.ACKNOWLEDGE_CUMULATIVE]
+        self._refusals = self._unsent[Action.NEGATIVE_ACKNOWLEDGE]
         self._seeks = self._unsent[Action.SEEK]
         self._next_id = 1
         self._unanswered: dict[int, list[Ticket]] = {}
@@ -269,24 +273,29 @@ def _request(
             settlements = [_settlement(*item) for item in items]
             acks = pb.Acknowledge(request_id=request_id, epoch=epoch, settlements=settlements)
             return pb.ConsumeRequest(acknowledge=acks)
-        case Action.ACKNOWLEDGE_THROUGH:
+        case Action.ACKNOWLEDGE_CUMULATIVE:
             ((delivery, ticket),) = items
             assert ticket.unit is not None
             is_batch = ticket.unit.source.metadata.HasField("num_messages_in_batch")
             indexes = (ticket.bits.bit_length() - 1,) if is_batch else ()
-            through = pb.AcknowledgeThrough(
+            through = pb.AcknowledgeCumulative(
                 request_id=request_id,
                 epoch=epoch,
                 settlement=pb.Settlement(delivery=delivery, indexes=indexes),
             )
-            return pb.ConsumeRequest(acknowledge_through=through)
-        case Action.REFUSE:
+            return pb.ConsumeRequest(acknowledge_cumulative=through)
+        case Action.NEGATIVE_ACKNOWLEDGE:
             refusals = [
-                pb.Refusal(delivery=delivery, delay_ms=ticket.delay_ms)
+                pb.NegativeAcknowledgement(
+                    delivery=delivery,
+                    delay=None if ticket.delay_ms is None else duration(ticket.delay_ms),
+                )
                 for delivery, ticket in items
             ]
-            refuse = pb.Refuse(request_id=request_id, epoch=epoch, refusals=refusals)
-            return pb.ConsumeRequest(refuse=refuse)
+            refuse = pb.NegativeAcknowledge(
+                request_id=request_id, epoch=epoch, negative_acknowledgements=refusals
+            )
+            return pb.ConsumeRequest(negative_acknowledge=refuse)
         case Action.GIVE_BACK | Action.GIVE_BACK_NO_ROOM:
             give_back = pb.GiveBack(
                 request_id=request_id,
@@ -331,10 +340,10 @@ def no_such_message() -> InvalidRequestError:
 
 
 _ERRORS: Final[dict[int, Callable[[], SeqgateError | None]]] = {
-    pb.OUTCOME_UNSPECIFIED: lambda: InternalError("the service gave no outcome"),
-    pb.OUTCOME_DONE: lambda: None,
-    pb.OUTCOME_STALE: stale,
-    pb.OUTCOME_INVALID: no_such_message,
+    pb.SETTLE_OUTCOME_UNSPECIFIED: lambda: InternalError("the service gave no outcome"),
+    pb.SETTLE_OUTCOME_DONE: lambda: None,
+    pb.SETTLE_OUTCOME_STALE: stale,
+    pb.SETTLE_OUTCOME_INVALID: no_such_message,
 }
 
 

@@ -33,8 +33,8 @@ _BY_CODE: dict[StatusCode, type[SeqgateError]] = {
     StatusCode.DATA_LOSS: DataLossError,
     StatusCode.UNAUTHENTICATED: AuthenticationError,
     StatusCode.PERMISSION_DENIED: PermissionDeniedError,
-    # Without a reason these two are what gRPC and proxies make of a connection that breaks at a bad
-    # moment. A service of ours that is to blame says so.
+    # Without a reason these two come from gRPC or a proxy, for a connection that broke at a bad
+    # moment. A failure of our own services has the reason INTERNAL.
     StatusCode.INTERNAL: UnavailableError,
     StatusCode.UNKNOWN: UnavailableError,
 }

@@ -6,10 +6,11 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Final, Literal, NamedTuple
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
-from seqgate.api.entry.v1 import entry_pb2
 from seqgate.errors import InvalidRequestError, SeqgateError
 from seqgate.message_id import LATEST_ID, ChunkMessageId, MessageId
+from seqgate.times import duration, timestamp
 from seqgate.types import TopicName
 
 DELAY_MAX_S: Final = 86_400.0
@@ -182,7 +183,7 @@ class Subscribing(NamedTuple):
                     properties=self.properties,
                     ranges=ranges_to_wire(self.ranges),
                     weight=self.weight,
-                    ack_timeout_ms=self.ack_timeout_ms,
+                    ack_timeout=duration(self.ack_timeout_ms) if self.ack_timeout_ms else None,
                 )
             )
         except (ValueError, TypeError) as error:
@@ -211,7 +212,9 @@ def options_to_wire(kind: SubscriptionType, options: SubscriptionOptions) -> pb.
             dead_letter_topic=options.dead_letter_topic,
             after_dead_letter=options.after_dead_letter.value,
             delay_holds_key=options.delay_holds_key,
-            drain_deadline_ms=round(options.drain_deadline_s * 1000),
+            drain_deadline=duration(round(options.drain_deadline_s * 1000))
+            if options.drain_deadline_s
+            else None,
             classic_join=options.classic_join,
         )
     except (ValueError, TypeError) as error:
@@ -235,7 +238,7 @@ def ranges_to_wire(ranges: Sequence[KeyRange]) -> list[pb.KeyRange]:
         ) from error
 
 
-def start_to_wire(place: Place) -> pb.Start:
+def start_to_wire(place: Place) -> common_pb2.Start:
     """A place on the wire. An id stands for its entry: a whole batch, or the first chunk of a large
     message.
 
@@ -248,11 +251,11 @@ def start_to_wire(place: Place) -> pb.Start:
             raise InvalidRequestError(
                 "invalid start: a time must be 1970 or later", reason="INVALID_START"
             )
-        return pb.Start(time=milliseconds)
+        return common_pb2.Start(time=timestamp(milliseconds))
     if isinstance(place, ChunkMessageId):
         place = place.first_chunk
     if not isinstance(place, MessageId):
-        places = {"earliest": pb.Start(earliest=pb.Earliest()), "latest": _latest()}
+        places = {"earliest": common_pb2.Start(earliest=common_pb2.Earliest()), "latest": _latest()}
         if place not in places:
             raise InvalidRequestError(
                 'invalid start: give "earliest", "latest", a message id or a time',
@@ -260,15 +263,15 @@ def start_to_wire(place: Place) -> pb.Start:
             )
         return places[place]
     if place.ledger_id < 0:
-        return pb.Start(earliest=pb.Earliest())
+        return common_pb2.Start(earliest=common_pb2.Earliest())
     if place.position == LATEST_ID.position:
         return _latest()
-    at = entry_pb2.Position(ledger_id=place.ledger_id, entry_id=max(place.entry_id, 0))
-    return pb.Start(at=at)
+    at = common_pb2.Position(ledger_id=place.ledger_id, entry_id=max(place.entry_id, 0))
+    return common_pb2.Start(at=at)
 
 
-def _latest() -> pb.Start:
-    return pb.Start(latest=pb.Latest())
+def _latest() -> common_pb2.Start:
+    return common_pb2.Start(latest=common_pb2.Latest())
 
 
 def delay_to_wire(delay_s: float) -> int:

@@ -7,11 +7,11 @@
     message returned by a reader     receive, a child of the message's context, with a link to it
     message processed                process, a child of the message's context, with a link to it;
                                      of a message without one, a root
-    message settled                  settle, a child of what is current: of process, within that;
-                                     a request that settles several carries the first one's context
+    message settled                  settle, a child of the current span, such as process; a
+                                     request that settles several carries the first one's context
 
 A message that has a context when it is published keeps it: its send, or its batch's, links to it.
-Where nothing is recorded, no property is added. A producer checks once, when it is made, whether
+Without recording, no property is added. A producer checks once, when it is made, whether
 the process has a tracer provider; if so, each message costs a look at the current span, or a call
 of the sampler.
 """
@@ -26,8 +26,8 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import INVALID_SPAN, Span, SpanContext, SpanKind
 
+from seqgate.api.common.v1.common_pb2 import TraceContext
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
-from seqgate.api.entry.v1.entry_pb2 import TraceContext
 from seqgate.client._codec import OutgoingMessage
 from seqgate.client._message import Message
 from seqgate.client._outbox import Receipt
@@ -46,7 +46,7 @@ ROOM_BYTES: Final = 124 * 1024
 CONTEXT_BYTES_MAX: Final = 1024
 """The most bytes that a context adds to a message."""
 
-_SETTLING: Final = frozenset({"acknowledge", "acknowledge_through", "refuse"})
+_SETTLING: Final = frozenset({"acknowledge", "acknowledge_cumulative", "negative_acknowledge"})
 """Requests that settle messages."""
 
 _TRACER: Final = trace.get_tracer("seqgate.client")

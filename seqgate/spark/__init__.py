@@ -1,4 +1,4 @@
-"""The log as a Spark data source: who published what and when, without the payloads.
+"""The log as a Spark data source: producers, ids and times of all entries, without payloads.
 
     import seqgate.spark
 
@@ -31,9 +31,9 @@ milliseconds since 1970 (UTC): `timestamp_millis(append_time)` makes timestamps 
     total_bytes          int       the size of all of them together
     aborts               string    the attempt that this entry ends; null: none
 
-Spark does not tell a Python data source which columns a query needs, so say it with `.schema(...)`:
-what is not named is not read. These columns are only there when they are named, because they cost
-the most: each entry's metadata is read and opened.
+Spark does not tell a Python data source which columns a query needs, so name them in
+`.schema(...)`: other columns are not read. The following columns are read only if they are named,
+because they cost the most: each entry's metadata is read and decoded.
 
     publish_time         bigint    by the producer's clock
     event_time           bigint    the application's own; null: none, or no bigint
@@ -47,17 +47,17 @@ Options:
     topics               names and patterns, separated by commas; * is any text, ? any character
     entriesPerPartition  how many entries a task reads, 1 to 100,000,000; 1,000,000 unless given
     from, through        positions, LEDGER:ENTRY: only entries from the one and up to the other
-    trimmed              fail: unless all entries from `from` on, and all that were there when the
-                         DataFrame was planned, are there to be read, it ends with
-                         MessagesTrimmedError; skip: what is left is read. fail unless given
-    timeout              how long the ledger may be silent or away, 1 to 86,400 seconds; 60 unless
-                         given
+    trimmed              fail: if entries from `from` on were trimmed, or entries were trimmed since
+                         the DataFrame was planned, it ends with MessagesTrimmedError; skip: the
+                         remaining entries are read. Default: fail
+    timeout              how long the ledger may be silent or unreachable, 1 to 86,400 seconds;
+                         default: 60
     traceparent, tracestate
-                         below which span reading is recorded, where OTEL_* ask for that in the
-                         executors: `seqgate.telemetry.inject` makes them
+                         the parent span of reading, if OTEL_* enable spans in the executors:
+                         `seqgate.telemetry.inject` creates them
 
-A DataFrame is planned when it is first used, and reads up to where the logs ended then, each time
-that it is used. `topics`, `from` and `through` bound what is read; a `where` selects from that.
+A DataFrame is planned when it is first used, and reads up to the ends of the logs at that time,
+each time that it is used. `topics`, `from` and `through` bound the read; a `where` selects from it.
 """
 
 from seqgate.spark._java import JavaEndedError, JavaNotFoundError, local_session

@@ -1,7 +1,7 @@
-"""From the ledger's columns to Arrow's. Nothing here knows Spark.
+"""Converts the ledger's columns to Arrow's. This module is independent of Spark.
 
-An entry costs no Python of its own unless it is a marker, a chunk, or its metadata is asked for:
-numbers go from the wire to Arrow as they are.
+An entry costs no Python of its own unless it is a marker, a chunk, or its metadata is requested:
+numbers go from the wire to Arrow unchanged.
 """
 
 import os
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
@@ -25,6 +26,7 @@ from seqgate.client._status import error_of_call
 from seqgate.errors import SeqgateError, UnavailableError
 from seqgate.owners import NOT_OWNER, FollowingBlockingChannel
 from seqgate.telemetry.calls import Tracing
+from seqgate.times import milliseconds
 from seqgate.tls import of_environment
 from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position
 
@@ -51,7 +53,7 @@ COLUMNS: Final[dict[str, pa.DataType]] = {
     "total_bytes": pa.int32(),
     "aborts": pa.string(),
 }
-"""What the log knows of an entry; the package says what it means."""
+"""The columns that the log stores; see the package."""
 
 METADATA_COLUMNS: Final[dict[str, pa.DataType]] = {
     "publish_time": pa.int64(),
@@ -60,7 +62,7 @@ METADATA_COLUMNS: Final[dict[str, pa.DataType]] = {
     "compression": pa.string(),
     "properties": pa.map_(pa.string(), pa.string()),
 }
-"""What only an entry's metadata says."""
+"""The columns that only an entry's metadata has."""
 
 
 class Range(NamedTuple):
@@ -131,11 +133,10 @@ def _failure(error: grpc.RpcError | UnavailableError) -> SeqgateError:
 def trimmed_between(
     stub: LedgerServiceStub, topic: str, start: Position, through: Position, timeout_s: float
 ) -> tuple[Position, Position] | None:
-    """What was trimmed of a topic from one position on and through another: from where, and through
-    where; None: nothing was.
+    """The first and the last trimmed position of a topic within a range; None: none was trimmed.
 
     Raises:
-        SeqgateError: it was refused, or the service was away for longer than `timeout_s`.
+        SeqgateError: the call was refused, or the service was unreachable for `timeout_s` seconds.
     """
 
     def missed(request: ledger_pb2.ReadRequest, timeout: float) -> ledger_pb2.EntriesTrimmed | None:
@@ -155,7 +156,7 @@ def trimmed_between(
 
     request = ledger_pb2.ReadRequest(
         topic=topic,
-        at=to_position(start),
+        start=common_pb2.Start(at=to_position(start)),
         through=to_position(through),
         max_entries=1,
         metadata_only=True,
@@ -172,14 +173,14 @@ def trimmed_between(
 def read_blocks(
     stub: LedgerServiceStub, wanted: Range, *, timeout_s: float, metadata: bool = False
 ) -> Iterator[Sequence[ledger_pb2.EntryColumns]]:
-    """The entries of a range, in order. When the stream breaks, or the service drains, a new one
-    goes on after the last entry.
+    """The entries of a range, in order. If the stream breaks, or the service drains, a new one
+    continues after the last entry.
 
     Args:
-        timeout_s: how long the ledger may be silent or away.
+        timeout_s: how long the ledger may be silent or unreachable, in seconds.
 
     Raises:
-        SeqgateError: it was refused, or nothing came for `timeout_s`.
+        SeqgateError: the call was refused, or nothing arrived for `timeout_s` seconds.
     """
     after, backoff = wanted.after, Backoff()
     deadline = time.monotonic() + timeout_s
@@ -190,7 +191,7 @@ def read_blocks(
         if after is not None:
             request.after.CopyFrom(to_position(after))
         failure: SeqgateError = UnavailableError("the ledger is shutting down", reason="DRAINING")
-        # A stream is given up after that time, whatever it brings: the next one goes on.
+        # A stream ends after that time even if it is active: the next one continues.
         stream: Any = stub.ReadColumns(request, timeout=max(0.001, deadline - time.monotonic()))
         try:
             for response in stream:
@@ -225,9 +226,9 @@ def _may_retry(failure: SeqgateError) -> bool:
     return isinstance(failure, UnavailableError) or failure.reason == NOT_OWNER
 
 
-def to_position(position: Position) -> entry_pb2.Position:
+def to_position(position: Position) -> common_pb2.Position:
     """The position on the wire."""
-    return entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
+    return common_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
 
 
 class Place(NamedTuple):
@@ -261,7 +262,7 @@ class Run:
     @property
     def append_ms(self) -> Integers:
         """Of each entry."""
-        return self._repeated([block.append_time for block in self._blocks])
+        return self._repeated([milliseconds(block.append_time) for block in self._blocks])
 
     @property
     def sequence_id(self) -> Integers:
@@ -286,7 +287,7 @@ class Run:
         return np.frombuffer(_joined(parts), np.dtype("<u4"))
 
     def producers(self, known: dict[str, int]) -> npt.NDArray[np.int32]:
-        """Of each entry, the number of its producer; `known` is told of new ones."""
+        """The number of each entry's producer; new ones are added to `known`."""
         numbers = []
         for block in self._blocks:
             of_name = [known.setdefault(name, len(known)) for name in block.producers]
@@ -351,7 +352,7 @@ def runs_of(
     blocks: Iterator[Sequence[ledger_pb2.EntryColumns]],
     entries: int = BATCH_ENTRIES,
 ) -> Iterator[Run]:
-    """Blocks, gathered into runs of about so many entries. What came before a failure comes first.
+    """Blocks, gathered into runs of about so many entries. Those before a failure come first.
 
     Raises:
         SeqgateError: the blocks ended with it.

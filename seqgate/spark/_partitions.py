@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
-from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.errors import MessagesTrimmedError, NotFoundError
@@ -47,7 +47,7 @@ class LedgerRange(NamedTuple):
 
 
 def matcher(pattern: str) -> "re.Pattern[str]":
-    """What a topic's name must match: * is any text, ? any character."""
+    """The regular expression of a topic pattern: * is any text, ? any character."""
     wild = {"*": ".*", "?": "."}
     return re.compile("".join(wild.get(each) or re.escape(each) for each in pattern))
 
@@ -102,7 +102,7 @@ def _all_topics(
 def ledgers_of(
     stub: LedgerServiceStub, topic: ledger_pb2.Topic, timeout_s: float
 ) -> list[LedgerRange]:
-    """What the log of a topic has, through `topic.last`."""
+    """The entries of a topic's log, through `topic.last`."""
     if not topic.HasField("first"):
         return []
     first, last = position_of(topic.first), position_of(topic.last)
@@ -127,11 +127,11 @@ def ledgers_of(
 def check_not_trimmed(
     stub: LedgerServiceStub, topics: Sequence[ledger_pb2.Topic], bounds: Bounds, timeout_s: float
 ) -> None:
-    """Return if of none of the topics entries were trimmed from where reading is to begin. From the
-    beginning means from what is left.
+    """Check that no entries of the topics were trimmed from the start of reading on. Reading from
+    the beginning starts at the first remaining entry.
 
     Raises:
-        MessagesTrimmedError: of one there were.
+        MessagesTrimmedError: some were.
     """
     if bounds.start == Bounds().start:
         return
@@ -169,7 +169,7 @@ def trimmed(topic: str, first: Position, last: Position) -> MessagesTrimmedError
     )
 
 
-def position_of(position: entry_pb2.Position) -> Position:
+def position_of(position: common_pb2.Position) -> Position:
     """The position that was on the wire."""
     return Position(position.ledger_id, position.entry_id)
 
@@ -177,7 +177,7 @@ def position_of(position: entry_pb2.Position) -> Position:
 def ranges_of(
     topic: str, ledgers: Iterable[LedgerRange], bounds: Bounds, entries_max: int
 ) -> Iterator[Range]:
-    """What is wanted of a topic, in ranges of at most so many entries, in order."""
+    """The requested entries of a topic, in ranges of at most so many entries, in order."""
     pending: list[LedgerRange] = []
     room = entries_max
     for ledger in _clipped(ledgers, bounds):
@@ -202,8 +202,8 @@ def _range(topic: str, parts: Sequence[LedgerRange]) -> Range:
 
 
 def just_before(position: Position) -> Position:
-    """A position between an entry and the one before it. What precedes a ledger is the end of the
-    one before, wherever that is."""
+    """A position between an entry and its predecessor. A ledger is preceded by the end of the
+    previous one, at any position."""
     ledger_id, entry_id = position
     if entry_id:
         return Position(ledger_id, entry_id - 1)
@@ -211,7 +211,7 @@ def just_before(position: Position) -> Position:
 
 
 def just_after(position: Position | None) -> Position:
-    """The position behind what `just_before` returned; None: the first there is."""
+    """The position after the result of `just_before`; None: the first position."""
     ledger_id, entry_id = position or Position(0, SEQUENCE_ID_MAX)
     if entry_id == SEQUENCE_ID_MAX:
         return Position(ledger_id + 1, 0)
@@ -254,7 +254,7 @@ def all_ranges(
     entries_max: int,
     timeout_s: float,
 ) -> Iterator[Range]:
-    """What is wanted of many topics, in ranges of at most so many entries."""
+    """The requested entries of many topics, in ranges of at most so many entries."""
 
     def of(topic: ledger_pb2.Topic) -> list[Range]:
         ledgers = ledgers_of(stub, topic, timeout_s)

@@ -1,4 +1,4 @@
-"""The data source, as Spark sees it; the package says how it is used."""
+"""The data source for Spark; the package describes its use."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ TIMEOUT_MAX_S: Final = 86_400.0
 
 FAIL: Final = "fail"
 SKIP: Final = "skip"
-"""What option `trimmed` may say of entries that were to be read and are gone."""
+"""The values of option `trimmed`, for requested entries that were trimmed."""
 
 
 class InvalidOptionError(InvalidRequestError):
@@ -58,7 +58,7 @@ class InvalidOptionError(InvalidRequestError):
 
 @dataclass(frozen=True)
 class Options:
-    """What the options ask for."""
+    """The parsed options."""
 
     ledger: str
     topics: tuple[str, ...]
@@ -169,7 +169,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 class Share(InputPartition):
-    """What one task reads."""
+    """The ranges of one task."""
 
     def __init__(self, ranges: tuple[Range, ...]) -> None:
         super().__init__(ranges)
@@ -177,10 +177,10 @@ class Share(InputPartition):
 
 
 class SeqgateReader(DataSourceReader):
-    """Connects in the process that plans, and in each task; to nothing before.
+    """Connects in the planning process, and in each task; not earlier.
 
-    It takes no filters. Spark 4.3 plans a DataFrame once: what a filter of its first query left out
-    would be missing from all others.
+    It takes no filters. Spark 4.3 plans a DataFrame once: rows that a filter of the first query
+    left out would be missing from all others.
     """
 
     def __init__(self, options: Options, schema: pa.Schema) -> None:
@@ -200,7 +200,7 @@ class SeqgateReader(DataSourceReader):
             if not options.skips_trimmed:
                 check_not_trimmed(stub, topics, options.bounds, options.timeout_s)
             ranges = all_ranges(stub, topics, options.bounds, entries_max, options.timeout_s)
-            # Of no partitions at all Spark makes one of its own.
+            # Without any partition Spark creates one of its own.
             return [Share(each) for each in shared(ranges, entries_max) or [()]]
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:

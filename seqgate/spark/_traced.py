@@ -1,9 +1,9 @@
-"""Spans of jobs: of the process that asks Spark, and of the processes that do the work.
+"""Spans of jobs: of the driver, and of the workers.
 
-Spark's Python workers are forked, do one task after the other, and are killed in the end. So a
-worker begins to record with the first task that is followed, and what a task has recorded is
-exported before the task is over. What is current in the driver is not in a worker: it is handed on
-with the task, and what a worker does is `spans.joined` to it.
+Spark's Python workers are forked, run one task after the other, and are killed at the end. So a
+worker begins to record with the first traced task, and a task's spans are exported before it ends.
+A worker does not have the driver's current span: that is passed with the task, and the worker's
+spans are `spans.joined` to it.
 """
 
 import os
@@ -28,11 +28,10 @@ WRONG: Final = 2
 
 
 def job(service: str, name: str, main: Callable[[], int]) -> int:
-    """Do what this process was started for, and record it where OTEL_* ask for that. Returns the
-    exit status.
+    """Run the process's main function, in a span if OTEL_* enable them. Returns the exit status.
 
     Args:
-        service: service.name, where OTEL_SERVICE_NAME does not say another one.
+        service: service.name, unless OTEL_SERVICE_NAME sets another one.
         name: of the span.
         main: returns the exit status.
     """
@@ -75,7 +74,7 @@ def in_task(handed: Mapping[str, str]) -> Iterator[None]:
 
 
 class _Worker:
-    """What a worker keeps from one task to the next."""
+    """The state that a worker keeps between tasks."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -83,14 +82,14 @@ class _Worker:
         self._recording = False
 
     def begin(self) -> None:
-        """Record from now on. Variables that ask for what there is not are told by the driver."""
+        """Record from now on. The driver reports variables that select an unsupported exporter."""
         if not self._begun:
             self._begun = True
             with suppress(TelemetrySettingError):
                 self._recording = self._stack.enter_context(tracing(WORKERS))
 
     def export(self) -> None:
-        """Export what was recorded. Where that once takes too long no other task waits for it."""
+        """Export the recorded spans. If that once takes too long, later tasks do not wait."""
         if not self._recording:
             return
         provider: Any = trace.get_tracer_provider()

@@ -199,7 +199,9 @@ KEY_REASON: Final = _closed(
 """As dispatcher.proto has them; READY: the key is not withheld."""
 WITHHELD_REASON: Final = _closed("reason", *KEY_REASON.values[1:])
 WAITING: Final = _closed("cause", "delayed", "unjudged", "filter_failed", "put_off")
-REDELIVERY: Final = _closed("cause", "refused", "timed_out", "lost_consumer", "returned", "drained")
+REDELIVERY: Final = _closed(
+    "cause", "negative_acknowledgement", "timed_out", "lost_consumer", "returned", "drained"
+)
 MODE: Final = _closed("mode", "applied", "shadow")
 SAID: Final = _closed("verdict", "accepted", "rejected", "rescheduled", "failed")
 LOOKUP: Final = _closed("result", "remembered", "asked")

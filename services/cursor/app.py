@@ -8,9 +8,11 @@ from typing import Final
 from grpc import aio
 
 from seqgate.api.cursor.v1 import cursor_pb2_grpc
+from seqgate.api.internal.cursor.v1 import lease_pb2_grpc
 from seqgate.services.cursor.adapters.managed import export_managed_cursor, import_managed_cursor
 from seqgate.services.cursor.adapters.sqlite import open_sqlite_store
 from seqgate.services.cursor.config import CursorConfig
+from seqgate.services.cursor.lease_servicer import CursorLeaseServicer
 from seqgate.services.cursor.metrics import Survey
 from seqgate.services.cursor.ports import CursorStore
 from seqgate.services.cursor.rights import RIGHTS
@@ -22,7 +24,10 @@ from seqgate.services.runtime.server import grpc_server, told_to_stop
 from seqgate.services.runtime.tasks import end
 from seqgate.telemetry.metrics import CURSOR_STORE_FREE, CURSOR_STORE_SIZE
 
-SERVICE: Final = "seqgate.api.cursor.v1.CursorService"
+SERVICES: Final = (
+    "seqgate.api.cursor.v1.CursorService",
+    "seqgate.api.internal.cursor.v1.CursorLeaseService",
+)
 
 
 async def run(config: CursorConfig) -> None:
@@ -54,6 +59,8 @@ async def serve(
         managed = ManagedCursors(store, import_managed_cursor, export_managed_cursor)
         servicer = CursorServicer(store, managed)
         cursor_pb2_grpc.add_CursorServiceServicer_to_server(servicer, server)
+        leases = CursorLeaseServicer(store)
+        lease_pb2_grpc.add_CursorLeaseServiceServicer_to_server(leases, server)
 
     async with (
         surveyed(config, store, metrics),
@@ -61,7 +68,7 @@ async def serve(
             config,
             Drain(),
             register=register,
-            services=[SERVICE],
+            services=SERVICES,
             checks={"store": store.check},
             rights=RIGHTS,
             metrics=metrics,

@@ -9,7 +9,7 @@ from seqgate.services.runtime.config import Port, ServiceConfig, settings_for
 
 
 class CursorConfig(ServiceConfig):
-    """What the cursor service can be told."""
+    """The settings of the cursor service."""
 
     model_config = settings_for("cursor")
     service: ClassVar[str] = "cursor"
@@ -17,15 +17,15 @@ class CursorConfig(ServiceConfig):
     listen: Port = "127.0.0.1:7703"
 
     message_bytes_max: Annotated[int, Field(ge=64 * 1024, le=256 * 1024 * 1024)] = 32 * 1024 * 1024
-    """The largest gRPC message, in bytes. The properties of a mark-delete position, 16 MiB
-    together, fit in as they stand."""
+    """The largest gRPC message, in bytes. The default has room for the largest properties of a
+    mark-delete position, 16 MiB together."""
 
     store_path: Path = Path("cursor.db")
     """The SQLite database; its folder must exist."""
 
     store_bytes_max: Annotated[int, Field(ge=0)] = 0
-    """How large the database may grow, in bytes, its write-ahead log included: that takes a
-    sixteenth, and no more than 64 MiB. 0: as large as the disk."""
+    """The largest size of the database, in bytes, including its write-ahead log, which takes a
+    sixteenth, at most 64 MiB. 0: no limit but the disk."""
 
     store_readers: Annotated[int, Field(ge=1, le=64)] = 2
-    """How many reads may go on at a time."""
+    """The most concurrent reads of the database."""

@@ -1,8 +1,8 @@
-"""What each method of the cursor service needs.
+"""The rights that each method of the cursor service needs.
 
-Other services keep their records in cursors' properties, and act on them: what a dispatcher finds
-there it publishes to where it says, under the dispatcher's own name. So properties whose names
-belong to the system are for services alone.
+Other services keep records in cursors' properties, and act on them: a dispatcher publishes records
+that it finds there to the topics that they name, with its own rights. So only services may write
+properties whose names belong to the system.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.cursor.v1 import managed_pb2
+from seqgate.api.internal.cursor.v1 import lease_pb2
 from seqgate.services.runtime.access import SYSTEM_CURSOR, Need, Part, Role, Verb
 from seqgate.services.runtime.rights import (
     NOBODY,
@@ -19,6 +20,7 @@ from seqgate.services.runtime.rights import (
     Rights,
     Shown,
     of_cursor,
+    of_listed,
     roles,
     table,
     the_topic,
@@ -28,9 +30,10 @@ from seqgate.services.runtime.rights import (
 CONSUME, ADMINISTER, KEEP = Verb.CONSUME, Verb.ADMINISTER, Verb.KEEP
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["CursorService"]
+LEASE_SERVICE: Final = lease_pb2.DESCRIPTOR.services_by_name["CursorLeaseService"]
 
 SYSTEM_PROPERTIES: Final = (SYSTEM_CURSOR, "#seqgate.")
-"""How the names of properties begin that belong to the system."""
+"""The prefixes of property names that belong to the system."""
 
 
 def _list_cursors(request: Any) -> Sequence[Need]:
@@ -39,7 +42,7 @@ def _list_cursors(request: Any) -> Sequence[Need]:
 
 
 def _kept(request: Any, properties: Iterable[str]) -> Sequence[Need]:
-    own = Need(frozenset({KEEP}), the_topic(request.topic), Part(request.name))
+    own = Need(frozenset({KEEP}), the_topic(request.topic), Part(request.cursor))
     return [own, NOBODY] if any(map(_is_system, properties)) else [own]
 
 
@@ -76,7 +79,7 @@ RIGHTS: Final[Rights] = table(
         "ListCursors": Right(
             _list_cursors,
             roles(Role.DISPATCHER, Role.LEDGER, Role.JOBS),
-            Shown("cursors", of_cursor(CONSUME, ADMINISTER, KEEP)),
+            Shown("cursors", of_listed(CONSUME, ADMINISTER, KEEP)),
         ),
         "DeleteCursor": Right(
             of_cursor(ADMINISTER, KEEP), roles(Role.DISPATCHER, Role.DEDUP, Role.LEDGER)
@@ -84,16 +87,21 @@ RIGHTS: Final[Rights] = table(
         "ResetCursor": Right(of_cursor(ADMINISTER, KEEP), _DISPATCHER),
         "MarkDelete": Right(of_cursor(KEEP), roles(Role.DEDUP)),
         "Acknowledge": Right(of_cursor(KEEP), _DISPATCHER),
-        "ReadAcknowledged": Right(of_cursor(CONSUME, ADMINISTER, KEEP), _DISPATCHER),
-        "RecordAttempts": Right(of_cursor(KEEP), _DISPATCHER),
-        "ListAttempts": Right(of_cursor(CONSUME, ADMINISTER, KEEP), _DISPATCHER),
+        "ListAcknowledged": Right(of_cursor(CONSUME, ADMINISTER, KEEP), _DISPATCHER),
         "UpdateCursorProperties": Right(_update_properties, roles(Role.DISPATCHER, Role.DEDUP)),
-        "AcquireLease": Right(of_cursor(KEEP), _DISPATCHER),
-        "RenewLease": Right(of_cursor(KEEP), _DISPATCHER),
-        "ReleaseLease": Right(of_cursor(KEEP), _DISPATCHER),
         "ImportManagedCursor": Right(_import),
         "ExportManagedCursor": Right(of_cursor(CONSUME, ADMINISTER, KEEP)),
     },
     SERVICE.methods_by_name,
+) | table(
+    LEASE_SERVICE.full_name,
+    {
+        "AcquireLease": Right(of_cursor(KEEP), _DISPATCHER),
+        "RenewLease": Right(of_cursor(KEEP), _DISPATCHER),
+        "ReleaseLease": Right(of_cursor(KEEP), _DISPATCHER),
+        "RecordAttempts": Right(of_cursor(KEEP), _DISPATCHER),
+        "ListAttempts": Right(of_cursor(CONSUME, ADMINISTER, KEEP), _DISPATCHER),
+    },
+    LEASE_SERVICE.methods_by_name,
 )
 """By the full names of the methods."""

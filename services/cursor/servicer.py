@@ -3,16 +3,13 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
 
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.cursor.v1 import cursor_pb2_grpc as pb_grpc
-from seqgate.api.entry.v1 import entry_pb2
 from seqgate.services.cursor.core.cursor import (
     PROPERTIES_BYTES_MAX,
     PROPERTIES_MAX,
-    Attempts,
     BatchAck,
     Caller,
     CursorState,
@@ -23,12 +20,21 @@ from seqgate.services.cursor.core.cursor import (
     properties_bytes,
 )
 from seqgate.services.cursor.core.managed import Imported, InvalidManagedCursor
-from seqgate.services.cursor.core.state import LEASE_MAX_MS, RESERVED, Head, Lease
+from seqgate.services.cursor.core.state import RESERVED, Head, Lease
 from seqgate.services.cursor.ports import CursorStore
 from seqgate.services.cursor.service import ManagedCursors
-from seqgate.services.errors import DomainError, InvalidPage, InvalidTopicName, Kind
+from seqgate.services.errors import DomainError, InvalidPage, Kind
+from seqgate.services.runtime.positions import to_position
+from seqgate.services.runtime.requests import (
+    read_limit,
+    read_optional_position,
+    read_position,
+    read_position_token,
+    read_topic,
+    to_position_token,
+)
+from seqgate.times import timestamp
 from seqgate.types import (
-    CURSOR_NAME_BYTES_MAX,
     SEQUENCE_ID_MAX,
     InvalidNameError,
     Position,
@@ -63,16 +69,6 @@ BATCH_MESSAGES_MAX: Final = 10_000
 SUCCESSIONS_MAX: Final = 10_000
 """How many ends of ledgers one call may tell."""
 
-ATTEMPTS_MAX: Final = 10_000
-"""How many deliveries one RecordAttempts may count."""
-
-COUNTS_DEFAULT: Final = 10_000
-COUNTS_MAX: Final = 100_000
-"""How many counts of deliveries a page holds, unless asked otherwise, and at most."""
-
-LEASE_MIN_MS: Final = 100
-"""How long a lease must be asked for at least, in milliseconds; at most LEASE_MAX_MS."""
-
 CURSORS_DEFAULT: Final = 100
 CURSORS_MAX: Final = 1_000
 """How many cursors a page holds, unless asked otherwise, and at most."""
@@ -103,13 +99,6 @@ class InvalidCursorName(DomainError):
     reason = "INVALID_CURSOR_NAME"
 
 
-class InvalidLease(DomainError):
-    """A lease's owner is invalid, or its duration is out of range."""
-
-    kind = Kind.INVALID
-    reason = "INVALID_LEASE"
-
-
 class CursorServicer(pb_grpc.CursorServiceServicer):
     """See cursor.proto. What a step answers is translated inside it: later the cursor may have
     moved on."""
@@ -123,11 +112,11 @@ class CursorServicer(pb_grpc.CursorServiceServicer):
     async def CreateCursor(
         self, request: pb.CreateCursorRequest, context: Context
     ) -> pb.CreateCursorResponse:
-        topic, name = _names(request)
+        topic, name = names(request)
         head, created = await self._store.create(
             topic,
             name,
-            mark_delete=_optional_position(request, "mark_delete"),
+            mark_delete=read_optional_position(request, "mark_delete", InvalidPosition),
             properties=_own_properties("properties", request.properties),
         )
         return pb.CreateCursorResponse(cursor=_to_cursor(head), created=created)
@@ -139,13 +128,13 @@ class CursorServicer(pb_grpc.CursorServiceServicer):
             return pb.GetCursorResponse(cursor=_to_cursor(state.head))
 
         whole = not request.without_mark_delete_properties
-        return await self._store.look(*_names(request), look, whole=whole)
+        return await self._store.look(*names(request), look, whole=whole)
 
     async def ListCursors(
         self, request: pb.ListCursorsRequest, context: Context
     ) -> pb.ListCursorsResponse:
-        topic = _topic(request.topic) if request.topic else None
-        size = _page_size(request.page_size, CURSORS_DEFAULT, CURSORS_MAX)
+        topic = read_topic(request.topic) if request.topic else None
+        size = read_limit(request.page_size, CURSORS_DEFAULT, CURSORS_MAX)
         after = _page_token(request.page_token, topic)
         page: list[pb.Cursor] = []
         bytes_left = CURSORS_BYTES_MAX
@@ -165,19 +154,19 @@ class CursorServicer(pb_grpc.CursorServiceServicer):
     async def DeleteCursor(
         self, request: pb.DeleteCursorRequest, context: Context
     ) -> pb.DeleteCursorResponse:
-        await self._store.delete(*_names(request))
+        await self._store.delete(*names(request))
         return pb.DeleteCursorResponse()
 
     async def UpdateCursorProperties(
         self, request: pb.UpdateCursorPropertiesRequest, context: Context
     ) -> pb.UpdateCursorPropertiesResponse:
-        topic, name = _names(request)
+        topic, name = names(request)
         put = _own_properties("put", request.put)
         if request.clear and any(each.startswith(RESERVED) for each in put):
             raise InvalidProperty(
                 f"the prefix {RESERVED} is reserved and cannot be put with clear", field="put"
             )
-        caller = Caller(version=_optional(request, "version"), epoch=_optional(request, "epoch"))
+        caller = Caller(revision=optional(request, "revision"), epoch=optional(request, "epoch"))
 
         def step(state: CursorState, _: int) -> pb.UpdateCursorPropertiesResponse:
             state.update_properties(put, request.remove, caller, clear=request.clear)
@@ -190,9 +179,9 @@ class CursorServicer(pb_grpc.CursorServiceServicer):
     async def ResetCursor(
         self, request: pb.ResetCursorRequest, context: Context
     ) -> pb.ResetCursorResponse:
-        topic, name = _names(request)
-        mark_delete = _optional_position(request, "mark_delete")
-        caller = Caller(epoch=_optional(request, "epoch"))
+        topic, name = names(request)
+        mark_delete = read_optional_position(request, "mark_delete", InvalidPosition)
+        caller = Caller(epoch=optional(request, "epoch"))
 
         def step(state: CursorState, _: int) -> pb.ResetCursorResponse:
             state.reset(mark_delete, caller)
@@ -203,16 +192,16 @@ class CursorServicer(pb_grpc.CursorServiceServicer):
     async def MarkDelete(
         self, request: pb.MarkDeleteRequest, context: Context
     ) -> pb.MarkDeleteResponse:
-        topic, name = _names(request)
+        topic, name = names(request)
         position = _required_position(request, "position")
         properties = _mark_delete_properties("properties", request.properties)
-        caller = _caller(request)._replace(version=_optional(request, "version"))
+        caller = _caller(request)._replace(revision=optional(request, "revision"))
 
         def step(state: CursorState, _: int) -> pb.MarkDeleteResponse:
             state.mark_delete(position, properties, caller)
             head = state.head
             return pb.MarkDeleteResponse(
-                mark_delete=_to_position(head.mark_delete), version=head.version
+                mark_delete=to_position(head.mark_delete), revision=head.revision
             )
 
         return await self._store.change(topic, name, step)
@@ -220,7 +209,7 @@ class CursorServicer(pb_grpc.CursorServiceServicer):
     async def Acknowledge(
         self, request: pb.AcknowledgeRequest, context: Context
     ) -> pb.AcknowledgeResponse:
-        topic, name = _names(request)
+        topic, name = names(request)
         ranges, batches = _ranges(request.ranges), _batches(request.batches)
         caller = _caller(request)
 
@@ -228,95 +217,29 @@ class CursorServicer(pb_grpc.CursorServiceServicer):
             state.acknowledge(ranges, batches, caller)
             head = state.head
             return pb.AcknowledgeResponse(
-                mark_delete=_to_position(head.mark_delete), version=head.version
+                mark_delete=to_position(head.mark_delete), revision=head.revision
             )
 
         return await self._store.change(topic, name, step)
 
-    async def ReadAcknowledged(
-        self, request: pb.ReadAcknowledgedRequest, context: Context
-    ) -> pb.ReadAcknowledgedResponse:
-        topic, name = _names(request)
-        after = _optional_position(request, "after")
-        size = _page_size(request.page_size, HOLES_DEFAULT, HOLES_MAX)
+    async def ListAcknowledged(
+        self, request: pb.ListAcknowledgedRequest, context: Context
+    ) -> pb.ListAcknowledgedResponse:
+        topic, name = names(request)
+        after = read_position_token(request.page_token)
+        size = read_limit(request.page_size, HOLES_DEFAULT, HOLES_MAX)
 
-        def look(state: CursorState) -> pb.ReadAcknowledgedResponse:
+        def look(state: CursorState) -> pb.ListAcknowledgedResponse:
             return _to_acknowledged(state, after, size)
 
         return await self._store.look(topic, name, look)
-
-    async def RecordAttempts(
-        self, request: pb.RecordAttemptsRequest, context: Context
-    ) -> pb.RecordAttemptsResponse:
-        topic, name = _names(request)
-        if len(request.positions) > ATTEMPTS_MAX:
-            raise InvalidPosition(f"too many positions (limit {ATTEMPTS_MAX:,})", field="positions")
-        positions = [_position("positions", each) for each in request.positions]
-        caller = Caller(epoch=_optional(request, "epoch"))
-
-        def step(state: CursorState, _: int) -> pb.RecordAttemptsResponse:
-            counts = state.record_attempts(positions, caller, request.attempts)
-            return pb.RecordAttemptsResponse(attempts=counts)
-
-        return await self._store.change(topic, name, step)
-
-    async def ListAttempts(
-        self, request: pb.ListAttemptsRequest, context: Context
-    ) -> pb.ListAttemptsResponse:
-        topic, name = _names(request)
-        after = _optional_position(request, "after")
-        size = _page_size(request.page_size, COUNTS_DEFAULT, COUNTS_MAX)
-
-        def look(state: CursorState) -> pb.ListAttemptsResponse:
-            return _to_attempts(state.attempts(after, size))
-
-        return await self._store.look(topic, name, look, whole=False)
-
-    # ---- leases
-
-    async def AcquireLease(
-        self, request: pb.AcquireLeaseRequest, context: Context
-    ) -> pb.AcquireLeaseResponse:
-        topic, name = _names(request)
-        owner, duration_ms = _owner(request.owner), _duration(request.duration_ms)
-
-        def step(state: CursorState, now_ms: int) -> pb.AcquireLeaseResponse:
-            lease = state.acquire_lease(owner, now_ms, duration_ms)
-            return pb.AcquireLeaseResponse(lease=_to_lease(lease))
-
-        return await self._store.change(topic, name, step)
-
-    async def RenewLease(
-        self, request: pb.RenewLeaseRequest, context: Context
-    ) -> pb.RenewLeaseResponse:
-        topic, name = _names(request)
-        owner, duration_ms = _owner(request.owner), _duration(request.duration_ms)
-
-        def step(state: CursorState, now_ms: int) -> pb.RenewLeaseResponse:
-            lease = state.renew_lease(
-                owner, request.epoch, now_ms, duration_ms, next_epoch=request.next_epoch
-            )
-            return pb.RenewLeaseResponse(lease=_to_lease(lease))
-
-        return await self._store.change(topic, name, step)
-
-    async def ReleaseLease(
-        self, request: pb.ReleaseLeaseRequest, context: Context
-    ) -> pb.ReleaseLeaseResponse:
-        topic, name = _names(request)
-
-        def step(state: CursorState, now_ms: int) -> pb.ReleaseLeaseResponse:
-            state.release_lease(request.epoch, now_ms)
-            return pb.ReleaseLeaseResponse()
-
-        return await self._store.change(topic, name, step)
 
     # ---- Pulsar's records
 
     async def ImportManagedCursor(
         self, request: pb.ImportManagedCursorRequest, context: Context
     ) -> pb.ImportManagedCursorResponse:
-        topic, name = _names(request)
+        topic, name = names(request)
         imported = _importable(
             self._managed.read(request.managed_cursor_info, request.position_info)
         )
@@ -326,7 +249,7 @@ class CursorServicer(pb_grpc.CursorServiceServicer):
     async def ExportManagedCursor(
         self, request: pb.ExportManagedCursorRequest, context: Context
     ) -> pb.ExportManagedCursorResponse:
-        info = await self._managed.export_cursor(*_names(request))
+        info = await self._managed.export_cursor(*names(request))
         return pb.ExportManagedCursorResponse(managed_cursor_info=info)
 
 
@@ -348,46 +271,13 @@ def _importable(imported: Imported) -> Imported:
     return imported
 
 
-def _names(request: Any) -> tuple[TopicName, str]:
+def names(request: Any) -> tuple[TopicName, str]:
     """The cursor that a request is about."""
-    topic = _topic(request.topic)
+    topic = read_topic(request.topic)
     try:
-        return topic, check_cursor_name(request.name)
+        return topic, check_cursor_name(request.cursor)
     except InvalidNameError as error:
-        raise InvalidCursorName(str(error), field="name") from error
-
-
-def _topic(text: str) -> TopicName:
-    try:
-        return TopicName.parse(text)
-    except InvalidNameError as error:
-        raise InvalidTopicName(str(error), field="topic") from error
-
-
-def _owner(name: str) -> str:
-    try:
-        return check_cursor_name(name)
-    except InvalidNameError as error:
-        raise InvalidLease(
-            f"owner must be 1 to {CURSOR_NAME_BYTES_MAX} bytes of UTF-8 without control characters",
-            field="owner",
-        ) from error
-
-
-def _duration(duration_ms: int) -> int:
-    if not LEASE_MIN_MS <= duration_ms <= LEASE_MAX_MS:
-        raise InvalidLease(
-            f"duration_ms must be {LEASE_MIN_MS:,} to {LEASE_MAX_MS:,}",
-            field="duration_ms",
-            given=duration_ms,
-        )
-    return duration_ms
-
-
-def _page_size(given: int, default: int, most: int) -> int:
-    if not 0 <= given <= most:
-        raise InvalidPage(f"page_size must be 1 to {most:,}", field="page_size", given=given)
-    return given or default
+        raise InvalidCursorName(str(error), field="cursor") from error
 
 
 def _page_token(token: str, topic: TopicName | None) -> tuple[str, str]:
@@ -405,30 +295,15 @@ def _page_token(token: str, topic: TopicName | None) -> tuple[str, str]:
     return str(last), name
 
 
-def _optional(request: Any, field: str) -> Any:
+def optional(request: Any, field: str) -> Any:
     """A field's value; None: it is absent."""
     return getattr(request, field) if request.HasField(field) else None
-
-
-def _position(field: str, position: entry_pb2.Position) -> Position:
-    if max(position.ledger_id, position.entry_id) > SEQUENCE_ID_MAX:
-        raise InvalidPosition(
-            f"{field}: ledger_id and entry_id must be at most 2^63 - 1",
-            field=field,
-            ledger_id=position.ledger_id,
-            entry_id=position.entry_id,
-        )
-    return Position(position.ledger_id, position.entry_id)
-
-
-def _optional_position(request: Any, field: str) -> Position | None:
-    return _position(field, getattr(request, field)) if request.HasField(field) else None
 
 
 def _required_position(message: Any, field: str, path: str = "") -> Position:
     if not message.HasField(field):
         raise InvalidPosition(f"{path}{field} is required", field=f"{path}{field}")
-    return _position(f"{path}{field}", getattr(message, field))
+    return read_position(f"{path}{field}", getattr(message, field), InvalidPosition)
 
 
 def _caller(request: pb.MarkDeleteRequest | pb.AcknowledgeRequest) -> Caller:
@@ -437,8 +312,8 @@ def _caller(request: pb.MarkDeleteRequest | pb.AcknowledgeRequest) -> Caller:
             f"too many successions (limit {SUCCESSIONS_MAX:,})", field="successions"
         )
     return Caller(
-        epoch=_optional(request, "epoch"),
-        log_end=_optional_position(request, "log_end"),
+        epoch=optional(request, "epoch"),
+        log_end=read_optional_position(request, "log_end", InvalidPosition),
         successions=tuple(map(_succession, request.successions)),
     )
 
@@ -552,34 +427,22 @@ def _mark_delete_properties(field: str, given: Mapping[str, str]) -> dict[str, s
 # ---- translating back
 
 
-def _to_position(position: Position | None) -> entry_pb2.Position | None:
-    if position is None:
-        return None
-    return entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
-
-
-def _to_time(milliseconds: int) -> Timestamp:
-    time = Timestamp()
-    time.FromMilliseconds(milliseconds)
-    return time
-
-
-def _to_lease(lease: Lease) -> pb.Lease:
-    return pb.Lease(owner=lease.owner, epoch=lease.epoch, expires=_to_time(lease.expires_ms))
+def to_lease(lease: Lease) -> pb.Lease:
+    return pb.Lease(owner=lease.owner, epoch=lease.epoch, expires=timestamp(lease.expires_ms))
 
 
 def _to_cursor(head: Head) -> pb.Cursor:
     return pb.Cursor(
         topic=str(head.topic),
         name=head.name,
-        mark_delete=_to_position(head.mark_delete),
+        mark_delete=to_position(head.mark_delete),
         mark_delete_properties=head.mark_delete_properties,
         properties=head.properties,
-        version=head.version,
-        created=_to_time(head.created_ms),
+        revision=head.revision,
+        created=timestamp(head.created_ms),
         acknowledged_entries=head.acknowledged,
         partial_batches=head.partial,
-        lease=None if head.lease is None else _to_lease(head.lease),
+        lease=None if head.lease is None else to_lease(head.lease),
     )
 
 
@@ -590,8 +453,8 @@ def _to_page(page: list[pb.Cursor]) -> pb.ListCursorsResponse:
 
 def _to_acknowledged(
     state: CursorState, after: Position | None, size: int
-) -> pb.ReadAcknowledgedResponse:
-    response = pb.ReadAcknowledgedResponse(mark_delete=_to_position(state.head.mark_delete))
+) -> pb.ListAcknowledgedResponse:
+    response = pb.ListAcknowledgedResponse(mark_delete=to_position(state.head.mark_delete))
     indexes_left = HOLES_INDEXES_MAX
     while size > 0 and indexes_left > 0:
         page = state.acknowledged(after, min(size, HOLES_STEP))
@@ -602,26 +465,15 @@ def _to_acknowledged(
         after = page.next_after
         size -= len(page.ranges) + len(page.batches)
         indexes_left -= sum(len(each.indexes) for each in page.batches)
-    if after is not None:
-        response.next_after.ledger_id, response.next_after.entry_id = after
+    response.next_page_token = to_position_token(after)
     return response
 
 
-def _to_attempts(page: Attempts) -> pb.ListAttemptsResponse:
-    return pb.ListAttemptsResponse(
-        entries=[
-            pb.EntryAttempts(position=_to_position(position), attempts=count)
-            for position, count in page.counts
-        ],
-        next_after=_to_position(page.next_after),
-    )
-
-
 def _to_range(range_: Range) -> pb.PositionRange:
-    return pb.PositionRange(first=_to_position(range_.first), last_entry_id=range_.last_entry)
+    return pb.PositionRange(first=to_position(range_.first), last_entry_id=range_.last_entry)
 
 
 def _to_batch(batch: BatchAck) -> pb.BatchAcknowledgement:
     return pb.BatchAcknowledgement(
-        position=_to_position(batch.position), batch_size=batch.size, indexes=batch.indexes
+        position=to_position(batch.position), batch_size=batch.size, indexes=batch.indexes
     )

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from grpc import aio
 
 from seqgate.api.dedup.v1 import dedup_pb2_grpc
+from seqgate.api.internal.dedup.v1 import writer_pb2_grpc
 from seqgate.services.dedup.adapters.connect import connect_redis
 from seqgate.services.dedup.adapters.policy_file import PolicyFile
 from seqgate.services.dedup.adapters.redis import RedisStateStore
@@ -18,6 +19,7 @@ from seqgate.services.dedup.rights import RIGHTS
 from seqgate.services.dedup.service import Deduplication
 from seqgate.services.dedup.servicer import DedupServicer
 from seqgate.services.dedup.snapshots import Snapshots
+from seqgate.services.dedup.writer_servicer import DedupWriterServicer
 from seqgate.services.runtime.channels import following_channel
 from seqgate.services.runtime.cursors import GrpcCursors, NoCursors
 from seqgate.services.runtime.drain import Drain
@@ -25,11 +27,11 @@ from seqgate.services.runtime.metrics import OFF, Metrics, survey_forever, telli
 from seqgate.services.runtime.server import grpc_server, told_to_stop
 from seqgate.services.runtime.tasks import end
 
-SERVICE = "seqgate.api.dedup.v1.DedupService"
+SERVICES = "seqgate.api.dedup.v1.DedupService", "seqgate.api.internal.dedup.v1.DedupWriterService"
 
 
 async def run(config: DedupConfig) -> None:
-    """Serve until told to stop."""
+    """Serve until the process is asked to stop."""
     async with (
         telling(config) as metrics,
         connect_redis(
@@ -57,7 +59,7 @@ async def connect_cursors(config: DedupConfig, metrics: Metrics = OFF) -> AsyncI
 async def serve(
     config: DedupConfig, store: StateStore, cursors: Cursors, metrics: Metrics = OFF
 ) -> None:
-    """Serve from any store until told to stop."""
+    """Serve from any store until the process is asked to stop."""
     drain = Drain()
     file = PolicyFile(config.policy_file, config.policy_interval_s)
     counts = DedupMetrics(metrics)
@@ -69,8 +71,12 @@ async def serve(
         survey.tell()
 
         def register(server: aio.Server) -> None:
-            servicer = DedupServicer(deduplication, policies, drain)
+            servicer, writer = (
+                DedupServicer(deduplication, policies),
+                DedupWriterServicer(deduplication, drain),
+            )
             dedup_pb2_grpc.add_DedupServiceServicer_to_server(servicer, server)
+            writer_pb2_grpc.add_DedupWriterServiceServicer_to_server(writer, server)
 
         watching = [
             tasks.create_task(policies.reread_forever()),
@@ -83,7 +89,7 @@ async def serve(
             config,
             drain,
             register=register,
-            services=[SERVICE],
+            services=SERVICES,
             checks={"redis": store.check},
             rights=RIGHTS,
             metrics=metrics,

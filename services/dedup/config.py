@@ -15,7 +15,7 @@ def _checked(url: str) -> str:
 
 
 class DedupConfig(CallerConfig):
-    """What the dedup service can be told."""
+    """The settings of the dedup service."""
 
     model_config = settings_for("dedup") | {"hide_input_in_errors": True}  # it may have a password
     service: ClassVar[str] = "dedup"
@@ -23,41 +23,40 @@ class DedupConfig(CallerConfig):
     listen: Port = "127.0.0.1:7701"
 
     redis_url: Annotated[str, AfterValidator(_checked)] = "redis://127.0.0.1:6379/0"
-    """Where the state is kept.
+    """The Redis that stores the state.
 
     - one server: redis://[user:password@]host:port/database, or unix:///path
-    - the master that Sentinels know by a name:
-      redis+sentinel://[user:password@]host:port,host:port,host:port/name[/database]; what the
-      Sentinels themselves want are options, ?sentinel_username=...&sentinel_password=...
+    - a master that Sentinels know by name:
+      redis+sentinel://[user:password@]host:port,host:port,host:port/name[/database]; the
+      Sentinels' own credentials are options, ?sentinel_username=...&sentinel_password=...
     - a cluster, by some of its nodes: redis+cluster://[user:password@]host:port,host:port,host:port
 
-    With rediss instead of redis, over TLS; ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_cert_reqs
-    and ssl_check_hostname are options then. User, password and options are percent-encoded."""
+    rediss instead of redis uses TLS, with the options ssl_ca_certs, ssl_certfile, ssl_keyfile,
+    ssl_cert_reqs and ssl_check_hostname. User, password and options are percent-encoded."""
 
     redis_timeout_s: Seconds = 2
-    """How long Redis may take to answer or to be connected to; in a cluster, for all of a command
-    with its redirections."""
+    """The time limit for a connection to Redis, and for a command; in a cluster, for a command with
+    all its redirections."""
 
     redis_connections_max: Annotated[int, Field(ge=1, le=10_000)] = 64
-    """How many connections to Redis are open at most, in a cluster to each node; a call beyond that
-    is refused."""
+    """The most connections to Redis, in a cluster to each node; a call beyond that is refused."""
 
     cursor_target: str = "127.0.0.1:7703"
-    """The cursor service, where snapshots and policies are kept: host:port, or dns:///name:port to
-    be balanced over its replicas. Empty: there is none; what Redis forgets is replayed from the
-    log's beginning, and no policy can be set by a call."""
+    """The cursor service, which stores snapshots and policies: host:port, or dns:///name:port to
+    balance over its replicas. Empty: none; a state that Redis loses is replayed from the start of
+    the log, and SetPolicy is refused."""
 
     cursor_timeout_s: Seconds = 5
-    """How long one answer of the cursor service may take."""
+    """The time limit of a call to the cursor service."""
 
     policy_file: Path | None = None
-    """The TOML file with policies; none: built-in values."""
+    """The TOML file with policies; none: the built-in values."""
 
     policy_interval_s: Seconds = 1
-    """The policy file is checked for changes at most this often."""
+    """The shortest interval between checks of the policy file for changes."""
 
     purge_interval_s: Seconds = 1200
-    """How often inactive producers are looked for."""
+    """The interval between purges of inactive producers."""
 
     snapshot_check_interval_s: Seconds = 10
-    """How often it is looked whether a snapshot is due by time."""
+    """The interval between checks for snapshots that are due by time."""

@@ -1,8 +1,7 @@
-"""What the dedup service says of itself in numbers; seqgate/telemetry/metrics.py says what each
-means.
+"""The dedup service's metrics; seqgate/telemetry/metrics.py describes each.
 
-What is remembered of topics lies in Redis, which all replicas share: a survey looks through it now
-and then, and each replica tells all of it.
+The state of topics is in Redis, which all replicas share: each replica surveys it periodically, and
+reports all of it.
 """
 
 from collections import Counter
@@ -28,7 +27,7 @@ _OTHERS: Final = tuple(verdict for verdict in Verdict if verdict is not Verdict.
 
 
 class DedupMetrics:
-    """What is counted, and the histograms that are told."""
+    """The counters and histograms."""
 
     def __init__(self, metrics: Metrics = OFF) -> None:
         self.calls: Counter[tuple[str, str]] = Counter()
@@ -49,8 +48,7 @@ class DedupMetrics:
         self.calls[operation, name] += 1
 
     def judged(self, topic: TopicName, judged: Judged) -> None:
-        """Claims got verdicts. Most are new: these are counted first, and often there is no more
-        to count."""
+        """Count verdicts. Most are NEW: these are counted first, and often there are no others."""
         label = self._label(topic)
         counts = self.verdicts.get(label)
         if counts is None:
@@ -61,7 +59,7 @@ class DedupMetrics:
     @contextmanager
     def unforeseen(self, work: str, of: object = "") -> Iterator[None]:
         """Contain an unexpected exception in this topic or policy: it is counted and logged, and
-        the process goes on."""
+        the process continues."""
         try:
             yield
         except DomainError:
@@ -114,12 +112,12 @@ def _each(counts: Counter[str], attribute: told.Attribute) -> Read:
 
 
 UNSAVED_MAX: Final = 10_000
-"""Of how many topics without any snapshot it is remembered since when; of more, the age of what
-they have to keep is told as 0. About 3 MB."""
+"""Number of topics without a snapshot whose age is remembered; that of others is reported as 0.
+About 3 MB."""
 
 
 class Seen(NamedTuple):
-    """What a survey found of topics that have one label: of all together, or the most of one."""
+    """The result of a survey for the topics of one label: totals, or the largest value of one."""
 
     topics: int
     producers: int
@@ -142,10 +140,10 @@ class Seen(NamedTuple):
 
 @dataclass(slots=True)
 class Survey:
-    """Looks through what is remembered of all topics, again and again.
+    """Surveys the state of all topics periodically.
 
     Attributes:
-        seen: what the last look has found, by label.
+        seen: the result of the last survey, by label.
     """
 
     store: StateStore
@@ -155,7 +153,7 @@ class Survey:
     _unsaved_since_ms: dict[TopicName, int] = field(default_factory=dict)
 
     def tell(self) -> None:
-        """Tell what is found."""
+        """Register the metrics of the survey."""
         metrics = self.metrics
         metrics.tell(told.POLICY_FAILING, lambda: [((), int(bool(self.policies.error)))])
         metrics.tell(
@@ -174,10 +172,10 @@ class Survey:
         return lambda: summed((label, getattr(seen, name)) for label, seen in self.seen.items())
 
     async def look(self) -> None:
-        """Look once.
+        """Survey once.
 
         Raises:
-            StateUnavailable, CursorsUnavailable: what was seen before stays.
+            StateUnavailable, CursorsUnavailable: the previous result remains.
         """
         now_ms = await self.store.now_ms()
         seen: dict[str, Seen] = {}

@@ -1,34 +1,34 @@
-"""Policies that are set by a call: durable, and in effect on every replica when the call returns.
+"""Policies set by SetPolicy: durable, and in effect on every replica when the call returns.
 
-They are kept with the cursor service, each as a property of a cursor of the system topic
-`<tenant>/<namespace>/__dedup_policies`. That is a topic without a log, so its cursors hold nothing
-back. The cursor's name is the last part of the topic's name, or NAMESPACE.
+The cursor service stores each as a property of a cursor of the system topic
+`<tenant>/<namespace>/__dedup_policies`. That topic has no log, so its cursors hold no trims back.
+The cursor's name is the last part of the topic's name, or NAMESPACE.
 
     SetPolicy ──▶ cursor service: the property ──▶ state store: a new token ──▶ the answer
 
     any call  ──▶ state store: the token ──▶ cached under this token? ── yes ──▶ use it
                                                       └─ no ──▶ cursor service: the property
 
-A replica keeps what it read under the token that it saw before it read, and uses it as long as the
-state store has that token. Each token is random and put in place once, so one that was replaced
-does not come back, and the rest follows:
+A replica caches a policy under the token that it saw before it read the policy, and uses it as long
+as the state store has that token. Each token is random and set once, so a replaced token does not
+come back. It follows:
 
-- Who asks after SetPolicy has returned sees its token or a later one. What is cached under that was
-  read after the property was written.
-- Who reads the old value between the property and the token has it under the old token, and reads
-  again at the next call. So no token is needed before the property.
-- When the property is written and the token is not, because a replica or the state store died
-  between, SetPolicy has not returned, and it is not known whether the policy counts. It counts at
-  the latest when what is cached is read again (REREAD_S); the same call, made again, ends it.
-- A state store that lost the token is given another by the first replica that misses it, and all
+- A call after SetPolicy has returned sees its token or a later one. Policies cached under that
+  token were read after the property was written.
+- A replica that reads the old value between the two writes caches it under the old token, and
+  reads again at the next call. So no new token is needed before the property is written.
+- If a replica or the state store dies between the two writes, SetPolicy has not returned, and its
+  outcome is unknown. The policy is in effect after REREAD_S at the latest, when cached policies are
+  read again; a retry of the call puts it in effect at once.
+- If the state store loses the token, the first replica to notice sets another, and all replicas
   read again.
-- Only a state store that goes back to an earlier state of its own, as a Redis replica that takes
-  over may, can show a token again that was replaced. That, too, ends after REREAD_S.
+- Only a state store that returns to an earlier state, as a Redis replica may when it takes over,
+  can show a replaced token again. That, too, ends after REREAD_S.
 
-While the cursor service is away, what is cached under the current token is used. Where nothing is
-cached, the call is refused: whether deduplication was switched off cannot be told then. Judging all
-the same would answer a topic that is not deduplicated as if it were, and not judging would store a
-message twice; a caller that tries again loses nothing.
+While the cursor service is unavailable, policies cached under the current token are used. Without a
+cached policy the call is refused, since deduplication may be switched off: a verdict would treat a
+topic without deduplication as if it had it, and no verdict would store a message twice; a retry
+loses nothing.
 """
 
 import asyncio
@@ -57,18 +57,18 @@ PROPERTY: Final = "#seqgate.internal.policy"
 """The property: a JSON object, its names and values as in a policy file."""
 
 CACHED_MAX: Final = 10_000
-"""How many levels are cached, those that set nothing included: about 5 MB. The least recently used
-goes."""
+"""The most levels cached, those without a policy included: about 5 MB. The least recently used is
+evicted."""
 
 REREAD_S: Final = 60.0
-"""How often everything that is cached is read again, in seconds."""
+"""The interval at which all cached policies are read again, in seconds."""
 
 RETRY_AFTER_S: Final = 0.5
-"""What a caller is told to wait when a policy cannot be told."""
+"""RetryInfo for a caller whose policy cannot be determined."""
 
 
 class Level(NamedTuple):
-    """Where a policy is set: tenant/namespace, and the cursor's name."""
+    """The level of a policy: tenant/namespace, and the cursor's name."""
 
     namespace: str
     name: str
@@ -90,7 +90,7 @@ class Level(NamedTuple):
 
     @property
     def place(self) -> TopicName | None:
-        """The topic of its cursor; None: the namespace's name leaves no room for it."""
+        """The topic of its cursor; None: the namespace's name is too long for one."""
         try:
             return TopicName.parse(f"{self.namespace}/{LOCAL}")
         except InvalidNameError:
@@ -98,7 +98,7 @@ class Level(NamedTuple):
 
 
 class DurablePolicies:
-    """See dedup.ports.PolicySource: what was set by calls, over the policy file."""
+    """See dedup.ports.PolicySource: policies set by calls, which override the policy file."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class DurablePolicies:
         self._cached: OrderedDict[Level, Policy] = OrderedDict()
 
     async def effective(self, topic: TopicName) -> EffectivePolicy:
-        if topic.is_system or not self._cursors.configured:  # nothing can have been set
+        if topic.is_system or not self._cursors.configured:  # no call can have set one
             return self._file.policies.effective(topic)
         token = await self._store.policy_token()
         for_topic = await self._cached_or_read(token, Level.of_topic(topic))
@@ -129,12 +129,11 @@ class DurablePolicies:
         return self._file.error
 
     async def set(self, level: Level, policy: Policy) -> None:
-        """Set a level's policy in place of what was set there; NOTHING removes it.
+        """Replace a level's policy; NOTHING removes it.
 
         Raises:
-            InvalidPolicy: it is of a system topic; or the name of its namespace is too long to
-                keep policies.
-            CursorsUnavailable, StateUnavailable: it is not known whether it was set.
+            InvalidPolicy: the level is a system topic, or its namespace's name is too long.
+            CursorsUnavailable, StateUnavailable: the outcome is unknown.
         """
         place = level.place
         if place is None:
@@ -148,20 +147,20 @@ class DurablePolicies:
             else:
                 value = json.dumps(policy.values)
                 await self._cursors.put_property(place, level.name, PROPERTY, value)
-        finally:  # also when the outcome is not known: what is cached may be old then
+        finally:  # even if the outcome is unknown: cached policies may be outdated
             await self._store.set_policy_token(new_token())
 
     async def get(self, level: Level) -> Policy:
-        """What was set on a level.
+        """The policy set on a level.
 
         Raises:
-            CursorsUnavailable: that cannot be told.
+            CursorsUnavailable: it cannot be read.
         """
         return await self._read(level)
 
     async def forget(self, topic: TopicName) -> None:
-        """Remove a deleted topic's policy. Where there is none, the token stays: topics that come
-        and go cause no rereads."""
+        """Remove a deleted topic's policy. Without one, the token stays: topics that come and go
+        cause no rereads."""
         if topic.is_system:
             return
         level = Level.of_topic(topic)
@@ -171,8 +170,8 @@ class DurablePolicies:
         await self.set(level, NOTHING)
 
     async def reread_forever(self, interval_s: float = REREAD_S) -> None:
-        """Read what is cached again and again, for as long as the task lives: a token that was lost
-        is made up for."""
+        """Read all cached policies again at intervals, until the task is cancelled: this makes up
+        for a lost token."""
         while True:
             await asyncio.sleep(interval_s)
             try:
@@ -182,11 +181,11 @@ class DurablePolicies:
                 log.warning("policies not refreshed", error=str(error))
 
     async def reread(self) -> None:
-        """Read what is cached again; what a new token drops meanwhile need not be. Of a level that
-        cannot be read now what was read before stays, and holds no others back.
+        """Read all cached policies again, until a new token clears the cache. A stored policy that
+        is unreadable leaves the cached one, and the others are still read.
 
         Raises:
-            CursorsUnavailable: the rest stays as it is.
+            CursorsUnavailable: the remaining cached policies stay.
         """
         token = self._token
         for level in list(self._cached):
@@ -197,7 +196,7 @@ class DurablePolicies:
                 self._cached[level] = policy
 
     async def _cached_or_read(self, token: str, level: Level) -> Policy:
-        """What is set on a level, for a caller who has just seen the token."""
+        """The policy set on a level, for a caller that has just seen the token."""
         if token != self._token:
             self._token = token
             self._cached.clear()
@@ -221,7 +220,7 @@ class DurablePolicies:
         return policy
 
     async def _readable(self, level: Level) -> Policy | None:
-        """What is set on a level; None: something that cannot be read."""
+        """The policy set on a level; None: it is unreadable."""
         place = level.place
         if place is None:
             return NOTHING
@@ -236,13 +235,13 @@ class DurablePolicies:
 
 
 def new_token() -> str:
-    """A token that never was."""
+    """A token that was never used."""
     return secrets.token_hex(16)
 
 
 def _parsed(text: str) -> Policy | None:
-    """The policy of a property; None: it is none. What a newer release has set, and is not known
-    here, is left out."""
+    """The policy in a property; None: it is unreadable. Values of newer releases, unknown here, are
+    ignored."""
     try:
         values = json.loads(text)
         if isinstance(values, dict):

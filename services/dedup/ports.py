@@ -1,7 +1,7 @@
-"""What the dedup service needs from outside: a store for the state of topics, and policies.
+"""The dedup service's ports: a store for the state of topics, the cursor service, and policies.
 
-tests/conformance judges every adapter by the same suite. Redis Cluster and Sentinel fit behind it
-because each call concerns one topic only.
+tests/conformance runs the same suite over every adapter. Redis Cluster and Sentinel can implement
+the store because each call concerns one topic only.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -33,7 +33,7 @@ from seqgate.types import Position, TopicName
 
 
 class StateUnavailable(DomainError):
-    """Redis did not answer in time. Whether the request took effect is unknown."""
+    """Redis did not answer in time. The outcome of the request is unknown."""
 
     kind = Kind.UNAVAILABLE
     reason = "STATE_UNAVAILABLE"
@@ -53,25 +53,25 @@ class Summary(NamedTuple):
 
     @property
     def unsaved(self) -> int:
-        """How many entries were confirmed since the newest snapshot."""
+        """The number of entries confirmed since the newest snapshot."""
         return self.counts.confirmed_entries - self.saved.entries
 
 
 class ProducerPage(NamedTuple):
-    """Some of a topic's producers; an empty token ends the listing."""
+    """A page of a topic's producers; an empty token ends the listing."""
 
     producers: list[tuple[str, Tracked]]
     next_token: str
 
 
 class StateStore(Protocol):
-    """The state of topics. Each method is one atomic step for one topic, and computes what the
-    method of the same name of core.topic.TopicState computes.
+    """The state of topics. Each method is one atomic step on one topic, with the result of the
+    method of the same name of core.topic.TopicState.
 
     Raises:
         Fenced: from admit, confirm and rollback, when the writer was replaced; from load, when the
             topic has a newer incarnation.
-        StateUnavailable: from every method; the outcome is not known.
+        StateUnavailable: from every method; the outcome is unknown.
     """
 
     async def admit(
@@ -102,12 +102,12 @@ class StateStore(Protocol):
     ) -> None: ...
 
     async def producer(self, topic: TopicName, name: str) -> Tracked | None:
-        """What is remembered of one producer."""
+        """The state of one producer; None: it is not tracked."""
         ...
 
     async def producers(self, topic: TopicName, *, size: int, token: str) -> ProducerPage:
-        """About `size` producers, in no particular order; one that changes meanwhile may come
-        twice. Raises InvalidPage for a token that no page gave."""
+        """About `size` producers, in no particular order; one that changes meanwhile may be listed
+        twice. Raises InvalidPage for a token that no page returned."""
         ...
 
     async def summary(self, topic: TopicName) -> Summary | None:
@@ -115,7 +115,7 @@ class StateStore(Protocol):
         ...
 
     async def freeze(self, topic: TopicName) -> Frozen | None:
-        """All that a snapshot keeps, as of one moment, or None if there is no state."""
+        """The content of a snapshot, as of one moment, or None if there is no state."""
         ...
 
     async def record_snapshot(self, topic: TopicName, incarnation: int, saved: Saved) -> None: ...
@@ -138,29 +138,29 @@ class StateStore(Protocol):
         purge: Sequence[tuple[str, int]],
         evict: Sequence[tuple[str, int]],
     ) -> int:
-        """Drop producers that were not active since, and count them by cause. Returns how many
-        were dropped."""
+        """Drop the producers that were not active after the given times, and count them by cause.
+        Returns the number dropped."""
         ...
 
     async def forget_topic(self, topic: TopicName, incarnation: int | None) -> None:
-        """Drop a topic's state unless it is of a newer incarnation; None: whatever it is."""
+        """Drop a topic's state unless it is of a newer incarnation; None: of any incarnation."""
         ...
 
     def topics(self) -> AsyncIterator[TopicName]:
-        """Every topic that has state; one that appears or vanishes meanwhile may be missed."""
+        """All topics with state; one that is created or dropped meanwhile may be missed."""
         ...
 
     async def policy_token(self) -> str:
-        """What all replicas compare to see that policies were set; made if there is none, never
-        twice the same."""
+        """The token that replicas compare to detect changed policies; created if there is none. No
+        token is used twice."""
         ...
 
     async def set_policy_token(self, token: str) -> None:
-        """Put a token in place that never was."""
+        """Replace the token by one that was never used."""
         ...
 
     async def now_ms(self) -> int:
-        """The store's own clock: one for all replicas."""
+        """The time by the store's clock, which all replicas share."""
         ...
 
     async def check(self) -> None:
@@ -169,27 +169,27 @@ class StateStore(Protocol):
 
 
 class Cursors(Protocol):
-    """The cursor service, as deduplication asks it.
+    """The cursor service, as deduplication uses it.
 
     Raises:
-        CursorsUnavailable: from every method; the outcome is not known.
+        CursorsUnavailable: from every method; the outcome is unknown.
     """
 
     @property
     def configured(self) -> bool:
-        """Whether there is a cursor service at all; if not, there never was a cursor."""
+        """Whether a cursor service is configured; without one, no cursor exists."""
         ...
 
     async def get(self, topic: TopicName, name: str, *, whole: bool) -> Cursor | None:
-        """A cursor, or None if there is none; unless `whole`, without what is attached to its
+        """A cursor, or None if it does not exist; unless `whole`, without the properties of its
         mark-delete position."""
         ...
 
     async def create(
         self, topic: TopicName, name: str, mark_delete: Position | None = None
     ) -> Cursor:
-        """Make a cursor at a position unless it exists, None: at the earliest; what it is then, not
-        whole."""
+        """Create a cursor at a position, None: the earliest, unless it exists. Returns the cursor,
+        without the properties of its mark-delete position."""
         ...
 
     async def mark_delete(
@@ -199,55 +199,55 @@ class Cursors(Protocol):
         position: Position,
         properties: Mapping[str, str],
         *,
-        version: int,
+        revision: int,
     ) -> None:
-        """Move a cursor, and attach properties to its position, all or nothing.
+        """Move a cursor and attach properties to its position, atomically.
 
         Raises:
-            CursorConflict: its version is another one, it is past the position, or it is gone.
+            CursorConflict: the cursor has another revision, is past the position, or was deleted.
         """
         ...
 
     async def put_property(self, topic: TopicName, name: str, key: str, value: str | None) -> None:
-        """Set one of the cursor's own properties, or remove it; a cursor that does not exist is
-        made when there is something to set."""
+        """Set one of the cursor's own properties, and create the cursor if necessary; None: remove
+        the property."""
         ...
 
     async def delete(self, topic: TopicName, name: str) -> None:
-        """Remove a cursor, if there is one."""
+        """Delete a cursor, if it exists."""
         ...
 
 
 class GivenPolicies(Protocol):
-    """Policies that an operator gives, which may change at any time."""
+    """Policies from an operator's file, which may change at any time."""
 
     @property
     def policies(self) -> Policies:
-        """Those in use."""
+        """The policies in use."""
         ...
 
     @property
     def error(self) -> str:
-        """Why the newest are not in use; empty: they are."""
+        """Why the newest policies were rejected; empty: they are in use."""
         ...
 
 
 class PolicySource(Protocol):
-    """Where policies come from. What it answers may change from one call to the next."""
+    """The policies in effect, which may change between two calls."""
 
     async def effective(self, topic: TopicName) -> EffectivePolicy:
         """The policy in effect for a topic now, on every replica.
 
         Raises:
-            CursorsUnavailable, StateUnavailable: that cannot be told.
+            CursorsUnavailable, StateUnavailable: the policy cannot be determined.
         """
         ...
 
     async def forget(self, topic: TopicName) -> None:
-        """Drop what was set for a topic, which was deleted."""
+        """Remove the policy of a deleted topic."""
         ...
 
     @property
     def error(self) -> str:
-        """Why the newest policies are not in use; empty: they are."""
+        """Why the newest policy file was rejected; empty: it is in use."""
         ...

@@ -1,4 +1,4 @@
-"""Where Redis is, as one text.
+"""The address of Redis, as a URL.
 
     redis://[user:password@]host[:port][/database]          one server, or one address of several
     redis+sentinel://[...@]host[:port],.../name[/database]  the master that Sentinels know by a name
@@ -6,7 +6,7 @@
     unix:///path[?db=database]                              one server on this machine
 
 With rediss, rediss+sentinel and rediss+cluster all of it goes over TLS. The user and the password
-are Redis's own; what Sentinels want is among the options, which follow a question mark.
+are Redis's own; those of Sentinels are among the options, which follow a question mark.
 """
 
 import re
@@ -27,7 +27,7 @@ _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s\[\]:%]+)(?::([0-9]{1,5}))?"
 
 
 class Served(Enum):
-    """By what."""
+    """The kind of deployment."""
 
     SERVER = auto()
     SOCKET = auto()
@@ -43,8 +43,8 @@ class Node(NamedTuple):
 
 
 class RedisUrl(NamedTuple):
-    """What such a text says. `options` and `sentinel` are arguments of redis-py's connections, to
-    Redis and to Sentinels."""
+    """A parsed URL. `options` and `sentinel` are arguments of redis-py's connections, to Redis and
+    to Sentinels."""
 
     served: Served
     nodes: tuple[Node, ...] = ()
@@ -67,10 +67,10 @@ _SCHEMES: Final = {
 
 
 def parse_redis_url(text: str) -> RedisUrl:
-    """What a text says.
+    """Parse a URL.
 
     Raises:
-        ValueError: nothing that can be; the message does not repeat a password.
+        ValueError: it is invalid; the message does not repeat a password.
     """
     form = _FORM.fullmatch(text)
     if form is None or form[1] not in _SCHEMES:

@@ -1,13 +1,14 @@
-"""What each method of the dedup service needs.
+"""The rights that each method of the dedup service needs.
 
-What says that a message is stored, or that it is not, is for who keeps the log: the ledger service,
-a rebuild, or an application that keeps one of its own (`keep`).
+Confirming messages as stored, or withdrawing them, is reserved to the log's keeper: the ledger
+service, a rebuild, or an application with a log of its own (`keep`).
 """
 
 from collections.abc import Sequence
 from typing import Any, Final
 
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
+from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.services.runtime.access import Need, Role, Verb
 from seqgate.services.runtime.rights import (
     Right,
@@ -22,6 +23,7 @@ from seqgate.services.runtime.rights import (
 PUBLISH, READ, ADMINISTER, KEEP = Verb.PUBLISH, Verb.READ, Verb.ADMINISTER, Verb.KEEP
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["DedupService"]
+WRITER_SERVICE: Final = writer_pb2.DESCRIPTOR.services_by_name["DedupWriterService"]
 
 
 def _exchange(request: Any) -> Sequence[Need]:
@@ -54,15 +56,20 @@ def _policy(*verbs: Verb) -> Any:
 _OF_LOGS: Final = roles(Role.LEDGER)
 
 RIGHTS: Final[Rights] = table(
-    SERVICE.full_name,
+    WRITER_SERVICE.full_name,
     {
         "Admit": Right(of_topic(KEEP), _OF_LOGS),
         "Confirm": Right(of_topic(KEEP), _OF_LOGS),
         "Rollback": Right(of_topic(KEEP), _OF_LOGS),
         "Exchange": Right(_exchange, _OF_LOGS),
-        "KeepProducers": Right(of_topic(KEEP), _OF_LOGS),
+        "KeepProducersAlive": Right(of_topic(KEEP), _OF_LOGS),
         "ForgetTopic": Right(of_topic(KEEP), _OF_LOGS),
         "LoadState": Right(_load_state, roles(Role.JOBS)),
+    },
+    WRITER_SERVICE.methods_by_name,
+) | table(
+    SERVICE.full_name,
+    {
         "TakeSnapshot": Right(of_topic(KEEP, ADMINISTER), roles(Role.LEDGER, Role.JOBS)),
         "GetProducer": Right(of_topic(PUBLISH, READ, ADMINISTER, KEEP), roles(Role.JOBS)),
         "Explain": Right(of_topic(PUBLISH, READ, ADMINISTER, KEEP)),

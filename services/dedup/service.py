@@ -1,4 +1,4 @@
-"""What the dedup service does, in its own words: policies over the state store.
+"""The dedup service behind the wire: policies over the state store.
 
 servicer.py translates the wire to these calls; the rules are in core; the store is behind a port.
 """
@@ -76,8 +76,8 @@ class TopicStatus(NamedTuple):
 
 
 class LoadOutcome(NamedTuple):
-    """Whether a state was put in place, how far the one that is there now goes (None where nothing
-    is remembered), and how many producers did not fit."""
+    """Whether a state was loaded, the confirmed position of the present one (None: there is no
+    state), and how many producers did not fit."""
 
     loaded: bool
     confirmed: Position | None
@@ -141,7 +141,7 @@ class Deduplication:
     async def confirm(
         self, topic: TopicName, writer: Writer, confirmation: Confirmation
     ) -> Applied | Behind | Disabled:
-        """Take note of what the log holds."""
+        """Confirm entries as stored in the log."""
         policy = await self._policies.effective(topic)
         if not policy.enabled.value:
             return self._disabled("confirm")
@@ -169,8 +169,8 @@ class Deduplication:
     async def keep(
         self, topic: TopicName, producers: Sequence[str], *, only_due: bool = False
     ) -> int:
-        """Mark producers as alive. Within how many seconds that is to be done again; 0: at any
-        time. With `only_due`, those stay as they are that were active within half of that."""
+        """Mark producers as alive. Returns the seconds until the next report is due; 0: there is no
+        need for one. With `only_due`, producers active within half of that time are unchanged."""
         policy = await self._policies.effective(topic)
         timeout_minutes = policy.producer_inactivity_timeout_minutes.value
         within_s = timeout_minutes * 60 // KEEPS_PER_TIMEOUT if policy.enabled.value else 0
@@ -179,10 +179,10 @@ class Deduplication:
         return within_s
 
     async def producer(self, topic: TopicName, name: str) -> Tracked:
-        """What is remembered of a producer.
+        """The state of a producer.
 
         Raises:
-            ProducerNotFound: nothing is.
+            ProducerNotFound: it has none.
         """
         tracked = None
         if (await self._policies.effective(topic)).enabled.value:
@@ -211,8 +211,8 @@ class Deduplication:
         return TopicStatus(policy, self._policies.error, summary, error, snapshot, unknown)
 
     async def forget_topic(self, topic: TopicName, incarnation: int, *, deleted: bool) -> None:
-        """Drop a topic's state and its snapshot; of one that was deleted, its policy, too. What a
-        newer incarnation has stays."""
+        """Drop a topic's state and its snapshot; of a deleted one, its policy, too. Those of a
+        newer incarnation remain."""
         summary = await self._store.summary(topic)
         await self._store.forget_topic(topic, incarnation)
         await self._snapshots.forget(topic, incarnation)
@@ -280,8 +280,8 @@ class Deduplication:
             await asyncio.sleep(interval_s)
 
     async def purge(self, now_ms: int) -> None:
-        """Forget, on every topic, what policy says is to be forgotten. A store's clock that was set
-        forward ages no producer. A topic whose policy cannot be told holds no others back."""
+        """Forget state on every topic as its policy demands. A store clock set forward ages no
+        producer. A topic whose policy is unavailable does not block others."""
         async for topic in self._store.topics():
             try:
                 with self._metrics.unforeseen("purge", topic):
@@ -292,7 +292,7 @@ class Deduplication:
     async def _purge(self, topic: TopicName, now_ms: int) -> None:
         policy = await self._policies.effective(topic)
         if not policy.enabled.value:
-            # The cursor first: what is left of it would hold the log back for ever.
+            # The cursor first: a leftover one would limit trims of the log forever.
             await self._snapshots.forget(topic, None)
             await self._store.forget_topic(topic, None)
             return

@@ -1,16 +1,15 @@
 """The wire of the dedup service: check, translate, call, translate back."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 from typing import Any, Final
 
-from google.protobuf.timestamp_pb2 import Timestamp
+from google.protobuf.duration_pb2 import Duration
 from grpc import aio
-from opentelemetry.trace import get_current_span
 
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.dedup.v1 import dedup_pb2_grpc as pb_grpc
 from seqgate.services.dedup.core.policy import (
+    BOUNDS,
     EffectivePolicy,
     InvalidPolicy,
     OnFull,
@@ -20,103 +19,50 @@ from seqgate.services.dedup.core.policy import (
     check_number,
 )
 from seqgate.services.dedup.core.sequence import Marks
-from seqgate.services.dedup.core.topic import Persisted, Tracked
+from seqgate.services.dedup.core.topic import Tracked
 from seqgate.services.dedup.policies import DurablePolicies, Level
 from seqgate.services.dedup.service import Deduplication, TopicStatus
-from seqgate.services.deduplication import Judged
-from seqgate.services.errors import (
-    DomainError,
-    InvalidPage,
-    InvalidProducerName,
-    Kind,
-)
 from seqgate.services.runtime import deduplication as wire
-from seqgate.services.runtime.drain import Drain
-from seqgate.services.runtime.load import weighed
 from seqgate.services.runtime.positions import to_position
-from seqgate.services.runtime.refusal_log import in_stream
-from seqgate.telemetry import names
-from seqgate.telemetry.spans import asked, rpc_attributes
-from seqgate.types import (
-    Chunk,
+from seqgate.services.runtime.requests import (
+    read_duration_ms,
+    read_limit,
+    read_producer,
+    read_sequence_id,
+    read_topic,
 )
-
-LOADED_PRODUCERS_MAX: Final = 100_000
-"""How many producers one LoadState may hold."""
+from seqgate.times import duration, timestamp
 
 PAGE_DEFAULT: Final = 1_000
 PAGE_MAX: Final = 10_000
 """How many producers a page holds, unless asked otherwise, and at most."""
 
+MINUTE_MS: Final = 60_000
+SECOND_MS: Final = 1_000
+
 Context = aio.ServicerContext[Any, Any]
-
-
-class InvalidState(DomainError):
-    """A state to be loaded has no header or two, repeats a producer, or a value in it is out of
-    range: `given`."""
-
-    kind = Kind.INVALID
-    reason = "INVALID_STATE"
 
 
 class DedupServicer(pb_grpc.DedupServiceServicer):
     """See dedup.proto."""
 
-    def __init__(
-        self, deduplication: Deduplication, policies: DurablePolicies, drain: Drain
-    ) -> None:
+    def __init__(self, deduplication: Deduplication, policies: DurablePolicies) -> None:
         self._deduplication = deduplication
         self._policies = policies
-        self._drain = drain
-
-    async def Admit(self, request: pb.AdmitRequest, context: Context) -> pb.AdmitResponse:
-        return await self._admit(request)
-
-    async def Confirm(self, request: pb.ConfirmRequest, context: Context) -> pb.ConfirmResponse:
-        return await self._confirm(request)
-
-    async def Rollback(self, request: pb.RollbackRequest, context: Context) -> pb.RollbackResponse:
-        return await self._rollback(request)
-
-    # A coroutine that reads and writes on the context; grpc's stubs know only generators.
-    async def Exchange(  # type: ignore[override]
-        self, request_iterator: AsyncIterator[pb.ExchangeRequest], context: Context
-    ) -> None:
-        async for request in self._drain.requests(context):
-            await context.write(await self._exchange(request))
-        if self._drain.begun:
-            await context.write(pb.ExchangeResponse(draining=pb.Draining()))
-
-    async def KeepProducers(
-        self, request: pb.KeepProducersRequest, context: Context
-    ) -> pb.KeepProducersResponse:
-        topic = wire.read_topic(request.topic)
-        if len(request.producer_names) > wire.PRODUCERS_MAX:
-            raise InvalidProducerName(
-                f"a call names at most {wire.PRODUCERS_MAX:,} producers", field="producer_names"
-            )
-        names = [wire.read_producer(name) for name in request.producer_names]
-        keep_within_s = await self._deduplication.keep(topic, names, only_due=request.only_due)
-        return pb.KeepProducersResponse(keep_within_s=keep_within_s)
 
     async def GetProducer(
         self, request: pb.GetProducerRequest, context: Context
     ) -> pb.GetProducerResponse:
-        name = wire.read_producer(request.producer_name)
-        tracked = await self._deduplication.producer(wire.read_topic(request.topic), name)
+        name = read_producer(request.producer_name)
+        tracked = await self._deduplication.producer(read_topic(request.topic), name)
         return pb.GetProducerResponse(producer=_to_producer(name, tracked))
 
     async def ListProducers(
         self, request: pb.ListProducersRequest, context: Context
     ) -> pb.ListProducersResponse:
-        topic = wire.read_topic(request.topic)
-        if not 0 <= request.page_size <= PAGE_MAX:
-            raise InvalidPage(
-                f"page_size must be 1 to {PAGE_MAX:,}, or 0 for {PAGE_DEFAULT:,}", field="page_size"
-            )
-        page = await self._deduplication.producers(
-            topic, size=request.page_size or PAGE_DEFAULT, token=request.page_token
-        )
+        topic = read_topic(request.topic)
+        size = read_limit(request.page_size, PAGE_DEFAULT, PAGE_MAX)
+        page = await self._deduplication.producers(topic, size=size, token=request.page_token)
         return pb.ListProducersResponse(
             producers=[_to_producer(name, tracked) for name, tracked in page.producers],
             next_page_token=page.next_token,
@@ -125,61 +71,16 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
     async def GetTopicStatus(
         self, request: pb.GetTopicStatusRequest, context: Context
     ) -> pb.GetTopicStatusResponse:
-        return _to_status(await self._deduplication.status(wire.read_topic(request.topic)))
-
-    async def ForgetTopic(
-        self, request: pb.ForgetTopicRequest, context: Context
-    ) -> pb.ForgetTopicResponse:
-        incarnation = wire.read_number("incarnation", request.incarnation, wire.InvalidWriter)
-        await self._deduplication.forget_topic(
-            wire.read_topic(request.topic), incarnation, deleted=request.deleted
-        )
-        return pb.ForgetTopicResponse()
+        return _to_status(await self._deduplication.status(read_topic(request.topic)))
 
     async def TakeSnapshot(
         self, request: pb.TakeSnapshotRequest, context: Context
     ) -> pb.TakeSnapshotResponse:
-        taken = await self._deduplication.snapshot(
-            wire.read_topic(request.topic), let_go=request.let_go
-        )
+        taken = await self._deduplication.snapshot(read_topic(request.topic), let_go=request.let_go)
         if taken is None:
             return pb.TakeSnapshotResponse()
         return pb.TakeSnapshotResponse(
             position=to_position(taken.position), producers=taken.producers
-        )
-
-    # A coroutine that reads on the context: it ends in good order when the caller goes away.
-    async def LoadState(
-        self, request_iterator: AsyncIterator[pb.LoadStateRequest], context: Context
-    ) -> pb.LoadStateResponse:
-        with ExitStack() as weights:
-            return await self._loaded(context, weights)
-
-    async def _loaded(self, context: Context, weights: ExitStack) -> pb.LoadStateResponse:
-        header: pb.LoadHeader | None = None
-        producers: dict[str, Persisted] = {}
-        while (request := await context.read()) is not aio.EOF:
-            weights.enter_context(weighed(request))
-            if request.HasField("header") != (header is None):
-                raise InvalidState(
-                    "the header is required in the first message, and allowed in no other",
-                    field="header",
-                )
-            header = request.header if header is None else header
-            _add_states(producers, request.producers)
-        if header is None or not header.HasField("through"):
-            raise InvalidState("header.through is required", field="header.through")
-        outcome = await self._deduplication.load(
-            wire.read_topic(header.topic),
-            wire.read_number("header.incarnation", header.incarnation, InvalidState),
-            wire.read_position("header.through", header.through, InvalidState),
-            list(producers.values()),
-            replacing=header.replace,
-        )
-        return pb.LoadStateResponse(
-            loaded=outcome.loaded,
-            confirmed=to_position(outcome.confirmed),
-            left_out=outcome.left_out,
         )
 
     async def SetPolicy(
@@ -196,8 +97,8 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
         return pb.GetPolicyResponse(values=_to_values(policy))
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
-        topic, name = wire.read_topic(request.topic), wire.read_producer(request.producer_name)
-        sequence_id = wire.read_sequence_id("sequence_id", request.sequence_id)
+        topic, name = read_topic(request.topic), read_producer(request.producer_name)
+        sequence_id = read_sequence_id("sequence_id", request.sequence_id)
         explanation, tracked, status = await self._deduplication.explain(topic, name, sequence_id)
         return pb.ExplainResponse(
             verdict=wire.VERDICTS[explanation.verdict],
@@ -206,92 +107,11 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
             status=_to_status(status),
         )
 
-    async def _admit(self, request: pb.AdmitRequest) -> pb.AdmitResponse:
-        topic, writer, confirmation, claims = wire.read_admit(request)
-        outcome = await self._deduplication.admit(topic, writer, confirmation, claims)
-        if isinstance(outcome, Judged):
-            _trace_verdicts(outcome)
-        return wire.admit_response(outcome, claims)
-
-    async def _confirm(self, request: pb.ConfirmRequest) -> pb.ConfirmResponse:
-        return wire.confirm_response(await self._deduplication.confirm(*wire.read_confirm(request)))
-
-    async def _rollback(self, request: pb.RollbackRequest) -> pb.RollbackResponse:
-        asked_for = wire.read_rollback(request)
-        return wire.rollback_response(await self._deduplication.rollback(*asked_for))
-
-    async def _exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeResponse:
-        asked_for = request.WhichOneof("request")
-        name = f"{_SERVICE}/{(asked_for or 'exchange').capitalize()}"
-        with asked(name, request.trace, rpc_attributes(name)):
-            return await self._exchanged(request, asked_for)
-
-    async def _exchanged(
-        self, request: pb.ExchangeRequest, asked_for: str | None
-    ) -> pb.ExchangeResponse:
-        request_id = request.request_id
-        try:
-            with weighed(request):
-                match asked_for:
-                    case "admit":
-                        admitted = await self._admit(request.admit)
-                        return pb.ExchangeResponse(request_id=request_id, admit=admitted)
-                    case "confirm":
-                        confirmed = await self._confirm(request.confirm)
-                        return pb.ExchangeResponse(request_id=request_id, confirm=confirmed)
-                    case "rollback":
-                        rolled_back = await self._rollback(request.rollback)
-                        return pb.ExchangeResponse(request_id=request_id, rollback=rolled_back)
-                    case _:
-                        raise wire.InvalidClaim("request is required", field="request")
-        except DomainError as refusal:
-            return pb.ExchangeResponse(request_id=request_id, error=in_stream(refusal))
-
-
-_SERVICE: Final = pb.DESCRIPTOR.services_by_name["DedupService"].full_name
-
-
-def _trace_verdicts(judged: Judged) -> None:
-    """The span of a call that is traced says how many claims got each verdict."""
-    span = get_current_span()
-    if span.is_recording():
-        for verdict, count in judged.tally().items():
-            span.set_attribute(names.VERDICTS + verdict.name.lower(), count)
-
-
-def _add_states(producers: dict[str, Persisted], given: Iterable[pb.ProducerState]) -> None:
-    for each in given:
-        name = wire.read_producer(each.name)
-        if name in producers:
-            raise InvalidState("duplicate producer", field="producers", given=name)
-        producers[name] = Persisted(
-            name,
-            wire.read_sequence_id("producers.highest_sequence_id", each.highest_sequence_id),
-            _unfinished(each),
-            wire.read_number(
-                "producers.last_active", each.last_active, InvalidState, wire.APPEND_TIME_MAX_MS
-            ),
-        )
-    if len(producers) > LOADED_PRODUCERS_MAX:
-        raise InvalidState(
-            f"too many producers (limit {LOADED_PRODUCERS_MAX:,})", field="producers"
-        )
-
-
-def _unfinished(state: pb.ProducerState) -> Chunk | None:
-    if not state.HasField("unfinished"):
-        return None
-    field = "producers.unfinished"
-    chunk = wire.read_chunk(field, state.unfinished, InvalidState)
-    if chunk.is_last:
-        raise InvalidState("the last chunk of a message cannot be unfinished", field=field)
-    return chunk
-
 
 def _level(request: pb.SetPolicyRequest | pb.GetPolicyRequest) -> Level:
     match request.WhichOneof("level"):
         case "topic":
-            return Level.of_topic(wire.read_topic(request.topic))
+            return Level.of_topic(read_topic(request.topic))
         case "namespace":
             return Level.of_namespace(check_namespace(request.namespace, "namespace"))
         case _:
@@ -304,15 +124,35 @@ def _policy(values: pb.PolicyValues) -> Policy:
             return None
         return check_number(name, getattr(values, name), f"values.{name}")
 
+    def whole(name: str, of_policy: str, unit_ms: int, unit: str) -> int | None:
+        if not values.HasField(name):  # type: ignore[arg-type]
+            return None
+        field, (least, most) = f"values.{name}", BOUNDS[of_policy]
+        given_ms = read_duration_ms(
+            field,
+            getattr(values, name),
+            InvalidPolicy,
+            least_ms=least * unit_ms,
+            most_ms=most * unit_ms,
+        )
+        if given_ms % unit_ms:
+            raise InvalidPolicy(f"{field} must be in whole {unit}", field=field)
+        return given_ms // unit_ms
+
     if values.on_full not in _ON_FULL:
         raise InvalidPolicy("on_full must be EVICT or REFUSE", field="values.on_full")
     return Policy(
         enabled=values.enabled if values.HasField("enabled") else None,
-        producer_inactivity_timeout_minutes=number("producer_inactivity_timeout_minutes"),
+        producer_inactivity_timeout_minutes=whole(
+            "producer_inactivity_timeout",
+            "producer_inactivity_timeout_minutes",
+            MINUTE_MS,
+            "minutes",
+        ),
         max_producers=number("max_producers"),
         on_full=_ON_FULL[values.on_full],
         snapshot_entries=number("snapshot_entries"),
-        snapshot_interval_s=number("snapshot_interval_s"),
+        snapshot_interval_s=whole("snapshot_interval", "snapshot_interval_s", SECOND_MS, "seconds"),
     )
 
 
@@ -337,14 +177,12 @@ _ON_FULL: Final[Mapping[int, OnFull | None]] = {
 
 
 def _to_producer(name: str, tracked: Tracked) -> pb.Producer:
-    last_active = Timestamp()
-    last_active.FromMilliseconds(tracked.active_ms)
     marks = tracked.marks
     return pb.Producer(
         name=name,
         persisted_sequence_id=wire.to_mark(marks.decided),
         pushed_sequence_id=wire.to_mark(marks.pushed if marks.in_flight else marks.decided),
-        last_active=last_active,
+        last_active=timestamp(tracked.active_ms),
         unfinished=_to_unfinished(marks),
     )
 
@@ -361,7 +199,7 @@ def _to_policy(policy: EffectivePolicy) -> pb.Policy:
     return pb.Policy(
         enabled=policy.enabled.value,
         enabled_source=_TO_SOURCE[policy.enabled.source],
-        producer_inactivity_timeout_minutes=timeout.value,
+        producer_inactivity_timeout=duration(timeout.value * MINUTE_MS),
         producer_inactivity_timeout_source=_TO_SOURCE[timeout.source],
         max_producers=policy.max_producers.value,
         max_producers_source=_TO_SOURCE[policy.max_producers.source],
@@ -369,7 +207,7 @@ def _to_policy(policy: EffectivePolicy) -> pb.Policy:
         on_full_source=_TO_SOURCE[policy.on_full.source],
         snapshot_entries=policy.snapshot_entries.value,
         snapshot_entries_source=_TO_SOURCE[policy.snapshot_entries.source],
-        snapshot_interval_s=policy.snapshot_interval_s.value,
+        snapshot_interval=duration(policy.snapshot_interval_s.value * SECOND_MS),
         snapshot_interval_source=_TO_SOURCE[policy.snapshot_interval_s.source],
     )
 
@@ -380,12 +218,18 @@ def _to_values(policy: Policy) -> pb.PolicyValues:
         on_full = _TO_ACTION[policy.on_full]
     return pb.PolicyValues(
         enabled=policy.enabled,
-        producer_inactivity_timeout_minutes=policy.producer_inactivity_timeout_minutes,
+        producer_inactivity_timeout=_optional_duration(
+            policy.producer_inactivity_timeout_minutes, MINUTE_MS
+        ),
         max_producers=policy.max_producers,
         on_full=on_full,
         snapshot_entries=policy.snapshot_entries,
-        snapshot_interval_s=policy.snapshot_interval_s,
+        snapshot_interval=_optional_duration(policy.snapshot_interval_s, SECOND_MS),
     )
+
+
+def _optional_duration(value: int | None, unit_ms: int) -> Duration | None:
+    return None if value is None else duration(value * unit_ms)
 
 
 def _to_status(status: TopicStatus) -> pb.GetTopicStatusResponse:

@@ -3,16 +3,17 @@
     confirmed, so often ─┐
     so much later ───────┤            ┌─ the version of the cursor
     producers forgotten ─┼─▶ take ──▶ ├─ the state, frozen                  ─▶ mark-delete, if the
-    a long replay, a load┤            └─ (position, what is persisted)         version is the same
+    a long replay, a load┤            └─ (position, persisted marks)           version is the same
     shutting down ───────┘
 
-The version is read before the state, so a snapshot never takes the place of a newer one, whichever
-replica took that. A failure changes nothing: the snapshot before stays, and it is tried again.
+The version is read before the state, so a snapshot never replaces a newer one, of any replica. A
+failure changes nothing: the previous snapshot remains, and the next attempt follows.
 
-The cursor holds the log back, so it is made with a snapshot that fits, and never without one. A
-state that outgrew it, which publishers can bring about, is reported; when the log is to be trimmed,
-the snapshot before is let go, and the cursor goes where the state is. Losing the state then costs a
-replay of the log, and what was trimmed still counts; a log that is never trimmed costs a disk.
+The cursor limits trims of the log, so it is created with a snapshot that fits, and never without
+one. A state that outgrew the limit, which publishers can cause, is reported; when the log is to be
+trimmed, the previous snapshot is dropped, and the cursor moves to the position of the state. Losing
+the state then costs a replay of the log, and trimmed entries still count; a log that is never
+trimmed costs a disk.
 """
 
 import asyncio
@@ -48,14 +49,14 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 SNAPSHOT_BYTES_MAX: Final = 16 * 1024 * 1024
-"""How large a snapshot may be, names and values together, in bytes: what a cursor takes."""
+"""The limit of a snapshot, names and values together, in bytes: that of a cursor."""
 
 TAKING_MAX: Final = 4
 """How many snapshots this process takes at a time."""
 
 READING_MAX: Final = 8
-"""How many snapshots this process reads at a time; who comes later waits. One of SNAPSHOT_BYTES_MAX
-takes up to ten times as much while it is read."""
+"""Number of snapshots that this process reads at a time; further reads wait. One of
+SNAPSHOT_BYTES_MAX takes up to ten times as much memory while it is read."""
 
 TOPICS_MAX: Final = 10_000
 """Of how many topics each is remembered that a snapshot is due, that there is something to keep,
@@ -77,7 +78,7 @@ CONFLICTS_MAX: Final = 3
 UNFORESEEN: Final = "something unforeseen happened; the service's log has what"
 
 BEFORE_THE_LOG: Final = 0
-"""The ledger id of what a replay from nothing puts in front of the log: no place for a cursor."""
+"""The ledger id that a replay without a base puts before the log: no position for a cursor."""
 
 
 class SnapshotTooLarge(DomainError):
@@ -88,7 +89,7 @@ class SnapshotTooLarge(DomainError):
 
 
 class Taken(NamedTuple):
-    """What the newest snapshot covers, and how many producers it holds."""
+    """The position of the newest snapshot, and the number of its producers."""
 
     position: Position
     producers: int
@@ -134,13 +135,13 @@ class Snapshots:
             return
         self._wanted.add(topic)
         if topic not in self._taking:
-            # It is no part of what it is taken after.
+            # It is not part of the operation that it follows.
             self._taking[topic] = self._tasks.create_task(
                 self._take_while_wanted(topic), context=Context()
             )
 
     async def by_time_forever(self, interval_s: float) -> None:
-        """Take one of every topic whose policy says that it is time, again and again."""
+        """Periodically take snapshots of all topics for which one is due by policy."""
         while True:
             await asyncio.sleep(interval_s)
             try:
@@ -172,7 +173,7 @@ class Snapshots:
     async def _by_time(self, topic: TopicName, now_ms: int) -> None:
         try:
             is_time = await self._is_time(topic, now_ms)
-        except CursorsUnavailable as error:  # its policy cannot be told; others' can
+        except CursorsUnavailable as error:  # its policy is unavailable; those of others are not
             log.warning("periodic snapshot skipped", topic=str(topic), error=error.message)
             return
         if is_time:
@@ -221,11 +222,11 @@ class Snapshots:
     # ---- how
 
     async def take(self, topic: TopicName, *, let_go: bool = False) -> Taken | None:
-        """Take one now. Returns what the newest covers; None: there is nothing to keep; or it does
-        not fit, and the one before was to be let go.
+        """Take a snapshot now. Returns the position of the newest one; None: there is no state; or
+        it does not fit, and the previous one was to be dropped.
 
         Raises:
-            SnapshotTooLarge, CursorsUnavailable, StateUnavailable: and the one before stays.
+            SnapshotTooLarge, CursorsUnavailable, StateUnavailable: the previous one remains.
         """
         lock = self._locks.get(topic)
         if lock is None:
@@ -299,39 +300,38 @@ class Snapshots:
         properties = _fitting(frozen)
         if cursor is None:
             cursor = await self._cursors.create(topic, DEDUP_CURSOR, position)
-            if cursor.version:
+            if cursor.revision:
                 raise CursorConflict("another replica created and moved the cursor")
         await self._cursors.mark_delete(
-            topic, DEDUP_CURSOR, position, properties, version=cursor.version
+            topic, DEDUP_CURSOR, position, properties, revision=cursor.revision
         )
         saved = Saved(position, frozen.entries, await self._store.now_ms())
         await self._store.record_snapshot(topic, frozen.incarnation, saved)
         return Taken(position, len(frozen.producers))
 
     async def _standing(self, topic: TopicName) -> Taken | None:
-        """What the snapshot covers that is there."""
+        """The position of the present snapshot."""
         async with self._reads_at_a_time:
             cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=True)
             if cursor is None or cursor.mark_delete is None:
                 return None
-            if not cursor.mark_delete_properties:  # let go, or never attached
+            if not cursor.mark_delete_properties:  # dropped, or never attached
                 return None
             snapshot = _read(topic, cursor, 0)
             return Taken(cursor.mark_delete, 0 if snapshot is None else len(snapshot.producers))
 
     async def standing(self, topic: TopicName) -> Position | None:
-        """How far the snapshot covers the log that is in the cursor, whatever the state knows of
-        it; None: there is none.
+        """The position of the snapshot in the cursor, regardless of the state; None: there is none.
 
         Raises:
-            CursorsUnavailable: whether there is one is not known.
+            CursorsUnavailable: it is unknown whether there is one.
         """
         taken = await self._standing(topic)
         return None if taken is None else taken.position
 
     async def _let_go(self, topic: TopicName) -> None:
-        """Move the cursor to where the state is, without the state: what it held back of the log
-        may go."""
+        """Move the cursor to the position of the state, without a snapshot, so that the log can be
+        trimmed up to there."""
         cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=False)
         frozen = await self._store.freeze(topic)
         position = _place(frozen)
@@ -341,10 +341,10 @@ class Snapshots:
             return
         try:
             await self._cursors.mark_delete(
-                topic, DEDUP_CURSOR, position, {}, version=cursor.version
+                topic, DEDUP_CURSOR, position, {}, revision=cursor.revision
             )
         except CursorConflict:
-            return  # by a snapshot that fits, or by another replica that let go
+            return  # by a snapshot that fits, or by another replica that dropped it
         log.error(
             "snapshot dropped: state too large, and holding back trims",
             topic=str(topic),
@@ -374,7 +374,7 @@ class Snapshots:
     async def _loaded(
         self, topic: TopicName, writer: Writer, confirmed: Position | None
     ) -> Loaded | None:
-        """What became of the newest snapshot; None: there is none that covers more."""
+        """The outcome of loading the newest snapshot; None: none covers more."""
         cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=False)
         if cursor is None or not covers_more(cursor.mark_delete, writer, confirmed):
             return None
@@ -404,7 +404,7 @@ class Snapshots:
         return loaded
 
     async def forget(self, topic: TopicName, incarnation: int | None) -> None:
-        """Remove the snapshot, unless it is of a newer incarnation; None: whatever it is."""
+        """Remove the snapshot, unless it is of a newer incarnation; None: of any incarnation."""
         if incarnation is not None:
             async with self._reads_at_a_time:
                 cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=True)

@@ -7,11 +7,11 @@ from pydantic import Field, model_validator
 from seqgate.services.runtime.config import CallerConfig, Port, Seconds, settings_for
 
 EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104
-"""Hosts to listen on that are not addresses to connect to."""
+"""Hosts that can be listened on, but not connected to."""
 
 
 class DispatcherConfig(CallerConfig):
-    """What the dispatcher service can be told."""
+    """The settings of the dispatcher service."""
 
     model_config = settings_for("dispatcher")
     service: ClassVar[str] = "dispatcher"
@@ -19,88 +19,88 @@ class DispatcherConfig(CallerConfig):
     listen: Port = "127.0.0.1:7704"
 
     advertise: str = ""
-    """host:port under which clients reach this very instance: they are sent here when they ask
-    another one for a subscription that this one has. Empty: where it listens, which must be an
-    address of its own then, not all of a machine's, and not port 0."""
+    """host:port under which clients reach this instance: other instances redirect them here for the
+    subscriptions that it owns. Empty: the value of listen, which must then be a single address,
+    and not port 0."""
 
     ledger_target: str = "127.0.0.1:7702"
-    """The ledger service: host:port, or dns:///name:port to be balanced over its replicas."""
+    """The ledger service: host:port, or dns:///name:port to balance over its replicas."""
 
     cursor_target: str = "127.0.0.1:7703"
     """The cursor service, as for ledger_target."""
 
     call_timeout_s: Seconds = 5
-    """How long one answer of either may take."""
+    """The time limit of a call to either."""
 
     filter_target: str = "127.0.0.1:7705"
-    """The filter service, as for ledger_target. Nobody needs it but subscriptions with filters."""
+    """The filter service, as for ledger_target. Only subscriptions with filters need it."""
 
     filter_timeout_s: Seconds = 1
-    """How long one answer of it may take. Reading a subscription's log waits for it as long at
-    most: what there is no verdict of then, the subscription's policy decides."""
+    """The time limit of a call to it. Reading a subscription's log waits for verdicts up to this
+    time; then the subscription's policy decides about the entries without one."""
 
     lease_s: Annotated[float, Field(ge=0.3, le=3600)] = 10
-    """For how long a subscription is leased; it is renewed in time. When an instance dies, its
-    subscriptions stand still for as long at most."""
+    """The duration of a subscription's lease, which is renewed in time. When an instance dies, its
+    subscriptions stand still for at most this time."""
 
     idle_timeout_s: Seconds = 60
-    """After how long a subscription without consumers is let go."""
+    """The time after which a subscription without consumers is released."""
 
     dead_letter_refused_max_s: Annotated[float, Field(ge=0, le=31_536_000)] = 86_400
-    """How long a letter is tried that the dead letter topic refuses, in seconds: its key waits as
-    long. Then its entry is passed: acknowledged, counted and logged."""
+    """How long a letter that the dead letter topic refuses is retried, in seconds; its key waits
+    meanwhile. Then its entry is passed: acknowledged, counted and logged."""
 
     filter_failed_max_s: Annotated[float, Field(gt=0, le=31_536_000)] = 86_400
-    """How long an entry waits at which a filter failed, where the subscription's policy is to park
-    it, in seconds. Then it goes to the dead letter topic."""
+    """How long an entry waits after a failure of a filter, if the subscription's policy is PARK, in
+    seconds. Then it goes to the dead letter topic."""
 
     read_entries_max: Annotated[int, Field(ge=1, le=10_000)] = 500
-    """How many entries are taken in at a time."""
+    """The most entries read from the log at a time."""
 
     key_parked_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
-    """Of how many entries of a key it is remembered that they wait. What is beyond is read again
-    when there is room."""
+    """The most waiting entries of a key that are kept in memory. Further ones are read again when
+    there is room."""
 
     consumer_parked_max: Annotated[int, Field(ge=1, le=10_000_000)] = 20_000
-    """The same, of all keys of a consumer."""
+    """The same, for all keys of a consumer."""
 
     delayed_max: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
-    """How many messages that are to be delivered later are remembered, of each subscription: those
-    that are due soonest. What is beyond is read again in time."""
+    """The most delayed messages of a subscription that are kept in memory, those due soonest.
+    Further ones are read again in time."""
 
     delayed_bytes_max: Annotated[int, Field(ge=1, le=16 * 1024 * 1024 * 1024)] = 32 * 1024 * 1024
-    """The same in bytes, about: 1,200 for each, and its key."""
+    """The same in bytes, approximately: 1,200 for each message, plus its key."""
 
     all_delayed_bytes_max: Annotated[int, Field(ge=1, le=64 * 1024 * 1024 * 1024)] = (
         128 * 1024 * 1024
     )
-    """The same, of all subscriptions together; each remembers 100 messages, whatever others do."""
+    """The same, for all subscriptions together; each keeps at least 100 messages."""
 
     cache_bytes_max: Annotated[int, Field(ge=0, le=16 * 1024 * 1024 * 1024)] = 64 * 1024 * 1024
-    """How many bytes of entries are kept, of each subscription, from when they are read until they
-    are sent. What is not kept is fetched again."""
+    """The most bytes of a subscription's entries that are cached between reading and sending.
+    Entries that are not cached are fetched again."""
 
     caches_bytes_max: Annotated[int, Field(ge=0, le=64 * 1024 * 1024 * 1024)] = 256 * 1024 * 1024
-    """The same, of all subscriptions together."""
+    """The same, for all subscriptions together."""
 
     stream_bytes_max: Annotated[int, Field(ge=1, le=1024 * 1024 * 1024)] = 8 * 1024 * 1024
-    """How many bytes of entries that were fetched for one consumer are not sent yet. One entry is
-    fetched, whatever its size."""
+    """The most bytes of entries fetched for one consumer and not sent yet. While there are none, an
+    entry of any size is fetched."""
 
     streams_bytes_max: Annotated[int, Field(ge=1, le=64 * 1024 * 1024 * 1024)] = 128 * 1024 * 1024
-    """How many bytes of entries are on their way to all consumers together. Who needs more waits
-    until others have read what they are sent. (An entry takes up to three times its size while it
-    is sent.)"""
+    """The most bytes of entries on their way to all consumers together. Beyond that, a consumer
+    waits until others have read theirs. (While it is sent, an entry takes up to three times its
+    size.)"""
 
     slow_consumer_s: Seconds = 10
-    """For how long a consumer may not read what it is sent while others wait for room; then it is
-    cut off."""
+    """How long a consumer may go without reading its deliveries while others wait for room; then
+    its stream ends with SLOW_CONSUMER."""
 
     consumers_max: Annotated[int, Field(ge=1, le=10_000)] = 1_000
-    """How many consumers a subscription may have."""
+    """The most consumers of a subscription."""
 
     subscriptions_max: Annotated[int, Field(ge=1, le=100_000)] = 1_000
-    """How many subscriptions this instance may have."""
+    """The most subscriptions that this instance owns."""
 
     @model_validator(mode="after")
     def _can_be_reached(self) -> Self:
@@ -113,5 +113,5 @@ class DispatcherConfig(CallerConfig):
 
     @property
     def owner(self) -> str:
-        """Where clients reach this instance."""
+        """The address under which clients reach this instance."""
         return self.advertise or self.listen

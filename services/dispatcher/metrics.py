@@ -26,7 +26,7 @@ log = structlog.get_logger()
 REASONS: Final = tuple(reason for reason in Reason if reason is not Reason.READY)
 
 REDELIVERIES: Final = {
-    "refused": "refused",
+    "negative_acknowledgements": "negative_acknowledgement",
     "timed_out": "timed_out",
     "lost_consumers": "lost_consumer",
     "returned": "returned",

@@ -1,4 +1,4 @@
-"""What each method of the dispatcher service needs."""
+"""The rights that each method of the dispatcher service needs."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -9,7 +9,7 @@ from seqgate.services.runtime.rights import (
     Right,
     Rights,
     Shown,
-    of_cursor,
+    of_listed,
     of_subscription,
     of_topic,
     table,
@@ -27,7 +27,7 @@ def _consume(request: Any) -> Sequence[Need]:
     given = request.subscribe
     needs = [Need(frozenset({CONSUME}), the_topic(given.topic), Part(given.subscription))]
     if given.options.dead_letter_topic:
-        # The dispatcher publishes there, under its own name.
+        # The dispatcher publishes there with its own rights.
         letters = the_topic(given.options.dead_letter_topic)
         needs.append(Need(frozenset({PUBLISH}), letters))
     return needs
@@ -44,7 +44,7 @@ RIGHTS: Final[Rights] = table(
         "GetSubscription": Right(_OF_CONSUMERS),
         "ListSubscriptions": Right(
             of_topic(CONSUME, ADMINISTER),
-            shown=Shown("subscriptions", of_cursor(CONSUME, ADMINISTER)),
+            shown=Shown("subscriptions", of_listed(CONSUME, ADMINISTER)),
         ),
         "DeleteSubscription": Right(_OF_OPERATORS),
         "ResetSubscription": Right(_OF_CONSUMERS),  # as Seek on the stream

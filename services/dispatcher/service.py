@@ -2,12 +2,11 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 
 from seqgate.services.dispatcher.config import DispatcherConfig
-from seqgate.services.dispatcher.core.delays import DelayedBytes
 from seqgate.services.dispatcher.errors import (
     InvalidStart,
     KeyNotHeld,
@@ -24,14 +23,12 @@ from seqgate.services.dispatcher.ports import (
     Ports,
     SubscriptionNotFound,
 )
-from seqgate.services.dispatcher.shell.cache import Caches
 from seqgate.services.dispatcher.shell.live import Live, Unread
 from seqgate.services.dispatcher.shell.session import Joining, Session
-from seqgate.services.dispatcher.shell.work import WAITING_CHANGES_BYTES_MAX
+from seqgate.services.dispatcher.shell.shared import Shared
 from seqgate.services.errors import DomainError, Draining
-from seqgate.services.runtime.budget import Budget
 from seqgate.services.runtime.locks import Locks
-from seqgate.services.runtime.room import Room
+from seqgate.services.runtime.requests import After, At, Earliest, Latest, Start
 from seqgate.types import Position, TopicName
 
 log = structlog.get_logger()
@@ -42,35 +39,6 @@ KEEP_INTERVAL_S: Final = 1.0
 PROPERTIES_MAX: Final = 64
 PROPERTY_BYTES_MAX: Final = 4 * 1024
 """How many properties a subscription may have, and the bytes of a name and its value together."""
-
-
-class Earliest(NamedTuple):
-    """Before the first entry."""
-
-
-class Latest(NamedTuple):
-    """After the last entry."""
-
-
-class At(NamedTuple):
-    """At an entry, or at the next one that the log has."""
-
-    position: Position
-
-
-class After(NamedTuple):
-    """After an entry."""
-
-    position: Position
-
-
-class AtTime(NamedTuple):
-    """At the first entry appended at this time or later, in ms since 1970."""
-
-    append_ms: int
-
-
-Start = Earliest | Latest | At | After | AtTime
 
 
 class Dispatcher:
@@ -91,10 +59,7 @@ class Dispatcher:
         self._taking: set[tuple[TopicName, str]] = set()
         self._finished = False
         self._metrics = metrics or DispatcherMetrics()
-        self._room = Room(config.streams_bytes_max, slow_s=config.slow_consumer_s)
-        self._caches = Caches(config.caches_bytes_max)
-        self._delayed = DelayedBytes(config.all_delayed_bytes_max)
-        self._asked = Budget(WAITING_CHANGES_BYTES_MAX)
+        self._shared = Shared.of(config)
 
     # ---- consumers
 
@@ -179,10 +144,7 @@ class Dispatcher:
             self._tasks,
             metrics.answer_duration,
             metrics.handover_duration,
-            room=self._room,
-            caches=self._caches,
-            delayed=self._delayed,
-            asked=self._asked,
+            shared=self._shared,
             leased_s=leased_s,
         )
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 from grpc import aio
 from opentelemetry.trace import INVALID_SPAN, Span
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc as pb_grpc
 from seqgate.services.dispatcher.config import DispatcherConfig
@@ -27,9 +28,12 @@ from seqgate.services.dispatcher.wire import explaining, parsing, reporting
 from seqgate.services.errors import DomainError, Draining
 from seqgate.services.runtime.drain import Drain
 from seqgate.services.runtime.guard import caller_of
+from seqgate.services.runtime.positions import to_position
 from seqgate.services.runtime.refusal_log import in_stream
+from seqgate.services.runtime.requests import read_limit, read_position, read_start, read_topic
 from seqgate.services.runtime.tasks import end
 from seqgate.telemetry import names, spans
+from seqgate.times import timestamp
 from seqgate.types import TopicName
 
 Context = aio.ServicerContext[Any, Any]
@@ -53,7 +57,11 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
         subscribe = first.subscribe
         topic, name = parsing.names(subscribe)
         joining = parsing.joining(topic, name, subscribe, self._config)
-        create_at = parsing.start(subscribe.create_at) if subscribe.HasField("create_at") else None
+        create_at = (
+            read_start(subscribe.create_at, InvalidStart)
+            if subscribe.HasField("create_at")
+            else None
+        )
         live, session = await self._dispatcher.subscribe(
             topic, name, joining, create_at, dict(subscribe.properties)
         )
@@ -98,7 +106,7 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
 
     async def _tell_draining(self, live: Live, session: Session) -> None:
         await self._drain.wait()
-        session.put(pb.ConsumeResponse(draining=pb.Draining()))
+        session.put(pb.ConsumeResponse(draining=common_pb2.Draining()))
         await self._drain.wait_over()
         error = Draining("the service is shutting down", retry_after_s=0.1)
         live.say_goodbye(session, error)
@@ -124,7 +132,9 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
 
     async def _seek(self, live: Live, session: Session, request: pb.Seek) -> None:
         try:
-            mark_delete = await self._dispatcher.resolve(live.topic, parsing.start(request.start))
+            mark_delete = await self._dispatcher.resolve(
+                live.topic, read_start(request.start, InvalidStart)
+            )
         except InvalidStart as error:
             session.refused(request.request_id, in_stream(error))
             return
@@ -138,7 +148,7 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
     ) -> pb.CreateSubscriptionResponse:
         topic, name = parsing.names(request)
         cursor, created = await self._dispatcher.create(
-            topic, name, parsing.start(request.start), dict(request.properties)
+            topic, name, read_start(request.start, InvalidStart), dict(request.properties)
         )
         return pb.CreateSubscriptionResponse(
             subscription=_to_subscription(topic, cursor), created=created
@@ -154,8 +164,8 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
     async def ListSubscriptions(
         self, request: pb.ListSubscriptionsRequest, context: Context
     ) -> pb.ListSubscriptionsResponse:
-        topic = parsing.topic_name(request.topic)
-        limit = parsing.limited(request.page_size, parsing.PAGE_DEFAULT, parsing.PAGE_MAX)
+        topic = read_topic(request.topic)
+        limit = read_limit(request.page_size, parsing.PAGE_DEFAULT, parsing.PAGE_MAX)
         cursors, token = await self._dispatcher.page(topic, limit=limit, token=request.page_token)
         return pb.ListSubscriptionsResponse(
             subscriptions=[_to_subscription(topic, cursor) for cursor in cursors],
@@ -173,7 +183,7 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
         self, request: pb.ResetSubscriptionRequest, context: Context
     ) -> pb.ResetSubscriptionResponse:
         topic, name = parsing.names(request)
-        cursor = await self._dispatcher.reset(topic, name, parsing.start(request.start))
+        cursor = await self._dispatcher.reset(topic, name, read_start(request.start, InvalidStart))
         return pb.ResetSubscriptionResponse(subscription=_to_subscription(topic, cursor))
 
     async def UpdateSubscriptionProperties(
@@ -200,7 +210,7 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
             topic,
             name,
             parsing.chain(request),
-            parsing.start(request.start) if request.HasField("start") else None,
+            read_start(request.start, InvalidStart) if request.HasField("start") else None,
             is_shadow=request.mode == pb.FILTER_MODE_SHADOW,
             caller=caller_of(context),
         )
@@ -221,28 +231,24 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
             topic,
             name,
             parsing.chain(request) if request.filters else None,
-            entries_max=parsing.limited(
-                request.entries_max, parsing.ANALYZED_DEFAULT, parsing.ANALYZED_MAX, "entries_max"
+            entries_max=read_limit(
+                request.max_entries, parsing.ANALYZED_DEFAULT, parsing.ANALYZED_MAX, "max_entries"
             ),
-            seconds_max=parsing.limited(
-                request.seconds_max, parsing.ANALYSIS_S, parsing.ANALYSIS_MAX_S, "seconds_max"
-            ),
+            seconds_max=parsing.analysis_s(request),
         )
         return reporting.analysis(analysis)
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
         topic, name = parsing.names(request)
-        keys_max = parsing.limited(
-            request.keys_max, parsing.KEYS_DEFAULT, parsing.KEYS_MAX, "keys_max"
-        )
-        return reporting.report(await self._dispatcher.live(topic, name), keys_max)
+        max_keys = read_limit(request.max_keys, parsing.KEYS_DEFAULT, parsing.KEYS_MAX, "max_keys")
+        return reporting.report(await self._dispatcher.live(topic, name), max_keys)
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
         topic, name = parsing.names(request)
         subject = request.WhichOneof("subject")
         if subject is None:
             raise InvalidPosition("subject is required: set one of key, position", field="subject")
-        position = parsing.position("position", request.position, InvalidPosition)
+        position = read_position("position", request.position, InvalidPosition)
         live = await self._dispatcher.live(topic, name)
         if subject == "key":
             return explaining.explain_key(live, request.key)
@@ -269,17 +275,17 @@ def _settle(live: Live, session: Session, kind: str, asked: pb.ConsumeRequest) -
         }
         span = spans.begun(f"{names.SETTLE} {live.topic}", asked.trace, about)
     try:
-        if kind == "acknowledge_through":
+        if kind == "acknowledge_cumulative":
             if live.options.kind is not SubscriptionType.EXCLUSIVE:
                 raise CumulativeAckRefused(
-                    "acknowledge_through requires an EXCLUSIVE subscription",
-                    field="acknowledge_through",
+                    "acknowledge_cumulative requires an EXCLUSIVE subscription",
+                    field="acknowledge_cumulative",
                 )
             through = parsing.through(request.settlement)
             if request.epoch != live.epoch:
                 session.stale(request_id, 1, span)
             else:
-                session.acknowledge_through(request_id, through, span)
+                session.acknowledge_cumulative(request_id, through, span)
             return
         items = parsing.items(kind, request)
     except DomainError as error:
@@ -312,8 +318,8 @@ def _to_subscription(topic: TopicName, cursor: Cursor) -> pb.Subscription:
         topic=str(topic),
         name=cursor.name,
         properties=cursor.own,
-        mark_delete=reporting.wire(cursor.mark_delete),
+        mark_delete=to_position(cursor.mark_delete),
         acknowledged_entries=cursor.acknowledged_entries,
-        created=reporting.time_of(cursor.created_ms),
+        created=timestamp(cursor.created_ms),
         owner=cursor.owner,
     )

@@ -18,13 +18,13 @@ SERVICE = "seqgate.api.filter.v1.FilterService"
 
 
 async def run(config: FilterConfig) -> None:
-    """Serve until told to stop."""
+    """Serve until the process is asked to stop."""
     async with telling(config) as metrics:
         await serve(config, metrics)
 
 
 async def serve(config: FilterConfig, metrics: Metrics) -> None:
-    """Serve until told to stop."""
+    """Serve until the process is asked to stop."""
     drain = Drain()
     memo = Memo(config.decisions_max, config.decision_bytes_max)
     filters = Filters(

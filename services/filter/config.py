@@ -8,7 +8,7 @@ from seqgate.services.runtime.config import Port, ServiceConfig, settings_for
 
 
 class FilterConfig(ServiceConfig):
-    """What the filter service can be told."""
+    """The settings of the filter service."""
 
     model_config = settings_for("filter")
     service: ClassVar[str] = "filter"
@@ -16,21 +16,21 @@ class FilterConfig(ServiceConfig):
     listen: Port = "127.0.0.1:7705"
 
     programs_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
-    """How many compiled expressions are kept, by their text."""
+    """The most compiled expressions cached, by their text."""
 
     program_bytes_max: Annotated[int, Field(ge=1024 * 1024, le=16 * 1024 * 1024 * 1024)] = (
         128 * 1024 * 1024
     )
-    """How much memory they take, in bytes, roughly. What a stream's chains need stays as long as
-    the stream does."""
+    """The most memory that they take, in bytes, approximately. Expressions in a stream's chains
+    stay as long as the stream does."""
 
     chain_bytes_max: Annotated[int, Field(ge=1024, le=64 * 1024 * 1024 * 1024)] = 512 * 1024 * 1024
-    """How much memory the chains of all streams take, in bytes, roughly. One beyond that takes the
-    room of streams that judged nothing for the longest: they end. It is refused with SERVICE_BUSY
-    while all of them have just begun. The largest one finds room alone."""
+    """The most memory that the chains of all streams take, in bytes, approximately. A chain beyond
+    that ends the streams that have been idle for the longest; if all have just started, it is
+    refused with SERVICE_BUSY. While there are no others, a chain of any size is accepted."""
 
     decisions_max: Annotated[int, Field(ge=0, le=100_000_000)] = 200_000
-    """How many decisions are remembered, of all chains together; 0: none."""
+    """The most decisions cached, for all chains together; 0: none."""
 
     decision_bytes_max: Annotated[int, Field(ge=0, le=64 * 1024 * 1024 * 1024)] = 128 * 1024 * 1024
-    """How much memory they take, in bytes, roughly."""
+    """The most memory that they take, in bytes, approximately."""

@@ -1,5 +1,4 @@
-"""What the filter service says of itself in numbers; seqgate/telemetry/metrics.py says what each
-means."""
+"""The filter service's metrics; seqgate/telemetry/metrics.py describes each."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from seqgate.telemetry import metrics as told
 
 
 class FilterMetrics:
-    """What is counted, batch by batch, and the histograms that are told."""
+    """The counters, updated once per batch, and the histograms."""
 
     def __init__(self, metrics: Metrics = OFF) -> None:
         self.compilations: Counter[str] = Counter()
@@ -57,7 +56,7 @@ def tell_caches(
     kept: Callable[[], dict[str, tuple[int, int]]],
     allowed: dict[str, tuple[int, int]],
 ) -> None:
-    """Tell how many items there are in each cache and how many bytes they take, and may take."""
+    """Register the number of items, the bytes, and the byte limit of each cache."""
     metrics.tell(told.CACHED, lambda: [((name,), count) for name, (count, _) in kept().items()])
     metrics.tell(told.CACHED_SIZE, lambda: [((name,), size) for name, (_, size) in kept().items()])
     metrics.tell(

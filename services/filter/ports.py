@@ -1,4 +1,4 @@
-"""What the filter service needs from outside: an engine that runs expressions.
+"""The port of the filter service: an engine that runs expressions.
 
 tests/conformance judges every adapter by the same suite.
 """

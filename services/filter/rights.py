@@ -1,5 +1,5 @@
-"""What each method of the filter service needs. It keeps nothing, so trying an expression is for
-everybody who has a right at all."""
+"""The rights that each method of the filter service needs. The service keeps no state, so any right
+at all suffices to try an expression."""
 
 from collections.abc import Sequence
 from typing import Any, Final

@@ -1,5 +1,5 @@
-"""What the filter service does: expressions become programs, and filters chains. Programs are kept
-by their text, decisions by their chain's content; both are caches, and bounded."""
+"""The filter service behind the wire: expressions become programs, and filters chains. Programs are
+cached by their text, decisions by their chain's content; both caches are bounded."""
 
 import asyncio
 import hashlib

@@ -9,9 +9,10 @@ from typing import Any, Final
 from grpc import aio
 from opentelemetry.trace import Span
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.filter.v1 import filter_pb2 as pb
 from seqgate.api.filter.v1 import filter_pb2_grpc as pb_grpc
-from seqgate.services.errors import DomainError, InvalidTopicName, Kind
+from seqgate.services.errors import DomainError, Kind
 from seqgate.services.filter.core.chain import Chain, Decision, ReadKey, Verdict, weight_of
 from seqgate.services.filter.core.explain import Step, steps_of
 from seqgate.services.filter.core.faults import Fault, InvalidExpression
@@ -30,8 +31,9 @@ from seqgate.services.filter.service import (
 from seqgate.services.runtime.drain import Drain
 from seqgate.services.runtime.load import busy, weighed
 from seqgate.services.runtime.refusal_log import in_stream
+from seqgate.services.runtime.requests import read_name, read_topic
 from seqgate.telemetry import names, spans
-from seqgate.types import InvalidNameError, TopicName, check_cursor_name
+from seqgate.times import duration
 
 CHAINS_MAX: Final = 1_000
 """How many chains a stream may have; their numbers are below this."""
@@ -67,10 +69,10 @@ class _Over(Exception):
 
 
 class _Chains:
-    """What a stream was told, by number.
+    """The chains of a stream, by number.
 
     Attributes:
-        over: set when there are none any more, since others need the room.
+        over: set when the stream was evicted, since others need the room.
     """
 
     def __init__(self) -> None:
@@ -114,7 +116,7 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
         finally:
             self._filters.chain_room.give(chains.share)
         if self._drain.begun:
-            await context.write(pb.EvaluateResponse(draining=pb.Draining()))
+            await context.write(pb.EvaluateResponse(draining=common_pb2.Draining()))
 
     async def Compile(self, request: pb.CompileRequest, context: Context) -> pb.CompileResponse:
         try:
@@ -141,7 +143,7 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
     async def _answer(
         self, chains: _Chains, request: pb.EvaluateRequest, span: Span
     ) -> pb.EvaluateResponse | None:
-        """None: the stream is over, and who asks is to ask again on another one."""
+        """None: the stream is over, and the caller should repeat the request on another one."""
         request_id = request.request_id
         try:
             chains.check()
@@ -161,7 +163,7 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
             return None
         except DomainError as refusal:
             span.set_attribute(names.REASON, refusal.reason)
-            return pb.EvaluateResponse(request_id=request_id, refused=in_stream(refusal))
+            return pb.EvaluateResponse(request_id=request_id, error=in_stream(refusal))
 
     async def _set_chain(self, chains: _Chains, request: pb.SetChain) -> Chain:
         number = request.chain_id
@@ -216,12 +218,8 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
 
 
 def _topic(text: str) -> str:
-    if text:
-        try:
-            TopicName.parse(text)
-        except InvalidNameError as error:
-            raise InvalidTopicName(str(error), field="topic") from error
-    return text
+    """A topic's name; empty: there is none."""
+    return str(read_topic(text)) if text else ""
 
 
 def _filters(given: Sequence[pb.Filter]) -> list[Filter]:
@@ -229,13 +227,7 @@ def _filters(given: Sequence[pb.Filter]) -> list[Filter]:
     names: set[str] = set()
     for index, each in enumerate(given):
         field = f"filters[{index}].name"
-        try:
-            name = check_cursor_name(each.name)
-        except InvalidNameError as error:
-            raise InvalidChain(
-                "filter name must be 1 to 255 bytes of UTF-8 without control characters",
-                field=field,
-            ) from error
+        name = read_name(field, each.name, InvalidChain)
         if name in names:
             raise InvalidChain("duplicate filter name", field=field, filter=name)
         names.add(name)
@@ -265,7 +257,7 @@ _ASKED: Final = spans.rpc_attributes(METHOD)
 def _said(
     decisions: Sequence[Decision], which: Sequence[int], different: int, evaluated: int
 ) -> dict[str, int]:
-    """What a batch's span says: how many of its entries were judged how."""
+    """Record the numbers of a batch's entries by verdict in its span."""
     said: Counter[str] = Counter()
     for place, count in Counter(which).items():
         result = decisions[place].result
@@ -286,9 +278,9 @@ _AS_TOLD: Final = {
 }
 """Verdicts as the dispatcher's spans and metrics call them."""
 _VERDICTS: Final = {
-    Verdict.ACCEPT: pb.VERDICT_ACCEPT,
-    Verdict.REJECT: pb.VERDICT_REJECT,
-    Verdict.RESCHEDULE: pb.VERDICT_RESCHEDULE,
+    Verdict.ACCEPT: pb.FILTER_VERDICT_ACCEPT,
+    Verdict.REJECT: pb.FILTER_VERDICT_REJECT,
+    Verdict.RESCHEDULE: pb.FILTER_VERDICT_RESCHEDULE,
 }
 _REASONS: Final = {
     FailureReason.PROPERTY_ABSENT: pb.FAILURE_REASON_PROPERTY_ABSENT,
@@ -299,8 +291,11 @@ _REASONS: Final = {
 _TYPES: Final = {Type.BOOL: pb.TYPE_BOOL, Type.DURATION: pb.TYPE_DURATION}
 
 
-def _to_outcome(decision: Decision) -> pb.Outcome:
-    outcome = pb.Outcome(filter=decision.filter, delay_ms=decision.delay_ms)
+def _to_outcome(decision: Decision) -> pb.FilterOutcome:
+    outcome = pb.FilterOutcome(
+        filter=decision.filter,
+        delay=duration(decision.delay_ms) if decision.delay_ms else None,
+    )
     if isinstance(decision.result, Failure):
         failure = decision.result
         outcome.failure.reason = _REASONS[failure.reason]

@@ -27,7 +27,7 @@ SERVICE: Final = "seqgate.api.ledger.v1.LedgerService"
 
 
 async def run(config: LedgerConfig) -> None:
-    """Serve until told to stop."""
+    """Serve until the process is asked to stop."""
     async with (
         telling(config) as metrics,
         open_sqlite_store(
@@ -73,7 +73,7 @@ async def serve(
     cursors: Cursors,
     metrics: Metrics = OFF,
 ) -> None:
-    """Serve from any store until told to stop."""
+    """Serve from any store until the process is asked to stop."""
     drain = Drain()
     async with asyncio.TaskGroup() as tasks:
         ledger = Ledger(config, store, dedup, cursors, tasks, metrics)

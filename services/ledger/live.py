@@ -144,9 +144,9 @@ class Pulse:
 
 
 class LastStored(NamedTuple):
-    """What was last stored under a producer's name: the id, and whether another instance than the
-    one that asks stored it; None: it was stored before instances were kept. `whole` is the last id
-    whose message is whole, where one is known."""
+    """The last entry stored under a producer's name: its id, and whether another instance than the
+    caller stored it; None: it was stored before instances were recorded. `whole` is the last id
+    whose message is complete, if known."""
 
     sequence_id: int
     by_another: bool | None
@@ -162,7 +162,7 @@ class Standing(NamedTuple):
 
 
 class News(NamedTuple):
-    """What a stream has to tell its producer."""
+    """The responses of a stream to its producer."""
 
     receipts: list[tuple[int, Receipt]]
     draining: bool
@@ -192,10 +192,10 @@ class Session:
         """Ends the stream even while it waits for its producer to read."""
 
     def accept(self, units: Sequence[Unit]) -> None:
-        """Note what has arrived.
+        """Count publications that arrived.
 
         Raises:
-            WindowExceeded: it is more than the window lets through.
+            WindowExceeded: they exceed the window.
         """
         for unit in units:
             if self._unanswered and (
@@ -224,7 +224,7 @@ class Session:
             self._cut_off()
 
     def _cut_off(self) -> None:
-        """The producer does not read: what waits for it is let go, and the stream ends."""
+        """The producer does not read: drop the responses that wait for it, and end the stream."""
         error = ReceiptsUnread(
             "too many unread receipts",
             retry_after_s=OPEN_RETRY_AFTER_S,
@@ -269,7 +269,7 @@ class Session:
         self._changed.set()
 
     def take_over(self) -> None:
-        """Tell the producer that another stream has its name, and end."""
+        """End the stream with the error that another stream has its producer name."""
         self._taken_over = True
         self.finish(ProducerTakenOver("another stream took over the producer name"))
 
@@ -291,14 +291,14 @@ class Session:
 
     @property
     def error(self) -> Exception | None:
-        """With what the stream ends; None: it goes on, or ends well."""
+        """The error that ends the stream; None: it is open, or ends without one."""
         return self._error
 
     async def news(self) -> News | None:
-        """What there is to tell, as soon as there is something; None when the stream is to end.
+        """The next responses, as soon as there are any; None when the stream ends.
 
         Raises:
-            DomainError: the stream is to end with this error.
+            DomainError: the stream ends with this error.
         """
         while True:
             if self._receipts or self._draining or self._taken_over:
@@ -333,10 +333,10 @@ class LiveTopic:
     ) -> None:
         """
         Args:
-            replays: how many pages of replays the process holds at a time.
-            budget: what all producers of the process may have unanswered together.
-            last_append_ms: when the last entry was appended, as LedgerStore.last_append_ms says it
-                after the topic was taken: no later one's time lies before.
+            replays: bounds the pages of replays that the process holds at a time.
+            budget: bounds the unanswered bytes of all producers of the process together.
+            last_append_ms: the time of the last append, from LedgerStore.last_append_ms after the
+                topic was taken: later entries do not get an earlier time.
             replay_entries_max: how many entries that deduplication lacks are replayed from here; if
                 it lacks more, the topic waits for a rebuild to load them. 0: any number.
         """
@@ -345,7 +345,7 @@ class LiveTopic:
         self.progress = Pulse()
         self.stopped = False
         self.keep_within_s: float | None = None
-        """Within what time connected producers are to be reported as alive again; None: any."""
+        """The seconds until connected producers must be reported as alive again; None: no limit."""
         self._store = store
         self._dedup = dedup
         self._tasks = tasks
@@ -355,13 +355,13 @@ class LiveTopic:
         self._sessions: dict[int, Session] = {}
         self._names: dict[str, Session] = {}
         self._unstored_instances: dict[str, bytes] = {}
-        """Whose instance is to be stored with the next entries of a producer."""
+        """The instances to store with the next entries of their producers."""
         self._last_append_ms = last_append_ms
         self._budget = budget
         self._replays = replays
         self._replay_entries_max = replay_entries_max
         self._replay: _Replay | None = None
-        """What a replay from here has come to; None: none is under way."""
+        """The progress of the replay; None: none is running."""
         self._postponed: _Postponed | None = None
         self._lacking_entries = 0
         self._lacks_since_s: float | None = None
@@ -390,7 +390,7 @@ class LiveTopic:
 
     @property
     def state(self) -> str:
-        """What it is doing, as metrics say it."""
+        """The state of the topic, as in its metric."""
         if self._writer.phase is Phase.LIVE:
             return "live"
         waits = isinstance(self._writer.last_error, Recovering)
@@ -428,7 +428,7 @@ class LiveTopic:
             number, effects = self._writer.ask_policy()
             self._perform(effects)
             await self._until_ready(producer, number, timeout_s)
-            # The log itself is asked: what deduplication remembers may be lost or forgotten, and an
+            # The log itself is asked: deduplication's state may be lost or forgotten, and an
             # id that was used once must not be given to a new message.
             await self._mark_alive(producer)
             with _owned():
@@ -453,7 +453,7 @@ class LiveTopic:
         return session, Standing(last if self._writer.deduplicating else None, stored)
 
     def submit(self, session: Session, units: Sequence[Unit]) -> None:
-        """Take what a producer sent, unless its stream is at its end."""
+        """Accept publications of a producer, unless its stream is ending."""
         if session.closing:
             return
         fits = self._budget.fits(sum(unit.size_bytes for unit in units))
@@ -494,7 +494,7 @@ class LiveTopic:
         self._writer.resume(session.number)
 
     def close(self, session: Session) -> None:
-        """Disconnect a producer. Units that were let through are still stored."""
+        """Disconnect a producer. Admitted units are still stored."""
         self._forget(session)
         session.forget_all()
         self._sessions.pop(session.number, None)
@@ -503,7 +503,7 @@ class LiveTopic:
             self._drop_instance(session.producer)
 
     async def _mark_alive(self, producer: str) -> None:
-        """Keep a producer from being forgotten for lack of activity, before it is told that it is
+        """Keep a producer from being forgotten for inactivity, before it learns that it is
         connected."""
         await self.keep([producer], only_due=True)
 
@@ -517,7 +517,7 @@ class LiveTopic:
             self.keep_within_s = await self._dedup.keep(self.topic, producers, only_due=only_due)
 
     async def quiet(self) -> None:
-        """Return when nothing is under way, and deduplication knows everything."""
+        """Return when no unit is pending, and all entries are confirmed to deduplication."""
         while not (self.stopped or self._writer.idle):
             await self.progress.next.wait()
 
@@ -552,27 +552,27 @@ class LiveTopic:
         return session
 
     def _forget(self, session: Session) -> None:
-        """What is not let through yet of a session that is closed is not answered."""
+        """Close a session: its units not admitted yet are not answered."""
         for unit in self._writer.close_session(session.number):
             session.forget(unit.request_id)
             self._tracing.dropped(unit, _CLOSED)
 
     def _record_instance(self, producer: str, instance: bytes, noted: bytes | None) -> None:
-        """From now on this instance stores under the producer's name. What another one had let
-        through is answered by now, so that no entry is taken for another instance's."""
+        """Record that this instance stores under the producer's name from now on. Units of another
+        one are answered by now, so no entry is attributed to the wrong instance."""
         if noted != instance:
             self._unstored_instances[producer] = instance
         else:
             self._unstored_instances.pop(producer, None)
 
     def _drop_instance(self, producer: str) -> None:
-        """Forget the instance of a producer that is gone and has nothing under way."""
+        """Forget the instance of a producer that has gone and has no pending unit."""
         if producer not in self._names and not self._writer.busy(producer):
             self._unstored_instances.pop(producer, None)
 
     async def _until_ready(self, producer: str, number: int, timeout_s: float) -> None:
-        """Wait until the topic is live, nothing of this producer is under way, and the question
-        of this number, whether the topic deduplicates, is answered."""
+        """Wait until the topic is live, this producer has no pending unit, and the policy query of
+        this number is answered."""
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -648,7 +648,7 @@ class LiveTopic:
             self._perform(effects)
 
     async def _done(self, effect: Effect) -> list[Effect]:
-        """What follows from an effect, once it is carried out."""
+        """Perform an effect. Returns the effects of its outcome."""
         match effect:
             case Admit() | Confirm() | Rollback():
                 return await self._ask(effect)
@@ -796,7 +796,7 @@ class LiveTopic:
         return effects
 
     def _next_append_ms(self) -> int:
-        """Now, in milliseconds since 1970; where the clock went back, as it was before."""
+        """Now, in milliseconds since 1970; it never goes back."""
         return max(self._last_append_ms, time.time_ns() // 1_000_000)
 
     def _instances_of(self, entries: Sequence[Entry]) -> dict[str, bytes]:
@@ -811,8 +811,8 @@ class LiveTopic:
         }
 
     async def _look_up(self, units: Sequence[Repeated]) -> None:
-        """Units of one producer are looked up together: a resent stream has many. Nobody's wait for
-        another producer's."""
+        """Look up units of one producer together, since a resent stream has many. Producers do not
+        wait for one another's look-ups."""
         by_producer: dict[str, list[Repeated]] = {}
         for repeated in units:
             by_producer.setdefault(repeated.unit.producer, []).append(repeated)
@@ -881,15 +881,15 @@ class LiveTopic:
         return self._writer.log_read(*page)
 
     async def _page(self, read: ReadLog) -> tuple[list[Logged], int] | None:
-        """What follows a position, and about how much follows that; None: some of it was trimmed.
+        """Entries after a position, and about how many follow; None: some of them were trimmed.
 
-        What was trimmed counts as well, or its producers could store it again. A replay that starts
-        from nothing begins with the last ids of those producers, as if they were entries of a
-        ledger 0. A trim may come at any moment, by another process too; the store says of each page
-        where the log began when it was read.
+        Trimmed entries count as well, or their producers could store them again. A replay without a
+        base starts with the last ids of those producers, as if they were entries of a ledger 0. A
+        trim may come at any moment, also by another process; each page of the store has the start
+        of the log when it was read.
 
         Raises:
-            Recovering: it is more than is replayed from here. That is counted at the beginning.
+            Recovering: there are more entries than are replayed from here, counted at the start.
         """
         after, replay = read.after, self._replay
         goes_on = replay is not None and after is not None and after == replay.reached
@@ -929,10 +929,10 @@ class LiveTopic:
         return logged._replace(append_ms=time.time_ns() // 1_000_000)
 
     async def _count(self, after: Position | None) -> None:
-        """Count what a replay that begins after this position has to read.
+        """Count the entries that a replay after this position has to read.
 
         Raises:
-            Recovering: it is too much. While the topic waits, it is not counted again.
+            Recovering: there are too many. While the topic waits, they are not counted again.
         """
         start = (await self._store.get(self.topic)).start
         place = _Postponed(after, self._writer.tail, start)
@@ -1010,7 +1010,7 @@ def _some_ids(units: Iterable[Repeated]) -> Iterator[list[tuple[Repeated, list[i
 
 
 def _described(outcome: Judged | Applied | Behind | Changed | Disabled) -> dict[str, str | int]:
-    """What deduplication answered, as a span says it."""
+    """The answer of deduplication, as an attribute of a span."""
     if isinstance(outcome, Judged):
         return {
             names.VERDICTS + each.name.lower(): count for each, count in outcome.tally().items()
@@ -1028,8 +1028,8 @@ class _Postponed(NamedTuple):
 
 
 class _Replay(NamedTuple):
-    """How far a replay has come, and where the log began then; of one that is still at what was
-    trimmed, the last producer."""
+    """The progress of a replay, and the start of the log at that time; while it is still at trimmed
+    producers, the last of them."""
 
     reached: Position
     start: Position
@@ -1037,7 +1037,7 @@ class _Replay(NamedTuple):
 
 
 def _follows(page: ReplayPage, after: Position | None, replay: _Replay | None) -> bool:
-    """Whether nothing that was trimmed is missing between what was replayed so far and this."""
+    """Whether no trimmed entry is missing between the replayed ones and this page."""
     if after is None:
         return True
     if replay is not None and replay.producer is not None:
@@ -1046,7 +1046,7 @@ def _follows(page: ReplayPage, after: Position | None, replay: _Replay | None) -
 
 
 BEFORE_THE_LOG: Final = 0
-"""The ledger id of what a replay puts in front of the log; real ones start at 1."""
+"""The ledger id of trimmed producers that a replay puts before the log; real ones start at 1."""
 
 _REPLAY_PAGE_BYTES: Final = 32 * 1024 * 1024
 
@@ -1055,7 +1055,7 @@ REPLAYS_MAX: Final = 8
 deduplication has it. Topics take turns page by page, and every turn ends: calls have deadlines."""
 
 _CLOSED: Final = "CLOSED"
-"""Why a publication is not answered: its stream was closed before it was let through."""
+"""Why a publication is not answered: its stream was closed before it was admitted."""
 
 _STORED: Final = Status.STORED
 _numbers = itertools.count(1)

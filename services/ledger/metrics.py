@@ -1,4 +1,4 @@
-"""What the ledger says of itself in numbers; seqgate/telemetry/metrics.py says what each means."""
+"""The ledger's metrics; seqgate/telemetry/metrics.py describes each."""
 
 import time
 from collections import Counter
@@ -16,14 +16,14 @@ FAILED: Final = "failed"
 
 
 class TopicCounts:
-    """What is counted of the topics with one label.
+    """The counts of the topics with one label.
 
     Attributes:
-        stored: how many publications were; the most frequent answer is counted in the quickest way.
-        receipts: what became of the others.
-        appended_entries, appended_messages, appended_bytes: what was stored.
-        read_entries: what readers were sent.
-        failures: how often something unforeseen happened.
+        stored: stored publications; the most frequent outcome has the fastest counter.
+        receipts: the other outcomes.
+        appended_entries, appended_messages, appended_bytes: stored so far.
+        read_entries: sent to readers.
+        failures: unexpected errors.
     """
 
     __slots__ = (
@@ -47,7 +47,7 @@ class TopicCounts:
 
 
 class LedgerMetrics:
-    """What topics count in, and the histograms that they tell."""
+    """The counters and histograms of topics."""
 
     def __init__(self, metrics: Metrics = OFF) -> None:
         self.is_on = metrics.is_on
@@ -150,7 +150,7 @@ class Written(Protocol):
 def register_topics(
     metrics: Metrics, topics: Callable[[], Sequence[Written]], *, producers_max: int
 ) -> None:
-    """Tell what topics are doing that are written here."""
+    """Register the metrics of the topics that are written here."""
 
     def each(value: Callable[[Written], float]) -> Read:
         return lambda: summed((metrics.topics.of(one.topic), value(one)) for one in topics())

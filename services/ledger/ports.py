@@ -1,8 +1,7 @@
-"""What the ledger service needs from outside: a store for logs, deduplication, and cursors.
+"""The ledger service's ports: a store for logs, the dedup service, and the cursor service.
 
-tests/conformance judges every store by the same suite. The store is what a replicated log offers
-too (an append on an expected tail under an epoch, range reads, a tail), so that one can take
-SQLite's place.
+tests/conformance runs the same suite over every store. The operations are those of a replicated log
+(an append on an expected tail under an epoch, range reads, a tail), so that one can replace SQLite.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,11 +25,11 @@ from seqgate.services.ledger.core.receipt import Fate
 from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
 
 NO_INSTANCES: Final[Mapping[str, bytes]] = MappingProxyType({})
-"""The producers' instances stay as they are."""
+"""Leaves the producers' instances unchanged."""
 
 
 class TopicNotFound(DomainError):
-    """The topic does not exist, and may not be created."""
+    """The topic does not exist, and policy does not create it."""
 
     kind = Kind.NOT_FOUND
     reason = "TOPIC_NOT_FOUND"
@@ -44,14 +43,14 @@ class EntryCorrupt(DomainError):
 
 
 class DedupUnavailable(DomainError):
-    """The dedup service does not answer. Whether the request took effect is unknown."""
+    """The dedup service does not answer. The outcome of the request is unknown."""
 
     kind = Kind.UNAVAILABLE
     reason = "DEDUP_UNAVAILABLE"
 
 
 class LogState(NamedTuple):
-    """A topic's log. `first` is None when it holds nothing; `tail` only when it never did."""
+    """A topic's log. `first` is None if it holds no entry, `tail` only if it never held one."""
 
     topic: TopicName
     incarnation: int
@@ -65,23 +64,23 @@ class LogState(NamedTuple):
 
     @property
     def start(self) -> Position:
-        """Where the log begins: everything before it is trimmed, and it never goes back. As long as
-        it stays, nothing is trimmed."""
+        """The start of the log: all entries before it are trimmed. It only moves forward, with each
+        trim."""
         if self.first is not None:
             return self.first
         return Position(0, 0) if self.tail is None else following(self.tail)
 
 
 def following(position: Position) -> Position:
-    """The place right after a position."""
+    """The next position."""
     if position.entry_id == SEQUENCE_ID_MAX:
         return Position(position.ledger_id + 1, 0)
     return Position(position.ledger_id, position.entry_id + 1)
 
 
 class ReplayPage(NamedTuple):
-    """A part of what deduplication is told of a log: producers of which entries were trimmed, or
-    entries. `start` is where the log began when both were read."""
+    """A page of a replay to deduplication: producers with trimmed entries, or entries. `start` is
+    the start of the log when the page was read."""
 
     start: Position
     producers: list[tuple[str, int]]
@@ -89,17 +88,22 @@ class ReplayPage(NamedTuple):
 
 
 class Trimmed(NamedTuple):
-    """What a trim removed, and the first entry that is left."""
+    """The number of entries that a trim removed, and the first entry left."""
 
     removed_entries: int
     first: Position | None
 
 
 class Newest(NamedTuple):
-    """The instance that was last appended for a producer; None: none ever was. The id of its last
-    message that is in the log as a whole, or was trimmed; None: none is known. And the uuid of the
-    attempt that its newest entry is a chunk of, if more chunks would have to follow; empty: none
-    would."""
+    """A producer's newest entries.
+
+    Attributes:
+        instance: the instance that last stored an entry; None: none did.
+        whole: the id of the last message that is complete in the log, or was trimmed; None: none is
+            known.
+        unfinished: the uuid of the attempt whose chunk the newest entry is, if more chunks must
+            follow; empty otherwise.
+    """
 
     instance: bytes | None = None
     whole: int | None = None
@@ -121,22 +125,21 @@ class LedgerStore(Protocol):
         TopicNotFound: from every method that names a topic, but create, and take with create.
         StoreUnavailable: from every method.
         StoreFull: from every method that writes.
-        EntryCorrupt: from read, read_at, columns and find; it names the last position that cannot
-            be read.
+        EntryCorrupt: from read, read_at, columns and find; it names the last unreadable position.
     """
 
     async def create(self, topic: TopicName) -> tuple[LogState, bool]:
-        """Make the topic unless it exists; whether this call made it."""
+        """Create the topic unless it exists. Returns whether this call created it."""
         ...
 
     async def take(
         self, topic: TopicName, *, create: bool, ledger_id: int | None = None
     ) -> LogState:
-        """Become the topic's writer: its ledger_id grows by one, and the writer before is
-        fenced. A topic that was deleted comes back with a higher incarnation and ledger_id.
+        """Become the topic's writer: its ledger_id grows by one, and the previous writer is fenced.
+        A deleted topic is recreated with a higher incarnation and ledger_id.
 
         Raises:
-            Fenced: the topic's ledger_id is not the one given, so another writer came between.
+            Fenced: the topic's ledger_id is not the one given: another writer took it meanwhile.
         """
         ...
 
@@ -151,11 +154,11 @@ class LedgerStore(Protocol):
         instances: Mapping[str, bytes] = NO_INSTANCES,
     ) -> None:
         """Append all of the entries, durably, or none: the first as entry 0 of the ledger, or after
-        the tail if that is in the ledger. With them, in the same transaction, goes who stores under
-        a producer's name from now on: the instance, by the producer's name.
+        the tail if that is in the ledger. The same transaction stores `instances`: by producer
+        name, the instance that stores under the name from now on.
 
         Raises:
-            Fenced: the topic's ledger_id or tail is another one.
+            Fenced: the topic has another ledger_id or tail.
             StoreFull: nothing was stored.
             StoreUnavailable: the entries may have been stored.
         """
@@ -170,16 +173,16 @@ class LedgerStore(Protocol):
         bytes_max: int,
         payloads: bool,
     ) -> list[StoredEntry]:
-        """Entries after a position that are not trimmed, in order: at least one if there is one,
-        and no more than fits. Without payloads, these are empty."""
+        """Entries after a position that are not trimmed, in order, within the limits, but at least
+        one if there is one. Without `payloads`, payloads are empty."""
         ...
 
     async def read_at(
         self, topic: TopicName, positions: Sequence[Position], *, bytes_max: int, payloads: bool
     ) -> list[StoredEntry]:
-        """The entries at these positions, which are in order, that are there and not trimmed: at
-        least one if there is one, and no more than fits; what is left out then lies after those.
-        Without payloads, these are empty."""
+        """The entries at these positions, given in order, that exist and are not trimmed, within
+        the limit, but at least one if there is one; entries beyond the limit are the last ones.
+        Without `payloads`, payloads are empty."""
         ...
 
     async def columns(
@@ -193,59 +196,59 @@ class LedgerStore(Protocol):
         bytes_max: int,
     ) -> list[Columns]:
         """Entries after one position and through another that are not trimmed, in order, as runs of
-        what was appended together: at least one if there is one, and no more than fits."""
+        entries appended together, within the limits, but at least one if there is one."""
         ...
 
     async def ledgers(self, topic: TopicName, *, after: int, limit: int) -> list[LedgerRange]:
-        """The ledgers after one that hold entries, in order."""
+        """The ledgers with entries after this one, in order."""
         ...
 
     async def count_after(self, topic: TopicName, position: Position | None) -> int:
-        """About how many entries follow a position; never 0 when one does."""
+        """The approximate number of entries after a position; 0 only if there are none."""
         ...
 
     async def find(
         self, topic: TopicName, producer: str, sequence_ids: Sequence[int], *, uuid: str = ""
     ) -> list[Fate]:
-        """Where the messages with these ids are; if an id was stored twice, where it was
-        last completed."""
+        """The fates of the messages with these ids; of an id that was stored twice, the fate of the
+        copy that was completed last."""
         ...
 
     async def find_time(self, topic: TopicName, append_ms: int) -> Position | None:
-        """The first entry that was appended at a time or later; None: the last one was appended
-        before, or there is none. Where the clock went back: one that was, and before which lies one
-        that was not, or nothing."""
+        """The first entry appended at a time or later; None: the last one was appended before, or
+        there is none. If the clock went back, an entry appended at the time or later whose
+        predecessor was not, or that has none."""
         ...
 
     async def highest(self, topic: TopicName, ledger_id: int, producer: str) -> int | None:
-        """How far this producer has come, by its entries, trimmed or not: the highest id of the
-        last one, which is lower than one before where it started over; None: it stored none. Of a
-        large message that is in the log in part, the id before it. See core/marks.py.
+        """The highest id of this producer's last entry, trimmed or not, which may be below an
+        earlier one if the producer started over; None: it stored none. Of a large message that is
+        in the log in part, the id before it. See core/marks.py.
 
         Raises:
-            Fenced: the topic's ledger_id is another one: its writer may be storing more.
+            Fenced: the topic has another ledger_id: its writer may be storing more.
         """
         ...
 
     async def last_append_ms(self, topic: TopicName) -> int:
-        """When the last entry was appended, trimmed or not, in milliseconds since 1970; 0: nothing
-        was."""
+        """The append time of the last entry, trimmed or not, in milliseconds since 1970; 0: there
+        was none."""
         ...
 
     async def trimmed_through(self, topic: TopicName) -> Position | None:
-        """The last entry that was trimmed; None: none was."""
+        """The last trimmed entry; None: none was trimmed."""
         ...
 
     async def newest(self, topic: TopicName, producer: str) -> Newest:
-        """What is known of a producer's newest entries, whatever was trimmed since."""
+        """A producer's newest entries, trimmed or not."""
         ...
 
     async def trimmed_producers(
         self, topic: TopicName, *, skip: int = 0, after: str = "", limit: int
     ) -> list[tuple[str, int]]:
-        """How far each producer had come in the entries that were trimmed, in the order of the
-        producers' names: those after a name, from the one after `skip` others on. The id of a large
-        message counts if, when it was trimmed, the message was complete or overtaken."""
+        """Each producer's last id among the trimmed entries, in the order of the producers' names,
+        starting after a name and then skipping `skip`. The id of a large message counts if, when it
+        was trimmed, the message was complete or overtaken."""
         ...
 
     async def replay(
@@ -257,12 +260,12 @@ class LedgerStore(Protocol):
         limit: int,
         bytes_max: int,
     ) -> ReplayPage:
-        """What deduplication is told of a log, by page, each read at one moment: first, unless
-        `producers_after` is None, `trimmed_producers` after that name; if there is none, entries
-        after a position, as from read, without payloads.
+        """A page of a replay to deduplication, read at one moment: `trimmed_producers` after a
+        name, unless `producers_after` is None; if there are none, entries after a position, as from
+        read, without payloads.
 
-        A page follows another one only if both have the same `start`, or if no entry between the
-        two was trimmed: what was trimmed meanwhile is in neither.
+        A page continues another one only if both have the same `start`, or if no entry between the
+        two was trimmed: entries trimmed meanwhile are in neither.
         """
         ...
 
@@ -271,29 +274,29 @@ class LedgerStore(Protocol):
         ...
 
     async def topics(self, *, prefix: str, after: str, limit: int) -> list[LogState]:
-        """Topics in the order of their names, after a name."""
+        """Topics after a name, in the order of their names."""
         ...
 
     async def trim(
         self, topic: TopicName, before: Position, *, renewing: bool = False, steps_max: int = 0
     ) -> Trimmed:
-        """Remove the entries before a position, a part at a time, each with what is remembered of
-        its producers; no more than so many parts (0: all), so that what is left may begin before
-        the position. With `renewing`, the topic is renewed at the moment in which a large message
-        that may still be completed loses chunks."""
+        """Remove the entries before a position in steps, each of which also records the producers'
+        last ids; after `steps_max` steps (0: no limit), entries before the position may be left.
+        With `renewing`, the step in which a large message that may still be completed loses chunks
+        also renews the topic."""
         ...
 
     async def retained_from(
         self, topic: TopicName, *, appended_since_ms: int | None, bytes_max: int | None
     ) -> Position | None:
-        """Where the entries begin that retention keeps: those before were appended before that
-        time, or are what the topic is too large by; entries that were appended together, together.
-        Of many that are to go, this may be only a part. None: the topic holds nothing."""
+        """The first entry that retention keeps: those before it were appended before the given
+        time, or exceed the given size. Entries appended together stay or go together. If many are
+        to go, this may cover only some of them. None: the topic is empty."""
         ...
 
     async def renew(self, topic: TopicName) -> None:
-        """Make the topic another incarnation of itself, so that what deduplication remembers of it,
-        or is told of it late, counts no more. Its writer must take it again."""
+        """Give the topic a new incarnation, which invalidates its deduplication state, and late
+        requests about it. Its writer must take it again."""
         ...
 
     async def cuts_unfinished(self, topic: TopicName, before: Position) -> bool:
@@ -301,17 +304,17 @@ class LedgerStore(Protocol):
         ...
 
     async def delete(self, topic: TopicName, *, leaves_cursors: bool = False) -> None:
-        """Remove the topic. Its name keeps its ledger_id, should it come back. With
-        `leaves_cursors`, it is one of those that `leaving` names from the same moment on."""
+        """Delete the topic. Its name keeps its ledger_id, in case it is recreated. With
+        `leaves_cursors`, the same transaction adds it to `leaving`."""
         ...
 
     async def leaving(self, *, after: str, limit: int) -> list[TopicName]:
-        """Deleted topics whose cursors are yet to be removed, in the order of their names, after a
-        name. One that is made again is none of them."""
+        """Deleted topics after a name whose cursors are yet to be removed, in the order of their
+        names. A topic that was created again is not among them."""
         ...
 
     async def left(self, topic: TopicName) -> None:
-        """Nothing is to be removed any more of what a deleted topic has left."""
+        """Remove a topic from `leaving`: its cursors are gone."""
         ...
 
     async def check(self) -> None:
@@ -320,12 +323,12 @@ class LedgerStore(Protocol):
 
 
 class Deduplicator(Protocol):
-    """The dedup service, as the ledger asks it.
+    """The dedup service, as the ledger uses it.
 
     Raises:
         Fenced: from admit, confirm and rollback: another writer has the topic.
         TooManyProducers: from admit.
-        DedupUnavailable: from every method; the outcome is not known.
+        DedupUnavailable: from every method; the outcome is unknown.
     """
 
     async def admit(
@@ -349,18 +352,18 @@ class Deduplicator(Protocol):
     async def keep(
         self, topic: TopicName, producers: Sequence[str], *, only_due: bool = False
     ) -> float | None:
-        """Have producers remembered; within how many seconds to ask for it again. None: at any
-        time. With `only_due`, nothing changes of those that were active lately."""
+        """Mark producers as alive. Returns the seconds within which to repeat the call; None: no
+        limit. With `only_due`, recently active ones are left unchanged."""
         ...
 
     async def forget_topic(self, topic: TopicName, incarnation: int, *, deleted: bool) -> None:
-        """Have a topic's state dropped; if it was deleted, also what was set for it."""
+        """Drop a topic's state and, if it was deleted, its policy."""
         ...
 
     async def snapshot(self, topic: TopicName) -> Position | None:
-        """Have the topic's state attached to deduplication's cursor; how far what is attached then
-        covers the log. None: there is nothing to keep, or it does not fit, and nothing is
-        attached."""
+        """Take a snapshot of the topic's state. Returns the position up to which the newest
+        snapshot covers the log; None: there is no state to keep, or it does not fit, and no
+        snapshot is left."""
         ...
 
     async def check(self) -> None:
@@ -369,17 +372,17 @@ class Deduplicator(Protocol):
 
 
 class Cursors(Protocol):
-    """The cursor service, as the ledger asks it.
+    """The cursor service, as the ledger uses it.
 
     Raises:
-        CursorsUnavailable: from every method; the outcome is not known.
+        CursorsUnavailable: from every method; the outcome is unknown.
     """
 
     async def mark_deletes(self, topic: TopicName) -> dict[str, Position | None]:
-        """How far each cursor of a topic has acknowledged everything, in the order of their names;
-        None: nothing."""
+        """The mark-delete position of each cursor of a topic, in the order of their names; None:
+        nothing is acknowledged."""
         ...
 
     async def delete_all(self, topic: TopicName) -> None:
-        """Remove a topic's cursors."""
+        """Delete a topic's cursors."""
         ...

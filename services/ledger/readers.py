@@ -1,6 +1,6 @@
-"""Read streams: how many there are, and the bytes of pages that were read and not sent yet.
+"""Read streams: their number, and the bytes of pages that were read and not sent yet.
 
-room for the largest page ──▶ read ──▶ what it is smaller goes back ──▶ sent ──▶ the rest, too
+take budget for the largest page ──▶ read ──▶ release the excess ──▶ sent ──▶ release the rest
 """
 
 from collections.abc import AsyncIterator
@@ -15,14 +15,14 @@ from seqgate.services.runtime.room import Room, Share
 
 PAGE_ENTRIES_MAX: Final = 4_000
 PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
-"""How much is read from the store at a time; one entry always fits. It reads whole groups, however
-little is asked for."""
+"""The size of a read from the store; one entry always fits. The store reads whole groups for any
+request."""
 
 SMALL_PAGE_BYTES_MAX: Final = 1024 * 1024
 """How much is while half of the room is taken: more readers can be slow before others wait."""
 
 ENTRY_BYTES: Final = 512
-"""About what an entry takes in memory, beside its metadata and its payload."""
+"""The approximate memory of an entry, besides its metadata and payload."""
 
 RETRY_AFTER_S: Final = 1.0
 """RetryInfo for a reader that is to open its stream again."""
@@ -43,7 +43,7 @@ class SlowReader(DomainError):
 
 
 class Pages:
-    """What one stream has read, and its reader has not taken yet."""
+    """The pages of one stream that its reader has not taken yet."""
 
     def __init__(self, room: Room, share: Share, largest_bytes: int) -> None:
         """`largest_bytes` is how large one entry may be."""
@@ -75,11 +75,11 @@ class Pages:
 
 
 class Readers:
-    """All streams that are read in this process.
+    """All read streams of this process.
 
     Attributes:
-        streams: how many there are.
-        room: for what they have read.
+        streams: their number.
+        room: the budget for their pages.
     """
 
     def __init__(self, config: LedgerConfig) -> None:
@@ -92,7 +92,7 @@ class Readers:
         """Count a stream, until it leaves.
 
         Raises:
-            TooManyStreams: there are as many as may be.
+            TooManyStreams: the limit of streams is reached.
         """
         if self.streams >= self._streams_max:
             raise TooManyStreams(
@@ -108,7 +108,7 @@ class Readers:
 
     @asynccontextmanager
     async def pages(self) -> AsyncIterator[Pages]:
-        """What a stream reads, while it does.
+        """The share of a stream in the budget, while it reads.
 
         Raises:
             SlowReader: its reader takes nothing, and others wait.

@@ -1,4 +1,4 @@
-"""What each method of the ledger service needs."""
+"""The rights that each method of the ledger service needs."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -33,8 +33,8 @@ def _publish(request: Any) -> Sequence[Need]:
 
 
 def is_of_services(producer: str) -> bool:
-    """Whether a producer's name is for services: whoever had the name of a subscription's dead
-    letters could make all later ones stale."""
+    """Whether a producer's name is reserved for services: publishing under the name of a
+    subscription's dead letters would make all later letters stale."""
     return producer.startswith(SYSTEM_PRODUCER)
 
 
@@ -51,18 +51,18 @@ _READERS: Final = roles(Role.DISPATCHER, Role.JOBS)
 RIGHTS: Final[Rights] = table(
     SERVICE.full_name,
     {
-        # The dispatcher publishes dead letters; whoever names a dead letter topic of their own
-        # needs the right to publish there themselves.
+        # The dispatcher publishes dead letters; a consumer that names a dead letter topic needs
+        # the right to publish there itself.
         "Publish": Right(_publish, roles(Role.DISPATCHER)),
         "Read": Right(of_topic(READ), _READERS),
         "ReadEntries": Right(of_topic(READ), _READERS),
         "ReadColumns": Right(of_topic(READ), roles(Role.JOBS)),
         "ListLedgers": Right(of_topic(READ), _READERS),
         "ListTrimmedProducers": Right(of_topic(READ), roles(Role.JOBS)),
-        "LastMessageId": Right(of_topic(READ), roles(Role.JOBS)),
+        "GetLastMessageId": Right(of_topic(READ), roles(Role.JOBS)),
         "FindMessage": Right(of_topic(READ, PUBLISH), roles(Role.JOBS)),
         "FindPosition": Right(of_topic(READ), roles(Role.DISPATCHER)),
-        # Whoever has to do with a topic may know that it is there.
+        # A caller with any right on a topic may see that it exists.
         "GetTopic": Right(of_topic_somehow(*ANY_VERB), _READERS),
         "ListTopics": Right(_list_topics, roles(Role.JOBS), Shown("topics", _of_listed)),
         "CreateTopic": Right(of_topic(ADMINISTER)),

@@ -1,4 +1,4 @@
-"""What the ledger service does, in its own words: topics, publishing, reading.
+"""The ledger service behind the wire: topics, publishing, reading.
 
 servicer.py translates the wire to these calls; live.py runs the topics that are written here.
 """
@@ -59,7 +59,7 @@ READ_BYTES_MAX: Final = 1024 * 1024
 """How much one ReadResponse holds at most; one entry always fits."""
 
 TOPICS_PAGE: Final = 100
-"""How many topics are looked through at a time for what retention keeps no longer."""
+"""Number of topics that retention sweeps at a time."""
 
 KEEPS_AT_A_TIME: Final = 16
 """Of how many topics connected producers are reported as alive at a time."""
@@ -83,7 +83,7 @@ class TopicDeleted(DomainError):
 
 
 class Opening(NamedTuple):
-    """What a producer asks for."""
+    """The request of a producer to connect."""
 
     topic: TopicName
     producer: str
@@ -93,7 +93,7 @@ class Opening(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """What it gets."""
+    """A connected producer."""
 
     topic: LiveTopic
     session: Session
@@ -103,8 +103,8 @@ class Opened(NamedTuple):
 
 
 class ReadRange(NamedTuple):
-    """What to read: from `after` on (None: from the first entry), through `through` (None: to the
-    end, or for ever when following), at most `entries_max` entries (0: no limit)."""
+    """The range of a read: from `after` on (None: from the first entry), through `through` (None:
+    to the end, or forever when following), at most `entries_max` entries (0: no limit)."""
 
     after: Position | None
     through: Position | None
@@ -122,7 +122,7 @@ class Missed(NamedTuple):
 
 
 class Trim(NamedTuple):
-    """What a trim did, and the cursors without which it would have removed more, by name."""
+    """The result of a trim, and the names of the cursors that limited it."""
 
     trimmed: Trimmed
     held_back_by: list[str]
@@ -153,7 +153,7 @@ class Ledger:
         self._now_ms = CautiousClock()
         self._changing = TopicLocks()
         self.unanswered = Budget(config.unanswered_bytes_max)
-        """What all producers together have unanswered."""
+        """The budget for unanswered bytes of all producers."""
         self._replays = asyncio.Semaphore(REPLAYS_MAX)
         self.readers = Readers(config)
         """All streams that are read."""
@@ -165,11 +165,11 @@ class Ledger:
     # ---- publishing
 
     async def open(self, opening: Opening) -> Opened:
-        """Connect a producer. The caller closes what it gets.
+        """Connect a producer. The caller closes the result.
 
         Raises:
-            TopicNotFound: it does not exist, and policy does not have it made.
-            TooManyStreams, and what LiveTopic.open raises.
+            TopicNotFound: it does not exist, and is not created on demand.
+            TooManyStreams, and the errors of LiveTopic.open.
         """
         config = self._config
         if self._streams >= config.publish_streams_max:
@@ -247,14 +247,14 @@ class Ledger:
     async def read(
         self, topic: TopicName, what: ReadRange, pages: Pages, draining: asyncio.Event
     ) -> AsyncIterator[list[StoredEntry] | Missed]:
-        """Entries, as they come, and what was trimmed of those that were asked for, in its place;
-        ends with the range, or when `draining` is set. What is given out is taken when the next is
-        asked for; so is that of `read_at` and `columns`."""
+        """Entries as they are appended, with reports of trimmed ones in their places; ends with the
+        range, or when `draining` is set. A page is released when the next is requested, as in
+        `read_at` and `columns`."""
         counts, tracing = self._metrics.of(topic), ReadTracing(topic)
         after, left = what.after, what.entries_max
         through = what.through
         if not what.follow:
-            # A bounded read ends where the log ends now, however fast it grows.
+            # A bounded read ends at the present end of the log, even while the log grows.
             tail = (await self._store.get(topic)).tail
             if tail is None:
                 return
@@ -278,7 +278,7 @@ class Ledger:
             if after is not None:
                 missed = await self._missed(topic, after, entries, through)
                 if missed is not None and entries and missed.last >= entries[0].position:
-                    continue  # it was trimmed behind this page: what is left is read again
+                    continue  # it was trimmed after this page: the remaining entries are read again
                 if missed is not None:
                     yield missed
                     after = missed.last
@@ -304,8 +304,8 @@ class Ledger:
         entries: Sequence[StoredEntry],
         through: Position | None,
     ) -> Missed | None:
-        """What was trimmed after a position, and before these entries or, if there are none, of all
-        that follows. Usually they say by themselves that nothing was: within a ledger ids are
+        """The range trimmed after a position, and before these entries or, if there are none, up to
+        the end. Usually the entries themselves show that there is none: ids in a ledger are
         consecutive."""
         first = following(after)
         if entries and entries[0].position == first:
@@ -413,8 +413,8 @@ class Ledger:
     # ---- topics
 
     async def create(self, topic: TopicName) -> tuple[LogState, bool]:
-        """Make a topic unless it exists; whether this call made it. While one of this name is being
-        deleted it waits: what it has left must not be taken for the new one's."""
+        """Create a topic unless it exists. Returns whether this call created it. While one of this
+        name is being deleted it waits: leftovers of that one must not become the new one's."""
         async with self._changing.of(topic):
             return await self._store.create(topic)
 
@@ -455,7 +455,7 @@ class Ledger:
             CursorsUnavailable: nothing was removed.
         """
         state = await self._store.get(topic)
-        if state.tail is not None:  # what is appended from now on stays
+        if state.tail is not None:  # entries appended from now on are kept
             before = min(before, following(state.tail))
         mark_deletes: Mapping[str, Position | None] = await self._cursors.mark_deletes(topic)
         if DEDUP_CURSOR in _slowest_cursors(mark_deletes, before):
@@ -515,9 +515,10 @@ class Ledger:
     async def delete(self, topic: TopicName, *, force: bool) -> None:
         """Remove a topic, its deduplication state and its cursors.
 
-        The log goes first, and for good. What of the others cannot be reached then stays: a state
-        counts for no later topic of this name, but a cursor holds its trims back. Removing cursors
-        is tried again, after a restart too, until it is done or the topic is made again.
+        The log goes first, and for good. State and cursors that cannot be reached then remain: the
+        state does not apply to a later topic of this name, but a cursor would limit its trims. So
+        the removal of cursors is retried, also after a restart, until it is done or the topic is
+        recreated.
 
         Raises:
             TopicInUse: producers are connected, and it is not forced.
@@ -529,7 +530,7 @@ class Ledger:
             live = self._live.pop(topic, None)
             if live is not None:
                 live.stop(TopicDeleted("the topic was deleted", topic=topic))
-            # What a system keeps in cursors of its own topics is no reader's of this log.
+            # Cursors of system topics hold data of services, and read no log.
             await self._store.delete(topic, leaves_cursors=not topic.is_system)
             log.info("topic deleted", topic=str(topic))
             # At once: each has the time that the caller gave.
@@ -569,8 +570,8 @@ class Ledger:
             await asyncio.sleep(rest_s)
 
     async def _sweep_from(self, after: str) -> str:
-        """Sweep the topics after a name. The one at which that failed, for the next round to go on
-        after: the others would have waited as long. Empty: none, it begins anew."""
+        """Sweep the topics after a name. Returns the topic that failed, after which the next round
+        continues, so that the others need not wait; empty: none, the next round starts over."""
         try:
             while page := await self._store.leaving(after=after, limit=TOPICS_PAGE):
                 for topic in page:
@@ -637,7 +638,7 @@ class Ledger:
         await asyncio.gather(*(keep(topic, live) for topic, live in topics))
 
     async def trim_forever(self) -> None:
-        """Remove what retention no longer keeps, time and again. Nothing to do if it keeps all."""
+        """Periodically trim entries that retention no longer keeps. Returns if it keeps all."""
         config = self._config
         if config.retention_minutes < 0 and config.retention_bytes < 0:
             return
@@ -657,14 +658,14 @@ class Ledger:
             return []
 
     async def _retain(self, state: LogState) -> None:
-        """Remove what retention keeps no longer of a topic. A failure is this topic's alone. One
-        whose log is being replayed, or waits for a rebuild, is left alone: either would have to
-        begin anew."""
+        """Trim the entries of a topic that retention no longer keeps. A failure affects this topic
+        only. A topic whose log is being replayed, or that waits for a rebuild, is skipped: either
+        would have to start over."""
         topic, first = state.topic, state.first
         if self.entries_to_replay(topic):
             return
         minutes, size_bytes = self._config.retention_minutes, self._config.retention_bytes
-        # What retention removes is gone: a clock that is set forward must not age it.
+        # Retention cannot be undone: a clock set forward must not age entries.
         since_ms = None if minutes < 0 else self._now_ms() - minutes * 60_000
         bytes_max = None if size_bytes < 0 else size_bytes
         try:
@@ -687,7 +688,7 @@ class Ledger:
             log.exception("retention trim failed", topic=str(topic))
 
     async def finish(self, timeout_s: float) -> None:
-        """Finish the work under way, confirmations included, then stop."""
+        """Finish pending work, including confirmations, then stop."""
         try:
             async with asyncio.timeout(timeout_s):
                 for live in list(self._live.values()):
@@ -721,7 +722,7 @@ def _slowest_cursors(mark_deletes: Mapping[str, Position | None], before: Positi
 
 
 def _memory_bytes(entries: Sequence[StoredEntry], *, payloads: bool) -> int:
-    """About what entries take in memory that were read."""
+    """The approximate memory of entries that were read."""
     sizes = (each.size_bytes if payloads else len(each.entry.metadata) for each in entries)
     return sum(sizes) + ENTRY_BYTES * len(entries)
 

@@ -5,7 +5,7 @@ import base64
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -13,6 +13,7 @@ import google_crc32c
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
@@ -22,7 +23,6 @@ from seqgate.services.errors import (
     InvalidPage,
     InvalidProducerName,
     InvalidSequenceId,
-    InvalidTopicName,
     Kind,
 )
 from seqgate.services.ledger.core.columns import Columns
@@ -41,7 +41,26 @@ from seqgate.services.ledger.readers import Pages
 from seqgate.services.ledger.service import Ledger, Missed, Opened, Opening, ReadRange
 from seqgate.services.runtime.cutting import until_cut
 from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.positions import to_position
 from seqgate.services.runtime.refusal_log import in_stream
+from seqgate.services.runtime.requests import (
+    After,
+    At,
+    AtTime,
+    Earliest,
+    Latest,
+    Start,
+    read_limit,
+    read_number,
+    read_optional_position,
+    read_position,
+    read_producer,
+    read_sequence_id,
+    read_start,
+    read_time_ms,
+    read_topic,
+)
+from seqgate.times import timestamp
 from seqgate.types import (
     SEQUENCE_ID_MAX,
     Chunk,
@@ -67,7 +86,7 @@ INSTANCE_BYTES_MAX: Final = 64
 
 PAGE_DEFAULT: Final = 1_000
 PAGE_MAX: Final = 10_000
-"""How many of what it lists a page holds, unless asked otherwise, and at most."""
+"""The default and the largest page size of lists."""
 
 _LEDGER_TOKEN: Final = re.compile(r"[0-9]{1,19}", re.ASCII)
 
@@ -123,8 +142,8 @@ class InvalidRange(DomainError):
 
 
 class EntryLimits(NamedTuple):
-    """What the service takes: bytes of payload in an entry and in a large message, and chunks of a
-    large message."""
+    """The limits of the service: bytes of payload in an entry and in a large message, and chunks of
+    a large message."""
 
     message_bytes: int
     large_message_bytes: int
@@ -172,10 +191,10 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
     async def _send(
         self, context: Context, responses: Callable[[Pages], AsyncGenerator[Any, None]]
     ) -> None:
-        """Send what a reader asked for as it takes it."""
+        """Send the requested entries at the reader's pace."""
         readers = self._ledger.readers
         readers.enter()
-        # Not sooner: the status of a stream whose reader takes nothing waits behind its responses.
+        # Not earlier: the status of a stream waits behind its responses while its reader is slow.
         context.add_done_callback(lambda _: readers.leave())  # type: ignore[arg-type]
         async with readers.pages() as pages, aclosing(responses(pages)) as some:
             async for response in some:
@@ -185,44 +204,44 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
     async def _read(
         self, request: pb.ReadRequest, pages: Pages
     ) -> AsyncGenerator[pb.ReadResponse, None]:
-        topic = _topic(request.topic)
+        topic = read_topic(request.topic)
         log = await self._ledger.get(topic)
-        what = _range(request, log)
+        what = await _range(self._ledger, request, log)
         yield pb.ReadResponse(
-            started=pb.Started(first=_to_position(log.first), last=_to_position(log.tail))
+            started=pb.Started(first=to_position(log.first), last=to_position(log.tail))
         )
         draining = self._drain.event
         async for entries in self._ledger.read(topic, what, pages, draining):
             if isinstance(entries, Missed):
-                first, last = _to_position(entries.first), _to_position(entries.last)
+                first, last = to_position(entries.first), to_position(entries.last)
                 yield pb.ReadResponse(trimmed=pb.EntriesTrimmed(first=first, last=last))
                 continue
             stored = [_to_stored(each, payloads=what.payloads) for each in entries]
             yield pb.ReadResponse(entries=pb.StoredEntries(entries=stored))
         if draining.is_set():
-            yield pb.ReadResponse(draining=pb.Draining())
+            yield pb.ReadResponse(draining=common_pb2.Draining())
 
     async def _read_entries(
         self, request: pb.ReadEntriesRequest, pages: Pages
     ) -> AsyncGenerator[pb.ReadEntriesResponse, None]:
-        topic, positions = _topic(request.topic), _positions(request.positions)
+        topic, positions = read_topic(request.topic), _positions(request.positions)
         payloads, draining = not request.metadata_only, self._drain.event
         read = self._ledger.read_at(topic, positions, pages, draining, payloads=payloads)
         async for entries in read:
             stored = [_to_stored(each, payloads=payloads) for each in entries]
             yield pb.ReadEntriesResponse(entries=pb.StoredEntries(entries=stored))
         if draining.is_set():
-            yield pb.ReadEntriesResponse(draining=pb.Draining())
+            yield pb.ReadEntriesResponse(draining=common_pb2.Draining())
 
     async def _read_columns(
         self, request: pb.ReadColumnsRequest, pages: Pages
     ) -> AsyncGenerator[pb.ReadColumnsResponse, None]:
-        topic = _topic(request.topic)
-        after = _position("after", request.after) if request.HasField("after") else None
-        through = _position("through", request.through) if request.HasField("through") else None
+        topic = read_topic(request.topic)
+        after = read_optional_position(request, "after", InvalidRange)
+        through = read_optional_position(request, "through", InvalidRange)
         log = await self._ledger.get(topic)
         yield pb.ReadColumnsResponse(
-            started=pb.Started(first=_to_position(log.first), last=_to_position(log.tail))
+            started=pb.Started(first=to_position(log.first), last=to_position(log.tail))
         )
         draining = self._drain.event
         metadata = request.metadata
@@ -231,14 +250,14 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
             blocks = pb.EntryBlocks(blocks=map(_to_columns, runs))
             yield pb.ReadColumnsResponse(blocks=blocks)
         if draining.is_set():
-            yield pb.ReadColumnsResponse(draining=pb.Draining())
+            yield pb.ReadColumnsResponse(draining=common_pb2.Draining())
 
     async def ListLedgers(
         self, request: pb.ListLedgersRequest, context: Context
     ) -> pb.ListLedgersResponse:
-        limit = _page_size(request.page_size)
+        limit = read_limit(request.page_size, PAGE_DEFAULT, PAGE_MAX)
         ledgers = await self._ledger.ledgers(
-            _topic(request.topic), after=_ledger_token(request.page_token), limit=limit
+            read_topic(request.topic), after=_ledger_token(request.page_token), limit=limit
         )
         return pb.ListLedgersResponse(
             ledgers=[
@@ -251,9 +270,9 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
     async def ListTrimmedProducers(
         self, request: pb.ListTrimmedProducersRequest, context: Context
     ) -> pb.ListTrimmedProducersResponse:
-        limit = _page_size(request.page_size)
+        limit = read_limit(request.page_size, PAGE_DEFAULT, PAGE_MAX)
         trimmed = await self._ledger.trimmed_producers(
-            _topic(request.topic), after=_producer_token(request.page_token), limit=limit
+            read_topic(request.topic), after=_producer_token(request.page_token), limit=limit
         )
         return pb.ListTrimmedProducersResponse(
             producers=[
@@ -266,17 +285,17 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
     async def CreateTopic(
         self, request: pb.CreateTopicRequest, context: Context
     ) -> pb.CreateTopicResponse:
-        log, created = await self._ledger.create(_topic(request.topic))
+        log, created = await self._ledger.create(read_topic(request.topic))
         return pb.CreateTopicResponse(created=created, topic=self._to_topic(log))
 
     async def GetTopic(self, request: pb.GetTopicRequest, context: Context) -> pb.GetTopicResponse:
-        log = await self._ledger.get(_topic(request.topic))
+        log = await self._ledger.get(read_topic(request.topic))
         return pb.GetTopicResponse(topic=self._to_topic(log))
 
     async def ListTopics(
         self, request: pb.ListTopicsRequest, context: Context
     ) -> pb.ListTopicsResponse:
-        limit = _page_size(request.page_size)
+        limit = read_limit(request.page_size, PAGE_DEFAULT, PAGE_MAX)
         logs = await self._ledger.topics(
             prefix=request.prefix, after=_page_token(request.page_token), limit=limit
         )
@@ -285,19 +304,19 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
             next_page_token=str(logs[-1].topic) if len(logs) == limit else "",
         )
 
-    async def LastMessageId(
-        self, request: pb.LastMessageIdRequest, context: Context
-    ) -> pb.LastMessageIdResponse:
-        log = await self._ledger.get(_topic(request.topic))
-        return pb.LastMessageIdResponse(last=_to_position(log.tail))
+    async def GetLastMessageId(
+        self, request: pb.GetLastMessageIdRequest, context: Context
+    ) -> pb.GetLastMessageIdResponse:
+        log = await self._ledger.get(read_topic(request.topic))
+        return pb.GetLastMessageIdResponse(last=to_position(log.tail))
 
     async def FindMessage(
         self, request: pb.FindMessageRequest, context: Context
     ) -> pb.FindMessageResponse:
         fate = await self._ledger.find(
-            _topic(request.topic),
-            _producer(request.producer_name),
-            _sequence_id("sequence_id", request.sequence_id),
+            read_topic(request.topic),
+            read_producer(request.producer_name),
+            read_sequence_id("sequence_id", request.sequence_id),
             request.uuid,
         )
         return pb.FindMessageResponse(fate=_to_fate(fate))
@@ -305,30 +324,33 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
     async def FindPosition(
         self, request: pb.FindPositionRequest, context: Context
     ) -> pb.FindPositionResponse:
-        position = await self._ledger.find_time(_topic(request.topic), request.append_time)
-        return pb.FindPositionResponse(position=_to_position(position))
+        if not request.HasField("append_time"):
+            raise InvalidRange("append_time is required", field="append_time")
+        append_ms = read_time_ms("append_time", request.append_time, InvalidRange)
+        position = await self._ledger.find_time(read_topic(request.topic), append_ms)
+        return pb.FindPositionResponse(position=to_position(position))
 
     async def TrimTopic(
         self, request: pb.TrimTopicRequest, context: Context
     ) -> pb.TrimTopicResponse:
         if not request.HasField("before"):
             raise InvalidRange("before is required", field="before")
-        before = _position("before", request.before)
-        trimmed, held_back_by = await self._ledger.trim(_topic(request.topic), before)
+        before = read_position("before", request.before, InvalidRange)
+        trimmed, held_back_by = await self._ledger.trim(read_topic(request.topic), before)
         return pb.TrimTopicResponse(
             removed_entries=trimmed.removed_entries,
-            first=_to_position(trimmed.first),
+            first=to_position(trimmed.first),
             held_back_by=held_back_by,
         )
 
     async def DeleteTopic(
         self, request: pb.DeleteTopicRequest, context: Context
     ) -> pb.DeleteTopicResponse:
-        await self._ledger.delete(_topic(request.topic), force=request.force)
+        await self._ledger.delete(read_topic(request.topic), force=request.force)
         return pb.DeleteTopicResponse()
 
     async def _receive(self, opened: Opened, context: Context) -> None:
-        """Take what the producer sends, until it closes its side or breaks a rule."""
+        """Accept requests of the producer until it closes its side or breaks a rule."""
         session = opened.session
         try:
             while True:
@@ -349,8 +371,8 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
             session.fail(error)
 
     def _units(self, opened: Opened, publications: pb.Publications) -> tuple[list[Unit], bool]:
-        """What is right among the publications; what is wrong gets its receipt at once. If that
-        ends a hold, the next one does; or, when there is none, the second value says so."""
+        """The valid publications; invalid ones get their receipts at once. If an invalid one ends a
+        hold, the next valid one ends it; if there is none, the second value is true."""
         session = opened.session
         if not publications.publications:
             raise InvalidPublication("publications is empty", field="publications")
@@ -470,8 +492,8 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
             name=str(log.topic),
             ledger_id=log.ledger_id,
             created=created,
-            first=_to_position(log.first),
-            last=_to_position(log.tail),
+            first=to_position(log.first),
+            last=to_position(log.tail),
             entries=log.entries,
             messages=log.messages,
             bytes=log.size_bytes,
@@ -479,21 +501,6 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
             incarnation=log.incarnation,
             entries_to_replay=self._ledger.entries_to_replay(log.topic),
         )
-
-
-def _topic(text: str) -> TopicName:
-    try:
-        return TopicName.parse(text)
-    except InvalidNameError as error:
-        raise InvalidTopicName(str(error), field="topic") from error
-
-
-def _page_size(asked: int) -> int:
-    if not 0 <= asked <= PAGE_MAX:
-        raise InvalidPage(
-            f"page_size must be 1 to {PAGE_MAX:,}, or 0 for {PAGE_DEFAULT:,}", field="page_size"
-        )
-    return asked or PAGE_DEFAULT
 
 
 def _ledger_token(token: str) -> int:
@@ -521,25 +528,6 @@ def _page_token(token: str) -> str:
         raise InvalidPage("invalid page_token", field="page_token") from error
 
 
-def _producer(name: str) -> str:
-    try:
-        return check_producer_name(name)
-    except InvalidNameError as error:
-        raise InvalidProducerName(str(error), field="producer_name") from error
-
-
-def _sequence_id(field: str, number: int, most: int = SEQUENCE_ID_MAX) -> int:
-    if number > most:
-        raise InvalidSequenceId(f"{field} must be at most {most}", field=field, given=number)
-    return number
-
-
-def _position(field: str, position: entry_pb2.Position) -> Position:
-    if max(position.ledger_id, position.entry_id) > SEQUENCE_ID_MAX:
-        raise InvalidRange(f"{field}: ledger_id and entry_id must be at most 2^63 - 1", field=field)
-    return Position(position.ledger_id, position.entry_id)
-
-
 def _positions(given: Any) -> list[Position]:
     if not 1 <= len(given) <= POSITIONS_MAX:
         raise InvalidRange(
@@ -547,7 +535,7 @@ def _positions(given: Any) -> list[Position]:
             field="positions",
             count=len(given),
         )
-    positions = [_position("positions", each) for each in given]
+    positions = [read_position("positions", each, InvalidRange) for each in given]
     if any(earlier >= later for earlier, later in pairwise(positions)):
         raise InvalidRange("positions must be ascending", field="positions")
     return positions
@@ -563,10 +551,10 @@ def _opening(request: Any) -> Opening:
         )
     initial = given.initial_sequence_id if given.HasField("initial_sequence_id") else None
     if initial is not None:
-        _sequence_id("open.initial_sequence_id", initial, SEQUENCE_ID_MAX - 1)
+        read_number("open.initial_sequence_id", initial, InvalidSequenceId, SEQUENCE_ID_MAX - 1)
     return Opening(
-        topic=_topic(given.topic),
-        producer=_producer(given.producer_name) if given.producer_name else "",
+        topic=read_topic(given.topic),
+        producer=read_producer(given.producer_name) if given.producer_name else "",
         initial_sequence_id=initial,
         takeover=given.takeover,
         instance=given.instance,
@@ -577,10 +565,12 @@ def _ids(metadata: entry_pb2.EntryMetadata) -> tuple[int, int, int | None]:
     """The lowest and highest id, and the number of messages if the entry is a batch."""
     if not metadata.HasField("sequence_id"):
         raise InvalidSequenceId("sequence_id is required", field="entries.metadata.sequence_id")
-    lowest = _sequence_id("entries.metadata.sequence_id", metadata.sequence_id)
+    lowest = read_sequence_id("entries.metadata.sequence_id", metadata.sequence_id)
     highest = lowest
     if metadata.HasField("highest_sequence_id"):
-        highest = _sequence_id("entries.metadata.highest_sequence_id", metadata.highest_sequence_id)
+        highest = read_sequence_id(
+            "entries.metadata.highest_sequence_id", metadata.highest_sequence_id
+        )
     messages = (
         metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else None
     )
@@ -666,10 +656,10 @@ def _ends_hold(publication: pb.Publication, error: DomainError) -> bool:
 
 
 def _check_fields(metadata: entry_pb2.EntryMetadata) -> None:
-    """What a message says of itself, apart from its ids and chunks.
+    """The metadata of a message, apart from its ids and chunks.
 
     Raises:
-        InvalidEntry: it cannot be so.
+        InvalidEntry: a field is invalid.
     """
     if len(metadata.properties) > PROPERTIES_MAX:
         raise InvalidEntry(
@@ -716,28 +706,30 @@ def _check_together(entries: list[Entry]) -> None:
         )
 
 
-def _range(request: pb.ReadRequest, log: LogState) -> ReadRange:
-    match request.WhichOneof("start"):
-        case "earliest":
-            after = None
-        case "latest":
-            after = log.tail
-        case "at":
-            after = _before(_position("at", request.at))
-        case "after":
-            after = _position("after", request.after)
-        case _:
-            raise InvalidRange(
-                "start is required: set one of earliest, latest, at, after", field="start"
-            )
-    through = _position("through", request.through) if request.HasField("through") else None
+async def _range(ledger: Ledger, request: pb.ReadRequest, log: LogState) -> ReadRange:
     return ReadRange(
-        after,
-        through,
+        await _after(ledger, read_start(request.start, InvalidRange), log),
+        read_optional_position(request, "through", InvalidRange),
         follow=request.follow,
         entries_max=request.max_entries,
         payloads=not request.metadata_only,
     )
+
+
+async def _after(ledger: Ledger, start: Start, log: LogState) -> Position | None:
+    """The position after which a read begins; None: before the first entry."""
+    match start:
+        case Earliest():
+            return None
+        case Latest():
+            return log.tail
+        case At(position):
+            return _before(position)
+        case After(position):
+            return position
+        case AtTime(append_ms):
+            found = await ledger.find_time(log.topic, append_ms)
+            return log.tail if found is None else _before(found)
 
 
 def _before(position: Position) -> Position | None:
@@ -769,7 +761,7 @@ def _to_responses(news: News) -> list[pb.PublishResponse]:
         receipts = [_to_receipt(request_id, receipt) for request_id, receipt in some]
         responses.append(pb.PublishResponse(receipts=pb.Receipts(receipts=receipts)))
     if news.draining:
-        responses.append(pb.PublishResponse(draining=pb.Draining()))
+        responses.append(pb.PublishResponse(draining=common_pb2.Draining()))
     if news.taken_over:
         responses.append(pb.PublishResponse(taken_over=pb.TakenOver()))
     return responses
@@ -780,12 +772,12 @@ def _to_receipt(request_id: int, receipt: Receipt) -> pb.Receipt:
         return pb.Receipt(
             request_id=request_id,
             status=pb.RECEIPT_STATUS_STORED,
-            position=_to_position(receipt.position),
+            position=to_position(receipt.position),
         )
     return pb.Receipt(
         request_id=request_id,
         status=_TO_STATUS[receipt.status],
-        position=_to_position(receipt.position),
+        position=to_position(receipt.position),
         fates=[_to_fate(fate) for fate in receipt.fates],
         first_new_sequence_id=receipt.first_new,
         error=None if receipt.error is None else in_stream(receipt.error),
@@ -796,19 +788,13 @@ def _to_fate(fate: Fate) -> pb.MessageFate:
     if isinstance(fate, Found):
         return pb.MessageFate(
             fate=pb.FATE_STORED,
-            position=_to_position(fate.position),
+            position=to_position(fate.position),
             batch_index=fate.batch_index,
-            first_chunk_position=_to_position(fate.chunks[0]) if fate.chunks else None,
+            first_chunk_position=to_position(fate.chunks[0]) if fate.chunks else None,
         )
     if isinstance(fate, Unfinished):
         return pb.MessageFate(fate=pb.FATE_STALE)
     return pb.MessageFate(fate=_TO_MISSING[fate])
-
-
-def _to_position(position: Position | None) -> entry_pb2.Position | None:
-    if position is None:
-        return None
-    return entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
 
 
 def _to_columns(run: Columns) -> pb.EntryColumns:
@@ -816,7 +802,7 @@ def _to_columns(run: Columns) -> pb.EntryColumns:
         ledger_id=run.ledger_id,
         first_entry_id=run.first_entry,
         count=run.size,
-        append_time=run.append_ms,
+        append_time=timestamp(run.append_ms),
         producers=run.producers,
         producer=run.producer,
         sequence_id=run.lowest,
@@ -829,18 +815,24 @@ def _to_columns(run: Columns) -> pb.EntryColumns:
     if run.markers:
         block.markers.extend(run.markers)
     for place, chunk in run.chunks.items():
-        block.chunks[place].MergeFrom(pb.EntryChunk(**chunk._asdict()))
+        block.chunks[place].MergeFrom(common_pb2.Chunk(**chunk._asdict()))
     if run.aborts:
         block.aborts.update(run.aborts)
     return block
 
 
+@lru_cache(maxsize=64)
+def _append_time(append_ms: int) -> Timestamp:
+    """Entries that were appended together share theirs: it is copied, and never changed."""
+    return timestamp(append_ms)
+
+
 def _to_stored(stored: StoredEntry, *, payloads: bool) -> pb.StoredEntry:
     return pb.StoredEntry(
-        position=_to_position(stored.position),
+        position=to_position(stored.position),
         metadata=entry_pb2.EntryMetadata.FromString(stored.entry.metadata),
         payload=stored.entry.payload if payloads else b"",
-        append_time=stored.append_ms,
+        append_time=_append_time(stored.append_ms),
         payload_bytes=stored.payload_bytes,
         aborts=stored.entry.aborts,
     )

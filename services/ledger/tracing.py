@@ -1,15 +1,15 @@
 """The spans of a topic that is written: of publications that carry a trace, and of recoveries.
 
     publish   from a publication's arrival to its answer, below the span that sent it
-      admit     what deduplication says of a group: below the first of it, linked to the others
+      admit     deduplication judges a group: a child of the first publication, linked to the others
       append    the group's transaction, once for each; linked to the first, where its work is
-      look_up   what became of what is not new
-      confirm   deduplication learns what is stored: below the first of it, linked to the others
+      look_up   the fate of messages that are not new
+      confirm   deduplication records stored entries: a child of the first, linked to the others
     read      a page of the log, on its way to a reader
-    recover   from the loss of the agreement with deduplication until there is one again
+    recover   from the loss of the agreement with deduplication until it is restored
 
-Where OTEL_* ask for no spans, nothing is looked at. Otherwise an entry without a trace costs a look
-at its metadata.
+If OTEL_* enable no spans, nothing is inspected. Otherwise an entry without a trace costs a look at
+its metadata.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,14 +33,14 @@ from seqgate.types import TopicName
 _TRACER: Final = trace.get_tracer("seqgate.services.ledger")
 
 _MARK: Final = TRACEPARENT.encode()
-"""What is in the serialized metadata of each entry that carries a trace, and of few others."""
+"""Bytes in the serialized metadata of every entry that carries a trace, and of few others."""
 
 _Key = tuple[str, int, int]
 """Which entry: its producer, its highest id, and which chunk it is or -1."""
 
 
 class _TracedPublication(NamedTuple):
-    """A publication under way."""
+    """A pending publication."""
 
     span: Span
     keys: Sequence[_Key]
@@ -125,16 +125,16 @@ class TopicTracing:
                 del self._entries[key]
         return found.span
 
-    # ---- what is done for them
+    # ---- their work
 
     @contextmanager
     def asking(self, operation: str, units: Sequence[Unit], *, confirms: bool) -> Iterator[Span]:
-        """Deduplication is asked.
+        """A call to deduplication.
 
         Args:
-            operation: what: the first word of the span's name.
-            units: whom it judges.
-            confirms: whether it learns what was stored since it learnt that the last time.
+            operation: its name, the first word of the span's name.
+            units: the units that it judges.
+            confirms: whether it confirms the entries stored since the last confirmation.
         """
         contexts = self._contexts_of(units)
         if confirms:
@@ -235,8 +235,8 @@ class TopicTracing:
 
 
 class ReadTracing:
-    """The spans of what one reader reads of a topic: one a page, below the first message of it that
-    is followed, linked to the others."""
+    """The spans of one reader of a topic: one per page, a child of its first traced message, linked
+    to the others."""
 
     def __init__(self, topic: TopicName) -> None:
         self._is_on = exporter_asked_for("TRACES") != NONE

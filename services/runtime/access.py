@@ -1,4 +1,4 @@
-"""Who may do what: rules, as a file has them. What no rule allows is denied.
+"""Access rules, as the access file has them. A right that no rule grants is denied.
 
     [services]                                     # the services' own identities, by their role
     ledger = ["uri:spiffe://example/ns/seqgate/sa/ledger"]
@@ -15,15 +15,15 @@ means it only if it begins so itself, as files that begin with a dot in a shell.
 names begin with "seqgate." are for services: no rule gives them.
 
     publish      write to a topic
-    consume      take part in a subscription: create it, receive, settle, seek, ask about it
+    consume      take part in a subscription: create it, receive, settle, seek, query it
     read         read a topic
     administer   create, trim and delete topics; subscriptions, their filters; policies
-    keep         keep a log of one's own under these topics: what services ask of each other. Not
-                 for topics that the ledger service keeps: who confirms what is not stored breaks
-                 them
+    keep         keep a log of one's own under these topics: the calls between services. Not for
+                 topics that the ledger service keeps: confirming entries that are not stored
+                 breaks them
 
-A role allows what its service needs to ask of others, of any topic, and nothing else. No rule
-gives a role.
+A role grants the calls that its service makes to other services, on any topic, and nothing else.
+No rule grants a role.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,11 +43,11 @@ RULES_MAX: Final = 10_000
 SYSTEM_TOPIC: Final = "__"
 SYSTEM_CURSOR: Final = "seqgate."
 SYSTEM_PRODUCER: Final = "seqgate."
-"""How the names begin that belong to the system."""
+"""The prefixes of names that belong to the system."""
 
 
 class Verb(Enum):
-    """What a rule allows."""
+    """A right that a rule grants."""
 
     PUBLISH = "publish"
     CONSUME = "consume"
@@ -57,7 +57,7 @@ class Verb(Enum):
 
 
 class Role(Enum):
-    """A service, or a job, that asks things of others."""
+    """A service or a job that calls services."""
 
     LEDGER = "ledger"
     DEDUP = "dedup"
@@ -70,11 +70,11 @@ _WITH_SUBSCRIPTIONS: Final = frozenset({Verb.CONSUME, Verb.ADMINISTER, Verb.KEEP
 
 
 class InvalidAccess(ValueError):
-    """The file with the rules is wrong."""
+    """The access file is invalid."""
 
 
 class Part(NamedTuple):
-    """A name, or (`is_open`) every name that begins so."""
+    """A name or, with `is_open`, a prefix of names."""
 
     text: str
     is_open: bool = False
@@ -83,17 +83,17 @@ class Part(NamedTuple):
 EVERY: Final = Part("", is_open=True)
 
 Topics = tuple[Part, Part, Part]
-"""Which topics something is about: tenant, namespace and name."""
+"""A set of topics: tenant, namespace and name."""
 
 
 class Need(NamedTuple):
-    """A right that somebody needs: one of these verbs, for these topics and subscriptions."""
+    """A required right: one of these verbs, on these topics and subscriptions."""
 
     verbs: frozenset[Verb]
     topics: Topics | None
-    """None: whichever the rule is for."""
+    """None: a rule for any topics will do."""
     subscriptions: Part | None = EVERY
-    """None: whichever the rule is for. EVERY: it is about the topic, not a subscription of it."""
+    """None: a rule for any subscriptions will do. EVERY: the right is on the topic itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Rule:
     subscriptions: tuple[str, ...]
 
     def allows(self, need: Need) -> bool:
-        """Whether it gives what is needed."""
+        """Whether the rule grants the right."""
         if self.verbs.isdisjoint(need.verbs):
             return False
         if need.topics is not None and not any(
@@ -130,10 +130,10 @@ class Access:
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> "Access":
-        """Read what a TOML file says.
+        """The rules of a parsed TOML file.
 
         Raises:
-            InvalidAccess: it says what is not known, or leaves out what is needed.
+            InvalidAccess: a key is unknown, missing or has an invalid value.
         """
         _known("", document, {"services", "rules"})
         services = document.get("services", {})
@@ -149,7 +149,7 @@ class Access:
         )
 
     def has_role(self, principal: Principal, roles: frozenset[Role]) -> bool:
-        """Whether somebody has one of these roles."""
+        """Whether the principal has one of these roles."""
         return any(
             matches(pattern, name)
             for role in roles
@@ -158,7 +158,7 @@ class Access:
         )
 
     def allows(self, principal: Principal, need: Need) -> bool:
-        """Whether a rule gives somebody what is needed."""
+        """Whether a rule grants the principal the right."""
         asked = principal, need
         decision = self._decisions.get(asked)
         if decision is None:
@@ -177,8 +177,8 @@ class Access:
 
 
 def _covers(pattern: str, part: Part, system: str) -> bool:
-    """Whether a pattern means all that a part is. A pattern that ends in * and means a beginning
-    means everything that begins so."""
+    """Whether a pattern matches every name of a part. A pattern that ends in * and matches a prefix
+    matches every name with that prefix."""
     if part.text.startswith(system) and not pattern.startswith(system):
         return False
     if part.is_open and not pattern.endswith("*"):
@@ -187,7 +187,7 @@ def _covers(pattern: str, part: Part, system: str) -> bool:
 
 
 def _covers_topics(patterns: tuple[str, str, str], topics: Topics) -> bool:
-    systems = ("\0", "\0", SYSTEM_TOPIC)  # tenants and namespaces are nobody's
+    systems = ("\0", "\0", SYSTEM_TOPIC)  # no tenant or namespace belongs to the system
     return all(map(_covers, patterns, topics, systems))
 
 

@@ -1,11 +1,11 @@
-"""How many bytes a process may hold for all of its callers together."""
+"""A limit on the bytes that a process holds for all of its callers together."""
 
 import asyncio
 
 
 class Budget:
-    """Bytes that are held for somebody. What is asked for alone always fits, however large it is,
-    so that a small budget slows everybody down and stops nobody."""
+    """Bytes held for callers. A request always fits while no other bytes are held, whatever its
+    size: a small budget slows callers down and blocks none."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max

@@ -1,4 +1,4 @@
-"""How long calls take, on both sides, by the RPC conventions of OpenTelemetry."""
+"""Durations of calls, on both sides, by the RPC conventions of OpenTelemetry."""
 
 import asyncio
 import time
@@ -44,7 +44,7 @@ def server_calls(metrics: Metrics) -> Around:
 
 
 def client_calls(metrics: Metrics) -> Hook:
-    """Measures each call on a channel that began."""
+    """Measures each call that starts on a channel."""
     record = metrics.histogram(CLIENT_CALLS)
 
     def hook(call: Call) -> OnEnd:

@@ -2,11 +2,11 @@
 
 import asyncio
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from grpc import aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from seqgate.channels import Call, Hook, channel_options, open_channel
 from seqgate.owners import FollowingChannel
@@ -24,7 +24,7 @@ UNARY_TIMEOUT_S: Final = 5.0
 """The limit on a unary call to a peer when its caller sets none."""
 
 MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""The largest message exchanged with a peer; peers limit what they send."""
+"""The largest message exchanged with a peer; peers have lower limits."""
 
 
 def _pass_deadline(call: Call) -> None:
@@ -45,7 +45,7 @@ def peer_channel(
 
     Args:
         target: dns:///name:port balances over all addresses of the name.
-        as_caller: names the certificate and the token to use; None: neither, and no TLS.
+        as_caller: names the certificate and token files to use; None: neither, and no TLS.
         metrics: measures the calls.
 
     Raises:
@@ -95,14 +95,24 @@ def following_channel(
     return FollowingChannel(target, opened)
 
 
+def health_check(
+    channel: aio.Channel,
+) -> aio.UnaryUnaryMultiCallable[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]:
+    """The method Check of grpc.health.v1.Health, typed: the types of HealthStub have no methods."""
+    return channel.unary_unary(
+        "/grpc.health.v1.Health/Check",
+        health_pb2.HealthCheckRequest.SerializeToString,
+        health_pb2.HealthCheckResponse.FromString,
+    )
+
+
 async def check_health(channel: aio.Channel, service: str = "") -> None:
     """Return if the peer is serving.
 
     Raises:
         ConnectionError, aio.AioRpcError, TimeoutError: it is not.
     """
-    stub: Any = health_pb2_grpc.HealthStub(channel)  # grpc_health has no types for its methods
     async with asyncio.timeout(UNARY_TIMEOUT_S):
-        reply = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+        reply = await health_check(channel)(health_pb2.HealthCheckRequest(service=service))
     if reply.status != health_pb2.HealthCheckResponse.SERVING:
         raise ConnectionError(f"{service or 'peer'} is not serving")

@@ -1,9 +1,9 @@
 """A clock that neither goes back nor jumps while the process lives.
 
-Machines set their clocks: by a second when the daemon starts that keeps the time, by an hour when
-somebody mistakes the zone. What lasts for a while (a lease, an age) must not end, or never end, for
-that. Whoever compares with a time that another process wrote bounds the difference by a rule of its
-own: this clock begins where the machine's stood when the process started.
+Machines set their clocks: by a second when the time daemon starts, by an hour when an operator
+mistakes the zone. A lease or an age must neither end early nor last for ever because of that. Code
+that compares this clock with a time that another process wrote bounds the difference by a rule of
+its own: this clock starts at the machine's time when the process started.
 """
 
 import time
@@ -24,8 +24,8 @@ class SteadyClock:
 
 
 class CautiousClock:
-    """The earlier of the machine's clock and a steady one, in milliseconds since 1970: by it
-    nothing looks older than it does by either, whichever way the machine's clock was set."""
+    """The earlier of the machine's clock and a steady one, in milliseconds since 1970: no age by it
+    exceeds the age by either, whichever way the machine's clock was set."""
 
     def __init__(self) -> None:
         self._steady = SteadyClock()

@@ -1,4 +1,4 @@
-"""Settings that every service has, and where settings come from.
+"""Settings that every service has, and the sources of settings.
 
 In order of precedence: the environment (SEQGATE_<SERVICE>_<NAME>), then a TOML file named by
 SEQGATE_<SERVICE>_CONFIG_FILE, then the defaults written here. An unknown name, or a value out of
@@ -46,29 +46,29 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
 class ServiceConfig(BaseSettings):
-    """What every service can be told. Subclasses name their service in model_config."""
+    """The settings of every service. Subclasses name their service in model_config."""
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     service: ClassVar[str] = "service"
 
     listen: Port = "127.0.0.1:0"
-    """host:port to listen on; port 0 takes a free one."""
+    """host:port to listen on; port 0 picks a free port."""
 
     reflection: bool = False
-    """Whether the server describes its services to tools like grpcurl."""
+    """Whether server reflection is on, for tools like grpcurl."""
 
     drain_timeout_s: Seconds = 20
-    """How long streams may take to move away after SIGTERM, before they are cut."""
+    """The time after SIGTERM in which clients close their streams; then the streams are cut."""
 
     stop_grace_s: Seconds = 5
-    """How long unary calls may take to finish after that."""
+    """The time after that in which unary calls finish."""
 
     health_listen: Annotated[str, AfterValidator(_with_port_or_none)] = ""
-    """host:port on which the health protocol alone is served besides, without TLS, for probes that
-    know none, like the kubelet's. Empty: nowhere."""
+    """host:port on which the health protocol alone is also served, without TLS, for probes without
+    TLS, like the kubelet's. Empty: none."""
 
     health_interval_s: Seconds = 1
-    """How often the dependencies are asked whether they answer."""
+    """The interval between checks of the dependencies; while one fails, at most 0.1 s."""
 
     message_bytes_max: Annotated[int, Field(ge=64 * 1024, le=256 * 1024 * 1024)] = 16 * 1024 * 1024
     """The largest gRPC message, in bytes."""
@@ -77,69 +77,71 @@ class ServiceConfig(BaseSettings):
     """The largest gRPC request metadata (headers), in bytes."""
 
     calls_max: Annotated[int, Field(ge=1, le=1_000_000)] = CALLS_MAX
-    """How many unary calls are served at once; a call beyond that is refused with SERVICE_BUSY, and
-    so is one from a host that has half of them, while no more than an eighth is free."""
+    """The most unary calls served at once. A call beyond that is refused with SERVICE_BUSY. So is a
+    call from a host that has half of them, while at most an eighth is free."""
 
     calls_bytes_max: Annotated[int, Field(ge=64 * 1024, le=64 * 1024 * 1024 * 1024)] = BYTES_MAX
-    """How large the requests of all calls are together that are being served, with the answers of
-    unary calls that are under way, in bytes, serialized; a request beyond that is refused with
-    SERVICE_BUSY. The largest one finds room alone."""
+    """The most serialized bytes of requests being served and of unary answers being sent, all calls
+    together. A request beyond that is refused with SERVICE_BUSY. While no others are served, a
+    request of any size is accepted."""
 
     streams_max: Annotated[int, Field(ge=1, le=1_000_000)] = STREAMS_MAX
-    """How many streams are open at once, all methods together; one beyond that, or beyond a host's
-    share, as of calls, is refused with SERVICE_BUSY."""
+    """The most streams open at once, all methods together. A stream beyond that, or beyond its
+    host's share (as for calls_max), is refused with SERVICE_BUSY."""
 
     first_message_timeout_s: Seconds = 30
-    """How long a stream may be open, in seconds, before its first message comes; one that is silent
-    for longer ends with SILENT_STREAM."""
+    """The time limit for the first message of a stream; a stream without one ends with
+    SILENT_STREAM."""
 
     connection_age_max_s: Annotated[float, Field(ge=0, le=86_400)] = 0
-    """After how long a client is asked to connect again, so that it sees new replicas; 0: never."""
+    """The age at which a connection is closed gracefully, so that the client reconnects and sees
+    new replicas; 0: never."""
 
     keepalive_s: Annotated[float, Field(ge=1, le=7200)] = 5
-    """How often a silent connection is probed; one that does not answer within as long is dead."""
+    """The interval between probes of an idle connection; one that does not answer within the same
+    time is dead."""
 
     tls_certificate_file: Path | None = None
-    """The service's certificate chain, in PEM; read again when it changes, as all files below. Its
-    names are those under which it is reached. None: no TLS."""
+    """The service's certificate chain, in PEM, for the names under which clients reach it. Reloaded
+    when it changes, as are all files below. None: no TLS."""
 
     tls_key_file: Path | None = None
     """Its key, in PEM, without a passphrase."""
 
     tls_client_ca_file: Path | None = None
-    """The authorities, in PEM, whose certificates callers may show. Then every caller must show
-    one. (Probes that have none use health_listen.)"""
+    """The authorities of client certificates, in PEM. If set, every caller must present a
+    certificate. (Probes without one use health_listen.)"""
 
     jwt_keys_file: Path | None = None
-    """Public keys, a JWKS or PEM, of who signs callers' tokens. None: tokens do not count. A caller
-    that sends a token is who the token says, whatever its certificate."""
+    """The public keys of the token issuer, as JWKS or PEM. A token takes precedence over the
+    caller's certificate. None: tokens are ignored."""
 
     jwt_audience: str = ""
-    """For whom tokens must be."""
+    """The required audience (aud) of tokens."""
 
     jwt_issuer: str = ""
-    """Of whom they must be."""
+    """The required issuer (iss) of tokens."""
 
     access_file: Path | None = None
-    """The TOML file that says who may do what; what it does not allow is denied. Required with
+    """The TOML file with the access rules; a right that no rule grants is denied. Required with
     tls_client_ca_file or jwt_keys_file."""
 
     allow_insecure: bool = False
-    """Whether to listen beyond this machine although anybody could call, or could read the tokens
-    of those who do."""
+    """Whether to listen beyond this machine without authentication, or without TLS, which exposes
+    tokens."""
 
     metrics_listen: Annotated[str, AfterValidator(_with_port_or_none)] = ""
-    """host:port on which GET /metrics is answered for Prometheus, in the clear and to anybody.
-    Empty: nowhere. (Over OTLP metrics go where the OTEL_* variables say.)"""
+    """host:port on which Prometheus metrics are served (GET /metrics), unencrypted and without
+    authentication. Empty: none. (The OTEL_* variables configure export over OTLP.)"""
 
     metrics_topics: tuple[TopicPattern, ...] = ()
-    """Which topics are told apart in metrics: patterns of tenant/namespace/name with * and ?, which
-    stop at a slash. At most 100 topics are (telemetry.metrics.TOPICS_MAX); all others count
+    """The topics with metrics of their own: patterns of tenant/namespace/name with * and ?, which
+    stop at a slash. At most 100 topics have (telemetry.metrics.TOPICS_MAX); all others count
     together, under the topic _other."""
 
     metrics_survey_s: Seconds = 15
-    """How often that is looked up for metrics which is not at hand: in the store, or of another
-    service. After a look that takes long there is a longer rest. Only where anybody is told."""
+    """The interval between surveys: metrics that take a query to the store or to another service. A
+    slow survey is followed by a longer pause. None run unless metrics are exported."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe messages that are logged."""
@@ -149,10 +151,10 @@ class ServiceConfig(BaseSettings):
     terminal, otherwise JSON."""
 
     def check(self) -> None:
-        """What is looked at before a service starts: whether the settings go together.
+        """Check, before the service starts, that the settings are consistent.
 
         Raises:
-            ValueError: they do not.
+            ValueError: they are not.
         """
 
     @model_validator(mode="after")
@@ -172,7 +174,7 @@ class ServiceConfig(BaseSettings):
 
     @property
     def authenticates(self) -> bool:
-        """Whether callers must show who they are."""
+        """Whether callers must authenticate."""
         return self.tls_client_ca_file is not None or self.jwt_keys_file is not None
 
     @classmethod
@@ -193,20 +195,20 @@ class ServiceConfig(BaseSettings):
 
 
 class CallerConfig(ServiceConfig):
-    """What a service can be told that calls others."""
+    """The settings of a service that calls other services."""
 
     peer_ca_file: Path | None = None
-    """The authorities, in PEM, of the services that this one calls; it calls them over TLS then.
-    None: without."""
+    """The authorities, in PEM, of the services that this one calls; they are then called over TLS.
+    None: no TLS."""
 
     peer_certificate_file: Path | None = None
-    """The certificate chain, in PEM, that it shows them; None: none."""
+    """The client certificate chain, in PEM, presented to them; None: none."""
 
     peer_key_file: Path | None = None
     """Its key, in PEM, without a passphrase."""
 
     peer_token_file: Path | None = None
-    """The token that it sends them; None: none."""
+    """The file with the token sent to them; None: none."""
 
     @model_validator(mode="after")
     def _calls_can_be_made(self) -> Self:

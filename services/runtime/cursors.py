@@ -1,11 +1,11 @@
 """The cursor service, as other services call it: over the wire, none at all, or in memory.
 
-    CursorClient          one call, and what a refusal means
-      GrpcCursors         what dedup and the ledger do with cursors
+    CursorClient          one call, and the translation of its refusals
+      GrpcCursors         the calls of dedup and the ledger
       (dispatcher's own)  subscriptions: leases, acknowledgements, attempts
 
-No call is retried here, but for the two halves of setting a property of a cursor that may not exist
-yet. After a lost reply it is not known whether a call took effect; each may be made again.
+No call is retried here, except the two steps that set a property of a cursor that may not exist
+yet. After a lost reply the outcome is unknown; every call is safe to retry.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -36,29 +36,30 @@ PAGE_SIZE: Final = 1_000
 """How many cursors a page holds."""
 
 PUT_ROUNDS_MAX: Final = 3
-"""How often a cursor is made for a property before giving up: others may remove it meanwhile."""
+"""How many times a cursor is created for a property before giving up: others may delete it
+meanwhile."""
 
 NOT_FOUND: Final = "CURSOR_NOT_FOUND"
 
-CONFLICTS: Final = frozenset({"VERSION_CONFLICT", "ALREADY_MARK_DELETED", NOT_FOUND})
-"""Why the cursor service does not move a cursor: it is not what the caller took it for."""
+CONFLICTS: Final = frozenset({"REVISION_CONFLICT", "ALREADY_MARK_DELETED", NOT_FOUND})
+"""Reasons why the cursor service does not move a cursor: the caller's view of it is outdated."""
 
 EXPECTED: Final = frozenset(
     {"", "STORE_UNAVAILABLE", "STORE_FULL", "SERVICE_BUSY", "DRAINING", NOT_OWNER}
 )
-"""Reasons that pass by themselves; any other is logged as an error, for an operator."""
+"""Transient reasons; any other is logged as an error, for an operator."""
 
 
 class CursorClient:
     """Calls the cursor service."""
 
     def __init__(self, channel: FollowingChannel, *, timeout_s: float | None = None) -> None:
-        """Without `timeout_s`, a call has the time that its caller's own deadline leaves."""
+        """Without `timeout_s`, a call may take the rest of its caller's deadline."""
         self._stub = pb_grpc.CursorServiceStub(channel)
         self._timeout_s = timeout_s
 
     def refusal(self, failed: CallFailed) -> DomainError:
-        """What a refusal of the cursor service means here."""
+        """The error of this service for a refusal by the cursor service."""
         log.debug("cursor service unavailable", reason=failed.reason, error=failed.message)
         if failed.reason not in EXPECTED:
             log.error("cursor service refused a call", reason=failed.reason, detail=failed.message)
@@ -78,7 +79,7 @@ class GrpcCursors(CursorClient):
 
     async def get(self, topic: TopicName, name: str, *, whole: bool) -> Cursor | None:
         request = pb.GetCursorRequest(
-            topic=str(topic), name=name, without_mark_delete_properties=not whole
+            topic=str(topic), cursor=name, without_mark_delete_properties=not whole
         )
         try:
             return _cursor((await self._call(self._stub.GetCursor, request)).cursor)
@@ -88,12 +89,12 @@ class GrpcCursors(CursorClient):
     async def create(
         self, topic: TopicName, name: str, mark_delete: Position | None = None
     ) -> Cursor:
-        # The answer to CreateCursor is whole, so a cursor that exists is asked for first.
+        # CreateCursor answers with the whole cursor, so try a get without properties first.
         found = await self.get(topic, name, whole=False)
         if found is not None:
             return found
         request = pb.CreateCursorRequest(
-            topic=str(topic), name=name, mark_delete=to_position(mark_delete)
+            topic=str(topic), cursor=name, mark_delete=to_position(mark_delete)
         )
         reply = await self._call(self._stub.CreateCursor, request)
         return _cursor(reply.cursor)._replace(mark_delete_properties={})
@@ -105,21 +106,21 @@ class GrpcCursors(CursorClient):
         position: Position,
         properties: Mapping[str, str],
         *,
-        version: int,
+        revision: int,
     ) -> None:
         request = pb.MarkDeleteRequest(
             topic=str(topic),
-            name=name,
+            cursor=name,
             position=to_position(position),
             properties=properties,
-            version=version,
+            revision=revision,
         )
         await self._call(self._stub.MarkDelete, request)
 
     async def put_property(self, topic: TopicName, name: str, key: str, value: str | None) -> None:
         request = pb.UpdateCursorPropertiesRequest(
             topic=str(topic),
-            name=name,
+            cursor=name,
             put={} if value is None else {key: value},
             remove=[key] if value is None else [],
         )
@@ -135,7 +136,7 @@ class GrpcCursors(CursorClient):
         raise CursorsUnavailable("the cursor keeps being removed", retry_after_s=RETRY_AFTER_S)
 
     async def delete(self, topic: TopicName, name: str) -> None:
-        request = pb.DeleteCursorRequest(topic=str(topic), name=name)
+        request = pb.DeleteCursorRequest(topic=str(topic), cursor=name)
         with suppress(_NotFound):
             await self._call(self._stub.DeleteCursor, request)
 
@@ -143,7 +144,7 @@ class GrpcCursors(CursorClient):
         return {each.name: _mark_delete(each) async for each in self._cursors(topic)}
 
     async def delete_all(self, topic: TopicName) -> None:
-        """One by one: when one cannot be removed, those after it are not, either."""
+        """One by one: after a failure, the remaining cursors stay."""
         for name in await self.mark_deletes(topic):
             await self.delete(topic, name)
 
@@ -158,7 +159,7 @@ class GrpcCursors(CursorClient):
             request.page_token = page.next_page_token
 
     def refusal(self, failed: CallFailed) -> DomainError:
-        """As in CursorClient, and a conflict is told apart."""
+        """As in CursorClient, with conflicts as CursorConflict."""
         if failed.reason == NOT_FOUND:
             return _NotFound("there is no such cursor", because=failed.reason)
         if failed.reason in CONFLICTS:
@@ -167,11 +168,11 @@ class GrpcCursors(CursorClient):
 
 
 class _NotFound(CursorConflict):
-    """There is no such cursor. Stays inside the service."""
+    """The cursor does not exist. Never leaves the service."""
 
 
 class NoCursors:
-    """An installation without a cursor service: there is no cursor, and none can be made."""
+    """An installation without a cursor service: no cursor exists, and none can be created."""
 
     configured = False
 
@@ -192,13 +193,13 @@ class NoCursors:
         position: Position,
         properties: Mapping[str, str],
         *,
-        version: int,
+        revision: int,
     ) -> None:
-        del position, properties, version
+        del position, properties, revision
         _refuse_without(topic, name)
 
     async def put_property(self, topic: TopicName, name: str, key: str, value: str | None) -> None:
-        """Removing is no write here: there is nothing to remove."""
+        """Removing a property does nothing here: none exists."""
         del key
         if value is not None:
             _refuse_without(topic, name)
@@ -215,7 +216,7 @@ class NoCursors:
 
 
 class MemoryCursors:
-    """Cursors that are forgotten when the process ends. For tests."""
+    """Cursors in memory, lost when the process ends. For tests."""
 
     configured = True
 
@@ -244,18 +245,18 @@ class MemoryCursors:
         position: Position,
         properties: Mapping[str, str],
         *,
-        version: int,
+        revision: int,
     ) -> None:
         self._answer()
         found = self.cursors.get((topic, name))
         if (
             found is None
-            or found.version != version
+            or found.revision != revision
             or (found.mark_delete is not None and position < found.mark_delete)
         ):
             raise CursorConflict("the cursor has changed")
         self.cursors[topic, name] = found._replace(
-            mark_delete=position, mark_delete_properties=dict(properties), version=version + 1
+            mark_delete=position, mark_delete_properties=dict(properties), revision=revision + 1
         )
 
     async def put_property(self, topic: TopicName, name: str, key: str, value: str | None) -> None:
@@ -268,7 +269,9 @@ class MemoryCursors:
         properties = {each: text for each, text in found.properties.items() if each != key}
         if value is not None:
             properties[key] = value
-        self.cursors[topic, name] = found._replace(properties=properties, version=found.version + 1)
+        self.cursors[topic, name] = found._replace(
+            properties=properties, revision=found.revision + 1
+        )
 
     async def delete(self, topic: TopicName, name: str) -> None:
         self._answer()
@@ -289,7 +292,7 @@ class MemoryCursors:
 
 
 def unavailable(reason: str = "") -> CursorsUnavailable:
-    """The refusal for a call that the cursor service did not answer, or refused for this reason."""
+    """The error for a call that the cursor service did not answer, or refused with this reason."""
     because = {"because": reason} if reason else {}
     return CursorsUnavailable(
         "the cursor service does not answer", retry_after_s=RETRY_AFTER_S, **because
@@ -311,7 +314,7 @@ def _cursor(message: pb.Cursor) -> Cursor:
         _mark_delete(message),
         dict(message.mark_delete_properties),
         dict(message.properties),
-        message.version,
+        message.revision,
     )
 
 

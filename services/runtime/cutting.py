@@ -1,4 +1,4 @@
-"""Streams that end although their peer takes nothing of what it is sent."""
+"""Ends streams whose peer does not read."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -10,10 +10,10 @@ Cut = Callable[[Exception], None]
 
 @asynccontextmanager
 async def until_cut() -> AsyncIterator[Cut]:
-    """What is done meanwhile, until it is cut off: whatever it waits for, it waits no longer.
+    """Runs the body until it is cut off; that ends whatever the body awaits.
 
     Raises:
-        Exception: the one that it was cut off with.
+        Exception: the error given to Cut.
     """
     loop = asyncio.get_running_loop()
     patience = asyncio.timeout(None)

@@ -1,4 +1,4 @@
-"""A caller's deadline, passed on to every call that is made on its behalf."""
+"""A caller's deadline, passed on to every call made on its behalf."""
 
 import asyncio
 from contextvars import ContextVar
@@ -7,14 +7,13 @@ _deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
 
 
 def set_remaining_s(remaining_s: float | None) -> None:
-    """Note, for the current task, how long its caller will wait; None: for ever."""
+    """Set the remaining time of the current task's caller; None: no deadline."""
     now = asyncio.get_running_loop().time()
     _deadline.set(None if remaining_s is None else now + remaining_s)
 
 
 def remaining_s(at_most: float | None) -> float | None:
-    """How long a call may take that is made now: what is left of the caller's deadline, and never
-    more than `at_most`."""
+    """The time limit of a call made now: the rest of the caller's deadline, at most `at_most`."""
     deadline = _deadline.get()
     if deadline is None:
         return at_most

@@ -5,16 +5,17 @@ service reads requests and writes responses:
     admit_request ──────────▶ AdmitRequest ────────────▶ read_admit
     read_admit_response ◀──── AdmitResponse ◀──────── admit_response
 
-and likewise for Confirm and Rollback. Reading a request checks it, so that nothing behind it checks
-again.
+and likewise for Confirm and Rollback. Reading a request validates it, so later code does not
+validate again.
 """
 
 from collections.abc import Mapping, Sequence
 from operator import gt
 from typing import Any, Final
 
-from seqgate.api.dedup.v1 import dedup_pb2 as pb
-from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.common.v1 import common_pb2
+from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.api.internal.dedup.v1 import writer_pb2 as pb
 from seqgate.services.deduplication import (
     DISABLED,
     NEVER,
@@ -35,50 +36,47 @@ from seqgate.services.deduplication import (
 )
 from seqgate.services.errors import (
     DomainError,
-    InvalidProducerName,
-    InvalidSequenceId,
-    InvalidTopicName,
     Kind,
 )
 from seqgate.services.runtime.positions import of_position, to_position
+from seqgate.services.runtime.requests import (
+    read_chunk,
+    read_number,
+    read_position,
+    read_producer,
+    read_sequence_id,
+    read_time_ms,
+    read_topic,
+)
+from seqgate.times import timestamp
 from seqgate.types import (
-    SEQUENCE_ID_MAX,
     Chunk,
-    InvalidChunkError,
-    InvalidNameError,
-    Position,
     TopicName,
-    check_chunk,
-    check_producer_name,
 )
 
 CLAIMS_MAX: Final = 10_000
-"""How many claims one Admit may hold."""
+"""The most claims in one Admit."""
 
 ENTRIES_MAX: Final = 10_000
-"""How many entries one confirmation may list."""
+"""The most entries that one confirmation lists."""
 
 ENTRY_COUNT_MAX: Final = 1_000_000_000
-"""How many entries, markers included, one confirmation may cover."""
+"""The most entries, markers included, that one confirmation covers."""
 
 ENTRIES_REMAINING_MAX: Final = 2**53 - 1
-"""The most entries that a confirmation may announce; Lua counts exactly up to here."""
-
-APPEND_TIME_MAX_MS: Final = 253_402_300_799_999
-"""The latest append time, in milliseconds since 1970: the end of the year 9999, as for a
-google.protobuf.Timestamp."""
+"""The most entries that a confirmation reports as remaining; Lua counts exactly up to here."""
 
 PRODUCERS_MAX: Final = 10_000
-"""How many producers one request may name."""
+"""The most producers that one request names."""
 
 VERDICTS: Final = {
-    Verdict.NEW: pb.VERDICT_NEW,
-    Verdict.IN_FLIGHT: pb.VERDICT_IN_FLIGHT,
-    Verdict.DUPLICATE: pb.VERDICT_DUPLICATE,
-    Verdict.PARTIAL: pb.VERDICT_PARTIAL,
-    Verdict.HELD: pb.VERDICT_HELD,
-    Verdict.CHUNK_GAP: pb.VERDICT_CHUNK_GAP,
-    Verdict.LAYOUT_CONFLICT: pb.VERDICT_LAYOUT_CONFLICT,
+    Verdict.NEW: dedup_pb2.CLAIM_VERDICT_NEW,
+    Verdict.IN_FLIGHT: dedup_pb2.CLAIM_VERDICT_IN_FLIGHT,
+    Verdict.DUPLICATE: dedup_pb2.CLAIM_VERDICT_DUPLICATE,
+    Verdict.PARTIAL: dedup_pb2.CLAIM_VERDICT_PARTIAL,
+    Verdict.HELD: dedup_pb2.CLAIM_VERDICT_HELD,
+    Verdict.CHUNK_GAP: dedup_pb2.CLAIM_VERDICT_CHUNK_GAP,
+    Verdict.LAYOUT_CONFLICT: dedup_pb2.CLAIM_VERDICT_LAYOUT_CONFLICT,
 }
 
 _READ_VERDICTS: Final = {number: verdict for verdict, number in VERDICTS.items()}
@@ -92,8 +90,7 @@ class InvalidClaim(DomainError):
 
 
 class InvalidWriter(DomainError):
-    """A writer is missing, or its position, incarnation or epoch is out of range. `given` is the
-    number that is."""
+    """A writer is missing, or its position, incarnation or epoch is out of range: `given`."""
 
     kind = Kind.INVALID
     reason = "INVALID_WRITER"
@@ -174,7 +171,7 @@ def _to_confirmation(confirmation: Confirmation | None) -> pb.Confirmation | Non
             pb.ProducerEntries(
                 producer_name=producer,
                 highest_sequence_ids=highest,
-                last_append_time=last_append_ms,
+                last_append_time=timestamp(last_append_ms),
                 chunks={place: to_chunk(chunk) for place, chunk in chunks.items()},
             )
             for producer, highest, last_append_ms, chunks in confirmation.producers
@@ -190,7 +187,7 @@ def _to_confirmation(confirmation: Confirmation | None) -> pb.Confirmation | Non
 def read_admit(
     request: pb.AdmitRequest,
 ) -> tuple[TopicName, Writer, Confirmation | None, list[ProducerClaims]]:
-    """What an Admit asks.
+    """The arguments of an Admit.
 
     Raises:
         InvalidTopicName, InvalidProducerName, InvalidSequenceId, InvalidClaim, InvalidWriter,
@@ -202,7 +199,7 @@ def read_admit(
 
 
 def read_confirm(request: pb.ConfirmRequest) -> tuple[TopicName, Writer, Confirmation]:
-    """What a Confirm tells. Raises as for an Admit."""
+    """The arguments of a Confirm. Raises as for an Admit."""
     writer = _read_writer(request)
     confirmation = _read_confirmation(request, writer)
     if confirmation is None:
@@ -213,13 +210,15 @@ def read_confirm(request: pb.ConfirmRequest) -> tuple[TopicName, Writer, Confirm
 def read_rollback(
     request: pb.RollbackRequest,
 ) -> tuple[TopicName, Writer, Confirmation | None, list[Withdrawal]]:
-    """What a Rollback withdraws. Raises as for an Admit."""
+    """The arguments of a Rollback. Raises as for an Admit."""
     writer = _read_writer(request)
     withdrawals = _read_withdrawals(request)
     return read_topic(request.topic), writer, _read_confirmation(request, writer), withdrawals
 
 
-def _read_writer(request: pb.AdmitRequest | pb.ConfirmRequest | pb.RollbackRequest) -> Writer:
+def _read_writer(
+    request: pb.AdmitRequest | pb.ConfirmRequest | pb.RollbackRequest,
+) -> Writer:
     if not request.HasField("writer"):
         raise InvalidWriter("writer is required", field="writer")
     writer = request.writer
@@ -236,7 +235,8 @@ def _read_writer(request: pb.AdmitRequest | pb.ConfirmRequest | pb.RollbackReque
 
 
 def _read_confirmation(
-    request: pb.AdmitRequest | pb.ConfirmRequest | pb.RollbackRequest, writer: Writer
+    request: pb.AdmitRequest | pb.ConfirmRequest | pb.RollbackRequest,
+    writer: Writer,
 ) -> Confirmation | None:
     if not request.HasField("confirmation"):
         return None
@@ -279,12 +279,7 @@ def _read_entries(entries: pb.ProducerEntries) -> ProducerEntries:
     return ProducerEntries(
         read_producer(entries.producer_name),
         highest,
-        read_number(
-            f"{field}.last_append_time",
-            entries.last_append_time,
-            InvalidConfirmation,
-            APPEND_TIME_MAX_MS,
-        ),
+        read_time_ms(f"{field}.last_append_time", entries.last_append_time, InvalidConfirmation),
         _read_chunks(f"{field}.chunks", entries.chunks, len(highest), InvalidConfirmation),
     )
 
@@ -342,7 +337,7 @@ def _read_withdrawals(request: pb.RollbackRequest) -> list[Withdrawal]:
 
 
 def _read_chunks(
-    field: str, given: Mapping[int, pb.Chunk], count: int, refusal: type[DomainError]
+    field: str, given: Mapping[int, common_pb2.Chunk], count: int, refusal: type[DomainError]
 ) -> dict[int, Chunk]:
     """Chunks by their place among `count` others."""
     chunks: dict[int, Chunk] = {}
@@ -471,75 +466,17 @@ def _read_behind(behind: pb.Behind) -> Behind:
     return Behind(of_position(behind.confirmed))
 
 
-# ---- what the messages are made of
+# ---- parts of the messages
 
 
-def to_chunk(chunk: Chunk) -> pb.Chunk:
+def to_chunk(chunk: Chunk) -> common_pb2.Chunk:
     """A chunk."""
     uuid, chunk_id, num_chunks, total_bytes = chunk
-    return pb.Chunk(uuid=uuid, chunk_id=chunk_id, num_chunks=num_chunks, total_bytes=total_bytes)
-
-
-def to_mark(mark: int) -> int | None:
-    """A mark; absent: nothing is stored."""
-    return None if mark == NEVER else mark
-
-
-def read_topic(text: str) -> TopicName:
-    """The topic of this name.
-
-    Raises:
-        InvalidTopicName: it cannot be one.
-    """
-    try:
-        return TopicName.parse(text)
-    except InvalidNameError as error:
-        raise InvalidTopicName(str(error), field="topic") from error
-
-
-def read_producer(name: str) -> str:
-    """The name itself.
-
-    Raises:
-        InvalidProducerName: it cannot be one of a producer.
-    """
-    try:
-        return check_producer_name(name)
-    except InvalidNameError as error:
-        raise InvalidProducerName(str(error), field="producer_name") from error
-
-
-def read_sequence_id(field: str, number: int) -> int:
-    """The id itself.
-
-    Raises:
-        InvalidSequenceId: it is 2^63 or more.
-    """
-    if number > SEQUENCE_ID_MAX:
-        raise InvalidSequenceId("a sequence id is at most 2^63 - 1", field=field, given=number)
-    return number
-
-
-def read_number(
-    field: str, number: int, refusal: type[DomainError], most: int = SEQUENCE_ID_MAX
-) -> int:
-    """The number itself; refused, if it is more than `most`."""
-    if number > most:
-        raise refusal(f"{field} is at most {most}", field=field, given=number)
-    return number
-
-
-def read_position(field: str, position: entry_pb2.Position, refusal: type[DomainError]) -> Position:
-    """The position; refused, if one of its numbers is 2^63 or more."""
-    return Position(
-        read_number(f"{field}.ledger_id", position.ledger_id, refusal),
-        read_number(f"{field}.entry_id", position.entry_id, refusal),
+    return common_pb2.Chunk(
+        uuid=uuid, chunk_id=chunk_id, num_chunks=num_chunks, total_bytes=total_bytes
     )
 
 
-def read_chunk(field: str, chunk: pb.Chunk, refusal: type[DomainError]) -> Chunk:
-    """The chunk; refused, if it cannot be one of a large message."""
-    try:
-        return check_chunk(Chunk(chunk.uuid, chunk.chunk_id, chunk.num_chunks, chunk.total_bytes))
-    except InvalidChunkError as error:
-        raise refusal(str(error), field=field) from error
+def to_mark(mark: int) -> int | None:
+    """A mark; None, an absent field, if nothing is stored."""
+    return None if mark == NEVER else mark

@@ -1,8 +1,8 @@
-"""Going away in good order.
+"""Graceful shutdown.
 
-After SIGTERM a service reports NOT_SERVING, tells its streams in-band that it is draining, refuses
-new calls, waits for the streams to move away, lets unary calls finish, and exits with 0.
-grpc's own stop() would cut long streams at the end of its grace without a word.
+After SIGTERM a service reports NOT_SERVING, sends Draining on its streams, refuses new calls, waits
+for the streams to close, lets unary calls finish, and exits with 0. grpc's own stop() would cut
+long streams at the end of its grace period without warning.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from seqgate.services.errors import Draining
 
 
 class Drain:
-    """Whether this process is going away, and who is still there."""
+    """The state of the shutdown, and the count of open streams."""
 
     def __init__(self) -> None:
         self._begun = asyncio.Event()
@@ -26,33 +26,33 @@ class Drain:
         self._empty.set()
 
     def begin(self) -> None:
-        """Tell everyone who waits."""
+        """Start the drain, and wake all waiters."""
         self._begun.set()
 
     @property
     def begun(self) -> bool:
-        """Whether this process is going away."""
+        """Whether the drain has begun."""
         return self._begun.is_set()
 
     @property
     def event(self) -> asyncio.Event:
-        """Set when this process is going away."""
+        """Set when the drain begins."""
         return self._begun
 
     async def wait(self) -> None:
-        """Return when this process is going away."""
+        """Return when the drain begins."""
         await self._begun.wait()
 
     def cut(self) -> None:
-        """Tell the streams that are left that their time is over."""
+        """End the grace period: streams still open must close now."""
         self._over.set()
 
     async def wait_over(self) -> None:
-        """Return when the time to move away is over."""
+        """Return when the grace period is over."""
         await self._over.wait()
 
     def check(self) -> None:
-        """Raise Draining if new work comes too late."""
+        """Raise Draining if the drain has begun."""
         if self.begun:
             raise Draining("the service is shutting down", retry_after_s=0.5)
 
@@ -63,7 +63,7 @@ class Drain:
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Count a stream while it lasts."""
+        """Count a stream as open meanwhile."""
         self._streams += 1
         self._empty.clear()
         try:
@@ -74,7 +74,7 @@ class Drain:
                 self._empty.set()
 
     async def emptied(self, timeout_s: float) -> bool:
-        """Wait until the last stream has gone; False when that takes longer."""
+        """Wait until the last stream has closed; False on timeout."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._empty.wait()
@@ -83,8 +83,8 @@ class Drain:
         return True
 
     async def requests(self, context: Any, *over: asyncio.Event) -> AsyncIterator[Any]:
-        """What a stream brings, until the caller closes its side, the drain begins, or one of these
-        is set."""
+        """The messages of a stream, until the caller closes its side, the drain begins, or one of
+        these events is set."""
         ends = [asyncio.ensure_future(each.wait()) for each in (self._begun, *over)]
         try:
             while not any(each.done() for each in ends):

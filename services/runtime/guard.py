@@ -1,8 +1,8 @@
-"""Before a handler: who calls, and may they?
+"""Authentication and authorization of calls, ahead of their handlers.
 
-A call is judged before anything changes, by each of its messages that names something. What goes on
-for long is judged again when the rules change. Whose call it is, is settled once, when it begins: a
-token that expires later, or a certificate, does not end it.
+A call is authorized before anything changes, by each of its messages that names a resource. An open
+stream is authorized again when the rules change. The caller is authenticated once, when the call
+begins: a token or certificate that expires later does not end it.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -19,13 +19,13 @@ from seqgate.services.runtime.tokens import InvalidToken, MissingCredentials, To
 from seqgate.watched import Watched
 
 NEEDS_MAX: Final = 1_000
-"""How many needs of a stream are judged again when the rules change; more are judged with the next
-messages that have them."""
+"""The most needs of a stream that are judged again when the rules change; further ones are judged
+with the next messages that have them."""
 
 BEARER: Final = "bearer "
 
 Context = Any
-"""A ServicerContext, or what stands for one."""
+"""A ServicerContext, or a wrapper of one."""
 
 
 class PermissionDenied(DomainError):
@@ -50,9 +50,9 @@ class Guard:
         """
         Args:
             access: the rules.
-            tokens: what tokens say; None: they do not count.
-            rights: what each method needs; of one that is not there nobody has any.
-            certificates: whether callers' certificates count.
+            tokens: verifies tokens; None: tokens are ignored.
+            rights: the rights that each method needs; a method without an entry is denied.
+            certificates: whether client certificates authenticate callers.
         """
         self._access = access
         self._tokens = tokens
@@ -62,16 +62,16 @@ class Guard:
 
     @property
     def access(self) -> Access:
-        """The rules that are in force now."""
+        """The rules in force now."""
         return self._access.get()
 
     def begin(self, method: str, context: Context) -> "Judged":
-        """A call begins.
+        """Authenticate the caller of a new call. A method without rights is denied at the first
+        message.
 
         Raises:
             MissingCredentials, InvalidToken, TokenExpired, TokenNotYetValid, WrongAudience,
-            WrongIssuer: it is not known whose it is.
-            PermissionDenied: nobody may call that.
+            WrongIssuer: the caller is not authenticated.
         """
         try:
             principal = self._principal(context)
@@ -111,9 +111,9 @@ _NOBODYS: Final = Right(lambda _: [Need(frozenset(), None, None)])
 
 
 class Judged:
-    """A call's context, as its handler sees it: what it reads was judged before.
+    """A call's context for its handler: messages read from it are authorized.
 
-    Everything else is the context's own.
+    Everything else is delegated to the call's context.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Judged:
         self._right = right
         self._principal = principal
         self._context = context
-        self._peer = context.peer()  # once the call is over, asking for it would crash
+        self._peer = context.peer()  # grpc crashes if asked after the call ended
         self._access = guard.access
         self._is_service = self._access.has_role(principal, right.roles)
         self._given: dict[Need, None] = {}
@@ -134,11 +134,11 @@ class Judged:
 
     @property
     def principal(self) -> Principal:
-        """Who calls."""
+        """The caller."""
         return self._principal
 
     def judge(self, message: Any) -> None:
-        """Raise PermissionDenied if the caller may not say that."""
+        """Raise PermissionDenied if the caller may not send this message."""
         if self._guard.access is not self._access:
             self._judge_again()
         if self._is_service:
@@ -186,13 +186,13 @@ class Judged:
         await self._context.write(message)
 
     def _judge_again(self) -> None:
-        """The rules have changed."""
+        """Authorize the call again after a change of the rules."""
         was_service = self._is_service
         self._access = self._guard.access
         self._is_service = self._access.has_role(self._principal, self._right.roles)
         if self._is_service:
             return
-        if was_service:  # what it was about was not noted
+        if was_service:  # a role needs no topics, so none were kept
             self._deny(f"{self._principal} no longer has this role", None)
         for need in self._given:
             self._check(need)
@@ -213,15 +213,15 @@ class Judged:
 
 
 def caller_of(context: Context) -> str:
-    """Who calls, for what is noted of a change: the principal, or, where nobody is asked who they
-    are, the address."""
+    """The caller, as recorded with a change: the principal, or the address without
+    authentication."""
     return str(context.principal) if isinstance(context, Judged) else str(context.peer())
 
 
 def record_denial(
     denials: RefusalLog, refusal: DomainError, method: str, principal: str, peer: str
 ) -> None:
-    """Count a denial; each of whom somebody is denied something has lines of his own."""
+    """Count a denial. Each denied caller has log lines of its own."""
     about: dict[str, Any] = {
         name: refusal.details.get(name) for name in ("verb", "topic", "subscription")
     }

@@ -1,7 +1,7 @@
-"""Ready, or not: asked over the standard gRPC health protocol.
+"""Readiness, by the standard gRPC health protocol.
 
 ""  and each service's full name   ready: every dependency answers and state is served
-"liveness"                          the process is alive; it says nothing of dependencies
+"liveness"                          the process is alive, whatever the dependencies' state
 """
 
 import asyncio
@@ -21,14 +21,17 @@ Check = Callable[[], Awaitable[None]]
 LIVENESS: Final = "liveness"
 
 WHY_MAX: Final = 500
-"""How many characters of why a dependency does not answer are logged."""
+"""The most characters logged of the reason why a dependency does not answer."""
+
+RECHECK_S: Final = 0.1
+"""The longest interval between checks while a dependency fails, in seconds."""
 
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Readiness:
-    """Keeps a health servicer in step with the dependencies."""
+    """Keeps a health servicer up to date with the dependencies."""
 
     def __init__(
         self, checks: Mapping[str, Check], services: Sequence[str], interval_s: float
@@ -41,7 +44,8 @@ class Readiness:
         self._stopped = False
 
     async def watch(self) -> None:
-        """Ask the dependencies again and again, for as long as the task lives."""
+        """Check the dependencies at intervals, more often while one fails, until the task is
+        cancelled."""
         await self._tell(_NOT_SERVING)
         await self.servicer.set(LIVENESS, _SERVING)
         while True:
@@ -51,10 +55,11 @@ class Readiness:
                 self._failing = set(failing)
                 self._log(failing)
                 await self._tell(_NOT_SERVING if failing else _SERVING)
-            await asyncio.sleep(self._interval_s)
+            interval_s = min(self._interval_s, RECHECK_S) if failing else self._interval_s
+            await asyncio.sleep(interval_s)
 
     async def stop(self) -> None:
-        """Say, for good, that this process takes no more work."""
+        """Report NOT_SERVING from now on."""
         self._stopped = True
         await self._tell(_NOT_SERVING)
 
@@ -69,7 +74,7 @@ class Readiness:
             log.info("ready", missing=[])
 
     async def _why_not(self, check: Check) -> str:
-        """Why a dependency does not answer; empty: it does."""
+        """The reason why a dependency does not answer; empty: it does."""
         timeout_s = max(1.0, self._interval_s)
         try:
             async with asyncio.timeout(timeout_s):
@@ -78,6 +83,6 @@ class Readiness:
             return f"no answer within {timeout_s:g} s"
         except aio.AioRpcError as error:
             return f"{error.code().name}: {error.details() or ''}"[:WHY_MAX]
-        except Exception as error:  # whatever it is, the dependency is not there
+        except Exception as error:  # any failure means that the dependency is away
             return f"{type(error).__name__}: {error}"[:WHY_MAX]
         return ""

@@ -1,14 +1,14 @@
-"""What happens around every call, in this order, from the outside in:
+"""The layers around every call, outermost first:
 
-    logged      now and then a line for failed calls of a kind, and at debug level one a call
-    translated  refusals become statuses, surprises become INTERNAL
-    drained     new calls are refused while the service goes away; streams are counted
-    deadlined   the caller's deadline is noted, to be passed on
-    loaded      what is too much at once is refused (load.py)
+    logged      logs a sample of failed calls, and every call at debug level
+    translated  turns refusals into statuses, and unexpected exceptions into INTERNAL
+    drained     refuses new calls while the service shuts down; counts streams
+    deadlined   keeps the caller's deadline, to be passed on
+    loaded      refuses calls beyond the limits (load.py)
 
-and, where callers must show who they are, innermost:
+and, with authentication, innermost:
 
-    judged      the caller may do that (guard.py)
+    judged      authorizes the call (guard.py)
 
 Each is an async context manager around the handler, whatever its style: unary, async generator, or
 read/write on the context. One gRPC interceptor applies them all.
@@ -34,7 +34,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 from grpc import aio
-from grpc._cython import cygrpc  # type: ignore[attr-defined]
+from grpc._cython import cygrpc
 from grpc_status import rpc_status
 from opentelemetry.trace import get_current_span
 
@@ -55,20 +55,19 @@ Context = aio.ServicerContext[Any, Any]
 Around = Callable[[str, Context], AbstractAsyncContextManager[None]]
 
 OURS = "/seqgate.api."
-"""How the methods of our own services begin."""
+"""The prefix of the methods of our own services."""
 
 HEALTH = "/grpc.health.v1.Health/"
-"""How the methods begin that everybody may call: they tell nothing but whether a service is
-ready."""
+"""The prefix of the methods that need no rights: they reveal only whether a service is ready."""
 
 
 def logged(refusals: RefusalLog) -> Around:
-    """Write down how the call ended."""
+    """Log the outcome of the call."""
 
     @asynccontextmanager
     async def around(method: str, context: Context) -> AsyncIterator[None]:
         began = time.monotonic()
-        peer = context.peer()  # once the call is over, asking for it would crash
+        peer = context.peer()  # grpc crashes if asked after the call ended
         code = grpc.StatusCode.OK
         try:
             with during(refusals, method, peer):
@@ -98,13 +97,13 @@ def logged(refusals: RefusalLog) -> Around:
 _QUIET = {
     grpc.StatusCode.OK,
     grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.INTERNAL,  # `translated` logs it, with what happened
-    grpc.StatusCode.UNAUTHENTICATED,  # these two the guard logs, each caller's
+    grpc.StatusCode.INTERNAL,  # `translated` logs it, with the traceback
+    grpc.StatusCode.UNAUTHENTICATED,  # the guard logs these two, by caller
     grpc.StatusCode.PERMISSION_DENIED,
 }
 
 _LEVELS = {
-    grpc.StatusCode.NOT_FOUND: logging.INFO,  # many a caller asks in order to know
+    grpc.StatusCode.NOT_FOUND: logging.INFO,  # many callers ask just to find out
 }
 
 
@@ -117,14 +116,15 @@ class GivenUp(DomainError):
 
 
 def _is_cancelled() -> bool:
-    """Whether gRPC has cancelled this call: its caller has gone, or its time is over. If not, a
-    CancelledError is a handler's own; grpc.aio would say nothing, and the caller wait for ever."""
+    """Whether gRPC cancelled this call: the caller disconnected, or the deadline passed. If not, a
+    CancelledError is the handler's own; grpc.aio would send no status, and the caller would wait
+    for ever."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def translated(refusals: RefusalLog) -> Around:
-    """Turn what the handler raises into a status."""
+    """Turn the handler's exceptions into statuses."""
 
     @asynccontextmanager
     async def around(method: str, context: Context) -> AsyncIterator[None]:
@@ -156,8 +156,8 @@ def translated(refusals: RefusalLog) -> Around:
 
 
 def _gone() -> asyncio.CancelledError:
-    """What becomes of a handler that cannot send: its caller has gone, and gRPC is about to cancel
-    it. What is too large to be sent ends otherwise: see `_bounded`."""
+    """The exception for a handler that cannot send: its caller disconnected, and gRPC is about to
+    cancel it. A response that is too large ends otherwise: see `_bounded`."""
     return asyncio.CancelledError("caller disconnected")
 
 
@@ -171,7 +171,7 @@ async def _abort(context: Context, code: grpc.StatusCode, status: grpc.Status) -
 
 
 def drained(drain: Drain) -> Around:
-    """Refuse what comes after the drain began, and count the streams that are left."""
+    """Refuse calls once the drain has begun, and count the open streams."""
 
     @asynccontextmanager
     async def around(method: str, context: Context) -> AsyncIterator[None]:
@@ -183,21 +183,21 @@ def drained(drain: Drain) -> Around:
 
 @asynccontextmanager
 async def deadlined(method: str, context: Context) -> AsyncIterator[None]:
-    """Note how long the caller will wait."""
+    """Keep the caller's deadline."""
     deadline.set_remaining_s(context.time_remaining())
     yield
 
 
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""The largest message, in bytes, unless told otherwise."""
+"""The default limit of a message, in bytes."""
 
 FIRST_MESSAGE_TIMEOUT_S: Final = 30.0
-"""How long a stream may be silent before its first message, in seconds, unless told otherwise."""
+"""The default time limit for the first message of a stream, in seconds."""
 
 
 class Interceptor(aio.ServerInterceptor):
-    """Applies `arounds` to every method of our services, the first one outermost. With a guard no
-    handler but health's sees a call that was not judged."""
+    """Applies `arounds` to every method of our services, the first one outermost. With a guard,
+    only the health service's handlers see calls that were not authorized."""
 
     def __init__(
         self,
@@ -239,8 +239,8 @@ class Interceptor(aio.ServerInterceptor):
         make = _MAKERS[bool(handler.request_streaming), bool(handler.response_streaming)]
 
         async def writing(request: Any, context: Context) -> None:
-            # Not a generator: grpc.aio abandons those when a call is cancelled, and what they have
-            # to clean up would wait for the garbage collector.
+            # Not a generator: grpc.aio abandons generators when a call is cancelled, and their
+            # clean-up would wait for the garbage collector.
             async with self._around(method, context, stream=True) as stack:
                 stack.enter_context(self._loaded(handler, request, context))
                 request, context = self._judged(method, handler, request, context)
@@ -273,8 +273,8 @@ class Interceptor(aio.ServerInterceptor):
     def _judged(
         self, method: str, handler: Any, request: Any, context: Context
     ) -> tuple[Any, Context]:
-        """What the handler sees: a request that its caller may make, and a context that lets only
-        such requests through."""
+        """The request and context for the handler: the request is authorized, and the context
+        authorizes the messages of a stream."""
         if handler.request_streaming:
             timeout_s = self._first_message_timeout_s
             context = Spoken(context, timeout_s)  # type: ignore[assignment]
@@ -299,7 +299,7 @@ class Interceptor(aio.ServerInterceptor):
             yield stack
 
     def _loaded(self, handler: Any, request: Any, context: Context) -> AbstractContextManager[None]:
-        """A call counts as what it is, while it lasts."""
+        """Counts the call, unary or stream, while it lasts."""
         size_bytes, host = 0 if handler.request_streaming else size_of(request), _host(context)
         if handler.request_streaming or handler.response_streaming:
             return self._load.stream(size_bytes, host)
@@ -307,13 +307,13 @@ class Interceptor(aio.ServerInterceptor):
 
 
 def _host(context: Context) -> str:
-    """Where a caller calls from, whichever connection it is."""
+    """The caller's host, the same for all of its connections."""
     return context.peer().rpartition(":")[0]
 
 
 class _Malformed:
-    """Stands for a message that cannot be read, and refuses whoever looks at it. gRPC deserializes
-    outside the handler, and would answer with the text of the exception."""
+    """Stands for a message that does not decode: any access raises MalformedRequest. gRPC
+    deserializes outside the handler, and would answer with the text of the exception."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise MalformedRequest("request does not decode as the method's message")
@@ -330,13 +330,14 @@ def _lenient(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 class ResponseTooLarge(Exception):
-    """A handler made a response that gRPC does not send."""
+    """A handler's response exceeds the limit of a message."""
 
 
 def _bounded(serialize: Callable[[Any], bytes], bytes_max: int) -> Callable[[Any], bytes]:
-    """A response of a stream that is too large is a mistake of ours. gRPC would tell its caller;
-    and us, that the call is over, as if the caller had gone. (The answer of a unary call it refuses
-    with RESOURCE_EXHAUSTED, which callers who read by pages know.)"""
+    """Raises ResponseTooLarge for a stream's response above the limit, which is a defect of ours.
+    Without it gRPC would fail the call and report it to us as over, as if the caller had
+    disconnected. (A unary answer gRPC fails with RESOURCE_EXHAUSTED, which callers that read pages
+    handle.)"""
 
     def bounded(response: Any) -> bytes:
         serialized = serialize(response)

@@ -1,8 +1,8 @@
-"""How much a service does at once: calls, streams, and the bytes of what they ask.
+"""Limits on concurrent work: calls, streams, and the bytes of their requests.
 
-A call that exceeds a limit is refused with SERVICE_BUSY before its handler sees it, and what it
-brought is let go. Health checks are never refused, so that a busy service is not taken for a dead
-one. What a stream asks for later, message by message, is weighed by its servicer, with `weighed`.
+A call that exceeds a limit is refused with SERVICE_BUSY before its handler sees it, and its request
+is released. Health checks are never refused, so that a busy service does not look dead. Later
+messages of a stream are counted by its servicer, with `weighed`.
 """
 
 from collections import Counter
@@ -15,28 +15,28 @@ from seqgate.services.errors import ServiceBusy
 from seqgate.services.runtime.budget import Budget
 
 RETRY_AFTER_S: Final = 0.5
-"""What a caller is told to wait when there is too much to do."""
+"""RetryInfo for a caller that is refused because of a limit."""
 
 CALLS_MAX: Final = 2_000
 STREAMS_MAX: Final = 20_000
 BYTES_MAX: Final = 256 * 1024 * 1024
-"""The limits of a service that is told none: see ServiceConfig."""
+"""The default limits: see ServiceConfig."""
 
 RESERVED: Final = 8
-"""One in so many is left to callers who have less than half."""
+"""This fraction of the places, one in so many, is reserved for hosts that have less than half."""
 
 _LOAD: ContextVar["Load | None"] = ContextVar("load", default=None)
 
 ASKED_BYTES: ContextVar[int] = ContextVar("asked_bytes", default=0)
-"""How large the request is that is being served, in bytes: what waits somewhere on its behalf, and
-may outlive its call, weighs as much there."""
+"""The size of the request being served, in bytes. Work queued on its behalf, which may outlive the
+call, counts as many bytes in its queue."""
 
 
 class _Places:
-    """How many may be there at once, and from which host they are.
+    """A limit on concurrent calls or streams, with a count for each host.
 
-    A host that has half of them leaves the last eighth to others: one caller alone cannot make a
-    service busy for everybody.
+    A host that has half of them leaves the last eighth to others: a single caller cannot make a
+    service busy for all others.
     """
 
     def __init__(self, most: int) -> None:
@@ -45,13 +45,13 @@ class _Places:
         self._of: Counter[str] = Counter()
 
     def has_room(self, host: str) -> bool:
-        """Whether there is one more for a host."""
+        """Whether a host may have one more."""
         free = self._most - self.taken
         return free > self._most // RESERVED or (free > 0 and 2 * self._of[host] < self._most)
 
     @contextmanager
     def take(self, host: str) -> Iterator[None]:
-        """One is taken meanwhile."""
+        """Take one for a host meanwhile."""
         self.taken += 1
         self._of[host] += 1
         try:
@@ -64,13 +64,13 @@ class _Places:
 
 
 class Load:
-    """What is being done.
+    """The work in progress, and its limits.
 
     Args:
-        calls_max: how many unary calls are served at once.
-        streams_max: how many streams are open at once.
-        bytes_max: how large the requests that are being served are together, in bytes, with the
-            answers of unary calls that are under way. The largest one finds room alone.
+        calls_max: the most unary calls served at once.
+        streams_max: the most streams open at once.
+        bytes_max: the most bytes of requests being served and of unary answers being sent,
+            together. While no others are served, a request of any size is accepted.
     """
 
     def __init__(
@@ -92,15 +92,15 @@ class Load:
 
     @property
     def asked_bytes(self) -> int:
-        """How large the requests that are being served and the answers under way are, in bytes."""
+        """The bytes of requests being served and of unary answers being sent."""
         return self._budget.used
 
     @contextmanager
     def call(self, size_bytes: int, host: str) -> Iterator[None]:
-        """A unary call from a host, while it is served.
+        """Count a unary call from a host while it is served.
 
         Raises:
-            ServiceBusy: there is no room for it.
+            ServiceBusy: a limit is reached.
         """
         if not self._calls.has_room(host):
             raise busy("too many concurrent calls (limit calls_max)", limit="calls_max")
@@ -108,18 +108,18 @@ class Load:
             yield
 
     def answered(self, size_bytes: int) -> Callable[[object], None]:
-        """Count the answer of a unary call: it was made, and whether its caller reads it is another
-        matter. It exceeds the limit if it must; what is asked next is refused then. Returns what
-        is to be called when the call is over."""
+        """Count the answer of a unary call until the call ends: the caller may read it slowly. An
+        answer may exceed the limit; then the next requests are refused. Returns the callback for
+        the end of the call."""
         self._budget.take(size_bytes)
         return lambda _: self._budget.give(size_bytes)
 
     @contextmanager
     def stream(self, size_bytes: int, host: str) -> Iterator[None]:
-        """A stream from a host, while it is open; a request that began it counts as long.
+        """Count a stream from a host, and the request that opened it, while it is open.
 
         Raises:
-            ServiceBusy: there is no room for it.
+            ServiceBusy: a limit is reached.
         """
         if not self._streams.has_room(host):
             raise busy("too many open streams (limit streams_max)", limit="streams_max")
@@ -132,10 +132,10 @@ class Load:
 
     @contextmanager
     def weighed(self, size_bytes: int) -> Iterator[None]:
-        """What is being asked, so many bytes, while it is served.
+        """Count the bytes of a request while it is served.
 
         Raises:
-            ServiceBusy: there is no room for it.
+            ServiceBusy: the limit is reached.
         """
         if not self._budget.fits(size_bytes):
             raise busy(
@@ -152,10 +152,10 @@ class Load:
 
 @contextmanager
 def weighed(request: Any) -> Iterator[None]:
-    """A message that a stream brought, while it is served.
+    """Count the bytes of a stream's message while it is served.
 
     Raises:
-        ServiceBusy: there is no room for it.
+        ServiceBusy: the limit is reached.
     """
     load = _LOAD.get()
     if load is None:
@@ -166,14 +166,14 @@ def weighed(request: Any) -> Iterator[None]:
 
 
 def busy(message: str, *, limit: str) -> ServiceBusy:
-    """The refusal of what there is no room for now."""
+    """The refusal of work beyond a limit."""
     return ServiceBusy(message, retry_after_s=RETRY_AFTER_S, limit=limit)
 
 
 def size_of(request: Any) -> int:
-    """How large a request is, in bytes.
+    """The serialized size of a request, in bytes.
 
     Raises:
-        MalformedRequest: it cannot be read.
+        MalformedRequest: the request does not decode.
     """
     return len(request) if isinstance(request, bytes) else int(request.ByteSize())

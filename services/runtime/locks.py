@@ -1,4 +1,4 @@
-"""Locks by key: as many as there are keys that somebody holds one of, or waits for."""
+"""Locks by key: one for each key that a task holds or waits for."""
 
 import asyncio
 from collections import Counter
@@ -10,8 +10,8 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Locks(Generic[Key]):
-    """See the module. A lock that is free is not nobody's: who was just woken does not hold it yet.
-    So it is kept until nobody wants it, and not until nobody holds it."""
+    """See the module. A free lock may still be in use: a waiter that was just woken does not hold
+    it yet. So a lock is kept until no task wants it, not until no task holds it."""
 
     def __init__(self) -> None:
         self._locks: dict[Key, asyncio.Lock] = {}
@@ -19,7 +19,7 @@ class Locks(Generic[Key]):
 
     @asynccontextmanager
     async def of(self, key: Key) -> AsyncIterator[None]:
-        """Hold a key's; other keys' are free."""
+        """Hold the lock of a key; those of other keys stay free."""
         lock = self._locks.setdefault(key, asyncio.Lock())
         self._users[key] += 1
         try:

@@ -1,9 +1,8 @@
 """Structured logs on standard error: one JSON object a line, or readable text on a terminal.
 
-Every line names its service, and the trace and the span within which it was written, if any. What
-libraries say by the standard library's logging comes the same way. No line has a payload, a key, a
-property's value or a secret in it: what is logged of a message is where it is. So tracebacks come
-without the values of variables.
+Every line names its service, and the current trace and span, if any. Libraries that log with the
+standard library's logging get the same format. No line contains a payload, a key, a property's
+value or a secret: a message is logged by its position. So tracebacks have no values of variables.
 """
 
 import logging
@@ -11,22 +10,22 @@ import sys
 from typing import Any, Final, Literal
 
 import structlog
-from grpc._cython import cygrpc  # type: ignore[attr-defined]
+from grpc._cython import cygrpc
 from opentelemetry import trace
 from structlog.typing import EventDict
 
 LogFormat = Literal["auto", "json", "text"]
 
 LIBRARIES_LEVEL: Final = logging.WARNING
-"""The least severe messages of libraries that are logged, unless ours are to be more severe."""
+"""The level of libraries' messages, unless ours is higher."""
 
 
 def configure_logs(service: str, *, level: str, format_: LogFormat) -> None:
     """Set up structlog, and the standard library's logging, for this process.
 
     Args:
-        service: is named in every line.
-        level: of the least severe messages that are logged.
+        service: the service's name, in every line.
+        level: the lowest level that is logged.
         format_: auto: text if standard error is a terminal, JSON otherwise.
     """
     least = logging.getLevelNamesMapping()[level.upper()]
@@ -52,7 +51,7 @@ def configure_logs(service: str, *, level: str, format_: LogFormat) -> None:
 
 
 def name_span(_: object, __: str, event: EventDict) -> EventDict:
-    """Add the trace and the span that are current, in hexadecimal; nothing where there is none."""
+    """Add the current trace and span, in hexadecimal, if any."""
     span = trace.get_current_span().get_span_context()
     if span.is_valid:
         event["trace_id"] = trace.format_trace_id(span.trace_id)
@@ -64,20 +63,21 @@ def _renderer(format_: LogFormat) -> list[Any]:
     is_terminal = sys.stderr.isatty()
     if format_ == "json" or (format_ == "auto" and not is_terminal):
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    # Its own way with tracebacks would show what the variables hold.
+    # structlog's own tracebacks would show the values of variables.
     plain = structlog.dev.plain_traceback
     return [structlog.dev.ConsoleRenderer(colors=is_terminal, exception_formatter=plain)]
 
 
 def _is_of_caller_gone(record: logging.LogRecord) -> bool:
-    """Whether gRPC tells that it could not send an answer. Its caller has gone, which is no
-    failure: an answer that is too large is noticed before (interceptors.py)."""
-    error = record.exc_info[1] if record.exc_info else None  # some libraries say False for none
+    """Whether the record is gRPC's error about an answer that it could not send. The caller
+    disconnected, which is no failure: an answer that is too large is detected before
+    (interceptors.py)."""
+    error = record.exc_info[1] if record.exc_info else None  # some libraries set False
     return isinstance(error, cygrpc.ExecuteBatchError)
 
 
 class _Libraries(logging.Handler):
-    """What libraries say, as lines like ours."""
+    """Logs libraries' records in our format."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -85,5 +85,5 @@ class _Libraries(logging.Handler):
             structlog.get_logger().log(
                 level, record.getMessage(), logger=record.name, exc_info=record.exc_info
             )
-        except Exception:  # as every handler of the standard library does it
+        except Exception:  # as the standard library's handlers do
             self.handleError(record)

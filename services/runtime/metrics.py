@@ -1,16 +1,16 @@
-"""What a service says of itself in numbers: seqgate/telemetry/metrics.py lists all of it.
+"""A service's metrics; seqgate/telemetry/metrics.py lists them all.
 
     plain numbers in the shells ──read, in the event loop──▶ Readings ──▶ observable instruments ──┐
     durations, sizes of groups  ──recorded as they come──▶ histograms ─────────────────────────────┤
                                                                OTLP, GET /metrics ◀────────────────┘
 
-What is counted for each message is a plain number of whoever counts it, and is read when somebody
-wants to know. Exporters and scrapes have threads of their own: whichever comes asks the event loop
-for one reading of everything, so that nobody looks at what is just being changed. A reading that
-fails leaves out what it could not read. Histograms are told once for a call, a group or a batch.
+Counts per message are plain numbers in the object that counts, and are read on export. Exporters
+and scrapes have threads of their own: each asks the event loop for one reading of everything, so
+that no thread sees a half-made change. A reading omits metrics that fail. Histograms are recorded
+once per call, group or batch.
 
-Without METRICS in OTEL_* and without `metrics_listen` there is no provider and no thread, and what
-is recorded goes nowhere.
+Without METRICS in OTEL_* and without `metrics_listen` there is no provider and no thread, and
+recorded values are dropped.
 """
 
 import asyncio
@@ -64,45 +64,46 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 READING_S: Final = 0.2
-"""For how long a reading counts: one collection asks for each metric by itself."""
+"""The age at which a reading is renewed, in seconds: a collection asks for each metric by
+itself."""
 
 READING_TIMEOUT_S: Final = 5.0
-"""How long a thread waits for the event loop; then it has the reading before."""
+"""How long a thread waits for the event loop, in seconds, before it uses the previous reading."""
 
 FLUSH_TIMEOUT_S: Final = 5.0
-"""How long the last export may take when the process ends."""
+"""The time limit of the last export when the process ends, in seconds."""
 
 SCRAPE_TIMEOUT_S: Final = 10.0
-"""How long a client of /metrics may be silent."""
+"""How long a client of /metrics may be silent, in seconds."""
 
 TICK_S: Final = 1.0
-"""How often it is looked how late the event loop is."""
+"""The interval between measurements of the event loop's lag, in seconds."""
 
 SURVEY_SHARE: Final = 20
-"""A survey rests for so many times as long as the last one took."""
+"""A survey pauses for this many times the duration of the last one."""
 
 LABELS_MAX: Final = 10_000
-"""Of how many topics it is remembered how they are told."""
+"""The most topics whose labels are cached."""
 
 Values = tuple[str, ...]
-"""Those of a metric's attributes, in their order; of the last ones, which are not said, none."""
+"""The values of a metric's attributes, in order; trailing ones may be omitted."""
 
 Read = Callable[[], Iterable[tuple[Values, float]]]
-"""What is told of a metric now: each combination of attributes once. Runs in the event loop, and
+"""The current values of a metric, each combination of attributes once. Runs in the event loop, and
 does not wait."""
 
 Recorder = Callable[..., None]
-"""Tells a histogram a value, with the values of its attributes."""
+"""Records a value of a histogram, with the values of its attributes."""
 
 
 class TopicLabels:
-    """Which topics are told apart."""
+    """The labels of topics: their names, or OTHER."""
 
     def __init__(self, patterns: Sequence[str] = (), topics_max: int = TOPICS_MAX) -> None:
         """
         Args:
             patterns: tenant/namespace/name with * and ?, which stop at a slash.
-            topics_max: how many are told apart; the first ones that come.
+            topics_max: the most topics with a label of their own; first come, first served.
         """
         self._patterns = [pattern.split("/") for pattern in patterns]
         self._topics_max = topics_max
@@ -142,7 +143,7 @@ class TopicLabels:
 
 
 class Readings:
-    """The newest reading of everything, for whatever thread asks."""
+    """The newest reading of everything, for any thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -153,15 +154,15 @@ class Readings:
         self._failing: set[str] = set()
 
     def add(self, metric: Metric, read: Read) -> None:
-        """Read a metric so."""
+        """Add a metric, and the function that reads it."""
         self._reads.append((metric, read))
 
     def age(self) -> None:
-        """Whoever asks next gets a new reading."""
+        """Renew the reading at the next request."""
         self._read_at_s = -READING_S
 
     def of(self, metric: Metric) -> Sequence[Observation]:
-        """What is told of a metric. Not to be called in the event loop."""
+        """The observations of a metric. Not to be called in the event loop."""
         with self._lock:
             if time.monotonic() - self._read_at_s >= READING_S:
                 self._refresh()
@@ -200,8 +201,8 @@ class Metrics:
     """The instruments of a service.
 
     Attributes:
-        topics: which topics are told apart.
-        is_on: whether anybody is told.
+        topics: the labels of topics.
+        is_on: whether metrics are exported.
     """
 
     def __init__(
@@ -219,7 +220,7 @@ class Metrics:
         return self._meter is not None
 
     def tell(self, metric: Metric, read: Read) -> None:
-        """Tell a metric by what `read` says when somebody asks."""
+        """Register a metric; `read` returns its values on export."""
         if self._meter is None or self._readings is None:
             return
         make: Callable[..., Any] = {
@@ -236,7 +237,7 @@ class Metrics:
         make(metric.name, [callback], unit=metric.unit, description=metric.description)
 
     def histogram(self, metric: Metric) -> Recorder:
-        """How to record a value of a metric: itself, and the values of the attributes."""
+        """The function that records a value of a metric and the values of its attributes."""
         assert metric.kind is Kind.HISTOGRAM
         if self._meter is None:
             return nowhere
@@ -260,21 +261,21 @@ class Metrics:
 
 
 def nowhere(value: float, *values: str) -> None:
-    """Nobody is told."""
+    """Drops the value."""
 
 
 OFF: Final = Metrics()
-"""Nobody is told anything."""
+"""Metrics that are not exported."""
 
 
 @asynccontextmanager
 async def telling(config: ServiceConfig) -> AsyncIterator[Metrics]:
-    """The instruments of a service, for as long as the context lasts; on the way out, what is left
-    is exported, for FLUSH_TIMEOUT_S at most.
+    """The instruments of a service while the context lasts. On exit, the last values are exported,
+    within FLUSH_TIMEOUT_S.
 
     Raises:
-        TelemetrySettingError: a variable asks for what there is not.
-        OSError: nobody can listen at `metrics_listen`.
+        TelemetrySettingError: a variable asks for an unknown exporter.
+        OSError: `metrics_listen` is not an address to listen on, or is in use.
     """
     exporter = exporter_asked_for("METRICS")
     if exporter == NONE and not config.metrics_listen:
@@ -320,11 +321,11 @@ def _pushing(exporter: str) -> "MetricReader":
 def _flush(provider: "MeterProvider") -> None:
     try:
         provider.shutdown(timeout_millis=FLUSH_TIMEOUT_S * 1000)
-    except Exception as error:  # whatever it is, the process ends
+    except Exception as error:  # the process ends all the same
         log.warning("final metrics export failed", error=repr(error))
 
 
-# ---- what is scraped
+# ---- scraping
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
@@ -335,16 +336,16 @@ class _Handler(WSGIRequestHandler):
     timeout = SCRAPE_TIMEOUT_S
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """A scrape is nothing to be told."""
+        """Scrapes are not logged."""
 
 
 def _app(readings: Readings, readers: "list[MetricReader]") -> Any:
-    """What answers GET /metrics; adds the reader that it needs."""
+    """The WSGI app for GET /metrics; adds the reader that it needs."""
     from opentelemetry.exporter.prometheus import PrometheusMetricReader
     from prometheus_client import CollectorRegistry, make_wsgi_app
 
     class OneAtATime(CollectorRegistry):
-        """Two scrapes at a time would take each other's metrics out of the reader. Each has a
+        """Concurrent scrapes would take each other's metrics out of the reader. Each scrape has a
         reading of its own."""
 
         def __init__(self) -> None:
@@ -363,7 +364,7 @@ def _app(readings: Readings, readers: "list[MetricReader]") -> Any:
 
 @contextmanager
 def _scraped(listen: str, app: Any) -> Iterator[None]:
-    """Serve an app in threads. Nothing without an address."""
+    """Serve an app in threads; without an address, do nothing."""
     if not listen:
         yield
         return
@@ -402,7 +403,7 @@ def _cpu_time() -> Iterable[tuple[Values, float]]:
 def _memory_bytes() -> int:
     try:
         pages = Path("/proc/self/statm").read_text().split()[1]
-    except OSError:  # no Linux: at most so much
+    except OSError:  # not Linux: the peak instead
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(pages) * resource.getpagesize()
 
@@ -418,7 +419,7 @@ async def _tick(record: Recorder) -> None:
 def summed(
     values: Iterable[tuple[str, float]], combine: Callable[[float, float], float] = operator.add
 ) -> Iterable[tuple[Values, float]]:
-    """What topics have together, by their label; at least 0 of OTHER, which is always told."""
+    """Values of topics, combined by label; OTHER is always present, and combined with 0."""
     found: dict[str, float] = {OTHER: 0}
     for label, value in values:
         found[label] = combine(found[label], value) if label in found else value
@@ -426,17 +427,17 @@ def summed(
 
 
 SURVEY_REST_MAX_S: Final = 60.0
-"""How long the longest rest is, in seconds."""
+"""The longest pause between surveys due to a slow one, in seconds."""
 
 
 def survey_rest_s(took_s: float, interval_s: float) -> float:
-    """How long to rest after a look: longer after a long one, but what is told grows no older than
-    by SURVEY_REST_MAX_S, or an interval that is longer still."""
+    """The pause after a survey, in seconds: longer after a slow one, but at most SURVEY_REST_MAX_S,
+    or the interval if that is longer still."""
     return max(interval_s, min(took_s * SURVEY_SHARE, SURVEY_REST_MAX_S))
 
 
 async def survey_forever(look: Callable[[], Awaitable[None]], interval_s: float) -> None:
-    """Look something up for metrics, again and again. A look that fails is the next one's matter:
+    """Run a survey for metrics at intervals. A failure is logged, and the next survey tries again:
     nothing depends on it."""
     while True:
         began_s, rest_s = time.monotonic(), interval_s
@@ -453,13 +454,13 @@ async def survey_forever(look: Callable[[], Awaitable[None]], interval_s: float)
 def tell_store(
     metrics: Metrics, size: Metric, free: Metric, path: Path, size_max_bytes: int
 ) -> None:
-    """Tell how large a SQLite database is, and may still grow."""
+    """Register the size of a SQLite database, and its free space."""
     metrics.tell(size, lambda: [((), store_size(path))])
     metrics.tell(free, lambda: [((), store_free(path, size_max_bytes))])
 
 
 def store_size(path: Path) -> int:
-    """How large a SQLite database is, with its write-ahead log, in bytes."""
+    """The size of a SQLite database with its write-ahead log, in bytes."""
     size = 0
     for each in (path, path.with_name(f"{path.name}-wal")):
         try:
@@ -470,7 +471,7 @@ def store_size(path: Path) -> int:
 
 
 def store_free(path: Path, size_max_bytes: int) -> int:
-    """How much it may still grow, in bytes; `size_max_bytes` 0: no limit but the disk."""
+    """How much a database may still grow, in bytes; `size_max_bytes` 0: no limit but the disk."""
     disk = os.statvfs(path.parent)
     free = disk.f_bavail * disk.f_frsize
     if not size_max_bytes:

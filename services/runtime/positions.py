@@ -2,21 +2,21 @@
 
 from typing import overload
 
-from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.common.v1 import common_pb2
 from seqgate.types import Position
 
 
 @overload
-def to_position(position: Position) -> entry_pb2.Position: ...
+def to_position(position: Position) -> common_pb2.Position: ...
 @overload
-def to_position(position: Position | None) -> entry_pb2.Position | None: ...
-def to_position(position: Position | None) -> entry_pb2.Position | None:
+def to_position(position: Position | None) -> common_pb2.Position | None: ...
+def to_position(position: Position | None) -> common_pb2.Position | None:
     """The message; None leaves the field unset."""
     if position is None:
         return None
-    return entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
+    return common_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
 
 
-def of_position(message: entry_pb2.Position) -> Position:
+def of_position(message: common_pb2.Position) -> Position:
     """The position in a message of a service of ours."""
     return Position(message.ledger_id, message.entry_id)

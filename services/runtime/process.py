@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from seqgate.services.runtime.config import ServiceConfig
 from seqgate.services.runtime.logs import configure_logs
 from seqgate.services.runtime.security import check_exposure, check_files
-from seqgate.services.runtime.usage import faults, usage
+from seqgate.services.runtime.usage import faults, usage, wrong_values
 from seqgate.telemetry import tracing
 from seqgate.telemetry.setup import exporter_asked_for
 
@@ -28,8 +28,8 @@ log = structlog.get_logger()
 def run_service(
     config_type: type[C], run: Callable[[C], Awaitable[None]], arguments: Sequence[str] = ()
 ) -> int:
-    """Read the settings and run until told to stop. Returns the exit status: 0 after SIGTERM or
-    --help, 1 after a failure, 2 for arguments or settings that cannot be."""
+    """Read the settings and run until SIGTERM or SIGINT. Returns the exit status: 0 after a signal
+    or --help, 1 after a failure, 2 for invalid arguments or settings."""
     if "--help" in arguments:
         sys.stdout.write(usage(config_type))
         return EXIT_OK
@@ -47,7 +47,11 @@ def run_service(
         check_files(config)
         exporter_asked_for("TRACES")
         exporter_asked_for("METRICS")
-    except (ValidationError, OSError, ValueError) as error:
+    except ValidationError as error:
+        for wrong in wrong_values(config_type, error):
+            sys.stderr.write(f"{config_type.service}: {wrong}\n")
+        return EXIT_USAGE
+    except (OSError, ValueError) as error:
         sys.stderr.write(f"{config_type.service}: {error}\n")
         return EXIT_USAGE
     configure_logs(config.service, level=config.log_level, format_=config.log_format)

@@ -1,8 +1,8 @@
-"""What filters read of an entry's metadata: the key under which a verdict is remembered.
+"""The part of an entry's metadata that filters read: the key under which a verdict is cached.
 
 Entries with equal keys have equal verdicts. A key is made for each entry and costs more than
-everything else when verdicts are remembered, so each set of variables has functions of its own that
-touch only what is read. The filter service and the dispatcher, which asks it, use the same ones.
+everything else when verdicts are cached, so each set of variables has functions of its own that
+touch only the fields read. The filter service and its client, the dispatcher, use the same ones.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,7 @@
 """Counts refusals, and logs a sample of them.
 
-RefusalLog are grouped by reason, method and, where it matters who called, by caller. The first of a
-group is logged. The group is then silent for a minute, and its next line has the number of lines
+Refusals are grouped by reason and method, and denials also by caller. The first of a group is
+logged. The group is then silent for a minute, and its next line has the number of refusals
 suppressed meanwhile. So a storm of refused calls is not a storm of lines, and a new group is seen
 at once.
 """
@@ -26,19 +26,19 @@ from seqgate.telemetry import names
 log = structlog.get_logger()
 
 LOG_INTERVAL_S: Final = 60.0
-"""A group has at most one line in this time."""
+"""A group has at most one line in this time, in seconds."""
 
 GROUPS_MAX: Final = 1_000
-"""How many groups are told apart. All others share one line."""
+"""The most groups. All further ones share one line."""
 
 
 class Group(NamedTuple):
-    """RefusalLog that are logged as one."""
+    """Refusals that are logged together."""
 
     reason: str
     method: str
     of: str = ""
-    """What else tells the group apart: a caller for denials, a type for unexpected exceptions."""
+    """A further criterion: the caller for denials, the type for unexpected exceptions."""
 
 
 _OTHERS: Final = Group("", "")
@@ -59,7 +59,7 @@ class RefusalLog:
         self.counts: Counter[tuple[str, str]] = Counter()
         """By reason and method."""
         self.busy: Counter[str] = Counter()
-        """RefusalLog with SERVICE_BUSY, by limit."""
+        """Refusals with SERVICE_BUSY, by limit."""
         self._clock = clock
         self._groups: dict[Group, _LastLine] = {}
         """In the order of their last lines."""

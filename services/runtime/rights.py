@@ -1,36 +1,36 @@
-"""What each method needs, said by each service in its rights.py: a table by the method's name.
+"""The rights that each method needs; each service has a table by method name in its rights.py.
 
-A need is found in the messages that a caller sends. Each message of a stream is asked, before the
-handler sees it; one that names nothing goes through once something was named, and not before.
+Needs are derived from the caller's messages. Each message of a stream is checked before the handler
+sees it. A message that names no resource passes only after one that did.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from seqgate.services.errors import InvalidTopicName
 from seqgate.services.runtime.access import EVERY, Need, Part, Role, Topics, Verb
-from seqgate.types import InvalidNameError, TopicName
+from seqgate.services.runtime.requests import read_topic
 
 NeedsOf = Callable[[Any], Sequence[Need]]
-"""What a message needs; nothing: it names nothing."""
+"""The rights that a message needs; empty: it names no resource."""
 
 
 class Shown(NamedTuple):
-    """What a list answers with: in which field, and what reading one of its items needs. Whoever
-    may list sees what he may read: a right to all of a topic's cursors is none to the system's."""
+    """The field of a list's answer with its items, and the rights to read one. Items that the
+    caller may not read are left out: a right to all of a topic's cursors does not cover the
+    system's."""
 
     field: str
     needs: NeedsOf
 
 
 class Right(NamedTuple):
-    """What a method needs."""
+    """The rights that a method needs."""
 
     needs: NeedsOf
     roles: frozenset[Role] = frozenset()
-    """Who may call it for any topic."""
+    """The roles that may call it for any topic."""
     shown: Shown | None = None
-    """Of a list: what is left out of the answer."""
+    """For a list: the filter of its items."""
 
 
 Rights = Mapping[str, Right]
@@ -39,14 +39,14 @@ Rights = Mapping[str, Right]
 ANY_VERB: Final = frozenset(Verb)
 
 NOBODY: Final = Need(frozenset(), None, None)
-"""What no rule allows."""
+"""A need that no rule meets."""
 
 SOMEBODY: Final = Need(ANY_VERB, None, None)
-"""What everybody may for whom there is a rule at all."""
+"""A need that any rule for the caller meets."""
 
 
 def roles(*given: Role) -> frozenset[Role]:
-    """Those."""
+    """A set of roles."""
     return frozenset(given)
 
 
@@ -54,17 +54,14 @@ def the_topic(text: str) -> Topics:
     """One topic.
 
     Raises:
-        InvalidTopicName: the name cannot be one.
+        InvalidTopicName: the name is invalid.
     """
-    try:
-        name = TopicName.parse(text)
-    except InvalidNameError as error:
-        raise InvalidTopicName(str(error), field="topic") from error
+    name = read_topic(text)
     return Part(name.tenant), Part(name.namespace_part), Part(name.local)
 
 
 def topics_from(prefix: str) -> Topics:
-    """All topics whose names begin so."""
+    """All topics whose names start with the prefix."""
     given = prefix.split("/", 2)
     parts = [Part(text) for text in given[:-1]] + [Part(given[-1], is_open=True)]
     tenant, namespace, local = (*parts, EVERY, EVERY)[:3]
@@ -72,31 +69,37 @@ def topics_from(prefix: str) -> Topics:
 
 
 def of_topic(*verbs: Verb) -> NeedsOf:
-    """One of these verbs for `topic`, whatever the subscriptions."""
+    """One of these verbs on `topic` itself, not only on some of its subscriptions."""
     wanted = frozenset(verbs)
     return lambda request: [Need(wanted, the_topic(request.topic))]
 
 
 def of_topic_somehow(*verbs: Verb) -> NeedsOf:
-    """One of these verbs for `topic`, be it for a single subscription."""
+    """One of these verbs on `topic`, or on any of its subscriptions."""
     wanted = frozenset(verbs)
     return lambda request: [Need(wanted, the_topic(request.topic), None)]
 
 
 def of_subscription(*verbs: Verb) -> NeedsOf:
-    """One of these verbs for `subscription` of `topic`."""
+    """One of these verbs on `subscription` of `topic`."""
     wanted = frozenset(verbs)
     return lambda request: [Need(wanted, the_topic(request.topic), Part(request.subscription))]
 
 
 def of_cursor(*verbs: Verb) -> NeedsOf:
-    """One of these verbs for the cursor `name` of `topic`."""
+    """One of these verbs on the cursor `cursor` of `topic`."""
     wanted = frozenset(verbs)
-    return lambda request: [Need(wanted, the_topic(request.topic), Part(request.name))]
+    return lambda request: [Need(wanted, the_topic(request.topic), Part(request.cursor))]
+
+
+def of_listed(*verbs: Verb) -> NeedsOf:
+    """One of these verbs on a cursor or subscription in a list."""
+    wanted = frozenset(verbs)
+    return lambda listed: [Need(wanted, the_topic(listed.topic), Part(listed.name))]
 
 
 def always(*needs: Need) -> NeedsOf:
-    """The same, whatever is asked."""
+    """The same needs for every message."""
     return lambda _: needs
 
 
@@ -104,7 +107,7 @@ def table(service: str, rights: Mapping[str, Right], methods: Iterable[str]) -> 
     """The rights of a service by the full names of its methods, /service/method.
 
     Raises:
-        AssertionError: a method is missing, or is none of the service's.
+        AssertionError: a method is missing, or not one of the service.
     """
     assert set(rights) == set(methods), set(rights) ^ set(methods)
     return {f"/{service}/{method}": right for method, right in rights.items()}

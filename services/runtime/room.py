@@ -1,10 +1,9 @@
-"""Room for what is on its way to callers: so many bytes for all streams of a process.
+"""A limit on the bytes on their way to callers, shared by all streams of a process.
 
-    take ──▶ read, or taken from what is kept ──▶ sent ──▶ give back
+    take ──▶ read from the store or the cache ──▶ sent ──▶ give back
 
-Whoever waits for room has none, so that nobody waits for somebody who waits; and who does not read
-what it is sent, while others wait for the room that it takes up, is cut off after a while. So every
-wait ends.
+A stream that waits for room holds none, so streams do not deadlock. A caller that does not read
+while others wait for the room that it takes up is cut off after a time limit. So every wait ends.
 """
 
 import asyncio
@@ -18,13 +17,14 @@ class Room:
     """See the module.
 
     Attributes:
-        used_bytes, bytes_max: how much is taken, and how much may be. One share may have more than
-            that if no other one has anything, since one entry always is sent.
-        peak_bytes: the most that was taken.
+        used_bytes: the bytes taken.
+        bytes_max: the limit. A share may exceed it while all others are empty, so that an entry of
+            any size can be sent.
+        peak_bytes: the most bytes taken at a time.
     """
 
     def __init__(self, bytes_max: int, *, slow_s: float) -> None:
-        """`slow_s` is for how long a caller may not read while others wait."""
+        """`slow_s` is how long a caller may go without reading while others wait."""
         self.used_bytes = 0
         self.peak_bytes = 0
         self.bytes_max = bytes_max
@@ -33,26 +33,26 @@ class Room:
         self._writing: dict[Share, float] = {}
 
     def share(self, cut_off: Callable[[], None]) -> "Share":
-        """What one stream takes. `cut_off` is called when its caller does not read."""
+        """The share of one stream. `cut_off` is called when its caller does not read."""
         return Share(self, cut_off)
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether somebody waits, who has its turn first."""
+        """Whether a share waits, which goes first."""
         return bool(self._waiting)
 
     def fits(self, share: "Share", size_bytes: int) -> bool:
-        """Whether a share may have so much more."""
+        """Whether a share may take as many more bytes."""
         used_bytes = self.used_bytes
         return used_bytes + size_bytes <= self.bytes_max or used_bytes == share.size_bytes
 
     def count(self, size_bytes: int) -> None:
-        """So much more is taken; less, if it is below zero."""
+        """Add to the bytes taken; a negative number subtracts."""
         self.used_bytes += size_bytes
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
 
     async def wait(self, share: "Share", size_bytes: int) -> None:
-        """Wait until there is room, and take it."""
+        """Wait for room, and take it."""
         turn = _Turn(share, size_bytes, asyncio.get_running_loop().create_future())
         self._waiting.append(turn)
         try:
@@ -69,23 +69,23 @@ class Room:
             raise
 
     def begin_writing(self, share: "Share") -> None:
-        """A caller is to read something from now on."""
+        """A write to the caller begins."""
         self._writing[share] = asyncio.get_running_loop().time()
 
     def end_writing(self, share: "Share") -> None:
-        """It has, or is gone."""
+        """The write has ended: the caller read it, or disconnected."""
         self._writing.pop(share, None)
 
     def serve(self) -> None:
-        """Who waits has its turn, as far as there is room."""
+        """Give room to the waiting shares, in order, as far as it goes."""
         while self._waiting and self.fits(*self._waiting[0][:2]):
             turn = self._waiting.popleft()
             turn.share.add(turn.size_bytes)
             turn.come.set_result(None)
 
     def _cut_off(self, missing_bytes: int) -> None:
-        """Somebody waits for too long: those go who have not read for as long, the slowest first,
-        until as much is missing no more."""
+        """Cut off callers that have not read for `slow_s`, the slowest first, until the missing
+        bytes are free."""
         now_s = asyncio.get_running_loop().time()
         for share, since_s in list(self._writing.items()):
             if missing_bytes <= 0 or now_s - since_s < self._slow_s:
@@ -96,10 +96,10 @@ class Room:
 
 
 class Share:
-    """What one stream has of a Room.
+    """The bytes that one stream has of a Room.
 
     Attributes:
-        size_bytes: how much.
+        size_bytes: how many.
         cut_off: ends the stream.
     """
 
@@ -109,7 +109,7 @@ class Share:
         self._room = room
 
     def try_take(self, size_bytes: int) -> bool:
-        """Take so much if it is there and nobody waits; whether it was."""
+        """Take bytes if they are free and no share waits. Returns whether they were taken."""
         room = self._room
         if room.is_waited_for or not room.fits(self, size_bytes):
             return False
@@ -117,18 +117,18 @@ class Share:
         return True
 
     async def take(self, size_bytes: int) -> None:
-        """Take so much as soon as it is there. The share must have nothing."""
+        """Take bytes as soon as they are free. The share must be empty."""
         assert not self.size_bytes
         if not self.try_take(size_bytes):
             await self._room.wait(self, size_bytes)
 
     def add(self, size_bytes: int) -> None:
-        """So much more is taken, whether it is there or not."""
+        """Take bytes whether they are free or not."""
         self.size_bytes += size_bytes
         self._room.count(size_bytes)
 
     def give(self, size_bytes: int) -> None:
-        """Give so much back."""
+        """Give bytes back."""
         self.size_bytes -= size_bytes
         self._room.count(-size_bytes)
         self._room.serve()
@@ -139,7 +139,7 @@ class Share:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """The caller is to read something meanwhile."""
+        """A write to the caller is in progress meanwhile."""
         self._room.begin_writing(self)
         try:
             yield
@@ -148,7 +148,7 @@ class Share:
 
 
 class _Turn(NamedTuple):
-    """Somebody who waits for room."""
+    """A share that waits for room."""
 
     share: Share
     size_bytes: int

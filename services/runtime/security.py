@@ -1,5 +1,5 @@
-"""What a service's settings mean for who may call it: its certificate, its guard, and what it must
-not do.
+"""A service's security settings in effect: its certificate, its guard, and the configurations that
+it refuses.
 """
 
 import tomllib
@@ -21,17 +21,17 @@ from seqgate.watched import OnChange, Watched
 log = structlog.get_logger()
 
 ACCESS_BYTES_MAX: Final = 4 * 1024 * 1024
-"""The largest file with rules."""
+"""The largest access file, in bytes."""
 
 REFLECTION: Final = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 
 
 class OpenToEverybody(ValueError):
-    """A service would listen beyond this machine for whoever calls."""
+    """A service would listen beyond this machine insecurely, without `allow_insecure`."""
 
 
 def exposure(config: ServiceConfig) -> Sequence[str]:
-    """What is dangerous about how a service listens; nothing, where only this machine can call."""
+    """The dangers of a service's listen address; none if only this machine can call it."""
     if is_loopback(config.listen):
         return []
     found = []
@@ -45,7 +45,8 @@ def exposure(config: ServiceConfig) -> Sequence[str]:
 def check_exposure(config: ServiceConfig) -> None:
     """
     Raises:
-        OpenToEverybody: the service would be reached by others, and is not told to allow that.
+        OpenToEverybody: other machines can reach the service insecurely, and `allow_insecure` is
+            not set.
     """
     found = exposure(config)
     if found and not config.allow_insecure:
@@ -66,8 +67,8 @@ def check_files(config: ServiceConfig) -> None:
 
 
 def server_credentials(config: ServiceConfig) -> grpc.ServerCredentials | None:
-    """The service's certificate, and whose certificates it asks for; None: no TLS. Each connection
-    is made with what the files say then.
+    """The service's certificate and the authorities of its clients'; None: no TLS. Each connection
+    uses the files' current content.
 
     Raises:
         OSError, ValueError: a file cannot be used.
@@ -93,7 +94,7 @@ def server_credentials(config: ServiceConfig) -> grpc.ServerCredentials | None:
 
 
 def guard_of(config: ServiceConfig, rights: Rights) -> Guard | None:
-    """Who judges the calls; None: nobody does.
+    """The guard that authorizes calls; None: without authentication.
 
     Raises:
         OSError, ValueError: a file cannot be used.
@@ -119,14 +120,14 @@ def guard_of(config: ServiceConfig, rights: Rights) -> Guard | None:
 
 
 _TO_REFLECT: Final = Right(always(Need(frozenset({Verb.ADMINISTER}), None, None)))
-"""Who administers anything may ask which methods there are."""
+"""Reflection is for callers that may administer anything."""
 
 
 def read_access(file: Path) -> Access:
     """The rules in a file.
 
     Raises:
-        OSError, ValueError: it cannot be read, or is wrong.
+        OSError, ValueError: it cannot be read, or is invalid.
     """
     held = file.read_bytes()
     if len(held) > ACCESS_BYTES_MAX:

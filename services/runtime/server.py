@@ -1,4 +1,4 @@
-"""A gRPC server with everything that all of ours have, from the first call to the last."""
+"""A gRPC server with the parts common to all services, from start to drain."""
 
 import asyncio
 import signal
@@ -36,8 +36,8 @@ from seqgate.telemetry.setup import NONE, exporter_asked_for
 log = structlog.get_logger()
 
 SPARE_CALLS: Final = 1_000
-"""How many calls a server takes beyond those that it serves: health checks, and calls whose request
-is on its way or refused. gRPC itself refuses what exceeds that, before it reads the request."""
+"""The most calls beyond those being served: health checks, and calls whose request is arriving or
+being refused. gRPC itself refuses calls above that, before it reads the request."""
 
 
 @asynccontextmanager
@@ -51,39 +51,24 @@ async def grpc_server(
     rights: Rights | None = None,
     metrics: Metrics = OFF,
 ) -> AsyncIterator[int]:
-    """A server that is listening; its port is what the context gives. On the way out it drains.
+    """A listening server; the context's value is its port. On exit it drains.
 
     Args:
         config: the service's settings.
         drain: begun here; servicers with streams watch it.
         register: adds the servicers.
         services: their full names, for health and reflection.
-        checks: what must answer before the service is ready.
-        rights: what each method needs, where callers must show who they are.
-        metrics: where its calls are told, its streams and denials.
+        checks: the dependencies that must answer before the service is ready.
+        rights: the rights that each method needs, with authentication.
+        metrics: records its calls, streams and denials.
 
     Raises:
-        OSError, ValueError: a certificate, or another file that says who may do what, cannot be
-            used.
+        OSError, ValueError: a certificate, key or access file cannot be used.
     """
     refusals = RefusalLog()
-    arounds = [logged(refusals), translated(refusals), drained(drain), deadlined]
-    guard = guard_of(config, rights or {})
-    if metrics.is_on:
-        arounds.insert(0, server_calls(metrics))
-        tell_calls(metrics, drain, refusals, None if guard is None else guard.denials)
-    load = Load(config.calls_max, config.streams_max, config.calls_bytes_max)
-    interceptor = Interceptor(
-        arounds,
-        drain,
-        guard,
-        load,
-        config.first_message_timeout_s,
-        config.message_bytes_max,
-    )
     traced = [TracingServerInterceptor()] if exporter_asked_for("TRACES") != NONE else []
     server = aio.server(
-        interceptors=[*traced, interceptor],
+        interceptors=[*traced, _interceptor(config, drain, refusals, rights or {}, metrics)],
         options=_options(config),
         maximum_concurrent_rpcs=config.calls_max + config.streams_max + SPARE_CALLS,
     )
@@ -93,15 +78,11 @@ async def grpc_server(
     if config.reflection:
         names = [*services, "grpc.health.v1.Health", reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, server)
-    credentials = server_credentials(config)
-    if credentials is None:
-        port = server.add_insecure_port(config.listen)
-    else:
-        port = server.add_secure_port(config.listen, credentials)
+    port, is_secure = _add_port(config, server)
     probed = _health_server(config, readiness)
     await server.start()
     await probed.start()
-    log.info("listening", address=config.listen, port=port, tls=credentials is not None)
+    log.info("listening", address=config.listen, port=port, tls=is_secure)
     for danger in exposure(config):
         log.warning("INSECURE: " + danger, address=config.listen)
     watching = asyncio.create_task(readiness.watch())
@@ -110,21 +91,54 @@ async def grpc_server(
     finally:
         log.info("draining")
         await readiness.stop()
-        drain.begin()
-        if not await drain.emptied(config.drain_timeout_s):
-            log.warning("streams cut at the end of drain_timeout_s", seconds=config.drain_timeout_s)
-            drain.cut()
-            await drain.emptied(config.stop_grace_s)
+        await _drained(config, drain)
         await server.stop(config.stop_grace_s)
         await probed.stop(None)
         await end(watching)
         refusals.flush()
 
 
+def _interceptor(
+    config: ServiceConfig, drain: Drain, refusals: RefusalLog, rights: Rights, metrics: Metrics
+) -> Interceptor:
+    """The layers around every call."""
+    arounds = [logged(refusals), translated(refusals), drained(drain), deadlined]
+    guard = guard_of(config, rights)
+    if metrics.is_on:
+        arounds.insert(0, server_calls(metrics))
+        tell_calls(metrics, drain, refusals, None if guard is None else guard.denials)
+    load = Load(config.calls_max, config.streams_max, config.calls_bytes_max)
+    return Interceptor(
+        arounds,
+        drain,
+        guard,
+        load,
+        config.first_message_timeout_s,
+        config.message_bytes_max,
+    )
+
+
+def _add_port(config: ServiceConfig, server: aio.Server) -> tuple[int, bool]:
+    """The port on which the server will listen, and whether it uses TLS."""
+    credentials = server_credentials(config)
+    if credentials is None:
+        return server.add_insecure_port(config.listen), False
+    return server.add_secure_port(config.listen, credentials), True
+
+
+async def _drained(config: ServiceConfig, drain: Drain) -> None:
+    """Wait for streams to close, and cut those that do not."""
+    drain.begin()
+    if not await drain.emptied(config.drain_timeout_s):
+        log.warning("streams cut at the end of drain_timeout_s", seconds=config.drain_timeout_s)
+        drain.cut()
+        await drain.emptied(config.stop_grace_s)
+
+
 def tell_calls(
     metrics: Metrics, drain: Drain, refusals: RefusalLog, denials: RefusalLog | None
 ) -> None:
-    """Tell how many streams are open, what there was no room for, and who was denied what."""
+    """Register the counts of open streams, of calls refused as busy, and of denials."""
     metrics.tell(STREAMS, lambda: [((), drain.streams)])
     metrics.tell(BUSY, lambda: [((each,), refusals.busy[each]) for each in BUSY_LIMIT.values])
     if denials is None:
@@ -137,7 +151,7 @@ def tell_calls(
 
 
 def _health_server(config: ServiceConfig, readiness: Readiness) -> aio.Server:
-    """A server for probes that know no TLS; without a port unless one is asked for."""
+    """A server for health probes without TLS; it has no port unless health_listen is set."""
     server = aio.server(options=_options(config), maximum_concurrent_rpcs=SPARE_CALLS)
     health_pb2_grpc.add_HealthServicer_to_server(readiness.servicer, server)
     if config.health_listen:

@@ -1,5 +1,5 @@
-"""A stream that says nothing costs a place that somebody else could use: it is given a time for its
-first message. After that, how long it may be silent is a matter of what it is for."""
+"""A time limit for the first message of a stream: a silent stream occupies one of streams_max
+places. After the first message, each method has rules of its own."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,8 +17,8 @@ class SilentStream(DomainError):
 
 
 class Spoken:
-    """A call's context, whose first message must come in time; everything else is the context's
-    own."""
+    """A call's context with a time limit for the first message; everything else is delegated to the
+    context."""
 
     def __init__(self, context: Any, timeout_s: float) -> None:
         self._context = context
@@ -32,7 +32,7 @@ class Spoken:
         """The next message.
 
         Raises:
-            SilentStream: the first did not come in time.
+            SilentStream: the first message did not arrive in time.
         """
         if self._has_spoken:
             return await self._context.read()
@@ -46,7 +46,7 @@ async def spoken(messages: AsyncIterator[Any], timeout_s: float) -> AsyncIterato
     """The messages of a stream, for a handler that iterates over them.
 
     Raises:
-        SilentStream: the first did not come in time.
+        SilentStream: the first message did not arrive in time.
     """
     try:
         async with _in_time(timeout_s):

@@ -1,17 +1,17 @@
-"""SQLite from asyncio: one thread that writes, a few that read.
+"""SQLite from asyncio: one writer thread, and a few reader threads.
 
-What waits to be written when the writer's thread is free goes into one transaction: a group commit
-over all topics, and one fsync. A piece of work is a function of the connection that refuses before
-it changes anything, so a refusal spares the rest of its group; an error of SQLite fails the whole
+All writes queued when the writer is free go into one transaction: a group commit over all topics,
+and one fsync. A piece of work is a function of the connection that refuses before it changes
+anything, so a refusal does not affect the rest of its group; an error of SQLite fails the whole
 group, which is rolled back.
 
-The write-ahead log begins anew when everything in it is in the database and nobody reads from it.
-While reads overlap there is always somebody, so that it would grow for as long as that lasts. From
-a size on, the writer waits for those who read: each reads one page, and who comes later reads from
-the database. A limit to what the store takes is one to both files together.
+SQLite restarts the write-ahead log when all of it is in the database and no reader uses it. While
+reads overlap, a reader always does, and the log would grow as long as that lasts. Above a size, the
+writer waits for the readers: each reads one page, and later ones read from the database. A store's
+limit applies to both files together.
 
-What waits is bounded, by count and by the bytes of the requests that it waits for: a piece of work
-that has begun to wait outlives a caller who gives up.
+The queues are bounded, by count and by the bytes of the requests: queued work outlives a caller
+that gives up.
 """
 
 import asyncio
@@ -37,49 +37,50 @@ T = TypeVar("T")
 Work = Callable[[apsw.Connection], T]
 
 GROUP_MAX: Final = 256
-"""How many pieces of work one transaction holds at most."""
+"""The most pieces of work in one transaction."""
 
 WAITING_MAX: Final = 10_000
-"""How many pieces of work wait or are done at a time: so many writes, and so many reads."""
+"""The most pieces of work queued or running: a limit for writes, and the same for reads."""
 
 WAITING_BYTES_MAX: Final = 256 * 1024 * 1024
-"""How large the requests are together that writes wait for, in bytes, and those of reads. The
-largest one finds room alone. (What the ledger appends has a budget of its own.)"""
+"""The most bytes of requests with writes queued or running, and the same for reads. A request of
+any size is accepted while there are no others. (The ledger's appends have a budget of their
+own.)"""
 
 AUTOCHECKPOINT_PAGES: Final = 2_000
-"""After how many pages in the log SQLite copies what it can into the database."""
+"""The size of the log, in pages, at which SQLite starts to copy it into the database."""
 
 BUSY_TIMEOUT_MS: Final = 5_000
-"""How long another process may hold the database."""
+"""How long to wait for another process that locks the database."""
 
 RETRY_AFTER_S: Final = 0.5
-"""What a caller is told to wait when the store fails."""
+"""RetryInfo for a caller when the store fails."""
 
 OPEN_MAX_S: Final = 30.0
 OPEN_RETRY_S: Final = 0.2
-"""How long it is tried to open a database that fails, and how long it rests in between."""
+"""How long opening a failing database is retried, and the pause between attempts."""
 
 WAL_BYTES_MAX: Final = 64 * 1024 * 1024
-"""How large the write-ahead log may become before the writer waits for readers, in bytes; of a
-store with a limit, a sixteenth of that if it is less. One group of writes may lie above."""
+"""The size of the write-ahead log, in bytes, above which the writer waits for readers; for a store
+with a limit, a sixteenth of that if it is less. One group of writes may exceed it."""
 
 LOG_SHARE: Final = 16
-"""Which part of a store's limit its write-ahead log takes."""
+"""The write-ahead log's part of a store's limit: one in so many."""
 
 CHECKPOINT_WAIT_MS: Final = 250
-"""For how long the writer waits for readers at a time; from twice the size on, as long as for
-another process."""
+"""How long the writer waits for readers at a time; above twice the size, BUSY_TIMEOUT_MS
+instead."""
 
 
-class Share(NamedTuple):
-    """How a store's limit is divided, in bytes; 0: the database has none."""
+class DiskShare(NamedTuple):
+    """The parts of a store's limit, in bytes; 0: the database has no limit."""
 
     database: int
     log: int
 
     @classmethod
-    def of(cls, size_max_bytes: int) -> "Share":
-        """Of a limit to both together; 0: there is none."""
+    def of(cls, size_max_bytes: int) -> "DiskShare":
+        """The parts of a limit on both files together; 0: no limit."""
         if not size_max_bytes:
             return cls(0, WAL_BYTES_MAX)
         log_bytes = min(WAL_BYTES_MAX, size_max_bytes // LOG_SHARE)
@@ -87,7 +88,7 @@ class Share(NamedTuple):
 
 
 class Waiting:
-    """The pieces of work that wait or are done."""
+    """The pieces of work queued or running."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -98,7 +99,7 @@ class Waiting:
         """Count a piece of work until it is done.
 
         Raises:
-            ServiceBusy: there is no room for it; nothing was done.
+            ServiceBusy: the queue is full; nothing was done.
         """
         size_bytes = ASKED_BYTES.get()
         if self.count >= WAITING_MAX or not self._budget.fits(size_bytes):
@@ -129,7 +130,7 @@ class Connections:
     ) -> None:
         self._path = path
         self._wal = path.with_name(f"{path.name}-wal")
-        self._share = Share.of(size_max_bytes)
+        self._share = DiskShare.of(size_max_bytes)
         self._is_limited = size_max_bytes > 0
         self._prepare = prepare
         self._loop = asyncio.get_running_loop()
@@ -140,13 +141,13 @@ class Connections:
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="sqlite-reader")
 
     async def write(self, work: Work[T]) -> T:
-        """Do this within the next transaction, and return when it is durable.
+        """Do the work in the next transaction, and return when it is durable.
 
         Raises:
-            DomainError: what the work refused with; nothing changed.
-            ServiceBusy: too much waits; nothing changed.
+            DomainError: the work's own refusal; nothing changed.
+            ServiceBusy: the queue is full; nothing changed.
             StoreFull: nothing changed.
-            StoreUnavailable: it may have been done.
+            StoreUnavailable: the outcome is unknown.
         """
         done: asyncio.Future[T] = self._loop.create_future()
         self._writes.begin(done)
@@ -154,10 +155,10 @@ class Connections:
         return await _recorded(names.COMMIT, asyncio.shield(done))
 
     async def read(self, work: Work[T]) -> T:
-        """Do this on a reader's connection, in one transaction.
+        """Do the work on a reader's connection, in one transaction.
 
         Raises:
-            ServiceBusy: too much waits.
+            ServiceBusy: the queue is full.
             StoreUnavailable: SQLite failed.
         """
         done: asyncio.Future[T] = self._loop.create_future()
@@ -171,12 +172,12 @@ class Connections:
             raise
 
     def _answer(self, task: _Task[T], given_up: threading.Event) -> None:
-        """Do what was asked for, unless nobody waits for it any more."""
+        """Do the work, unless its caller has given up."""
         result: object = None
         if not given_up.is_set():
             try:
                 result = self._read(task.work)
-            except Exception as error:  # whoever waits is told
+            except Exception as error:  # the waiting caller gets it
                 result = error
         self._loop.call_soon_threadsafe(_resolve, [task], [result])  # type: ignore[arg-type]
 
@@ -220,7 +221,7 @@ class Connections:
                 results = [refusal] * len(group)
             except apsw.Error as error:
                 results = [_translated(error)] * len(group)
-            except Exception as error:  # a mistake of ours: whoever waits is told, and stops
+            except Exception as error:  # a defect of ours: waiting callers get it, and stop
                 results = [error] * len(group)
             self._loop.call_soon_threadsafe(_resolve, group, results)
             if connection is not None:
@@ -231,17 +232,17 @@ class Connections:
 
     @property
     def log_bytes(self) -> int:
-        """How large the write-ahead log is."""
+        """The size of the write-ahead log."""
         try:
             return self._wal.stat().st_size
         except OSError:
             return 0
 
     def _check_room(self, connection: apsw.Connection) -> None:
-        """Nothing is written while readers keep the log at twice its share of a limit.
+        """Refuse writes while readers keep the log at twice its part of a limit.
 
         Raises:
-            StoreFull: they do.
+            StoreFull: the log is that large.
         """
         if not self._is_limited or self.log_bytes < 2 * self._share.log:
             return
@@ -252,7 +253,7 @@ class Connections:
             )
 
     def _bound_log(self, connection: apsw.Connection) -> None:
-        """Begin the write-ahead log anew where it has become too large."""
+        """Restart the write-ahead log if it is too large."""
         size_bytes = self.log_bytes
         if size_bytes <= self._share.log:
             return
@@ -261,15 +262,16 @@ class Connections:
         try:
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         except apsw.Error:
-            return  # somebody reads on; after the next group it is tried again
+            return  # a reader still uses it; try again after the next group
         finally:
             connection.set_busy_timeout(BUSY_TIMEOUT_MS)
 
     async def open(self) -> None:
-        """Start the writer and prepare the database. A disk that fails, or is full, is waited for.
+        """Start the writer and prepare the database. Retries while the disk fails or is full.
 
         Raises:
-            StoreFull, StoreUnavailable: it failed for OPEN_MAX_S; or it is no disk's failure.
+            StoreFull, StoreUnavailable: it failed for OPEN_MAX_S, or for another reason than the
+                disk.
         """
         self._writer.start()
         until_s = self._loop.time() + OPEN_MAX_S
@@ -287,7 +289,7 @@ class Connections:
                 return
 
     async def close(self) -> None:
-        """End all threads; what is queued is written first."""
+        """End all threads, after the queued writes."""
         self._queue.put(None)
         await asyncio.to_thread(self._writer.join)
         await asyncio.to_thread(self._readers.shutdown)
@@ -308,8 +310,8 @@ async def connections(
 
 
 async def _recorded(operation: str, done: "asyncio.Future[T]") -> T:
-    """What comes of a piece of work, which is a step of what is being done. A refusal is an answer,
-    and no failure of the database."""
+    """The result of a piece of work, with a span. A refusal is a result, not a failure of the
+    database."""
     with spans.database(names.SQLITE, operation):
         try:
             return await done
@@ -321,7 +323,7 @@ async def _recorded(operation: str, done: "asyncio.Future[T]") -> T:
 
 
 _PASSING: Final = (apsw.IOError, apsw.FullError, apsw.BusyError)
-"""What passes by itself."""
+"""Transient errors."""
 
 _WRITE: Final = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 
@@ -339,8 +341,8 @@ def _connect(path: Path, flags: int) -> apsw.Connection:
     return connection
 
 
-def _limit(connection: apsw.Connection, share: Share) -> None:
-    """Divide what the store may take between the database and its log."""
+def _limit(connection: apsw.Connection, share: DiskShare) -> None:
+    """Set the limits of the database and its log."""
     if share.database:
         page_bytes = int(connection.pragma("page_size"))
         connection.pragma("max_page_count", share.database // page_bytes)
@@ -349,10 +351,10 @@ def _limit(connection: apsw.Connection, share: Share) -> None:
 
 
 def _commit(connection: apsw.Connection, group: list[_Task[object]]) -> list[object]:
-    """Do the work of a group in one transaction. Returns what came of each, refusals included.
+    """Do the work of a group in one transaction. Returns each result, refusals included.
 
     Raises:
-        apsw.Error: nothing was done; or, when the commit itself failed, nobody knows.
+        apsw.Error: nothing was done; or, if the commit itself failed, the outcome is unknown.
     """
     results: list[object] = []
     try:
@@ -376,7 +378,7 @@ def _resolve(group: list[_Task[object]], results: list[object]) -> None:
             continue
         if isinstance(result, Exception):
             task.done.set_exception(result)
-            task.done.exception()  # whoever waits is told; who was cancelled just now is not
+            task.done.exception()  # retrieve it: the caller may be cancelled just now
         else:
             task.done.set_result(result)
 

@@ -1,4 +1,4 @@
-"""The one place where refusals and gRPC statuses meet: ours going out, peers' coming in.
+"""The translation between refusals and gRPC statuses: ours going out, peers' coming in.
 
 A `DomainError` that escapes a handler becomes a status with its reason and details. Any other
 exception becomes INTERNAL, and its text stays inside. A peer's status comes back as `CallFailed`,
@@ -29,8 +29,8 @@ _CODES: Final = {
 }
 
 INTERNAL: Final = encode(Refusal(StatusCode.INTERNAL, "internal error", "INTERNAL"))
-"""The status of an unexpected exception. Its reason tells it from the INTERNAL that gRPC itself
-makes of a broken connection."""
+"""The status of an unexpected exception. The reason distinguishes it from the INTERNAL that gRPC
+itself returns for a broken connection."""
 
 
 def status_of(error: DomainError) -> status_pb2.Status:
@@ -62,7 +62,7 @@ class CallFailed(Exception):
     Attributes:
         reason: the peer's; empty unless one of our services refused.
         message: one sentence for people.
-        details: the refusal's.
+        details: the refusal's details.
     """
 
     def __init__(self, refusal: Refusal) -> None:

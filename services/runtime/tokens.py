@@ -1,7 +1,7 @@
 """Bearer tokens: JWTs of an issuer whose public keys are in a file.
 
-Only signatures that need no shared secret count, and each key has one algorithm: a token cannot
-choose. A token must say when it ends, for whom it is, by whom, and about whom.
+Only signatures without a shared secret are accepted, and each key has one algorithm: a token cannot
+choose. A token must have exp, aud, iss and sub.
 """
 
 import hashlib
@@ -20,16 +20,16 @@ from seqgate.services.runtime.identity import Principal, of_token
 from seqgate.watched import OnChange, Watched
 
 LEEWAY_S: Final = 30
-"""By how much clocks may differ: so much longer a token counts, and so much earlier."""
+"""The tolerated difference of clocks, in seconds, for exp and nbf."""
 
 RSA_BITS_MIN: Final = 2048
-"""The shortest RSA key."""
+"""The shortest RSA key, in bits."""
 
 KEYS_MAX: Final = 100
-"""How many keys a file may have."""
+"""The most keys in a file."""
 
 REMEMBERED_MAX: Final = 10_000
-"""Of how many tokens it is remembered that they count."""
+"""The most verified tokens that are cached."""
 
 _PEM_END: Final = b"-----END PUBLIC KEY-----"
 
@@ -80,7 +80,7 @@ PublicKey = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
 
 
 class _Key:
-    """A public key, the one algorithm that it is for, and its id, if it has one."""
+    """A public key, its algorithm, and its id, if it has one."""
 
     def __init__(self, key: Any, key_id: str | None) -> None:
         self.key: PublicKey = key
@@ -106,8 +106,8 @@ class Tokens:
         """
         Args:
             keys_file: a JWKS (JSON Web Key Set), or public keys in PEM; read again when it changes.
-            audience: for whom tokens must be.
-            issuer: of whom they must be.
+            audience: the required aud of tokens.
+            issuer: the required iss of tokens.
             on_change: see Watched.
 
         Raises:
@@ -120,11 +120,11 @@ class Tokens:
         self._known_by: list[_Key] = []
 
     def principal(self, token: str) -> Principal:
-        """Whom a token is about.
+        """The subject of a token.
 
         Raises:
-            InvalidToken, TokenExpired, TokenNotYetValid, WrongAudience, WrongIssuer: it does not
-                count.
+            InvalidToken, TokenExpired, TokenNotYetValid, WrongAudience, WrongIssuer: the token is
+                rejected.
         """
         keys = self._keys.get()
         if keys is not self._known_by:
@@ -179,7 +179,7 @@ class Tokens:
 
 
 def _refusal(error: jwt.InvalidTokenError) -> DomainError:
-    """What is wrong with a token that was signed by one of the keys. Nothing of it is repeated."""
+    """The error of a token that was signed with one of the keys. It quotes nothing of the token."""
     match error:
         case jwt.ExpiredSignatureError():
             return TokenExpired("the token has expired")
@@ -198,7 +198,7 @@ def read_keys(file: Path) -> list[_Key]:
     """The public keys in a file.
 
     Raises:
-        OSError, ValueError: it cannot be read, or holds no key that can be used, or a private one.
+        OSError, ValueError: the file cannot be read, has no usable key, or has a private key.
     """
     held = file.read_bytes()
     if b"PRIVATE KEY" in held:

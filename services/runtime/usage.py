@@ -1,4 +1,4 @@
-"""What a service's command line says and refuses: `python -m seqgate.services.<name> --help`.
+"""The help and the errors of a service's command line: `python -m seqgate.services.<name> --help`.
 
 A service takes no arguments. Its settings are environment variables, or keys of a TOML file; --help
 lists them with units, bounds and defaults, as its class of settings has them.
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 import seqgate.services
@@ -36,7 +37,7 @@ CLIENT: Final = frozenset(
 SERVICES: Final = frozenset(
     each.name.upper() for each in pkgutil.iter_modules(seqgate.services.__path__)
 )
-"""What a service's variables begin with, after SEQGATE_."""
+"""The prefix of a service's variables, after SEQGATE_."""
 
 UNITS: Final = {"s": "seconds", "minutes": "minutes", "bytes": "bytes"}
 """By the parts of a setting's name."""
@@ -56,6 +57,18 @@ def usage(config_type: type[ServiceConfig]) -> str:
         lines += ["", f"{prefix}{name.upper()}  ({_type(name, field)}; default: {_default(field)})"]
         lines.append(textwrap.indent(_description(config_type, name), "    "))
     return "\n".join(lines) + "\n"
+
+
+def wrong_values(config_type: type[ServiceConfig], error: ValidationError) -> Iterator[str]:
+    """A sentence for each invalid setting, without its value: that may be a secret."""
+    for fault in error.errors(include_url=False, include_input=False):
+        name = str(fault["loc"][0]) if fault["loc"] else ""
+        if fault["type"] == "extra_forbidden":
+            yield f"unknown key {name!r} in the file that {_prefix(config_type)}CONFIG_FILE names"
+            continue
+        setting = _prefix(config_type) + name.upper() if name else "the settings"
+        message = fault["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+        yield f"{setting}: {message[:1].lower()}{message[1:]}"
 
 
 def faults(

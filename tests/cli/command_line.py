@@ -1,4 +1,4 @@
-"""The installed `seqgate`, as a process of its own."""
+"""The installed `seqgate`, as a separate process."""
 
 import asyncio
 import json

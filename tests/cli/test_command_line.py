@@ -1,4 +1,4 @@
-"""What holds for every command: options, exit codes, outputs."""
+"""Rules for every command: options, exit codes, outputs."""
 
 import asyncio
 import os
@@ -41,7 +41,7 @@ def test_an_error_has_an_exit_code_and_a_reason(
     assert (exit_code(error), reason_of(error)) == (code, reason)
 
 
-def test_a_service_that_refuses_is_never_wrong_usage() -> None:
+def test_a_refusal_is_not_reported_as_wrong_usage() -> None:
     assert {exit_code(kind("x")) for kind in BY_REASON.values()} == {1, 3}
 
 
@@ -60,17 +60,17 @@ def test_a_table_shows_values_on_one_line(value: object, text: str) -> None:
     assert shown(value) == text
 
 
-def test_times_are_utc_and_may_be_anything() -> None:
+def test_times_are_utc_and_unrepresentable_ones_are_numbers() -> None:
     assert time_shown(1_700_000_000_123) == "2023-11-14T22:13:20.123Z"
     assert time_shown(2**63) == str(2**63)
     assert time_shown(None) is None
 
 
-def test_the_version(inside: Callable[..., Ended]) -> None:
+def test_version_is_printed(inside: Callable[..., Ended]) -> None:
     assert inside("--version") == Ended(0, f"seqgate {metadata.version('seqgate')}\n", "")
 
 
-def test_help_is_there_when_asked_for_and_when_nothing_is(inside: Callable[..., Ended]) -> None:
+def test_help_is_printed_on_request_and_without_arguments(inside: Callable[..., Ended]) -> None:
     asked, nothing = inside("dedup", "--help"), inside("dedup")
 
     assert (asked.code, nothing.code) == (0, 2)
@@ -93,7 +93,7 @@ def test_help_is_there_when_asked_for_and_when_nothing_is(inside: Callable[..., 
         (["topic", "ls", "--ledger", "here"], "INVALID_SETTINGS", "'here' is not HOST:PORT"),
     ],
 )
-def test_wrong_usage_ends_with_2(
+def test_wrong_usage_exits_with_2(
     inside: Callable[..., Ended], arguments: list[str], reason: str, message: str
 ) -> None:
     ended = inside(*arguments, "-o", "json")
@@ -103,7 +103,7 @@ def test_wrong_usage_ends_with_2(
     assert ended.error["message"].startswith(message)
 
 
-async def test_wrong_usage_is_said_to_people_with_the_way_to_the_help(bare: CommandLine) -> None:
+async def test_wrong_usage_points_to_the_help(bare: CommandLine) -> None:
     assert await bare("topic", "ls", "--nope") == Ended(
         2,
         "",
@@ -111,7 +111,7 @@ async def test_wrong_usage_is_said_to_people_with_the_way_to_the_help(bare: Comm
     )
 
 
-async def test_a_service_that_does_not_answer_ends_with_3(bare: CommandLine) -> None:
+async def test_an_unreachable_service_exits_with_3(bare: CommandLine) -> None:
     (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"
     nobody = bare.with_(SEQGATE_LEDGER=address, SEQGATE_DEDUP=address)
@@ -126,7 +126,7 @@ async def test_a_service_that_does_not_answer_ends_with_3(bare: CommandLine) -> 
         assert ended.error["message"].endswith(f"service at {address} does not answer")
 
 
-async def test_a_service_that_is_silent_ends_with_3(bare: CommandLine) -> None:
+async def test_a_silent_service_exits_with_3(bare: CommandLine) -> None:
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
@@ -139,7 +139,7 @@ async def test_a_service_that_is_silent_ends_with_3(bare: CommandLine) -> None:
     assert ended.err.startswith(f"seqgate: the ledger service at {host}:{port} does not answer (")
 
 
-async def test_a_refusal_ends_with_1_and_is_said_in_both_outputs(seqgate: CommandLine) -> None:
+async def test_a_refusal_exits_with_1_and_is_printed_in_both_outputs(seqgate: CommandLine) -> None:
     said, reported = await asyncio.gather(
         seqgate("read", "nowhere"), seqgate("-o", "json", "read", "nowhere")
     )

@@ -34,7 +34,7 @@ async def mark_delete(seqgate: CommandLine, topic: str) -> str | None:
     return place
 
 
-async def test_messages_are_written_as_read_does_and_acknowledged(
+async def test_messages_are_printed_like_read_and_acknowledged(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     await published(client, topic, [b"a", b"b", b"c", b"d"])
@@ -53,10 +53,10 @@ async def test_messages_are_written_as_read_does_and_acknowledged(
     assert (table.err, shown.err) == ("", "")
 
 
-async def test_it_waits_for_messages_until_it_is_interrupted(
+async def test_consume_waits_for_messages_until_interrupted(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
-    """What was acknowledged is durable then, and what was not written comes next."""
+    """Acknowledgements are durable by then, and unwritten messages come next."""
     await published(client, topic, [b"before"])
     consume = ("consume", topic, "s", "--start", "earliest", "--name", "me")
     async with client.producer(topic, name="q") as producer:
@@ -91,7 +91,7 @@ async def test_consumers_of_a_shared_subscription_share_its_messages(
     assert await mark_delete(seqgate, topic) == "1:3"
 
 
-async def test_a_type_that_does_not_go_with_those_who_are_there_is_refused(
+async def test_a_type_that_differs_from_connected_consumers_is_refused(
     seqgate: CommandLine, client: Client, consuming: Client, topic: str
 ) -> None:
     await published(client, topic, [])
@@ -101,7 +101,7 @@ async def test_a_type_that_does_not_go_with_those_who_are_there_is_refused(
     assert ended.error["reason"] == "SUBSCRIPTION_BUSY"
 
 
-async def test_what_was_refused_before_comes_with_its_attempts(
+async def test_a_redelivered_message_has_its_attempts(
     seqgate: CommandLine, client: Client, consuming: Client, topic: str
 ) -> None:
     await published(client, topic, [b"a"])
@@ -112,7 +112,7 @@ async def test_what_was_refused_before_comes_with_its_attempts(
     assert (ended.record["payload"], ended.record["attempts"]) == ("a", 2)
 
 
-async def test_a_large_message_comes_whole_and_is_acknowledged_whole(
+async def test_a_large_message_is_received_and_acknowledged_whole(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     async with client.producer(topic, name="p", chunking=Chunking(1024)) as producer:
@@ -122,10 +122,10 @@ async def test_a_large_message_comes_whole_and_is_acknowledged_whole(
     assert await mark_delete(seqgate, topic) == "1:4"
 
 
-async def test_a_reader_that_leaves_ends_it_quietly(
+async def test_consume_ends_quietly_when_its_output_closes(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
-    """As `| head -1` does: what could not be written is not acknowledged."""
+    """Like `| head -1`: messages that could not be written are not acknowledged."""
     await published(client, topic, [b"x" * 100_000] * 20)
     receiving, giving = os.pipe()
     arguments = ("consume", topic, "s", "--start", "earliest", "-o", "json")
@@ -140,7 +140,7 @@ async def test_a_reader_that_leaves_ends_it_quietly(
     assert place is None or int(place.removeprefix("1:")) < 10
 
 
-async def test_a_subscription_that_is_not_there_is_not_made_by_accident(
+async def test_a_missing_subscription_is_not_created_by_accident(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     await published(client, topic, [])
@@ -149,7 +149,7 @@ async def test_a_subscription_that_is_not_there_is_not_made_by_accident(
     assert ended.err.startswith("seqgate: subscription not found (SUBSCRIPTION_NOT_FOUND)")
 
 
-async def test_a_dispatcher_that_does_not_answer_ends_with_3(bare: CommandLine) -> None:
+async def test_an_unreachable_dispatcher_exits_with_3(bare: CommandLine) -> None:
     (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"
     nobody = bare.with_(SEQGATE_DISPATCHER=address)
@@ -177,7 +177,7 @@ async def test_a_dispatcher_that_does_not_answer_ends_with_3(bare: CommandLine) 
         (["t", ""], "INVALID_SUBSCRIPTION_NAME", "subscription name must be 1 to 255 bytes"),
     ],
 )
-def test_wrong_usage_ends_with_2(
+def test_wrong_usage_exits_with_2(
     inside: Callable[..., Ended], arguments: list[str], reason: str, message: str
 ) -> None:
     ended = inside("consume", *arguments, "-o", "json")

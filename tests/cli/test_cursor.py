@@ -9,11 +9,13 @@ import pytest
 import pytest_asyncio
 from grpc import aio
 
+from seqgate.api.common.v1.common_pb2 import Position
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
-from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
-from seqgate.api.entry.v1.entry_pb2 import Position
+from seqgate.api.internal.cursor.v1 import lease_pb2
 from seqgate.client import Batching, Chunking, Client
+from seqgate.times import duration
 from tests.cli.command_line import CommandLine, Ended
+from tests.support.stubs import cursor_stub
 from tools.stack.stack import Stack
 
 
@@ -21,7 +23,7 @@ from tools.stack.stack import Stack
 async def cursors(stack: Stack) -> AsyncIterator[Any]:
     """A stub for the cursor service."""
     async with aio.insecure_channel(stack.address("cursor")) as channel:
-        yield CursorServiceStub(channel)
+        yield cursor_stub(channel)
 
 
 def at(entry_id: int, ledger_id: int = 1) -> Position:
@@ -29,11 +31,11 @@ def at(entry_id: int, ledger_id: int = 1) -> Position:
 
 
 async def made(cursors: Any, topic: str, name: str = "c", **more: Any) -> None:
-    await cursors.CreateCursor(pb.CreateCursorRequest(topic=topic, name=name, **more))
+    await cursors.CreateCursor(pb.CreateCursorRequest(topic=topic, cursor=name, **more))
 
 
 async def found(cursors: Any, topic: str, name: str = "c") -> pb.Cursor:
-    answer = await cursors.GetCursor(pb.GetCursorRequest(topic=topic, name=name))
+    answer = await cursors.GetCursor(pb.GetCursorRequest(topic=topic, cursor=name))
     cursor: pb.Cursor = answer.cursor
     return cursor
 
@@ -52,7 +54,9 @@ async def test_cursors_are_listed(seqgate: CommandLine, cursors: Any, topic: str
     await made(cursors, topic, "b", mark_delete=at(4))
     await made(cursors, topic, "a")
     await cursors.AcquireLease(
-        pb.AcquireLeaseRequest(topic=topic, name="a", owner="me", duration_ms=60_000)
+        lease_pb2.AcquireLeaseRequest(
+            topic=topic, cursor="a", owner="me", duration=duration(60_000)
+        )
     )
 
     table, listed, all_ = await asyncio.gather(
@@ -62,7 +66,7 @@ async def test_cursors_are_listed(seqgate: CommandLine, cursors: Any, topic: str
     )
 
     assert table.rows == [
-        ["TOPIC", "CURSOR", "MARK-DELETE", "BEYOND", "PARTIAL", "VERSION", "LEASE"],
+        ["TOPIC", "CURSOR", "MARK-DELETE", "BEYOND", "PARTIAL", "REVISION", "LEASE"],
         [topic, "a", "-", "0", "0", "0", "me"],
         [topic, "b", "1:4", "0", "0", "0", "-"],
     ]
@@ -75,14 +79,16 @@ async def test_cursors_are_listed(seqgate: CommandLine, cursors: Any, topic: str
         "mark_delete": "1:4",
         "mark_delete_properties": {},
         "properties": {},
-        "version": 0,
+        "revision": 0,
         "acknowledged_entries": 0,
         "partial_batches": 0,
         "lease": None,
     }
 
 
-async def test_cursors_come_page_by_page(seqgate: CommandLine, cursors: Any, topic: str) -> None:
+async def test_cursors_are_listed_across_pages(
+    seqgate: CommandLine, cursors: Any, topic: str
+) -> None:
     """More cursors than a page holds."""
     names = [f"{number:03}" for number in range(205)]
     await asyncio.gather(*(made(cursors, topic, name) for name in names))
@@ -94,7 +100,7 @@ async def test_a_cursor_is_shown_with_its_holes(
     seqgate: CommandLine, cursors: Any, topic: str
 ) -> None:
     await made(cursors, topic, properties={"team": "billing"})
-    names: dict[str, Any] = {"topic": topic, "name": "c"}
+    names: dict[str, Any] = {"topic": topic, "cursor": "c"}
     await cursors.MarkDelete(
         pb.MarkDeleteRequest(position=at(4), properties={"a": "1", "b": "\n"}, **names)
     )
@@ -125,17 +131,17 @@ async def test_a_cursor_is_shown_with_its_holes(
         {"first": "1:8", "last_entry_id": 9},
     ]
     assert record["batches"] == [{"position": "1:11", "batch_size": 5, "indexes": [0, 2]}]
-    assert (record["more"], record["acknowledged_entries"], record["version"]) == (False, 3, 1)
+    assert (record["more"], record["acknowledged_entries"], record["revision"]) == (False, 3, 1)
 
 
-async def test_many_holes_are_counted_and_some_are_named(
+async def test_many_holes_are_counted_and_the_first_are_listed(
     seqgate: CommandLine, cursors: Any, topic: str
 ) -> None:
     await made(cursors, topic)
     ranges = [
         pb.PositionRange(first=at(2 * each + 1), last_entry_id=2 * each + 1) for each in range(500)
     ]
-    await cursors.Acknowledge(pb.AcknowledgeRequest(topic=topic, name="c", ranges=ranges))
+    await cursors.Acknowledge(pb.AcknowledgeRequest(topic=topic, cursor="c", ranges=ranges))
 
     table, shown = await asyncio.gather(
         seqgate("cursor", "show", topic, "c"), seqgate("cursor", "show", topic, "c", "-o", "json")
@@ -166,13 +172,13 @@ async def test_a_cursor_is_created_once(seqgate: CommandLine, topic: str) -> Non
         "Topic": topic,
         "Cursor": "c",
         "Mark-delete position": "-",
-        "Version": "0",
+        "Revision": "0",
         "Created": "now",
     }
     assert (again.code, again.record["created"], again.record["mark_delete"]) == (0, False, None)
 
 
-async def test_the_named_message_is_the_next_one(
+async def test_a_cursor_is_placed_before_the_given_message(
     seqgate: CommandLine, cursors: Any, client: Client, topic: str
 ) -> None:
     plain = await published(client, topic, 3)
@@ -192,10 +198,10 @@ async def test_the_named_message_is_the_next_one(
     assert chunked.record["mark_delete"] == f"1:{first_chunk - 1}"
     assert latest.record["mark_delete"] == f"1:{last_chunk}"
     assert earliest.record["mark_delete"] is None
-    assert (await found(cursors, topic)).version == 4
+    assert (await found(cursors, topic)).revision == 4
 
 
-async def test_before_a_ledgers_first_entry_lies_the_last_of_an_earlier_one(
+async def test_the_place_before_a_ledgers_first_entry_is_in_the_previous_ledger(
     seqgate: CommandLine, stack: Stack, client: Client, topic: str
 ) -> None:
     """Each writer starts a ledger; a restart of the service makes a new writer."""
@@ -240,7 +246,7 @@ async def test_the_latest_of_a_topic_that_does_not_exist_is_refused(
         (["ls", "--cursor", "here"], "INVALID_SETTINGS", "'here' is not HOST:PORT (--cursor)"),
     ],
 )
-def test_wrong_usage_ends_with_2(
+def test_wrong_usage_exits_with_2(
     inside: Callable[..., Ended], arguments: list[str], reason: str, message: str
 ) -> None:
     ended = inside("cursor", *arguments, "-o", "json")
@@ -252,7 +258,7 @@ def test_wrong_usage_ends_with_2(
 # ---- import, export
 
 
-async def test_a_cursor_goes_to_a_file_and_comes_back(
+async def test_a_cursor_is_exported_to_a_file_and_imported(
     seqgate: CommandLine, cursors: Any, topic: str, tmp_path: Path
 ) -> None:
     await made(cursors, topic, mark_delete=at(4), properties={"team": "billing"})
@@ -270,7 +276,7 @@ async def test_a_cursor_goes_to_a_file_and_comes_back(
     assert (replaced.code, dict(replaced.rows)["Mark-delete position"]) == (0, "1:4")
 
 
-async def test_a_cursor_comes_with_its_cursor_ledgers_entry(
+async def test_a_cursor_is_imported_with_its_cursor_ledgers_entry(
     seqgate: CommandLine, topic: str, tmp_path: Path
 ) -> None:
     """Bytes as Pulsar writes them: the ledger's entry is the newer one."""
@@ -281,7 +287,7 @@ async def test_a_cursor_comes_with_its_cursor_ledgers_entry(
     assert (ended.code, ended.record["mark_delete"]) == (0, "3:9")
 
 
-async def test_what_is_no_record_is_refused(
+async def test_an_invalid_record_is_refused(
     seqgate: CommandLine, topic: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "info"
@@ -290,7 +296,7 @@ async def test_what_is_no_record_is_refused(
     assert (ended.code, ended.error["reason"]) == (1, "INVALID_MANAGED_CURSOR")
 
 
-async def test_a_file_that_cannot_be_written_is_named(
+async def test_an_unwritable_file_is_named(
     seqgate: CommandLine, cursors: Any, topic: str, tmp_path: Path
 ) -> None:
     await made(cursors, topic)

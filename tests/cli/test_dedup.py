@@ -7,11 +7,13 @@ from typing import Any
 import pytest_asyncio
 from grpc import aio
 
+from seqgate.api.common.v1 import common_pb2
+from seqgate.api.common.v1.common_pb2 import Position
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
-from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
-from seqgate.api.entry.v1.entry_pb2 import Position
+from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.client import Batching, Chunking, Client
 from tests.cli.command_line import CommandLine
+from tests.support.stubs import dedup_stub
 from tests.support.waiting import eventually
 from tools.stack.ports import free_ports
 from tools.stack.stack import Stack
@@ -21,7 +23,7 @@ from tools.stack.stack import Stack
 async def dedup(stack: Stack) -> AsyncIterator[Any]:
     """A stub for the dedup service."""
     async with aio.insecure_channel(stack.address("dedup")) as channel:
-        yield DedupServiceStub(channel)
+        yield dedup_stub(channel)
 
 
 @pytest_asyncio.fixture
@@ -62,10 +64,8 @@ async def test_status(seqgate: CommandLine, stored: str) -> None:
     assert record["policy_file_error"] is None
 
 
-async def test_producers_are_a_table_that_leaves_nothing_out(
-    seqgate: CommandLine, stored: str
-) -> None:
-    """In a pipe, whatever width a terminal has."""
+async def test_the_table_of_producers_is_not_truncated(seqgate: CommandLine, stored: str) -> None:
+    """In a pipe, regardless of the terminal's width."""
     table = await seqgate("dedup", "producers", stored)
 
     assert table.rows[0] == ["PRODUCER", "PERSISTED", "PUSHED", "UNFINISHED", "LAST ACTIVE"]
@@ -79,13 +79,19 @@ async def test_producers_are_a_table_that_leaves_nothing_out(
 async def test_a_large_message_is_shown_with_its_chunks(
     seqgate: CommandLine, client: Client, dedup: Any, topic: str
 ) -> None:
-    """One that is stored in part, of a service that keeps a log of its own; and a whole one."""
-    chunks = {i: pb.Chunk(uuid="u", chunk_id=i, num_chunks=3, total_bytes=9) for i in (0, 1)}
-    entries = [pb.ProducerEntries(producer_name="p", highest_sequence_ids=[7, 7], chunks=chunks)]
+    """One stored in part, by a service with a log of its own; and a complete one."""
+    chunks = {
+        i: common_pb2.Chunk(uuid="u", chunk_id=i, num_chunks=3, total_bytes=9) for i in (0, 1)
+    }
+    entries = [
+        writer_pb2.ProducerEntries(producer_name="p", highest_sequence_ids=[7, 7], chunks=chunks)
+    ]
     end = Position(ledger_id=1, entry_id=1)
-    confirmation = pb.Confirmation(through=end, producers=entries, entry_count=2)
-    writer = pb.Writer(epoch=1, position=end)
-    await dedup.Confirm(pb.ConfirmRequest(topic=topic, writer=writer, confirmation=confirmation))
+    confirmation = writer_pb2.Confirmation(through=end, producers=entries, entry_count=2)
+    writer = writer_pb2.Writer(epoch=1, position=end)
+    await dedup.Confirm(
+        writer_pb2.ConfirmRequest(topic=topic, writer=writer, confirmation=confirmation)
+    )
     async with client.producer(f"{topic}-whole", name="p", chunking=Chunking(2)) as producer:
         receipt = await producer.send(b"12345", sequence_id=0)
 
@@ -106,11 +112,15 @@ async def test_a_large_message_is_shown_with_its_chunks(
     assert dict(explained.rows)["The log"] == f"holds it at {receipt.message_id}"
 
 
-async def test_producers_come_page_by_page(seqgate: CommandLine, dedup: Any, topic: str) -> None:
-    """More producers than a page holds, of a service that keeps a log of its own."""
+async def test_producers_are_listed_across_pages(
+    seqgate: CommandLine, dedup: Any, topic: str
+) -> None:
+    """More producers than a page holds, of a service with a log of its own."""
     names = {f"p{number:04}" for number in range(3_000)}
-    claims = [pb.Claims(producer_name=name, sequence_ids=[2**63 - 1]) for name in names]
-    await dedup.Admit(pb.AdmitRequest(topic=topic, writer=pb.Writer(epoch=1), claims=claims))
+    claims = [writer_pb2.Claims(producer_name=name, sequence_ids=[2**63 - 1]) for name in names]
+    await dedup.Admit(
+        writer_pb2.AdmitRequest(topic=topic, writer=writer_pb2.Writer(epoch=1), claims=claims)
+    )
 
     listed = await seqgate("dedup", "producers", topic, "-o", "json")
 
@@ -126,7 +136,7 @@ async def test_producers_come_page_by_page(seqgate: CommandLine, dedup: Any, top
     }
 
 
-async def test_explain_says_how_and_why(seqgate: CommandLine, stored: str) -> None:
+async def test_explain_prints_verdict_and_cause(seqgate: CommandLine, stored: str) -> None:
     new, again = await asyncio.gather(
         seqgate("dedup", "explain", stored, "p", "6", "-o", "json"),
         seqgate("dedup", "explain", stored, "p", "3", "-o", "json"),
@@ -159,7 +169,7 @@ async def test_explain_says_how_and_why(seqgate: CommandLine, stored: str) -> No
     )
 
 
-async def test_explain_is_for_people_too(seqgate: CommandLine, stored: str) -> None:
+async def test_explain_prints_text(seqgate: CommandLine, stored: str) -> None:
     (port,) = free_ports(1)
     overtaken, alone = await asyncio.gather(
         seqgate("dedup", "explain", stored, "p", "4"),
@@ -171,7 +181,7 @@ async def test_explain_is_for_people_too(seqgate: CommandLine, stored: str) -> N
     assert (alone.code, dict(alone.rows)["The log"]) == (0, "not known")
 
 
-async def test_explain_tells_the_trace_and_the_snapshot(
+async def test_explain_prints_trace_and_snapshot(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     """Of a single message, of each in a batch, and of a large one."""
@@ -195,11 +205,11 @@ async def test_explain_tells_the_trace_and_the_snapshot(
     assert all(each.record["snapshot_covers_it"] for each in records)
     assert records[0].record["snapshot"] == "1:4"
     assert shown["Trace"] == traces[2]
-    assert shown["Snapshot"].startswith("the one up to 1:4 covers it, taken 20")
+    assert shown["Snapshot"].startswith("covered by the one up to 1:4, taken 20")
     assert shown["If it is sent now"].startswith("It would not be stored again")
 
 
-async def test_a_producer_that_was_forgotten_is_said_to_be(
+async def test_a_forgotten_producer_is_marked_as_forgotten(
     seqgate: CommandLine, client: Client, dedup: Any, topic: str
 ) -> None:
     values = pb.PolicyValues(max_producers=1, on_full=pb.FULL_TOPIC_ACTION_EVICT)
@@ -234,7 +244,9 @@ async def test_a_snapshot_is_taken(seqgate: CommandLine, stored: str) -> None:
     assert status.record["snapshot"] == "1:2"
 
 
-async def test_without_state_there_is_nothing_to_keep(seqgate: CommandLine, topic: str) -> None:
+async def test_a_topic_without_state_has_no_snapshot_to_take(
+    seqgate: CommandLine, topic: str
+) -> None:
     table, shown = await asyncio.gather(
         seqgate("dedup", "snapshot", topic), seqgate("dedup", "snapshot", topic, "-o", "json")
     )
@@ -244,7 +256,7 @@ async def test_without_state_there_is_nothing_to_keep(seqgate: CommandLine, topi
     assert shown.record == {"topic": topic, "snapshot": None, "producers": 0}
 
 
-async def test_policy_says_where_each_value_was_set(
+async def test_policy_shows_the_level_of_each_value(
     seqgate: CommandLine, stack: Stack, dedup: Any, topic: str
 ) -> None:
     before = stack.policy_file.read_text()

@@ -8,7 +8,7 @@ from seqgate.cli import main
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
-def test_the_command_says_what_to_install(
+def test_a_missing_extra_names_the_command_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str
 ) -> None:
     for module in list(sys.modules):
@@ -23,7 +23,7 @@ def test_the_command_says_what_to_install(
     assert "pip install 'seqgate[cli]'" in error
 
 
-def test_a_module_of_ours_that_is_missing_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_module_of_the_package_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "seqgate.cli._main", None)
     with pytest.raises(ModuleNotFoundError):
         main()

@@ -16,7 +16,7 @@ IN_EU = "properties.region == 'eu'"
 # ---- check
 
 
-async def test_an_expression_that_can_be_a_filter_is_described(seqgate: CommandLine) -> None:
+async def test_a_valid_expression_is_described(seqgate: CommandLine) -> None:
     text = "has(properties.a) && properties.b == subscription.c && sequence_id > 1"
     table, found = (
         await seqgate("filter", "check", text),
@@ -43,7 +43,7 @@ async def test_an_expression_that_can_be_a_filter_is_described(seqgate: CommandL
     }
 
 
-async def test_an_expression_may_read_any_property(seqgate: CommandLine) -> None:
+async def test_an_expression_that_reads_any_property_is_described(seqgate: CommandLine) -> None:
     text = "size(subscription) > 1 ? duration('1s') : duration('0s')"
     found = (await seqgate("filter", "check", text, "-o", "json")).record
     assert (found["type"], found["subscription"], found["properties"]) == ("DURATION", None, [])
@@ -52,7 +52,7 @@ async def test_an_expression_may_read_any_property(seqgate: CommandLine) -> None
     assert dict(table.rows)["Iterations at most"] == "128"
 
 
-async def test_what_is_wrong_is_pointed_at(seqgate: CommandLine) -> None:
+async def test_a_fault_is_marked_in_the_expression(seqgate: CommandLine) -> None:
     text = f"{IN_EU} &&\n  regio == 'é' || foo == 1"
     people, program = (
         await seqgate("filter", "check", text),
@@ -86,7 +86,7 @@ async def test_entries_are_judged_line_by_line(seqgate: CommandLine) -> None:
     ]
 
 
-async def test_an_entry_without_a_verdict_ends_it_with_1(seqgate: CommandLine) -> None:
+async def test_an_entry_without_a_verdict_exits_with_1(seqgate: CommandLine) -> None:
     lines = b"\n" + json_lines({"key": "a"}, {"num_messages": 2}, {"properties": {"region": ""}})
     table = await seqgate("filter", "test", IN_EU, stdin=lines)
     found = await seqgate("filter", "test", IN_EU, "-o", "json", stdin=lines)
@@ -110,7 +110,7 @@ async def test_a_delay_is_shown(seqgate: CommandLine) -> None:
     assert (found.record["verdict"], found.record["delay_ms"]) == ("RESCHEDULE", 1500)
 
 
-async def test_what_read_writes_can_be_tested(
+async def test_the_output_of_read_can_be_tested(
     seqgate: CommandLine, client: Client, topic: str, tmp_path: Path
 ) -> None:
     async with client.producer(topic, name="p") as producer:
@@ -125,14 +125,14 @@ async def test_what_read_writes_can_be_tested(
     assert [each["verdict"] for each in found.records] == ["ACCEPT", "REJECT", "ACCEPT"]
 
 
-async def test_many_entries_come_in_order(seqgate: CommandLine) -> None:
+async def test_many_entries_are_judged_in_order(seqgate: CommandLine) -> None:
     lines = json_lines(*({"sequence_id": number} for number in range(5_000)))
     found = await seqgate("filter", "test", "sequence_id % 3 == 0", "-o", "json", stdin=lines)
     assert [each["line"] for each in found.records] == list(range(1, 5_001))
     assert all((each["verdict"] == "ACCEPT") == (each["line"] % 3 == 1) for each in found.records)
 
 
-async def test_entries_are_answered_as_they_come(seqgate: CommandLine) -> None:
+async def test_verdicts_are_printed_as_entries_arrive(seqgate: CommandLine) -> None:
     async with seqgate.running("filter", "test", IN_EU, "-o", "json") as running:
         for region, verdict in (("eu", "ACCEPT"), ("us", "REJECT")):
             await running.write({"properties": {"region": region}})
@@ -140,7 +140,7 @@ async def test_entries_are_answered_as_they_come(seqgate: CommandLine) -> None:
         assert (await running.ended()).code == 0
 
 
-async def test_a_subscription_s_properties_are_given(seqgate: CommandLine) -> None:
+async def test_properties_of_the_subscription_can_be_given(seqgate: CommandLine) -> None:
     ended = await seqgate(
         *("filter", "test", "subscription.a == 'b=c' && subscription.d == ''", "-o", "json"),
         *("--subscription-property", "a=b=c", "--subscription-property", "d="),
@@ -160,7 +160,7 @@ async def test_a_subscription_s_properties_are_given(seqgate: CommandLine) -> No
         (b'{"num_messages": 10001}', "line 1: num_messages must be a number from 0 to 10000"),
     ],
 )
-async def test_a_line_that_is_no_entry_ends_it_with_2(
+async def test_an_invalid_line_exits_with_2(
     seqgate: CommandLine, line: bytes, message: str
 ) -> None:
     ended = await seqgate("filter", "test", "true", "-o", "json", stdin=line)
@@ -169,14 +169,14 @@ async def test_a_line_that_is_no_entry_ends_it_with_2(
     assert ended.error["message"].startswith(message)
 
 
-async def test_lines_before_a_wrong_one_are_judged(seqgate: CommandLine) -> None:
+async def test_lines_before_an_invalid_one_are_judged(seqgate: CommandLine) -> None:
     ended = await seqgate("filter", "test", "true", "-o", "json", stdin=b"{}\n{}\nno\n{}\n")
     assert ended.code == 2
     assert [each["line"] for each in ended.records] == [1, 2]
     assert ended.error["message"].startswith("line 3: not JSON")
 
 
-async def test_a_wrong_expression_is_refused(seqgate: CommandLine) -> None:
+async def test_an_invalid_expression_is_refused(seqgate: CommandLine) -> None:
     for command in ("test", "explain"):
         ended = await seqgate("filter", command, "true &&\n nothing", "-o", "json", stdin=b"{}")
         assert (ended.code, ended.out) == (1, "")
@@ -214,7 +214,7 @@ async def test_an_entry_is_explained(seqgate: CommandLine) -> None:
     assert '"eu"' in [each["value"] for each in record["steps"]]
 
 
-async def test_a_failure_is_explained_and_ends_it_with_1(seqgate: CommandLine) -> None:
+async def test_a_failure_is_explained_and_exits_with_1(seqgate: CommandLine) -> None:
     table = await seqgate("filter", "explain", IN_EU, stdin=b"{}")
     found = await seqgate("filter", "explain", IN_EU, "-o", "json", stdin=b"{}")
 
@@ -228,7 +228,7 @@ async def test_a_failure_is_explained_and_ends_it_with_1(seqgate: CommandLine) -
 # ---- what holds for all
 
 
-async def test_a_service_that_does_not_answer_ends_it_with_3(bare: CommandLine) -> None:
+async def test_an_unreachable_service_exits_with_3(bare: CommandLine) -> None:
     (port,) = free_ports(1)
     nowhere = bare.with_(SEQGATE_FILTER=f"127.0.0.1:{port}")
     for arguments in (("check", "true"), ("test", "true"), ("explain", "true")):
@@ -249,7 +249,7 @@ async def test_a_service_that_does_not_answer_ends_it_with_3(bare: CommandLine) 
         (["filter", "check", "true", "--filter", "here"], "INVALID_SETTINGS"),
     ],
 )
-def test_wrong_usage_ends_with_2(
+def test_wrong_usage_exits_with_2(
     inside: Callable[..., Ended], arguments: list[str], reason: str
 ) -> None:
     ended = inside(*arguments, "-o", "json")

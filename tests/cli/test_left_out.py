@@ -18,7 +18,7 @@ def message(sequence_id: int, producer: str = "p") -> Message:
     return Message("a/b/c", MessageId(1, 0), b"", producer, sequence_id, 0, 0)
 
 
-def test_chunks_are_counted_by_reason() -> None:
+def test_skipped_chunks_are_counted_by_reason() -> None:
     left_out = LeftOut()
     assert left_out.counts == {}
     for each in (dropped(HEADLESS, 1), dropped(ABORTED, 2, 3), dropped(HEADLESS, 3, 2)):
@@ -26,8 +26,8 @@ def test_chunks_are_counted_by_reason() -> None:
     assert left_out.counts == {ABORTED: 3, HEADLESS: 3}
 
 
-def test_what_comes_after_all_is_not_left_out() -> None:
-    """A reader that starts in the middle of a message fetches what it lacks."""
+def test_a_message_completed_later_is_not_counted_as_skipped() -> None:
+    """A reader that starts in the middle of a message fetches the earlier chunks."""
     left_out = LeftOut()
     left_out.add(dropped(HEADLESS, 1))
     left_out.add(dropped(EVICTED, 1, 4))
@@ -38,14 +38,14 @@ def test_what_comes_after_all_is_not_left_out() -> None:
     assert left_out.counts == {}
 
 
-def test_an_attempt_that_was_given_up_is_left_out_though_the_next_succeeds() -> None:
+def test_an_abandoned_attempt_is_counted_although_the_next_succeeds() -> None:
     left_out = LeftOut()
     left_out.add(dropped(ABORTED, 1, 2))
     left_out.came(message(1))
     assert left_out.counts == {ABORTED: 2}
 
 
-def test_only_so_many_messages_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_left_out, "UNFINISHED_MAX", 2)
     left_out = LeftOut()
     for sequence_id in (1, 2, 3):

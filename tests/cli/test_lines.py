@@ -28,7 +28,7 @@ async def from_pipe(*chunks: bytes) -> list[tuple[int, bytes]]:
         os.close(reading)
 
 
-async def test_blank_lines_are_counted_and_left_out() -> None:
+async def test_blank_lines_are_counted_and_skipped() -> None:
     assert await from_pipe(b"\na\n \r\nb\n\n") == [(2, b"a"), (4, b"b")]
 
 
@@ -37,7 +37,7 @@ async def test_the_last_line_needs_no_end() -> None:
     assert await from_pipe() == []
 
 
-async def test_a_line_is_there_before_the_input_ends() -> None:
+async def test_a_line_is_returned_before_the_input_ends() -> None:
     reading, writing = os.pipe()
     lines = numbered_lines(reading)
     os.write(writing, b"a\nb")
@@ -65,7 +65,7 @@ async def test_a_file_is_read_like_a_pipe(tmp_path: Path) -> None:
         assert len(await collected(numbered_lines(file.fileno()))) == 50_000
 
 
-async def test_a_line_has_a_longest_length(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_length_of_a_line_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_lines, "LINE_BYTES_MAX", 10)
     monkeypatch.setattr(_lines, "_BLOCK_BYTES", 4)
     assert await from_pipe(b"0123456789\n") == [(1, b"0123456789")]
@@ -73,7 +73,9 @@ async def test_a_line_has_a_longest_length(monkeypatch: pytest.MonkeyPatch) -> N
         await from_pipe(b"0123456789" * 2)
 
 
-async def test_all_lines_can_be_one_piece(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_the_input_can_be_read_as_one_piece(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(_lines, "WHOLE_BYTES_MAX", 10)
     monkeypatch.setattr(_lines, "_BLOCK_BYTES", 4)
     path = tmp_path / "file"
@@ -86,6 +88,6 @@ async def test_all_lines_can_be_one_piece(monkeypatch: pytest.MonkeyPatch, tmp_p
         await anext(whole(file.fileno()))
 
 
-async def test_an_input_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+async def test_an_unreadable_input_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "lines").open("wb", buffering=0) as file, pytest.raises(InvalidInput):
         await collected(numbered_lines(file.fileno()))

@@ -22,7 +22,7 @@ def test_only_a_payload_is_required() -> None:
     assert parse(b'{"payload": "a", "key": null, "sequence_id": null}') == Draft(b"a")
 
 
-def test_a_line_may_say_everything() -> None:
+def test_a_line_may_set_every_field() -> None:
     line = {
         "payload_base64": base64.b64encode(b"\xff\x00").decode(),
         "key": "k",
@@ -71,7 +71,7 @@ def test_a_line_may_say_everything() -> None:
         (b'{"payload": "a", "event_time_ms": "now"}', "event_time_ms must be a number"),
     ],
 )
-def test_what_is_no_message_is_refused(line: bytes, message: str) -> None:
+def test_an_invalid_line_is_refused(line: bytes, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         parse(line)
 
@@ -84,7 +84,7 @@ def test_what_is_no_message_is_refused(line: bytes, message: str) -> None:
     sequence_id=NUMBER,
     event_time_ms=st.none() | NUMBER,
 )
-def test_what_was_read_can_be_published_again(**fields: Any) -> None:
+def test_the_output_of_read_can_be_published(**fields: Any) -> None:
     message = Message(
         topic="a/b/c",
         id=MessageId(1, 2),

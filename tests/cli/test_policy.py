@@ -74,7 +74,7 @@ async def test_a_namespace_has_a_policy_of_its_own(seqgate: CommandLine) -> None
     assert nothing == Ended(0, "POLICY  VALUE\n", "")
 
 
-async def test_what_is_removed_twice_was_removed(seqgate: CommandLine, topic: str) -> None:
+async def test_removing_a_policy_twice_succeeds(seqgate: CommandLine, topic: str) -> None:
     for _ in range(2):
         ended = await seqgate("dedup", "policy", "unset", topic, "-o", "json")
         assert (ended.code, ended.record) == (0, {"topic": topic, **NOTHING})
@@ -120,7 +120,7 @@ async def test_a_system_topic_is_refused_by_the_service(seqgate: CommandLine) ->
         (["show", "a/b/c/d"], "INVALID_TOPIC_NAME", "topic must be"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_is_asked(
+def test_wrong_usage_is_reported_before_any_call(
     inside: Callable[..., Ended], arguments: list[str], reason: str, message: str
 ) -> None:
     ended = inside("dedup", "policy", *arguments, "-o", "json")
@@ -130,7 +130,7 @@ def test_what_is_wrong_is_said_before_anything_is_asked(
     assert ended.error["message"].startswith(message)
 
 
-def test_help_says_what_can_be_set(inside: Callable[..., Ended]) -> None:
+def test_help_lists_the_values_of_a_policy(inside: Callable[..., Ended]) -> None:
     ended = inside("dedup", "policy", "set", "--help")
 
     assert ended.code == 0

@@ -3,14 +3,16 @@
 import asyncio
 import base64
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from seqgate.cli import _publish
+from seqgate.cli import _lines, _publish
 from seqgate.client import Client, Message
 from tests.cli.command_line import CommandLine, Ended, json_lines
+from tests.support.waiting import WITHIN_S
 from tools.stack.stack import Stack
 
 
@@ -40,7 +42,7 @@ async def test_every_line_gets_a_receipt(seqgate: CommandLine, client: Client, t
     assert third.payload == b""
 
 
-async def test_people_get_a_summary(seqgate: CommandLine, tmp_path: Path, topic: str) -> None:
+async def test_text_output_is_a_summary(seqgate: CommandLine, tmp_path: Path, topic: str) -> None:
     file = tmp_path / "lines.jsonl"
     file.write_bytes(json_lines(*({"payload": "x", "sequence_id": n} for n in (1, 2, 2, 0))))
     arguments = ("publish", topic, str(file), "--producer", "p")
@@ -89,7 +91,7 @@ async def test_batches_and_compression_and_numbers(
     assert {message.payload for message in messages} == {b"x" * 100}
 
 
-async def test_batches_are_cut_by_the_properties_that_filters_see(
+async def test_batches_are_cut_by_their_filter_properties(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     pairs = [("eu", "1"), ("eu", "1"), ("us", "1"), ("us", "2")]
@@ -118,7 +120,7 @@ async def test_batches_are_cut_by_the_properties_that_filters_see(
         (["--batch", "--filter-property", "x" * 256], "--filter-property: a filter property's"),
     ],
 )
-def test_filter_properties_that_cannot_be(
+def test_invalid_filter_properties_are_refused(
     inside: Callable[..., Ended], options: list[str], message: str
 ) -> None:
     ended = inside("publish", "t", *options, "-o", "json")
@@ -128,7 +130,7 @@ def test_filter_properties_that_cannot_be(
     assert ended.error["message"].startswith(message)
 
 
-async def test_a_wrong_line_ends_it_and_what_was_before_is_told(
+async def test_an_invalid_line_ends_publishing_after_earlier_receipts(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     lines = (
@@ -149,7 +151,7 @@ async def test_a_wrong_line_ends_it_and_what_was_before_is_told(
     assert [each.payload for each in await stored(client, topic)] == [b"a"]
 
 
-async def test_a_wrong_line_is_said_to_people(seqgate: CommandLine, topic: str) -> None:
+async def test_an_invalid_line_is_reported_as_text(seqgate: CommandLine, topic: str) -> None:
     ended = await seqgate("publish", topic, "--producer", "p", stdin=b'{"payload": "a"}\npayload')
 
     assert ended.code == 2
@@ -167,7 +169,7 @@ async def test_a_wrong_line_is_said_to_people(seqgate: CommandLine, topic: str) 
         (["--chunk-bytes", "1024"], 10_000 * 1024 + 1),  # more chunks than may be
     ],
 )
-async def test_a_message_that_is_refused_spares_the_others(
+async def test_a_refused_message_does_not_affect_others(
     seqgate: CommandLine, client: Client, topic: str, options: list[str], size_bytes: int
 ) -> None:
     lines = json_lines({"payload": "a"}, {"payload": "x" * size_bytes}, {"payload": "b"})
@@ -181,10 +183,10 @@ async def test_a_message_that_is_refused_spares_the_others(
     assert [each.payload for each in await stored(client, topic)] == [b"a", b"b"]
 
 
-async def test_a_large_message_is_cut_where_the_service_says(
+async def test_a_large_message_is_chunked_at_the_services_limit(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
-    """Nobody who publishes from a shell has to know how large an entry may be."""
+    """Users of a shell need not know the limit of an entry."""
     payloads = ["a", "x" * 6_000_000, "b"]
 
     ended = await seqgate(
@@ -196,10 +198,10 @@ async def test_a_large_message_is_cut_where_the_service_says(
     assert [each.payload.decode() for each in await stored(client, topic)] == payloads
 
 
-async def test_chunks_are_as_small_as_they_are_asked_for(
+async def test_chunks_have_the_requested_size(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
-    """Also more of them than messages may be pending."""
+    """Also beyond the limit of pending messages."""
     line = {"payload": "x" * 9_000_000, "sequence_id": 7}
     arguments = ("publish", topic, "--producer", "p", "--chunk-bytes", "1024", "-o", "json")
 
@@ -227,7 +229,7 @@ async def test_a_file_can_be_one_message(
     assert [each.payload for each in messages] == [file.read_bytes(), b"a\nb\n"]
 
 
-async def test_a_file_that_is_refused_is_no_line(seqgate: CommandLine, topic: str) -> None:
+async def test_a_refusal_of_a_file_names_no_line(seqgate: CommandLine, topic: str) -> None:
     arguments = ("publish", topic, "--whole", "--chunk-bytes", "1024", "-o", "json")
 
     ended = await seqgate(*arguments, stdin=bytes(10_000 * 1024 + 1))
@@ -248,7 +250,7 @@ async def test_a_file_that_is_refused_is_no_line(seqgate: CommandLine, topic: st
         (["--chunk-bytes", "1MB"], "Invalid value for '--chunk-bytes'"),
     ],
 )
-def test_ways_of_cutting_that_cannot_be(
+def test_invalid_chunking_and_batching_options_are_refused(
     inside: Callable[..., Ended], options: list[str], message: str
 ) -> None:
     ended = inside("publish", "t", *options, "-o", "json")
@@ -258,7 +260,7 @@ def test_ways_of_cutting_that_cannot_be(
     assert ended.error["message"].startswith(message)
 
 
-async def test_lines_are_published_as_they_come(
+async def test_lines_are_published_as_they_arrive(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     async with seqgate.running("publish", topic, "-o", "json") as publishing:
@@ -269,7 +271,7 @@ async def test_lines_are_published_as_they_come(
         assert (await publishing.ended()).code == 0
 
 
-async def test_more_lines_than_may_be_pending(
+async def test_more_lines_than_the_pending_limit_are_published(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     lines = b'{"payload": "x"}\n' * 12_000
@@ -280,7 +282,7 @@ async def test_more_lines_than_may_be_pending(
     assert [each.sequence_id for each in await stored(client, topic)] == list(range(12_000))
 
 
-async def test_there_is_room_for_so_many_messages_and_bytes(
+async def test_pending_messages_and_bytes_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_publish, "PENDING_MAX", 3)
@@ -304,7 +306,21 @@ async def test_there_is_room_for_so_many_messages_and_bytes(
     assert await waits(room, 0)  # the fourth
 
 
-async def test_a_name_in_use_is_refused_and_can_be_taken_over(
+def test_an_interrupt_ends_the_wait_for_a_pipes_writer(
+    inside: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    def opening(path: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+        opened.append(path)
+
+    monkeypatch.setattr(_lines, "FileIO", opening)
+    ended = inside("publish", "t", "pipe")
+    assert (ended.code, opened) == (130, [])
+
+
+async def test_a_producer_name_in_use_is_refused_and_can_be_taken_over(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     arguments = ("publish", topic, "--producer", "p", "-o", "json")
@@ -329,10 +345,10 @@ async def test_a_name_in_use_is_refused_and_can_be_taken_over(
     assert [each.sequence_id for each in await stored(client, topic)] == [0, 1]
 
 
-async def test_nothing_is_sent_after_a_message_that_was_not_stored_in_time(
+async def test_nothing_is_sent_after_a_message_that_timed_out(
     seqgate: CommandLine, stack: Stack, client: Client, topic: str
 ) -> None:
-    """Otherwise what follows would overtake it, and make it stale for ever."""
+    """Otherwise later messages would overtake it, and make it stale forever."""
     arguments = ("publish", topic, "--producer", "p", "--timeout", "1", "-o", "json")
     async with seqgate.running(*arguments) as publishing:
         await publishing.write({"payload": "before"})
@@ -354,7 +370,7 @@ async def test_nothing_is_sent_after_a_message_that_was_not_stored_in_time(
     assert [each.payload for each in await stored(client, topic)] == [b"before"]
 
 
-async def test_a_reader_of_receipts_that_leaves_ends_it_quietly(
+async def test_publish_ends_quietly_when_its_output_closes(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     receiving, giving = os.pipe()
@@ -371,7 +387,7 @@ async def test_a_reader_of_receipts_that_leaves_ends_it_quietly(
     assert [each.payload for each in await stored(client, topic)] == [b"a", b"b"]
 
 
-async def test_receipts_that_cannot_be_written_end_it(
+async def test_publish_fails_when_receipts_cannot_be_written(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
@@ -387,14 +403,14 @@ async def test_receipts_that_cannot_be_written_end_it(
     assert [each.payload for each in await stored(client, topic)] == [b"a"]
 
 
-async def test_an_interrupt_ends_it_with_130_and_what_was_sent_is_told(
+async def test_an_interrupt_exits_with_130_and_reports_what_was_sent(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     async with seqgate.running("publish", topic, "--producer", "p") as publishing:
         await publishing.write({"payload": "a"})
         async with client.producer(topic):  # it exists, whoever was first
             pass
-        async with client.reader(topic) as reader, asyncio.timeout(10):
+        async with client.reader(topic) as reader, asyncio.timeout(WITHIN_S):
             await anext(reader)
         publishing.interrupt()
         ended = await publishing.ended()

@@ -20,7 +20,7 @@ async def published(client: Client, topic: str, payloads: Sequence[bytes]) -> No
         await asyncio.gather(*[producer.send_nowait(payload) for payload in payloads])
 
 
-async def test_a_message_is_read_with_all_it_carries(
+async def test_a_message_is_printed_with_all_its_fields(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     async with client.producer(topic, name="p") as producer:
@@ -60,7 +60,7 @@ async def test_a_message_is_read_with_all_it_carries(
     assert "payload" not in second
 
 
-async def test_places_to_read_from(seqgate: CommandLine, client: Client, topic: str) -> None:
+async def test_start_positions_of_a_read(seqgate: CommandLine, client: Client, topic: str) -> None:
     await published(client, topic, [b"a", b"b", b"c", b"d", b"e"])
 
     async def payloads(*arguments: str) -> str:
@@ -77,7 +77,7 @@ async def test_places_to_read_from(seqgate: CommandLine, client: Client, topic: 
     assert (first, after, rest) == ("ab", "de", "cde")
 
 
-async def test_following_goes_on_until_it_is_interrupted(
+async def test_read_follows_until_interrupted(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     async with client.producer(topic) as producer:
@@ -93,7 +93,7 @@ async def test_following_goes_on_until_it_is_interrupted(
     assert (ended.code, ended.out, ended.err) == (130, "", "")
 
 
-async def test_following_ends_after_as_many_messages_as_asked_for(
+async def test_read_follows_up_to_the_requested_number_of_messages(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     async with client.producer(topic) as producer:
@@ -106,7 +106,7 @@ async def test_following_ends_after_as_many_messages_as_asked_for(
             assert (await reading.ended()).code == 0
 
 
-async def test_a_reader_that_leaves_ends_it_quietly(
+async def test_read_ends_quietly_when_its_output_closes(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     """As `| head -1` does, while more comes than a pipe holds."""
@@ -155,7 +155,7 @@ async def test_a_large_message_is_read_once_and_found_by_its_id(
     assert after == everything[2:]
 
 
-async def test_chunks_that_make_no_message_are_told_at_the_end(
+async def test_incomplete_chunks_are_reported_at_the_end(
     seqgate: CommandLine, stack: Stack, client: Client, topic: str
 ) -> None:
     async with (
@@ -181,15 +181,15 @@ async def test_chunks_that_make_no_message_are_told_at_the_end(
     }
 
 
-async def test_what_is_missing_is_said_on_standard_error(
+async def test_missing_messages_are_reported_on_standard_error(
     seqgate: CommandLine, client: Client, stack: Stack, topic: str
 ) -> None:
     async with aio.insecure_channel(stack.address("ledger")) as channel:
-        stub: Any = LedgerServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub: Any = LedgerServiceStub(channel)
         async with publishing(stub, topic, "p") as publisher:
             for number in range(3):
                 await publisher.store(single(number, number, b"%d" % number))
-            broken = {"compression": 1, "uncompressed_size": 10}
+            broken: dict[str, Any] = {"compression": 1, "uncompressed_size": 10}
             await publisher.store(single(3, 3, b"x", **broken))
             await publisher.store(single(4, 4, b"4"))
         assert (await seqgate("topic", "trim", topic, "1:2")).code == 0

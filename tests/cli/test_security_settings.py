@@ -1,7 +1,8 @@
-"""What the command line shows to services, and who says so."""
+"""The credentials that the command line sends, and their sources."""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,11 +30,11 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {"SEQGATE_CONFIG": str(file)}
 
 
-def test_nothing_is_shown_unless_asked_for(tmp_path: Path) -> None:
+def test_no_credentials_are_sent_by_default(tmp_path: Path) -> None:
     assert resolve({"XDG_CONFIG_HOME": str(tmp_path)}).security == PLAIN
 
 
-def test_files_of_a_context_are_beside_the_config_file(
+def test_files_of_a_context_are_relative_to_the_config_file(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     security = resolve(environment).security
@@ -47,14 +48,12 @@ def test_an_option_wins_over_the_environment_over_the_context(
     named = {**environment, "SEQGATE_CA_FILE": "named.pem", "SEQGATE_TOKEN": "t.t.t"}
     files = resolve(named).files
     assert files["ca_file"] == Setting("named.pem", "SEQGATE_CA_FILE")
-    given = resolve(named, files={"ca_file": "given.pem", "token_file": None}).files
+    given = resolve(named, ca_file="given.pem", token_file=None).files
     assert given["ca_file"] == Setting("given.pem", "--ca-file")
-    token_file = given["token_file"]
-    assert token_file is not None
-    assert token_file.source == "context dev"
+    assert given["token_file"].source == "context dev"
 
 
-def test_a_token_is_taken_from_the_environment_and_never_shown(
+def test_a_token_is_read_from_the_environment_and_never_printed(
     inside: Callable[..., Ended], environment: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "config.toml").write_text('current = "x"\n[contexts.x]\nca_file = "ca.pem"\n')
@@ -74,22 +73,22 @@ def test_a_token_is_taken_from_the_environment_and_never_shown(
         ({"certificate_file": "a", "key_file": "b"}, "requires TLS: give --ca-file"),
     ],
 )
-def test_files_that_go_together_are_given_together(
-    tmp_path: Path, files: dict[str, str], message: str
+def test_dependent_files_must_be_given_together(
+    tmp_path: Path, files: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidSettings, match=message):
-        resolve({"XDG_CONFIG_HOME": str(tmp_path)}, files=files)
+        resolve({"XDG_CONFIG_HOME": str(tmp_path)}, **files)
 
 
-def test_a_token_does_not_leave_this_machine_in_the_clear(tmp_path: Path) -> None:
+def test_a_token_is_not_sent_to_another_machine_unencrypted(tmp_path: Path) -> None:
     environment = {"XDG_CONFIG_HOME": str(tmp_path), "SEQGATE_TOKEN": "t.t.t"}
     assert resolve(environment).security.token == "t.t.t"
     with pytest.raises(InvalidSettings, match=r"away:1 \(--cursor\) without TLS"):
         resolve(environment, cursor="away:1")
-    resolve(environment, cursor="away:1", files={"ca_file": "ca.pem"})
+    resolve(environment, cursor="away:1", ca_file="ca.pem")
 
 
-def test_a_context_with_a_file_that_is_no_name_is_refused(
+def test_a_context_with_an_invalid_file_name_is_refused(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "config.toml").write_text("[contexts.x]\nca_file = 7\n")

@@ -1,4 +1,4 @@
-"""Where the services are, and who says so."""
+"""The addresses of the services, and their sources."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +35,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_without_anything_the_services_are_on_this_machine(tmp_path: Path) -> None:
+def test_services_default_to_this_machine(tmp_path: Path) -> None:
     settings = resolve({"XDG_CONFIG_HOME": str(tmp_path)})
 
     assert settings.ledger == Setting("127.0.0.1:7702", "default")
@@ -90,7 +90,7 @@ def test_an_empty_variable_counts_as_unset(environment: dict[str, str]) -> None:
     assert resolve(empty) == resolve(environment)
 
 
-def test_the_file_is_looked_for_in_three_places(
+def test_the_config_file_is_searched_in_three_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -121,7 +121,7 @@ def test_the_file_is_looked_for_in_three_places(
         ("\xff", "utf-8"),
     ],
 )
-def test_a_wrong_file_is_refused_by_its_name(tmp_path: Path, text: str, message: str) -> None:
+def test_an_invalid_file_is_refused_by_its_name(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "config.toml"
     path.write_bytes(text.encode("latin-1"))
 
@@ -138,7 +138,7 @@ def test_an_unknown_context_names_the_file(environment: dict[str, str], tmp_path
         resolve({"XDG_CONFIG_HOME": str(tmp_path), "SEQGATE_CONTEXT": "prod"})
 
 
-def test_a_file_that_is_named_must_exist(tmp_path: Path) -> None:
+def test_an_explicit_file_must_exist(tmp_path: Path) -> None:
     missing = tmp_path / "missing.toml"
     with pytest.raises(InvalidSettings, match=str(missing)):
         resolve({"SEQGATE_CONFIG": str(missing)})
@@ -157,7 +157,7 @@ def test_addresses(tmp_path: Path, target: str) -> None:
 @pytest.mark.parametrize(
     "target", ["localhost", ":7702", "localhost:", "localhost:0", "localhost:65536", "::1", "a:b"]
 )
-def test_what_is_no_address_names_who_set_it(environment: dict[str, str], target: str) -> None:
+def test_an_invalid_address_names_its_source(environment: dict[str, str], target: str) -> None:
     with pytest.raises(InvalidSettings, match="--ledger"):
         resolve(environment, ledger=target)
     with pytest.raises(InvalidSettings, match="SEQGATE_DEDUP"):
@@ -207,7 +207,7 @@ def test_contexts_are_listed_and_the_one_in_effect_is_marked(
     ]
 
 
-def test_the_settings_in_effect_say_where_they_come_from(
+def test_settings_in_effect_are_shown_with_their_sources(
     inside: Callable[..., Ended], environment: dict[str, str]
 ) -> None:
     variables = {**environment, "SEQGATE_DEDUP": "named:1"}
@@ -237,7 +237,9 @@ def test_the_settings_in_effect_say_where_they_come_from(
     }
 
 
-async def test_a_wrong_file_ends_every_command_with_2(bare: CommandLine, tmp_path: Path) -> None:
+async def test_an_invalid_file_exits_every_command_with_2(
+    bare: CommandLine, tmp_path: Path
+) -> None:
     path = write(tmp_path / "wrong.toml", "colour = 'blue'")
 
     ended = await bare.with_(SEQGATE_CONFIG=str(path))("topic", "ls", "-o", "json")

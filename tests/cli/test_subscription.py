@@ -13,12 +13,13 @@ import pytest_asyncio
 from grpc import aio
 from grpc_status import rpc_status
 
-from seqgate.api.cursor.v1 import cursor_pb2
-from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
+from seqgate.api.internal.cursor.v1 import lease_pb2
 from seqgate.client import AfterDeadLetter, Batching, Client, SubscriptionOptions, connect
 from seqgate.services.dispatcher.ports import NotOwner
 from seqgate.services.runtime.status import status_of
+from seqgate.times import duration
 from tests.cli.command_line import CommandLine, Ended
+from tests.support.stubs import cursor_stub
 from tests.support.waiting import eventually
 from tools.stack.ports import free_ports
 from tools.stack.stack import Stack
@@ -95,7 +96,9 @@ async def test_a_subscription_is_created_once(seqgate: CommandLine, stored: str)
     }
 
 
-async def test_places_to_start_at(seqgate: CommandLine, client: Client, stored: str) -> None:
+async def test_start_positions_of_a_subscription(
+    seqgate: CommandLine, client: Client, stored: str
+) -> None:
     before_ms = time.time_ns() // 1_000_000
     async with client.producer(stored, name="q", batching=Batching(messages_max=2)) as producer:
         await asyncio.gather(producer.send_nowait(b"a"), producer.send_nowait(b"b"))
@@ -118,7 +121,7 @@ async def test_places_to_start_at(seqgate: CommandLine, client: Client, stored: 
     assert [each.record["mark_delete"] for each in ended] == list(places.values())
 
 
-async def test_subscriptions_are_listed_by_their_names(seqgate: CommandLine, stored: str) -> None:
+async def test_subscriptions_are_listed_by_name(seqgate: CommandLine, stored: str) -> None:
     await seqgate("subscription", "create", stored, "b", "--start", "1:4")
     await seqgate("subscription", "create", stored, "a", "--property", "x=y")
 
@@ -177,7 +180,7 @@ async def test_a_subscription_is_moved_back(seqgate: CommandLine, stored: str) -
 # ---- report, explain, release-key
 
 
-async def test_a_report_tells_who_is_there_and_which_keys_wait(
+async def test_a_report_lists_consumers_and_blocked_keys(
     seqgate: CommandLine, consuming: Client, stored: str
 ) -> None:
     async with consuming.consumer(stored, "s", name="c1") as consumer:
@@ -194,7 +197,7 @@ async def test_a_report_tells_who_is_there_and_which_keys_wait(
     assert ("Type", "key shared") in lines
     assert ("Unacknowledged messages", "3") in lines
     assert ("withheld, retry delay", "1") in lines
-    assert ("Refused", "1") in lines
+    assert ("Negative acknowledgements", "1") in lines
     at = table.rows.index(
         ["CONSUMER", "SLOTS", "PERMITS", "UNACKED", "DRAINING KEYS", "PARKED", "OLDEST DELIVERY"]
     )
@@ -219,10 +222,12 @@ async def test_a_report_tells_who_is_there_and_which_keys_wait(
     (key,) = record["keys"]
     assert (key["key"], key["reason"], key["owner"]) == ("k0", "RETRY_DELAY", "c1")
     assert key["next_retry_ms"] > key["since_ms"]
-    assert record["totals"]["refused"] == 1
+    assert record["totals"]["negative_acknowledgements"] == 1
 
 
-async def test_a_report_of_nobody_has_headings_only(seqgate: CommandLine, stored: str) -> None:
+async def test_a_report_without_consumers_has_headings_only(
+    seqgate: CommandLine, stored: str
+) -> None:
     await seqgate("subscription", "create", stored, "s")
     table, shown = await asyncio.gather(
         seqgate("subscription", "report", stored, "s"),
@@ -232,7 +237,7 @@ async def test_a_report_of_nobody_has_headings_only(seqgate: CommandLine, stored
     assert (shown.record["consumers"], shown.record["keys"]) == ([], [])
 
 
-async def test_an_explanation_is_sentences_the_nearest_first(
+async def test_an_explanation_starts_with_the_nearest_cause(
     seqgate: CommandLine, consuming: Client, stored: str
 ) -> None:
     async with consuming.consumer(stored, "s", name="c1") as consumer:
@@ -273,7 +278,7 @@ async def test_an_explanation_is_sentences_the_nearest_first(
     assert (absent.code, absent.out) == (0, "The log has no such entry (7:7).\n")
 
 
-async def test_an_explanation_has_the_trace_and_where_a_dead_message_went(
+async def test_an_explanation_has_the_trace_and_the_dead_letter(
     seqgate: CommandLine, consuming: Client, topic: str
 ) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -306,9 +311,7 @@ async def test_an_explanation_has_the_trace_and_where_a_dead_message_went(
     assert (free.record["message_id"], free.record["trace_id"]) == (None, None)
 
 
-async def test_a_key_that_is_held_is_released(
-    seqgate: CommandLine, consuming: Client, stored: str
-) -> None:
+async def test_a_held_key_is_released(seqgate: CommandLine, consuming: Client, stored: str) -> None:
     options = SubscriptionOptions(max_redeliveries=0, after_dead_letter=AfterDeadLetter.HOLD)
     release = ("subscription", "release-key", stored, "s")
     async with consuming.consumer(stored, "s", options=options) as consumer:
@@ -339,7 +342,7 @@ async def test_a_key_that_is_held_is_released(
 # ---- who has it
 
 
-async def test_a_request_is_sent_on_to_who_has_the_subscription(
+async def test_a_request_is_redirected_to_the_owner_of_the_subscription(
     seqgate: CommandLine, stack: Stack, stored: str
 ) -> None:
     await seqgate("subscription", "create", stored, "s")
@@ -349,9 +352,7 @@ async def test_a_request_is_sent_on_to_who_has_the_subscription(
     assert (ended.code, ended.record["subscription"]) == (0, "s")
 
 
-async def test_instances_that_only_name_each_other_are_asked_three_times(
-    seqgate: CommandLine, stored: str
-) -> None:
+async def test_a_redirect_loop_ends_after_three_calls(seqgate: CommandLine, stored: str) -> None:
     asked = []
     addresses: list[str] = []
 
@@ -368,16 +369,18 @@ async def test_instances_that_only_name_each_other_are_asked_three_times(
     assert ended.error["message"].startswith("the subscription is changing owners")
 
 
-async def test_an_owner_that_does_not_answer_is_named(
+async def test_an_unreachable_owner_is_named(
     seqgate: CommandLine, stack: Stack, stored: str
 ) -> None:
     (port,) = free_ports(1)
     owner = f"127.0.0.1:{port}"
     await seqgate("subscription", "create", stored, "s")
     async with aio.insecure_channel(stack.address("cursor")) as channel:
-        cursors: Any = CursorServiceStub(channel)
+        cursors: Any = cursor_stub(channel)
         await cursors.AcquireLease(
-            cursor_pb2.AcquireLeaseRequest(topic=stored, name="s", owner=owner, duration_ms=600_000)
+            lease_pb2.AcquireLeaseRequest(
+                topic=stored, cursor="s", owner=owner, duration=duration(600_000)
+            )
         )
     report = await seqgate("subscription", "report", stored, "s", "-o", "json")
     shown = await seqgate("subscription", "show", stored, "s", "-o", "json")
@@ -415,7 +418,7 @@ async def test_an_owner_that_does_not_answer_is_named(
         (["list", "t", "--dispatcher", "x"], "INVALID_SETTINGS", "'x' is not HOST:PORT (--disp"),
     ],
 )
-def test_wrong_usage_ends_with_2(
+def test_wrong_usage_exits_with_2(
     inside: Callable[..., Ended], arguments: list[str], reason: str, message: str
 ) -> None:
     ended = inside("subscription", *arguments, "-o", "json")

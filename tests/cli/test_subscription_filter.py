@@ -120,7 +120,9 @@ async def test_a_shadow_chain_is_set_shown_counted_and_removed(
     assert len(gone.record["applied"]) == 1
 
 
-async def test_a_wrong_filter_is_refused_with_its_place(seqgate: CommandLine, stored: str) -> None:
+async def test_an_invalid_filter_is_refused_with_its_position(
+    seqgate: CommandLine, stored: str
+) -> None:
     ended = await seqgate(
         *("subscription", "filter", "set", stored, "s", "a=true", "b=1 ===", "-o", "json")
     )
@@ -129,7 +131,7 @@ async def test_a_wrong_filter_is_refused_with_its_place(seqgate: CommandLine, st
     assert (details["filter"], details["version"], details["line"]) == ("b", "1", "1")
 
 
-async def test_why_a_message_waits_names_its_filter(
+async def test_an_explanation_names_the_filter_that_failed(
     seqgate: CommandLine, consuming: Client, stored: str
 ) -> None:
     names = (stored, "s")
@@ -147,12 +149,12 @@ async def test_why_a_message_waits_names_its_filter(
     (reason,) = found.record["reasons"]
     assert (reason["filter"], reason["filter_version"]) == ("number", 1)
     assert sentence.out.startswith(
-        "There is no verdict of it, and it waits until the filters change: number (version 1) says "
-        "EVALUATION_FAILED: "
+        "A filter failed on it: it waits until filters or properties change: "
+        "number (version 1) says EVALUATION_FAILED: "
     )
 
 
-async def test_an_analysis_says_what_filters_make_of_the_backlog(
+async def test_an_analysis_counts_the_verdicts_on_the_backlog(
     seqgate: CommandLine, stored: str
 ) -> None:
     names = (stored, "s")
@@ -194,7 +196,7 @@ async def test_an_analysis_says_what_filters_make_of_the_backlog(
         (["analyze", "t", "s", "--seconds", "121"], "Invalid value for '--seconds'"),
     ],
 )
-def test_wrong_usage_ends_with_2(
+def test_wrong_usage_exits_with_2(
     inside: Callable[..., Ended], arguments: list[str], message: str
 ) -> None:
     ended = inside("subscription", *arguments, "-o", "json")
@@ -202,7 +204,7 @@ def test_wrong_usage_ends_with_2(
     assert ended.error["message"].startswith(message)
 
 
-async def test_a_filter_that_is_mended_judges_what_waits_because_it_failed(
+async def test_a_fixed_filter_judges_the_entries_that_it_parked(
     seqgate: CommandLine, stored: str, consuming: Client
 ) -> None:
     names = (stored, "s")

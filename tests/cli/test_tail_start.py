@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqgate.cli._tail import start_of_last
+from seqgate.cli._log import start_of_last
 from seqgate.types import Position
 
 
@@ -47,7 +47,7 @@ class Log:
         (11, (3, 0), 0),
     ],
 )
-async def test_the_example(count: int, start: tuple[int, int], asked: int | None) -> None:
+async def test_tail_start_example(count: int, start: tuple[int, int], asked: int | None) -> None:
     log = Log([0, 0, 5, 2, 0, 3])
     assert await log.start_of_last(count) == start
     assert asked is None or log.asked == asked
@@ -57,7 +57,7 @@ async def test_the_example(count: int, start: tuple[int, int], asked: int | None
     ledgers=st.lists(st.integers(0, 40), max_size=12).filter(lambda sizes: sum(sizes) > 0),
     data=st.data(),
 )
-async def test_as_many_entries_follow_as_are_asked_for(
+async def test_the_tail_has_the_requested_number_of_entries(
     ledgers: list[int], data: st.DataObject
 ) -> None:
     trimmed = data.draw(st.integers(0, sum(ledgers) - 1))
@@ -69,7 +69,7 @@ async def test_as_many_entries_follow_as_are_asked_for(
     assert start == log.positions[max(0, len(log.positions) - count)]
 
 
-async def test_a_large_log_is_asked_seldom() -> None:
+async def test_a_large_log_needs_few_calls() -> None:
     log = Log([30_000, *[1] * 1_000, 2])
     assert await log.start_of_last(2_000) == (1, 30_000 - 998)
     assert log.asked < 30

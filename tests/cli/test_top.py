@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 from grpc import aio
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.cli import _top_frame
+from seqgate.cli._service import Services
 from seqgate.cli._settings import resolve
-from seqgate.cli._top_frame import frame_of, sampling
+from seqgate.cli._top_frame import Sampler, frame_of
 from seqgate.cli._top_screen import rows_of, summary
 from seqgate.client import Client, connect
 from tests.cli.command_line import PATIENCE_S, CommandLine
@@ -97,7 +99,7 @@ async def on_terminal(seqgate: CommandLine, *arguments: str) -> AsyncIterator[Te
         os.close(ours)
 
 
-async def test_a_frame_has_rates_verdicts_lag_and_why_keys_wait(
+async def test_a_frame_has_rates_verdicts_lag_and_causes_of_blocked_keys(
     seqgate: CommandLine, stack: Stack, topic: str
 ) -> None:
     async with (
@@ -131,7 +133,7 @@ async def test_a_frame_has_rates_verdicts_lag_and_why_keys_wait(
     assert any("retry delay 1" in line for line in table.out.splitlines())
 
 
-async def test_only_so_many_topics_and_subscriptions_are_looked_at_and_the_rest_is_counted(
+async def test_topics_and_subscriptions_shown_are_bounded_and_the_rest_is_counted(
     seqgate: CommandLine, stack: Stack, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (_top_frame.TOPICS_MAX, _top_frame.SUBSCRIPTIONS_MAX) == (200, 100)
@@ -151,11 +153,11 @@ async def test_only_so_many_topics_and_subscriptions_are_looked_at_and_the_rest_
                 dispatcher_pb2.CreateSubscriptionRequest(
                     topic=topics[0],
                     subscription=name,
-                    start=dispatcher_pb2.Start(earliest=dispatcher_pb2.Earliest()),
+                    start=common_pb2.Start(earliest=common_pb2.Earliest()),
                 )
             )
-    async with sampling(resolve(seqgate.environment), f"{topic}-*") as sampler:
-        frame = frame_of(await sampler.sample(), None, "name")
+    async with Services(resolve(seqgate.environment)) as services:
+        frame = frame_of(await Sampler(services, f"{topic}-*").sample(), None, "name")
     assert [each["topic"] for each in frame["topics"]] == topics[:2]
     assert frame["topics_left_out"] == 3
     first, second = frame["topics"]
@@ -168,7 +170,7 @@ async def test_only_so_many_topics_and_subscriptions_are_looked_at_and_the_rest_
     ]
 
 
-async def test_it_goes_on_without_services_that_are_away(
+async def test_top_works_while_services_are_unreachable(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     async with client.producer(topic, name="p") as producer:
@@ -185,7 +187,7 @@ async def test_it_goes_on_without_services_that_are_away(
 
 
 @pytest.mark.parametrize(("key", "code"), [(b"q", 0), (b"\x03", 130)])
-async def test_on_a_terminal_it_is_drawn_again_and_ends_when_told(
+async def test_a_terminal_is_redrawn_until_interrupted(
     seqgate: CommandLine, topic: str, key: bytes, code: int
 ) -> None:
     async with on_terminal(seqgate, "top", topic, "--interval", "3600") as terminal:

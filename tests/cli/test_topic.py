@@ -10,13 +10,13 @@ from grpc import aio
 from redis.asyncio import Redis
 
 from seqgate.api.dedup.v1 import dedup_pb2
-from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
 from seqgate.api.ledger.v1.ledger_pb2 import CreateTopicRequest
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.client import Batching, Chunking, Client, connect
 from seqgate.errors import SeqgateError
 from tests.cli.command_line import CommandLine
 from tests.support.fake_ledger import running_instance
+from tests.support.stubs import dedup_stub
 from tests.support.waiting import eventually
 from tools.stack.ports import free_ports
 from tools.stack.stack import Stack
@@ -63,7 +63,9 @@ async def test_a_prefix_without_a_slash_means_public_default(
     }
 
 
-async def test_topics_come_page_by_page(seqgate: CommandLine, stack: Stack, topic: str) -> None:
+async def test_topics_are_listed_across_pages(
+    seqgate: CommandLine, stack: Stack, topic: str
+) -> None:
     """More topics than a page holds."""
     names = [f"{topic}-{number:04}" for number in range(1_001)]
     async with aio.insecure_channel(stack.address("ledger")) as channel:
@@ -108,7 +110,7 @@ async def test_a_topic_is_shown_without_the_dedup_service(
     assert shown.record["dedup_error"] == "UNREACHABLE"
 
 
-async def test_a_topic_that_waits_for_a_rebuild_says_how_much_is_to_be_replayed(
+async def test_a_topic_that_awaits_a_rebuild_shows_the_length_of_its_replay(
     bare: CommandLine, topic: str, tmp_path: Path
 ) -> None:
     settings = {
@@ -125,8 +127,8 @@ async def test_a_topic_that_waits_for_a_rebuild_says_how_much_is_to_be_replayed(
                 asked = dedup_pb2.GetTopicStatusRequest(topic=topic)
 
                 async def is_confirmed() -> bool:  # a confirmation of everything replays it
-                    status = await DedupServiceStub(channel).GetTopicStatus(asked)
-                    return status.counts.confirmed_entries == 3
+                    status = await dedup_stub(channel).GetTopicStatus(asked)
+                    return bool(status.counts.confirmed_entries == 3)
 
                 await eventually(is_confirmed)
             async with Redis.from_url(stack.redis_url) as redis:
@@ -167,7 +169,7 @@ async def test_the_tail_is_the_last_messages(
     assert [each["payload"] for each in shown.records] == payloads[2:]
 
 
-async def test_a_tail_has_as_many_messages_however_large_they_are(
+async def test_a_tail_counts_messages_of_any_size(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     payloads = ["a" * 70_000, "b" * 1_000, "c" * 20_000, "d" * 5_000]
@@ -180,7 +182,7 @@ async def test_a_tail_has_as_many_messages_however_large_they_are(
         assert [each["payload"] for each in ended.records] == payloads[-count:]
 
 
-async def test_a_topic_is_shown_by_the_instance_that_has_it(
+async def test_a_topic_is_shown_by_its_owner(
     seqgate: CommandLine, stack: Stack, client: Client, topic: str
 ) -> None:
     async with client.producer(topic) as producer:
@@ -201,7 +203,7 @@ async def test_an_empty_topic_has_an_empty_tail(
 
 
 @pytest.mark.parametrize("before", [[], ["one", "two"]])
-async def test_a_tail_that_follows_goes_on_without_a_gap(
+async def test_a_following_tail_has_no_gap(
     seqgate: CommandLine, client: Client, topic: str, before: list[str]
 ) -> None:
     async with client.producer(topic) as producer:
@@ -228,7 +230,7 @@ async def test_a_tail_that_follows_goes_on_without_a_gap(
     assert (ended.code, ended.out, ended.err) == (130, "", "")
 
 
-async def test_a_tail_reaches_back_over_writers(
+async def test_a_tail_spans_ledgers(
     seqgate: CommandLine, stack: Stack, client: Client, topic: str
 ) -> None:
     """Each writer starts a ledger; a restart of the service makes a new writer."""
@@ -244,7 +246,7 @@ async def test_a_tail_reaches_back_over_writers(
     assert json.loads(ended.out.splitlines()[0])["message_id"] == "1:3:-1"
 
 
-async def test_a_trim_tells_what_went_and_what_held_it_back(
+async def test_a_trim_reports_what_it_removed_and_what_limited_it(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     ids = await published(client, topic, *"abcde")
@@ -276,7 +278,7 @@ async def test_a_trim_tells_what_went_and_what_held_it_back(
     assert [each["payload"] for each in tail.records] == ["e"]
 
 
-async def test_a_large_message_is_kept_from_its_first_chunk_on(
+async def test_a_trim_keeps_a_large_message_from_its_first_chunk_on(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     payloads = ["a", "b" * 5_000]
@@ -286,7 +288,7 @@ async def test_a_large_message_is_kept_from_its_first_chunk_on(
 
 
 @pytest.mark.parametrize("before", ["", "latest", "1", "1:x", "(-1,2,-1,-1)"])
-async def test_a_trim_without_a_place_is_no_trim(seqgate: CommandLine, before: str) -> None:
+async def test_a_trim_requires_a_position(seqgate: CommandLine, before: str) -> None:
     ended = await seqgate("topic", "trim", "t", "--", before)
     assert ended.code == 2
     assert "BEFORE" in ended.err

@@ -1,7 +1,9 @@
-"""Jobs with OTEL_* set: one trace from the command to what workers and services do."""
+"""Jobs with OTEL_* set: one trace from the command to workers and services."""
 
-import asyncio
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from seqgate.client import connect
 from seqgate.telemetry import names
@@ -11,17 +13,21 @@ from tests.support.otlp import Received, otel_variables, otlp_receiver
 from tools.stack.stack import Stack
 from tools.trace.receiver import Span
 
+pytestmark = pytest.mark.timeout(600)  # Spark starts slowly
+
 TOPIC = "public/default/followed"
 MESSAGES = 3
 
 STATUS = "seqgate.api.dedup.v1.DedupService/GetTopicStatus"
-LOAD = "seqgate.api.dedup.v1.DedupService/LoadState"
+LOAD = "seqgate.api.internal.dedup.v1.DedupWriterService/LoadState"
 LIST = "seqgate.api.ledger.v1.LedgerService/GetTopic"
 READ = "seqgate.api.ledger.v1.LedgerService/ReadColumns"
 
 
-async def ran(folder: Path, bare: CommandLine, received: Received) -> tuple[Ended, Ended]:
-    """A rebuild and an audit of a topic, over services that record as well."""
+async def ran(
+    folder: Path, bare: CommandLine, received: Received, command: tuple[str, ...]
+) -> Ended:
+    """A job over a topic and services that record as well."""
     variables = otel_variables(received)
     async with Stack(folder / "stack", environment=variables) as stack:
         async with (
@@ -33,10 +39,7 @@ async def ran(folder: Path, bare: CommandLine, received: Received) -> tuple[Ende
         services = ("ledger", "dedup", "cursor")
         addresses = {f"SEQGATE_{each.upper()}": stack.address(each) for each in services}
         seqgate = bare.with_(**variables, **addresses, **quick_spark(folder))
-        return await asyncio.gather(
-            seqgate("dedup", "rebuild", "--replace", TOPIC, patience_s=PATIENCE_S),
-            seqgate("topic", "audit", TOPIC, patience_s=PATIENCE_S),
-        )
+        return await seqgate(*command, TOPIC, patience_s=PATIENCE_S)
 
 
 def one_below(received: Received, parent: Span, name: str) -> Span:
@@ -65,16 +68,6 @@ def started(received: Received, command: str, job: str) -> Span:
     assert process.attributes == {names.PROCESS_EXIT_CODE: 0}
     assert not any(each.failed for each in (root, process))
     return process
-
-
-async def test_a_job_is_one_trace_from_the_command_to_what_workers_ask_of_services(
-    bare: CommandLine, tmp_path: Path
-) -> None:
-    async with otlp_receiver() as received:
-        for ended in await ran(tmp_path, bare, received):
-            assert ended.code == 0, ended.err
-    check_rebuild(received)
-    check_audit(received)
 
 
 def check_rebuild(received: Received) -> None:
@@ -112,9 +105,27 @@ def check_audit(received: Received) -> None:
     call_below(received, read, READ, "ledger")
 
 
-async def test_a_job_that_cannot_be_done_says_why_in_its_span(
-    seqgate: CommandLine, topic: str
+@pytest.mark.parametrize(
+    ("command", "check"),
+    [
+        (("dedup", "rebuild", "--replace", "--from-earliest"), check_rebuild),
+        pytest.param(("topic", "audit"), check_audit, marks=pytest.mark.deep),
+    ],
+    ids=["rebuild", "audit"],
+)
+async def test_a_job_is_one_trace_from_the_command_to_the_calls_of_its_workers(
+    bare: CommandLine,
+    tmp_path: Path,
+    command: tuple[str, ...],
+    check: Callable[[Received], None],
 ) -> None:
+    async with otlp_receiver() as received:
+        ended = await ran(tmp_path, bare, received, command)
+        assert ended.code == 0, ended.err
+    check(received)
+
+
+async def test_a_failed_job_records_the_cause_in_its_span(seqgate: CommandLine, topic: str) -> None:
     async with otlp_receiver() as received:
         traced = seqgate.with_(**otel_variables(received))
         ended = await traced("dedup", "rebuild", topic)

@@ -15,7 +15,7 @@ async def received() -> AsyncIterator[Received]:
         yield received
 
 
-async def test_publish_and_consume_are_traced_from_the_command_on(
+async def test_publish_and_consume_are_traced_from_the_command(
     seqgate: CommandLine, topic: str, received: Received
 ) -> None:
     traced = seqgate.with_(**otel_variables(received))
@@ -38,7 +38,7 @@ async def test_publish_and_consume_are_traced_from_the_command_on(
         assert (of_call.kind, of_call.parent_id) == ("CLIENT", command.span_id)
 
 
-async def test_a_command_that_fails_says_why_in_its_span(
+async def test_a_failed_command_records_the_cause_in_its_span(
     seqgate: CommandLine, topic: str, received: Received
 ) -> None:
     ended = await seqgate.with_(**otel_variables(received))("consume", topic, "s")
@@ -49,7 +49,7 @@ async def test_a_command_that_fails_says_why_in_its_span(
     assert command.attributes == {"error.type": "SUBSCRIPTION_NOT_FOUND", "process.exit.code": 1}
 
 
-async def test_a_variable_that_asks_for_what_there_is_not_is_told(bare: CommandLine) -> None:
+async def test_an_unsupported_exporter_is_refused(bare: CommandLine) -> None:
     ended = await bare.with_(OTEL_TRACES_EXPORTER="jaeger")("context", "ls", "-o", "json")
     assert ended.code == 2
     assert ended.error["reason"] == "INVALID_SETTINGS"

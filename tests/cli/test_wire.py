@@ -40,7 +40,7 @@ def test_records_are_nested_and_their_properties_sorted() -> None:
     ("value", "expected"),
     [(None, {"key": None}), (b"", {"key": ""}), (b"\xff", {"key_base64": "/w=="})],
 )
-def test_bytes_that_are_no_text_are_base64(
+def test_bytes_that_are_not_text_are_base64(
     value: bytes | None, expected: dict[str, str | None]
 ) -> None:
     assert bytes_record("key", value) == expected

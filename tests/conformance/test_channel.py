@@ -1,7 +1,7 @@
-"""What a channel and a server of grpc.aio do, on the real one and on the simulated network.
+"""The behaviour of channels and servers of grpc.aio, on the real and on the simulated network.
 
-The simulation of the whole system stands on the simulated one: where the two differ, the real one
-is right.
+The simulation of the whole system depends on the simulated one: if the two differ, the real one is
+right.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import pytest
 from grpc import StatusCode, aio
 
 from tests.support.either_channel import KEEPALIVE, SERVICE, World, either
+from tests.support.raw_channel import RawChannel
 
 PATH = f"/{SERVICE}/"
 
@@ -108,12 +109,14 @@ async def test_messages_are_serialised_and_parsed(world: World) -> None:
     async def add(request: int, context: Any) -> int:
         return request + 1
 
-    handler = grpc.unary_unary_rpc_method_handler(
+    handler: grpc.RpcMethodHandler[int, int] = grpc.unary_unary_rpc_method_handler(
         add, request_deserializer=int, response_serializer=lambda value: str(value).encode()
     )
     await world.serve({"Add": handler})
     async with world.channel() as channel:
-        add_at = channel.unary_unary(PATH + "Add", lambda value: str(value).encode(), int)
+        add_at: aio.UnaryUnaryMultiCallable[int, int] = channel.unary_unary(
+            PATH + "Add", lambda value: str(value).encode(), int
+        )
         assert await add_at(41) == 42
 
 
@@ -171,10 +174,10 @@ async def test_a_stream_is_answered_with_a_stream(world: World) -> None:
 
 
 @either
-async def test_streams_at_a_time_keep_their_orders(world: World) -> None:
+async def test_concurrent_streams_keep_their_order(world: World) -> None:
     await world.serve({"Chat": chat(echo_each)})
 
-    async def talk(channel: aio.Channel, name: int) -> None:
+    async def talk(channel: RawChannel, name: int) -> None:
         call = channel.stream_stream(PATH + "Chat")()
         sent = [b"%d/%d" % (name, number) for number in range(50)]
 
@@ -192,7 +195,7 @@ async def test_streams_at_a_time_keep_their_orders(world: World) -> None:
 
 
 @either
-async def test_a_method_that_is_not_there_is_unimplemented(world: World) -> None:
+async def test_an_unknown_method_is_unimplemented(world: World) -> None:
     await world.serve({"Echo": unary(echo)})
     async with world.channel() as channel:
         error = await error_of(channel.unary_unary(PATH + "Other")(b""))
@@ -205,7 +208,7 @@ async def test_a_method_that_is_not_there_is_unimplemented(world: World) -> None
 
 
 @either
-async def test_who_says_no_more_still_hears(world: World) -> None:
+async def test_a_half_closed_caller_still_receives(world: World) -> None:
     async def count(requests: Any, context: Any) -> None:
         read = 0
         while await context.read() is not aio.EOF:
@@ -226,7 +229,7 @@ async def test_who_says_no_more_still_hears(world: World) -> None:
 
 
 @either
-async def test_a_handler_may_answer_before_its_caller_has_said_everything(world: World) -> None:
+async def test_a_handler_may_answer_before_its_requests_end(world: World) -> None:
     async def first(requests: Any, context: Any) -> None:
         await context.write(await context.read())
 
@@ -288,7 +291,7 @@ async def test_an_abort_is_an_error_with_details_and_metadata(world: World) -> N
 
 
 @either
-async def test_what_was_sent_before_an_error_comes_before_it(world: World) -> None:
+async def test_messages_sent_before_an_error_are_delivered_first(world: World) -> None:
     async def fail(requests: Any, context: Any) -> None:
         for number in range(3):
             await context.write(b"%d" % number)
@@ -353,7 +356,7 @@ async def test_a_status_may_be_set_and_returned(world: World) -> None:
 
 
 @either
-async def test_an_abort_ends_the_handler_and_whatever_it_still_tries(world: World) -> None:
+async def test_an_abort_ends_the_handler_and_its_later_writes(world: World) -> None:
     tried = []
 
     async def refuse(requests: Any, context: Any) -> None:
@@ -380,7 +383,7 @@ async def test_an_abort_ends_the_handler_and_whatever_it_still_tries(world: Worl
 
 
 @either
-async def test_a_handler_that_cancels_itself_answers_nobody(world: World) -> None:
+async def test_a_handler_that_cancels_itself_sends_no_answer(world: World) -> None:
     async def vanish(request: Any, context: Any) -> None:
         raise asyncio.CancelledError
 
@@ -395,8 +398,8 @@ async def test_a_handler_that_cancels_itself_answers_nobody(world: World) -> Non
 
 
 @either
-async def test_a_handler_may_outlive_its_call_and_is_heard_by_nobody(world: World) -> None:
-    async def stubborn(request: Any, context: Any) -> bytes:
+async def test_a_handler_that_outlives_its_call_is_not_heard(world: World) -> None:
+    async def stubborn(request: Any, context: Any) -> None:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -442,7 +445,7 @@ async def test_metadata_travels_both_ways(world: World) -> None:
 
 
 @either
-async def test_initial_metadata_come_before_the_first_message(world: World) -> None:
+async def test_initial_metadata_arrive_before_the_first_message(world: World) -> None:
     go_on = asyncio.Event()
 
     async def slow(requests: Any, context: Any) -> None:
@@ -503,7 +506,7 @@ async def test_a_task_that_is_cancelled_cancels_its_call(world: World) -> None:
 
 
 @either
-async def test_a_stream_that_was_cancelled_says_so_to_whoever_uses_it(world: World) -> None:
+async def test_using_a_cancelled_stream_raises(world: World) -> None:
     kept = Kept()
     await world.serve({"Chat": chat(kept.behaviour)})
     async with world.channel() as channel:
@@ -537,7 +540,7 @@ async def test_a_call_that_is_cancelled_at_once_never_began(world: World) -> Non
 
 
 @either
-async def test_a_handler_that_writes_to_nobody_is_told(world: World) -> None:
+async def test_a_handler_that_writes_to_a_closed_call_gets_an_error(world: World) -> None:
     async def write(requests: Any, context: Any) -> None:
         try:
             await asyncio.Event().wait()
@@ -556,7 +559,7 @@ async def test_a_handler_that_writes_to_nobody_is_told(world: World) -> None:
 
 
 @either
-async def test_a_read_that_a_handler_gives_up_takes_the_message_with_it(world: World) -> None:
+async def test_a_cancelled_read_of_a_handler_loses_its_message(world: World) -> None:
     got = []
 
     async def impatient(requests: Any, context: Any) -> None:
@@ -578,7 +581,7 @@ async def test_a_read_that_a_handler_gives_up_takes_the_message_with_it(world: W
 
 
 @either
-async def test_done_callbacks_come_at_both_ends(world: World) -> None:
+async def test_done_callbacks_run_at_both_ends(world: World) -> None:
     ends = []
     kept = Kept()
     await world.serve({"Wait": unary(kept.behaviour)})
@@ -607,7 +610,9 @@ async def test_a_deadline_ends_a_call_at_both_ends(world: World) -> None:
         await world.until(lambda: kept.began and chatting.began)
         left_s = kept.context.time_remaining()
         assert 0 < left_s <= 0.3
-        assert 0 < call.time_remaining() <= 0.3
+        call_left_s = call.time_remaining()
+        assert call_left_s is not None
+        assert 0 < call_left_s <= 0.3
         for error in (await error_of(call), await error_of(stream.read())):
             assert error.code() is StatusCode.DEADLINE_EXCEEDED
         await world.until(lambda: kept.ends == chatting.ends == ["CancelledError"])
@@ -615,7 +620,7 @@ async def test_a_deadline_ends_a_call_at_both_ends(world: World) -> None:
 
 
 @either
-async def test_without_a_deadline_no_time_is_left_or_right(world: World) -> None:
+async def test_a_call_without_a_deadline_has_no_time_remaining(world: World) -> None:
     left = []
 
     async def answer(request: bytes, context: Any) -> bytes:
@@ -631,7 +636,7 @@ async def test_without_a_deadline_no_time_is_left_or_right(world: World) -> None
 
 
 @either
-async def test_a_deadline_that_has_passed_ends_a_call_at_once(world: World) -> None:
+async def test_a_past_deadline_ends_a_call_at_once(world: World) -> None:
     kept = Kept()
     await world.serve({"Wait": unary(kept.behaviour)})
     async with world.channel() as channel:
@@ -641,7 +646,7 @@ async def test_a_deadline_that_has_passed_ends_a_call_at_once(world: World) -> N
 
 
 @either
-async def test_what_came_before_a_deadline_is_not_read_after_it(world: World) -> None:
+async def test_messages_are_not_read_after_the_deadline(world: World) -> None:
     async def write(requests: Any, context: Any) -> None:
         await context.write(b"1")
         await context.write(b"2")
@@ -659,7 +664,7 @@ async def test_what_came_before_a_deadline_is_not_read_after_it(world: World) ->
 
 
 @either
-async def test_a_caller_whom_nobody_reads_stops(world: World) -> None:
+async def test_a_caller_blocks_when_the_handler_does_not_read(world: World) -> None:
     go_on = asyncio.Event()
     read = []
 
@@ -694,7 +699,7 @@ async def test_a_caller_whom_nobody_reads_stops(world: World) -> None:
 
 
 @either
-async def test_a_handler_whom_nobody_reads_stops(world: World) -> None:
+async def test_a_handler_blocks_when_the_caller_does_not_read(world: World) -> None:
     written = 0
 
     async def write(requests: Any, context: Any) -> None:
@@ -736,7 +741,7 @@ async def test_messages_larger_than_the_window_get_through(world: World) -> None
 
 
 @either
-async def test_a_status_waits_behind_what_nobody_reads(world: World) -> None:
+async def test_a_status_waits_behind_unread_messages(world: World) -> None:
     async def write(requests: Any, context: Any) -> None:
         for _ in range(40):
             await context.write(b"x" * KIB)
@@ -756,7 +761,7 @@ async def test_a_status_waits_behind_what_nobody_reads(world: World) -> None:
 
 
 @either
-async def test_a_writer_that_waits_is_told_of_the_end(world: World) -> None:
+async def test_a_blocked_writer_learns_of_the_end(world: World) -> None:
     kept, refused = Kept(), asyncio.Event()
 
     async def refuse(requests: Any, context: Any) -> None:
@@ -796,7 +801,7 @@ async def test_a_writer_that_waits_is_told_of_the_end(world: World) -> None:
 
 
 @either
-async def test_what_is_too_large_is_refused(world: World) -> None:
+async def test_a_message_above_the_limit_is_refused(world: World) -> None:
     async def grow(request: bytes, context: Any) -> bytes:
         return request * 100
 
@@ -850,7 +855,7 @@ async def test_a_broken_connection_ends_its_calls_and_is_made_again(world: World
 
 
 @either
-async def test_what_was_not_read_when_a_connection_breaks_is_lost(world: World) -> None:
+async def test_unread_messages_are_lost_with_their_connection(world: World) -> None:
     async def write(requests: Any, context: Any) -> None:
         await context.write(b"1")
         await context.write(b"2")
@@ -868,7 +873,7 @@ async def test_what_was_not_read_when_a_connection_breaks_is_lost(world: World) 
 
 
 @either
-async def test_without_a_server_calls_fail_or_wait_for_it(world: World) -> None:
+async def test_calls_without_a_server_fail_or_wait_for_it(world: World) -> None:
     async with world.channel() as channel:
         echo_at = channel.unary_unary(PATH + "Echo")
         assert (await error_of(echo_at(b""))).code() is StatusCode.UNAVAILABLE
@@ -887,7 +892,7 @@ async def test_without_a_server_calls_fail_or_wait_for_it(world: World) -> None:
 
 
 @either
-async def test_a_channel_says_what_it_is_doing(world: World) -> None:
+async def test_a_channel_reports_its_state(world: World) -> None:
     await world.serve({"Echo": unary(echo)})
     channel = world.channel()
     assert channel.get_state() is grpc.ChannelConnectivity.IDLE
@@ -904,7 +909,7 @@ async def test_a_channel_says_what_it_is_doing(world: World) -> None:
 
 
 @either
-async def test_a_channel_that_is_closed_cancels_its_calls(world: World) -> None:
+async def test_closing_a_channel_cancels_its_calls(world: World) -> None:
     kept, chatting = Kept(), Kept()
     await world.serve({"Wait": unary(kept.behaviour), "Chat": chat(chatting.behaviour)})
     channel = world.channel()
@@ -938,7 +943,7 @@ async def test_a_silent_connection_ends_by_keepalive(world: World) -> None:
 
 
 @either
-async def test_a_server_that_stops_lets_calls_finish_and_takes_no_more(world: World) -> None:
+async def test_a_stopping_server_finishes_calls_and_takes_no_more(world: World) -> None:
     go_on = asyncio.Event()
 
     async def slow(request: bytes, context: Any) -> bytes:
@@ -969,7 +974,7 @@ async def test_a_server_that_stops_lets_calls_finish_and_takes_no_more(world: Wo
 
 
 @either
-async def test_a_server_cancels_what_is_left_after_its_grace(world: World) -> None:
+async def test_a_server_cancels_remaining_calls_after_its_grace(world: World) -> None:
     for grace in (None, 0.2):
         kept, chatting = Kept(), Kept()
         await world.serve({"Wait": unary(kept.behaviour), "Chat": chat(chatting.behaviour)})
@@ -1037,7 +1042,8 @@ async def test_a_servers_interceptors_stand_before_the_handler(world: World) -> 
                 return None
 
             async def shout(request: bytes, context: Any) -> bytes:
-                return (await handler.unary_unary(request, context)).upper()
+                answer: bytes = await handler.unary_unary(request, context)
+                return answer.upper()
 
             return grpc.unary_unary_rpc_method_handler(shout)
 
@@ -1051,7 +1057,7 @@ async def test_a_servers_interceptors_stand_before_the_handler(world: World) -> 
 
 
 @either
-async def test_the_styles_of_a_stream_do_not_mix(world: World) -> None:
+async def test_reading_and_iterating_a_stream_do_not_mix(world: World) -> None:
     await world.serve({"Chat": chat(echo_each)})
     async with world.channel() as channel:
         call = channel.stream_stream(PATH + "Chat")()
@@ -1062,7 +1068,7 @@ async def test_the_styles_of_a_stream_do_not_mix(world: World) -> None:
 
 
 @either
-async def test_two_writes_at_a_time_are_a_mistake(world: World) -> None:
+async def test_concurrent_writes_are_an_error(world: World) -> None:
     kept = Kept()
     await world.serve({"Wait": chat(kept.behaviour)})
     async with world.channel(SIZES) as channel:

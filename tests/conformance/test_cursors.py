@@ -1,4 +1,4 @@
-"""What deduplication and the ledger may expect of cursors, over the wire and in memory."""
+"""The contract of cursors for deduplication and the ledger, over the wire and in memory."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -19,11 +19,12 @@ from seqgate.services.cursor.service import ManagedCursors
 from seqgate.services.cursor.servicer import CursorServicer
 from seqgate.services.cursors import Cursor, CursorConflict, CursorsUnavailable
 from seqgate.services.runtime import cursors as adapter
-from seqgate.services.runtime.channels import peer_channel
+from seqgate.services.runtime.channels import following_channel
 from seqgate.services.runtime.cursors import GrpcCursors, MemoryCursors, NoCursors
 from seqgate.services.runtime.drain import Drain
 from seqgate.services.runtime.server import grpc_server
 from seqgate.types import Position, TopicName
+from tests.support.stubs import cursor_stub
 from tools.stack.ports import free_ports
 
 TOPIC = TopicName.parse("test/cursors/topic")
@@ -60,7 +61,7 @@ def serve(tmp_path: Path) -> Serve:
 
 @asynccontextmanager
 async def over(port: int) -> AsyncIterator[GrpcCursors]:
-    async with peer_channel(f"127.0.0.1:{port}", keepalive_s=5) as channel:
+    async with following_channel(f"127.0.0.1:{port}", keepalive_s=5) as channel:
         yield GrpcCursors(channel, timeout_s=10)
 
 
@@ -79,41 +80,41 @@ async def get(cursors: Cursors, name: str = NAME, topic: TopicName = TOPIC) -> C
     return cursor
 
 
-async def test_a_cursor_that_nobody_made_is_not_there(cursors: Cursors) -> None:
+async def test_a_missing_cursor_is_absent(cursors: Cursors) -> None:
     assert await cursors.get(TOPIC, NAME, whole=True) is None
     assert await cursors.get(TOPIC, NAME, whole=False) is None
 
 
-async def test_a_cursor_is_made_once_at_the_earliest_position(cursors: Cursors) -> None:
+async def test_a_cursor_is_created_once_at_the_earliest_position(cursors: Cursors) -> None:
     made = await cursors.create(TOPIC, NAME)
-    assert made == Cursor(NAME, None, {}, {}, made.version)
+    assert made == Cursor(NAME, None, {}, {}, made.revision)
     assert await cursors.create(TOPIC, NAME) == made
     assert await get(cursors) == made
     assert await cursors.get(OTHER, NAME, whole=True) is None
 
 
-async def test_two_who_make_a_cursor_at_once_get_the_same(cursors: Cursors) -> None:
+async def test_concurrent_creations_return_the_same_cursor(cursors: Cursors) -> None:
     made = await asyncio.gather(*(cursors.create(TOPIC, NAME) for _ in range(20)))
     assert set(map(str, made)) == {str(await get(cursors))}
 
 
 async def test_a_position_and_its_properties_move_together(cursors: Cursors) -> None:
-    version = (await cursors.create(TOPIC, NAME)).version
+    revision = (await cursors.create(TOPIC, NAME)).revision
     for position, properties in (
         (Position(1, 0), {"a": "1", "b": "ü" * 100}),
         (Position(1, 0), {"a": "2"}),
         (Position(2**63 - 1, 2**63 - 1), {}),
     ):
-        await cursors.mark_delete(TOPIC, NAME, position, properties, version=version)
+        await cursors.mark_delete(TOPIC, NAME, position, properties, revision=revision)
         moved = await get(cursors)
         assert (moved.mark_delete, moved.mark_delete_properties) == (position, properties)
-        assert moved.version > version
-        version = moved.version
+        assert moved.revision > revision
+        revision = moved.revision
 
 
-async def test_without_what_is_attached_the_rest_is_the_same(cursors: Cursors) -> None:
-    version = (await cursors.create(TOPIC, NAME)).version
-    await cursors.mark_delete(TOPIC, NAME, Position(1, 7), {"a": "1"}, version=version)
+async def test_a_cursor_reads_alike_without_attached_properties(cursors: Cursors) -> None:
+    revision = (await cursors.create(TOPIC, NAME)).revision
+    await cursors.mark_delete(TOPIC, NAME, Position(1, 7), {"a": "1"}, revision=revision)
     await cursors.put_property(TOPIC, NAME, KEY, "own")
     whole = await get(cursors)
     assert (whole.mark_delete_properties, whole.properties) == ({"a": "1"}, {KEY: "own"})
@@ -123,20 +124,20 @@ async def test_without_what_is_attached_the_rest_is_the_same(cursors: Cursors) -
     assert await get(cursors) == whole
 
 
-async def test_who_knows_another_version_moves_nothing(cursors: Cursors) -> None:
-    version = (await cursors.create(TOPIC, NAME)).version
-    await cursors.mark_delete(TOPIC, NAME, Position(1, 1), {"a": "1"}, version=version)
+async def test_a_stale_version_moves_nothing(cursors: Cursors) -> None:
+    revision = (await cursors.create(TOPIC, NAME)).revision
+    await cursors.mark_delete(TOPIC, NAME, Position(1, 1), {"a": "1"}, revision=revision)
     before = await get(cursors)
-    for wrong in (version, before.version + 1):
+    for wrong in (revision, before.revision + 1):
         with pytest.raises(CursorConflict):
-            await cursors.mark_delete(TOPIC, NAME, Position(1, 2), {}, version=wrong)
+            await cursors.mark_delete(TOPIC, NAME, Position(1, 2), {}, revision=wrong)
     assert await get(cursors) == before
 
 
-async def test_one_of_many_who_know_a_version_moves_the_cursor(cursors: Cursors) -> None:
-    version = (await cursors.create(TOPIC, NAME)).version
+async def test_one_of_many_movers_with_the_same_version_succeeds(cursors: Cursors) -> None:
+    revision = (await cursors.create(TOPIC, NAME)).revision
     moves = [
-        cursors.mark_delete(TOPIC, NAME, Position(1, 5), {"by": str(i)}, version=version)
+        cursors.mark_delete(TOPIC, NAME, Position(1, 5), {"by": str(i)}, revision=revision)
         for i in range(10)
     ]
     outcomes = await asyncio.gather(*moves, return_exceptions=True)
@@ -145,29 +146,29 @@ async def test_one_of_many_who_know_a_version_moves_the_cursor(cursors: Cursors)
     assert (await get(cursors)).mark_delete_properties == {"by": str(winner)}
 
 
-async def test_a_cursor_does_not_go_back(cursors: Cursors) -> None:
-    version = (await cursors.create(TOPIC, NAME)).version
-    await cursors.mark_delete(TOPIC, NAME, Position(2, 3), {"a": "1"}, version=version)
+async def test_a_cursor_does_not_move_back(cursors: Cursors) -> None:
+    revision = (await cursors.create(TOPIC, NAME)).revision
+    await cursors.mark_delete(TOPIC, NAME, Position(2, 3), {"a": "1"}, revision=revision)
     before = await get(cursors)
     for position in (Position(2, 2), Position(1, 9)):
         with pytest.raises(CursorConflict):
-            await cursors.mark_delete(TOPIC, NAME, position, {}, version=before.version)
+            await cursors.mark_delete(TOPIC, NAME, position, {}, revision=before.revision)
     assert await get(cursors) == before
 
 
-async def test_a_cursor_that_is_gone_does_not_move(cursors: Cursors) -> None:
-    version = (await cursors.create(TOPIC, NAME)).version
+async def test_a_deleted_cursor_does_not_move(cursors: Cursors) -> None:
+    revision = (await cursors.create(TOPIC, NAME)).revision
     await cursors.delete(TOPIC, NAME)
     with pytest.raises(CursorConflict):
-        await cursors.mark_delete(TOPIC, NAME, Position(1, 1), {}, version=version)
+        await cursors.mark_delete(TOPIC, NAME, Position(1, 1), {}, revision=revision)
     assert await cursors.get(TOPIC, NAME, whole=True) is None
 
 
-async def test_sixteen_megabytes_come_back_as_they_went(cursors: Cursors) -> None:
-    """100,000 properties of 160 bytes: as many as may be, and a little less than may be large."""
+async def test_sixteen_megabytes_are_read_back_unchanged(cursors: Cursors) -> None:
+    """100,000 properties of 160 bytes: the largest number, and nearly the largest size."""
     properties = {f"{i:040}": "x" * 120 for i in range(100_000)}
-    version = (await cursors.create(TOPIC, NAME)).version
-    await cursors.mark_delete(TOPIC, NAME, Position(1, 1), properties, version=version)
+    revision = (await cursors.create(TOPIC, NAME)).revision
+    await cursors.mark_delete(TOPIC, NAME, Position(1, 1), properties, revision=revision)
     assert (await get(cursors)).mark_delete_properties == properties
 
 
@@ -193,12 +194,12 @@ async def test_a_property_is_put_before_or_after_its_cursor_is_removed(cursors: 
         assert found is None or found.properties.get(KEY) in (None, value)
 
 
-async def test_removing_a_property_makes_no_cursor(cursors: Cursors) -> None:
+async def test_removing_a_property_creates_no_cursor(cursors: Cursors) -> None:
     await cursors.put_property(TOPIC, NAME, KEY, None)
     assert await cursors.get(TOPIC, NAME, whole=True) is None
 
 
-async def test_a_cursor_is_deleted_alone_and_twice(cursors: Cursors) -> None:
+async def test_deleting_a_cursor_is_idempotent_and_affects_no_other(cursors: Cursors) -> None:
     for topic, name in ((TOPIC, NAME), (TOPIC, "@namespace"), (OTHER, NAME)):
         await cursors.put_property(topic, name, KEY, name)
     for _ in range(2):
@@ -238,7 +239,7 @@ async def test_a_topic_without_cursors_has_none(cursors: Cursors) -> None:
 
 
 @pytest.mark.usefixtures("small_pages")
-async def test_every_cursor_of_a_topic_tells_its_position(cursors: Cursors) -> None:
+async def test_positions_of_all_cursors_of_a_topic_are_listed(cursors: Cursors) -> None:
     await make_all(cursors)
     positions = await cursors.mark_deletes(TOPIC)
     assert positions == CURSORS
@@ -259,7 +260,7 @@ def methods(cursors: Cursors) -> dict[str, Callable[[], object]]:
     return {
         "get": lambda: cursors.get(TOPIC, NAME, whole=False),
         "create": lambda: cursors.create(TOPIC, NAME),
-        "mark_delete": lambda: cursors.mark_delete(TOPIC, NAME, Position(1, 1), {}, version=0),
+        "mark_delete": lambda: cursors.mark_delete(TOPIC, NAME, Position(1, 1), {}, revision=0),
         "put_property": lambda: cursors.put_property(TOPIC, NAME, KEY, "1"),
         "remove a property": lambda: cursors.put_property(TOPIC, NAME, KEY, None),
         "delete": lambda: cursors.delete(TOPIC, NAME),
@@ -277,7 +278,7 @@ async def called(cursors: Cursors, method: str) -> object:
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_a_service_that_does_not_answer_is_unavailable(method: str) -> None:
+async def test_an_unresponsive_service_is_unavailable(method: str) -> None:
     (port,) = free_ports(1)
     memory = MemoryCursors()
     memory.available = False
@@ -288,22 +289,21 @@ async def test_a_service_that_does_not_answer_is_unavailable(method: str) -> Non
             assert caught.value.retry_after_s
 
 
-async def test_what_was_stored_outlasts_the_service(serve: Serve) -> None:
+async def test_stored_cursors_survive_a_restart(serve: Serve) -> None:
     async with serve() as port, over(port) as cursors:
-        version = (await cursors.create(TOPIC, NAME)).version
-        await cursors.mark_delete(TOPIC, NAME, Position(3, 4), {"a": "1"}, version=version)
+        revision = (await cursors.create(TOPIC, NAME)).revision
+        await cursors.mark_delete(TOPIC, NAME, Position(3, 4), {"a": "1"}, revision=revision)
         await cursors.put_property(TOPIC, NAME, KEY, "own")
         before = await get(cursors)
     async with serve() as port, over(port) as cursors:
         assert await get(cursors) == before
 
 
-async def test_damage_is_no_missing_cursor(serve: Serve, tmp_path: Path) -> None:
-    """What is attached and damaged is not taken for nothing, and not even read when it is not
-    asked for."""
+async def test_a_damaged_cursor_is_not_reported_as_missing(serve: Serve, tmp_path: Path) -> None:
+    """Damaged attached properties are not taken for none, and are not read unless requested."""
     async with serve() as port, over(port) as cursors:
-        version = (await cursors.create(TOPIC, NAME)).version
-        await cursors.mark_delete(TOPIC, NAME, Position(3, 4), {"a": "1"}, version=version)
+        revision = (await cursors.create(TOPIC, NAME)).revision
+        await cursors.mark_delete(TOPIC, NAME, Position(3, 4), {"a": "1"}, revision=revision)
     with apsw.Connection(str(tmp_path / "cursor.db")) as db:
         db.execute("DELETE FROM properties")
     db.close()
@@ -318,24 +318,24 @@ async def test_damage_is_no_missing_cursor(serve: Serve, tmp_path: Path) -> None
         assert await cursors.get(TOPIC, NAME, whole=True) is None
 
 
-async def test_a_refusal_of_the_service_says_why(serve: Serve) -> None:
+async def test_a_refusal_of_the_service_has_its_reason(serve: Serve) -> None:
     async with serve() as port, over(port) as cursors:
         with pytest.raises(CursorsUnavailable) as caught:
             await cursors.put_property(TOPIC, NAME, KEY, "x" * 5_000)
         assert caught.value.details == {"because": "INVALID_PROPERTY"}
 
 
-async def test_the_cursor_that_is_made_is_the_one_others_see(serve: Serve) -> None:
+async def test_a_created_cursor_is_visible_to_others(serve: Serve) -> None:
     async with serve() as port, over(port) as cursors:
         await cursors.put_property(TOPIC, NAME, KEY, "1")
         async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub = cursor_pb2_grpc.CursorServiceStub(channel)
-            reply = await stub.GetCursor(pb.GetCursorRequest(topic=str(TOPIC), name=NAME))
+            stub = cursor_stub(channel)
+            reply = await stub.GetCursor(pb.GetCursorRequest(topic=str(TOPIC), cursor=NAME))
         assert reply.cursor.properties == {KEY: "1"}
         assert not reply.cursor.HasField("mark_delete")
 
 
-async def test_without_a_cursor_service_there_is_nothing_and_nothing_is_stored() -> None:
+async def test_without_a_cursor_service_nothing_is_found_or_stored() -> None:
     cursors = NoCursors()
     for method in ("get", "remove a property", "delete", "delete_all"):
         assert await called(cursors, method) is None

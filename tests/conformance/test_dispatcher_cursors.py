@@ -1,9 +1,10 @@
-"""What the dispatcher may expect of cursors, over the wire and in memory."""
+"""The contract of cursors for the dispatcher, over the wire and in memory."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,14 @@ import pytest_asyncio
 from grpc import aio
 
 from seqgate.api.cursor.v1 import cursor_pb2_grpc
+from seqgate.api.internal.cursor.v1 import lease_pb2_grpc
+from seqgate.services.cursor import lease_servicer as lease_limits
 from seqgate.services.cursor import servicer as limits
 from seqgate.services.cursor.adapters.managed import export_managed_cursor, import_managed_cursor
 from seqgate.services.cursor.adapters.sqlite import open_sqlite_store
 from seqgate.services.cursor.config import CursorConfig
+from seqgate.services.cursor.core.state import LEASE_MAX_MS
+from seqgate.services.cursor.lease_servicer import CursorLeaseServicer
 from seqgate.services.cursor.service import ManagedCursors
 from seqgate.services.cursor.servicer import CursorServicer
 from seqgate.services.cursors import CursorsUnavailable
@@ -36,7 +41,7 @@ from seqgate.services.dispatcher.ports import (
     SubscriptionNotFound,
 )
 from seqgate.services.errors import DomainError, Fenced, InvalidPage, Kind
-from seqgate.services.runtime.channels import peer_channel
+from seqgate.services.runtime.channels import following_channel
 from seqgate.services.runtime.drain import Drain
 from seqgate.services.runtime.server import grpc_server
 from seqgate.types import Position, TopicName
@@ -51,7 +56,7 @@ LONG_MS = 60_000
 
 @asynccontextmanager
 async def over(port: int) -> AsyncIterator[SubscriptionCursors]:
-    async with peer_channel(f"127.0.0.1:{port}", keepalive_s=5) as channel:
+    async with following_channel(f"127.0.0.1:{port}", keepalive_s=5) as channel:
         yield SubscriptionCursors(channel, timeout_s=10)
 
 
@@ -74,6 +79,9 @@ async def serving(config: CursorConfig) -> AsyncIterator[SubscriptionCursors]:
             managed = ManagedCursors(store, import_managed_cursor, export_managed_cursor)
             cursor_pb2_grpc.add_CursorServiceServicer_to_server(
                 CursorServicer(store, managed), server
+            )
+            lease_pb2_grpc.add_CursorLeaseServiceServicer_to_server(
+                CursorLeaseServicer(store), server
             )
 
         async with (
@@ -112,7 +120,7 @@ async def attempts(cursors: Cursors) -> dict[Position, int]:
     return {position: count async for position, count in cursors.attempts(TOPIC, NAME)}
 
 
-async def test_a_cursor_is_made_once_where_it_is_told(cursors: Cursors) -> None:
+async def test_a_cursor_is_created_once_at_the_given_position(cursors: Cursors) -> None:
     before_ms = time.time_ns() // 1_000_000
     made, created = await cursors.create(TOPIC, NAME, at(7), {"a": "1"})
     assert created
@@ -125,12 +133,12 @@ async def test_a_cursor_is_made_once_where_it_is_told(cursors: Cursors) -> None:
     assert other.mark_delete is None
 
 
-async def test_of_many_who_make_a_cursor_one_does(cursors: Cursors) -> None:
+async def test_one_of_many_concurrent_creations_succeeds(cursors: Cursors) -> None:
     made = await asyncio.gather(*(cursors.create(TOPIC, NAME, None, {}) for _ in range(20)))
     assert sum(created for _, created in made) == 1
 
 
-async def test_cursors_are_listed_in_the_order_of_their_names(cursors: Cursors) -> None:
+async def test_cursors_are_listed_by_name(cursors: Cursors) -> None:
     names = ["Z", "a", "b", "ä", "\U0001f600"]
     for name in reversed(names):
         await cursors.create(TOPIC, name, None, {})
@@ -146,13 +154,13 @@ async def test_cursors_are_listed_in_the_order_of_their_names(cursors: Cursors) 
     assert await cursors.page(TopicName.parse("a/b/none"), limit=2, token="") == ([], "")
 
 
-async def test_a_page_that_is_none_is_refused(cursors: Cursors) -> None:
+async def test_an_invalid_page_token_is_refused(cursors: Cursors) -> None:
     await cursors.create(TOPIC, NAME, None, {})
     with pytest.raises(InvalidPage):
         await cursors.page(TOPIC, limit=2, token="\u00fc none")
 
 
-async def test_acknowledgements_move_the_cursor_over_all_that_has_no_gap(
+async def test_acknowledgements_move_the_cursor_up_to_the_first_gap(
     cursors: Cursors,
 ) -> None:
     epoch = await leased(cursors)
@@ -167,7 +175,7 @@ async def test_acknowledgements_move_the_cursor_over_all_that_has_no_gap(
     assert (cursor.mark_delete, cursor.acknowledged_entries) == (at(4), 0)
 
 
-async def test_a_cursor_moves_from_one_ledger_to_the_next_where_nothing_is_between(
+async def test_a_cursor_moves_to_the_next_ledger_across_a_known_end(
     cursors: Cursors,
 ) -> None:
     epoch = await leased(cursors, at(1))
@@ -178,13 +186,13 @@ async def test_a_cursor_moves_from_one_ledger_to_the_next_where_nothing_is_betwe
     assert await cursors.persist(TOPIC, NAME, told, epoch) == second
 
 
-async def test_a_log_may_begin_anywhere(cursors: Cursors) -> None:
+async def test_a_log_may_begin_at_any_position(cursors: Cursors) -> None:
     epoch = await leased(cursors)
     told = entries(at(5, 2), at(6, 2), successions=((at(0, 0), at(5, 2)),))
     assert await cursors.persist(TOPIC, NAME, told, epoch) == at(6, 2)
 
 
-async def test_messages_of_a_batch_add_up_to_it(cursors: Cursors) -> None:
+async def test_acknowledging_all_messages_acknowledges_the_batch(cursors: Cursors) -> None:
     epoch = await leased(cursors)
     await cursors.persist(TOPIC, NAME, entries(parts=((at(0), 3, 0b001),)), epoch)
     await cursors.persist(TOPIC, NAME, entries(at(2), parts=((at(3), 10, 1 << 9),)), epoch)
@@ -201,7 +209,7 @@ async def test_messages_of_a_batch_add_up_to_it(cursors: Cursors) -> None:
     assert await beyond(cursors) == []
 
 
-async def test_as_much_as_a_machine_has_at_a_time_is_kept(cursors: Cursors) -> None:
+async def test_the_most_that_a_machine_persists_at_once_is_stored(cursors: Cursors) -> None:
     """More than one call of the service takes."""
     epoch = await leased(cursors)
     odd = [at(2 * i + 1) for i in range(CALL_ITEMS_MAX + 1)]
@@ -225,7 +233,7 @@ async def test_attempts_are_kept_until_their_entry_is_acknowledged(cursors: Curs
     assert await attempts(cursors) == expected
 
 
-async def test_a_reset_forgets_what_is_beyond_and_what_failed(cursors: Cursors) -> None:
+async def test_a_reset_forgets_later_acknowledgements_and_attempts(cursors: Cursors) -> None:
     epoch = await leased(cursors, at(3))
     told = entries(at(6), parts=((at(7), 2, 1),))
     await cursors.persist(TOPIC, NAME, told, epoch)
@@ -260,7 +268,7 @@ async def test_properties_are_bounded(cursors: Cursors) -> None:
 # ---- leases
 
 
-async def test_one_has_the_lease_and_may_ask_for_it_again(cursors: Cursors) -> None:
+async def test_a_lease_has_one_holder_who_may_acquire_it_again(cursors: Cursors) -> None:
     await cursors.create(TOPIC, NAME, None, {})
     assert await cursors.acquire(TOPIC, NAME, "me", LONG_MS) == Lease("me", 1)
     assert await cursors.acquire(TOPIC, NAME, "me", LONG_MS) == Lease("me", 1)
@@ -271,7 +279,7 @@ async def test_one_has_the_lease_and_may_ask_for_it_again(cursors: Cursors) -> N
     assert caught.value.retry_after_s
 
 
-async def test_who_gives_the_lease_back_is_fenced_by_whoever_comes_next(cursors: Cursors) -> None:
+async def test_a_released_lease_is_fenced_by_the_next_holder(cursors: Cursors) -> None:
     epoch = await leased(cursors)
     await cursors.release(TOPIC, NAME, epoch)
     assert (await cursors.get(TOPIC, NAME)).owner == ""
@@ -281,13 +289,13 @@ async def test_who_gives_the_lease_back_is_fenced_by_whoever_comes_next(cursors:
     assert (await cursors.get(TOPIC, NAME)).mark_delete == at(0)
 
 
-async def test_who_goes_on_with_the_next_epoch_fences_what_it_sent_before(
+async def test_renewing_with_the_next_epoch_fences_earlier_calls(
     cursors: Cursors,
 ) -> None:
     epoch = await leased(cursors)
+    lease = Lease("me", epoch + 1)
     for _ in range(2):  # the answer may be lost
-        lease = await cursors.renew(TOPIC, NAME, "me", epoch, LONG_MS, next_epoch=True)
-        assert lease == Lease("me", epoch + 1)
+        assert await cursors.renew(TOPIC, NAME, "me", epoch, LONG_MS, next_epoch=True) == lease
     await all_fenced(cursors, epoch)
     await cursors.persist(TOPIC, NAME, entries(at(0)), epoch + 1)
     assert await cursors.renew(TOPIC, NAME, "me", epoch + 1, LONG_MS) == lease
@@ -297,14 +305,14 @@ async def test_who_goes_on_with_the_next_epoch_fences_what_it_sent_before(
     assert (await cursors.get(TOPIC, NAME)).owner == "me"
 
 
-async def test_the_epochs_of_a_deleted_cursor_do_not_come_again(cursors: Cursors) -> None:
+async def test_epochs_of_a_deleted_cursor_do_not_recur(cursors: Cursors) -> None:
     epoch = await leased(cursors)
     await cursors.delete(TOPIC, NAME)
     assert await leased(cursors) == epoch + 2
     await all_fenced(cursors, epoch)
 
 
-async def test_a_lease_that_is_over_is_kept_until_somebody_takes_it(cursors: Cursors) -> None:
+async def test_an_expired_lease_remains_until_it_is_taken(cursors: Cursors) -> None:
     await cursors.create(TOPIC, NAME, None, {})
     epoch = (await cursors.acquire(TOPIC, NAME, "me", 100)).epoch
 
@@ -337,7 +345,7 @@ async def all_fenced(cursors: Cursors, epoch: int) -> None:
         lambda: cursors.release(TOPIC, NAME, epoch),
     ):
         with pytest.raises(Fenced):
-            await call()  # type: ignore[no-untyped-call]
+            await call()
     assert await cursors.get(TOPIC, NAME) == before
     assert await attempts(cursors) == {}
 
@@ -345,7 +353,7 @@ async def all_fenced(cursors: Cursors, epoch: int) -> None:
 # ---- what no repetition mends
 
 
-async def test_what_follows_is_told_otherwise_after_a_trim_and_a_reset(cursors: Cursors) -> None:
+async def test_a_succession_may_change_after_a_trim_and_a_reset(cursors: Cursors) -> None:
     """And is made durable, with where the log begins now: unless nothing explains it."""
     epoch = await leased(cursors, at(9))
     await cursors.persist(TOPIC, NAME, entries(successions=((at(9), at(0, 2)),)), epoch)
@@ -379,7 +387,7 @@ class Beginning:
         return Ends(self._first, self._first)
 
 
-async def test_what_is_refused_once_and_for_all_is_not_called_away(cursors: Cursors) -> None:
+async def test_a_permanent_refusal_is_not_reported_as_unavailable(cursors: Cursors) -> None:
     epoch = await leased(cursors)
     if isinstance(cursors, MemoryCursors):
         return
@@ -388,12 +396,14 @@ async def test_what_is_refused_once_and_for_all_is_not_called_away(cursors: Curs
     assert caught.value.details == {"because": "INVALID_POSITION"}
     assert caught.value.kind is Kind.FENCED
     with pytest.raises(CursorsRefused):
-        await cursors.acquire(TOPIC, NAME, "me", limits.LEASE_MAX_MS + 1)
+        await cursors.acquire(TOPIC, NAME, "me", LEASE_MAX_MS + 1)
 
 
-def test_a_call_asks_for_no_more_than_the_service_takes() -> None:
+def test_calls_stay_within_the_limits_of_the_service() -> None:
     assert (
-        min(limits.RANGES_MAX, limits.BATCHES_MAX, limits.SUCCESSIONS_MAX, limits.ATTEMPTS_MAX)
+        min(
+            limits.RANGES_MAX, limits.BATCHES_MAX, limits.SUCCESSIONS_MAX, lease_limits.ATTEMPTS_MAX
+        )
         >= adapter.CALL_ITEMS_MAX
     )
     assert adapter.RUN_ENTRIES_MAX <= limits.RANGE_ENTRIES_MAX
@@ -401,7 +411,7 @@ def test_a_call_asks_for_no_more_than_the_service_takes() -> None:
     assert limits.BATCH_MESSAGES_MAX <= adapter.CALL_INDEXES_MAX
 
 
-async def test_runs_longer_than_a_range_or_a_call_holds_are_made_durable(
+async def test_runs_beyond_the_limit_of_a_range_or_a_call_are_persisted(
     cursors: Cursors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "RANGE_ENTRIES_MAX", 4)
@@ -418,7 +428,7 @@ async def test_runs_longer_than_a_range_or_a_call_holds_are_made_durable(
     assert await cursors.persist(TOPIC, NAME, entries(at(0)), epoch) == at(39)
 
 
-async def test_messages_larger_than_the_service_takes_are_cut(tmp_path: Path) -> None:
+async def test_persists_beyond_the_limit_of_a_request_are_split(tmp_path: Path) -> None:
     config = CursorConfig(
         listen="127.0.0.1:0", store_path=tmp_path / "cursor.db", message_bytes_max=64 * 1024
     )
@@ -436,11 +446,11 @@ async def test_messages_larger_than_the_service_takes_are_cut(tmp_path: Path) ->
 # ---- what is not there
 
 
-def methods(cursors: Cursors) -> dict[str, Callable[[], object]]:
+def methods(cursors: Cursors) -> dict[str, Callable[[], Awaitable[object]]]:
     """Every method that names a cursor, called."""
 
-    async def listed(items: object) -> list[object]:
-        return [each async for each in items]  # type: ignore[attr-defined]
+    async def listed(items: AsyncIterator[object]) -> list[object]:
+        return [each async for each in items]
 
     return {
         "get": lambda: cursors.get(TOPIC, NAME),
@@ -462,12 +472,12 @@ METHODS = list(methods(MemoryCursors()))
 
 async def fails(cursors: Cursors, method: str, refusal: type[DomainError]) -> DomainError:
     with pytest.raises(refusal) as caught:
-        await methods(cursors)[method]()  # type: ignore[misc]
+        await methods(cursors)[method]()
     return caught.value
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_a_cursor_that_is_not_there_is_not_found(cursors: Cursors, method: str) -> None:
+async def test_a_missing_cursor_is_not_found(cursors: Cursors, method: str) -> None:
     await fails(cursors, method, SubscriptionNotFound)
     await leased(cursors)
     await cursors.delete(TOPIC, NAME)
@@ -475,18 +485,18 @@ async def test_a_cursor_that_is_not_there_is_not_found(cursors: Cursors, method:
 
 
 @pytest.mark.parametrize("method", [*METHODS, "create", "page", "check"])
-async def test_a_service_that_does_not_answer_is_unavailable(method: str) -> None:
+async def test_an_unresponsive_service_is_unavailable(method: str) -> None:
     (port,) = free_ports(1)
     memory = MemoryCursors()
     memory.available = False
     async with over(port) as unreachable:
         for cursors in (unreachable, memory):
-            more = {
+            more: dict[str, Callable[[], Awaitable[object]]] = {
                 **methods(cursors),
-                "create": lambda cursors=cursors: cursors.create(TOPIC, NAME, None, {}),
-                "page": lambda cursors=cursors: cursors.page(TOPIC, limit=1, token=""),
-                "check": lambda cursors=cursors: cursors.check(),
+                "create": partial(cursors.create, TOPIC, NAME, None, {}),
+                "page": partial(cursors.page, TOPIC, limit=1, token=""),
+                "check": cursors.check,
             }
             with pytest.raises(CursorsUnavailable) as caught:
-                await more[method]()  # type: ignore[misc]
+                await more[method]()
             assert caught.value.retry_after_s

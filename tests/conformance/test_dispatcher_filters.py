@@ -1,4 +1,4 @@
-"""What the dispatcher may expect of filters, over the wire and in memory."""
+"""The contract of filters for the dispatcher, over the wire and in memory."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -9,7 +9,8 @@ import pytest
 import pytest_asyncio
 from grpc import aio
 
-from seqgate.api.entry.v1.entry_pb2 import EntryMetadata, Position
+from seqgate.api.common.v1.common_pb2 import Position
+from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.filter.v1 import filter_pb2, filter_pb2_grpc
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.services.dispatcher.adapters import filters as limits
@@ -168,7 +169,7 @@ def of(region: str | None = None, **fields: Any) -> EntryMetadata:
     return EntryMetadata(properties={} if region is None else {"region": region}, **fields)
 
 
-async def test_a_verdict_for_each_entry_in_order(line: Line) -> None:
+async def test_each_entry_gets_a_verdict_in_order(line: Line) -> None:
     said = await line.judge(rules(IN_EU), [of("eu"), of("us"), of("eu")])
     assert [each.verdict for each in said] == [ACCEPT, REJECT, ACCEPT]
     assert [each.failure for each in said] == [None] * 3
@@ -182,7 +183,7 @@ async def test_the_first_filter_that_does_not_accept_decides(line: Line) -> None
     assert await line.judge(rules("true", "true"), [of()]) == [Decision(ACCEPT)]
 
 
-async def test_a_property_that_is_absent_is_a_failure_and_says_where(line: Line) -> None:
+async def test_an_absent_property_is_a_failure_with_its_position(line: Line) -> None:
     (said,) = await line.judge(rules("true", IN_EU), [of()])
     assert (said.verdict, said.filter) == (FILTER_FAILED, 1)
     assert said.failure is not None
@@ -190,7 +191,7 @@ async def test_a_property_that_is_absent_is_a_failure_and_says_where(line: Line)
     assert "region" in said.failure.message
 
 
-async def test_of_a_batch_without_properties_nothing_is_known(line: Line) -> None:
+async def test_a_batch_without_properties_fails_filters_that_read_them(line: Line) -> None:
     batch = of(num_messages_in_batch=2)
     assert await line.judge(rules(IN_EU), [batch]) == [Decision(ACCEPT)]
     other = EntryMetadata(properties={"other": "x"}, num_messages_in_batch=2)
@@ -199,17 +200,17 @@ async def test_of_a_batch_without_properties_nothing_is_known(line: Line) -> Non
     assert failure is not None
 
 
-async def test_the_topic_and_the_subscription_have_a_say(line: Line) -> None:
+async def test_filters_read_the_topic_and_the_subscription(line: Line) -> None:
     entries = [of("eu"), of("us")]
     for region, expected in (("eu", [ACCEPT, REJECT]), ("us", [REJECT, ACCEPT])):
         said = await line.judge(rules(HERE, MINE, region=region), entries)
         assert [each.verdict for each in said] == expected
-    (said, _) = await line.judge(rules(MINE), entries)
-    assert said.failure is not None
+    (first, _) = await line.judge(rules(MINE), entries)
+    assert first.failure is not None
 
 
 @pytest.mark.parametrize("expression", PREDICATES)
-async def test_what_is_read_is_what_matters(line: Line, expression: str) -> None:
+async def test_the_reads_of_an_expression_are_its_inputs(line: Line, expression: str) -> None:
     found = await line.reads(rules(expression))
     assert found == PREDICATES[expression].reads
 
@@ -239,8 +240,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("expression", PREDICATES)
-async def test_what_is_not_read_changes_nothing(line: Line, expression: str) -> None:
-    """Entries with equal keys have equal verdicts, and what is left of them has the same."""
+async def test_fields_outside_the_reads_do_not_affect_verdicts(line: Line, expression: str) -> None:
+    """Entries with equal keys have equal verdicts, and so have their projections."""
     given = rules(expression, region="eu")
     projection = Projection(await line.reads(given))
     said = await line.judge(given, CASES)
@@ -255,7 +256,7 @@ async def test_what_is_not_read_changes_nothing(line: Line, expression: str) -> 
     assert projection.recurs == (expression not in (EVEN, KEYED))
 
 
-async def test_a_wrong_filter_is_refused_by_name_and_others_stay(line: Line) -> None:
+async def test_an_invalid_filter_is_refused_by_name_and_the_line_continues(line: Line) -> None:
     assert await line.judge(rules(IN_EU), [of("eu")]) == [Decision(ACCEPT)]
     for ask in (line.reads, lambda given: line.judge(given, [of("eu")])):
         with pytest.raises(InvalidExpression) as caught:
@@ -267,7 +268,7 @@ async def test_a_wrong_filter_is_refused_by_name_and_others_stay(line: Line) -> 
     assert await line.judge(rules(IN_EU), [of("us")]) == [Decision(REJECT, 0)]
 
 
-async def test_there_may_be_many_rules_on_a_line(line: Line) -> None:
+async def test_a_line_serves_many_chains(line: Line) -> None:
     many = [rules(*["true"] * n, MINE, region=region) for n in range(12) for region in ("eu", "us")]
     for _ in range(2):
         for each in many:
@@ -277,14 +278,14 @@ async def test_there_may_be_many_rules_on_a_line(line: Line) -> None:
             assert said == (Decision(ACCEPT) if is_mine else Decision(REJECT, place))
 
 
-async def test_however_many_entries_there_are(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_any_number_of_entries_is_judged(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "BATCH_BYTES_MAX", 200_000)
     entries = [of("eu" if i % 3 else "x" * (i % 1_000), sequence_id=i) for i in range(5_000)]
     said = await line.judge(rules(IN_EU), entries)
     assert [each.verdict for each in said] == [ACCEPT if i % 3 else REJECT for i in range(5_000)]
 
 
-async def test_lines_hold_nothing_up_between_them(filters: Filters) -> None:
+async def test_lines_do_not_block_one_another(filters: Filters) -> None:
     lines = [filters.line() for _ in range(20)]
     said = await asyncio.gather(*(each.judge(rules(IN_EU), [of("eu")]) for each in lines))
     assert said == [[Decision(ACCEPT)]] * 20
@@ -294,7 +295,7 @@ async def test_lines_hold_nothing_up_between_them(filters: Filters) -> None:
         await each.close()
 
 
-async def test_a_service_that_does_not_answer_is_unavailable() -> None:
+async def test_an_unresponsive_service_is_unavailable() -> None:
     (port,) = free_ports(1)
     memory = MemoryFilters(PREDICATES)
     memory.available = False
@@ -311,11 +312,13 @@ async def test_a_service_that_does_not_answer_is_unavailable() -> None:
 # ---- over the wire only
 
 
-def outcome(**fields: Any) -> filter_pb2.Outcome:
-    return filter_pb2.Outcome(**{"verdict": filter_pb2.VERDICT_ACCEPT, **fields})
+def outcome(**fields: Any) -> filter_pb2.FilterOutcome:
+    return filter_pb2.FilterOutcome(**{"verdict": filter_pb2.FILTER_VERDICT_ACCEPT, **fields})
 
 
-def verdicts(*outcomes: filter_pb2.Outcome, which: Sequence[int]) -> filter_pb2.EvaluateResponse:
+def verdicts(
+    *outcomes: filter_pb2.FilterOutcome, which: Sequence[int]
+) -> filter_pb2.EvaluateResponse:
     return filter_pb2.EvaluateResponse(verdicts=filter_pb2.Verdicts(outcomes=outcomes, which=which))
 
 
@@ -341,7 +344,7 @@ class Scripted(filter_pb2_grpc.FilterServiceServicer):
         self._answers = list(answers)
         self._skew = skew
 
-    async def Evaluate(  # type: ignore[override]
+    async def Evaluate(
         self, request_iterator: AsyncIterator[filter_pb2.EvaluateRequest], context: Any
     ) -> AsyncIterator[filter_pb2.EvaluateResponse]:
         script, self._answers = self._answers, []
@@ -364,7 +367,7 @@ async def scripted(
     *answers: filter_pb2.EvaluateResponse, skew: int = 0
 ) -> AsyncIterator[GrpcFilters]:
     server = aio.server()
-    servicer = Scripted(answers, skew=skew)
+    servicer = Scripted(answers, skew=skew)  # type: ignore[abstract]  # Evaluate is all it serves
     filter_pb2_grpc.add_FilterServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -376,7 +379,7 @@ async def scripted(
 
 
 @pytest.mark.parametrize("what", NONSENSE)
-async def test_an_answer_to_something_else_is_none_and_the_next_question_is_asked_anew(
+async def test_an_invalid_answer_makes_the_line_unavailable_until_the_next_call(
     what: str,
 ) -> None:
     async with scripted(*NONSENSE[what], skew=what == "another question's") as filters:
@@ -388,12 +391,12 @@ async def test_an_answer_to_something_else_is_none_and_the_next_question_is_aske
         await line.close()
 
 
-async def test_what_a_newer_service_says_that_nobody_knows_here_is_a_failure() -> None:
+async def test_an_unknown_verdict_of_a_newer_service_is_a_failure() -> None:
     failure = filter_pb2.Failure(message="it is Tuesday")
     failure.reason = 99  # type: ignore[assignment]
-    unknown = filter_pb2.Outcome(filter=0)
+    unknown = filter_pb2.FilterOutcome(filter=0)
     unknown.verdict = 99  # type: ignore[assignment]
-    answer = verdicts(filter_pb2.Outcome(failure=failure, filter=0), unknown, which=[0, 1])
+    answer = verdicts(filter_pb2.FilterOutcome(failure=failure, filter=0), unknown, which=[0, 1])
     async with scripted(CHAIN_SET, answer) as filters:
         line = filters.line()
         said, other = await line.judge(rules("true"), [of(), of()])
@@ -403,7 +406,7 @@ async def test_what_a_newer_service_says_that_nobody_knows_here_is_a_failure() -
         await line.close()
 
 
-async def test_a_line_goes_on_when_the_service_was_away() -> None:
+async def test_a_line_resumes_after_an_outage_of_the_service() -> None:
     async with serving() as port, over(port) as filters:
         line = filters.line()
         assert await line.judge(rules(IN_EU), [of("eu")]) == [Decision(ACCEPT)]
@@ -423,7 +426,7 @@ async def test_a_line_goes_on_when_the_service_was_away() -> None:
         await line.close()
 
 
-async def test_a_service_that_drains_answers_what_has_come_and_nothing_more() -> None:
+async def test_a_draining_service_answers_received_requests_only() -> None:
     drain = Drain()
     async with serving(drain=drain) as port, over(port) as filters:
         line = filters.line()
@@ -438,7 +441,7 @@ async def test_a_service_that_drains_answers_what_has_come_and_nothing_more() ->
             await ask_on()
 
 
-async def test_an_answer_that_is_late_is_taken_for_no_other() -> None:
+async def test_a_late_answer_is_not_matched_to_a_later_request() -> None:
     async with serving() as port, over(port, timeout_s=0.01) as hasty, over(port) as patient:
         line, slow = hasty.line(), rules(ANY)
         entries = [
@@ -458,7 +461,7 @@ async def test_an_answer_that_is_late_is_taken_for_no_other() -> None:
         await other.close()
 
 
-async def test_a_chain_takes_the_place_of_the_one_before_where_both_have_no_room() -> None:
+async def test_a_chain_replaces_its_predecessor_when_both_exceed_the_budget() -> None:
     async with serving(chain_bytes_max=1) as port, over(port) as filters:
         line = filters.line()
         for expression, verdict in (("true", ACCEPT), ("false", REJECT), ("true", ACCEPT)):
@@ -467,7 +470,7 @@ async def test_a_chain_takes_the_place_of_the_one_before_where_both_have_no_room
         await line.close()
 
 
-async def test_filters_are_checked_where_there_is_room_for_one_chain_alone() -> None:
+async def test_filters_are_checked_within_the_budget_of_one_chain() -> None:
     one, other = (Chain((Filter("f", 1, each),), Policy.PARK) for each in ("true", "false"))
     entry = StoredEntry(position=Position(ledger_id=1), metadata=of())
     async with serving(chain_bytes_max=1) as port, over(port) as filters:
@@ -480,7 +483,7 @@ async def test_filters_are_checked_where_there_is_room_for_one_chain_alone() -> 
         await filtering.close()
 
 
-async def test_lines_take_turns_where_their_chains_have_no_room_together(
+async def test_lines_take_turns_when_their_chains_exceed_the_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(room, "KEPT_S", 0.0)
@@ -493,7 +496,7 @@ async def test_lines_take_turns_where_their_chains_have_no_room_together(
         await unwanted.close()
 
 
-async def test_a_line_finds_no_room_while_the_others_have_just_begun() -> None:
+async def test_a_line_is_refused_while_recent_chains_fill_the_budget() -> None:
     async with serving(chain_bytes_max=1) as port, over(port) as filters:
         first, second = filters.line(), filters.line()
         await first.reads(rules("true"))

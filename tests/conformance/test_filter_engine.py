@@ -1,5 +1,4 @@
-"""What every engine of the filter service must do: types, values, places of faults, and never more
-than it was asked for."""
+"""The contract of every filter engine: types, values, positions of faults, and bounds."""
 
 import pytest
 from hypothesis import given
@@ -7,7 +6,7 @@ from hypothesis import strategies as st
 
 from seqgate.services.filter.adapters.cel import CelEngine
 from seqgate.services.filter.core.cost import DEPTH_MAX, ITERATIONS_MAX
-from seqgate.services.filter.core.faults import InvalidExpression
+from seqgate.services.filter.core.faults import Fault, InvalidExpression
 from seqgate.services.filter.core.program import Failure, FailureReason, Type, check_text
 from seqgate.services.filter.core.syntax import Loop, depth, walk
 from seqgate.services.filter.ports import Engine
@@ -89,7 +88,7 @@ def test_an_expression_has_a_value(engine: Engine, text: str, value: bool | int)
         ("duration(properties.region)", FailureReason.EVALUATION_FAILED),
     ],
 )
-def test_a_failure_is_no_value(engine: Engine, text: str, reason: FailureReason) -> None:
+def test_a_failure_has_no_value(engine: Engine, text: str, reason: FailureReason) -> None:
     found = engine.compile(text).evaluate(ENTRY)
     assert isinstance(found, Failure)
     assert found.reason is reason
@@ -114,7 +113,7 @@ def test_a_failure_is_no_value(engine: Engine, text: str, reason: FailureReason)
         ("null", 1, 1),
     ],
 )
-def test_a_fault_has_a_place(engine: Engine, text: str, line: int, column: int) -> None:
+def test_a_fault_has_a_position(engine: Engine, text: str, line: int, column: int) -> None:
     with pytest.raises(InvalidExpression) as caught:
         engine.compile(text)
     first = caught.value.faults[0]
@@ -123,7 +122,7 @@ def test_a_fault_has_a_place(engine: Engine, text: str, line: int, column: int) 
     assert first.message
 
 
-def test_every_fault_is_told(engine: Engine) -> None:
+def test_every_fault_is_reported(engine: Engine) -> None:
     with pytest.raises(InvalidExpression) as caught:
         engine.compile("one == 1 || two == 2")
     assert [each.column for each in caught.value.faults] == [1, 13]
@@ -140,7 +139,7 @@ def test_every_fault_is_told(engine: Engine) -> None:
         "timestamp('today') < timestamp(publish_time_ms)",
     ],
 )
-def test_a_part_that_can_only_fail_is_found(engine: Engine, text: str) -> None:
+def test_a_constant_part_that_always_fails_is_refused(engine: Engine, text: str) -> None:
     compiled = engine.compile(text)
     with pytest.raises(InvalidExpression) as caught:
         compiled.check_constants()
@@ -150,11 +149,11 @@ def test_a_part_that_can_only_fail_is_found(engine: Engine, text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["key.matches('^a$') && duration('1s') < duration('2s')", "1 / 1 == sequence_id"]
 )
-def test_a_part_that_depends_on_nothing_may_be_right(engine: Engine, text: str) -> None:
+def test_a_valid_constant_part_is_accepted(engine: Engine, text: str) -> None:
     engine.compile(text).check_constants()
 
 
-def test_what_stands_deeper_than_an_engine_goes_is_refused(engine: Engine) -> None:
+def test_nesting_beyond_the_limit_is_refused(engine: Engine) -> None:
     for deep in ("(" * 200 + "true" + ")" * 200, " + ".join(["1"] * 200) + " > 1"):
         with pytest.raises(InvalidExpression):
             engine.compile(deep)
@@ -162,12 +161,12 @@ def test_what_stands_deeper_than_an_engine_goes_is_refused(engine: Engine) -> No
     assert depth(wide.tree) <= DEPTH_MAX
 
 
-def test_macros_are_loops_of_the_tree(engine: Engine) -> None:
+def test_macros_are_loops_in_the_tree(engine: Engine) -> None:
     tree = engine.compile("properties.all(k, [1].exists(x, x > 0))").tree
     assert sum(isinstance(each, Loop) for each in walk(tree)) == 2
 
 
-def test_an_engine_itself_stops_at_so_many_iterations(engine: Engine) -> None:
+def test_the_engine_itself_bounds_iterations(engine: Engine) -> None:
     """Behind the bound that is checked before."""
     many = {str(number): "" for number in range(ITERATIONS_MAX + 1)}
     found = engine.compile("properties.all(k, true)").evaluate({"properties": many})
@@ -199,7 +198,7 @@ PIECES = st.sampled_from(
 
 @given(st.one_of(st.lists(PIECES, max_size=30).map(" ".join), st.text(max_size=60)))
 def test_any_text_is_an_expression_or_is_refused(text: str) -> None:
-    faults = ()
+    faults: tuple[Fault, ...] = ()
     try:
         check_text(text)
         compiled = ENGINE.compile(text)

@@ -1,9 +1,10 @@
-"""What every ledger store does. A new adapter starts by appearing in the fixture."""
+"""The contract of every ledger store. A new adapter starts by being added to the fixture."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import apsw
 import pytest
@@ -31,7 +32,7 @@ TOPIC = TopicName.parse("test/store/topic")
 OTHER = TopicName.parse("test/store/topic2")
 A0, A1, A2 = A = large(5, "a", 3)
 B0, B1 = B = large(5, "b", 2)
-EVERYTHING = {"entries_max": 1000, "bytes_max": 1_000_000, "payloads": True}
+EVERYTHING: dict[str, Any] = {"entries_max": 1000, "bytes_max": 1_000_000, "payloads": True}
 
 
 @pytest_asyncio.fixture(params=["memory", "sqlite"])
@@ -74,7 +75,7 @@ async def positions(store: LedgerStore, after: Position | None = None) -> list[P
     return [each.position for each in await store.read(TOPIC, after, **EVERYTHING)]
 
 
-async def test_entries_come_back_as_they_were(store: LedgerStore) -> None:
+async def test_entries_are_read_back_unchanged(store: LedgerStore) -> None:
     writer = await Writer.of(store)
     entries = [single(3, payload=b""), batch([4, 6, 9], "q"), marker(1), chunk(7, "ü/ %", 0, 2)]
     entries += [chunk(7, "next", 0, 300, aborts="ü/ %"), single(8)._replace(aborts="next")]
@@ -86,7 +87,7 @@ async def test_entries_come_back_as_they_were(store: LedgerStore) -> None:
     assert [each.payload_bytes for each in read] == [0, 5, 1, 3, 3, 1]
 
 
-async def test_each_taker_gets_a_higher_ledger_id_and_fences_the_one_before(
+async def test_each_writer_gets_a_higher_ledger_id_and_fences_its_predecessor(
     store: LedgerStore,
 ) -> None:
     first = await Writer.of(store)
@@ -100,7 +101,7 @@ async def test_each_taker_gets_a_higher_ledger_id_and_fences_the_one_before(
     assert await positions(store) == [(1, 0), (2, 0)]
 
 
-async def test_a_writer_that_was_replaced_learns_it_wherever_it_matters(
+async def test_a_replaced_writer_is_fenced_in_every_call(
     store: LedgerStore,
 ) -> None:
     first = (await Writer.of(store)).state
@@ -113,7 +114,7 @@ async def test_a_writer_that_was_replaced_learns_it_wherever_it_matters(
     assert (await store.get(TOPIC)).ledger_id == again.ledger_id
 
 
-async def test_an_append_on_another_tail_changes_nothing(store: LedgerStore) -> None:
+async def test_an_append_with_a_stale_tail_changes_nothing(store: LedgerStore) -> None:
     writer = await Writer.of(store)
     await writer.append(single(0))
     for wrong in (None, Position(1, 1), Position(0, 0)):
@@ -122,7 +123,7 @@ async def test_an_append_on_another_tail_changes_nothing(store: LedgerStore) -> 
     assert await positions(store) == [(1, 0)]
 
 
-async def test_a_topic_is_made_once(store: LedgerStore) -> None:
+async def test_a_topic_is_created_once(store: LedgerStore) -> None:
     with pytest.raises(TopicNotFound):
         await store.take(TOPIC, create=False)
     state, created = await store.create(TOPIC)
@@ -152,8 +153,8 @@ async def test_a_topic_is_made_once(store: LedgerStore) -> None:
         *("renew", "delete", "columns", "ledgers", "read_at", "find_time"),
     ],
 )
-async def test_what_does_not_exist_is_not_found(store: LedgerStore, call: str) -> None:
-    calls = {
+async def test_a_missing_topic_is_not_found(store: LedgerStore, call: str) -> None:
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
         "read": lambda: store.read(TOPIC, None, **EVERYTHING),
         "read_at": lambda: read_at(store, Position(1, 0)),
         "count_after": lambda: store.count_after(TOPIC, None),
@@ -179,7 +180,7 @@ async def test_what_does_not_exist_is_not_found(store: LedgerStore, call: str) -
     assert await store.leaving(after="", limit=1) == []
 
 
-async def test_reading_starts_after_a_position_wherever_it_lies(store: LedgerStore) -> None:
+async def test_reading_starts_after_any_position(store: LedgerStore) -> None:
     writer = await Writer.of(store)
     await writer.append(single(0), single(1), single(2))
     await writer.append(single(3))
@@ -194,7 +195,9 @@ async def test_reading_starts_after_a_position_wherever_it_lies(store: LedgerSto
     assert await positions(store, Position(9, 0)) == []
 
 
-async def test_a_page_holds_no_more_than_asked_but_at_least_one_entry(store: LedgerStore) -> None:
+async def test_a_page_stays_within_its_limits_but_has_at_least_one_entry(
+    store: LedgerStore,
+) -> None:
     writer = await Writer.of(store)
     await writer.append(*(single(i, payload=b"x" * 100) for i in range(10)))
     few = await store.read(TOPIC, None, entries_max=3, bytes_max=10_000, payloads=True)
@@ -229,14 +232,14 @@ async def test_entries_are_read_at_positions_whole_or_without_their_payloads(
         assert await read_at(store, *places, payloads=False) == [bare[each] for each in entry_ids]
 
 
-async def test_what_is_not_there_is_not_read(store: LedgerStore) -> None:
+async def test_missing_positions_are_left_out(store: LedgerStore) -> None:
     await store.create(TOPIC)
     assert await read_at(store, Position(1, 0)) == []
     writer = await Writer.of(store)
     await writer.append(single(0), single(1))
     await writer.append(single(2))
-    for _ in range(2):
-        successor = await Writer.of(store)
+    await Writer.of(store)
+    successor = await Writer.of(store)
     await successor.append(single(4), single(5))
     asked = [Position(ledger_id, entry_id) for ledger_id in range(5) for entry_id in range(4)]
     everything = await store.read(TOPIC, None, **EVERYTHING)
@@ -251,7 +254,7 @@ async def test_what_is_not_there_is_not_read(store: LedgerStore) -> None:
     assert await read_at(store, *asked) == []
 
 
-async def test_no_more_is_read_at_positions_than_fits_but_at_least_one_entry(
+async def test_reads_at_positions_stay_within_their_limit_but_return_one_entry(
     store: LedgerStore,
 ) -> None:
     writer = await Writer.of(store)
@@ -285,14 +288,14 @@ async def test_messages_are_found_by_producer_and_id(store: LedgerStore) -> None
     assert await store.highest(TOPIC, 1, "nobody") is None
 
 
-async def test_a_message_that_was_stored_twice_is_where_it_was_last(store: LedgerStore) -> None:
+async def test_a_message_stored_twice_is_found_at_its_last_position(store: LedgerStore) -> None:
     writer = await Writer.of(store)  # deduplication was off
     await writer.append(single(5))
     await writer.append(batch([4, 5]))
     assert await store.find(TOPIC, "p", [5]) == [Found(Position(1, 1), 1)]
 
 
-async def test_what_is_in_many_blocks_is_where_it_was_last(store: LedgerStore) -> None:
+async def test_a_message_in_many_blocks_is_found_at_its_last_position(store: LedgerStore) -> None:
     writer = await Writer.of(store)  # deduplication was off
     await writer.append(single(1))
     await writer.append(*large(2, "a", 2)[:1])
@@ -310,7 +313,7 @@ async def test_what_is_in_many_blocks_is_where_it_was_last(store: LedgerStore) -
     ]
 
 
-async def test_entries_of_keys_that_interleave_are_told_apart(store: LedgerStore) -> None:
+async def test_batches_with_interleaved_ids_are_told_apart(store: LedgerStore) -> None:
     writer = await Writer.of(store)
     await writer.append(batch([1, 2]), batch([0, 3, 4]))
     found = await store.find(TOPIC, "p", [0, 1, 2, 3, 4])
@@ -318,7 +321,7 @@ async def test_entries_of_keys_that_interleave_are_told_apart(store: LedgerStore
     assert entry_ids == [1, 0, 0, 1, 1]
 
 
-async def test_trimming_removes_what_is_before(store: LedgerStore) -> None:
+async def test_a_trim_removes_the_entries_before_its_position(store: LedgerStore) -> None:
     writer = await Writer.of(store)
     for first in range(0, 9, 3):
         await writer.append(*(single(i, payload=b"12345") for i in range(first, first + 3)))
@@ -336,7 +339,7 @@ async def test_trimming_removes_what_is_before(store: LedgerStore) -> None:
     assert await store.trim(TOPIC, Position(1, 5)) == Trimmed(1, Position(1, 5))
 
 
-async def test_what_was_trimmed_is_remembered_by_producer(store: LedgerStore) -> None:
+async def test_trimmed_ids_are_remembered_by_producer(store: LedgerStore) -> None:
     writer = await Writer.of(store)
     await writer.append(single(7, "a"), batch([1, 2], "b"), marker(9, "m"), single(5, "c"))
     await writer.append(single(8, "a"), single(6, "c"))
@@ -352,7 +355,7 @@ async def test_what_was_trimmed_is_remembered_by_producer(store: LedgerStore) ->
     assert await store.trimmed_producers(TOPIC, after="c", limit=9) == []
 
 
-async def test_who_stored_last_under_a_name_outlasts_the_entries(store: LedgerStore) -> None:
+async def test_the_last_instance_of_a_producer_outlasts_its_entries(store: LedgerStore) -> None:
     writer = await Writer.of(store)
     assert (await store.newest(TOPIC, "p")).instance is None
     await writer.append(single(1), single(1, "q"), instances={"p": b"one", "q": b""})
@@ -370,7 +373,7 @@ async def test_who_stored_last_under_a_name_outlasts_the_entries(store: LedgerSt
     assert (await store.newest(TOPIC, "p")).instance is None
 
 
-async def test_what_deleted_topics_leave_is_named_until_it_is_removed(store: LedgerStore) -> None:
+async def test_leftovers_of_deleted_topics_are_listed_until_removed(store: LedgerStore) -> None:
     topics = [TOPIC, OTHER, TopicName.parse("test/store/topic3")]
     for topic in topics:
         await store.create(topic)
@@ -387,7 +390,7 @@ async def test_what_deleted_topics_leave_is_named_until_it_is_removed(store: Led
     assert await store.leaving(after="", limit=9) == []
 
 
-async def test_what_deleted_topics_leave_outlasts_the_process(tmp_path: Path) -> None:
+async def test_leftovers_of_deleted_topics_survive_a_restart(tmp_path: Path) -> None:
     async with open_sqlite_store(tmp_path / "ledger.db") as store:
         await store.create(TOPIC)
         await store.delete(TOPIC, leaves_cursors=True)
@@ -407,7 +410,7 @@ async def test_what_deleted_topics_leave_outlasts_the_process(tmp_path: Path) ->
         ([batch([1, 2]), A0], 2),
     ],
 )
-async def test_the_last_message_that_is_whole_is_known(
+async def test_the_last_complete_message_is_known(
     store: LedgerStore, entries: list[Entry], whole: int | None, apart: bool
 ) -> None:
     await fill(store, entries, apart=apart)
@@ -426,14 +429,14 @@ async def test_the_last_message_that_is_whole_is_known(
         ([A0, marker(9), single(8, "q")], "a"),
     ],
 )
-async def test_the_attempt_that_the_newest_entry_left_unfinished_is_known(
+async def test_the_unfinished_attempt_of_the_newest_entry_is_known(
     store: LedgerStore, entries: list[Entry], unfinished: str, apart: bool
 ) -> None:
     await fill(store, entries, apart=apart)
     assert (await store.newest(TOPIC, "p")).unfinished == unfinished
 
 
-async def test_what_is_left_of_an_attempt_that_was_trimmed_is_unfinished(
+async def test_the_rest_of_a_trimmed_attempt_is_unfinished(
     store: LedgerStore,
 ) -> None:
     await fill(store, [A0, A1], apart=True)
@@ -443,13 +446,13 @@ async def test_what_is_left_of_an_attempt_that_was_trimmed_is_unfinished(
     assert (await store.newest(TOPIC, "p")).unfinished == ""
 
 
-async def test_what_was_trimmed_was_whole(store: LedgerStore) -> None:
+async def test_a_trimmed_message_counts_as_complete(store: LedgerStore) -> None:
     await fill(store, [single(3), A0, A1], apart=True)
     await store.trim(TOPIC, Position(1, 1))
     assert (await store.newest(TOPIC, "p")).whole == 3
 
 
-async def test_the_last_entry_that_was_trimmed_is_known(store: LedgerStore) -> None:
+async def test_the_last_trimmed_entry_is_known(store: LedgerStore) -> None:
     for ledger_id in (1, 2):
         writer = await Writer.of(store)
         await writer.append(single(ledger_id * 10), single(ledger_id * 10 + 1), single(7))
@@ -542,7 +545,7 @@ async def test_the_id_of_an_incomplete_message_is_not_the_highest(
 
 
 @together_and_apart
-async def test_a_large_message_counts_once_with_its_last_chunk(
+async def test_a_large_message_is_counted_once_at_its_last_chunk(
     store: LedgerStore, apart: bool
 ) -> None:
     await fill(store, [single(4), *A, chunk(6, "b", 0, 2)], apart=apart)
@@ -578,7 +581,7 @@ async def test_a_large_message_is_trimmed_with_its_first_chunk(
     assert await store.highest(TOPIC, 1, "p") == highest
 
 
-async def test_nothing_is_remembered_of_a_first_message_that_was_incomplete(
+async def test_a_trimmed_incomplete_message_leaves_no_id(
     store: LedgerStore,
 ) -> None:
     await fill(store, large(0, "a", 3)[:2], apart=False)
@@ -604,7 +607,7 @@ async def test_nothing_is_remembered_of_a_first_message_that_was_incomplete(
         ([*A, chunk(5, "a", 0, 2, "q")], 4, True),
     ],
 )
-async def test_a_cut_through_a_message_that_may_be_completed_is_noticed(
+async def test_a_trim_through_an_unfinished_message_is_noticed(
     store: LedgerStore, entries: list[Entry], before: int, cuts: bool, apart: bool
 ) -> None:
     await fill(store, entries, apart=apart)
@@ -620,14 +623,14 @@ async def test_a_cut_through_a_message_that_may_be_completed_is_noticed(
         ([*A, chunk(5, "a", 0, 2, "q")], 3),
     ],
 )
-async def test_a_message_that_begins_at_the_cut_is_not_cut(
+async def test_a_message_that_begins_at_the_trim_position_is_not_cut(
     store: LedgerStore, entries: list[Entry], before: int, apart: bool
 ) -> None:
     await fill(store, entries, apart=apart)
     assert not await store.cuts_unfinished(TOPIC, Position(1, before))
 
 
-async def test_what_is_cut_already_is_not_cut_again(store: LedgerStore) -> None:
+async def test_a_cut_message_is_not_reported_again(store: LedgerStore) -> None:
     await fill(store, [A0, A1], apart=False)
     await store.trim(TOPIC, Position(1, 1))
     assert not await store.cuts_unfinished(TOPIC, Position(1, 1))
@@ -639,7 +642,7 @@ async def retained(
     return await store.retained_from(TOPIC, appended_since_ms=since_ms, bytes_max=bytes_max)
 
 
-async def test_retention_keeps_what_is_young_enough(store: LedgerStore) -> None:
+async def test_retention_by_age_keeps_young_entries(store: LedgerStore) -> None:
     assert (await store.create(TOPIC))[1]
     assert await retained(store, since_ms=100) is None
     writer = await Writer.of(store)
@@ -666,7 +669,7 @@ async def test_retention_keeps_what_is_young_enough(store: LedgerStore) -> None:
     assert await retained(store, since_ms=41) is None
 
 
-async def test_retention_keeps_as_much_as_a_topic_may_be_large(store: LedgerStore) -> None:
+async def test_retention_by_size_keeps_the_topic_within_its_limit(store: LedgerStore) -> None:
     writer = await Writer.of(store)
     for sequence_id, size_bytes in enumerate((50, 10, 30)):
         await writer.append(single(sequence_id, payload=b"x" * size_bytes))
@@ -685,7 +688,7 @@ async def test_retention_keeps_as_much_as_a_topic_may_be_large(store: LedgerStor
         assert await retained(store, bytes_max=bytes_max) == place
 
 
-async def test_what_is_too_old_goes_and_what_is_too_much(store: LedgerStore) -> None:
+async def test_retention_removes_entries_beyond_age_or_size(store: LedgerStore) -> None:
     writer = await Writer.of(store)
     for sequence_id, append_ms in enumerate((10, 20, 30)):
         await writer.append(single(sequence_id), append_ms=append_ms)
@@ -695,7 +698,7 @@ async def test_what_is_too_old_goes_and_what_is_too_much(store: LedgerStore) -> 
     assert await retained(store, since_ms=20, bytes_max=2 * size_bytes) == (1, 1)
 
 
-async def test_of_a_long_stretch_a_part_goes_at_a_time(store: LedgerStore) -> None:
+async def test_a_long_trim_is_done_in_parts(store: LedgerStore) -> None:
     """More blocks than one question looks at."""
     writer = await Writer.of(store)
     for sequence_id in range(1_030):
@@ -736,7 +739,7 @@ async def test_the_first_entry_since_a_time_is_found(store: LedgerStore) -> None
 
 
 @pytest.mark.parametrize("history", range(30))
-async def test_a_time_is_found_in_any_log_also_when_its_clock_went_back(
+async def test_entries_are_found_by_time_although_the_clock_went_back(
     store: LedgerStore, seed: int, history: int
 ) -> None:
     random = Random(f"times {seed + history}")
@@ -809,7 +812,9 @@ async def test_columns_hold_what_was_appended_together(store: LedgerStore) -> No
     ]
 
 
-async def test_columns_come_by_the_page_but_at_least_one_run(store: LedgerStore) -> None:
+async def test_a_page_of_columns_stays_within_its_limits_but_has_one_run(
+    store: LedgerStore,
+) -> None:
     writer = await Writer.of(store)
     for each in range(4):
         await writer.append(*(single(10 * each + i) for i in range(10)))
@@ -819,7 +824,7 @@ async def test_columns_come_by_the_page_but_at_least_one_run(store: LedgerStore)
     assert len(await columns(store, None, END, bytes_max=400, metadata=True)) == 1
 
 
-async def test_there_are_no_columns_where_there_is_no_entry(store: LedgerStore) -> None:
+async def test_ranges_without_entries_have_no_columns(store: LedgerStore) -> None:
     await store.create(TOPIC)
     assert await columns(store, None, END) == []
     await fill(store, [single(0), single(1)], apart=False)
@@ -834,7 +839,7 @@ async def test_there_are_no_columns_where_there_is_no_entry(store: LedgerStore) 
 
 
 @pytest.mark.parametrize("history", range(25))
-async def test_columns_say_what_reading_does(store: LedgerStore, seed: int, history: int) -> None:
+async def test_columns_agree_with_reads(store: LedgerStore, seed: int, history: int) -> None:
     random = Random(f"columns {seed + history}")
     writer = await Writer.of(store)
     for append_ms in range(random.randint(1, 12)):
@@ -881,7 +886,7 @@ def _entry(random: Random) -> Entry:
     return entry._replace(metadata=random.randbytes(random.randint(0, 9)))
 
 
-async def test_an_entry_that_is_damaged_is_told_after_those_that_lie_before(
+async def test_a_damaged_entry_is_reported_after_those_before_it(
     tmp_path: Path,
 ) -> None:
     async with open_sqlite_store(tmp_path / "ledger.db") as store:
@@ -901,10 +906,10 @@ async def test_an_entry_that_is_damaged_is_told_after_those_that_lie_before(
 
 
 @pytest.mark.parametrize("blob", ["entries", "metadata"])
-async def test_columns_that_are_damaged_are_told_after_what_lies_before(
+async def test_damaged_columns_are_reported_after_those_before_them(
     tmp_path: Path, blob: str
 ) -> None:
-    """As by reading; who does not ask for the metadata does not meet its damage."""
+    """As with reads; a call without metadata does not meet damage in it."""
     async with open_sqlite_store(tmp_path / "ledger.db") as store:
         writer = await Writer.of(store)
         for first in range(0, 9, 3):
@@ -948,7 +953,7 @@ async def test_ledgers_that_hold_entries_are_listed_in_order(store: LedgerStore)
     assert await store.ledgers(OTHER, after=0, limit=9) == []
 
 
-async def test_a_ledger_begins_with_the_first_entry_that_is_left(store: LedgerStore) -> None:
+async def test_a_ledger_begins_with_its_first_remaining_entry(store: LedgerStore) -> None:
     writer = await Writer.of(store)
     await writer.append(single(0), single(1), single(2))
     writer = await Writer.of(store)
@@ -961,7 +966,7 @@ async def test_a_ledger_begins_with_the_first_entry_that_is_left(store: LedgerSt
     assert await store.ledgers(TOPIC, after=0, limit=9) == []
 
 
-async def test_a_topic_that_is_trimmed_whole_keeps_its_end(store: LedgerStore) -> None:
+async def test_a_topic_trimmed_to_its_end_keeps_its_end(store: LedgerStore) -> None:
     writer = await Writer.of(store)
     await writer.append(single(0), batch([1, 2]))
     assert await store.trim(TOPIC, Position(99, 0)) == Trimmed(2, None)
@@ -976,7 +981,7 @@ async def test_a_topic_that_is_trimmed_whole_keeps_its_end(store: LedgerStore) -
     assert (await store.get(TOPIC)).first == Position(1, 2)
 
 
-async def test_a_topic_that_comes_back_is_another_one(store: LedgerStore) -> None:
+async def test_a_recreated_topic_has_another_incarnation(store: LedgerStore) -> None:
     writer = await Writer.of(store)
     await writer.append(single(0))
     await store.delete(TOPIC)
@@ -992,10 +997,10 @@ async def test_a_topic_that_comes_back_is_another_one(store: LedgerStore) -> Non
     assert await store.highest(TOPIC, again.state.ledger_id, "p") is None
 
 
-async def test_a_topic_that_is_renewed_is_another_incarnation_with_the_same_log(
+async def test_a_renewed_topic_has_another_incarnation_and_the_same_log(
     store: LedgerStore,
 ) -> None:
-    """Whoever wrote it is fenced; one that is deleted and made again is another one still."""
+    """Its writer is fenced; a topic deleted and recreated has yet another incarnation."""
     writer = await Writer.of(store)
     await writer.append(single(0))
     await store.renew(TOPIC)
@@ -1027,7 +1032,7 @@ async def test_topics_are_listed_in_order_by_prefix_and_page(store: LedgerStore)
         await store.create(TopicName.parse(name))
 
     async def listed(**wanted: object) -> list[str]:
-        asked = {"prefix": "", "after": "", "limit": 10} | wanted
+        asked: dict[str, Any] = {"prefix": "", "after": "", "limit": 10} | wanted
         return [str(state.topic) for state in await store.topics(**asked)]
 
     assert await listed() == names
@@ -1037,7 +1042,7 @@ async def test_topics_are_listed_in_order_by_prefix_and_page(store: LedgerStore)
     assert await listed(prefix="a/b/%") == []
 
 
-async def test_counting_ends_with_nothing_exactly_at_the_tail(store: LedgerStore) -> None:
+async def test_counting_after_the_tail_gives_zero(store: LedgerStore) -> None:
     writer = await Writer.of(store)
     assert await store.count_after(TOPIC, None) == 0
     await writer.append(single(0), single(1))
@@ -1048,7 +1053,7 @@ async def test_counting_ends_with_nothing_exactly_at_the_tail(store: LedgerStore
     assert await store.count_after(TOPIC, Position(1, 2)) == 0
 
 
-async def test_topics_are_written_side_by_side(store: LedgerStore) -> None:
+async def test_topics_are_written_concurrently(store: LedgerStore) -> None:
     names = [TopicName.parse(f"many/topics/{i}") for i in range(20)]
 
     async def fill(name: TopicName) -> None:
@@ -1062,7 +1067,7 @@ async def test_topics_are_written_side_by_side(store: LedgerStore) -> None:
 
 
 @pytest.mark.parametrize("history", range(40))
-async def test_every_store_agrees_with_the_memory(
+async def test_every_store_agrees_with_the_memory_store(
     store: LedgerStore, seed: int, history: int
 ) -> None:
     random = Random(seed + history)
@@ -1125,13 +1130,14 @@ def _call(random: Random) -> tuple[str, Sequence[object]]:
             return "get", (topic,)
 
 
-async def _outcome(store: LedgerStore, call: tuple[str, Sequence[object]]) -> object:
+async def _outcome(store: LedgerStore, call: tuple[str, Sequence[Any]]) -> object:
     verb, (topic, *rest) = call
     try:
         match verb:
             case "append":
                 state = await store.get(topic)
-                return await store.append(topic, state.ledger_id, state.tail, rest[0], 1)
+                await store.append(topic, state.ledger_id, state.tail, rest[0], 1)
+                return None
             case "take":
                 return (await store.take(topic, create=True))._replace(created_ms=0)
             case "read":
@@ -1165,7 +1171,8 @@ async def _outcome(store: LedgerStore, call: tuple[str, Sequence[object]]) -> ob
                 trimmed = await store.trim(topic, *rest)
                 return trimmed, await store.trimmed_producers(topic, skip=0, limit=10)
             case "delete":
-                return await store.delete(topic)
+                await store.delete(topic)
+                return None
             case _:
                 return (await store.get(topic))._replace(created_ms=0)
     except DomainError as error:

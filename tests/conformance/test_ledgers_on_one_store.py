@@ -1,5 +1,5 @@
-"""Ledgers that share a store and a deduplication state, over each store: what trims, lost states,
-producers that start over and policies that change come to, and that nothing is stored twice."""
+"""Ledgers that share a store and a deduplication state, over each store: under trims, lost states,
+restarting producers and changing policies nothing is stored twice."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -148,7 +148,7 @@ def ids(*sequence_ids: int, producer: str = "p") -> list[Entry]:
 # ---- producers that start over: the last entry is where they are
 
 
-async def test_a_producer_that_was_forgotten_and_starts_over_is_where_it_is_now(
+async def test_a_forgotten_producer_that_starts_over_is_at_its_new_id(
     world: World,
 ) -> None:
     ledger = world.ledger()
@@ -164,8 +164,8 @@ async def test_a_producer_that_was_forgotten_and_starts_over_is_where_it_is_now(
     await world.check_state(ledger)
 
 
-async def test_automatic_ids_go_on_when_policy_was_off_for_a_while(world: World) -> None:
-    """Nobody else had the name: the last id is the producer's own."""
+async def test_automatic_ids_continue_after_deduplication_was_off(world: World) -> None:
+    """No other producer had the name: the last id is its own."""
     ledger = world.ledger()
     await published(ledger, ids(*range(10)))
     world.dedup.enabled = False
@@ -179,7 +179,7 @@ async def test_automatic_ids_go_on_when_policy_was_off_for_a_while(world: World)
     await world.check_state(ledger)
 
 
-async def test_the_rest_of_a_lower_message_whose_beginning_is_trimmed_is_not_stored(
+async def test_the_rest_of_a_lower_message_is_refused_after_its_start_is_trimmed(
     world: World,
 ) -> None:
     ledger = world.ledger()
@@ -196,7 +196,7 @@ async def test_the_rest_of_a_lower_message_whose_beginning_is_trimmed_is_not_sto
     await world.check_state(ledger)
 
 
-async def test_a_message_that_loses_its_beginning_is_not_completed_by_another_process(
+async def test_a_message_whose_start_is_trimmed_is_not_completed_elsewhere(
     world: World,
 ) -> None:
     """The store makes the topic another one in the very step that removes the beginning."""
@@ -251,7 +251,7 @@ async def test_nothing_is_stored_twice_when_another_process_trims_during_a_repla
     await world.check_state(third)
 
 
-async def test_a_replay_whose_process_dies_among_trimmed_producers_begins_anew(
+async def test_a_replay_cut_off_among_trimmed_producers_starts_over(
     world: World,
 ) -> None:
     one, other = world.ledger(), world.ledger()
@@ -283,7 +283,7 @@ async def test_a_replay_whose_process_dies_among_trimmed_producers_begins_anew(
     await world.check_state(third)
 
 
-async def test_a_state_that_ends_where_the_trim_did_is_not_dropped(world: World) -> None:
+async def test_a_state_that_ends_at_the_trim_position_is_kept(world: World) -> None:
     one, other = world.ledger(), world.ledger()
     await published(one, ids(0, 1))
     state = world.dedup.states[TOPIC]
@@ -301,7 +301,7 @@ async def test_a_state_that_ends_where_the_trim_did_is_not_dropped(world: World)
     assert not forgotten
 
 
-async def test_the_fold_of_what_is_served_and_of_what_is_rebuilt_agree_over_a_life(
+async def test_served_and_rebuilt_state_agree_over_the_life_of_a_topic(
     world: World,
 ) -> None:
     ledger = world.ledger()
@@ -324,15 +324,16 @@ async def test_the_fold_of_what_is_served_and_of_what_is_rebuilt_agree_over_a_li
 # ---- each mistake is seen
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("defect", "test"),
     [
-        ("A2", test_the_rest_of_a_lower_message_whose_beginning_is_trimmed_is_not_stored),
-        ("A3", test_automatic_ids_go_on_when_policy_was_off_for_a_while),
-        ("A3", test_a_producer_that_was_forgotten_and_starts_over_is_where_it_is_now),
+        ("A2", test_the_rest_of_a_lower_message_is_refused_after_its_start_is_trimmed),
+        ("A3", test_automatic_ids_continue_after_deduplication_was_off),
+        ("A3", test_a_forgotten_producer_that_starts_over_is_at_its_new_id),
     ],
 )
-async def test_a_mistake_is_seen(
+async def test_deliberate_defects_are_found(
     world: World,
     monkeypatch: pytest.MonkeyPatch,
     defect: str,
@@ -343,7 +344,8 @@ async def test_a_mistake_is_seen(
         await test(world)
 
 
-async def test_a_replay_across_a_trim_is_seen(
+@pytest.mark.deep
+async def test_a_replay_across_a_trim_is_found(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find("F1").apply(monkeypatch)
@@ -356,8 +358,8 @@ async def test_a_replay_across_a_trim_is_seen(
 # ---- topics that are deleted elsewhere
 
 
-async def test_a_topic_that_another_ledger_deleted_is_let_go_and_made_anew(world: World) -> None:
-    """Deduplication lacks what is there no more: the log could be replayed for ever."""
+async def test_a_topic_deleted_by_another_ledger_is_released_and_recreated(world: World) -> None:
+    """Deduplication lacks entries that no longer exist: the log could be replayed forever."""
     one, other = world.ledger(), world.ledger()
     await published(one, ids(1))
     await other.delete(TOPIC, force=True)
@@ -369,10 +371,10 @@ async def test_a_topic_that_another_ledger_deleted_is_let_go_and_made_anew(world
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-async def test_a_topic_that_another_ledger_deleted_is_made_anew_by_who_publishes_again(
+async def test_a_topic_deleted_by_another_ledger_is_recreated_by_publishing(
     world: World, enabled: bool
 ) -> None:
-    """The stream ends, whose publication finds out; it failed for ever, and all that came after."""
+    """The stream whose publication finds out ends; it and all later ones used to fail forever."""
     world.dedup.enabled = enabled
     one, other = world.ledger(), world.ledger()
     async with publishing(one) as (stream, publish):

@@ -39,7 +39,7 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[StateStore]:
     group.flush()
 
 
-async def test_a_token_stays_until_another_is_set(store: StateStore) -> None:
+async def test_a_token_remains_until_it_is_replaced(store: StateStore) -> None:
     first = await store.policy_token()
     assert first
     assert await store.policy_token() == first
@@ -47,7 +47,7 @@ async def test_a_token_stays_until_another_is_set(store: StateStore) -> None:
     assert await store.policy_token() == "0123456789abcdef"
 
 
-async def test_all_who_miss_a_token_at_once_agree_on_one(store: StateStore) -> None:
+async def test_concurrent_creations_agree_on_one_token(store: StateStore) -> None:
     tokens = await asyncio.gather(*(store.policy_token() for _ in range(50)))
     assert set(tokens) == {await store.policy_token()}
 
@@ -63,9 +63,7 @@ async def test_a_token_belongs_to_no_topic(store: StateStore) -> None:
     assert await store.policy_token() == before
 
 
-async def test_a_token_that_was_lost_is_not_made_again(
-    in_redis: RedisStateStore, redis: RedisServer
-) -> None:
+async def test_a_lost_token_does_not_recur(in_redis: RedisStateStore, redis: RedisServer) -> None:
     seen = {await in_redis.policy_token()}
     with redis.client() as client:
         for _ in range(20):

@@ -133,7 +133,7 @@ async def test_every_topic_is_found(store: RedisStateStore) -> None:
     assert {topic async for topic in store.topics()} == topics
 
 
-async def test_a_server_that_lost_its_scripts_is_given_them(
+async def test_scripts_are_reloaded_into_a_server_that_lost_them(
     group: RedisServer | Sentinels | Cluster, store: RedisStateStore
 ) -> None:
     revision = await begin(store)
@@ -162,7 +162,7 @@ def lose_a_reply(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: orders.append(None)
 
 
-async def test_a_script_whose_reply_is_lost_is_not_run_again(
+async def test_a_script_is_not_rerun_when_its_reply_is_lost(
     group: RedisServer | Sentinels | Cluster,
     store: RedisStateStore,
     lose_a_reply: Callable[[], None],
@@ -178,13 +178,13 @@ async def test_a_script_whose_reply_is_lost_is_not_run_again(
     assert await admit(store, 2, revision + 1) == Changed(revision + 2)
 
 
-async def test_one_clock_is_for_all_replicas(group: RedisServer | Sentinels | Cluster) -> None:
+async def test_replicas_share_the_clock_of_redis(group: RedisServer | Sentinels | Cluster) -> None:
     async with store_at(group.url) as one, store_at(group.url) as other:
         assert abs(await one.now_ms() - await other.now_ms()) < 1_000 * TIMEOUT_S
         await one.check()
 
 
-async def test_nobody_is_there() -> None:
+async def test_unreachable_servers_are_unavailable() -> None:
     hosts = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
     tls = "?ssl_cert_reqs=none&ssl_check_hostname=false"
     for url in (
@@ -205,13 +205,13 @@ async def test_nobody_is_there() -> None:
                 _ = [topic async for topic in store.topics()]
 
 
-async def test_sentinels_do_not_know_the_name(sentinels: Sentinels) -> None:
+async def test_a_master_name_unknown_to_sentinels_is_unavailable(sentinels: Sentinels) -> None:
     async with store_at(sentinels.url.replace("/seqgate", "/other")) as store:
         with pytest.raises(StateUnavailable):
             await store.check()
 
 
-async def test_a_silent_sentinel_costs_a_part_of_the_time(sentinels: Sentinels) -> None:
+async def test_a_silent_sentinel_takes_part_of_the_timeout(sentinels: Sentinels) -> None:
     """As many as there are do not use up the time of a call together."""
     with silent_port() as port:
         url = sentinels.url.replace("redis+sentinel://", f"redis+sentinel://127.0.0.1:{port},")
@@ -219,15 +219,15 @@ async def test_a_silent_sentinel_costs_a_part_of_the_time(sentinels: Sentinels) 
             await store.check()
 
 
-async def test_a_silent_node_is_not_waited_for(cluster: Cluster) -> None:
+async def test_a_silent_node_does_not_block_others(cluster: Cluster) -> None:
     with silent_port() as port:
         async with store_at(f"{cluster.url},127.0.0.1:{port}") as store:
             async with asyncio.timeout(TIMEOUT_S / 2):
                 await store.check()
 
 
-async def test_a_server_that_was_demoted_is_left(tmp_path: Path) -> None:
-    """Behind one address there may be another master by now."""
+async def test_a_demoted_server_is_left(tmp_path: Path) -> None:
+    """Another master may serve the address by now."""
     with running_redis(tmp_path) as server:
         async with store_at(server.url) as store:
             revision = await begin(store)
@@ -242,7 +242,7 @@ async def test_a_server_that_was_demoted_is_left(tmp_path: Path) -> None:
             assert made == by_this_test + 1
 
 
-async def test_a_master_that_was_demoted_gives_no_verdict(sentinels: Sentinels) -> None:
+async def test_a_demoted_master_gives_no_verdict(sentinels: Sentinels) -> None:
     """Neither over a connection that is open, nor over a new one while it is still named."""
     sentinels.flush()
     old, new = sentinels.master, sentinels.replica
@@ -259,7 +259,7 @@ async def test_a_master_that_was_demoted_gives_no_verdict(sentinels: Sentinels) 
     sentinels.settle()
 
 
-async def test_a_failover_that_was_asked_for_is_followed(sentinels: Sentinels) -> None:
+async def test_a_planned_failover_is_followed(sentinels: Sentinels) -> None:
     sentinels.flush()
     old = sentinels.master
     async with store_at(sentinels.url) as store:
@@ -304,7 +304,7 @@ async def test_a_slot_moves_without_an_error(cluster: Cluster) -> None:
         assert await store.policy_token() == await other.policy_token()
 
 
-async def test_a_topic_that_is_made_while_its_slot_moves_is_in_one_place(cluster: Cluster) -> None:
+async def test_a_topic_created_while_its_slot_moves_is_in_one_place(cluster: Cluster) -> None:
     cluster.flush()
     topic = topic_in(range(SLOTS // 3, SLOTS))
     slot = slot_of(topic_key(topic))
@@ -321,8 +321,8 @@ async def test_a_topic_that_is_made_while_its_slot_moves_is_in_one_place(cluster
         assert list(cluster.move_slot(slot, source))[-1] == "moved"
 
 
-async def test_a_primary_that_dies_is_replaced(cluster: Cluster) -> None:
-    """Topics of other slots go on, but for what the cluster itself holds back meanwhile."""
+async def test_a_dead_primary_is_replaced(cluster: Cluster) -> None:
+    """Topics of other slots continue, unless the cluster itself blocks them meanwhile."""
     cluster.flush()
     there, elsewhere = topic_in(range(SLOTS // 3)), topic_in(range(SLOTS // 3, SLOTS))
     async with store_at(cluster.url) as store:
@@ -342,7 +342,7 @@ async def test_a_primary_that_dies_is_replaced(cluster: Cluster) -> None:
         await begin(store, there)
 
 
-async def test_a_primary_that_hands_over_is_followed(cluster: Cluster) -> None:
+async def test_a_manual_failover_of_a_primary_is_followed(cluster: Cluster) -> None:
     cluster.flush()
     topic = topic_in(range(SLOTS // 3))
     cluster.settle()
@@ -357,8 +357,8 @@ async def test_a_primary_that_hands_over_is_followed(cluster: Cluster) -> None:
 
 
 async def test_a_cluster_is_ready_while_the_policies_slot_is_served(cluster: Cluster) -> None:
-    """A slot that nobody serves is the matter of its topics: were the service not ready for it, no
-    topic would be served at all."""
+    """An unserved slot affects only its topics: were the service not ready then, no topic would be
+    served at all."""
     cluster.flush()
     here, elsewhere = topic_in(range(SLOTS // 2)), topic_in(range(SLOTS // 2, SLOTS))
     with ExitStack() as stack:
@@ -402,9 +402,9 @@ def unserved(cluster: Cluster, slot: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("leaps", [True, False])
 async def test_one_writer_meets_two_masters(redis: RedisServer, seed: int, leaps: bool) -> None:
-    """A master that was cut off still answers, beside its successor, and a writer's calls go to
-    either: whatever it has let through and not withdrawn is new on neither of them. Revisions that
-    only count would not tell the two apart, and this would find it."""
+    """A partitioned master still answers besides its successor, and a writer's calls go to either:
+    claims admitted and not withdrawn are new on neither of them. Revisions that only count would
+    not distinguish the two, and this would find it."""
     redis.flush()
     twice = 0
     async with connect_redis(redis.url, timeout_s=30, connections_max=1) as client:

@@ -1,4 +1,4 @@
-"""What stores ask of their databases, as spans of what is being done."""
+"""Spans of stores' calls to their databases."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -92,7 +92,7 @@ async def calls(store: RedisStateStore) -> None:
     assert [each async for each in store.topics()] == [TOPIC]
 
 
-async def test_each_command_is_a_span_that_says_no_key_and_no_value(
+async def test_each_command_has_a_span_without_keys_and_values(
     group: RedisServer | Cluster, recorded: Recorded
 ) -> None:
     async with connect_redis(group.url, timeout_s=30, connections_max=8) as client:
@@ -114,7 +114,7 @@ async def test_each_command_is_a_span_that_says_no_key_and_no_value(
     assert not any("secret" in each.to_json() for each in recorded.spans)
 
 
-async def test_redis_is_asked_without_spans_where_none_is_current(
+async def test_redis_calls_without_a_current_span_have_none(
     redis: RedisServer, recorded: Recorded
 ) -> None:
     redis.flush()
@@ -124,7 +124,7 @@ async def test_redis_is_asked_without_spans_where_none_is_current(
     assert recorded.spans == []
 
 
-async def test_a_redis_that_does_not_answer_fails_its_spans(recorded: Recorded) -> None:
+async def test_an_unresponsive_redis_fails_its_spans(recorded: Recorded) -> None:
     (port,) = free_ports(1)
     async with connect_redis(f"redis://127.0.0.1:{port}", timeout_s=5, connections_max=1) as client:
         store = RedisStateStore(client)
@@ -143,7 +143,7 @@ async def test_a_redis_that_does_not_answer_fails_its_spans(recorded: Recorded) 
 # ---- SQLite
 
 
-async def test_a_write_and_a_read_are_spans(database: Connections, recorded: Recorded) -> None:
+async def test_writes_and_reads_have_spans(database: Connections, recorded: Recorded) -> None:
     with recorded.tracer.start_as_current_span("whole"):
         await asyncio.gather(database.write(insert), database.write(insert))
         assert await database.read(count) == 2
@@ -153,7 +153,7 @@ async def test_a_write_and_a_read_are_spans(database: Connections, recorded: Rec
         assert said(each) == {names.DB_SYSTEM_NAME: "sqlite", names.DB_OPERATION_NAME: each.name}
 
 
-async def test_sqlite_works_without_spans_where_none_is_current(
+async def test_sqlite_calls_without_a_current_span_have_none(
     database: Connections, recorded: Recorded
 ) -> None:
     await database.write(insert)
@@ -161,7 +161,7 @@ async def test_sqlite_works_without_spans_where_none_is_current(
     assert recorded.spans == []
 
 
-async def test_a_database_that_fails_fails_its_span_and_a_refusal_does_not(
+async def test_a_database_failure_fails_its_span_and_a_refusal_does_not(
     database: Connections, recorded: Recorded
 ) -> None:
     def refuse(_: apsw.Connection) -> None:

@@ -1,5 +1,5 @@
-"""Tests that need a tool which is not a Python package are only there where the tool is. What was
-left out is said, once a run.
+"""Tests that need a tool other than a Python package are collected only if the tool is installed.
+Each run reports those left out once.
 """
 
 import shutil

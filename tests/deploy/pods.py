@@ -1,5 +1,5 @@
-"""Pods on this machine: what a workload's container runs, with its environment and its files, on
-loopback. Addresses of the cluster become ports here.
+"""Pods on this machine: the command of a workload's container, with its environment and files, on
+loopback. Addresses of the cluster become local ports.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The alert rules, evaluated by promtool: each fires on what it is for, and not on less."""
+"""The alert rules, evaluated by promtool: each fires in its scenario, and not below."""
 
 import subprocess
 from pathlib import Path
@@ -30,7 +30,9 @@ class Story(NamedTuple):
     labels: dict[str, str]
 
 
-def buckets(name: str, beyond: str, *bounds: str, labels: str = "") -> tuple[dict[str, str], ...]:
+def buckets(
+    name: str, beyond: str, *bounds: str, labels: str = ""
+) -> tuple[dict[str, str], dict[str, str]]:
     """A histogram whose values are all above the bound `beyond`; and one with all below."""
     series = [f'{name}_bucket{{{labels}le="{bound}"}}' for bound in (*bounds, "+Inf")]
     above = [NEVER if float(bound) <= float(beyond) else FAST for bound in (*bounds, "inf")]
@@ -110,7 +112,7 @@ STORIES = {
         TOPIC,
     ),
     "SeqgateRedeliveriesMany": share(
-        'seqgate_dispatcher_redeliveries_total{cause="refused"}',
+        'seqgate_dispatcher_redeliveries_total{cause="negative_acknowledgement"}',
         "seqgate_dispatcher_delivered_entries_total",
     ),
     "SeqgateDeadLetters": counted('seqgate_dispatcher_dead_letters_total{topic="a"}', **TOPIC),
@@ -162,11 +164,11 @@ STORIES = {
 }
 
 
-def test_every_alert_has_a_story() -> None:
+def test_every_alert_has_a_scenario() -> None:
     assert list(STORIES) == [rule["alert"] for rule in rules()]
 
 
-def test_alerts_fire_on_what_they_are_for_and_not_on_less(tmp_path: Path) -> None:
+def test_alerts_fire_in_their_scenarios_and_not_below(tmp_path: Path) -> None:
     tests = [
         told(rule, series, fires=fires)
         for rule in rules()

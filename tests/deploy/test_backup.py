@@ -54,7 +54,7 @@ async def consume(client: Client, count: int) -> list[bytes]:
     return taken
 
 
-async def test_what_a_backup_holds_comes_back_and_what_came_later_can_be_published_again(
+async def test_a_backup_is_restored_and_later_messages_can_be_published_again(
     tmp_path: Path,
 ) -> None:
     given = commands("Back up, and restore")
@@ -84,7 +84,7 @@ async def test_what_a_backup_holds_comes_back_and_what_came_later_can_be_publish
             assert read == [b"%d" % number for number in range(1, 7)]
 
 
-def test_what_the_readme_names_is_there(root: Path) -> None:
+def test_files_named_by_the_readme_exist(root: Path) -> None:
     text = (K8S / "README.md").read_text()
     for folder in re.findall(r"(?:deploy/k8s|components|overlays|base)/[\w/.-]*\w", text):
         place = root / folder if folder.startswith("deploy") else K8S / folder

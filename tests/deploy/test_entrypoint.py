@@ -73,7 +73,7 @@ def test_an_executor_without_its_variables_is_refused(entrypoint: ModuleType) ->
             entrypoint.command(["executor"], lacking, python="/py", spark=SPARK)
 
 
-def test_spark_has_the_program_that_an_executor_is_and_it_takes_the_arguments(
+def test_sparks_executor_program_exists_and_takes_the_arguments(
     entrypoint: ModuleType, tmp_path: Path
 ) -> None:
     java = find_java(os.environ)

@@ -128,7 +128,7 @@ def remove(containers: Mapping[str, str], name: str) -> None:
     )
 
 
-async def test_every_service_and_the_jobs_run_from_it(
+async def test_every_service_and_job_runs_from_the_image(
     images: tuple[str, str], containers: dict[str, str], tmp_path: Path
 ) -> None:
     services, jobs = images
@@ -162,7 +162,7 @@ async def test_every_service_and_the_jobs_run_from_it(
             assert await node.pods[component].terminate() == 0
 
 
-def test_it_has_no_build_tools_and_is_nobodys_but_its_users(
+def test_the_image_has_no_build_tools_and_runs_unprivileged(
     images: tuple[str, str], containers: dict[str, str]
 ) -> None:
     for image in images:

@@ -1,4 +1,4 @@
-"""What is scraped, shown and warned of: names that exist, words for each alert, rules that fire."""
+"""Dashboards and alerts: names that exist, a paragraph for each alert, rules that fire."""
 
 import json
 import re
@@ -73,7 +73,7 @@ def metric_of(series: str) -> Metric:
 
 
 @pytest.mark.parametrize("expression", expressions())
-def test_expressions_name_metrics_labels_and_values_that_exist(expression: str) -> None:
+def test_expressions_name_existing_metrics_labels_and_values(expression: str) -> None:
     found = list(selectors(promql_parser.parse(expression)))
     assert found
     for selector in found:
@@ -90,7 +90,7 @@ def test_expressions_name_metrics_labels_and_values_that_exist(expression: str) 
 
 
 @pytest.mark.parametrize("expression", expressions())
-def test_labels_by_which_something_is_told_apart_are_there(expression: str) -> None:
+def test_grouping_labels_exist(expression: str) -> None:
     for by in re.findall(r"\bby \(([^)]*)\)", expression):
         known = {*OF_TARGETS}
         for selector in selectors(promql_parser.parse(expression)):
@@ -99,14 +99,14 @@ def test_labels_by_which_something_is_told_apart_are_there(expression: str) -> N
         assert {label.strip() for label in by.split(",")} <= known
 
 
-def test_what_each_replica_tells_in_full_is_not_added_up() -> None:
+def test_metrics_that_each_replica_reports_in_full_are_not_summed() -> None:
     shared = {metric.prometheus for metric in CATALOGUE if metric.is_shared}
     for expression in expressions():
         for added in re.findall(r"sum(?: by \([^)]*\))? ?\(([a-z_]+)", expression):
             assert added not in shared, expression
 
 
-def test_panels_have_places_of_their_own() -> None:
+def test_panels_do_not_overlap() -> None:
     everything = dashboard()["panels"]
     assert len({each["id"] for each in everything}) == len(everything)
     taken: set[tuple[int, int]] = set()
@@ -125,7 +125,7 @@ def test_panels_have_places_of_their_own() -> None:
     assert used == variables
 
 
-def test_what_an_operator_needs_is_shown_or_warned_of() -> None:
+def test_every_critical_metric_is_on_a_dashboard_or_in_an_alert() -> None:
     """Every metric that can go wrong by itself is looked at somewhere."""
     looked_at = {selector.name for each in expressions() for selector in selectors_of(each)}
     for needed in (
@@ -145,7 +145,7 @@ def selectors_of(expression: str) -> Iterator[Any]:
     return selectors(promql_parser.parse(expression))
 
 
-def test_every_alert_has_its_paragraph_and_no_paragraph_is_of_none() -> None:
+def test_alerts_and_their_paragraphs_match() -> None:
     text = (K8S / "README.md").read_text()
     explained = re.findall(r"^### (Seqgate\w+)$", text, re.MULTILINE)
     assert explained == [rule["alert"] for rule in rules()]

@@ -12,7 +12,7 @@ from tests.deploy.pods import Node, installed
 from tests.support.authority import Authority, Files
 
 
-async def test_probes_are_answered_as_services_come_and_go(tmp_path: Path) -> None:
+async def test_probes_follow_the_start_and_stop_of_services(tmp_path: Path) -> None:
     async with installed("dev", tmp_path) as node:
         await node.start("ledger", "filter")
         ledger = node.pods["ledger"]
@@ -47,7 +47,7 @@ def certificates(node: Node, authority: Authority) -> dict[str, Files]:
     return made
 
 
-async def test_in_production_certificates_say_who_may_do_what(tmp_path: Path) -> None:
+async def test_production_certificates_authorize_their_holders(tmp_path: Path) -> None:
     async with installed("prod", tmp_path) as node:
         authority = Authority(tmp_path / "authority")
         shown = certificates(node, authority)

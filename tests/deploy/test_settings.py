@@ -1,4 +1,4 @@
-"""deploy/k8s/base/settings says what the services can be told: all of it, and nothing else."""
+"""deploy/k8s/base/settings has every setting of the services, and no other."""
 
 import re
 from importlib import import_module
@@ -16,7 +16,7 @@ LINE = re.compile(r"(?P<shown># )?(?P<name>SEQGATE_[A-Z_]+)=(?P<value>.*)")
 
 
 def config_type(service: str) -> type[ServiceConfig]:
-    found = getattr(
+    found: type[ServiceConfig] = getattr(
         import_module(f"seqgate.services.{service}.config"), f"{service.capitalize()}Config"
     )
     assert issubclass(found, ServiceConfig)
@@ -44,7 +44,7 @@ def in_workload(service: str) -> set[str]:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_every_setting_is_in_its_file_or_said_by_its_workload_and_no_other_name_is(
+def test_every_setting_is_in_its_file_or_its_workload_and_no_other(
     service: str,
 ) -> None:
     named = [line["name"] for line in lines_of(service)]
@@ -53,7 +53,7 @@ def test_every_setting_is_in_its_file_or_said_by_its_workload_and_no_other_name_
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_what_a_file_does_not_set_is_shown_with_its_default(service: str) -> None:
+def test_unset_settings_are_shown_with_their_defaults(service: str) -> None:
     fields = config_type(service).model_fields
     for line in lines_of(service):
         if line["shown"]:
@@ -62,7 +62,7 @@ def test_what_a_file_does_not_set_is_shown_with_its_default(service: str) -> Non
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_what_a_file_sets_is_a_value_that_the_service_takes(
+def test_values_in_a_file_are_valid_for_their_service(
     service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for line in lines_of(service):
@@ -73,7 +73,7 @@ def test_what_a_file_sets_is_a_value_that_the_service_takes(
     assert config(**others).listen.startswith("0.0.0.0:")
 
 
-def test_every_file_of_settings_is_a_services_or_is_used(root: Path) -> None:
+def test_every_settings_file_belongs_to_a_service_or_is_used(root: Path) -> None:
     kustomization = (root / "deploy" / "k8s" / "base" / "kustomization.yaml").read_text()
     for file in SETTINGS.iterdir():
         assert f"settings/{file.name}" in kustomization

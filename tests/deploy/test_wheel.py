@@ -1,4 +1,4 @@
-"""The wheel: what it installs, and that all of it runs wherever it is started."""
+"""The wheel: its contents, and that all of it runs from any folder."""
 
 import os
 import re
@@ -72,7 +72,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def environment(installed: Path) -> Mapping[str, str]:
     """Variables with which Python finds the wheel before the checkout."""
     own = {key: value for key, value in os.environ.items() if not key.startswith("SEQGATE_")}
-    return {**own, "PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**own, "PYTHONPATH": str(installed)}
 
 
 def files_below(folder: Path) -> Iterator[str]:
@@ -86,13 +86,13 @@ def test_the_top_level_is_one_package(installed: Path) -> None:
     assert names == {"seqgate", "seqgate.dist-info"}
 
 
-def test_it_has_all_of_the_code_in_seqgate_and_services(installed: Path, root: Path) -> None:
+def test_the_wheel_has_all_code_of_seqgate_and_services(installed: Path, root: Path) -> None:
     found = set(files_below(installed / "seqgate"))
     services = {f"services/{each}" for each in files_below(root / "services")}
     assert found == {*files_below(root / "seqgate"), *services}
 
 
-def test_extras_hold_what_a_client_does_not_need(installed: Path) -> None:
+def test_extras_hold_dependencies_that_a_client_does_not_need(installed: Path) -> None:
     (metadata,) = installed.glob("*.dist-info/METADATA")
     required = message_from_string(metadata.read_text()).get_all("Requires-Dist", [])
     client = {re.split("[<>=]", each)[0] for each in required if "extra ==" not in each}
@@ -108,7 +108,7 @@ def test_extras_hold_what_a_client_does_not_need(installed: Path) -> None:
     }
 
 
-def test_it_installs_one_command(installed: Path) -> None:
+def test_the_wheel_installs_one_command(installed: Path) -> None:
     (scripts,) = installed.glob("*.dist-info/entry_points.txt")
     assert scripts.read_text().split("\n")[:2] == [
         "[console_scripts]",
@@ -134,7 +134,7 @@ def test_each_command_shows_its_help(installed: Path, folder: Path) -> None:
         assert "usage: " in out.lower(), name
 
 
-def test_modules_are_the_wheels(installed: Path, folder: Path) -> None:
+def test_modules_are_imported_from_the_wheel(installed: Path, folder: Path) -> None:
     modules = [
         f"seqgate.{each}" for each in ("client", "cli", "services.dedup.app", "jobs.rebuild")
     ]

@@ -23,8 +23,8 @@ from tests.faults.test_cursor_store import CURSORS, TOPIC, move
 async def keep_moving(store, name):
     await store.create(TOPIC, name, mark_delete=None, properties={})
     while True:
-        version = await store.change(TOPIC, name, move)
-        print(name, version, flush=True)
+        revision = await store.change(TOPIC, name, move)
+        print(name, revision, flush=True)
 
 async def main():
     async with open_sqlite_store(Path(sys.argv[1])) as store, asyncio.TaskGroup() as tasks:
@@ -36,30 +36,30 @@ asyncio.run(main())
 
 
 def move(state: CursorState, _: int) -> int:
-    """A change of everything, all of it told by the version."""
-    version = state.head.version + 1
-    state.head.version = version
-    state.head.mark_delete = Position(version, 0)
-    state.head.mark_delete_properties = {"version": str(version) * 500}
+    """A change of everything, all of it told by the revision."""
+    revision = state.head.revision + 1
+    state.head.revision = revision
+    state.head.mark_delete = Position(revision, 0)
+    state.head.mark_delete_properties = {"revision": str(revision) * 500}
     state.holes.drop_through(None)
-    for number in range(version % 50 + 1):
-        state.holes.put_page(version, number, version)
-        state.holes.put_batch(Position(version, number), Batch(100, version % 100))
-    return version
+    for number in range(revision % 50 + 1):
+        state.holes.put_page(revision, number, revision)
+        state.holes.put_batch(Position(revision, number), Batch(100, revision % 100))
+    return revision
 
 
 def version_of(state: CursorState) -> int:
-    """The version of a cursor, if all of it belongs to one."""
-    version = state.head.version
-    if version == 0:
+    """The revision of a cursor, if all of it belongs to one."""
+    revision = state.head.revision
+    if revision == 0:
         return 0
-    numbers = range(version % 50 + 1)
-    assert state.head.mark_delete == Position(version, 0)
-    assert state.head.mark_delete_properties == {"version": str(version) * 500}
-    assert list(state.holes.pages(None)) == [(version, number, version) for number in numbers]
-    batches = [(Position(version, number), Batch(100, version % 100)) for number in numbers]
+    numbers = range(revision % 50 + 1)
+    assert state.head.mark_delete == Position(revision, 0)
+    assert state.head.mark_delete_properties == {"revision": str(revision) * 500}
+    assert list(state.holes.pages(None)) == [(revision, number, revision) for number in numbers]
+    batches = [(Position(revision, number), Batch(100, revision % 100)) for number in numbers]
     assert list(state.holes.batches(None)) == batches
-    return version
+    return revision
 
 
 def run_until_killed(root: Path, path: Path, lines: int) -> dict[str, int]:
@@ -69,17 +69,17 @@ def run_until_killed(root: Path, path: Path, lines: int) -> dict[str, int]:
     with subprocess.Popen(program, cwd=root, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for _ in range(lines):
-            name, version = process.stdout.readline().split()
-            told[name] = int(version)
+            name, revision = process.stdout.readline().split()
+            told[name] = int(revision)
         process.kill()
         for line in process.stdout:
             if line.endswith("\n"):
-                name, version = line.split()
-                told[name] = int(version)
+                name, revision = line.split()
+                told[name] = int(revision)
     return told
 
 
-async def test_a_killed_process_leaves_cursors_that_were_committed(
+async def test_a_killed_process_leaves_committed_cursors(
     root: Path, tmp_path: Path, seed: int
 ) -> None:
     random = Random(seed)

@@ -84,7 +84,7 @@ async def set_when_it_may(stub: Any, request: pb.SetFiltersRequest) -> None:
 @pytest.mark.parametrize(
     ("point", "is_there"), [("set_properties.before", False), ("set_properties.after", True)]
 )
-async def test_who_dies_while_filters_change_changed_them_or_not_and_asked_again_once(
+async def test_a_crash_during_a_change_of_filters_leaves_it_done_or_undone_and_repeatable(
     quick: World, point: str, *, is_there: bool
 ) -> None:
     topic = f"public/default/dies-{point}"
@@ -115,7 +115,7 @@ async def test_who_dies_while_filters_change_changed_them_or_not_and_asked_again
 @pytest.mark.parametrize(
     ("point", "is_there"), [("set_properties.before", False), ("set_properties.after", True)]
 )
-async def test_who_stands_still_while_filters_change_changes_nothing_of_its_successor(
+async def test_a_paused_instance_does_not_change_its_successors_filters(
     quick: World, point: str, *, is_there: bool
 ) -> None:
     topic = f"public/default/still-{point}"

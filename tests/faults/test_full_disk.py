@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,8 +40,8 @@ async def publish_until_full(
     ],
     ids=["the store's own bound", "the kernel refuses"],
 )
-async def test_what_waits_for_room_is_stored_once_when_there_is_room(
-    tmp_path: Path, seed: int, environment: dict[str, str], sign: str
+async def test_messages_that_await_disk_space_are_stored_once(
+    tmp_path: Path, seed: int, environment: dict[str, Any], sign: str
 ) -> None:
     world = World(tmp_path / "world", **environment)
     async with world.stack:

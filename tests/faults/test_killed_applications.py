@@ -1,5 +1,5 @@
-"""kill -9 of an application that publishes: it starts again from what it has written down, with
-other batches, and every message is stored once."""
+"""kill -9 of a publishing application: it restarts from its own record, with other batches, and
+every message is stored once."""
 
 import os
 import sys
@@ -62,9 +62,9 @@ class Runs:
 
     async def check(self) -> None:
         """Every message is stored once, and deduplication knows."""
-        addresses = map(self._world.stack.address, ("ledger", "dedup"))
         history = self.journal.history(NAME)
-        log = await judge(*addresses, self.topic, history)
+        address = self._world.stack.address
+        log = await judge(address("ledger"), address("dedup"), self.topic, history)
         assert len(log) == len(history.sent) == MESSAGES
 
 
@@ -86,7 +86,7 @@ async def test_an_application_dies_twice_at(runs: Runs, point: str) -> None:
     await runs.check()
 
 
-async def test_a_batch_that_was_stored_in_part_is_cut(runs: Runs) -> None:
+async def test_a_partly_stored_batch_is_cut(runs: Runs) -> None:
     await runs.start(chunk=30, batch=4, order=Order("told"))
     assert await runs.ended() == -SIGKILL, runs.output()
     assert len(await runs.log()) == 30

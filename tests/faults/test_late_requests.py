@@ -1,4 +1,4 @@
-"""Requests arrive when whoever made them has long gone on: nothing lost, nothing twice."""
+"""Requests arrive long after their callers gave up: nothing is lost or duplicated."""
 
 import asyncio
 import os
@@ -15,6 +15,7 @@ from seqgate.api.ledger.v1 import ledger_pb2_grpc
 from seqgate.services.dedup.adapters.redis import script_text
 from tests.faults.world import World
 from tests.support.application import Application
+from tests.support.depth import some_of
 from tests.support.proxy import Proxy
 from tests.support.publisher import publishing
 from tests.support.waiting import eventually
@@ -67,14 +68,14 @@ async def judge(application: Application) -> None:
     await application.check_state()
 
 
-@pytest.mark.parametrize("scripts_later", [1, 2, 3, 4])
+@pytest.mark.parametrize("scripts_later", some_of([1, 2, 3, 4], every=3))
 @pytest.mark.parametrize("verb", VERBS)
-async def test_a_script_runs_behind_some_that_came_after_it(
+async def test_a_script_runs_after_some_later_ones(
     late: Late, verb: str, scripts_later: int
 ) -> None:
-    """The others are what its writer did when it had no answer. A late Admit claims what nobody
-    will append; a late Rollback withdraws what is being appended, and the next group asks for
-    copies of that."""
+    """The others are the writer's calls after it had no answer. A late Admit claims ids that will
+    not be appended; a late Rollback withdraws ids that are being appended, and the next group
+    claims copies of those."""
     stack = late.world.stack
     book = Book(stack, f"public/late/{verb}-{scripts_later}")
     async with (
@@ -101,9 +102,7 @@ async def test_a_script_runs_behind_some_that_came_after_it(
 
 
 @pytest.mark.parametrize("count", [1, 3])
-async def test_a_script_runs_behind_everything_that_came_after_it(
-    late: Late, count: int, seed: int
-) -> None:
+async def test_a_script_runs_after_all_later_ones(late: Late, count: int, seed: int) -> None:
     application = late.world.application(seed)
     await application.publish(MESSAGES)
     late.proxy.hold(count, *SCRIPTS.values())
@@ -117,8 +116,8 @@ async def test_a_script_runs_behind_everything_that_came_after_it(
 
 
 @pytest.mark.parametrize("count", [1, 3])
-async def test_a_script_runs_late_while_nobody_publishes(late: Late, count: int, seed: int) -> None:
-    """Nothing contradicts it: what it lets through seems to be under way, and never comes."""
+async def test_a_script_runs_late_without_publishers(late: Late, count: int, seed: int) -> None:
+    """Nothing contradicts it: the admitted claims seem to be in flight, and are never appended."""
     application = late.world.application(seed)
     await application.publish(MESSAGES)
     late.proxy.hold(count, *SCRIPTS.values())
@@ -129,7 +128,7 @@ async def test_a_script_runs_late_while_nobody_publishes(late: Late, count: int,
     await judge(application)
 
 
-async def test_a_script_runs_late_while_its_ledger_is_gone(late: Late, seed: int) -> None:
+async def test_a_script_runs_late_after_its_ledger_died(late: Late, seed: int) -> None:
     """The claims of a dead process, made after its death, before its successor comes."""
     application, stack = late.world.application(seed), late.world.stack
     await application.publish(MESSAGES)
@@ -143,7 +142,7 @@ async def test_a_script_runs_late_while_its_ledger_is_gone(late: Late, seed: int
     await judge(application)
 
 
-async def test_everything_travels_drop_by_drop(late: Late, seed: int) -> None:
+async def test_connections_deliver_a_few_bytes_at_a_time(late: Late, seed: int) -> None:
     application = late.world.application(seed)
     late.proxy.slow = True
     try:
@@ -154,10 +153,8 @@ async def test_everything_travels_drop_by_drop(late: Late, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["dedup", "ledger"])
-async def test_a_service_stands_still_for_longer_than_anybody_waits(
-    late: Late, name: str, seed: int
-) -> None:
-    """What it was asked meanwhile waits in its sockets, and is done when nobody waits for it."""
+async def test_a_service_is_paused_beyond_every_timeout(late: Late, name: str, seed: int) -> None:
+    """Requests meanwhile wait in its sockets, and are executed after their callers gave up."""
     application, stack = late.world.application(seed), late.world.stack
     await application.publish(MESSAGES)
     publishing = asyncio.create_task(application.publish(10 * MESSAGES))

@@ -89,8 +89,7 @@ async def test_replies_are_lost_with_their_connection(
 async def test_a_reply_never_comes(
     wires: Wires, link: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The caller gives up after its time-out, or finds the connection dead; what it asked for was
-    done."""
+    """The caller times out, or finds the connection dead; its request was executed."""
     quick = {"grpc.keepalive_time_ms": 1000, "grpc.http2.ping_timeout_ms": 500}
     monkeypatch.setattr(_channel, "OPTIONS", list((dict(_channel.OPTIONS) | quick).items()))
     application, wire = wires.application(seed), wires.wires[link]

@@ -1,4 +1,4 @@
-"""Services stay within their budgets of memory, whatever they are made to remember."""
+"""Services stay within their memory budgets under every kind of load."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path

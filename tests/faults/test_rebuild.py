@@ -1,7 +1,7 @@
-"""Rebuilds that are killed, that run at once, that Redis forgets under, and that meet damage.
+"""Rebuilds that are killed, that run concurrently, that lose Redis's state, and that meet damage.
 
-Topics wait for a rebuild here as soon as deduplication lacks more than one entry, so that what is
-whole again is so because a rebuild loaded it.
+Topics wait for a rebuild here as soon as deduplication lacks more than one entry, so each recovered
+state was loaded by a rebuild.
 """
 
 import asyncio
@@ -18,9 +18,7 @@ from grpc import StatusCode, aio
 from redis.asyncio import Redis
 
 from seqgate.api.cursor.v1 import cursor_pb2
-from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
 from seqgate.api.dedup.v1 import dedup_pb2
-from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.client import connect
@@ -31,6 +29,7 @@ from tests.faults.world import World
 from tests.integration.services import log_lines
 from tests.support.application import Application
 from tests.support.jobs import JAVA, WORKERS, Rebuild, rebuilding
+from tests.support.stubs import cursor_stub, dedup_stub
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(900)  # each test starts Spark more than once
@@ -76,9 +75,9 @@ async def forget_everything(world: World) -> None:
 async def forget_snapshots(world: World, topics: Collection[str]) -> None:
     """The snapshots of these topics are lost, too: one is taken when a state was loaded."""
     async with aio.insecure_channel(world.stack.address("cursor")) as channel:
-        cursors: Any = CursorServiceStub(channel)
+        cursors: Any = cursor_stub(channel)
         for each in topics:
-            request = cursor_pb2.DeleteCursorRequest(topic=each, name=DEDUP_CURSOR)
+            request = cursor_pb2.DeleteCursorRequest(topic=each, cursor=DEDUP_CURSOR)
             try:
                 await cursors.DeleteCursor(request)
             except aio.AioRpcError as error:  # it was lost with the state
@@ -107,7 +106,7 @@ def loaded(job: Rebuild) -> set[str]:
 @asynccontextmanager
 async def dedup_of(world: World) -> AsyncIterator[Any]:
     async with aio.insecure_channel(world.stack.address("dedup")) as channel:
-        yield DedupServiceStub(channel)
+        yield dedup_stub(channel)
 
 
 async def confirmed(dedup: Any, application: Application) -> Position:
@@ -125,18 +124,19 @@ async def waits(world: World, application: Application) -> None:
         ledger: Any = LedgerServiceStub(channel)
 
         async def lacking() -> bool:
-            return (await ledger.GetTopic(request)).topic.entries_to_replay > 1
+            return bool((await ledger.GetTopic(request)).topic.entries_to_replay > 1)
 
         await eventually(lacking)
 
 
+@pytest.mark.deep
 async def test_redis_forgets_everything_during_a_rebuild(
     world: World, seed: int, tmp_path: Path
 ) -> None:
-    """What was loaded before is lost again, and the next rebuild's matter; the rest is loaded.
+    """State loaded before is lost again, and left to the next rebuild; the rest is loaded.
 
-    Meanwhile a topic that is well goes on, and one that waits for its state does by itself when it
-    has it.
+    Meanwhile a healthy topic continues, and a waiting one resumes by itself when its state is
+    loaded.
     """
     applications = await published(world, seed, 5)
     await forget(world, applications)
@@ -172,12 +172,12 @@ async def test_redis_forgets_everything_during_a_rebuild(
 
 
 @pytest.mark.deep
-async def test_rebuilds_are_killed_and_two_at_once_go_on(
+async def test_killed_rebuilds_are_completed_by_two_at_once(
     world: World, seed: int, tmp_path: Path
 ) -> None:
     """Killed while it starts, and with some topics loaded. Then two do the rest, while producers
-    go on as soon as the first of them has loaded their topic: what the other one has to load is
-    old by then, and takes nothing back."""
+    resume as soon as the first of them has loaded their topic: the state of the other one is old by
+    then, and undoes nothing."""
     random = Random(seed)
     applications = await published(world, seed, 8)
     await forget(world, applications)
@@ -208,7 +208,7 @@ async def test_rebuilds_are_killed_and_two_at_once_go_on(
         rebuilding(world.stack, folders[1]) as other,
         never_worse(world, applications),
     ):
-        assert await asyncio.gather(one.ended(), other.ended()) == [0, 0]
+        assert [*await asyncio.gather(one.ended(), other.ended())] == [0, 0]
         assert loaded(one) | loaded(other) == topics(lost)
         assert {*one.outcomes.values(), *other.outcomes.values()} <= {"loaded", "current"}
         await waiting
@@ -241,7 +241,8 @@ async def never_worse(world: World, applications: Sequence[Application]) -> Asyn
 # ---- damage
 
 
-async def test_a_damaged_entry_is_the_matter_of_its_topic_and_can_be_left_out(
+@pytest.mark.deep
+async def test_a_damaged_entry_fails_only_its_topic_and_can_be_skipped(
     tmp_path: Path, seed: int
 ) -> None:
     world = World(tmp_path / "world")

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -34,7 +35,7 @@ async def amid(application: Application, world: World) -> "asyncio.Task[None]":
     return publishing
 
 
-async def test_everything_is_flushed(world: World, seed: int) -> None:
+async def test_redis_is_flushed(world: World, seed: int) -> None:
     application = world.application(seed)
     publishing = await amid(application, world)
     async with redis(world) as client:
@@ -47,7 +48,7 @@ async def test_everything_is_flushed(world: World, seed: int) -> None:
     await judge(application)
 
 
-async def test_everything_is_flushed_while_nobody_publishes(world: World, seed: int) -> None:
+async def test_redis_is_flushed_without_publishers(world: World, seed: int) -> None:
     application = world.application(seed)
     await application.publish(MESSAGES)
     async with redis(world) as client:
@@ -55,12 +56,12 @@ async def test_everything_is_flushed_while_nobody_publishes(world: World, seed: 
     await judge(application)
 
 
-async def test_an_older_state_comes_back_while_its_writer_goes_on(world: World, seed: int) -> None:
+async def test_redis_goes_back_to_an_older_state_under_its_writer(world: World, seed: int) -> None:
     """A replica that lags takes over: state of some moment ago, same epoch."""
     application = world.application(seed)
     await application.publish(MESSAGES)
     async with redis(world) as client:
-        older = {key: await client.dump(key) for key in await client.keys("*")}
+        older: dict[Any, Any] = {key: await client.dump(key) for key in await client.keys("*")}
         publishing = await amid(application, world)
         for key, value in older.items():
             await client.restore(key, 0, value, replace=True)
@@ -71,7 +72,7 @@ async def test_an_older_state_comes_back_while_its_writer_goes_on(world: World, 
     await judge(application)
 
 
-async def test_an_older_copy_of_its_files_is_put_back(
+async def test_an_older_copy_of_redis_files_is_restored(
     world: World, seed: int, tmp_path: Path
 ) -> None:
     application = world.application(seed)
@@ -88,7 +89,7 @@ async def test_an_older_copy_of_its_files_is_put_back(
     await judge(application)
 
 
-async def test_it_starts_again_with_nothing(world: World, seed: int) -> None:
+async def test_redis_restarts_empty(world: World, seed: int) -> None:
     application = world.application(seed)
     publishing = await amid(application, world)
     await world.stack.kill("redis")
@@ -102,7 +103,7 @@ async def test_it_starts_again_with_nothing(world: World, seed: int) -> None:
     ("setting", "refusing", "taking"),
     [("maxmemory", "1", "0"), ("min-replicas-to-write", "1", "0")],
 )
-async def test_it_refuses_to_write(
+async def test_redis_refuses_writes(
     world: World, seed: int, setting: str, refusing: str, taking: str
 ) -> None:
     application = world.application(seed)
@@ -118,7 +119,7 @@ async def test_it_refuses_to_write(
     await judge(application)
 
 
-async def test_it_stands_still_for_longer_than_anybody_waits(tmp_path: Path, seed: int) -> None:
+async def test_redis_is_paused_beyond_every_timeout(tmp_path: Path, seed: int) -> None:
     world = World(
         tmp_path, SEQGATE_DEDUP_REDIS_TIMEOUT_S="0.2", SEQGATE_LEDGER_DEDUP_TIMEOUT_S="0.3"
     )

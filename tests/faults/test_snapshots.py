@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from tests.faults.test_crash_points import MESSAGES, points, publish_through
 from tests.faults.world import World
 from tests.support.crash_points import RECOVERY_VERBS, SNAPSHOT_VERBS, Order
+from tests.support.depth import some_of
 
 OFTEN = "[cluster]\nsnapshot_entries = 5\nsnapshot_interval_s = 0\n"
 
@@ -38,15 +39,15 @@ async def judge(world: World, seed: int) -> None:
     await application.check_state()
 
 
-@pytest.mark.parametrize("point", points(*SNAPSHOT_VERBS))
+@pytest.mark.parametrize("point", some_of(points(*SNAPSHOT_VERBS), every=3))
 async def test_dedup_dies_in_a_snapshot(world: World, point: str, seed: int) -> None:
     await publish_through(world, world.application(seed), "dedup", Order(point, 2), "dedup")
     await judge(world, seed)
 
 
-@pytest.mark.parametrize("point", points("mark_delete", "get"))
+@pytest.mark.parametrize("point", some_of(points("mark_delete", "get"), every=3))
 async def test_the_cursor_service_dies_in_a_snapshot(world: World, point: str, seed: int) -> None:
-    """Nobody who publishes notices, and the next snapshots are taken."""
+    """Publishers do not notice, and the next snapshots are taken."""
     application = world.application(seed)
     world.order("dedup", Order(point, 2, [world.pid("cursor")]))
     ended = asyncio.create_task(world.stack.ended("cursor"))
@@ -64,7 +65,7 @@ async def test_the_cursor_service_dies_in_a_snapshot(world: World, point: str, s
 
 
 @pytest.mark.parametrize("victim", ["dedup", "cursor", "redis"])
-@pytest.mark.parametrize("point", points(*RECOVERY_VERBS))
+@pytest.mark.parametrize("point", some_of(points(*RECOVERY_VERBS), every=3))
 async def test_a_recovery_is_cut_off(world: World, point: str, victim: str, seed: int) -> None:
     application = world.application(seed)
     await application.publish(MESSAGES)

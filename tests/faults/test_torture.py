@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,21 +41,19 @@ PATIENCE_S = 600 + 3 * SECONDS
 @pytest.mark.timeout(PATIENCE_S)
 @pytest.mark.parametrize("number", SEEDS)
 @pytest.mark.parametrize("limits", deep(quick=["default", "tiny"], full=list(LIMITS)))
-async def test_nothing_is_lost_doubled_or_out_of_order_whatever_fails(
+async def test_torture_finds_no_loss_duplicate_or_reordering(
     tmp_path: Path, seed: int, limits: str, number: int
 ) -> None:
     options = Options(tmp_path / "run", SECONDS, f"{seed}-{number}", limits, RATE)
     tortured = await torture(options)
     report = write_report(options, tortured)
     assert report["violations"] == [], f"{options}: {options.folder / 'index.html'}"
-    assert len(report["faults"]) > SECONDS / 5
+    assert sum(report["faults"].values()) > SECONDS / 5
     assert min(report["operations"][each] for each in ("receipt", "done", "read")) > 10 * SECONDS
 
 
 @pytest.mark.timeout(400)
-async def test_an_installation_of_somebody_else_is_put_under_load_and_judged(
-    tmp_path: Path, seed: int
-) -> None:
+async def test_torture_loads_and_judges_an_existing_installation(tmp_path: Path, seed: int) -> None:
     async with Stack(tmp_path / "theirs") as stack:
         options = Options(
             tmp_path / "run",
@@ -72,8 +71,8 @@ async def test_an_installation_of_somebody_else_is_put_under_load_and_judged(
     assert report["operations"]["done"] > 0
 
 
-@pytest.mark.timeout(200)
-async def test_nothing_is_left_of_a_torture_that_is_told_to_stop(tmp_path: Path) -> None:
+@pytest.mark.timeout(400)
+async def test_torture_leaves_no_process_after_sigterm(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tools.torture", "--out", str(tmp_path), "--seed", "s"]
     process = await asyncio.create_subprocess_exec(*bound_to_us(command), stdout=subprocess.DEVNULL)
     said = tmp_path / "s" / RECORD
@@ -82,7 +81,7 @@ async def test_nothing_is_left_of_a_torture_that_is_told_to_stop(tmp_path: Path)
         assert process.returncode is None, "it ended by itself"
         return said.exists() and '"fault"' in said.read_text()
 
-    await eventually(something_fails, "something fails", within_s=90)
+    await eventually(something_fails, "something fails", within_s=240)
     assert len(of_folder(tmp_path)) > 10
     tell(process, signal.SIGTERM)
     assert await process.wait() == 2
@@ -142,12 +141,13 @@ def telling(*files: Path) -> Iterator[list[Teller]]:
             each.end()
 
 
-def test_the_clock_of_one_process_is_set_and_nobody_elses(tmp_path: Path) -> None:
-    ours_s, near = time.time(), pytest.approx(0, abs=60)
+def test_setting_the_clock_affects_one_process(tmp_path: Path) -> None:
+    ours_s = time.time()
+    near: Any = pytest.approx(0, abs=60)
     with telling(tmp_path / "a", tmp_path / "b") as (one, other):
         assert one.tell() == (near, near, near)
         shift_clock(tmp_path / "a", -HOUR_S)
-        set_back = pytest.approx(-HOUR_S, abs=60)
+        set_back: Any = pytest.approx(-HOUR_S, abs=60)
         assert one.tell() == (set_back, set_back, near)
         assert other.tell() == (near, near, near)
         shift_clock(tmp_path / "a", 0)
@@ -166,7 +166,7 @@ async def connected(port: int) -> AsyncIterator[Ends]:
             await writer.wait_closed()
 
 
-async def test_a_link_breaks_and_heals() -> None:
+async def test_a_link_is_cut_and_restored() -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while some := await reader.read(100):
             writer.write(some)

@@ -1,4 +1,4 @@
-"""What was trimmed stays known when Redis forgets: an id is not stored again."""
+"""Trimmed ids stay known when Redis loses its state: none is stored again."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ import pytest_asyncio
 from grpc import aio
 from redis.asyncio import Redis
 
-from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.ledger.v1 import ledger_pb2, ledger_pb2_grpc
 from seqgate.client import Client, connect
 from seqgate.errors import SequenceIdTrimmedError
@@ -54,7 +54,7 @@ async def publish(client: Client, producer: str, sequence_id: int) -> bool:
 async def trim(stack: Stack, ledger_id: int, entry_id: int) -> None:
     async with aio.insecure_channel(stack.address("ledger")) as channel:
         stub: Any = ledger_pb2_grpc.LedgerServiceStub(channel)
-        before = entry_pb2.Position(ledger_id=ledger_id, entry_id=entry_id)
+        before = common_pb2.Position(ledger_id=ledger_id, entry_id=entry_id)
         await stub.TrimTopic(ledger_pb2.TrimTopicRequest(topic=TOPIC, before=before))
 
 
@@ -80,13 +80,14 @@ async def test_a_trimmed_id_is_not_stored_again_after_redis_lost_everything(
         assert not await publish(client, producer, 11)
 
 
-async def test_a_trimmed_id_is_not_stored_again_after_redis_came_back_older(
+async def test_a_trimmed_id_is_not_stored_again_after_redis_went_back(
     stack: Stack, client: Client
 ) -> None:
     assert not await publish(client, "early", 10)
     async with Redis.from_url(stack.redis_url) as redis:
         (key,) = await redis.keys(f"*{TOPIC}*")
         older = await redis.dump(key)
+        assert older is not None
         for producer in PRODUCERS:
             assert not await publish(client, producer, 10)
         await trim(stack, 1, 5)

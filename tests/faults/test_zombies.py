@@ -1,9 +1,8 @@
-"""A ledger that stood still while another one took its topic stores nothing more, and acknowledges
-only what it had stored.
+"""A ledger that was paused while another one took over its topic stores nothing more, and
+acknowledges only messages that it had stored.
 
 The processes share one SQLite file, as a misconfigured deployment might, and as replicas over a
-replicated log will. The zombie stops at an exact point; what its producer sends meanwhile waits in
-its socket.
+replicated log will. The zombie stops at an exact point; messages sent meanwhile wait in its socket.
 """
 
 import os
@@ -132,7 +131,7 @@ def reason_of(error: aio.AioRpcError | None) -> str:
 
 
 @pytest.mark.parametrize("point", some_of(WHILE_PUBLISHING, every=2))
-async def test_a_ledger_that_was_replaced_while_it_stood_still_stores_nothing_more(
+async def test_a_ledger_replaced_while_paused_stores_nothing_more(
     world: World, zombie: Zombie, point: str
 ) -> None:
     book = Book(world.stack, f"public/zombies/publishing-{point}")
@@ -170,12 +169,12 @@ async def open_and_send(call: Any, publication: pb.Publication) -> None:
     what is published."""
     await call.read()
     publication.entries[0].metadata.producer_name = "p"
-    await call.write(pb.PublishRequest(publications={"publications": [publication]}))
+    await call.write(pb.PublishRequest(publications=pb.Publications(publications=[publication])))
     await call.read()
 
 
 @pytest.mark.parametrize("point", WHILE_OPENING)
-async def test_a_ledger_that_was_replaced_while_it_opened_a_stream_stores_nothing_from_it(
+async def test_a_ledger_replaced_while_opening_a_stream_stores_nothing_from_it(
     world: World, zombie: Zombie, point: str
 ) -> None:
     book = Book(world.stack, f"public/zombies/opening-{point}")

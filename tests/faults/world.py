@@ -1,4 +1,4 @@
-"""A stack whose services can be told where to die."""
+"""A stack whose services die at given points."""
 
 import sys
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from tools.stack.stack import Stack
 REPLAY_PAGE_ENTRIES = 40
 
 CRASHING = ("dedup", "ledger", "dispatcher")
-"""The services that can be told where to die."""
+"""The services that execute orders."""
 
 NO_SNAPSHOTS = "[cluster]\nsnapshot_entries = 0\nsnapshot_interval_s = 0\n"
-"""So that a replay is as long as the log, and crashes of it can be aimed at."""
+"""Makes a replay as long as the log, so that orders can hit it."""
 
 
 class World:
-    """A stack, and applications that publish to it."""
+    """A stack, with applications that publish to it."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class World:
         self.stack.policy_file.write_text(policies)
 
     def application(self, seed: int, *, ledger: str | None = None) -> Application:
-        """An application with a topic of its own."""
+        """An application with its own topic."""
         self._topics += 1
         return Application(
             ledger or self.stack.target("ledger"),

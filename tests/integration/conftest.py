@@ -1,4 +1,4 @@
-"""What integration tests ask for: real services, as child processes, over real gRPC."""
+"""Fixtures of integration tests: real services, as child processes, over real gRPC."""
 
 import itertools
 import re
@@ -9,9 +9,17 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from grpc import StatusCode, aio
 
+from seqgate.api.common.v1 import common_pb2
+from seqgate.api.dispatcher.v1 import dispatcher_pb2
+from seqgate.api.ledger.v1 import ledger_pb2
 from tests.integration.services import Services, pids_of, running, serving
+from tests.support.waiting import eventually
 from tools.stack.stack import SERVICES, Stack
+
+STOPPABLE = "public/default/stoppable"
+"""The topic by which `stoppable` finds out whether its stack works again."""
 
 _numbers = itertools.count(1)
 
@@ -19,10 +27,13 @@ _numbers = itertools.count(1)
 @pytest_asyncio.fixture(scope="session")
 async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Services]:
     """One stack, with its stubs, for all tests that only need topics of their own."""
-    # What is compared before and after a refusal must not change because a minute is over.
-    async with running(
-        tmp_path_factory.mktemp("stack"), SEQGATE_LEDGER_KEEP_INTERVAL_S="3600"
-    ) as services:
+    settings = {
+        # What is compared before and after a refusal must not change because a minute is over.
+        "SEQGATE_LEDGER_KEEP_INTERVAL_S": "3600",
+        # Nobody takes over from this dispatcher, and a busy machine may stop it for ten seconds.
+        "SEQGATE_DISPATCHER_LEASE_S": "600",
+    }
+    async with running(tmp_path_factory.mktemp("stack"), **settings) as services:
         yield services
 
 
@@ -61,6 +72,7 @@ def topic(request: pytest.FixtureRequest) -> str:
 async def second_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Services]:
     """What `stoppable` gives out."""
     async with running(tmp_path_factory.mktemp("stoppable")) as services:
+        await services.ledger.CreateTopic(ledger_pb2.CreateTopicRequest(topic=STOPPABLE))
         yield services
 
 
@@ -75,6 +87,26 @@ async def stoppable(second_stack: Services) -> AsyncIterator[Services]:
             await stack.run(name)
     for service in SERVICES:
         await serving(stack.address(service))
+    await eventually(lambda: _subscribes(second_stack), "the dispatcher subscribes again")
+
+
+async def _subscribes(services: Services) -> bool:
+    """Whether the dispatcher reaches the ledger and the cursor service: it may have been ready all
+    along, if they were away for less than its interval of checks, and still back off."""
+    names: dict[str, Any] = {"topic": STOPPABLE, "subscription": f"s-{next(_numbers)}"}
+    start = common_pb2.Start(earliest=common_pb2.Earliest())
+    try:
+        await services.dispatcher.CreateSubscription(
+            dispatcher_pb2.CreateSubscriptionRequest(start=start, **names)
+        )
+        await services.dispatcher.DeleteSubscription(
+            dispatcher_pb2.DeleteSubscriptionRequest(**names)
+        )
+    except aio.AioRpcError as error:
+        if error.code() is not StatusCode.UNAVAILABLE:
+            raise
+        return False
+    return True
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A running stack with a stub for each of its services, and what tests ask of it."""
+"""A running stack with a stub for each of its services, and helpers for tests."""
 
 import json
 import os
@@ -15,13 +15,13 @@ from grpc import StatusCode, aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from redis.asyncio import Redis
 
-from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dedup.v1 import dedup_pb2
-from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
 from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
 from seqgate.api.filter.v1.filter_pb2_grpc import FilterServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from tests.support.stubs import cursor_stub, dedup_stub
 from tests.support.waiting import eventually
 from tools.stack.child import tell
 from tools.stack.ports import free_ports
@@ -44,8 +44,7 @@ class Services:
 
     async def read(self, topic: str, **request: Any) -> list[ledger_pb2.StoredEntry]:
         """The entries of a topic, all of them unless asked otherwise."""
-        if not request.keys() & {"earliest", "latest", "at", "after"}:
-            request["earliest"] = ledger_pb2.Earliest()
+        request.setdefault("start", common_pb2.Start(earliest=common_pb2.Earliest()))
         found: list[ledger_pb2.StoredEntry] = []
         async for response in self.ledger.Read(ledger_pb2.ReadRequest(topic=topic, **request)):
             found.extend(response.entries.entries)
@@ -84,7 +83,9 @@ class Services:
         """Wait until deduplication knows all of a topic's log; its status then."""
 
         async def level() -> bool:
-            tail = await self.ledger.LastMessageId(ledger_pb2.LastMessageIdRequest(topic=topic))
+            tail = await self.ledger.GetLastMessageId(
+                ledger_pb2.GetLastMessageIdRequest(topic=topic)
+            )
             status = await self.status(topic)
             return bool(status.confirmed == tail.last)
 
@@ -165,8 +166,8 @@ async def running(
     stack.folder.mkdir(parents=True, exist_ok=True)
     if policies:
         stack.policy_file.write_text(policies)
-    async with stack, connected(stack) as services:
-        yield services
+    async with stack, connected(stack) as clients:
+        yield clients
 
 
 @asynccontextmanager
@@ -182,8 +183,8 @@ async def connected(stack: Stack) -> AsyncIterator[Services]:
         yield Services(
             stack,
             LedgerServiceStub(ledger),
-            DedupServiceStub(dedup),
-            CursorServiceStub(cursor),
+            dedup_stub(dedup),
+            cursor_stub(cursor),
             DispatcherServiceStub(dispatcher),
             FilterServiceStub(filter_),
         )
@@ -201,7 +202,7 @@ async def second_ledger(services: Services, **environment: str) -> AsyncIterator
 async def second_dedup(services: Services, **environment: str) -> AsyncIterator[Any]:
     """Another replica of the dedup service, and a stub for it."""
     async with _another(services, "dedup", environment) as channel:
-        yield DedupServiceStub(channel)
+        yield dedup_stub(channel)
 
 
 @asynccontextmanager

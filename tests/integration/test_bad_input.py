@@ -1,28 +1,33 @@
-"""Everything wrong that a caller can say, to every method: what the answer is, and that nothing
-changed.
+"""Invalid input to every method: the answer, and that nothing changed.
 
-The limits are the constants of the servicers. Each is tried where it ends: the last value that is
+The limits are the constants of the servicers. Each is tried at its boundary: the last value that is
 accepted, and the first that is refused.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import google_crc32c
 import pytest
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import status_pb2
 from grpc import StatusCode, aio
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.services.dedup import servicer as dedup_limits
 from seqgate.services.ledger import servicer as ledger_limits
 from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.ledger.core.entry import METADATA_BYTES_MAX
 from seqgate.services.runtime import deduplication as dedup_wire
+from seqgate.times import TIME_MAX_MS, timestamp
 from seqgate.types import (
     CHUNK_UUID_BYTES_MAX,
     LARGE_MESSAGE_BYTES_MAX,
@@ -33,6 +38,8 @@ from seqgate.types import (
 from tests.integration.refusals import check, refused, status_of_call
 from tests.integration.services import Services, channel_to, paused, running
 from tests.support.publisher import batch, batch_entry, entry, publishing, single
+from tests.support.raw_channel import raw
+from tests.support.raw_consumer import EARLIEST
 
 INVALID = StatusCode.INVALID_ARGUMENT
 TOO_LARGE = SEQUENCE_ID_MAX + 1
@@ -97,50 +104,50 @@ GOOD_PRODUCERS = ["p" * PRODUCER_NAME_BYTES_MAX, "é" * (PRODUCER_NAME_BYTES_MAX
 # ---- requests that are right but for what a test changes
 
 
-def position(ledger_id: int, entry_id: int) -> entry_pb2.Position:
-    return entry_pb2.Position(ledger_id=ledger_id, entry_id=entry_id)
+def position(ledger_id: int, entry_id: int) -> common_pb2.Position:
+    return common_pb2.Position(ledger_id=ledger_id, entry_id=entry_id)
 
 
-def writer(**changes: Any) -> dedup_pb2.Writer:
-    return dedup_pb2.Writer(**{"incarnation": 1, "epoch": 1, "position": position(1, 5), **changes})
-
-
-def listed(producer: str = "p", *ids: int, time: int = 1) -> dedup_pb2.ProducerEntries:
-    return dedup_pb2.ProducerEntries(
-        producer_name=producer, highest_sequence_ids=ids or [5], last_append_time=time
+def writer(**changes: Any) -> writer_pb2.Writer:
+    return writer_pb2.Writer(
+        **{"incarnation": 1, "epoch": 1, "position": position(1, 5), **changes}
     )
 
 
-def confirmation(**changes: Any) -> dedup_pb2.Confirmation:
+def listed(producer: str = "p", *ids: int, time: int = 1) -> writer_pb2.ProducerEntries:
+    return writer_pb2.ProducerEntries(
+        producer_name=producer, highest_sequence_ids=ids or [5], last_append_time=timestamp(time)
+    )
+
+
+def confirmation(**changes: Any) -> writer_pb2.Confirmation:
     right = {"through": position(1, 5), "producers": [listed()], "entry_count": 6}
-    return dedup_pb2.Confirmation(**{**right, **changes})
+    return writer_pb2.Confirmation(**{**right, **changes})
 
 
-def claims(producer: str = "p", *ids: int, highest: Iterable[int] = ()) -> dedup_pb2.Claims:
-    return dedup_pb2.Claims(
+def claims(producer: str = "p", *ids: int, highest: Iterable[int] = ()) -> writer_pb2.Claims:
+    return writer_pb2.Claims(
         producer_name=producer, sequence_ids=ids or [6], highest_sequence_ids=highest
     )
 
 
-def admit(topic: str, **changes: Any) -> dedup_pb2.AdmitRequest:
-    return dedup_pb2.AdmitRequest(
+def admit(topic: str, **changes: Any) -> writer_pb2.AdmitRequest:
+    return writer_pb2.AdmitRequest(
         **{"topic": topic, "writer": writer(), "claims": [claims()], **changes}
     )
 
 
-def confirm(topic: str, **changes: Any) -> dedup_pb2.ConfirmRequest:
+def confirm(topic: str, **changes: Any) -> writer_pb2.ConfirmRequest:
     right = {"topic": topic, "writer": writer(), "confirmation": confirmation()}
-    return dedup_pb2.ConfirmRequest(**{**right, **changes})
+    return writer_pb2.ConfirmRequest(**{**right, **changes})
 
 
-def rollback(topic: str, **changes: Any) -> dedup_pb2.RollbackRequest:
-    return dedup_pb2.RollbackRequest(**{"topic": topic, "writer": writer(), **changes})
+def rollback(topic: str, **changes: Any) -> writer_pb2.RollbackRequest:
+    return writer_pb2.RollbackRequest(**{"topic": topic, "writer": writer(), **changes})
 
 
 LEDGER: Methods = {
-    "Read": lambda topic, **more: pb.ReadRequest(
-        topic=topic, **({"earliest": pb.Earliest()} | more)
-    ),
+    "Read": lambda topic, **more: pb.ReadRequest(topic=topic, **({"start": EARLIEST} | more)),
     "ReadEntries": lambda topic, **more: pb.ReadEntriesRequest(
         topic=topic, **({"positions": [position(1, 0)]} | more)
     ),
@@ -151,11 +158,13 @@ LEDGER: Methods = {
     ),
     "CreateTopic": lambda topic: pb.CreateTopicRequest(topic=topic),
     "GetTopic": lambda topic: pb.GetTopicRequest(topic=topic),
-    "LastMessageId": lambda topic: pb.LastMessageIdRequest(topic=topic),
+    "GetLastMessageId": lambda topic: pb.GetLastMessageIdRequest(topic=topic),
     "FindMessage": lambda topic, producer_name="p", sequence_id=0: pb.FindMessageRequest(
         topic=topic, producer_name=producer_name, sequence_id=sequence_id
     ),
-    "FindPosition": lambda topic, **more: pb.FindPositionRequest(topic=topic, **more),
+    "FindPosition": lambda topic, **more: pb.FindPositionRequest(
+        topic=topic, **({"append_time": timestamp(0)} | more)
+    ),
     "TrimTopic": lambda topic, **more: pb.TrimTopicRequest(
         topic=topic, **({"before": position(1, 0)} | more)
     ),
@@ -167,7 +176,7 @@ DEDUP: Methods = {
     "Admit": admit,
     "Confirm": confirm,
     "Rollback": rollback,
-    "KeepProducers": lambda topic, producer_name="p": dedup_pb2.KeepProducersRequest(
+    "KeepProducersAlive": lambda topic, producer_name="p": writer_pb2.KeepProducersAliveRequest(
         topic=topic, producer_names=[producer_name]
     ),
     "GetProducer": lambda topic, producer_name="p": dedup_pb2.GetProducerRequest(
@@ -175,7 +184,7 @@ DEDUP: Methods = {
     ),
     "ListProducers": lambda topic, **more: dedup_pb2.ListProducersRequest(topic=topic, **more),
     "GetTopicStatus": lambda topic: dedup_pb2.GetTopicStatusRequest(topic=topic),
-    "ForgetTopic": lambda topic, incarnation=1: dedup_pb2.ForgetTopicRequest(
+    "ForgetTopic": lambda topic, incarnation=1: writer_pb2.ForgetTopicRequest(
         topic=topic, incarnation=incarnation
     ),
     "TakeSnapshot": lambda topic: dedup_pb2.TakeSnapshotRequest(topic=topic),
@@ -189,6 +198,7 @@ DEDUP: Methods = {
 
 LEDGER_SERVICE = pb.DESCRIPTOR.services_by_name["LedgerService"]
 DEDUP_SERVICE = dedup_pb2.DESCRIPTOR.services_by_name["DedupService"]
+DEDUP_WRITER_SERVICE = writer_pb2.DESCRIPTOR.services_by_name["DedupWriterService"]
 
 
 async def call(stub: Any, method: str, request: Message) -> list[Any]:
@@ -239,15 +249,16 @@ async def stored(services: Services, topic: str) -> str:
 
 
 def test_every_method_that_names_a_topic_is_in_the_tables() -> None:
-    for service, table, others in (
-        (LEDGER_SERVICE, LEDGER, {"Publish", "ListTopics"}),
-        (DEDUP_SERVICE, DEDUP, {"Exchange", "LoadState"}),
+    for services, table, others in (
+        ([LEDGER_SERVICE], LEDGER, {"Publish", "ListTopics"}),
+        ([DEDUP_SERVICE, DEDUP_WRITER_SERVICE], DEDUP, {"Exchange", "LoadState"}),
     ):
-        assert {each.name for each in service.methods} == table.keys() | others
+        methods = {method.name for service in services for method in service.methods}
+        assert methods == table.keys() | others
 
 
 @pytest.mark.parametrize("method", LEDGER)
-async def test_the_ledger_refuses_what_is_no_topic_name(services: Services, method: str) -> None:
+async def test_the_ledger_refuses_invalid_topic_names(services: Services, method: str) -> None:
     async with unchanged(services, ""):
         for name in BAD_TOPICS:
             with refused(INVALID, "INVALID_TOPIC_NAME"):
@@ -255,14 +266,14 @@ async def test_the_ledger_refuses_what_is_no_topic_name(services: Services, meth
 
 
 @pytest.mark.parametrize("method", DEDUP)
-async def test_dedup_refuses_what_is_no_topic_name(services: Services, method: str) -> None:
+async def test_dedup_refuses_invalid_topic_names(services: Services, method: str) -> None:
     for name in BAD_TOPICS:
         with refused(INVALID, "INVALID_TOPIC_NAME"):
             await call(services.dedup, method, DEDUP[method](name))
 
 
 @pytest.mark.parametrize("method", [each for each in LEDGER if each != "CreateTopic"])
-async def test_the_ledger_does_not_find_a_topic_that_nobody_made(
+async def test_the_ledger_does_not_find_a_missing_topic(
     services: Services, method: str, topic: str
 ) -> None:
     async with unchanged(services, topic):
@@ -270,7 +281,7 @@ async def test_the_ledger_does_not_find_a_topic_that_nobody_made(
             await call(services.ledger, method, LEDGER[method](topic))
 
 
-async def test_the_longest_topic_name_is_one(services: Services) -> None:
+async def test_the_longest_topic_name_is_accepted(services: Services) -> None:
     name = longest_topic()
     async with publishing(services.ledger, name, "p") as publisher:
         assert (await publisher.store(single(1, 0))).status == pb.RECEIPT_STATUS_STORED
@@ -282,12 +293,12 @@ async def test_the_longest_topic_name_is_one(services: Services) -> None:
     ("service", "method"),
     [
         ("ledger", "FindMessage"),
-        ("dedup", "KeepProducers"),
+        ("dedup", "KeepProducersAlive"),
         ("dedup", "GetProducer"),
         ("dedup", "Explain"),
     ],
 )
-async def test_a_method_refuses_what_is_no_producer_name(
+async def test_methods_refuse_invalid_producer_names(
     services: Services, stored: str, service: str, method: str
 ) -> None:
     make = {"ledger": LEDGER, "dedup": DEDUP}[service][method]
@@ -298,7 +309,7 @@ async def test_a_method_refuses_what_is_no_producer_name(
 
 
 @pytest.mark.parametrize("name", GOOD_PRODUCERS)
-async def test_a_producer_may_be_called_so(services: Services, topic: str, name: str) -> None:
+async def test_valid_producer_names_are_accepted(services: Services, topic: str, name: str) -> None:
     async with publishing(services.ledger, topic, name) as publisher:
         assert publisher.opened.producer_name == name
         assert (await publisher.store(single(1, 7))).status == pb.RECEIPT_STATUS_STORED
@@ -308,7 +319,7 @@ async def test_a_producer_may_be_called_so(services: Services, topic: str, name:
     assert (await services.dedup.GetProducer(request)).producer.name == name
 
 
-async def test_a_stream_refuses_what_is_no_topic_name(services: Services) -> None:
+async def test_a_stream_refuses_invalid_topic_names(services: Services) -> None:
     async with unchanged(services, ""):
         for name in BAD_TOPICS:
             with refused(INVALID, "INVALID_TOPIC_NAME"):
@@ -316,7 +327,7 @@ async def test_a_stream_refuses_what_is_no_topic_name(services: Services) -> Non
                     pass
 
 
-async def test_a_stream_refuses_what_is_no_producer_name(services: Services, stored: str) -> None:
+async def test_a_stream_refuses_invalid_producer_names(services: Services, stored: str) -> None:
     """But the empty one, which asks for a name."""
     async with unchanged(services, stored):
         for name in BAD_PRODUCERS[1:]:
@@ -330,6 +341,7 @@ async def test_a_stream_refuses_what_is_no_producer_name(services: Services, sto
 
 FIRST_MISSING = {
     "TrimTopic": "INVALID_RANGE",
+    "FindPosition": "INVALID_RANGE",
     "Admit": "INVALID_WRITER",
     "Confirm": "INVALID_WRITER",
     "Rollback": "INVALID_WRITER",
@@ -344,30 +356,32 @@ FIRST_MISSING = {
 async def test_the_ledger_refuses_an_empty_request(services: Services, method: str) -> None:
     async with unchanged(services, ""):
         with refused(INVALID, FIRST_MISSING.get(method, "INVALID_TOPIC_NAME")):
-            await call(services.ledger, method, empty(pb, LEDGER_SERVICE, method))
+            await call(services.ledger, method, empty(LEDGER_SERVICE, method))
 
 
 @pytest.mark.parametrize("method", DEDUP)
 async def test_dedup_refuses_an_empty_request(services: Services, method: str) -> None:
     with refused(INVALID, FIRST_MISSING.get(method, "INVALID_TOPIC_NAME")):
-        await call(services.dedup, method, empty(dedup_pb2, DEDUP_SERVICE, method))
+        service = DEDUP_SERVICE if method in DEDUP_SERVICE.methods_by_name else DEDUP_WRITER_SERVICE
+        await call(services.dedup, method, empty(service, method))
 
 
-async def test_an_exchange_refuses_an_empty_request_in_its_place(services: Services) -> None:
-    ((status, answer),) = await exchange(services, dedup_pb2.ExchangeRequest(request_id=9))
+async def test_an_exchange_answers_an_empty_request_with_an_error_in_order(
+    services: Services,
+) -> None:
+    ((status, answer),) = await exchange(services, writer_pb2.ExchangeRequest(request_id=9))
     assert answer.request_id == 9
     assert status is not None
     check(status, INVALID, "INVALID_CLAIM")
 
 
-async def test_an_empty_listing_asks_for_the_first_page(services: Services, topic: str) -> None:
+async def test_an_empty_list_request_returns_the_first_page(services: Services, topic: str) -> None:
     await services.ledger.CreateTopic(pb.CreateTopicRequest(topic=topic))
     assert (await services.ledger.ListTopics(pb.ListTopicsRequest())).topics
 
 
-def empty(module: Any, service: Any, method: str) -> Message:
-    request: Message = getattr(module, service.methods_by_name[method].input_type.name)()
-    return request
+def empty(service: Any, method: str) -> Message:
+    return GetMessageClass(service.methods_by_name[method].input_type)()
 
 
 GARBAGE = [b"\xff\xff", b"\x0a\x05a", b"\x0a\x02\xff\xfe"]
@@ -376,12 +390,12 @@ GARBAGE = [b"\xff\xff", b"\x0a\x05a", b"\x0a\x02\xff\xfe"]
 
 @pytest.mark.parametrize("garbage", GARBAGE)
 @pytest.mark.parametrize("service", ["ledger", "dedup"])
-async def test_bytes_that_are_no_request_are_refused_without_our_insides(
+async def test_malformed_requests_are_refused_without_internals(
     services: Services, service: str, garbage: bytes
 ) -> None:
-    described = {"ledger": LEDGER_SERVICE, "dedup": DEDUP_SERVICE}[service]
-    method = {"ledger": "GetTopic", "dedup": "GetTopicStatus"}[service]
-    async with channel_to(services.stack.address(service)) as channel:
+    described = {"ledger": LEDGER_SERVICE, "dedup": DEDUP_WRITER_SERVICE}[service]
+    method = {"ledger": "GetTopic", "dedup": "Admit"}[service]
+    async with raw(channel_to(services.stack.address(service))) as channel:
         ask = channel.unary_unary(f"/{described.full_name}/{method}")
         with refused(INVALID, "MALFORMED_REQUEST"):
             await ask(garbage)
@@ -393,14 +407,14 @@ async def test_bytes_that_are_no_request_are_refused_without_our_insides(
         ("ledger", "Publish", []),
         ("ledger", "Publish", [pb.PublishRequest(open=pb.Open(topic="a/b/malformed"))]),
         ("dedup", "Exchange", []),
-        ("dedup", "Exchange", [dedup_pb2.ExchangeRequest(request_id=1)]),
+        ("dedup", "Exchange", [writer_pb2.ExchangeRequest(request_id=1)]),
     ],
 )
-async def test_a_stream_ends_with_bytes_that_are_no_request(
+async def test_a_malformed_request_ends_its_stream(
     services: Services, service: str, method: str, right: list[Message]
 ) -> None:
-    described = {"ledger": LEDGER_SERVICE, "dedup": DEDUP_SERVICE}[service]
-    async with channel_to(services.stack.address(service)) as channel:
+    described = {"ledger": LEDGER_SERVICE, "dedup": DEDUP_WRITER_SERVICE}[service]
+    async with raw(channel_to(services.stack.address(service))) as channel:
         stream = channel.stream_stream(f"/{described.full_name}/{method}")()
         for request in right:
             await stream.write(request.SerializeToString())
@@ -410,8 +424,8 @@ async def test_a_stream_ends_with_bytes_that_are_no_request(
             await stream.read()
 
 
-async def test_a_method_that_does_not_exist_is_unimplemented(services: Services) -> None:
-    async with channel_to(services.stack.address("ledger")) as channel:
+async def test_an_unknown_method_is_unimplemented(services: Services) -> None:
+    async with raw(channel_to(services.stack.address("ledger"))) as channel:
         ask = channel.unary_unary(f"/{LEDGER_SERVICE.full_name}/PublishTwice")
         with pytest.raises(aio.AioRpcError) as caught:
             await ask(b"")
@@ -422,7 +436,7 @@ async def test_a_method_that_does_not_exist_is_unimplemented(services: Services)
 
 
 @pytest.mark.parametrize("number", UINT64_WRONG)
-async def test_a_sequence_id_ends_where_pulsars_does(
+async def test_sequence_ids_have_pulsars_upper_bound(
     services: Services, stored: str, number: int
 ) -> None:
     async with unchanged(services, stored):
@@ -440,18 +454,34 @@ LAST_POSITION = position(SEQUENCE_ID_MAX, SEQUENCE_ID_MAX)
 
 
 @pytest.mark.parametrize("field", ["at", "after", "through"])
-async def test_a_read_refuses_positions_that_cannot_be(
+async def test_a_read_refuses_invalid_positions(
     services: Services, stored: str, field: str
 ) -> None:
+    def read(at: common_pb2.Position) -> Message:
+        if field == "through":
+            return LEDGER["Read"](stored, through=at)
+        return LEDGER["Read"](stored, start=common_pb2.Start(**{field: at}))  # type: ignore[arg-type]
+
     async with unchanged(services, stored):
         for bad in BAD_POSITIONS:
             with refused(INVALID, "INVALID_RANGE"):
-                await call(services.ledger, "Read", LEDGER["Read"](stored, **{field: bad}))
-        await call(services.ledger, "Read", LEDGER["Read"](stored, **{field: LAST_POSITION}))
+                await call(services.ledger, "Read", read(bad))
+        await call(services.ledger, "Read", read(LAST_POSITION))
+
+
+@pytest.mark.parametrize("seconds", [-1, 2**60])
+async def test_an_invalid_time_is_refused(services: Services, stored: str, seconds: int) -> None:
+    time = Timestamp(seconds=seconds)
+    for method, wrong in (
+        ("Read", {"start": common_pb2.Start(time=time)}),
+        ("FindPosition", {"append_time": time}),
+    ):
+        with refused(INVALID, "INVALID_RANGE"):
+            await call(services.ledger, method, LEDGER[method](stored, **wrong))
 
 
 @pytest.mark.parametrize("field", ["after", "through"])
-async def test_columns_are_refused_for_positions_that_cannot_be(
+async def test_columns_refuse_invalid_positions(
     services: Services, stored: str, field: str
 ) -> None:
     async with unchanged(services, stored):
@@ -463,9 +493,7 @@ async def test_columns_are_refused_for_positions_that_cannot_be(
         await call(services.ledger, "ReadColumns", request)
 
 
-async def test_entries_are_refused_at_positions_that_cannot_be(
-    services: Services, stored: str
-) -> None:
+async def test_reads_of_entries_refuse_invalid_positions(services: Services, stored: str) -> None:
     async with unchanged(services, stored):
         for bad in BAD_POSITIONS:
             with refused(INVALID, "INVALID_RANGE"):
@@ -475,12 +503,12 @@ async def test_entries_are_refused_at_positions_that_cannot_be(
         assert await call(services.ledger, "ReadEntries", request) == []
 
 
-async def test_a_read_says_where_to_start(services: Services, stored: str) -> None:
+async def test_a_read_requires_a_start(services: Services, stored: str) -> None:
     with refused(INVALID, "INVALID_RANGE"):
         await call(services.ledger, "Read", pb.ReadRequest(topic=stored))
 
 
-async def test_a_trim_refuses_positions_that_cannot_be(services: Services, stored: str) -> None:
+async def test_a_trim_refuses_invalid_positions(services: Services, stored: str) -> None:
     async with unchanged(services, stored):
         for bad in BAD_POSITIONS:
             with refused(INVALID, "INVALID_RANGE"):
@@ -490,7 +518,7 @@ async def test_a_trim_refuses_positions_that_cannot_be(services: Services, store
 
 
 @pytest.mark.parametrize("page_size", [-1, -(2**31), ledger_limits.PAGE_MAX + 1, 2**31 - 1])
-async def test_a_page_of_topics_has_its_size(services: Services, page_size: int) -> None:
+async def test_page_sizes_of_topics_are_bounded(services: Services, page_size: int) -> None:
     await services.ledger.ListTopics(pb.ListTopicsRequest(page_size=ledger_limits.PAGE_MAX))
     await services.ledger.ListTopics(pb.ListTopicsRequest(page_size=1))
     with refused(INVALID, "INVALID_PAGE"):
@@ -498,15 +526,13 @@ async def test_a_page_of_topics_has_its_size(services: Services, page_size: int)
 
 
 @pytest.mark.parametrize("token", ["no page", "a/b", "a/b/c/d", "a/b/\x00", longest_topic(1)])
-async def test_a_page_of_topics_has_a_token_that_a_page_gave(
-    services: Services, token: str
-) -> None:
+async def test_invalid_page_tokens_of_topics_are_refused(services: Services, token: str) -> None:
     with refused(INVALID, "INVALID_PAGE"):
         await services.ledger.ListTopics(pb.ListTopicsRequest(page_token=token))
 
 
 @pytest.mark.parametrize("method", ["ListLedgers", "ListTrimmedProducers"])
-async def test_a_page_of_what_a_topic_has_has_its_size(
+async def test_page_sizes_of_ledgers_and_producers_are_bounded(
     services: Services, stored: str, method: str
 ) -> None:
     for page_size in (0, 1, ledger_limits.PAGE_MAX):
@@ -526,7 +552,7 @@ BAD_LEDGERS = ["no ledger", "-1", "+1", " 1", "1_0", "1.0", "٣", "0x1", str(TOO
         ("ListTrimmedProducers", GOOD_PRODUCERS, BAD_PRODUCERS[1:]),
     ],
 )
-async def test_a_page_of_what_a_topic_has_has_a_token_that_a_page_gave(
+async def test_invalid_page_tokens_of_ledgers_and_producers_are_refused(
     services: Services, stored: str, method: str, good: list[str], bad: list[str]
 ) -> None:
     for token in good:
@@ -540,7 +566,7 @@ async def test_a_page_of_what_a_topic_has_has_a_token_that_a_page_gave(
 
 
 @pytest.mark.parametrize("page_size", [-1, dedup_limits.PAGE_MAX + 1, 2**31 - 1])
-async def test_a_page_of_producers_has_its_size(
+async def test_page_sizes_of_tracked_producers_are_bounded(
     services: Services, stored: str, page_size: int
 ) -> None:
     make = DEDUP["ListProducers"]
@@ -551,7 +577,7 @@ async def test_a_page_of_producers_has_its_size(
 
 
 @pytest.mark.parametrize("token", ["x", "-1", "1.5", " 1", "2a", str(2**64), "9" * 5000])
-async def test_a_page_of_producers_has_a_token_that_a_page_gave(
+async def test_invalid_page_tokens_of_tracked_producers_are_refused(
     services: Services, stored: str, token: str
 ) -> None:
     with refused(INVALID, "INVALID_PAGE"):
@@ -561,22 +587,22 @@ async def test_a_page_of_producers_has_a_token_that_a_page_gave(
 
 
 @pytest.mark.parametrize("number", UINT64_WRONG)
-async def test_an_incarnation_ends_where_positions_do(
+async def test_incarnations_have_the_bounds_of_positions(
     services: Services, stored: str, number: int
 ) -> None:
     async with unchanged(services, stored):
-        with refused(INVALID, "INVALID_WRITER"):
+        with refused(INVALID, "INVALID_STATE"):
             await call(
                 services.dedup, "ForgetTopic", DEDUP["ForgetTopic"](stored, incarnation=number)
             )
 
 
-def many_claims(count: int) -> list[dedup_pb2.Claims]:
+def many_claims(count: int) -> list[writer_pb2.Claims]:
     """So many claims, of two producers."""
     return [claims("q", *range(count // 2)), claims("r", *range(count - count // 2))]
 
 
-def many_entries(count: int) -> list[dedup_pb2.ProducerEntries]:
+def many_entries(count: int) -> list[writer_pb2.ProducerEntries]:
     """So many entries, of two producers."""
     return [listed("q", *range(count // 2)), listed("r", *range(count - count // 2))]
 
@@ -605,7 +631,7 @@ BAD_CONFIRMATIONS: dict[str, dict[str, Any]] = {
         "confirmation": confirmation(through=position(TOO_LARGE, 0))
     },
     "a producer without entries": {
-        "confirmation": confirmation(producers=[dedup_pb2.ProducerEntries(producer_name="p")])
+        "confirmation": confirmation(producers=[writer_pb2.ProducerEntries(producer_name="p")])
     },
     "too many entries": {
         "confirmation": confirmation(producers=many_entries(dedup_wire.ENTRIES_MAX + 1))
@@ -618,13 +644,15 @@ BAD_CONFIRMATIONS: dict[str, dict[str, Any]] = {
     "more entries remaining than a log has": {
         "confirmation": confirmation(entries_remaining=dedup_wire.ENTRIES_REMAINING_MAX + 1)
     },
-    "an append time too large": {"confirmation": confirmation(producers=[listed(time=TOO_LARGE)])},
+    "an append time too large": {
+        "confirmation": confirmation(producers=[listed(time=10 * TIME_MAX_MS)])
+    },
     "an append time after the last year": {
-        "confirmation": confirmation(producers=[listed(time=dedup_wire.APPEND_TIME_MAX_MS + 1)])
+        "confirmation": confirmation(producers=[listed(time=TIME_MAX_MS + 1)])
     },
 }
 
-CHUNK = dedup_pb2.Chunk(uuid="u", chunk_id=0, num_chunks=2, total_bytes=2)
+CHUNK = common_pb2.Chunk(uuid="u", chunk_id=0, num_chunks=2, total_bytes=2)
 
 BAD_CHUNKS: dict[str, dict[str, Any]] = {
     **{f"of {uuid[:5]!r} of {len(uuid)}": {"uuid": uuid} for uuid in BAD_UUIDS},
@@ -638,16 +666,16 @@ BAD_CHUNKS: dict[str, dict[str, Any]] = {
 }
 
 
-def chunks(place: int = 0, **changes: Any) -> dict[int, dedup_pb2.Chunk]:
+def chunks(place: int = 0, **changes: Any) -> dict[int, common_pb2.Chunk]:
     """The right chunk, but for changes, in its place."""
-    chunk = dedup_pb2.Chunk()
+    chunk = common_pb2.Chunk()
     chunk.CopyFrom(CHUNK)
     for name, value in changes.items():
         setattr(chunk, name, value)
     return {place: chunk}
 
 
-def claimed_with(chunks: dict[int, dedup_pb2.Chunk], *highest: int) -> dict[str, Any]:
+def claimed_with(chunks: dict[int, common_pb2.Chunk], *highest: int) -> dict[str, Any]:
     """An admission of p's 6, which is a chunk."""
     claim = claims("p", 6, highest=highest)
     for place, chunk in chunks.items():
@@ -655,7 +683,7 @@ def claimed_with(chunks: dict[int, dedup_pb2.Chunk], *highest: int) -> dict[str,
     return {"claims": [claim]}
 
 
-def stored_with(chunks: dict[int, dedup_pb2.Chunk]) -> dict[str, Any]:
+def stored_with(chunks: dict[int, common_pb2.Chunk]) -> dict[str, Any]:
     """A confirmation of p's 5, which is a chunk."""
     entries = listed("p", 5)
     for place, chunk in chunks.items():
@@ -704,7 +732,7 @@ WRONG: dict[str, tuple[Callable[..., Message], dict[str, Any], str]] = {
             (
                 "withdrawn",
                 rollback,
-                {"withdrawals": [dedup_pb2.Withdrawal(producer_name=name)]},
+                {"withdrawals": [writer_pb2.Withdrawal(producer_name=name)]},
             ),
         )
     },
@@ -731,7 +759,7 @@ WRONG: dict[str, tuple[Callable[..., Message], dict[str, Any], str]] = {
     ),
     "admit: no ids": (
         admit,
-        {"claims": [dedup_pb2.Claims(producer_name="p")]},
+        {"claims": [writer_pb2.Claims(producer_name="p")]},
         "INVALID_CLAIM",
     ),
     "admit: a highest id too few": (
@@ -771,7 +799,10 @@ WRONG: dict[str, tuple[Callable[..., Message], dict[str, Any], str]] = {
     },
     "rollback: too many withdrawals": (
         rollback,
-        {"withdrawals": [dedup_pb2.Withdrawal(producer_name="p")] * (dedup_wire.PRODUCERS_MAX + 1)},
+        {
+            "withdrawals": [writer_pb2.Withdrawal(producer_name="p")]
+            * (dedup_wire.PRODUCERS_MAX + 1)
+        },
         "INVALID_CLAIM",
     ),
     **{
@@ -779,7 +810,7 @@ WRONG: dict[str, tuple[Callable[..., Message], dict[str, Any], str]] = {
             rollback,
             {
                 "withdrawals": [
-                    dedup_pb2.Withdrawal(producer_name="p", keep_through_sequence_id=number)
+                    writer_pb2.Withdrawal(producer_name="p", keep_through_sequence_id=number)
                 ]
             },
             "INVALID_SEQUENCE_ID",
@@ -794,7 +825,7 @@ async def claimed(services: Services, topic: str) -> str:
     """A topic of dedup's own: p has stored 5, and 6 is let through."""
     await services.dedup.Confirm(confirm(topic))
     answer = await services.dedup.Admit(admit(topic))
-    assert list(answer.verdicts.producers[0].verdicts) == [dedup_pb2.VERDICT_NEW]
+    assert list(answer.verdicts.producers[0].verdicts) == [dedup_pb2.CLAIM_VERDICT_NEW]
     return topic
 
 
@@ -807,17 +838,18 @@ async def remembered(services: Services, topic: str) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("what", WRONG)
-async def test_what_is_wrong_is_refused_and_changes_nothing(
+async def test_invalid_writer_calls_are_refused_and_change_nothing(
     services: Services, claimed: str, what: str
 ) -> None:
-    """By the method itself, and in its place on an Exchange stream, which goes on."""
+    """By the method itself, and in order on an Exchange stream, which continues."""
     make, changes, reason = WRONG[what]
     request = make(claimed, **changes)
     async with remembered(services, claimed):
         with refused(INVALID, reason):
             await call(services.dedup, make.__name__.capitalize(), request)
-        wrong = dedup_pb2.ExchangeRequest(request_id=1, **{make.__name__: request})
-        right = dedup_pb2.ExchangeRequest(request_id=2, confirm=confirm(claimed))
+        asked: dict[str, Any] = {make.__name__: request}
+        wrong = writer_pb2.ExchangeRequest(request_id=1, **asked)
+        right = writer_pb2.ExchangeRequest(request_id=2, confirm=confirm(claimed))
         (status, first), (none, second) = await exchange(services, wrong, right)
         assert (first.request_id, second.request_id) == (1, 2)
         check(status, INVALID, reason)
@@ -826,8 +858,8 @@ async def test_what_is_wrong_is_refused_and_changes_nothing(
 
 
 async def exchange(
-    services: Services, *requests: dedup_pb2.ExchangeRequest
-) -> list[tuple[status_pb2.Status | None, dedup_pb2.ExchangeResponse]]:
+    services: Services, *requests: writer_pb2.ExchangeRequest
+) -> list[tuple[status_pb2.Status | None, writer_pb2.ExchangeResponse]]:
     """What an Exchange stream answers to these: each with its status, if that is an error."""
     stream = services.dedup.Exchange()
     answers = []
@@ -840,15 +872,15 @@ async def exchange(
     return answers
 
 
-async def test_as_many_claims_as_may_be_are_judged(services: Services, topic: str) -> None:
+async def test_claims_are_judged_up_to_the_limit(services: Services, topic: str) -> None:
     count = dedup_wire.CLAIMS_MAX
     request = admit(topic, writer=writer(position=None), claims=many_claims(count))
     answer = await services.dedup.Admit(request)
     verdicts = [each for some in answer.verdicts.producers for each in some.verdicts]
-    assert verdicts == [dedup_pb2.VERDICT_NEW] * count
+    assert verdicts == [dedup_pb2.CLAIM_VERDICT_NEW] * count
 
 
-async def test_as_many_entries_as_may_be_are_confirmed(services: Services, topic: str) -> None:
+async def test_entries_are_confirmed_up_to_the_limit(services: Services, topic: str) -> None:
     entries = many_entries(dedup_wire.ENTRIES_MAX)
     await services.dedup.Confirm(confirm(topic, confirmation=confirmation(producers=entries)))
     half = dedup_wire.ENTRIES_MAX // 2
@@ -858,25 +890,27 @@ async def test_as_many_entries_as_may_be_are_confirmed(services: Services, topic
     assert marks == {"q": half - 1, "r": half - 1}
 
 
-async def test_as_many_withdrawals_as_may_be_are_made(services: Services, claimed: str) -> None:
+async def test_withdrawals_are_made_up_to_the_limit(services: Services, claimed: str) -> None:
     count = dedup_wire.PRODUCERS_MAX
-    withdrawals = [dedup_pb2.Withdrawal(producer_name=f"p{each}") for each in range(count)]
+    withdrawals = [writer_pb2.Withdrawal(producer_name=f"p{each}") for each in range(count)]
     answer = await services.dedup.Rollback(rollback(claimed, withdrawals=withdrawals))
     assert answer.rolled_back.deduplicated
 
 
-async def test_as_many_producers_as_may_be_are_kept(services: Services, claimed: str) -> None:
+async def test_producers_are_kept_alive_up_to_the_limit(services: Services, claimed: str) -> None:
     names = [f"p{each}" for each in range(dedup_wire.PRODUCERS_MAX)]
-    keep = services.dedup.KeepProducers
-    await keep(dedup_pb2.KeepProducersRequest(topic=claimed, producer_names=names))
+    keep = services.dedup.KeepProducersAlive
+    await keep(writer_pb2.KeepProducersAliveRequest(topic=claimed, producer_names=names))
     with refused(INVALID, "INVALID_PRODUCER_NAME"):
-        await keep(dedup_pb2.KeepProducersRequest(topic=claimed, producer_names=[*names, "q"]))
+        await keep(
+            writer_pb2.KeepProducersAliveRequest(topic=claimed, producer_names=[*names, "q"])
+        )
     assert (await services.producers(claimed)).keys() == {"p"}
 
 
-async def test_the_largest_numbers_that_may_be_are_taken(services: Services, topic: str) -> None:
+async def test_the_largest_numbers_are_accepted(services: Services, topic: str) -> None:
     last = SEQUENCE_ID_MAX
-    latest_ms = dedup_wire.APPEND_TIME_MAX_MS
+    latest_ms = TIME_MAX_MS
     just_before = position(last, last - 1)
     everything = confirmation(
         through=just_before,
@@ -896,16 +930,14 @@ async def test_the_largest_numbers_that_may_be_are_taken(services: Services, top
 
     there = writer(incarnation=last, epoch=last, position=just_before)
     answer = await services.dedup.Admit(admit(topic, writer=there, claims=[claims("p", last)]))
-    assert list(answer.verdicts.producers[0].verdicts) == [dedup_pb2.VERDICT_DUPLICATE]
+    assert list(answer.verdicts.producers[0].verdicts) == [dedup_pb2.CLAIM_VERDICT_DUPLICATE]
     changed = writer(incarnation=last, epoch=last, position=just_before, revision=NEGATIVE)
     answer = await services.dedup.Admit(admit(topic, writer=changed))
     assert answer.HasField("changed")
 
 
 @pytest.mark.parametrize("uuid", GOOD_UUIDS)
-async def test_the_largest_chunk_that_may_be_is_taken(
-    services: Services, topic: str, uuid: str
-) -> None:
+async def test_the_largest_chunk_is_accepted(services: Services, topic: str, uuid: str) -> None:
     most = LARGE_MESSAGE_BYTES_MAX
     largest = chunks(uuid=uuid, num_chunks=most, total_bytes=most)
     await services.dedup.Confirm(confirm(topic, **stored_with(largest)))
@@ -913,20 +945,20 @@ async def test_the_largest_chunk_that_may_be_is_taken(
     assert known.unfinished.last_chunk == largest[0]
     assert (known.unfinished.sequence_id, known.persisted_sequence_id) == (5, 4)
     (answer,) = (await services.dedup.Admit(admit(topic))).verdicts.producers
-    assert list(answer.verdicts) == [dedup_pb2.VERDICT_NEW]
+    assert list(answer.verdicts) == [dedup_pb2.CLAIM_VERDICT_NEW]
     assert dict(answer.aborts) == {0: uuid}
 
 
-async def test_ids_that_go_down_are_no_mistake_but_nothing_is_let_through_twice(
+async def test_descending_ids_are_accepted_and_none_is_admitted_twice(
     services: Services, claimed: str
 ) -> None:
-    """The claims are in the order of sending, and a producer may send again what is under way."""
+    """Claims are in the order of sending, and a producer may repeat ids in flight."""
     request = admit(claimed, claims=[claims("q", 5, 3, 5)])
     (answer,) = (await services.dedup.Admit(request)).verdicts.producers
     assert list(answer.verdicts) == [
-        dedup_pb2.VERDICT_NEW,
-        dedup_pb2.VERDICT_IN_FLIGHT,
-        dedup_pb2.VERDICT_HELD,
+        dedup_pb2.CLAIM_VERDICT_NEW,
+        dedup_pb2.CLAIM_VERDICT_IN_FLIGHT,
+        dedup_pb2.CLAIM_VERDICT_HELD,
     ]
 
 
@@ -976,7 +1008,7 @@ async def test_a_stream_opens_at_the_limits(services: Services, topic: str) -> N
     ],
     ids=["nothing", "an empty request", "a publication"],
 )
-async def test_a_stream_starts_with_its_opening(
+async def test_a_stream_must_start_with_open(
     services: Services, stored: str, first: pb.PublishRequest | None
 ) -> None:
     async with unchanged(services, stored):
@@ -1029,9 +1061,7 @@ async def test_a_stream_ends_with(services: Services, stored: str, what: str) ->
         assert (await publisher.store(single(1, 6))).status == pb.RECEIPT_STATUS_STORED
 
 
-async def test_a_request_id_is_not_used_again_before_its_receipt(
-    narrow: Services, topic: str
-) -> None:
+async def test_a_request_id_is_not_reused_before_its_receipt(narrow: Services, topic: str) -> None:
     async with publishing(narrow.ledger, topic, "p") as publisher:
         await publisher.store(single(1, 1))
         with paused(narrow.stack, "redis"):
@@ -1051,9 +1081,7 @@ async def test_a_request_id_is_not_used_again_before_its_receipt(
     assert await narrow.ids(topic) == [1, 2, 3]
 
 
-async def test_a_request_id_may_be_used_again_once_it_is_answered(
-    services: Services, topic: str
-) -> None:
+async def test_a_request_id_may_be_reused_after_its_receipt(services: Services, topic: str) -> None:
     async with publishing(services.ledger, topic, "p") as publisher:
         for sequence_id in range(3):
             receipt = await publisher.store(single(1, sequence_id))
@@ -1097,8 +1125,15 @@ def spread(entries: int, messages: int) -> pb.Publication:
 def piece(payload: bytes = b"x", **changes: Any) -> pb.Publication:
     """A publication of the first chunk of p's message 9, of two, but for changes; None: absent."""
     right = {"uuid": "u", "num_chunks_from_msg": 2, "total_chunk_msg_size": 2, "chunk_id": 0}
-    metadata = {name: value for name, value in (right | changes).items() if value is not None}
+    metadata: dict[str, Any] = {
+        name: value for name, value in (right | changes).items() if value is not None
+    }
     return single(9, 9, payload, **metadata)
+
+
+def piece_without(field: str) -> pb.Publication:
+    changes: dict[str, Any] = {field: None}
+    return piece(**changes)
 
 
 MAX_LARGE_BYTES = LedgerConfig.model_fields["max_large_message_bytes"].default
@@ -1184,13 +1219,13 @@ REFUSED: dict[str, tuple[pb.Publication, str]] = {
         single(9, 9, properties=properties(ledger_limits.PROPERTIES_MAX + 1)),
         "INVALID_ENTRY",
     ),
-    "metadata too large": (padded(ledger_limits.METADATA_BYTES_MAX + 1), "ENTRY_TOO_LARGE"),
+    "metadata too large": (padded(METADATA_BYTES_MAX + 1), "ENTRY_TOO_LARGE"),
     "a property too large": (
-        single(9, 9, properties={"x" * ledger_limits.METADATA_BYTES_MAX: ""}),
+        single(9, 9, properties={"x" * METADATA_BYTES_MAX: ""}),
         "ENTRY_TOO_LARGE",
     ),
     "a key too large": (
-        single(9, 9, partition_key="k" * ledger_limits.METADATA_BYTES_MAX),
+        single(9, 9, partition_key="k" * METADATA_BYTES_MAX),
         "ENTRY_TOO_LARGE",
     ),
     "a payload too large": (single(9, 9, b"x" * (MAX_MESSAGE_BYTES + 1)), "ENTRY_TOO_LARGE"),
@@ -1214,7 +1249,7 @@ REFUSED: dict[str, tuple[pb.Publication, str]] = {
         "CHECKSUM_MISMATCH",
     ),
     **{
-        f"a chunk without its {field}": (piece(**{field: None}), "INVALID_ENTRY")
+        f"a chunk without its {field}": (piece_without(field), "INVALID_ENTRY")
         for field in ("uuid", "num_chunks_from_msg", "total_chunk_msg_size", "chunk_id")
     },
     **{
@@ -1280,7 +1315,7 @@ async def test_a_publication_is_refused_for(services: Services, stored: str, wha
     assert await services.ids(stored) == [0, 5, 9, 10]
 
 
-async def test_only_the_wrong_one_among_publications_is_refused(
+async def test_an_invalid_publication_does_not_affect_others(
     services: Services, topic: str
 ) -> None:
     async with publishing(services.ledger, topic, "p") as publisher:
@@ -1330,7 +1365,7 @@ ACCEPTED: dict[str, pb.Publication] = {
     "as many properties as may be": single(
         9, 9, properties=properties(ledger_limits.PROPERTIES_MAX)
     ),
-    "metadata as large as may be": padded(ledger_limits.METADATA_BYTES_MAX),
+    "metadata as large as may be": padded(METADATA_BYTES_MAX),
     "a payload as large as may be": single(9, 9, b"x" * MAX_MESSAGE_BYTES),
     "no payload": single(9, 9, b""),
     "a key of bytes": single(9, 9, partition_key="AP8=", partition_key_b64_encoded=True),
@@ -1375,7 +1410,7 @@ async def test_at_a_limit_a_publication_is_stored(
 # ---- the window, and what gRPC itself bounds
 
 
-async def test_a_stream_says_what_its_window_is(narrow: Services, topic: str) -> None:
+async def test_a_stream_announces_its_window(narrow: Services, topic: str) -> None:
     async with publishing(narrow.ledger, topic, "p") as publisher:
         opened = publisher.opened
         assert (opened.window_messages, opened.window_bytes) == (10, 4096)
@@ -1390,7 +1425,7 @@ async def test_a_stream_says_what_its_window_is(narrow: Services, topic: str) ->
         pytest.param([batch(0, range(4)), batch(1, range(4, 10))], id="messages in batches"),
     ],
 )
-async def test_a_window_of_messages_ends_where_it_says(
+async def test_the_window_bounds_messages(
     narrow: Services, topic: str, full: list[pb.Publication]
 ) -> None:
     async with publishing(narrow.ledger, topic, "p") as publisher:
@@ -1410,7 +1445,7 @@ async def test_a_window_of_messages_ends_where_it_says(
         assert (await publisher.store(single(99, 99))).status == pb.RECEIPT_STATUS_STORED
 
 
-async def test_a_window_of_bytes_ends_where_it_says(narrow: Services, topic: str) -> None:
+async def test_the_window_bounds_bytes(narrow: Services, topic: str) -> None:
     def of(size_bytes: int, request_id: int) -> pb.Publication:
         """A publication that counts so many bytes, metadata included."""
         empty = single(request_id, request_id, b"", producer_name="p")
@@ -1428,7 +1463,7 @@ async def test_a_window_of_bytes_ends_where_it_says(narrow: Services, topic: str
     assert await narrow.ids(topic) == [0, 1, 2, 3]
 
 
-async def test_one_publication_is_let_through_however_large_it_is(
+async def test_a_publication_above_the_window_is_admitted_alone(
     narrow: Services, topic: str
 ) -> None:
     """Or it could never be stored at all."""
@@ -1440,7 +1475,7 @@ async def test_one_publication_is_let_through_however_large_it_is(
 
 
 @pytest.mark.parametrize(("payload_bytes", "right"), [(1024, True), (1025, False)])
-async def test_the_largest_payload_is_a_setting(
+async def test_the_payload_limit_is_a_setting(
     narrow: Services, topic: str, payload_bytes: int, right: bool
 ) -> None:
     async with publishing(narrow.ledger, topic, "p") as publisher:
@@ -1453,7 +1488,7 @@ async def test_the_largest_payload_is_a_setting(
 
 
 @pytest.mark.parametrize(("total_bytes", "chunks"), [(2048, 4), (2049, 4), (2048, 5)])
-async def test_the_largest_message_is_a_setting(
+async def test_the_message_limit_is_a_setting(
     narrow: Services, topic: str, total_bytes: int, chunks: int
 ) -> None:
     async with publishing(narrow.ledger, topic, "p") as publisher:
@@ -1470,7 +1505,7 @@ async def test_the_largest_message_is_a_setting(
             }
 
 
-async def test_a_grpc_message_ends_where_the_setting_says(narrow: Services, topic: str) -> None:
+async def test_the_grpc_message_limit_is_a_setting(narrow: Services, topic: str) -> None:
     def of(size_bytes: int) -> pb.ListTopicsRequest:
         request = pb.ListTopicsRequest(prefix="x" * (size_bytes - 4))
         assert request.ByteSize() == size_bytes
@@ -1483,9 +1518,7 @@ async def test_a_grpc_message_ends_where_the_setting_says(narrow: Services, topi
     assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_a_stream_ends_with_a_grpc_message_that_is_too_large(
-    narrow: Services, topic: str
-) -> None:
+async def test_a_grpc_message_above_the_limit_ends_its_stream(narrow: Services, topic: str) -> None:
     async with publishing(narrow.ledger, topic, "p") as publisher:
         await publisher.store(single(1, 1))
         before = await narrow.state(topic)
@@ -1500,14 +1533,15 @@ async def test_a_stream_ends_with_a_grpc_message_that_is_too_large(
 
 
 @pytest.mark.parametrize("service", ["ledger", "dedup"])
-async def test_headers_end_where_the_setting_says(narrow: Services, service: str) -> None:
+async def test_the_header_limit_is_a_setting(narrow: Services, service: str) -> None:
     """gRPC counts 32 bytes a header, and its own headers too: they take the rest."""
-    ask = {
+    asks: dict[str, Callable[..., Awaitable[object]]] = {
         "ledger": lambda **more: narrow.ledger.ListTopics(pb.ListTopicsRequest(), **more),
         "dedup": lambda **more: narrow.dedup.GetTopicStatus(
             dedup_pb2.GetTopicStatusRequest(topic="a/b/c"), **more
         ),
-    }[service]
+    }
+    ask = asks[service]
     await ask(metadata=[("x", "v" * 1024)])
     for value in ("v" * 2016, "v" * 2048, "v" * 60_000):
         with pytest.raises(aio.AioRpcError) as caught:

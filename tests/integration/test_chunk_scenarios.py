@@ -1,7 +1,7 @@
-"""Scenarios 67 to 81 of the reference (chunks and deduplication), and what Seqgate adds to them,
-over real services and the wire itself.
+"""Scenarios 67 to 81 of the reference (chunks and deduplication), with Seqgate's additions, over
+real services and the wire itself.
 
-74, 75 and 78 are the client's (test_large_messages.py), 80 is held in simulation/ and faults/.
+74, 75 and 78 are the client's (test_large_messages.py), 80 is tested in simulation/ and faults/.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,8 +10,9 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 from redis.asyncio import Redis
 
-from seqgate.api.dedup.v1 import dedup_pb2
-from seqgate.api.entry.v1.entry_pb2 import Position
+from seqgate.api.common.v1 import common_pb2
+from seqgate.api.common.v1.common_pb2 import Position
+from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import connect
 from seqgate.services.dedup.adapters.keys import topic_key
@@ -98,7 +99,7 @@ async def persisted(services: Services, topic: str) -> int | None:
 @pytest.mark.parametrize(
     ("parts", "places"), [(LARGER_PARTS, [0, 1, 1]), (PARTS, [0, 1, 1, 2])], ids=["67", "68"]
 )
-async def test_a_chunk_that_comes_again_is_not_stored_again(
+async def test_a_repeated_chunk_is_not_stored_again(
     services: Services, topic: str, parts: list[bytes], places: list[int]
 ) -> None:
     """67, 68. It is answered with the place of the first copy."""
@@ -121,7 +122,7 @@ async def test_an_id_is_persisted_with_the_last_chunk(services: Services, topic:
 
 @pytest.mark.parametrize("stored", [1, 2, 3])
 @pytest.mark.parametrize("same_stream", [True, False])
-async def test_a_message_goes_on_where_it_was_after_its_state_is_lost(
+async def test_a_message_resumes_after_its_state_is_lost(
     services: Services, topic: str, stored: int, same_stream: bool
 ) -> None:
     """71."""
@@ -139,7 +140,7 @@ async def test_a_message_goes_on_where_it_was_after_its_state_is_lost(
 @pytest.mark.parametrize("lost", [False, True], ids=["", "state lost"])
 @pytest.mark.parametrize("uuid", ["a", "b"])
 @pytest.mark.parametrize("parts", [LARGER_PARTS, [*PARTS[:2], b"thr", b"ee"]])
-async def test_a_message_may_come_again_in_other_parts(
+async def test_a_message_may_be_sent_again_with_other_chunks(
     services: Services, topic: str, parts: list[bytes], uuid: str, lost: bool
 ) -> None:
     """73. The chunks that were stored belong to no message."""
@@ -152,7 +153,7 @@ async def test_a_message_may_come_again_in_other_parts(
     assert await consumed(services, topic) == [(5, WHOLE)]
 
 
-async def test_parts_of_another_attempt_are_not_taken(services: Services, topic: str) -> None:
+async def test_chunks_of_another_attempt_are_refused(services: Services, topic: str) -> None:
     """73: a chunk that would be new, or a duplicate, by its number alone."""
     async with publishing(services.ledger, topic, "p") as p:
         assert await statuses(p, *attempt()[:2]) == [STORED, STORED]
@@ -177,7 +178,7 @@ async def test_a_gap_is_refused_and_the_message_succeeds_afterwards(
     assert await consumed(services, topic) == [(5, WHOLE), (6, b"x")]
 
 
-async def test_a_message_that_was_overtaken_is_never_said_to_be_stored(
+async def test_an_overtaken_message_is_never_reported_as_stored(
     services: Services, topic: str
 ) -> None:
     """79: a message between two chunks."""
@@ -189,7 +190,7 @@ async def test_a_message_that_was_overtaken_is_never_said_to_be_stored(
     assert await consumed(services, topic) == [(6, b"six")]
 
 
-async def test_the_first_chunk_again_starts_the_message_anew_without_deduplication(
+async def test_a_repeated_first_chunk_restarts_the_message_without_deduplication(
     private: Callable[..., AbstractAsyncContextManager[Services]], topic: str
 ) -> None:
     """81: a copy of the first chunk; the consumer puts the second attempt together."""
@@ -211,7 +212,7 @@ SUCCESSORS = {
 
 @pytest.mark.parametrize("lost", [False, True], ids=["", "state lost"])
 @pytest.mark.parametrize("what", SUCCESSORS)
-async def test_what_ends_an_attempt_says_so_in_the_log(
+async def test_an_aborted_attempt_is_marked_in_the_log(
     services: Services, topic: str, what: str, lost: bool
 ) -> None:
     successor, rest = SUCCESSORS[what]
@@ -227,7 +228,7 @@ async def test_what_ends_an_attempt_says_so_in_the_log(
     assert await aborts(services, topic) == ["", "", "", "a"]
 
 
-async def test_a_large_message_is_found_from_its_first_to_its_last_chunk(
+async def test_a_large_message_is_found_with_its_first_and_last_chunk(
     services: Services, topic: str
 ) -> None:
     asked = pb.FindMessageRequest(topic=topic, producer_name="p", sequence_id=5)
@@ -249,7 +250,7 @@ async def test_a_large_message_is_found_from_its_first_to_its_last_chunk(
 
 
 @pytest.mark.parametrize(("stored", "before"), [(1, 2), (2, 2), (2, 3)])
-async def test_a_message_that_loses_its_first_chunks_starts_again(
+async def test_a_message_whose_first_chunks_are_trimmed_starts_over(
     services: Services, topic: str, stored: int, before: int
 ) -> None:
     """A trim in the middle of it: the rest must not make it complete."""
@@ -267,19 +268,19 @@ async def test_a_message_that_loses_its_first_chunks_starts_again(
     assert await consumed(services, topic) == [(5, WHOLE), (6, b"x")]
 
 
-async def test_a_late_confirmation_does_not_bring_back_what_was_trimmed(
+async def test_a_late_confirmation_does_not_restore_trimmed_chunks(
     services: Services, topic: str
 ) -> None:
     """It was on its way when the topic was trimmed, and finds nothing in Redis."""
     first = Position(ledger_id=1, entry_id=0)
-    place = dedup_pb2.Chunk(uuid="a", chunk_id=0, num_chunks=3, total_bytes=len(WHOLE))
-    entries = dedup_pb2.ProducerEntries(
+    place = common_pb2.Chunk(uuid="a", chunk_id=0, num_chunks=3, total_bytes=len(WHOLE))
+    entries = writer_pb2.ProducerEntries(
         producer_name="p", highest_sequence_ids=[5], chunks={0: place}
     )
-    late = dedup_pb2.ConfirmRequest(
+    late = writer_pb2.ConfirmRequest(
         topic=topic,
-        writer=dedup_pb2.Writer(incarnation=1, epoch=1, position=first),
-        confirmation=dedup_pb2.Confirmation(through=first, producers=[entries], entry_count=1),
+        writer=writer_pb2.Writer(incarnation=1, epoch=1, position=first),
+        confirmation=writer_pb2.Confirmation(through=first, producers=[entries], entry_count=1),
     )
     async with publishing(services.ledger, topic, "p") as p:
         assert await statuses(p, *attempt()[:1]) == [STORED]
@@ -294,7 +295,7 @@ async def test_a_late_confirmation_does_not_bring_back_what_was_trimmed(
     assert await consumed(services, topic) == [(5, WHOLE)]
 
 
-async def test_a_trim_beside_an_unfinished_message_disturbs_nobody(
+async def test_a_trim_does_not_affect_an_unfinished_message_after_it(
     services: Services, topic: str
 ) -> None:
     trim = pb.TrimTopicRequest(topic=topic, before=Position(ledger_id=1, entry_id=1))
@@ -305,7 +306,7 @@ async def test_a_trim_beside_an_unfinished_message_disturbs_nobody(
     assert await consumed(services, topic) == [(5, WHOLE)]
 
 
-async def test_a_message_that_was_trimmed_in_part_after_it_was_complete_is_not_taken_again(
+async def test_a_complete_message_trimmed_in_part_is_not_stored_again(
     services: Services, topic: str
 ) -> None:
     trim = pb.TrimTopicRequest(topic=topic, before=Position(ledger_id=1, entry_id=1))

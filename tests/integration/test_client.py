@@ -39,7 +39,7 @@ from seqgate.errors import (
 )
 from seqgate.types import SEQUENCE_ID_MAX, InvalidNameError
 from tests.integration.services import Services, paused, running
-from tests.support.waiting import eventually
+from tests.support.waiting import WITHIN_S, eventually
 from tools.stack.ports import free_ports
 from tools.stack.stack import Stack
 
@@ -98,7 +98,7 @@ async def entries(client: Client, topic: str) -> list[list[int]]:
 
 async def outcomes(futures: list["asyncio.Future[Receipt]"]) -> list[Receipt | BaseException]:
     """What became of each message."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WITHIN_S):
         return await asyncio.gather(*futures, return_exceptions=True)
 
 
@@ -173,9 +173,7 @@ async def gate_to(stack: Stack) -> AsyncIterator[Gate]:
 # ---- names
 
 
-async def test_a_producer_without_a_name_is_given_one_that_nobody_has(
-    client: Client, topic: str
-) -> None:
+async def test_a_producer_without_a_name_gets_a_unique_one(client: Client, topic: str) -> None:
     async with client.producer(topic) as first, client.producer(topic) as second:
         assert first.name
         assert second.name
@@ -189,7 +187,7 @@ async def test_a_producer_without_a_name_is_given_one_that_nobody_has(
     }
 
 
-async def test_a_topic_without_a_namespace_is_a_public_one(client: Client, topic: str) -> None:
+async def test_a_topic_without_a_namespace_is_in_public_default(client: Client, topic: str) -> None:
     local = topic.rpartition("/")[2]
     async with client.producer(local, name="p") as producer:
         assert (producer.topic, producer.name) == (topic, "p")
@@ -201,7 +199,7 @@ async def test_a_topic_without_a_namespace_is_a_public_one(client: Client, topic
         assert message.topic == topic
 
 
-async def test_a_name_in_use_is_refused_until_it_is_given_back(client: Client, topic: str) -> None:
+async def test_a_name_in_use_is_refused_until_it_is_released(client: Client, topic: str) -> None:
     """32."""
     async with client.producer(topic, name="p") as old:
         with pytest.raises(InUseError) as refusal:
@@ -238,7 +236,7 @@ async def test_a_name_is_free_soon_after_its_producer_was_left_with_an_exception
     await eventually(opens, "the name is free")
 
 
-async def test_a_taken_over_producer_is_told_so_and_is_over(client: Client, topic: str) -> None:
+async def test_a_taken_over_producer_is_fenced(client: Client, topic: str) -> None:
     async with client.producer(topic, name="p") as old:
         await old.send(b"old")
         async with client.producer(topic, name="p", takeover=True) as new:
@@ -281,9 +279,7 @@ async def test_a_takeover_in_the_middle_loses_nothing_that_was_acknowledged(
 # ---- sequence ids
 
 
-async def test_ids_are_given_by_the_producer_where_the_application_gives_none(
-    client: Client, topic: str
-) -> None:
+async def test_the_producer_assigns_ids_by_default(client: Client, topic: str) -> None:
     async with client.producer(topic, name="p") as producer:
         receipts = [await producer.send(b"%d" % each) for each in range(3)]
         assert [each.sequence_id for each in receipts] == [0, 1, 2]
@@ -294,7 +290,9 @@ async def test_ids_are_given_by_the_producer_where_the_application_gives_none(
     ]
 
 
-async def test_a_new_producer_object_goes_on_after_the_last_id(client: Client, topic: str) -> None:
+async def test_a_new_producer_object_continues_after_the_last_id(
+    client: Client, topic: str
+) -> None:
     """29, 31."""
     async with client.producer(topic, name="p") as producer:
         assert producer.last_sequence_id is None
@@ -315,7 +313,9 @@ async def test_the_first_id_follows_the_initial_one(
         assert (await producer.send(b"x")).sequence_id == initial + 1
 
 
-async def test_an_initial_id_counts_only_where_nothing_is_known(client: Client, topic: str) -> None:
+async def test_an_initial_id_counts_only_for_an_unknown_producer(
+    client: Client, topic: str
+) -> None:
     async with client.producer(topic, name="p") as producer:
         await producer.send(b"x", sequence_id=7)
     async with client.producer(topic, name="p", initial_sequence_id=41) as producer:
@@ -323,7 +323,7 @@ async def test_an_initial_id_counts_only_where_nothing_is_known(client: Client, 
         assert (await producer.send(b"x")).sequence_id == 8
 
 
-async def test_after_the_last_id_there_is_none(client: Client, topic: str) -> None:
+async def test_no_id_follows_the_largest_one(client: Client, topic: str) -> None:
     async with client.producer(topic, name="p") as producer:
         await producer.send(b"x", sequence_id=SEQUENCE_ID_MAX)
     async with client.producer(topic, name="p") as producer:
@@ -332,9 +332,7 @@ async def test_after_the_last_id_there_is_none(client: Client, topic: str) -> No
             await producer.send(b"x")
 
 
-async def test_an_application_that_sends_again_is_told_where_its_message_is(
-    client: Client, topic: str
-) -> None:
+async def test_a_duplicate_receipt_names_the_stored_message(client: Client, topic: str) -> None:
     """3, 4, 37."""
     async with client.producer(topic, name="p") as producer:
         first = await producer.send(b"first", sequence_id=3)
@@ -350,7 +348,7 @@ async def test_an_application_that_sends_again_is_told_where_its_message_is(
 
 
 @pytest.mark.parametrize("first", [7, None])
-async def test_either_all_messages_carry_an_id_or_none_does(
+async def test_explicit_and_automatic_ids_do_not_mix(
     client: Client, topic: str, first: int | None
 ) -> None:
     """PIP-6."""
@@ -365,9 +363,7 @@ async def test_either_all_messages_carry_an_id_or_none_does(
     assert len(await read(client, topic)) == 2
 
 
-async def test_an_id_that_cannot_be_is_refused_and_nothing_is_sent(
-    client: Client, topic: str
-) -> None:
+async def test_an_invalid_id_is_refused_and_nothing_is_sent(client: Client, topic: str) -> None:
     async with client.producer(topic, name="p") as producer:
         for wrong in (-1, SEQUENCE_ID_MAX + 1, 2**64):
             with pytest.raises(InvalidRequestError) as refusal:
@@ -379,7 +375,7 @@ async def test_an_id_that_cannot_be_is_refused_and_nothing_is_sent(
 
 
 @pytest.mark.parametrize("batching", [None, Batching(messages_max=7, delay_s=0.001)])
-async def test_ids_grow_in_the_order_of_the_log_whoever_sends(
+async def test_ids_follow_the_order_of_the_log_across_tasks(
     client: Client, topic: str, batching: Batching | None
 ) -> None:
     """33: five tasks that share a producer."""
@@ -439,12 +435,12 @@ async def test_a_batch_ends_at_its_count_or_its_size(
     ]
 
 
-async def test_a_batch_does_not_wait_for_longer_than_its_delay(client: Client, topic: str) -> None:
+async def test_a_batch_waits_at_most_its_delay(client: Client, topic: str) -> None:
     batching = Batching(delay_s=0.01)
     async with client.producer(topic, name="p", batching=batching) as producer:
         for _ in range(2):
             futures = [producer.send_nowait(b"x") for _ in range(3)]
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(WITHIN_S):
                 await asyncio.wait(futures)
     assert await entries(client, topic) == [[0, 1, 2], [3, 4, 5]]
 
@@ -460,7 +456,7 @@ async def test_a_batch_of_one_is_a_plain_message(client: Client, topic: str) -> 
     assert (message.payload, message.key, message.properties) == (b"x", "k", {"a": "b"})
 
 
-async def test_a_suspect_travels_alone_and_only_what_is_new_is_stored(
+async def test_a_suspected_duplicate_is_sent_alone_and_only_new_messages_are_stored(
     frail: Services, frail_client: Client, topic: str
 ) -> None:
     """17: ids 2,3,5 / 2,4,6; the log gets 2, 3, 5, 6, also when the service has started again."""
@@ -485,7 +481,7 @@ async def test_a_suspect_travels_alone_and_only_what_is_new_is_stored(
     assert [message.payload for message in await read(client, topic)] == [b"2", b"3", b"5", b"6"]
 
 
-async def test_messages_of_a_key_travel_together_and_keep_their_order(
+async def test_messages_of_a_key_share_a_batch_and_keep_their_order(
     client: Client, topic: str
 ) -> None:
     """19."""
@@ -507,7 +503,7 @@ async def test_messages_of_a_key_travel_together_and_keep_their_order(
             assert again == Receipt(messages[each].id, each, duplicate=True)
 
 
-async def test_an_ordering_key_is_the_key_of_a_batch_where_there_is_one(
+async def test_an_ordering_key_takes_precedence_as_the_key_of_a_batch(
     client: Client, topic: str
 ) -> None:
     batching = Batching(by_key=True, delay_s=LATER_S)
@@ -521,9 +517,7 @@ async def test_an_ordering_key_is_the_key_of_a_batch_where_there_is_one(
     ]
 
 
-async def test_a_batch_that_is_partly_stored_is_stored_to_its_end(
-    client: Client, topic: str
-) -> None:
+async def test_a_partly_stored_batch_is_completed(client: Client, topic: str) -> None:
     """15: an application that starts again batches its messages differently."""
     async with client.producer(topic, name="p", batching=COLLECTING) as producer:
         for each in (0, 1, 3):
@@ -552,7 +546,7 @@ async def _flushed(
     return await outcomes(futures)
 
 
-async def test_batches_stay_within_what_the_service_takes(frail_client: Client, topic: str) -> None:
+async def test_batches_stay_within_the_services_limit(frail_client: Client, topic: str) -> None:
     """The producer asks for more than a payload may have."""
     batching = Batching(messages_max=10_000, bytes_max=10 * 1024 * 1024, delay_s=LATER_S)
     client = frail_client
@@ -590,7 +584,7 @@ async def shown(services: Services, topic: str) -> list[dict[str, str]]:
     ],
     ids=["none", "names", "values"],
 )
-async def test_batches_are_cut_by_what_filters_see(
+async def test_batches_are_cut_by_their_filter_properties(
     services: Services,
     client: Client,
     topic: str,
@@ -620,7 +614,7 @@ async def test_batches_are_cut_by_what_filters_see(
 
 
 @pytest.mark.parametrize("by_key", [False, True], ids=["batched", "by key"])
-async def test_a_message_that_is_alone_shows_what_it_would_in_company(
+async def test_a_single_message_has_the_filter_properties_of_a_batch(
     services: Services, client: Client, topic: str, by_key: bool
 ) -> None:
     """Whether it waits long enough for another one, is sent again, or has a delivery time."""
@@ -654,10 +648,10 @@ async def test_a_message_that_is_alone_shows_what_it_would_in_company(
         assert (message.payload, message.key, message.event_time_ms) == (b"x", "k", 7)
 
 
-async def test_what_filters_see_of_a_key_is_a_matter_of_the_key(
+async def test_filter_properties_cut_only_the_batch_of_their_key(
     services: Services, client: Client, topic: str
 ) -> None:
-    """113: the others' batches go on."""
+    """113: batches of other keys continue."""
     batching = Batching(delay_s=LATER_S, by_key=True, filter_properties=["region"])
     sent = [("A", "eu"), ("B", "eu"), ("A", "us"), ("B", "eu"), ("A", "us"), ("A", "eu")]
     async with client.producer(topic, name="p", batching=batching) as producer:
@@ -674,7 +668,7 @@ async def test_what_filters_see_of_a_key_is_a_matter_of_the_key(
 
 
 @pytest.mark.parametrize("by_key", [False, True], ids=["batched", "by key"])
-async def test_what_is_left_of_a_batch_shows_the_same(
+async def test_the_rest_of_a_batch_keeps_its_filter_properties(
     services: Services, client: Client, topic: str, by_key: bool
 ) -> None:
     batching = Batching(delay_s=LATER_S, by_key=by_key, filter_properties=["region"])
@@ -695,7 +689,7 @@ async def test_what_is_left_of_a_batch_shows_the_same(
 
 
 @pytest.mark.parametrize("listed", [[], ["n"]], ids=["keys", "properties"])
-async def test_more_entries_than_a_publication_may_have_are_published_one_after_the_other(
+async def test_entries_beyond_the_limit_of_a_publication_are_published_in_order(
     services: Services, client: Client, topic: str, listed: list[str]
 ) -> None:
     batching = Batching(messages_max=5_000, delay_s=LATER_S, by_key=True, filter_properties=listed)
@@ -709,7 +703,7 @@ async def test_more_entries_than_a_publication_may_have_are_published_one_after_
     assert await entries(client, topic) == [[each] for each in range(1_500)]
 
 
-async def test_a_message_that_shows_too_much_is_refused_and_the_others_are_not(
+async def test_a_message_with_too_large_filter_properties_is_refused_alone(
     services: Services, client: Client, topic: str
 ) -> None:
     room = 32 * 1024 - len("region")
@@ -784,11 +778,17 @@ async def test_a_key_of_bytes_arrives_as_bytes(
     assert text == {None: None, "AP8=": b"AP8=", "": b"", "schlüssel": "schlüssel".encode()}
 
 
-async def test_keys_that_are_alike_are_different_keys(
+async def test_similar_keys_of_different_kinds_are_distinct(
     services: Services, client: Client, topic: str
 ) -> None:
     batching = Batching(by_key=True, delay_s=LATER_S)
-    keys = [{"key": "k"}, {"key": b"k"}, {"ordering_key": b"k"}, {"key": "aw=="}, {}]
+    keys: list[dict[str, Any]] = [
+        {"key": "k"},
+        {"key": b"k"},
+        {"ordering_key": b"k"},
+        {"key": "aw=="},
+        {},
+    ]
     async with client.producer(topic, name="p", batching=batching) as producer:
         for fields in keys * 2:
             producer.send_nowait(b"x", **fields)
@@ -803,7 +803,7 @@ async def test_keys_that_are_alike_are_different_keys(
     ]  # fmt: skip
 
 
-async def test_a_message_with_a_delivery_time_travels_alone_and_in_order(
+async def test_a_message_with_a_delivery_time_is_sent_alone_in_order(
     services: Services, client: Client, topic: str
 ) -> None:
     noon = datetime(2030, 1, 1, 12, tzinfo=timezone(timedelta(hours=-7)))
@@ -839,7 +839,7 @@ async def test_each_chunk_of_a_message_has_its_delivery_time(
     assert [each.key_bytes for each in await read(client, topic)] == [b"k", None]
 
 
-async def test_a_compressed_payload_is_smaller_where_it_is_stored(
+async def test_a_compressed_payload_is_stored_smaller(
     services: Services, client: Client, topic: str
 ) -> None:
     payload = b"always the same " * 1_000
@@ -876,7 +876,7 @@ async def _kill_dedup(stack: Stack) -> None:
 @pytest.mark.parametrize(
     "disturb", [_kill, _drain, _kill_dedup], ids=["ledger killed", "ledger drained", "dedup killed"]
 )
-async def test_each_message_is_stored_once_and_in_order_whatever_happens_to_a_service(
+async def test_each_message_is_stored_once_in_order_despite_crashes(
     frail: Services,
     frail_client: Client,
     topic: str,
@@ -907,15 +907,15 @@ async def test_each_message_is_stored_once_and_in_order_whatever_happens_to_a_se
     assert [message.id for message in messages] == [each.message_id for each in receipts]
 
 
-async def test_a_connection_that_breaks_is_made_again(
+async def test_a_broken_connection_is_reestablished(
     stack: Stack, client: Client, topic: str
 ) -> None:
-    """Whatever was on its way is sent again in order, under the same name: the service need not
-    find out first that the old connection is dead."""
+    """Unanswered messages are sent again in order, under the same name: the service need not notice
+    first that the old connection is dead."""
     async with gate_to(stack) as gate, connect(gate.address) as far:
         async with far.producer(topic) as producer:
             name = producer.name
-            futures = []
+            futures: list[asyncio.Future[Receipt]] = []
             for _ in range(3):
                 futures += [
                     producer.send_nowait(b"%d" % (len(futures) + each)) for each in range(200)
@@ -931,7 +931,7 @@ async def test_a_connection_that_breaks_is_made_again(
         assert {message.producer_name for message in messages} == {name}
 
 
-async def test_a_producer_that_was_away_does_not_take_anothers_messages_for_its_own(
+async def test_a_reconnecting_producer_does_not_claim_anothers_messages(
     stack: Stack, client: Client, topic: str
 ) -> None:
     """Both number automatically: ids that the one has assigned belong to the other's messages."""
@@ -956,7 +956,7 @@ async def test_a_producer_that_was_away_does_not_take_anothers_messages_for_its_
 
 
 @pytest.mark.parametrize("forgotten", ["nothing", "ledger", "everything"])
-async def test_anothers_message_of_the_same_number_is_not_taken_for_ones_own(
+async def test_anothers_message_with_the_same_id_is_not_reported_as_stored(
     frail: Services, topic: str, forgotten: str
 ) -> None:
     """The other one has used the very id that is on its way, and is gone again. Whose entry it is
@@ -989,11 +989,11 @@ async def test_anothers_message_of_the_same_number_is_not_taken_for_ones_own(
             assert [each.payload for each in await read(client, topic)] == [b"0", b"other's"]
 
 
-async def test_a_producer_that_was_away_while_nobody_published_goes_on(
+async def test_a_producer_resumes_when_nothing_was_published_meanwhile(
     stack: Stack, client: Client, topic: str
 ) -> None:
-    """What was there before it came is another one's, and does not end it, whether it has stored
-    something itself or not; nor does somebody who took the name and did nothing with it."""
+    """Messages from before it opened are another instance's, and do not end it, whether it has
+    stored some itself or not; nor does an instance that took the name and stored nothing."""
     async with client.producer(topic, name="p") as before:
         await before.send(b"0")
     async with (
@@ -1011,10 +1011,10 @@ async def test_a_producer_that_was_away_while_nobody_published_goes_on(
     assert await ids(client, topic) == [0, 1, 2, 3]
 
 
-async def test_a_producer_that_numbers_by_the_application_goes_on_beside_another(
+async def test_producers_with_application_ids_share_a_name(
     stack: Stack, client: Client, topic: str
 ) -> None:
-    """The application's ids mean the same whoever sends them."""
+    """The application's ids mean the same for every sender."""
     async with gate_to(stack) as gate, connect(gate.address) as far:
         async with far.producer(topic, name="p") as producer:
             await producer.send(b"0", sequence_id=0)
@@ -1030,7 +1030,7 @@ async def test_a_producer_that_numbers_by_the_application_goes_on_beside_another
 
 
 async def test_a_full_store_delays_and_loses_nothing(private: Any, topic: str) -> None:
-    """23, 24: the producer is told to wait, and sends again in order once there is room."""
+    """23, 24: the producer gets a retry delay, and sends again in order once there is room."""
     size = 16_000
     async with (
         private(SEQGATE_LEDGER_STORE_BYTES_MAX="1000000") as services,
@@ -1058,8 +1058,8 @@ async def test_a_full_store_delays_and_loses_nothing(private: Any, topic: str) -
 async def test_a_message_that_timed_out_and_was_overtaken_is_stale(
     frail: Services, frail_client: Client, topic: str
 ) -> None:
-    """36: 5 times out, 6 and 7 are stored, 5 is sent again. And a time-out fails all that are
-    pending, since what follows would overtake what is sent again."""
+    """36: 5 times out, 6 and 7 are stored, 5 is sent again. And a time-out fails all pending
+    messages, since later ones would overtake those sent again."""
     async with frail_client.producer(topic, name="p", send_timeout_s=0.15) as producer:
         await _sent(producer, 3)
         await frail.stack.kill("ledger")
@@ -1101,7 +1101,7 @@ async def _sent(producer: Producer, sequence_id: int) -> Receipt:
 async def test_a_message_that_timed_out_may_be_sent_again(
     frail: Services, frail_client: Client, topic: str
 ) -> None:
-    """Whether the first copy was stored or not: here it may be, later."""
+    """Whether or not the first copy was stored: here it may be, later."""
     async with frail_client.producer(topic, name="p", send_timeout_s=0.15) as producer:
         with paused(frail.stack, "dedup"):
             told = await outcomes(
@@ -1113,7 +1113,7 @@ async def test_a_message_that_timed_out_may_be_sent_again(
     assert await ids(frail_client, topic) == list(range(20))
 
 
-async def test_as_many_messages_are_pending_as_may_be(client: Client, topic: str) -> None:
+async def test_pending_messages_are_bounded(client: Client, topic: str) -> None:
     async with client.producer(
         topic, name="p", batching=COLLECTING, max_pending_messages=2
     ) as producer:
@@ -1133,7 +1133,7 @@ async def test_as_many_messages_are_pending_as_may_be(client: Client, topic: str
     assert await ids(client, topic) == [0, 1, 2]
 
 
-async def test_as_many_bytes_are_pending_as_may_be(client: Client, topic: str) -> None:
+async def test_pending_bytes_are_bounded(client: Client, topic: str) -> None:
     """And a message that is larger than that finds room alone."""
     async with client.producer(
         topic, name="p", batching=COLLECTING, max_pending_bytes=1_000
@@ -1155,7 +1155,7 @@ async def test_as_many_bytes_are_pending_as_may_be(client: Client, topic: str) -
         assert producer.pending_bytes == 0
 
 
-async def test_whoever_waits_for_room_gets_it_in_turn_and_is_told_when_the_producer_ends(
+async def test_blocked_sends_proceed_in_order_and_fail_when_the_producer_is_fenced(
     client: Client, topic: str
 ) -> None:
     async with client.producer(topic, name="p", max_pending_messages=3) as producer:
@@ -1172,9 +1172,7 @@ async def test_whoever_waits_for_room_gets_it_in_turn_and_is_told_when_the_produ
         assert [type(each) for each in told] == [FencedError, FencedError]
 
 
-async def test_whoever_waits_for_room_is_told_when_the_producer_closes(
-    client: Client, topic: str
-) -> None:
+async def test_blocked_sends_fail_when_the_producer_closes(client: Client, topic: str) -> None:
     producer = client.producer(topic, name="p", batching=COLLECTING, max_pending_messages=1)
     await producer.open()
     first = producer.send_nowait(b"x")
@@ -1186,7 +1184,7 @@ async def test_whoever_waits_for_room_is_told_when_the_producer_closes(
     assert isinstance(closed, ProducerClosedError)
 
 
-async def test_cancelling_a_send_does_not_take_the_message_back(client: Client, topic: str) -> None:
+async def test_a_cancelled_send_still_publishes_its_message(client: Client, topic: str) -> None:
     async with client.producer(topic, name="p", batching=COLLECTING) as producer:
         sending = asyncio.create_task(producer.send(b"kept"))
         future = producer.send_nowait(b"kept too")
@@ -1204,7 +1202,7 @@ async def test_cancelling_a_send_does_not_take_the_message_back(client: Client, 
     assert sorted(payloads) == [b"after", b"kept", b"kept too"]
 
 
-async def test_a_send_that_is_cancelled_while_it_waits_for_room_sends_nothing(
+async def test_a_blocked_send_that_is_cancelled_publishes_nothing(
     client: Client, topic: str
 ) -> None:
     async with client.producer(
@@ -1238,7 +1236,7 @@ async def test_a_flush_waits_for_everything_sent_before_it(client: Client, topic
         assert producer.pending_messages == 0
 
 
-async def test_closing_sends_what_was_collected(client: Client, topic: str) -> None:
+async def test_closing_sends_collected_messages(client: Client, topic: str) -> None:
     async with client.producer(topic, name="p", batching=COLLECTING) as producer:
         futures = [producer.send_nowait(b"x") for _ in range(10)]
     assert [each.result().sequence_id for each in futures] == list(range(10))
@@ -1251,7 +1249,7 @@ async def test_closing_sends_what_was_collected(client: Client, topic: str) -> N
     assert await ids(client, topic) == list(range(10))
 
 
-async def test_a_producer_that_is_left_with_an_exception_tells_whoever_waits(
+async def test_an_exception_in_the_producers_block_fails_pending_sends(
     client: Client, topic: str
 ) -> None:
     futures = []
@@ -1282,7 +1280,7 @@ async def test_closing_without_a_service_ends_with_the_send_timeout(
     await idle.open()
     await frail.stack.kill("ledger")
     future = producer.send_nowait(b"x")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN_S):
         await producer.close()
         await idle.close()  # it has nothing to wait for
     assert isinstance(future.exception(), SendTimeoutError)
@@ -1302,7 +1300,7 @@ async def test_closing_without_a_send_timeout_waits_for_the_service(
     with pytest.raises(ProducerClosedError):
         producer.send_nowait(b"more")
     await frail.stack.run("ledger")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WITHIN_S):
         await closing
     assert future.result().sequence_id == 0
     assert await ids(frail_client, topic) == [0]
@@ -1325,7 +1323,7 @@ async def test_a_cancelled_open_leaves_nothing_running(
 async def test_a_cancelled_close_leaves_nothing_running(
     frail: Services, frail_client: Client, topic: str
 ) -> None:
-    """And nobody waiting."""
+    """And no waiting caller."""
     before = asyncio.all_tasks()
     producer = frail_client.producer(topic, name="p")
     await producer.open()
@@ -1344,9 +1342,7 @@ async def test_a_cancelled_close_leaves_nothing_running(
 
 
 @pytest.mark.parametrize("topic_name", ["", "a/b", "a/b/c/d", "a//c", "a/b/c d", "ü", "x" * 250])
-async def test_a_topic_that_cannot_be_is_refused_without_asking(
-    client: Client, topic_name: str
-) -> None:
+async def test_an_invalid_topic_is_refused_without_a_call(client: Client, topic_name: str) -> None:
     with pytest.raises(InvalidNameError):
         client.producer(topic_name)
     with pytest.raises(InvalidNameError):
@@ -1367,7 +1363,7 @@ async def test_a_topic_that_cannot_be_is_refused_without_asking(
     ],
     ids=str,
 )
-async def test_a_producer_that_cannot_be_is_refused_without_asking(
+async def test_invalid_producer_options_are_refused_without_a_call(
     client: Client, topic: str, wrong: dict[str, Any]
 ) -> None:
     with pytest.raises(ValueError):
@@ -1398,7 +1394,7 @@ async def test_a_producer_that_cannot_be_is_refused_without_asking(
     ],
     ids=lambda wrong: str(wrong)[:30],
 )
-async def test_a_message_that_cannot_be_is_refused_and_harms_no_other(
+async def test_an_invalid_message_is_refused_alone(
     client: Client, topic: str, wrong: dict[str, Any], batching: Batching | None
 ) -> None:
     async with client.producer(topic, name="p", batching=batching) as producer:
@@ -1413,7 +1409,7 @@ async def test_a_message_that_cannot_be_is_refused_and_harms_no_other(
 
 
 @pytest.mark.parametrize("batching", [None, COLLECTING], ids=["alone", "batched"])
-async def test_a_message_that_is_too_large_is_refused_and_harms_no_other(
+async def test_a_message_above_the_limit_is_refused_alone(
     frail_client: Client, topic: str, batching: Batching | None
 ) -> None:
     client = frail_client
@@ -1443,7 +1439,7 @@ async def test_a_message_that_is_too_large_is_refused_and_harms_no_other(
     ]
 
 
-async def test_a_topic_comes_into_being_only_where_it_may(
+async def test_topics_are_created_only_where_allowed(
     frail: Services, frail_client: Client, topic: str
 ) -> None:
     closed = f"closed/default/{topic.rpartition('/')[2]}"
@@ -1455,7 +1451,7 @@ async def test_a_topic_comes_into_being_only_where_it_may(
         await producer.send(b"x")
 
 
-async def test_a_topic_that_is_deleted_ends_its_producers(
+async def test_deleting_a_topic_ends_its_producers(
     services: Services, client: Client, topic: str
 ) -> None:
     producer = client.producer(topic, name="p", batching=COLLECTING)
@@ -1470,7 +1466,7 @@ async def test_a_topic_that_is_deleted_ends_its_producers(
     await producer.close()
 
 
-async def test_a_service_that_is_not_there_is_unavailable(topic: str) -> None:
+async def test_an_unreachable_service_is_unavailable(topic: str) -> None:
     (port,) = free_ports(1)
     async with connect(f"127.0.0.1:{port}") as nowhere:
         producer = nowhere.producer(topic, open_timeout_s=0.1)
@@ -1481,7 +1477,7 @@ async def test_a_service_that_is_not_there_is_unavailable(topic: str) -> None:
         await producer.close()
 
 
-async def test_a_producer_does_not_wait_for_ever_to_be_opened(
+async def test_opening_a_producer_has_a_timeout(
     frail: Services, frail_client: Client, topic: str
 ) -> None:
     with paused(frail.stack, "dedup"), pytest.raises(UnavailableError):

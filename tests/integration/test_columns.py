@@ -1,4 +1,4 @@
-"""Logs read as columns, and what a job asks before it does."""
+"""Logs read as columns, and the calls of a job before that."""
 
 import asyncio
 import itertools
@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from grpc import StatusCode, aio
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.times import milliseconds
 from seqgate.types import Chunk, Position
 from tests.integration.refusals import refused
 from tests.integration.services import Services, not_serving, running
@@ -32,8 +34,8 @@ async def restless(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Se
         yield services
 
 
-def position(ledger_id: int, entry_id: int) -> entry_pb2.Position:
-    return entry_pb2.Position(ledger_id=ledger_id, entry_id=entry_id)
+def position(ledger_id: int, entry_id: int) -> common_pb2.Position:
+    return common_pb2.Position(ledger_id=ledger_id, entry_id=entry_id)
 
 
 async def responses(
@@ -60,7 +62,7 @@ def row(stored: pb.StoredEntry) -> Row:
     has = metadata.HasField
     return Row(
         Position(stored.position.ledger_id, stored.position.entry_id),
-        stored.append_time,
+        milliseconds(stored.append_time),
         metadata.producer_name,
         metadata.sequence_id,
         metadata.highest_sequence_id if has("highest_sequence_id") else metadata.sequence_id,
@@ -89,18 +91,18 @@ async def publish(services: Services, topic: str, *ids: int, producer: str = "p"
     """Store single messages together; the ledger that they are in."""
     async with publishing(services.ledger, topic, producer) as publisher:
         await publisher.send(*(single(request_id, each) for request_id, each in enumerate(ids)))
-        for request_id in range(len(ids)):
-            receipt = await publisher.receipt(request_id)
-            assert receipt.status == pb.RECEIPT_STATUS_STORED
-        return receipt.position.ledger_id
+        receipts = [await publisher.receipt(request_id) for request_id in range(len(ids))]
+        assert {each.status for each in receipts} == {pb.RECEIPT_STATUS_STORED}
+        return receipts[-1].position.ledger_id
 
 
 async def publish_everything(services: Services, topic: str) -> None:
     """Entries of every kind, from two producers."""
-    first, second = (
+    chunks: list[dict[str, Any]] = [
         {"uuid": uuid, "chunk_id": 0, "num_chunks_from_msg": 2, "total_chunk_msg_size": 2}
         for uuid in ("one", "ü")
-    )
+    ]
+    first, second = chunks
     async with (
         publishing(services.ledger, topic, "p") as p,
         publishing(services.ledger, topic, "生產者") as q,
@@ -118,7 +120,7 @@ async def publish_everything(services: Services, topic: str) -> None:
 # ---- columns
 
 
-async def test_columns_say_what_was_published(services: Services, topic: str) -> None:
+async def test_columns_hold_the_published_entries(services: Services, topic: str) -> None:
     await publish_everything(services, topic)
     stored = await services.read(topic)
     started, _ = await responses(services, topic)
@@ -131,7 +133,7 @@ async def test_columns_say_what_was_published(services: Services, topic: str) ->
     assert [each.marker for each in found].count(True) == 1
 
 
-async def test_metadata_comes_as_it_was_published(services: Services, topic: str) -> None:
+async def test_metadata_columns_are_unchanged(services: Services, topic: str) -> None:
     await publish_everything(services, topic)
     found = await columns(services, topic, metadata=True)
     assert [each._replace(metadata=b"") for each in found] == await expected(services, topic)
@@ -140,9 +142,7 @@ async def test_metadata_comes_as_it_was_published(services: Services, topic: str
     ]
 
 
-async def test_columns_begin_after_one_position_and_end_with_another(
-    services: Services, topic: str
-) -> None:
+async def test_columns_are_bounded_by_after_and_through(services: Services, topic: str) -> None:
     await publish(services, topic, *range(9))
     everything = await expected(services, topic)
     for after, through in itertools.product(range(-1, 10), range(10)):
@@ -162,8 +162,8 @@ async def test_a_topic_without_entries_has_no_columns(services: Services, topic:
     assert others == []
 
 
-async def test_no_response_is_larger_than_it_may_be(services: Services, topic: str) -> None:
-    """Also when what was stored together is: here, 6 MB of metadata."""
+async def test_responses_stay_within_their_limit(services: Services, topic: str) -> None:
+    """Even if a stored group exceeds it: here, 6 MB of metadata."""
     properties = {"key": "x" * 100_000}
     async with publishing(services.ledger, topic, "p") as publisher:
         await publisher.send(*(single(each, each, properties=properties) for each in range(60)))
@@ -178,8 +178,10 @@ async def test_no_response_is_larger_than_it_may_be(services: Services, topic: s
     assert len(without) == 1
 
 
-async def test_columns_end_where_the_log_ended_at_the_call(services: Services, topic: str) -> None:
-    """And whoever reads while others append sees a part of the log from its beginning."""
+async def test_columns_end_at_the_end_of_the_log_at_the_call(
+    services: Services, topic: str
+) -> None:
+    """And a read during appends sees a prefix of the log."""
     published = 0
 
     async def publish_on() -> None:
@@ -208,10 +210,10 @@ async def test_columns_end_where_the_log_ended_at_the_call(services: Services, t
     assert len(await columns(services, topic)) == 1_000
 
 
-async def test_a_job_is_asked_to_move_when_the_service_goes_away(
+async def test_a_job_is_told_to_reconnect_when_the_service_drains(
     stoppable: Services, topic: str
 ) -> None:
-    """It goes on after the last entry that it received."""
+    """It continues after the last entry that it received."""
     properties = {"key": "x" * 120_000}  # 30 MB: more than lies between a service and a client
     async with publishing(stoppable.ledger, topic, "p") as publisher:
         for first in range(0, 250, 50):
@@ -221,11 +223,13 @@ async def test_a_job_is_asked_to_move_when_the_service_goes_away(
                 assert (await publisher.receipt(each)).status == pb.RECEIPT_STATUS_STORED
     call = stoppable.ledger.ReadColumns(pb.ReadColumnsRequest(topic=topic, metadata=True))
     assert (await call.read()).HasField("started")
+    response = await call.read()
     ending = asyncio.create_task(stoppable.stack.terminate("ledger"))
     await not_serving(stoppable.stack.address("ledger"))
     found: list[Row] = []
-    while (response := await call.read()).HasField("blocks"):
+    while response.HasField("blocks"):
         found += [row for block in response.blocks.blocks for row in rows_on_the_wire(block)]
+        response = await call.read()
     assert response.HasField("draining")
     assert await call.read() is aio.EOF
     assert 0 < len(found) < 250
@@ -245,12 +249,12 @@ async def ledgers(services: Services, topic: str, **request: Any) -> pb.ListLedg
     return answer
 
 
-async def trim(services: Services, topic: str, before: entry_pb2.Position) -> None:
+async def trim(services: Services, topic: str, before: common_pb2.Position) -> None:
     await services.settled(topic)
     await services.ledger.TrimTopic(pb.TrimTopicRequest(topic=topic, before=before))
 
 
-async def test_ledgers_are_listed_by_the_page(restless: Services, topic: str) -> None:
+async def test_ledgers_are_listed_across_pages(restless: Services, topic: str) -> None:
     written: list[tuple[int, int, int]] = []
     ids = itertools.count()
 
@@ -296,7 +300,7 @@ async def test_ledgers_are_listed_by_the_page(restless: Services, topic: str) ->
     assert await columns(restless, topic) == await expected(restless, topic)
 
 
-async def test_producers_whose_entries_were_trimmed_are_listed_by_the_page(
+async def test_producers_with_trimmed_entries_are_listed_across_pages(
     services: Services, topic: str
 ) -> None:
     async def listed(**request: Any) -> pb.ListTrimmedProducersResponse:
@@ -325,9 +329,7 @@ async def test_producers_whose_entries_were_trimmed_are_listed_by_the_page(
         assert found == marks
 
 
-async def test_a_topic_that_comes_back_has_another_incarnation(
-    services: Services, topic: str
-) -> None:
+async def test_a_recreated_topic_has_another_incarnation(services: Services, topic: str) -> None:
     async def incarnation() -> int:
         await publish(services, topic, 0)
         answer = await services.ledger.GetTopic(pb.GetTopicRequest(topic=topic))

@@ -1,5 +1,5 @@
-"""The consumer against real services: what test_consumer.py shows with a service that can be told
-to fail, as far as it can be seen from outside."""
+"""The consumer against real services: the cases of test_consumer.py, which has a fake service that
+fails on request, as far as they are visible from outside."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,7 +8,6 @@ import pytest
 from grpc import aio
 
 from seqgate.api.cursor.v1 import cursor_pb2
-from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
 from seqgate.client import (
     Batching,
     Breaker,
@@ -24,7 +23,8 @@ from seqgate.client import (
     process_by_key,
 )
 from seqgate.errors import InUseError, NotFoundError, StaleTokenError
-from tests.support.waiting import eventually
+from tests.support.stubs import cursor_stub
+from tests.support.waiting import WITHIN_S, eventually
 from tools.stack.stack import Stack
 
 AT_ONCE = RetryPolicy(min_s=0, max_s=0)
@@ -38,7 +38,7 @@ async def client(stack: Stack) -> AsyncIterator[Client]:
 
 async def some(consumer: Consumer, count: int) -> list[Received]:
     """The next messages."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WITHIN_S):
         return [await consumer.receive() for _ in range(count)]
 
 
@@ -49,7 +49,7 @@ async def publish(client: Client, topic: str, count: int, keys: int) -> None:
         await producer.flush()
 
 
-async def test_keys_come_in_order_though_a_message_fails(client: Client, topic: str) -> None:
+async def test_keys_stay_in_order_despite_a_failed_message(client: Client, topic: str) -> None:
     await publish(client, topic, 60, keys=3)
     seen: dict[str | None, list[int]] = {}
     failed: list[Received] = []
@@ -67,7 +67,7 @@ async def test_keys_come_in_order_though_a_message_fails(client: Client, topic: 
         processing = asyncio.create_task(
             process_by_key(consumer, handle, on_failure=lambda message, failure: None)
         )
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WITHIN_S):
             await done.wait()
         processing.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -78,9 +78,7 @@ async def test_keys_come_in_order_though_a_message_fails(client: Client, topic: 
             await consumer.receive(timeout_s=0.05)
 
 
-async def test_a_failure_that_hits_every_key_does_not_try_them_all(
-    client: Client, topic: str
-) -> None:
+async def test_a_failure_of_every_key_opens_the_breaker(client: Client, topic: str) -> None:
     await publish(client, topic, 60, keys=30)
     tried: list[str | None] = []
     done: dict[str | None, list[int]] = {}
@@ -100,7 +98,8 @@ async def test_a_failure_that_hits_every_key_does_not_try_them_all(
             )
         )
         await eventually(lambda: len(tried) >= 10)
-        assert consumer.breaker_state is not BreakerState.CLOSED
+        tripped = consumer.breaker_state
+        assert tripped is not BreakerState.CLOSED
         assert len(set(tried)) < 20
         is_down = False
         await eventually(lambda: sum(map(len, done.values())) == 60)
@@ -111,7 +110,7 @@ async def test_a_failure_that_hits_every_key_does_not_try_them_all(
     assert done == {f"key-{at}": [at, at + 30] for at in range(30)}
 
 
-async def test_what_was_not_acknowledged_is_there_for_the_next(client: Client, topic: str) -> None:
+async def test_unacknowledged_messages_go_to_the_next_consumer(client: Client, topic: str) -> None:
     await publish(client, topic, 10, keys=1)
     async with client.consumer(topic, "s") as consumer:
         messages = await some(consumer, 4)
@@ -141,7 +140,9 @@ async def test_a_large_message_is_refused_and_acknowledged_as_one(
         await consumer.ack(after)
 
 
-async def test_messages_of_a_batch_are_acknowledged_for_good(client: Client, topic: str) -> None:
+async def test_acknowledged_messages_of_a_batch_stay_acknowledged(
+    client: Client, topic: str
+) -> None:
     async with client.producer(topic, name="p", batching=Batching(delay_s=60)) as producer:
         for at in range(5):
             producer.send_nowait(b"%d" % at)
@@ -167,9 +168,7 @@ async def test_a_consumer_seeks_back_and_forth(client: Client, topic: str) -> No
             await consumer.ack(messages[5])
 
 
-async def test_a_subscription_that_is_missing_or_in_use_is_refused(
-    client: Client, topic: str
-) -> None:
+async def test_a_missing_or_busy_subscription_is_refused(client: Client, topic: str) -> None:
     await publish(client, topic, 1, keys=1)
     with pytest.raises(NotFoundError) as missing:
         await client.consumer(topic, "s", start=None).open()
@@ -183,7 +182,7 @@ async def test_a_subscription_that_is_missing_or_in_use_is_refused(
         await consumer.ack(message)
 
 
-async def test_who_resets_the_cursor_by_hand_is_followed_by_whoever_is_connected(
+async def test_connected_consumers_follow_a_manual_reset_of_the_cursor(
     stack: Stack, client: Client, topic: str
 ) -> None:
     await publish(client, topic, 5, keys=1)
@@ -191,8 +190,8 @@ async def test_who_resets_the_cursor_by_hand_is_followed_by_whoever_is_connected
         for message in await some(consumer, 5):
             await consumer.ack(message)
         async with aio.insecure_channel(stack.address("cursor")) as channel:
-            request = cursor_pb2.ResetCursorRequest(topic=topic, name="s")
-            await CursorServiceStub(channel).ResetCursor(request)
+            request = cursor_pb2.ResetCursorRequest(topic=topic, cursor="s")
+            await cursor_stub(channel).ResetCursor(request)
         async with client.producer(topic) as producer:
             await producer.send(b"5", key="key-0")
         (new,) = await some(consumer, 1)

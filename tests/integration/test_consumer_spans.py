@@ -1,4 +1,4 @@
-"""The spans of a consumer: what an application does with a message, and its settlement."""
+"""The spans of a consumer: processing of messages, and their settlement."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,6 +12,7 @@ from seqgate.errors import StaleTokenError
 from seqgate.telemetry import extract, names
 from tests.support.fake_dispatcher import FakeDispatcher, serving_fake
 from tests.support.recorded import Recorded, links
+from tests.support.waiting import WITHIN_S
 
 TOPIC = "public/default/orders"
 ORIGIN = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
@@ -77,7 +78,7 @@ async def test_a_message_is_processed_and_settled_in_one_trace(
     }
 
 
-async def test_what_is_settled_together_carries_the_first_span_that_is_recorded(
+async def test_a_joint_settlement_carries_its_first_recorded_span(
     client: Client, fake: FakeDispatcher, recorded: Recorded
 ) -> None:
     for properties in (UNSAMPLED, ORIGIN, ORIGIN):
@@ -98,10 +99,12 @@ async def test_what_is_settled_together_carries_the_first_span_that_is_recorded(
     requests = {each.WhichOneof("request"): each for each in fake.requests}
     carried = extract({"traceparent": requests["acknowledge"].trace.traceparent})
     assert (carried.trace_id, carried.span_id) == (first.context.trace_id, first.context.span_id)
-    assert not requests["refuse"].HasField("trace")
+    assert not requests["negative_acknowledge"].HasField("trace")
 
 
-async def test_what_fails_says_so(client: Client, fake: FakeDispatcher, recorded: Recorded) -> None:
+async def test_a_failed_message_fails_its_span(
+    client: Client, fake: FakeDispatcher, recorded: Recorded
+) -> None:
     fake.publish(b"x")
     async with client.consumer(TOPIC, "s") as consumer:
         message = await consumer.receive(timeout_s=30)
@@ -136,7 +139,7 @@ async def test_processing_by_key_has_a_span_for_each_attempt(
         processing = asyncio.create_task(
             process_by_key(consumer, handle, on_failure=lambda message, failure: None)
         )
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WITHIN_S):
             await done.wait()
         processing.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -151,9 +154,9 @@ async def test_processing_by_key_has_a_span_for_each_attempt(
 @pytest.mark.parametrize(
     ("sampler", "properties"),
     [(ParentBased(ALWAYS_OFF), {}), (ParentBased(ALWAYS_ON), UNSAMPLED), (ALWAYS_OFF, ORIGIN)],
-    ids=["nobody says", "the publisher says no", "the application says no"],
+    ids=["undecided", "not sampled by the publisher", "not sampled by the application"],
 )
-async def test_what_is_not_sampled_is_not_recorded_below_either(
+async def test_unsampled_messages_have_no_child_spans(
     client: Client,
     fake: FakeDispatcher,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,5 +1,5 @@
-"""Cursors, used by itself over real gRPC, as somebody uses them who delivers from a log of their
-own. Numbers in names are those of the conformance scenarios, section I."""
+"""The cursor service alone over real gRPC, for an application that delivers from its own log.
+Numbers in names are those of the conformance scenarios, section I."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from grpc import StatusCode
 
+from seqgate.api.common.v1.common_pb2 import Position
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.cursor.v1 import managed_pb2
-from seqgate.api.entry.v1.entry_pb2 import Position
+from seqgate.api.internal.cursor.v1 import lease_pb2
 from seqgate.services.cursor import servicer as limits
+from seqgate.times import duration
 from tests.integration.refusals import refused
 from tests.integration.services import Services, health, running
 from tests.support.waiting import eventually
@@ -45,7 +47,7 @@ class Cursor:
 
     def __init__(self, stub: Any, topic: str, name: str = "c") -> None:
         self.stub = stub
-        self.names = {"topic": topic, "name": name}
+        self.names: dict[str, Any] = {"topic": topic, "cursor": name}
 
     async def create(self, mark_delete: Position | None = None, **more: Any) -> pb.Cursor:
         request = pb.CreateCursorRequest(mark_delete=mark_delete, **self.names, **more)
@@ -76,24 +78,24 @@ class Cursor:
         answer: pb.AcknowledgeResponse = await self.stub.Acknowledge(request)
         return answer
 
-    async def page(self, **more: Any) -> pb.ReadAcknowledgedResponse:
-        request = pb.ReadAcknowledgedRequest(**self.names, **more)
-        answer: pb.ReadAcknowledgedResponse = await self.stub.ReadAcknowledged(request)
+    async def page(self, **more: Any) -> pb.ListAcknowledgedResponse:
+        request = pb.ListAcknowledgedRequest(**self.names, **more)
+        answer: pb.ListAcknowledgedResponse = await self.stub.ListAcknowledged(request)
         return answer
 
     async def beyond(self, page_size: int = 0) -> list[tuple[int, int, int]]:
         """The runs of entries beyond the mark-delete position, page by page."""
         found: list[tuple[int, int, int]] = []
-        after = None
+        token = ""
         while True:
-            page = await self.page(after=after, page_size=page_size)
+            page = await self.page(page_token=token, page_size=page_size)
             found += [
                 (each.first.ledger_id, each.first.entry_id, each.last_entry_id)
                 for each in page.ranges
             ]
-            if not page.HasField("next_after"):
+            if not page.next_page_token:
                 return found
-            after = page.next_after
+            token = page.next_page_token
 
     async def messages(self) -> dict[int, list[int]]:
         """The messages that are acknowledged of batches of ledger 1."""
@@ -119,7 +121,7 @@ class Cursor:
         return cursor
 
     async def attempts(self, *entry_ids: int, **more: Any) -> list[int]:
-        request = pb.RecordAttemptsRequest(
+        request = lease_pb2.RecordAttemptsRequest(
             positions=[at(each) for each in entry_ids], **self.names, **more
         )
         return list((await self.stub.RecordAttempts(request)).attempts)
@@ -127,33 +129,37 @@ class Cursor:
     async def counts(self, page_size: int = 0) -> list[tuple[int, int, int]]:
         """How often entries were delivered, page by page."""
         found: list[tuple[int, int, int]] = []
-        after = None
+        token = ""
         while True:
-            request = pb.ListAttemptsRequest(after=after, page_size=page_size, **self.names)
+            request = lease_pb2.ListAttemptsRequest(
+                page_token=token, page_size=page_size, **self.names
+            )
             page = await self.stub.ListAttempts(request)
             assert page_size == 0 or len(page.entries) <= page_size
             found += [
                 (each.position.ledger_id, each.position.entry_id, each.attempts)
                 for each in page.entries
             ]
-            if not page.HasField("next_after"):
+            if not page.next_page_token:
                 return found
-            after = page.next_after
+            token = page.next_page_token
 
     async def acquire(self, owner: str, duration_ms: int = 60_000) -> pb.Lease:
-        request = pb.AcquireLeaseRequest(owner=owner, duration_ms=duration_ms, **self.names)
+        request = lease_pb2.AcquireLeaseRequest(
+            owner=owner, duration=duration(duration_ms), **self.names
+        )
         lease: pb.Lease = (await self.stub.AcquireLease(request)).lease
         return lease
 
     async def renew(self, owner: str, epoch: int, duration_ms: int = 60_000) -> pb.Lease:
-        request = pb.RenewLeaseRequest(
-            owner=owner, epoch=epoch, duration_ms=duration_ms, **self.names
+        request = lease_pb2.RenewLeaseRequest(
+            owner=owner, epoch=epoch, duration=duration(duration_ms), **self.names
         )
         lease: pb.Lease = (await self.stub.RenewLease(request)).lease
         return lease
 
     async def release(self, epoch: int) -> None:
-        await self.stub.ReleaseLease(pb.ReleaseLeaseRequest(epoch=epoch, **self.names))
+        await self.stub.ReleaseLease(lease_pb2.ReleaseLeaseRequest(epoch=epoch, **self.names))
 
     async def delete(self) -> None:
         await self.stub.DeleteCursor(pb.DeleteCursorRequest(**self.names))
@@ -212,7 +218,7 @@ async def restarted(
 async def test_a_cursor_is_created_once(services: Services, topic: str) -> None:
     cursor = Cursor(services.cursor, topic)
     made = await cursor.create(at(4), properties={"team": "billing"})
-    assert (made.topic, made.name, made.version) == (topic, "c", 0)
+    assert (made.topic, made.name, made.revision) == (topic, "c", 0)
     assert made.mark_delete == at(4)
     assert dict(made.properties) == {"team": "billing"}
     assert made.created.ToMilliseconds() > 1_700_000_000_000
@@ -289,13 +295,15 @@ async def test_cursors_of_all_topics_are_listed_by_topic_and_name(
 async def test_a_page_of_large_cursors_ends_early(
     services: Services, topic: str, cursors: int, properties: int, pages: int
 ) -> None:
-    """Or an answer would be larger than any message may be."""
+    """Otherwise an answer could exceed the limit of messages."""
     names = [f"c{number:02}" for number in range(cursors)]
     large = {f"{number:04}": "x" * 4_092 for number in range(properties)}
     for name in names:
         await Cursor(services.cursor, topic, name).create(properties=large)
 
-    found, token, sizes = [], "", []
+    token = ""
+    found: list[str] = []
+    sizes: list[int] = []
     while not sizes or token:
         request = pb.ListCursorsRequest(topic=topic, page_token=token)
         page = await services.cursor.ListCursors(request)
@@ -311,19 +319,19 @@ async def test_a_page_of_large_cursors_ends_early(
 # ---- mark-delete, and what is attached
 
 
-async def test_121_the_same_position_again_replaces_what_is_attached(
+async def test_121_repeating_a_position_replaces_its_properties(
     restarted: tuple[Cursor, Callable[[], Any]],
 ) -> None:
     cursor, restart = restarted
-    assert (await cursor.mark_delete(at(3), {"a": "1", "b": "2"})).version == 1
-    assert (await cursor.mark_delete(at(3), {"a": "4"})).version == 2
+    assert (await cursor.mark_delete(at(3), {"a": "1", "b": "2"})).revision == 1
+    assert (await cursor.mark_delete(at(3), {"a": "4"})).revision == 2
     before = await cursor.get()
     assert dict(before.mark_delete_properties) == {"a": "4"}
     await restart()
     assert await cursor.get() == before
 
 
-async def test_122_what_is_attached_is_cleared_kept_and_inherited(cursor: Cursor) -> None:
+async def test_122_attached_properties_are_cleared_kept_and_inherited(cursor: Cursor) -> None:
     await cursor.mark_delete(at(1), {"a": "1"})
     await cursor.acknowledge(2)
     moved = await cursor.get()
@@ -334,14 +342,14 @@ async def test_122_what_is_attached_is_cleared_kept_and_inherited(cursor: Cursor
     answers = await asyncio.gather(
         *(cursor.mark_delete(at(4), {"k": str(number)}) for number in range(20))
     )
-    last = max(range(20), key=lambda number: answers[number].version)
+    last = max(range(20), key=lambda number: answers[number].revision)
     assert dict((await cursor.get()).mark_delete_properties) == {"k": str(last)}
     await cursor.acknowledge(5)
     inherited = await cursor.get()
     assert (inherited.mark_delete, inherited.mark_delete_properties["k"]) == (at(5), str(last))
 
 
-async def test_123_a_cursor_does_not_go_back_or_beyond_the_end(cursor: Cursor) -> None:
+async def test_123_a_cursor_does_not_move_back_or_beyond_the_end(cursor: Cursor) -> None:
     await cursor.mark_delete(at(5), {"a": "1"})
     before = await cursor.get()
     with refused(IN_USE, "ALREADY_MARK_DELETED"):
@@ -358,12 +366,12 @@ async def test_123_a_cursor_does_not_go_back_or_beyond_the_end(cursor: Cursor) -
     assert (await cursor.mark_delete(at(10), log_end=at(10))).mark_delete == at(10)
 
 
-async def test_mark_delete_tells_where_the_cursor_really_is(cursor: Cursor) -> None:
+async def test_mark_delete_returns_the_actual_position(cursor: Cursor) -> None:
     await cursor.acknowledge(4, 5, 6)
     assert (await cursor.mark_delete(at(3))).mark_delete == at(6)
 
 
-async def test_many_large_properties_are_kept_as_they_are(
+async def test_many_large_properties_are_stored_unchanged(
     restarted: tuple[Cursor, Callable[[], Any]],
 ) -> None:
     """As a snapshot of deduplication has them: a number for each producer."""
@@ -377,23 +385,23 @@ async def test_many_large_properties_are_kept_as_they_are(
 # ---- one by one
 
 
-async def test_124_what_touches_the_mark_delete_position_moves_it(cursor: Cursor) -> None:
+async def test_124_a_run_adjacent_to_the_mark_delete_position_moves_it(cursor: Cursor) -> None:
     left = []
     for entry_id in (3, 2, 1):
         answer = await cursor.acknowledge(entry_id)
         assert not answer.HasField("mark_delete")
-        assert answer.version == 0
+        assert answer.revision == 0
         left.append(len(await cursor.waiting(10)))
     answer = await cursor.acknowledge(0)
     left.append(len(await cursor.waiting(10)))
-    assert (left, answer.mark_delete, answer.version) == ([9, 8, 7, 6], at(3), 1)
+    assert (left, answer.mark_delete, answer.revision) == ([9, 8, 7, 6], at(3), 1)
 
     before = await cursor.get()
     await cursor.acknowledge(0, 1, 2, 3)
     assert await cursor.get() == before
 
 
-async def test_125_the_holes_survive_however_the_process_ends(
+async def test_125_holes_survive_every_kind_of_exit(
     restarted: tuple[Cursor, Callable[[], Any]],
 ) -> None:
     cursor, restart = restarted
@@ -406,9 +414,7 @@ async def test_125_the_holes_survive_however_the_process_ends(
 
 
 @pytest.mark.parametrize("page_size", [0, 1_000, 7_919])
-async def test_every_hole_is_durable_however_many_there_are(
-    alone: Services, topic: str, page_size: int
-) -> None:
+async def test_any_number_of_holes_is_durable(alone: Services, topic: str, page_size: int) -> None:
     """Pulsar keeps 10,000 of them, or 200,000, and forgets the others silently."""
     cursor = Cursor(alone.cursor, topic)
     await cursor.create()
@@ -441,7 +447,7 @@ async def test_127_messages_of_a_batch_are_acknowledged_one_by_one(cursor: Curso
 
 
 @pytest.mark.parametrize("how", ["the whole entry", "mark-delete", "reset"])
-async def test_127_what_a_batch_had_acknowledged_is_forgotten_with(
+async def test_127_acknowledgements_within_a_batch_are_forgotten_with(
     cursor: Cursor, how: str
 ) -> None:
     await cursor.mark_delete(at(4))
@@ -490,7 +496,7 @@ async def test_a_batch_has_one_size(cursor: Cursor) -> None:
     assert await cursor.beyond() == []
 
 
-async def test_134_nothing_is_left_of_holes_that_the_cursor_passed(cursor: Cursor) -> None:
+async def test_134_holes_behind_the_cursor_are_removed(cursor: Cursor) -> None:
     await cursor.acknowledge(2, 4, 6)
     await cursor.mark_delete(at(4))
     assert await cursor.beyond() == [(1, 6, 6)]
@@ -502,7 +508,7 @@ async def test_134_nothing_is_left_of_holes_that_the_cursor_passed(cursor: Curso
     assert (await cursor.get()).acknowledged_entries == 0
 
 
-async def test_a_ledgers_end_is_passed_once_somebody_says_where_it_is(cursor: Cursor) -> None:
+async def test_a_cursor_passes_a_ledgers_end_once_it_is_known(cursor: Cursor) -> None:
     await cursor.mark_delete(at(5))
     answer = await cursor.acknowledge(run(6, 9), run(0, 3, ledger_id=4))
     assert answer.mark_delete == at(9)
@@ -514,24 +520,24 @@ async def test_a_ledgers_end_is_passed_once_somebody_says_where_it_is(cursor: Cu
         await cursor.acknowledge(successions=[contradicting])
 
 
-async def test_successions_are_known_to_all_cursors_of_a_topic(cursor: Cursor) -> None:
+async def test_cursors_of_a_topic_share_its_successions(cursor: Cursor) -> None:
     other = Cursor(cursor.stub, cursor.names["topic"], "other")
     await other.create(at(8))
     await cursor.mark_delete(at(1), successions=[pb.Succession(last=at(9), next=at(0, 4))])
     assert (await other.acknowledge(9, run(0, 2, ledger_id=4))).mark_delete == at(2, 4)
 
 
-async def test_a_page_of_holes_is_one_state(cursor: Cursor) -> None:
+async def test_pages_of_holes_list_ranges_and_batches_in_order(cursor: Cursor) -> None:
     await cursor.mark_delete(at(0))
     await cursor.acknowledge(2, 4, messages(3, [0]), messages(5, [1]))
     page = await cursor.page(page_size=2)
     assert page.mark_delete == at(0)
     assert [each.first.entry_id for each in page.ranges] == [2]
     assert [each.position.entry_id for each in page.batches] == [3]
-    page = await cursor.page(after=page.next_after, page_size=2)
+    page = await cursor.page(page_token=page.next_page_token, page_size=2)
     assert [each.first.entry_id for each in page.ranges] == [4]
     assert [each.position.entry_id for each in page.batches] == [5]
-    assert not page.HasField("next_after")
+    assert not page.next_page_token
 
 
 async def test_a_page_of_large_batches_ends_early(cursor: Cursor) -> None:
@@ -540,17 +546,17 @@ async def test_a_page_of_large_batches_ends_early(cursor: Cursor) -> None:
     for start in range(0, count, 500):
         some = range(start, min(start + 500, count))
         await cursor.acknowledge(*(messages(each + 1, [0, size - 1], size) for each in some))
-    found, after = 0, None
+    found, token = 0, ""
     while True:
-        page = await cursor.page(after=after, page_size=limits.HOLES_MAX)
+        page = await cursor.page(page_token=token, page_size=limits.HOLES_MAX)
         found += len(page.batches)
-        if not page.HasField("next_after"):
+        if not page.next_page_token:
             break
-        after = page.next_after
+        token = page.next_page_token
     assert found == count
 
 
-async def test_acknowledging_in_any_order_comes_to_the_same(cursor: Cursor) -> None:
+async def test_the_order_of_acknowledgements_does_not_matter(cursor: Cursor) -> None:
     seed = 4
     random = Random(seed)
     ranges = [run(first, first + random.randrange(9)) for first in range(0, 3_000, 10)]
@@ -565,17 +571,17 @@ async def test_acknowledging_in_any_order_comes_to_the_same(cursor: Cursor) -> N
 # ---- reset, attempts, properties
 
 
-async def test_a_reset_goes_anywhere_and_forgets(cursor: Cursor) -> None:
+async def test_a_reset_moves_anywhere_and_forgets_holes(cursor: Cursor) -> None:
     await cursor.mark_delete(at(5), {"a": "1"})
     await cursor.update(put={"own": "kept"})
     await cursor.acknowledge(8, messages(9, [1]))
     await cursor.attempts(7)
-    version = (await cursor.get()).version
+    revision = (await cursor.get()).revision
     back = await cursor.reset(at(2))
     assert (back.mark_delete, dict(back.mark_delete_properties)) == (at(2), {})
     assert (back.acknowledged_entries, back.partial_batches) == (0, 0)
     assert dict(back.properties) == {"own": "kept"}
-    assert back.version == version + 1
+    assert back.revision == revision + 1
     assert await cursor.attempts(7) == [1]
     assert not (await cursor.reset(None)).HasField("mark_delete")
 
@@ -589,7 +595,7 @@ async def test_deliveries_are_counted_until_the_entry_is_acknowledged(cursor: Cu
     assert await cursor.attempts() == []
 
 
-async def test_deliveries_that_were_counted_survive(
+async def test_counted_deliveries_survive_a_restart(
     restarted: tuple[Cursor, Callable[[], Any]],
 ) -> None:
     cursor, restart = restarted
@@ -601,7 +607,7 @@ async def test_deliveries_that_were_counted_survive(
     assert await cursor.counts() == [(1, 2, 2), (1, 3, 7), (1, 4, 1), (1, 5, 2)]
 
 
-async def test_deliveries_that_the_caller_counts_are_safe_to_say_twice(cursor: Cursor) -> None:
+async def test_explicit_delivery_counts_are_idempotent(cursor: Cursor) -> None:
     await cursor.mark_delete(at(1))
     for _ in range(2):
         assert await cursor.attempts(2, 3, 1, attempts=[1, 5, 5]) == [1, 5, 0]
@@ -615,7 +621,9 @@ async def test_deliveries_are_listed_page_by_page(cursor: Cursor, page_size: int
     assert await cursor.counts(page_size) == []
     for ledger_id in (2, 1):
         positions = [at(each, ledger_id) for each in (9, 7, 8)]
-        request = pb.RecordAttemptsRequest(positions=positions, attempts=[3, 1, 2], **cursor.names)
+        request = lease_pb2.RecordAttemptsRequest(
+            positions=positions, attempts=[3, 1, 2], **cursor.names
+        )
         await cursor.stub.RecordAttempts(request)
     expected = [(ledger_id, 6 + count, count) for ledger_id in (1, 2) for count in (1, 2, 3)]
     assert await cursor.counts(page_size) == expected
@@ -628,7 +636,7 @@ async def test_deliveries_are_listed_page_by_page(cursor: Cursor, page_size: int
     assert await cursor.counts(page_size) == []
 
 
-async def test_what_is_attached_to_the_position_is_left_out_when_it_is_not_wanted(
+async def test_attached_properties_are_left_out_on_request(
     cursor: Cursor,
 ) -> None:
     await cursor.update(put={"own": "1"})
@@ -642,7 +650,7 @@ async def test_what_is_attached_to_the_position_is_left_out_when_it_is_not_wante
     assert bare == whole
 
 
-async def test_135_a_cursors_own_properties_are_its_own(
+async def test_135_a_cursors_properties_are_independent_of_its_position(
     restarted: tuple[Cursor, Callable[[], Any]],
 ) -> None:
     cursor, restart = restarted
@@ -669,10 +677,10 @@ async def test_135_concurrent_writers_of_properties_converge(cursor: Cursor) -> 
             known = await cursor.get()
             count = int(known.properties.get("count", "0"))
             try:
-                with refused(ABORTED, "VERSION_CONFLICT"):
+                with refused(ABORTED, "REVISION_CONFLICT"):
                     await cursor.update(
                         put={"count": str(count + 1), f"w{writer}": "was here"},
-                        version=known.version,
+                        revision=known.revision,
                     )
             except pytest.fail.Exception:  # it was not refused
                 return conflicts
@@ -682,26 +690,26 @@ async def test_135_concurrent_writers_of_properties_converge(cursor: Cursor) -> 
     final = await cursor.get()
     assert final.properties["count"] == "6"
     assert len(final.properties) == 7
-    assert final.version == 6
+    assert final.revision == 6
     assert sum(conflicts) > 0
 
 
-async def test_a_version_that_is_not_the_cursors_changes_nothing(cursor: Cursor) -> None:
-    await cursor.mark_delete(at(1), {"a": "1"}, version=0)
+async def test_a_stale_version_changes_nothing(cursor: Cursor) -> None:
+    await cursor.mark_delete(at(1), {"a": "1"}, revision=0)
     before = await cursor.get()
-    with refused(ABORTED, "VERSION_CONFLICT") as details:
-        await cursor.mark_delete(at(2), version=0)
-    assert details["version"] == "1"
-    with refused(ABORTED, "VERSION_CONFLICT"):
-        await cursor.update(put={"a": "1"}, version=2)
+    with refused(ABORTED, "REVISION_CONFLICT") as details:
+        await cursor.mark_delete(at(2), revision=0)
+    assert details["revision"] == "1"
+    with refused(ABORTED, "REVISION_CONFLICT"):
+        await cursor.update(put={"a": "1"}, revision=2)
     assert await cursor.get() == before
-    await cursor.mark_delete(at(2), version=1)
+    await cursor.mark_delete(at(2), revision=1)
 
 
 # ---- leases
 
 
-async def test_one_of_two_owners_has_the_lease(cursor: Cursor) -> None:
+async def test_a_lease_has_one_owner(cursor: Cursor) -> None:
     first = await cursor.acquire("one")
     assert (first.owner, first.epoch) == ("one", 1)
     with refused(IN_USE, "LEASE_HELD") as details:
@@ -734,7 +742,7 @@ async def test_a_lease_is_free_when_it_has_expired(cursor: Cursor) -> None:
     assert (lease.owner, lease.epoch) == ("two", 3)
 
 
-async def test_who_lost_the_lease_changes_nothing(cursor: Cursor) -> None:
+async def test_a_fenced_owner_changes_nothing(cursor: Cursor) -> None:
     await cursor.acquire("one")
     await cursor.mark_delete(at(1), epoch=1)
     await cursor.release(1)
@@ -760,7 +768,7 @@ async def test_who_lost_the_lease_changes_nothing(cursor: Cursor) -> None:
     await cursor.mark_delete(at(2))  # nobody has to say who they are
 
 
-async def test_an_epoch_stays_fenced_off_after_the_lease_is_gone(cursor: Cursor) -> None:
+async def test_an_epoch_stays_fenced_after_its_lease_expires(cursor: Cursor) -> None:
     await cursor.acquire("one")
     await cursor.release(1)
     await cursor.release(1)
@@ -775,11 +783,11 @@ async def test_a_lease_lasts_longer_when_it_is_renewed(cursor: Cursor) -> None:
     renewed = await cursor.renew("one", first.epoch, 60_000)
     assert renewed.epoch == first.epoch
     assert renewed.expires.ToMilliseconds() > first.expires.ToMilliseconds() + 10_000
-    version = (await cursor.get()).version
-    assert version == 0  # a lease is none of the version's business
+    revision = (await cursor.get()).revision
+    assert revision == 0  # a lease is none of the revision's business
 
 
-async def test_a_lease_survives(restarted: tuple[Cursor, Callable[[], Any]]) -> None:
+async def test_a_lease_survives_a_restart(restarted: tuple[Cursor, Callable[[], Any]]) -> None:
     cursor, restart = restarted
     lease = await cursor.acquire("one")
     await restart()
@@ -793,7 +801,7 @@ async def test_a_lease_survives(restarted: tuple[Cursor, Callable[[], Any]]) -> 
 # ---- all or nothing
 
 
-async def test_what_was_answered_is_there_after_a_crash(alone: Services, topic: str) -> None:
+async def test_answered_changes_survive_a_crash(alone: Services, topic: str) -> None:
     cursor = Cursor(alone.cursor, topic)
     await cursor.create()
     answered: list[int] = []
@@ -815,7 +823,7 @@ async def test_what_was_answered_is_there_after_a_crash(alone: Services, topic: 
     assert found in (answered, [*answered, answered[-1] + 2])
 
 
-async def test_a_refused_call_does_nothing_of_what_it_asks(cursor: Cursor) -> None:
+async def test_a_refused_call_changes_nothing(cursor: Cursor) -> None:
     await cursor.acquire("one")
     with refused(ABORTED, "FENCED"):
         await cursor.acknowledge(
@@ -836,7 +844,9 @@ def info(entry_id: int = 7, *, ledger: int = -1, **more: Any) -> bytes:
     ).SerializeToString()
 
 
-async def test_a_cursor_comes_from_pulsar_and_goes_back(services: Services, topic: str) -> None:
+async def test_a_cursor_is_imported_from_and_exported_to_pulsar(
+    services: Services, topic: str
+) -> None:
     cursor = Cursor(services.cursor, topic)
     await cursor.create(at(4), properties={"team": "billing"})
     await cursor.mark_delete(at(5), {"a": "1", "b": "x"})
@@ -854,7 +864,7 @@ async def test_a_cursor_comes_from_pulsar_and_goes_back(services: Services, topi
     assert await other.messages() == {13: [0, 3]}
 
 
-async def test_an_import_replaces_a_cursor_only_when_asked_to(cursor: Cursor) -> None:
+async def test_an_import_replaces_a_cursor_only_on_request(cursor: Cursor) -> None:
     await cursor.acknowledge(5, messages(6, [1]))
     await cursor.update(put={"own": "1", "#seqgate.internal.x": "y"})
     await cursor.acquire("one")
@@ -868,7 +878,7 @@ async def test_an_import_replaces_a_cursor_only_when_asked_to(cursor: Cursor) ->
     assert replaced.mark_delete == at(7, 3)
     assert dict(replaced.properties) == {}
     assert (replaced.acknowledged_entries, replaced.partial_batches) == (0, 0)
-    assert replaced.version > before.version
+    assert replaced.revision > before.revision
     assert replaced.lease.epoch > before.lease.epoch
     assert (await cursor.acquire("two")).owner == "two"
     with refused(ABORTED, "FENCED"):
@@ -876,21 +886,21 @@ async def test_an_import_replaces_a_cursor_only_when_asked_to(cursor: Cursor) ->
     assert await cursor.beyond() == []
 
 
-async def test_the_cursor_ledgers_entry_is_newer(services: Services, topic: str) -> None:
+async def test_the_cursor_ledgers_entry_takes_precedence(services: Services, topic: str) -> None:
     cursor = Cursor(services.cursor, topic)
     position = managed_pb2.PositionInfo(ledger_id=3, entry_id=9).SerializeToString()
     imported = await cursor.import_(info(ledger=12), position)
     assert imported.mark_delete == at(9, 3)
 
 
-async def test_an_import_that_was_cut_short_is_taken_up(services: Services, topic: str) -> None:
+async def test_an_interrupted_import_is_resumed(services: Services, topic: str) -> None:
     cursor = Cursor(services.cursor, topic)
     await cursor.create(properties={"#seqgate.internal.importing": "begun"})
     imported = await cursor.import_(info())
     assert (imported.mark_delete, dict(imported.properties)) == (at(7, 3), {})
 
 
-async def test_what_cannot_be_imported_makes_no_cursor(services: Services, topic: str) -> None:
+async def test_an_invalid_import_creates_no_cursor(services: Services, topic: str) -> None:
     cursor = Cursor(services.cursor, topic)
     with refused(INVALID, "INVALID_MANAGED_CURSOR"):
         await cursor.import_(b"\xff\xff")
@@ -901,14 +911,16 @@ async def test_what_cannot_be_imported_makes_no_cursor(services: Services, topic
 # ---- the process
 
 
-async def test_the_service_needs_no_other(alone: Services, topic: str) -> None:
+async def test_the_cursor_service_runs_alone(alone: Services, topic: str) -> None:
     await alone.stack.kill("redis")
     await Cursor(alone.cursor, topic).create()
     assert await health(alone.stack.address("cursor"), SERVICE) == "SERVING"
     await alone.stack.run("redis")
 
 
-async def test_a_full_store_says_so_and_keeps_what_it_has(private: Private, topic: str) -> None:
+async def test_a_full_store_refuses_changes_and_keeps_its_data(
+    private: Private, topic: str
+) -> None:
     size = 512 * 1024
     async with private(services=("cursor",), SEQGATE_CURSOR_STORE_BYTES_MAX=str(size)) as services:
         cursor = Cursor(services.cursor, topic)

@@ -1,7 +1,6 @@
-"""Everything wrong that a caller can say to the cursor service: what the answer is, and that
-nothing changed.
+"""Invalid input to the cursor service: the answer, and that nothing changed.
 
-Each limit is tried where it ends: the last value that is accepted, and the first that is refused.
+Each limit is tried at its boundary: the last value that is accepted, and the first that is refused.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -10,12 +9,17 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from grpc import StatusCode
 
+from seqgate.api.common.v1.common_pb2 import Position
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
-from seqgate.api.entry.v1.entry_pb2 import Position
+from seqgate.api.internal.cursor.v1 import lease_pb2
+from seqgate.services.cursor import lease_servicer as lease_limits
 from seqgate.services.cursor import servicer as limits
 from seqgate.services.cursor.core.cursor import PROPERTIES_BYTES_MAX, PROPERTIES_MAX
+from seqgate.services.cursor.core.state import LEASE_MAX_MS
+from seqgate.times import duration
 from seqgate.types import CURSOR_NAME_BYTES_MAX, SEQUENCE_ID_MAX
 from tests.integration.refusals import refused
 from tests.integration.services import Services, channel_to
@@ -26,6 +30,7 @@ from tests.integration.test_bad_input import (
     GOOD_PRODUCERS,
     longest_topic,
 )
+from tests.support.raw_channel import raw
 
 INVALID = StatusCode.INVALID_ARGUMENT
 NOT_FOUND = StatusCode.NOT_FOUND
@@ -35,6 +40,8 @@ BAD_NAMES, GOOD_NAMES = BAD_PRODUCERS, GOOD_PRODUCERS
 
 TOO_LARGE = SEQUENCE_ID_MAX + 1
 SERVICE = pb.DESCRIPTOR.services_by_name["CursorService"]
+LEASE_SERVICE = lease_pb2.DESCRIPTOR.services_by_name["CursorLeaseService"]
+LAST_TOKEN = f"{SEQUENCE_ID_MAX}:{SEQUENCE_ID_MAX}"
 
 
 def at(ledger_id: int, entry_id: int) -> Position:
@@ -66,12 +73,12 @@ RIGHT: dict[str, dict[str, Any]] = {
     "ResetCursor": {},
     "MarkDelete": {"position": at(1, 5)},
     "Acknowledge": {},
-    "ReadAcknowledged": {},
+    "ListAcknowledged": {},
     "RecordAttempts": {},
     "ListAttempts": {},
     "UpdateCursorProperties": {},
-    "AcquireLease": {"owner": "o", "duration_ms": 1_000},
-    "RenewLease": {"owner": "o", "epoch": 1, "duration_ms": 1_000},
+    "AcquireLease": {"owner": "o", "duration": duration(1_000)},
+    "RenewLease": {"owner": "o", "epoch": 1, "duration": duration(1_000)},
     "ReleaseLease": {"epoch": 1},
     "ImportManagedCursor": {"managed_cursor_info": b"\x08\x01"},
     "ExportManagedCursor": {},
@@ -79,10 +86,14 @@ RIGHT: dict[str, dict[str, Any]] = {
 """What a right request to each method that names a cursor has, besides the names."""
 
 
+def _kind(method: str) -> Callable[..., Message]:
+    described = SERVICE.methods_by_name.get(method) or LEASE_SERVICE.methods_by_name[method]
+    return GetMessageClass(described.input_type)
+
+
 def request(method: str, topic: str, name: str = "c", **changes: Any) -> Message:
     """A request that is right but for what a test changes."""
-    kind: Callable[..., Message] = getattr(pb, SERVICE.methods_by_name[method].input_type.name)
-    return kind(**{"topic": topic, "name": name, **RIGHT[method], **changes})
+    return _kind(method)(**{"topic": topic, "cursor": name, **RIGHT[method], **changes})
 
 
 class Cursor:
@@ -99,7 +110,7 @@ class Cursor:
         """All that a refusal must not change."""
         listed = await self.stub.ListCursors(pb.ListCursorsRequest(topic=self.topic))
         answers = [listed]
-        answers += [await self.call(each) for each in ("ReadAcknowledged", "ListAttempts")]
+        answers += [await self.call(each) for each in ("ListAcknowledged", "ListAttempts")]
         return [each.SerializeToString(deterministic=True) for each in answers]
 
     @asynccontextmanager
@@ -130,18 +141,19 @@ async def cursor(services: Services, topic: str) -> Cursor:
 
 
 def test_every_method_is_in_the_table() -> None:
-    assert {each.name for each in SERVICE.methods} == RIGHT.keys() | {"ListCursors"}
+    methods = {*SERVICE.methods_by_name, *LEASE_SERVICE.methods_by_name}
+    assert methods == RIGHT.keys() | {"ListCursors"}
 
 
 @pytest.mark.parametrize("method", RIGHT)
-async def test_a_method_refuses_what_is_no_topic_name(services: Services, method: str) -> None:
+async def test_methods_refuse_invalid_topic_names(services: Services, method: str) -> None:
     for topic in BAD_TOPICS:
         with refused(INVALID, "INVALID_TOPIC_NAME"):
             await getattr(services.cursor, method)(request(method, topic))
 
 
 @pytest.mark.parametrize("method", RIGHT)
-async def test_a_method_refuses_what_is_no_cursor_name(cursor: Cursor, method: str) -> None:
+async def test_methods_refuse_invalid_cursor_names(cursor: Cursor, method: str) -> None:
     async with cursor.unchanged():
         for name in BAD_NAMES:
             with refused(INVALID, "INVALID_CURSOR_NAME"):
@@ -151,9 +163,7 @@ async def test_a_method_refuses_what_is_no_cursor_name(cursor: Cursor, method: s
 @pytest.mark.parametrize(
     "method", [each for each in RIGHT if each not in ("CreateCursor", "ImportManagedCursor")]
 )
-async def test_a_method_does_not_find_a_cursor_that_nobody_made(
-    cursor: Cursor, method: str
-) -> None:
+async def test_methods_do_not_find_a_missing_cursor(cursor: Cursor, method: str) -> None:
     async with cursor.unchanged():
         with refused(NOT_FOUND, "CURSOR_NOT_FOUND"):
             await cursor.call(method, "another")
@@ -163,20 +173,19 @@ async def test_a_method_does_not_find_a_cursor_that_nobody_made(
 
 
 @pytest.mark.parametrize("method", RIGHT)
-async def test_a_method_refuses_an_empty_request(services: Services, method: str) -> None:
-    empty = getattr(pb, SERVICE.methods_by_name[method].input_type.name)()
+async def test_methods_refuse_an_empty_request(services: Services, method: str) -> None:
     with refused(INVALID, "INVALID_TOPIC_NAME"):
-        await getattr(services.cursor, method)(empty)
+        await getattr(services.cursor, method)(_kind(method)())
 
 
 @pytest.mark.parametrize("name", GOOD_NAMES)
-async def test_a_cursor_may_be_called_so(cursor: Cursor, name: str) -> None:
+async def test_valid_cursor_names_are_accepted(cursor: Cursor, name: str) -> None:
     assert (await cursor.call("CreateCursor", name)).cursor.name == name
     assert (await cursor.call("GetCursor", name)).cursor.name == name
     await cursor.call("DeleteCursor", name)
 
 
-async def test_the_longest_topic_name_is_one(services: Services) -> None:
+async def test_the_longest_topic_name_is_accepted(services: Services) -> None:
     topic = longest_topic()
     await services.cursor.CreateCursor(request("CreateCursor", topic))
     answer = await services.cursor.ListCursors(pb.ListCursorsRequest(topic=topic))
@@ -184,15 +193,15 @@ async def test_the_longest_topic_name_is_one(services: Services) -> None:
     assert {each.topic for each in answer.cursors} == {topic}
 
 
-async def test_a_listing_refuses_what_is_no_topic_name(services: Services) -> None:
+async def test_a_listing_refuses_invalid_topic_names(services: Services) -> None:
     for topic in BAD_TOPICS[1:]:  # the empty one asks for all
         with refused(INVALID, "INVALID_TOPIC_NAME"):
             await services.cursor.ListCursors(pb.ListCursorsRequest(topic=topic))
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-async def test_bytes_that_are_no_request_are_refused(services: Services, garbage: bytes) -> None:
-    async with channel_to(services.stack.address("cursor")) as channel:
+async def test_malformed_requests_are_refused(services: Services, garbage: bytes) -> None:
+    async with raw(channel_to(services.stack.address("cursor"))) as channel:
         ask = channel.unary_unary(f"/{SERVICE.full_name}/GetCursor")
         with refused(INVALID, "MALFORMED_REQUEST"):
             await ask(garbage)
@@ -202,7 +211,7 @@ async def test_bytes_that_are_no_request_are_refused(services: Services, garbage
 
 
 @pytest.mark.parametrize("page_size", [-1, -(2**31), limits.CURSORS_MAX + 1, 2**31 - 1])
-async def test_a_page_of_cursors_has_its_size(services: Services, page_size: int) -> None:
+async def test_page_sizes_of_cursors_are_bounded(services: Services, page_size: int) -> None:
     for right in (0, 1, limits.CURSORS_MAX):
         await services.cursor.ListCursors(pb.ListCursorsRequest(page_size=right))
     with refused(INVALID, "INVALID_PAGE"):
@@ -213,15 +222,13 @@ async def test_a_page_of_cursors_has_its_size(services: Services, page_size: int
     "token",
     ["no page", "a/b", "a/b/c", "a/b/c/", "a/b//d", "/b/c/d", "a/b/c/\n", "a/b/c/" + "d" * 256],
 )
-async def test_a_page_of_cursors_has_a_token_that_a_page_gave(
-    services: Services, token: str
-) -> None:
+async def test_invalid_page_tokens_of_cursors_are_refused(services: Services, token: str) -> None:
     await services.cursor.ListCursors(pb.ListCursorsRequest(page_token="a/b/c/d/e"))
     with refused(INVALID, "INVALID_PAGE"):
         await services.cursor.ListCursors(pb.ListCursorsRequest(page_token=token))
 
 
-async def test_a_page_token_is_of_the_topic_that_is_listed(services: Services) -> None:
+async def test_a_page_token_of_another_topic_is_refused(services: Services) -> None:
     right = pb.ListCursorsRequest(topic="a/b/c", page_token="a/b/c/d")
     await services.cursor.ListCursors(right)
     with refused(INVALID, "INVALID_PAGE"):
@@ -230,19 +237,26 @@ async def test_a_page_token_is_of_the_topic_that_is_listed(services: Services) -
 
 
 @pytest.mark.parametrize("page_size", [-1, limits.HOLES_MAX + 1, 2**31 - 1])
-async def test_a_page_of_holes_has_its_size(cursor: Cursor, page_size: int) -> None:
+async def test_page_sizes_of_holes_are_bounded(cursor: Cursor, page_size: int) -> None:
     for right in (0, 1, limits.HOLES_MAX):
-        await cursor.call("ReadAcknowledged", page_size=right)
+        await cursor.call("ListAcknowledged", page_size=right)
     with refused(INVALID, "INVALID_PAGE"):
-        await cursor.call("ReadAcknowledged", page_size=page_size)
+        await cursor.call("ListAcknowledged", page_size=page_size)
 
 
-@pytest.mark.parametrize("page_size", [-1, limits.COUNTS_MAX + 1, 2**31 - 1])
-async def test_a_page_of_counts_has_its_size(cursor: Cursor, page_size: int) -> None:
-    for right in (0, 1, limits.COUNTS_MAX):
+@pytest.mark.parametrize("page_size", [-1, lease_limits.COUNTS_MAX + 1, 2**31 - 1])
+async def test_page_sizes_of_delivery_counts_are_bounded(cursor: Cursor, page_size: int) -> None:
+    for right in (0, 1, lease_limits.COUNTS_MAX):
         await cursor.call("ListAttempts", page_size=right)
     with refused(INVALID, "INVALID_PAGE"):
         await cursor.call("ListAttempts", page_size=page_size)
+
+
+@pytest.mark.parametrize("method", ["ListAcknowledged", "ListAttempts"])
+@pytest.mark.parametrize("token", ["x", "1", "1:-1", f"1:{2**63}"])
+async def test_an_invalid_page_token_is_refused(cursor: Cursor, method: str, token: str) -> None:
+    with refused(INVALID, "INVALID_PAGE"):
+        await cursor.call(method, page_token=token)
 
 
 # ---- positions
@@ -261,23 +275,21 @@ async def test_a_page_of_counts_has_its_size(cursor: Cursor, page_size: int) -> 
         ("Acknowledge", lambda bad: {"batches": [batch(position=bad)]}),
         ("Acknowledge", lambda bad: {"log_end": bad}),
         ("Acknowledge", lambda bad: {"successions": [succession(last=bad)]}),
-        ("ReadAcknowledged", lambda bad: {"after": bad}),
         ("RecordAttempts", lambda bad: {"positions": [at(1, 9), bad]}),
-        ("ListAttempts", lambda bad: {"after": bad}),
     ],
 )
-async def test_a_method_refuses_positions_that_cannot_be(
+async def test_methods_refuse_invalid_positions(
     cursor: Cursor, method: str, make: Callable[[Position], dict[str, Any]]
 ) -> None:
     for bad in BAD_POSITIONS:
         await cursor.refuses("INVALID_POSITION", method, **make(bad))
 
 
-async def test_the_last_position_is_one(cursor: Cursor) -> None:
+async def test_the_last_position_is_accepted(cursor: Cursor) -> None:
     await cursor.call("CreateCursor", "last", mark_delete=LAST_POSITION)
-    await cursor.call("ReadAcknowledged", after=LAST_POSITION)
+    await cursor.call("ListAcknowledged", page_token=LAST_TOKEN)
     await cursor.call("RecordAttempts", positions=[LAST_POSITION])
-    await cursor.call("ListAttempts", after=LAST_POSITION)
+    await cursor.call("ListAttempts", page_token=LAST_TOKEN)
     last = pb.PositionRange(first=LAST_POSITION, last_entry_id=SEQUENCE_ID_MAX)
     await cursor.call("Acknowledge", ranges=[last], batches=[batch(position=LAST_POSITION)])
     await cursor.call("MarkDelete", position=LAST_POSITION, log_end=LAST_POSITION)
@@ -294,14 +306,14 @@ async def test_the_last_position_is_one(cursor: Cursor) -> None:
         ("Acknowledge", {"batches": [pb.BatchAcknowledgement(batch_size=2, indexes=[0])]}),
     ],
 )
-async def test_a_position_that_is_needed_is_given(
+async def test_a_missing_position_is_refused(
     cursor: Cursor, method: str, changes: dict[str, Any]
 ) -> None:
     await cursor.refuses("INVALID_POSITION", method, **changes)
 
 
 @pytest.mark.parametrize(("positions", "attempts"), [(0, 1), (1, 2), (2, 1), (2, 3)])
-async def test_attempts_are_given_of_each_position_or_of_none(
+async def test_counts_are_given_for_each_position_or_for_none(
     cursor: Cursor, positions: int, attempts: int
 ) -> None:
     await cursor.refuses(
@@ -323,17 +335,17 @@ async def test_attempts_are_given_of_each_position_or_of_none(
         (0, 2**64 - 1),
     ],
 )
-async def test_a_range_has_its_bounds(cursor: Cursor, first: int, last: int) -> None:
+async def test_ranges_are_bounded(cursor: Cursor, first: int, last: int) -> None:
     await cursor.refuses("INVALID_POSITION", "Acknowledge", ranges=[run(7, 7), run(first, last)])
 
 
-async def test_the_longest_range_is_one(cursor: Cursor) -> None:
+async def test_the_longest_range_is_accepted(cursor: Cursor) -> None:
     await cursor.call("Acknowledge", ranges=[run(8, 7 + limits.RANGE_ENTRIES_MAX)])
     answer = await cursor.call("GetCursor")
     assert answer.cursor.acknowledged_entries == 1 + limits.RANGE_ENTRIES_MAX
 
 
-async def test_all_ranges_together_have_a_bound(cursor: Cursor) -> None:
+async def test_the_total_length_of_ranges_is_bounded(cursor: Cursor) -> None:
     step = limits.RANGE_ENTRIES_MAX
     count = limits.ENTRIES_MAX // step
     ranges = [run(8 + each * step, 7 + (each + 1) * step) for each in range(count)]
@@ -351,15 +363,16 @@ async def test_all_ranges_together_have_a_bound(cursor: Cursor) -> None:
         ("Acknowledge", "batches", limits.BATCHES_MAX, lambda i: batch(position=at(1, 20 + i))),
         ("Acknowledge", "successions", limits.SUCCESSIONS_MAX, lambda i: _apart(i)),
         ("MarkDelete", "successions", limits.SUCCESSIONS_MAX, lambda i: _apart(i)),
-        ("RecordAttempts", "positions", limits.ATTEMPTS_MAX, lambda i: at(1, 20 + i)),
+        ("RecordAttempts", "positions", lease_limits.ATTEMPTS_MAX, lambda i: at(1, 20 + i)),
     ],
 )
-async def test_a_list_has_its_length(
+async def test_lists_are_bounded(
     cursor: Cursor, method: str, field: str, most: int, make: Callable[[int], Any]
 ) -> None:
     items = [make(each) for each in range(most + 1)]
     await cursor.refuses("INVALID_POSITION", method, **{field: items})
-    await cursor.call(method, **{field: items[:-1]})
+    allowed: dict[str, Any] = {field: items[:-1]}
+    await cursor.call(method, **allowed)
 
 
 def _apart(number: int) -> pb.Succession:
@@ -392,18 +405,20 @@ async def test_a_succession_leads_to_a_later_ledger(
     ],
     ids=["none", "one more", "most", "one beyond", "far beyond", "twice"],
 )
-async def test_a_batch_has_its_messages(cursor: Cursor, wrong: pb.BatchAcknowledgement) -> None:
+async def test_indexes_outside_a_batch_are_refused(
+    cursor: Cursor, wrong: pb.BatchAcknowledgement
+) -> None:
     await cursor.refuses("INVALID_POSITION", "Acknowledge", ranges=[run(7, 7)], batches=[wrong])
 
 
-async def test_the_largest_batch_is_one(cursor: Cursor) -> None:
+async def test_the_largest_batch_is_accepted(cursor: Cursor) -> None:
     size = limits.BATCH_MESSAGES_MAX
     await cursor.call("Acknowledge", batches=[batch(*range(size - 1), size=size)])
-    answer = await cursor.call("ReadAcknowledged", after=at(1, 7), page_size=1)
+    answer = await cursor.call("ListAcknowledged", page_token="1:7", page_size=1)
     assert list(answer.batches[0].indexes) == [*range(size - 1)]
     await cursor.call("Acknowledge", batches=[batch(size - 1, size=size)])
     await cursor.call("Acknowledge", batches=[batch(0, size=1, position=at(1, 9))])
-    ranges = (await cursor.call("ReadAcknowledged")).ranges
+    ranges = (await cursor.call("ListAcknowledged")).ranges
     assert [(each.first.entry_id, each.last_entry_id) for each in ranges] == [(6, 6), (8, 9)]
 
 
@@ -418,9 +433,7 @@ LARGEST = {f"{each:04}": "v" * (PROPERTY - 4) for each in range(PROPERTIES_BYTES
 @pytest.mark.parametrize(
     ("method", "field"), [("CreateCursor", "properties"), ("UpdateCursorProperties", "put")]
 )
-async def test_a_cursors_own_properties_have_their_bounds(
-    cursor: Cursor, method: str, field: str
-) -> None:
+async def test_a_cursors_properties_are_bounded(cursor: Cursor, method: str, field: str) -> None:
     many = {str(each): "" for each in range(PROPERTIES_MAX + 1)}
     for wrong in (
         many,
@@ -433,33 +446,33 @@ async def test_a_cursors_own_properties_have_their_bounds(
 
 
 @pytest.mark.parametrize("many", [MOST, LARGEST], ids=["most", "largest"])
-async def test_the_largest_properties_are_kept(cursor: Cursor, many: dict[str, str]) -> None:
+async def test_the_largest_properties_are_stored(cursor: Cursor, many: dict[str, str]) -> None:
     await cursor.call("CreateCursor", "large", properties=many)
     assert dict((await cursor.call("GetCursor", "large")).cursor.properties) == many
     await cursor.call("UpdateCursorProperties", clear=True, put=many)
     assert dict((await cursor.call("GetCursor")).cursor.properties) == many
 
 
-async def test_properties_do_not_become_too_many_bit_by_bit(cursor: Cursor) -> None:
+async def test_the_number_of_properties_is_bounded_across_calls(cursor: Cursor) -> None:
     many = {str(each): "" for each in range(PROPERTIES_MAX - 1)}
     await cursor.call("UpdateCursorProperties", put=many)  # and the one that it has
     await cursor.refuses("INVALID_PROPERTY", "UpdateCursorProperties", put={"more": ""})
     await cursor.call("UpdateCursorProperties", put={"more": ""}, remove=["own"])
 
 
-async def test_properties_do_not_become_too_large_bit_by_bit(cursor: Cursor) -> None:
+async def test_the_size_of_properties_is_bounded_across_calls(cursor: Cursor) -> None:
     await cursor.call("UpdateCursorProperties", put=LARGEST, remove=["own"])
     await cursor.refuses("INVALID_PROPERTY", "UpdateCursorProperties", put={"more": ""})
     await cursor.call("UpdateCursorProperties", put={"more": ""}, remove=["0000"])
 
 
-async def test_what_is_reserved_is_not_set_with_everything(cursor: Cursor) -> None:
+async def test_reserved_properties_are_not_set_by_a_full_replacement(cursor: Cursor) -> None:
     wrong = {"#seqgate.internal.x": ""}
     await cursor.refuses("INVALID_PROPERTY", "UpdateCursorProperties", put=wrong, clear=True)
     await cursor.call("UpdateCursorProperties", put=wrong)
 
 
-async def test_what_is_attached_has_its_bounds(cursor: Cursor) -> None:
+async def test_attached_properties_are_bounded(cursor: Cursor) -> None:
     most, most_bytes = limits.MARK_DELETE_PROPERTIES_MAX, limits.MARK_DELETE_PROPERTIES_BYTES_MAX
     many = {str(each): "" for each in range(most)}
     await cursor.refuses("INVALID_PROPERTY", "MarkDelete", properties={**many, "more": ""})
@@ -475,30 +488,31 @@ async def test_what_is_attached_has_its_bounds(cursor: Cursor) -> None:
 
 
 @pytest.mark.parametrize("method", ["AcquireLease", "RenewLease"])
-async def test_a_lease_has_its_bounds(cursor: Cursor, method: str) -> None:
+async def test_leases_are_bounded(cursor: Cursor, method: str) -> None:
     await cursor.call("AcquireLease")
-    for duration_ms in (0, limits.LEASE_MIN_MS - 1, limits.LEASE_MAX_MS + 1, 2**32 - 1):
-        await cursor.refuses("INVALID_LEASE", method, duration_ms=duration_ms)
+    for duration_ms in (0, lease_limits.LEASE_MIN_MS - 1, LEASE_MAX_MS + 1, 2**32 - 1):
+        await cursor.refuses("INVALID_LEASE", method, duration=duration(duration_ms))
+    await cursor.refuses("INVALID_LEASE", method, duration=None)
     for owner in BAD_NAMES:
         await cursor.refuses("INVALID_LEASE", method, owner=owner)
-    for duration_ms in (limits.LEASE_MIN_MS, limits.LEASE_MAX_MS):
-        await cursor.call(method, duration_ms=duration_ms)
+    for duration_ms in (lease_limits.LEASE_MIN_MS, LEASE_MAX_MS):
+        await cursor.call(method, duration=duration(duration_ms))
 
 
-async def test_the_longest_owner_is_one(cursor: Cursor) -> None:
+async def test_the_longest_owner_is_accepted(cursor: Cursor) -> None:
     owner = "o" * CURSOR_NAME_BYTES_MAX
     assert (await cursor.call("AcquireLease", owner=owner)).lease.owner == owner
 
 
 @pytest.mark.parametrize("method", ["MarkDelete", "Acknowledge", "ResetCursor", "RecordAttempts"])
-async def test_an_epoch_that_nobody_got_is_fenced(cursor: Cursor, method: str) -> None:
+async def test_an_unknown_epoch_is_fenced(cursor: Cursor, method: str) -> None:
     async with cursor.unchanged():
         for epoch in (0, 1, 2**64 - 1):
             with refused(StatusCode.ABORTED, "FENCED"):
                 await cursor.call(method, epoch=epoch)
 
 
-async def test_a_lease_that_nobody_got_is_not_renewed_or_released(cursor: Cursor) -> None:
+async def test_an_unknown_lease_is_not_renewed_or_released(cursor: Cursor) -> None:
     async with cursor.unchanged():
         for method in ("RenewLease", "ReleaseLease"):
             for epoch in (0, 1, 2**64 - 1):
@@ -507,11 +521,11 @@ async def test_a_lease_that_nobody_got_is_not_renewed_or_released(cursor: Cursor
 
 
 @pytest.mark.parametrize("method", ["MarkDelete", "UpdateCursorProperties"])
-async def test_a_version_that_cannot_be_is_a_conflict(cursor: Cursor, method: str) -> None:
+async def test_an_impossible_version_is_a_conflict(cursor: Cursor, method: str) -> None:
     async with cursor.unchanged():
-        for version in (0, 2**64 - 1):
-            with refused(StatusCode.ABORTED, "VERSION_CONFLICT"):
-                await cursor.call(method, version=version)
+        for revision in (0, 2**64 - 1):
+            with refused(StatusCode.ABORTED, "REVISION_CONFLICT"):
+                await cursor.call(method, revision=revision)
 
 
 # ---- Pulsar's records
@@ -527,7 +541,7 @@ async def test_a_version_that_cannot_be_is_a_conflict(cursor: Cursor, method: st
     ids=["nothing", "garbage", "garbage of the ledger"],
 )
 @pytest.mark.parametrize("replace", [False, True])
-async def test_what_is_no_record_of_pulsars_is_refused(
+async def test_an_invalid_record_of_pulsar_is_refused(
     cursor: Cursor, changes: dict[str, bytes], replace: bool
 ) -> None:
     for name in ("c", "new"):

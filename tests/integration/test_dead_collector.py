@@ -1,4 +1,4 @@
-"""Spans and metrics that nobody takes are no matter of those who publish and consume."""
+"""A collector that takes no spans and metrics does not affect publishing and consuming."""
 
 import asyncio
 from pathlib import Path
@@ -18,7 +18,7 @@ STOP_S = 30.0
 """What a process may need to end on a busy machine, beside its last exports."""
 
 
-async def test_a_collector_that_is_away_stops_nobody(tmp_path: Path) -> None:
+async def test_an_unreachable_collector_does_not_affect_services(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     environment = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",

@@ -1,4 +1,4 @@
-"""Deduplication used by itself, as somebody uses it who keeps a log of their own."""
+"""The dedup service alone, as used by an application with its own log."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -9,19 +9,26 @@ from google.rpc import status_pb2
 from grpc import StatusCode, aio
 from redis.asyncio import Redis
 
+from seqgate.api.common.v1 import common_pb2
+from seqgate.api.common.v1.common_pb2 import Position
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
-from seqgate.api.entry.v1.entry_pb2 import Position
+from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.services.dedup.adapters.keys import topic_key
+from seqgate.times import timestamp
 from seqgate.types import SEQUENCE_ID_MAX, TopicName
 from tests.integration.refusals import check, refused
 from tests.integration.services import Services, not_serving, writes_held_up
 from tests.support.publisher import publishing, single
 from tests.support.waiting import eventually
 
-NEW, IN_FLIGHT, DUPLICATE = pb.VERDICT_NEW, pb.VERDICT_IN_FLIGHT, pb.VERDICT_DUPLICATE
-PARTIAL, HELD = pb.VERDICT_PARTIAL, pb.VERDICT_HELD
-CHUNK_GAP, LAYOUT_CONFLICT = pb.VERDICT_CHUNK_GAP, pb.VERDICT_LAYOUT_CONFLICT
+NEW, IN_FLIGHT, DUPLICATE = (
+    pb.CLAIM_VERDICT_NEW,
+    pb.CLAIM_VERDICT_IN_FLIGHT,
+    pb.CLAIM_VERDICT_DUPLICATE,
+)
+PARTIAL, HELD = pb.CLAIM_VERDICT_PARTIAL, pb.CLAIM_VERDICT_HELD
+CHUNK_GAP, LAYOUT_CONFLICT = pb.CLAIM_VERDICT_CHUNK_GAP, pb.CLAIM_VERDICT_LAYOUT_CONFLICT
 
 APPEND_TIME = 1_750_000_000_000
 
@@ -32,7 +39,7 @@ class Record(NamedTuple):
     position: Position
     producer: str
     highest: int
-    chunk: pb.Chunk | None
+    chunk: common_pb2.Chunk | None
 
 
 class Log:
@@ -59,8 +66,8 @@ class Log:
     def tail(self) -> Position | None:
         return self.records[-1].position if self.records else None
 
-    def writer(self, revision: int | None = None) -> pb.Writer:
-        return pb.Writer(
+    def writer(self, revision: int | None = None) -> writer_pb2.Writer:
+        return writer_pb2.Writer(
             incarnation=self.incarnation, epoch=self.epoch, position=self.tail, revision=revision
         )
 
@@ -78,22 +85,24 @@ class Log:
 
     def confirmation(
         self, records: Iterable[Record] | None = None, *, remaining: int = 0
-    ) -> pb.Confirmation | None:
+    ) -> writer_pb2.Confirmation | None:
         """Of these records; of those that are not confirmed yet, unless it is said which."""
         told = list(self.unconfirmed if records is None else records)
         if not told:
             return None
         before = self.records.index(told[0])
-        by_producer: dict[str, pb.ProducerEntries] = {}
+        by_producer: dict[str, writer_pb2.ProducerEntries] = {}
         for each in told:
             entries = by_producer.setdefault(
                 each.producer,
-                pb.ProducerEntries(producer_name=each.producer, last_append_time=APPEND_TIME),
+                writer_pb2.ProducerEntries(
+                    producer_name=each.producer, last_append_time=timestamp(APPEND_TIME)
+                ),
             )
             if each.chunk is not None:
                 entries.chunks[len(entries.highest_sequence_ids)].CopyFrom(each.chunk)
             entries.highest_sequence_ids.append(each.highest)
-        return pb.Confirmation(
+        return writer_pb2.Confirmation(
             after=self.records[before - 1].position if before else None,
             through=told[-1].position,
             producers=by_producer.values(),
@@ -103,27 +112,27 @@ class Log:
 
     async def confirm(
         self, records: Iterable[Record] | None = None, *, remaining: int = 0
-    ) -> pb.ConfirmResponse:
-        request = pb.ConfirmRequest(
+    ) -> writer_pb2.ConfirmResponse:
+        request = writer_pb2.ConfirmRequest(
             topic=self.topic,
             writer=self.writer(),
             confirmation=self.confirmation(records, remaining=remaining),
         )
-        answer: pb.ConfirmResponse = await self.dedup.Confirm(request)
+        answer: writer_pb2.ConfirmResponse = await self.dedup.Confirm(request)
         if answer.HasField("confirmed"):
             self.unconfirmed.clear()
         return answer
 
     def claim(
         self, claims: dict[str, list[Any]], *, revision: int | None = None
-    ) -> pb.AdmitRequest:
+    ) -> writer_pb2.AdmitRequest:
         """Ids, pairs of the lowest and the highest, or an id and its chunk, by producer."""
-        return pb.AdmitRequest(
+        return writer_pb2.AdmitRequest(
             topic=self.topic,
             writer=self.writer(revision),
             confirmation=self.confirmation(),
             claims=[
-                pb.Claims(
+                writer_pb2.Claims(
                     producer_name=producer,
                     sequence_ids=[_range(each)[0] for each in ids],
                     highest_sequence_ids=[_range(each)[1] for each in ids],
@@ -139,8 +148,10 @@ class Log:
 
     async def admit(
         self, claims: dict[str, list[Any]], *, revision: int | None = None
-    ) -> pb.AdmitResponse:
-        answer: pb.AdmitResponse = await self.dedup.Admit(self.claim(claims, revision=revision))
+    ) -> writer_pb2.AdmitResponse:
+        answer: writer_pb2.AdmitResponse = await self.dedup.Admit(
+            self.claim(claims, revision=revision)
+        )
         if answer.HasField("verdicts"):
             self.unconfirmed.clear()
         return answer
@@ -152,9 +163,9 @@ class Log:
         (verdicts,) = answer.verdicts.producers
         return list(verdicts.verdicts)
 
-    async def rollback(self, *withdrawals: pb.Withdrawal) -> pb.RollbackResponse:
-        answer: pb.RollbackResponse = await self.dedup.Rollback(
-            pb.RollbackRequest(
+    async def rollback(self, *withdrawals: writer_pb2.Withdrawal) -> writer_pb2.RollbackResponse:
+        answer: writer_pb2.RollbackResponse = await self.dedup.Rollback(
+            writer_pb2.RollbackRequest(
                 topic=self.topic,
                 writer=self.writer(),
                 confirmation=self.confirmation(),
@@ -182,18 +193,18 @@ def _range(claim: Any) -> tuple[int, int]:
             raise AssertionError(claim)
 
 
-def _chunk(claim: Any) -> pb.Chunk | None:
+def _chunk(claim: Any) -> common_pb2.Chunk | None:
     match claim:
-        case (_, pb.Chunk() as chunk):
+        case (_, common_pb2.Chunk() as chunk):
             return chunk
         case _:
             return None
 
 
-def large(sequence_id: int, uuid: str, num_chunks: int = 3) -> list[tuple[int, pb.Chunk]]:
+def large(sequence_id: int, uuid: str, num_chunks: int = 3) -> list[tuple[int, common_pb2.Chunk]]:
     """The chunks of a message."""
-    layout = {"uuid": uuid, "num_chunks": num_chunks, "total_bytes": 300}
-    return [(sequence_id, pb.Chunk(chunk_id=each, **layout)) for each in range(num_chunks)]
+    layout: dict[str, Any] = {"uuid": uuid, "num_chunks": num_chunks, "total_bytes": 300}
+    return [(sequence_id, common_pb2.Chunk(chunk_id=each, **layout)) for each in range(num_chunks)]
 
 
 @pytest.fixture
@@ -223,7 +234,7 @@ async def marks(services: Services, log: Log, producer: str = "p") -> tuple[int 
 
 async def unfinished(
     services: Services, log: Log, producer: str = "p"
-) -> tuple[int, pb.Chunk] | None:
+) -> tuple[int, common_pb2.Chunk] | None:
     """The last durable chunk of the producer's unfinished message, if there is one."""
     asked = pb.GetProducerRequest(topic=log.topic, producer_name=producer)
     known = (await services.dedup.GetProducer(asked)).producer
@@ -236,7 +247,7 @@ async def unfinished(
 # ---- the protocol
 
 
-async def test_a_log_is_deduplicated_from_the_first_call_on(services: Services, log: Log) -> None:
+async def test_a_log_is_deduplicated_from_its_first_call(services: Services, log: Log) -> None:
     """Align, admit, append, confirm; and ask about it."""
     assert (await services.status(log.topic)).state == pb.TOPIC_STATE_ABSENT
 
@@ -289,7 +300,7 @@ async def test_ids_need_not_be_consecutive(services: Services, log: Log) -> None
 
 
 async def test_a_copy_waits_for_the_outcome_of_the_first(services: Services, log: Log) -> None:
-    """Scenarios 5 and 6: below what is let through nothing is known, until something is durable."""
+    """Scenarios 5 and 6: below an admitted id nothing is known until one is durable."""
     assert await log.judge("p", 5) == [NEW]
     assert await log.judge("p", 5) == [IN_FLIGHT]
     assert await log.judge("p", 0) == [IN_FLIGHT]
@@ -304,11 +315,11 @@ async def test_a_copy_waits_for_the_outcome_of_the_first(services: Services, log
     [
         pytest.param(0, 0, [(1, 5)], [NEW], id="13: a batch"),
         pytest.param(0, 5, [(4, 8)], [IN_FLIGHT], id="14: an overlap in flight"),
-        pytest.param(5, 5, [(4, 8)], [PARTIAL], id="15: an overlap of what is durable"),
+        pytest.param(5, 5, [(4, 8)], [PARTIAL], id="15: an overlap of durable ids"),
         pytest.param(5, 5, [(6, 6)], [NEW], id="the next id"),
         pytest.param(5, 8, [(6, 8)], [IN_FLIGHT], id="a copy in flight"),
         pytest.param(5, 8, [(4, 8)], [IN_FLIGHT], id="a copy in flight that overlaps"),
-        pytest.param(8, 8, [(6, 8)], [DUPLICATE], id="16: a batch again"),
+        pytest.param(8, 8, [(6, 8)], [DUPLICATE], id="16: a repeated batch"),
         pytest.param(8, 8, [(10, 12), (9, 9)], [NEW, IN_FLIGHT], id="a late lower id"),
         pytest.param(
             5, 5, [(4, 8), 9, 3], [PARTIAL, HELD, DUPLICATE], id="nothing overtakes a cut"
@@ -325,7 +336,7 @@ async def test_a_batch_is_judged_by_its_lowest_and_its_highest_id(
     assert await log.judge("p", *claims) == verdicts
 
 
-async def test_what_was_not_appended_is_new_again(services: Services, log: Log) -> None:
+async def test_an_id_that_was_not_appended_is_new_again(services: Services, log: Log) -> None:
     """Scenario 23: 7 fails; 6 stays a duplicate."""
     await log.store("p", 6)
     await log.store("q", 6)
@@ -339,30 +350,28 @@ async def test_what_was_not_appended_is_new_again(services: Services, log: Log) 
         assert await log.judge(producer, 6, 7) == [DUPLICATE, NEW]
 
 
-async def test_one_producers_claims_are_withdrawn_down_to_an_id(
+async def test_claims_of_one_producer_are_withdrawn_down_to_an_id(
     services: Services, log: Log
 ) -> None:
     assert await log.judge("p", 1, 2, 3) == [NEW] * 3
     assert await log.judge("q", 1) == [NEW]
     await log.rollback(
-        pb.Withdrawal(producer_name="p", keep_through_sequence_id=1),
-        pb.Withdrawal(producer_name="nobody"),
+        writer_pb2.Withdrawal(producer_name="p", keep_through_sequence_id=1),
+        writer_pb2.Withdrawal(producer_name="nobody"),
     )
     assert await marks(services, log, "p") == (None, 1)
     assert await marks(services, log, "q") == (None, 1)
     assert (await services.producers(log.topic)).keys() == {"p", "q"}
     assert await log.judge("p", 2, 3) == [NEW, NEW]
-    await log.rollback(pb.Withdrawal(producer_name="p"))
+    await log.rollback(writer_pb2.Withdrawal(producer_name="p"))
     assert await marks(services, log, "p") == (None, None)
     assert await log.judge("p", 1) == [NEW]
 
 
-async def test_a_withdrawal_takes_nothing_back_that_is_durable(
-    services: Services, log: Log
-) -> None:
+async def test_a_withdrawal_keeps_durable_ids(services: Services, log: Log) -> None:
     await log.store("p", 3)
     assert await log.judge("p", 4) == [NEW]
-    await log.rollback(pb.Withdrawal(producer_name="p", keep_through_sequence_id=1))
+    await log.rollback(writer_pb2.Withdrawal(producer_name="p", keep_through_sequence_id=1))
     assert await marks(services, log) == (3, 3)
 
 
@@ -376,9 +385,7 @@ async def test_a_confirmation_rides_on_the_next_call(services: Services, log: Lo
     assert await log.judge("p", 2, 3) == [DUPLICATE, NEW]
 
 
-async def test_a_confirmation_counts_once_however_often_it_comes(
-    services: Services, log: Log
-) -> None:
+async def test_a_repeated_confirmation_counts_once(services: Services, log: Log) -> None:
     assert await log.judge("p", 1, 2, 3) == [NEW] * 3
     log.append("p", 1, 2, 3)
     records = list(log.records)
@@ -390,12 +397,16 @@ async def test_a_confirmation_counts_once_however_often_it_comes(
     assert before.counts.confirmed_entries == 3
 
 
-async def test_markers_are_counted_and_belong_to_nobody(services: Services, log: Log) -> None:
+async def test_markers_are_counted_without_a_producer(services: Services, log: Log) -> None:
     """Scenario 8: a confirmation may cover entries that it does not list."""
-    request = pb.ConfirmRequest(
+    request = writer_pb2.ConfirmRequest(
         topic=log.topic,
-        writer=pb.Writer(incarnation=1, epoch=1, position=Position(ledger_id=1, entry_id=4)),
-        confirmation=pb.Confirmation(through=Position(ledger_id=1, entry_id=4), entry_count=5),
+        writer=writer_pb2.Writer(
+            incarnation=1, epoch=1, position=Position(ledger_id=1, entry_id=4)
+        ),
+        confirmation=writer_pb2.Confirmation(
+            through=Position(ledger_id=1, entry_id=4), entry_count=5
+        ),
     )
     assert (await services.dedup.Confirm(request)).confirmed.deduplicated
     status = await services.status(log.topic)
@@ -403,7 +414,7 @@ async def test_markers_are_counted_and_belong_to_nobody(services: Services, log:
     assert status.confirmed.entry_id == 4
 
 
-async def test_of_many_who_claim_one_id_one_is_let_through(log: Log) -> None:
+async def test_one_of_many_concurrent_claims_is_admitted(log: Log) -> None:
     verdicts = await asyncio.gather(*(log.judge("p", 7) for _ in range(50)))
     assert sorted(verdicts) == sorted([[NEW], *[[IN_FLIGHT]] * 49])
 
@@ -438,6 +449,7 @@ async def test_lost_newest_writes_are_confirmed_again(
 ) -> None:
     await log.store("p", 0, 1, 2)
     old = await redis.dump(key_of(log))
+    assert old is not None
     await log.store("p", 3, 4, 5)
     await log.store("q", 0)
     await redis.restore(key_of(log), 0, old, replace=True)
@@ -458,7 +470,7 @@ async def test_lost_newest_writes_are_confirmed_again(
     assert await log.judge("q", 0) == [DUPLICATE]
 
 
-async def test_a_lost_topic_is_built_again_from_the_first_entry(
+async def test_a_lost_topic_is_rebuilt_from_the_first_entry(
     services: Services, log: Log, redis: Redis
 ) -> None:
     await log.store("p", 0, 1, 2)
@@ -471,7 +483,7 @@ async def test_a_lost_topic_is_built_again_from_the_first_entry(
     assert await log.judge("p", 0, 1, 2, 3) == [DUPLICATE] * 3 + [NEW]
 
 
-async def test_a_large_message_goes_on_where_the_log_is(
+async def test_a_large_message_resumes_at_the_end_of_the_log(
     services: Services, log: Log, redis: Redis
 ) -> None:
     """Scenario 71: the state is lost after each chunk, and the message is stored once."""
@@ -490,7 +502,7 @@ async def test_a_large_message_goes_on_where_the_log_is(
     assert await log.judge("p", *chunks, 5, 6) == [DUPLICATE] * 4 + [NEW]
 
 
-async def test_chunks_that_follow_nothing_are_counted_and_so_are_attempts_that_end(
+async def test_misplaced_chunks_and_aborted_attempts_are_counted(
     services: Services, log: Log
 ) -> None:
     first, second, third = large(5, "a")
@@ -524,12 +536,13 @@ async def test_nothing_is_confirmed_across_a_gap(
     assert (await log.rollback()).behind.confirmed == log.records[0].position
 
 
-async def test_a_rollback_withdraws_also_where_the_state_is_behind(
+async def test_a_rollback_withdraws_although_the_state_is_behind(
     services: Services, log: Log, redis: Redis
 ) -> None:
     await log.store("p", 0)
     assert await log.judge("p", 1) == [NEW]
     old = await redis.dump(key_of(log))
+    assert old is not None
     log.append("p", 1)
     await log.store("p", 2)
     await redis.restore(key_of(log), 0, old, replace=True)
@@ -552,10 +565,11 @@ async def test_a_lost_answer_is_noticed_by_the_revision(services: Services, log:
     assert list(answer.verdicts.producers[0].verdicts) == [NEW, NEW]
 
 
-async def test_claims_that_redis_lost_are_noticed_by_the_revision(log: Log, redis: Redis) -> None:
+async def test_lost_claims_are_noticed_by_the_revision(log: Log, redis: Redis) -> None:
     """Their positions are equal: nothing was appended in between."""
     await log.store("p", 0)
     old = await redis.dump(key_of(log))
+    assert old is not None
     revision = (await log.admit({"p": [1]})).verdicts.revision
     await redis.restore(key_of(log), 0, old, replace=True)
     assert (await log.admit({"p": [2]}, revision=revision)).HasField("changed")
@@ -564,7 +578,7 @@ async def test_claims_that_redis_lost_are_noticed_by_the_revision(log: Log, redi
 # ---- who may write
 
 
-async def test_a_newer_writer_fences_the_older(services: Services, log: Log) -> None:
+async def test_a_newer_writer_fences_the_older_one(services: Services, log: Log) -> None:
     await log.store("p", 0)
     assert await log.judge("p", 1) == [NEW]
     newer = log.successor(epoch=2)
@@ -580,9 +594,7 @@ async def test_a_newer_writer_fences_the_older(services: Services, log: Log) -> 
     assert await newer.judge("p", 1, 2) == [DUPLICATE, NEW]
 
 
-async def test_a_takeover_is_a_takeover_by_whatever_call_it_comes(
-    services: Services, log: Log
-) -> None:
+async def test_every_call_can_take_over(services: Services, log: Log) -> None:
     await log.store("p", 0)
     for epoch, verb in enumerate(("confirm", "rollback"), start=2):
         assert await log.judge("p", 1) == [NEW]
@@ -593,7 +605,7 @@ async def test_a_takeover_is_a_takeover_by_whatever_call_it_comes(
 
 
 async def test_a_writer_whose_log_is_shorter_than_the_state_is_fenced(log: Log) -> None:
-    """Somebody else has appended under the same epoch."""
+    """Another writer has appended under the same epoch."""
     await log.store("p", 0, 1)
     shorter = log.successor(epoch=1)
     shorter.records.pop()
@@ -607,7 +619,7 @@ async def test_a_writer_whose_log_is_shorter_than_the_state_is_fenced(log: Log) 
     assert await log.judge("p", 1, 2) == [DUPLICATE, NEW]
 
 
-async def test_a_log_that_was_made_again_starts_from_nothing(services: Services, log: Log) -> None:
+async def test_a_recreated_log_starts_empty(services: Services, log: Log) -> None:
     await log.store("p", 0, 1)
     again = Log(log.dedup, log.topic, epoch=2, incarnation=2)
     assert await again.judge("p", 0) == [NEW]
@@ -625,10 +637,12 @@ async def test_a_deleted_log_is_forgotten_and_a_newer_one_is_not(
     again = Log(dedup, log.topic, epoch=7, incarnation=7)
     await again.store("p", 5)
     for incarnation in (0, 1, 6):
-        await dedup.ForgetTopic(pb.ForgetTopicRequest(topic=log.topic, incarnation=incarnation))
+        await dedup.ForgetTopic(
+            writer_pb2.ForgetTopicRequest(topic=log.topic, incarnation=incarnation)
+        )
         assert await marks(services, log) == (5, 5)
     for _ in range(2):
-        await dedup.ForgetTopic(pb.ForgetTopicRequest(topic=log.topic, incarnation=7))
+        await dedup.ForgetTopic(writer_pb2.ForgetTopicRequest(topic=log.topic, incarnation=7))
         assert (await services.status(log.topic)).state == pb.TOPIC_STATE_ABSENT
         assert await services.producers(log.topic) == {}
     with refused(StatusCode.NOT_FOUND, "PRODUCER_NOT_FOUND"):
@@ -679,14 +693,14 @@ async def test_an_explanation_agrees_with_the_verdict_and_changes_nothing(
 async def test_a_kept_producer_was_active_now_and_an_unknown_one_stays_unknown(
     services: Services, log: Log
 ) -> None:
-    keep = pb.KeepProducersRequest(topic=log.topic, producer_names=["p", "q"])
-    await services.dedup.KeepProducers(keep)
+    keep = writer_pb2.KeepProducersAliveRequest(topic=log.topic, producer_names=["p", "q"])
+    await services.dedup.KeepProducersAlive(keep)
     assert (await services.status(log.topic)).state == pb.TOPIC_STATE_ABSENT
     log.append("p", 3)
     await log.confirm()
     before = (await services.producers(log.topic))["p"].last_active.ToMilliseconds()
     assert before == APPEND_TIME
-    await services.dedup.KeepProducers(keep)
+    await services.dedup.KeepProducersAlive(keep)
     producers = await services.producers(log.topic)
     assert producers.keys() == {"p"}
     assert producers["p"].last_active.ToMilliseconds() > before
@@ -747,7 +761,7 @@ async def test_a_system_topic_never_deduplicates(services: Services, topic: str)
     assert "system topic" in explained.explanation
 
 
-async def test_a_system_topic_of_the_ledger_stores_an_id_as_often_as_it_comes(
+async def test_a_system_topic_of_the_ledger_stores_an_id_each_time(
     services: Services, topic: str
 ) -> None:
     """Scenario 56, through the publish path."""
@@ -772,27 +786,31 @@ async def test_an_exchange_carries_every_call_and_answers_in_order(
     confirmed = log.successor(epoch=1)
     confirmed.append("p", 1)
     requests = [
-        pb.ExchangeRequest(
-            request_id=7, rollback=pb.RollbackRequest(topic=log.topic, writer=log.writer())
+        writer_pb2.ExchangeRequest(
+            request_id=7, rollback=writer_pb2.RollbackRequest(topic=log.topic, writer=log.writer())
         ),
-        pb.ExchangeRequest(request_id=7, admit=log.claim({"p": [1, 2]})),
-        pb.ExchangeRequest(
-            request_id=2**64 - 1, admit=pb.AdmitRequest(topic="no topic", writer=log.writer())
+        writer_pb2.ExchangeRequest(request_id=7, admit=log.claim({"p": [1, 2]})),
+        writer_pb2.ExchangeRequest(
+            request_id=2**64 - 1,
+            admit=writer_pb2.AdmitRequest(topic="no topic", writer=log.writer()),
         ),
-        pb.ExchangeRequest(request_id=0, admit=log.claim({"p": [2]})),
-        pb.ExchangeRequest(
+        writer_pb2.ExchangeRequest(request_id=0, admit=log.claim({"p": [2]})),
+        writer_pb2.ExchangeRequest(
             request_id=3,
-            confirm=pb.ConfirmRequest(
+            confirm=writer_pb2.ConfirmRequest(
                 topic=log.topic,
                 writer=confirmed.writer(),
                 confirmation=confirmed.confirmation(confirmed.records),
             ),
         ),
-        pb.ExchangeRequest(request_id=4, admit=confirmed.successor(epoch=1).claim({"p": [1, 2]})),
-        pb.ExchangeRequest(request_id=5),
-        pb.ExchangeRequest(request_id=6, admit=log.claim({"p": [3]})),
-        pb.ExchangeRequest(
-            request_id=8, rollback=pb.RollbackRequest(topic=log.topic, writer=confirmed.writer())
+        writer_pb2.ExchangeRequest(
+            request_id=4, admit=confirmed.successor(epoch=1).claim({"p": [1, 2]})
+        ),
+        writer_pb2.ExchangeRequest(request_id=5),
+        writer_pb2.ExchangeRequest(request_id=6, admit=log.claim({"p": [3]})),
+        writer_pb2.ExchangeRequest(
+            request_id=8,
+            rollback=writer_pb2.RollbackRequest(topic=log.topic, writer=confirmed.writer()),
         ),
     ]
     for request in requests:
@@ -829,7 +847,9 @@ async def test_one_exchange_serves_many_topics(services: Services, topic: str) -
     logs = [Log(services.dedup, f"{topic}.{each}") for each in range(20)]
     for _ in range(2):
         for each, log in enumerate(logs):
-            await stream.write(pb.ExchangeRequest(request_id=each, admit=log.claim({"p": [each]})))
+            await stream.write(
+                writer_pb2.ExchangeRequest(request_id=each, admit=log.claim({"p": [each]}))
+            )
     answers = [await stream.read() for _ in range(2 * len(logs))]
     await stream.done_writing()
     assert await stream.read() is aio.EOF
@@ -837,12 +857,12 @@ async def test_one_exchange_serves_many_topics(services: Services, topic: str) -
     assert verdicts == [NEW] * 20 + [IN_FLIGHT] * 20
 
 
-async def test_an_exchange_is_told_when_the_service_goes_away(
+async def test_an_exchange_is_notified_when_the_service_drains(
     stoppable: Services, topic: str
 ) -> None:
     log = Log(stoppable.dedup, topic)
     stream = stoppable.dedup.Exchange()
-    await stream.write(pb.ExchangeRequest(request_id=1, admit=log.claim({"p": [1]})))
+    await stream.write(writer_pb2.ExchangeRequest(request_id=1, admit=log.claim({"p": [1]})))
     assert (await stream.read()).request_id == 1
     ending = asyncio.create_task(stoppable.stack.terminate("dedup"))
     last = await stream.read()
@@ -855,13 +875,13 @@ async def test_an_exchange_is_told_when_the_service_goes_away(
     assert await log.judge("p", 1, 2) == [IN_FLIGHT, HELD], "Redis kept what was let through"
 
 
-async def test_a_call_under_way_on_an_exchange_is_answered_before_it_drains(
+async def test_a_pending_call_on_an_exchange_is_answered_before_it_drains(
     stoppable: Services, topic: str
 ) -> None:
     log = Log(stoppable.dedup, topic)
     stream = stoppable.dedup.Exchange()
     async with writes_held_up(stoppable.stack) as waiting:
-        await stream.write(pb.ExchangeRequest(request_id=1, admit=log.claim({"p": [1]})))
+        await stream.write(writer_pb2.ExchangeRequest(request_id=1, admit=log.claim({"p": [1]})))
         await eventually(waiting, "the script waits")
         ending = asyncio.create_task(stoppable.stack.terminate("dedup"))
         await not_serving(stoppable.stack.address("dedup"))

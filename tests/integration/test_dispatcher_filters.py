@@ -10,11 +10,13 @@ import pytest_asyncio
 from grpc import StatusCode
 from grpc.aio import AioRpcError
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.services.dispatcher.filtering.chains import CHANGES_MAX, STRETCHES_MAX
 from seqgate.services.dispatcher.wire import parsing as limits
 from seqgate.services.filter.core.chain import FILTERS_MAX
+from seqgate.times import duration
 from tests.integration.refusals import refused
 from tests.integration.services import Services, paused, running, serving
 from tests.integration.test_dispatcher_api import Sub, at, numbers, store
@@ -28,7 +30,7 @@ from tests.support.raw_consumer import (
     RawConsumer,
     consuming,
 )
-from tests.support.waiting import eventually
+from tests.support.waiting import WITHIN_S, eventually
 
 INVALID, EXHAUSTED = StatusCode.INVALID_ARGUMENT, StatusCode.RESOURCE_EXHAUSTED
 NOT_FOUND, UNAVAILABLE = StatusCode.NOT_FOUND, StatusCode.UNAVAILABLE
@@ -86,7 +88,7 @@ class Filtered(Sub):
     async def is_judged(self) -> bool:
         """Whether the dispatcher reaches the filter service."""
         try:
-            await self.analyze("true", entries_max=1)
+            await self.analyze("true", max_entries=1)
         except AioRpcError as error:
             if error.code() is not UNAVAILABLE:
                 raise
@@ -134,7 +136,7 @@ async def take(consumer: RawConsumer, count: int) -> list[int]:
 # ---- verdicts
 
 
-async def test_k92_what_is_rejected_is_acknowledged_and_takes_no_permit(
+async def test_k92_rejected_entries_are_acknowledged_and_take_no_permit(
     services: Services, sub: Filtered
 ) -> None:
     topic = sub.names["topic"]
@@ -165,11 +167,14 @@ async def test_k92_what_is_rejected_is_acknowledged_and_takes_no_permit(
         assert each.rejected == pb.FilterCount(entries=3, messages=7)
         assert (each.rescheduled.entries, each.failed.entries) == (0, 0)
     assert 0 < report.filtering.answers <= 3
-    assert 0 < report.filtering.answer_max_ms <= report.filtering.answers_ms
+    longest = report.filtering.max_answer_duration.ToNanoseconds()
+    assert 0 < longest <= report.filtering.answers_duration.ToNanoseconds()
     assert report.filtering.unanswered == 0
 
 
-async def test_k90_without_filters_nobody_is_asked(services: Services, sub: Filtered) -> None:
+async def test_k90_without_filters_the_filter_service_is_not_called(
+    services: Services, sub: Filtered
+) -> None:
     topic = sub.names["topic"]
     await publish(services, topic, "eu", "us")
     async with consuming(services.dispatcher, topic, permits=9) as consumer:
@@ -178,7 +183,7 @@ async def test_k90_without_filters_nobody_is_asked(services: Services, sub: Filt
     assert await sub.filters() == pb.SubscriptionFilters()
 
 
-async def test_k93_a_rejected_backlog_is_read_over(services: Services, sub: Filtered) -> None:
+async def test_k93_a_rejected_backlog_is_skipped(services: Services, sub: Filtered) -> None:
     topic = sub.names["topic"]
     count = 3_000
     await publish(services, topic, *["us"] * count, "eu", "us")
@@ -194,7 +199,7 @@ async def test_k93_a_rejected_backlog_is_read_over(services: Services, sub: Filt
     assert report.filtering.answers <= 3  # verdicts are remembered
 
 
-async def test_what_is_rejected_is_not_said_to_be_unread(others: Services, topic: str) -> None:
+async def test_a_rejected_entry_is_explained_as_rejected(others: Services, topic: str) -> None:
     sub = Filtered(others, topic)
     await publish(others, topic, "eu")
     await sub.create()
@@ -242,7 +247,7 @@ async def test_every_type_of_subscription_is_filtered(
         await sub.reaches(3)
 
 
-async def test_k98_two_subscriptions_get_what_their_own_properties_say(
+async def test_k98_subscriptions_are_filtered_by_their_own_properties(
     services: Services, topic: str
 ) -> None:
     await publish(services, topic, "eu", "us", "eu", "us")
@@ -255,7 +260,9 @@ async def test_k98_two_subscriptions_get_what_their_own_properties_say(
             await sub.reaches(3)
 
 
-async def test_k98_filters_see_other_properties_at_once(services: Services, sub: Filtered) -> None:
+async def test_k98_changed_properties_take_effect_at_once(
+    services: Services, sub: Filtered
+) -> None:
     topic = sub.names["topic"]
     await publish(services, topic, "eu", "us")
     await sub.create()
@@ -277,7 +284,7 @@ async def test_k98_filters_see_other_properties_at_once(services: Services, sub:
         await sub.reaches(5)
 
 
-async def test_k95_what_is_rescheduled_comes_later_and_k96_its_key_waits(
+async def test_k95_a_rescheduled_entry_is_delivered_later_and_k96_its_key_waits(
     services: Services, sub: Filtered
 ) -> None:
     topic = sub.names["topic"]
@@ -310,7 +317,7 @@ async def test_k95_what_is_rescheduled_comes_later_and_k96_its_key_waits(
     assert (await sub.report()).failed_entries == 0
 
 
-async def test_what_was_put_off_waits_its_time_whatever_else_changes(
+async def test_a_rescheduled_entry_keeps_its_time_across_unrelated_changes(
     services: Services, sub: Filtered
 ) -> None:
     topic = sub.names["topic"]
@@ -332,7 +339,7 @@ async def test_what_was_put_off_waits_its_time_whatever_else_changes(
         assert await take(consumer, 1) == [0]
 
 
-async def test_filters_see_the_last_of_many_properties_that_are_set_at_once(
+async def test_filters_see_the_last_of_concurrent_property_updates(
     services: Services, sub: Filtered
 ) -> None:
     topic = sub.names["topic"]
@@ -348,7 +355,7 @@ async def test_filters_see_the_last_of_many_properties_that_are_set_at_once(
         await sub.reaches(20)
 
 
-async def test_what_comes_back_is_judged_again(services: Services, sub: Filtered) -> None:
+async def test_redelivered_entries_are_judged_again(services: Services, sub: Filtered) -> None:
     topic = sub.names["topic"]
     await publish(services, topic, "eu", "eu", "us")
     await sub.create()
@@ -357,7 +364,7 @@ async def test_what_comes_back_is_judged_again(services: Services, sub: Filtered
         first, second = await consumer.received(2)
         await sub.set(IN_US, version=2, start=EARLIEST)
         assert consumer.revoked == set()
-        await consumer.refuse(first, delay_ms=0)  # and so the second comes back, too
+        await consumer.negative_acknowledge(first, delay_ms=0)  # and so the second comes back, too
         await sub.reaches(2)
         assert consumer.revoked == {second.delivery}
         assert await consumer.still() == 0
@@ -367,12 +374,14 @@ async def test_what_comes_back_is_judged_again(services: Services, sub: Filtered
 # ---- changes
 
 
-async def test_a_change_applies_from_its_position_on(services: Services, sub: Filtered) -> None:
+async def test_a_filter_change_applies_from_its_position_on(
+    services: Services, sub: Filtered
+) -> None:
     topic = sub.names["topic"]
     await publish(services, topic, *["eu", "us"] * 4)
     await sub.create()
     await sub.set(IN_EU)
-    filters = await sub.set(IN_US, version=2, start=pb.Start(at=at(4)))
+    filters = await sub.set(IN_US, version=2, start=common_pb2.Start(at=at(4)))
     assert [each.filters[0].version for each in filters.applied] == [1, 2]
     assert not filters.applied[0].HasField("start")
     assert filters.applied[1].start == at(4)
@@ -382,7 +391,7 @@ async def test_a_change_applies_from_its_position_on(services: Services, sub: Fi
     assert [each.filters[0].version for each in (await sub.filters()).applied] == [2]
 
 
-async def test_unless_told_otherwise_a_change_is_about_what_was_not_read(
+async def test_a_filter_change_applies_to_unread_entries_by_default(
     services: Services, sub: Filtered
 ) -> None:
     topic = sub.names["topic"]
@@ -402,7 +411,7 @@ async def test_unless_told_otherwise_a_change_is_about_what_was_not_read(
         assert numbers(await consumer.received(2)) == [1, 3]
 
 
-async def test_what_waits_is_judged_anew_by_a_change_from_before(
+async def test_a_filter_change_with_an_earlier_start_judges_waiting_entries_again(
     services: Services, sub: Filtered
 ) -> None:
     topic = sub.names["topic"]
@@ -410,29 +419,29 @@ async def test_what_waits_is_judged_anew_by_a_change_from_before(
     await sub.create()
     async with consuming(services.dispatcher, topic, permits=1) as consumer:
         await consumer.received(1)
-        await sub.set(IN_EU, start=pb.Start(after=at(0)))
+        await sub.set(IN_EU, start=common_pb2.Start(after=at(0)))
         await consumer.permit(9)
         assert numbers(await consumer.received(1)) == [2]
         await sub.set(start=EARLIEST)
         assert await consumer.still() == 0
 
 
-async def test_filters_outlast_whoever_has_the_subscription(
+async def test_filters_survive_a_change_of_owner(
     tmp_path_factory: pytest.TempPathFactory, topic: str
 ) -> None:
     folder = tmp_path_factory.mktemp("outlast")
-    async with running(folder, SEQGATE_DISPATCHER_LEASE_S="0.5") as services:
+    async with running(folder, SEQGATE_DISPATCHER_LEASE_S="2") as services:
         sub = Filtered(services, topic)
         await publish(services, topic, *["eu", "us"] * 3)
         await sub.create(properties={"mine": "1"})
         await sub.set(IN_EU, policy=REJECT)
-        changed = await sub.set(IN_US, version=2, start=pb.Start(at=at(2)))
+        changed = await sub.set(IN_US, version=2, start=common_pb2.Start(at=at(2)))
         await services.stack.kill("dispatcher")
         await services.stack.run("dispatcher")
         await serving(services.stack.address("dispatcher"))
 
         async def mine() -> bool:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(WITHIN_S):
                 return await sub.filters() == changed
 
         await eventually(mine)
@@ -453,7 +462,7 @@ async def test_filters_outlast_whoever_has_the_subscription(
             await sub.reaches(5)
 
 
-async def test_every_change_is_noted(services: Services, sub: Filtered) -> None:
+async def test_every_filter_change_is_recorded(services: Services, sub: Filtered) -> None:
     topic = sub.names["topic"]
     await publish(services, topic, "eu")
     await sub.create()
@@ -489,14 +498,14 @@ async def test_every_change_is_noted(services: Services, sub: Filtered) -> None:
 
 
 @pytest.mark.parametrize("is_changed", [False, True])
-async def test_what_comes_before_filters_when_a_subscription_is_moved_back_is_filtered_all_the_same(
+async def test_a_reset_before_the_first_chain_still_filters(
     services: Services, sub: Filtered, *, is_changed: bool
 ) -> None:
-    """Whatever was written of the subscription since."""
+    """Regardless of what was persisted of the subscription since."""
     topic = sub.names["topic"]
     await publish(services, topic, "us", "eu", "us", "eu")
     await sub.create()
-    await sub.set(IN_EU, start=pb.Start(at=at(2)))
+    await sub.set(IN_EU, start=common_pb2.Start(at=at(2)))
     async with consuming(services.dispatcher, topic, permits=9) as consumer:
         await consumer.acknowledge(*await consumer.received(3))
         await sub.reaches(3)
@@ -537,7 +546,7 @@ async def test_a_shadow_chain_is_counted_and_changes_nothing(
 # ---- what is refused
 
 
-async def test_one_wrong_filter_refuses_all_and_says_where(
+async def test_one_invalid_filter_refuses_the_chain_with_its_position(
     services: Services, sub: Filtered
 ) -> None:
     await publish(services, sub.names["topic"], "eu")
@@ -557,7 +566,7 @@ async def test_one_wrong_filter_refuses_all_and_says_where(
     assert await sub.filters() == before
 
 
-async def test_chains_that_cannot_be_change_nothing(services: Services, sub: Filtered) -> None:
+async def test_invalid_chains_change_nothing(services: Services, sub: Filtered) -> None:
     await publish(services, sub.names["topic"], "eu")
     await sub.create()
     bad: list[dict[str, Any]] = [
@@ -571,13 +580,17 @@ async def test_chains_that_cannot_be_change_nothing(services: Services, sub: Fil
     for each in bad:
         with refused(INVALID, "INVALID_CHAIN"):
             await sub.set(IN_EU, **each)
-    for start in (pb.Start(), pb.Start(after=at(7)), pb.Start(at=at(2**63))):
+    for start in (
+        common_pb2.Start(),
+        common_pb2.Start(after=at(7)),
+        common_pb2.Start(at=at(2**63)),
+    ):
         with refused(INVALID, "INVALID_START"):
             await sub.set(IN_EU, start=start)
     assert await sub.filters() == pb.SubscriptionFilters()
 
 
-async def test_properties_that_filters_cannot_take_are_refused(
+async def test_properties_above_the_filters_limit_are_refused(
     services: Services, sub: Filtered
 ) -> None:
     await publish(services, sub.names["topic"], "eu")
@@ -594,13 +607,11 @@ async def test_properties_that_filters_cannot_take_are_refused(
     await sub.set("subscription['1'] != ''")
 
 
-async def test_more_chains_than_may_be_needed_are_refused(
-    services: Services, sub: Filtered
-) -> None:
+async def test_chains_beyond_the_limit_are_refused(services: Services, sub: Filtered) -> None:
     await publish(services, sub.names["topic"], *["eu"] * (STRETCHES_MAX + 1))
     await sub.create()
     for number in range(STRETCHES_MAX):
-        await sub.set(IN_EU, version=number, start=pb.Start(at=at(number)))
+        await sub.set(IN_EU, version=number, start=common_pb2.Start(at=at(number)))
     before = await sub.filters()
     assert len(before.applied) == STRETCHES_MAX
     with refused(EXHAUSTED, "TOO_MANY_FILTERS"):
@@ -612,24 +623,25 @@ async def test_more_chains_than_may_be_needed_are_refused(
     assert len((await sub.set(IN_EU, version=99, start=LATEST)).applied) == 2
 
 
-async def test_bounds_of_an_analysis(services: Services, sub: Filtered) -> None:
+async def test_analyses_are_bounded(services: Services, sub: Filtered) -> None:
     await publish(services, sub.names["topic"], "eu")
     await sub.create()
     for bad in (
-        {"entries_max": limits.ANALYZED_MAX + 1},
-        {"seconds_max": limits.ANALYSIS_MAX_S + 1},
+        {"max_entries": limits.ANALYZED_MAX + 1},
+        {"max_duration": duration(limits.ANALYSIS_MAX_S * 1000 + 1)},
+        {"max_duration": duration(0)},
     ):
         with refused(INVALID, "INVALID_PAGE"):
             await sub.analyze(**bad)
-    await sub.analyze(entries_max=limits.ANALYZED_MAX, seconds_max=limits.ANALYSIS_MAX_S)
+    await sub.analyze(
+        max_entries=limits.ANALYZED_MAX, max_duration=duration(limits.ANALYSIS_MAX_S * 1000)
+    )
 
 
 # ---- failures
 
 
-async def test_k100_a_filter_that_fails_parks_its_key_and_no_other(
-    services: Services, sub: Filtered
-) -> None:
+async def test_k100_a_failing_filter_parks_only_the_key(services: Services, sub: Filtered) -> None:
     topic = sub.names["topic"]
     await publish(services, topic, "1", "x", "2")
     await publish(services, topic, "3", key="other", first=3)
@@ -654,7 +666,7 @@ async def test_k100_a_filter_that_fails_parks_its_key_and_no_other(
         await sub.reaches(3)
 
 
-async def test_a_filter_that_is_mended_judges_what_waits_because_it_failed(
+async def test_a_fixed_filter_judges_the_entries_that_it_parked(
     services: Services, sub: Filtered
 ) -> None:
     topic = sub.names["topic"]
@@ -670,7 +682,7 @@ async def test_a_filter_that_is_mended_judges_what_waits_because_it_failed(
 
 
 @pytest.mark.parametrize(("policy", "expected"), [(ACCEPT, [0, 1, 2]), (REJECT, [0, 2])])
-async def test_k100_a_policy_says_what_a_failure_means(
+async def test_k100_the_failure_policy_decides_on_failures(
     services: Services, sub: Filtered, policy: Any, expected: Sequence[int]
 ) -> None:
     topic = sub.names["topic"]
@@ -683,9 +695,7 @@ async def test_k100_a_policy_says_what_a_failure_means(
     assert await sub.counts() == (3, 2, 0, 0, 1)
 
 
-async def test_of_a_batch_without_properties_nothing_is_known_so_it_is_delivered(
-    services: Services, sub: Filtered
-) -> None:
+async def test_a_batch_without_properties_is_delivered(services: Services, sub: Filtered) -> None:
     topic = sub.names["topic"]
     await store(services, topic, batch(0, range(3), partition_key="k"))
     await sub.create()
@@ -705,7 +715,7 @@ async def others(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         yield services
 
 
-async def test_k101_parked_while_the_filter_service_is_away_and_in_order_when_it_is_back(
+async def test_k101_keys_are_parked_during_an_outage_and_resume_in_order(
     others: Services, topic: str
 ) -> None:
     sub = Filtered(others, topic)
@@ -742,7 +752,7 @@ async def test_k101_parked_while_the_filter_service_is_away_and_in_order_when_it
 
 
 @pytest.mark.parametrize(("policy", "expected"), [(ACCEPT, [0, 1]), (REJECT, [])])
-async def test_k101_a_policy_says_what_an_outage_means(
+async def test_k101_the_outage_policy_decides_on_outages(
     others: Services, topic: str, policy: Any, expected: list[int]
 ) -> None:
     sub = Filtered(others, topic)
@@ -762,9 +772,7 @@ async def test_k101_a_policy_says_what_an_outage_means(
         await eventually(sub.is_judged, "filters answer again")
 
 
-async def test_what_is_known_goes_on_without_the_filter_service(
-    others: Services, topic: str
-) -> None:
+async def test_cached_verdicts_apply_during_an_outage(others: Services, topic: str) -> None:
     sub = Filtered(others, topic)
     await publish(others, topic, "eu", "us")
     await sub.create()
@@ -781,10 +789,10 @@ async def test_what_is_known_goes_on_without_the_filter_service(
             await eventually(sub.is_judged, "filters answer again")
 
 
-async def test_a_filter_service_that_stands_still_stops_nobody_else(
+async def test_a_paused_filter_service_blocks_only_unjudged_entries(
     others: Services, topic: str
 ) -> None:
-    """Not subscriptions without filters, not acknowledgements, not what is judged already."""
+    """Not subscriptions without filters, acknowledgements, or entries with cached verdicts."""
     sub = Filtered(others, topic)
     await publish(others, topic, "eu", "eu", "us")
     await sub.create()
@@ -807,7 +815,7 @@ async def test_a_filter_service_that_stands_still_stops_nobody_else(
         assert await consumer.still() == 0
 
 
-async def test_a_filter_service_that_is_killed_costs_nothing(others: Services, topic: str) -> None:
+async def test_a_killed_filter_service_loses_nothing(others: Services, topic: str) -> None:
     sub = Filtered(others, topic)
     await sub_of_many(others, sub)
     async with consuming(others.dispatcher, topic, permits=5_000) as consumer:
@@ -839,20 +847,20 @@ async def test_k106_an_analysis_counts_the_backlog_and_changes_nothing(
         batch(4, range(4, 9), partition_key="k", properties={"region": "us"}),
         single(5, 9, partition_key="k"),
     )
-    await sub.create(start=pb.Start(at=at(1)))
+    await sub.create(start=common_pb2.Start(at=at(1)))
     before = await sub.get()
     found = await sub.analyze(IN_US)
     assert (found.backlog_entries, found.scanned_entries, found.scanned_messages) == (5, 5, 9)
     assert (found.first, found.last, found.blocks, found.complete) == (at(1), at(5), 1, True)
     shown = {
-        filter_pb2.Verdict.Name(each.verdict)
+        filter_pb2.FilterVerdict.Name(each.verdict)
         if each.HasField("verdict")
         else filter_pb2.FailureReason.Name(each.failure): each
         for each in found.verdicts
     }
     assert {name: (each.entries, each.messages) for name, each in shown.items()} == {
-        "VERDICT_ACCEPT": (3, 7),
-        "VERDICT_REJECT": (1, 1),
+        "FILTER_VERDICT_ACCEPT": (3, 7),
+        "FILTER_VERDICT_REJECT": (1, 1),
         "FAILURE_REASON_PROPERTY_ABSENT": (1, 1),
     }
     for each in found.verdicts:
@@ -864,23 +872,21 @@ async def test_k106_an_analysis_counts_the_backlog_and_changes_nothing(
     assert await sub.filters() == pb.SubscriptionFilters()
 
 
-async def test_an_analysis_tells_of_the_filters_that_are_applied(
-    services: Services, sub: Filtered
-) -> None:
+async def test_an_analysis_reports_the_applied_filters(services: Services, sub: Filtered) -> None:
     topic = sub.names["topic"]
     await publish(services, topic, "eu", "us", "eu", "us")
     await sub.create()
     await sub.set(IN_EU)
-    await sub.set("false", version=2, start=pb.Start(at=at(2)))
+    await sub.set("false", version=2, start=common_pb2.Start(at=at(2)))
     found = await sub.analyze()
     assert {each.verdict: each.entries for each in found.verdicts} == {
-        filter_pb2.VERDICT_ACCEPT: 1,
-        filter_pb2.VERDICT_REJECT: 3,
+        filter_pb2.FILTER_VERDICT_ACCEPT: 1,
+        filter_pb2.FILTER_VERDICT_REJECT: 3,
     }
     assert all(not each.processed.entries for each in (await sub.report()).filtering.filters)
 
 
-async def test_an_analysis_skips_what_is_acknowledged(services: Services, sub: Filtered) -> None:
+async def test_an_analysis_skips_acknowledged_entries(services: Services, sub: Filtered) -> None:
     topic = sub.names["topic"]
     await publish(services, topic, *["eu"] * 6)
     async with consuming(services.dispatcher, topic, permits=9) as consumer:
@@ -891,7 +897,7 @@ async def test_an_analysis_skips_what_is_acknowledged(services: Services, sub: F
         assert (found.first, found.last) == (at(1), at(5))
 
 
-async def test_filters_that_are_tried_are_checked_though_there_is_no_backlog(
+async def test_an_analysis_without_backlog_still_checks_its_filters(
     services: Services, sub: Filtered
 ) -> None:
     topic = sub.names["topic"]
@@ -905,14 +911,14 @@ async def test_filters_that_are_tried_are_checked_though_there_is_no_backlog(
     assert (found.backlog_entries, found.complete) == (0, True)
 
 
-async def test_of_a_large_backlog_a_part_is_looked_at_and_the_rest_estimated(
+async def test_an_analysis_samples_a_large_backlog_and_estimates_the_rest(
     services: Services, sub: Filtered
 ) -> None:
     topic = sub.names["topic"]
     count = 6_000
     await publish(services, topic, *["eu" if i % 4 else "us" for i in range(count)])
     await sub.create()
-    found = await sub.analyze(IN_US, entries_max=1_000)
+    found = await sub.analyze(IN_US, max_entries=1_000)
     assert (found.backlog_entries, found.scanned_entries, found.blocks) == (count, 1_000, 10)
     assert not found.complete
     accepted, rejected = found.verdicts
@@ -923,7 +929,9 @@ async def test_of_a_large_backlog_a_part_is_looked_at_and_the_rest_estimated(
     assert found.last.entry_id - found.first.entry_id > count // 2
 
 
-async def test_who_is_not_there_has_no_filters(services: Services, sub: Filtered) -> None:
+async def test_filters_of_a_missing_subscription_are_not_found(
+    services: Services, sub: Filtered
+) -> None:
     await publish(services, sub.names["topic"], "eu")
     for call in (sub.set(IN_EU), sub.filters(), sub.analyze()):
         with refused(NOT_FOUND, "SUBSCRIPTION_NOT_FOUND"):

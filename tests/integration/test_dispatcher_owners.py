@@ -1,5 +1,5 @@
-"""Two instances of the dispatcher over one cursor service: a subscription has one owner, and what
-an earlier one did counts no more."""
+"""Two instances of the dispatcher over one cursor service: a subscription has one owner, and an
+earlier one is fenced."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ from tools.stack.ports import free_ports
 IN_USE, ABORTED = StatusCode.FAILED_PRECONDITION, StatusCode.ABORTED
 UNAVAILABLE = StatusCode.UNAVAILABLE
 
-LEASE_S = 0.6
+LEASE_S = 2.0
 LONG_LEASE = {"SEQGATE_DISPATCHER_LEASE_S": "600"}
 
 
@@ -101,9 +101,9 @@ async def owner(services: Services, topic: str) -> str:
 
 async def beyond(services: Services, topic: str) -> tuple[int, list[int]]:
     """Up to where all is acknowledged, and what is beyond."""
-    names = {"topic": topic, "name": "s"}
+    names: dict[str, Any] = {"topic": topic, "cursor": "s"}
     cursor = (await services.cursor.GetCursor(cursor_pb2.GetCursorRequest(**names))).cursor
-    page = await services.cursor.ReadAcknowledged(cursor_pb2.ReadAcknowledgedRequest(**names))
+    page = await services.cursor.ListAcknowledged(cursor_pb2.ListAcknowledgedRequest(**names))
     found: list[int] = []
     for each in page.ranges:
         found += range(each.first.entry_id, each.last_entry_id + 1)
@@ -135,11 +135,11 @@ def numbers(deliveries: list[pb.Delivery]) -> list[int]:
     return [each.position.entry_id for each in deliveries]
 
 
-async def test_who_does_not_have_a_subscription_says_who_has(
+async def test_an_instance_redirects_to_the_owner_of_a_subscription(
     services: Services, topic: str
 ) -> None:
     await publish(services, topic, "k")
-    names = {"topic": topic, "subscription": "s"}
+    names: dict[str, Any] = {"topic": topic, "subscription": "s"}
     async with (
         instance(services) as one,
         instance(services) as other,
@@ -169,7 +169,7 @@ async def test_who_does_not_have_a_subscription_says_who_has(
         assert not consumer.has_ended
 
 
-async def test_a_subscription_is_taken_over_when_its_owner_died(
+async def test_a_subscription_is_taken_over_after_its_owner_crashes(
     services: Services, topic: str
 ) -> None:
     await publish(services, topic, *"aab")
@@ -189,14 +189,12 @@ async def test_a_subscription_is_taken_over_when_its_owner_died(
             epoch=consumer.epoch, settlements=[pb.Settlement(delivery=had[0].delivery)]
         )
         settled = await again.settled(await again.ask("acknowledge", stale))
-        assert list(settled.outcomes) == [pb.OUTCOME_STALE]
+        assert list(settled.outcomes) == [pb.SETTLE_OUTCOME_STALE]
         assert await again.still() == 0
         await again.crash()
 
 
-async def test_an_owner_that_is_started_again_at_once_has_another_epoch(
-    services: Services, topic: str
-) -> None:
+async def test_an_owner_restarted_at_once_has_another_epoch(services: Services, topic: str) -> None:
     await publish(services, topic, "k")
     (port,) = free_ports(1)
     address = {"SEQGATE_DISPATCHER_ADVERTISE": f"127.0.0.1:{port}", **LONG_LEASE}
@@ -213,9 +211,7 @@ async def test_an_owner_that_is_started_again_at_once_has_another_epoch(
     assert epochs[0] < epochs[1]
 
 
-async def test_who_stood_still_for_longer_than_its_lease_is_fenced(
-    services: Services, topic: str
-) -> None:
+async def test_an_owner_paused_beyond_its_lease_is_fenced(services: Services, topic: str) -> None:
     await publish(services, topic, *"abcde")
     async with instance(services) as zombie, instance(services) as other:
         async with consuming(zombie.stub, topic, permits=9) as late:
@@ -256,7 +252,7 @@ async def test_a_pause_shorter_than_the_lease_changes_nothing(
         assert await beyond(services, topic) == (2, [])
 
 
-async def test_who_is_told_to_stop_lets_its_consumers_settle_and_gives_back_the_lease(
+async def test_a_stopping_owner_lets_consumers_settle_and_releases_the_lease(
     services: Services, topic: str
 ) -> None:
     await publish(services, topic, *"abcd")
@@ -278,7 +274,7 @@ async def test_who_is_told_to_stop_lets_its_consumers_settle_and_gives_back_the_
             assert (last.position, last.attempts) == (some[3].position, 0)
 
 
-async def test_who_does_not_leave_in_time_is_told_so_and_nothing_counts_as_failed(
+async def test_consumers_cut_off_by_a_drain_have_no_failed_messages(
     services: Services, topic: str
 ) -> None:
     await publish(services, topic, *"abcd")
@@ -295,7 +291,7 @@ async def test_who_does_not_leave_in_time_is_told_so_and_nothing_counts_as_faile
             assert [each.attempts for each in await again.received(3)] == [0, 0, 0]
 
 
-async def test_a_subscription_that_nobody_uses_is_let_go(services: Services, topic: str) -> None:
+async def test_an_idle_subscription_is_released(services: Services, topic: str) -> None:
     await publish(services, topic, "k")
     idle = {**LONG_LEASE, "SEQGATE_DISPATCHER_IDLE_TIMEOUT_S": "0.05"}
 
@@ -320,9 +316,7 @@ async def test_a_subscription_that_nobody_uses_is_let_go(services: Services, top
             await one.stub.Report(pb.ReportRequest(topic=topic, subscription="s"))
 
 
-async def test_the_lease_of_who_died_is_nobodys_when_it_is_over(
-    services: Services, topic: str
-) -> None:
+async def test_a_crashed_owners_lease_expires(services: Services, topic: str) -> None:
     await publish(services, topic, "k")
     async with instance(services) as one:
         async with consuming(one.stub, topic):
@@ -338,7 +332,7 @@ async def test_the_lease_of_who_died_is_nobodys_when_it_is_over(
 async def test_consumers_follow_a_subscription_through_a_rolling_restart(
     services: Services, topic: str
 ) -> None:
-    """Each instance in turn drains, and another one goes on where it was, nothing twice."""
+    """Each instance in turn drains, and another one continues without duplicates."""
     await publish(services, topic, *"abcabcabc")
     seen: list[int] = []
     for _ in range(3):

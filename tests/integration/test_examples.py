@@ -1,4 +1,4 @@
-"""The examples do what they say."""
+"""The examples keep their promises."""
 
 import asyncio
 import os
@@ -48,7 +48,7 @@ async def output(process: Process) -> str:
     return said.decode().strip()
 
 
-async def test_an_effect_happens_once_though_the_reader_is_killed(
+async def test_an_effect_happens_once_despite_kills_of_the_reader(
     stack: Stack, topic: str, tmp_path: Path, root: Path
 ) -> None:
     database = tmp_path / "balances.db"

@@ -19,13 +19,19 @@ from seqgate.services.filter.core.cost import (
 )
 from seqgate.services.filter.core.program import EXPRESSION_BYTES_MAX
 from seqgate.services.filter.service import CHAIN_COST_MAX
+from seqgate.times import duration
 from tests.integration.refusals import check, refused, status_of_call
 from tests.integration.services import Services, channel_to, serving
 from tests.integration.test_bad_input import BAD_PRODUCERS, BAD_TOPICS, GARBAGE, GOOD_PRODUCERS
+from tests.support.raw_channel import raw
 from tests.support.waiting import eventually
 
 INVALID = StatusCode.INVALID_ARGUMENT
-ACCEPT, REJECT, RESCHEDULE = pb.VERDICT_ACCEPT, pb.VERDICT_REJECT, pb.VERDICT_RESCHEDULE
+ACCEPT, REJECT, RESCHEDULE = (
+    pb.FILTER_VERDICT_ACCEPT,
+    pb.FILTER_VERDICT_REJECT,
+    pb.FILTER_VERDICT_RESCHEDULE,
+)
 SERVICE = pb.DESCRIPTOR.services_by_name["FilterService"]
 
 IN_EU = "properties.region == 'eu'"
@@ -69,7 +75,7 @@ class Stream:
 
     async def judge(
         self, *metadata: EntryMetadata, which: Sequence[int] = (), number: int = 0
-    ) -> list[pb.Outcome]:
+    ) -> list[pb.FilterOutcome]:
         """What is said of each entry."""
         batch = pb.Batch(chain_id=number, metadata=metadata, which=which)
         verdicts = (await self.ask(batch=batch)).verdicts
@@ -84,7 +90,7 @@ class Stream:
     async def refuses(self, reason: str, **request: Any) -> dict[str, str]:
         """The request is refused in its place; details of the refusal."""
         answer = await self.ask(**request)
-        return check(answer.refused, INVALID, reason)
+        return check(answer.error, INVALID, reason)
 
 
 @asynccontextmanager
@@ -116,14 +122,14 @@ async def test_entries_are_judged_in_order(stream: Stream) -> None:
     assert await stream.judge() == []
 
 
-async def test_a_chain_says_which_filter_decided(stream: Stream) -> None:
+async def test_a_chain_names_the_deciding_filter(stream: Stream) -> None:
     later = "properties.region == 'us' ? duration('1.5s') : duration('0s')"
     await stream.set_chain("has(properties.region)", later, "int(properties.region) > 0", topic="")
     assert await stream.judge(of(None), of("us"), of("7"), of("x")) == [
-        pb.Outcome(verdict=REJECT, filter=0),
-        pb.Outcome(verdict=RESCHEDULE, filter=1, delay_ms=1_500),
-        pb.Outcome(verdict=ACCEPT),
-        pb.Outcome(
+        pb.FilterOutcome(verdict=REJECT, filter=0),
+        pb.FilterOutcome(verdict=RESCHEDULE, filter=1, delay=duration(1_500)),
+        pb.FilterOutcome(verdict=ACCEPT),
+        pb.FilterOutcome(
             filter=2,
             failure=pb.Failure(
                 reason=pb.FAILURE_REASON_EVALUATION_FAILED, message="cannot convert string to int"
@@ -135,10 +141,10 @@ async def test_a_chain_says_which_filter_decided(stream: Stream) -> None:
 async def test_a_chain_without_filters_accepts(stream: Stream) -> None:
     chain_set = await stream.set_chain()
     assert chain_set == pb.ChainSet(reads=pb.Reads())
-    assert await stream.judge(of("eu")) == [pb.Outcome(verdict=ACCEPT)]
+    assert await stream.judge(of("eu")) == [pb.FilterOutcome(verdict=ACCEPT)]
 
 
-async def test_a_property_that_is_absent_is_no_verdict(stream: Stream) -> None:
+async def test_an_absent_property_gives_no_verdict(stream: Stream) -> None:
     await stream.set_chain(IN_EU)
     absent, empty, batch = await stream.judge(of(None), of(""), of(None, num_messages_in_batch=3))
     assert absent.failure.reason == pb.FAILURE_REASON_PROPERTY_ABSENT
@@ -147,7 +153,7 @@ async def test_a_property_that_is_absent_is_no_verdict(stream: Stream) -> None:
     assert (empty.verdict, batch.verdict) == (REJECT, ACCEPT)
 
 
-async def test_metadata_that_entries_share_is_sent_once(stream: Stream) -> None:
+async def test_shared_metadata_is_sent_once(stream: Stream) -> None:
     await stream.set_chain(IN_EU)
     outcomes = await stream.judge(of("eu"), of("us"), which=[1, 0, 0, 1, 1])
     assert [each.verdict for each in outcomes] == [REJECT, ACCEPT, ACCEPT, REJECT, REJECT]
@@ -172,7 +178,7 @@ async def test_topic_and_subscription_belong_to_the_chain(stream: Stream) -> Non
     assert await stream.verdicts(of("eu"), of("us"), number=1) == [REJECT, ACCEPT]
 
 
-async def test_verdicts_are_the_same_on_every_stream_and_every_time(services: Services) -> None:
+async def test_verdicts_are_deterministic_across_streams(services: Services) -> None:
     entries = [of(region, sequence_id=n) for n in range(50) for region in ("eu", "us", None)]
     found = []
     for _ in range(3):
@@ -193,7 +199,7 @@ async def test_the_largest_batches_are_judged(stream: Stream) -> None:
 
 
 async def test_streams_take_turns(services: Services) -> None:
-    """A batch that takes long holds nobody up."""
+    """A long batch does not block others."""
     async with streaming(services.filter) as busy, streaming(services.filter) as other:
         await busy.set_chain(DEAR)
         await other.set_chain(IN_EU)
@@ -211,7 +217,7 @@ async def test_streams_take_turns(services: Services) -> None:
 # ---- refusals on the stream
 
 
-async def test_what_is_refused_leaves_the_stream_and_its_chains_as_they_were(
+async def test_a_refused_request_changes_neither_stream_nor_chains(
     stream: Stream,
 ) -> None:
     await stream.set_chain(IN_EU)
@@ -228,18 +234,18 @@ async def test_what_is_refused_leaves_the_stream_and_its_chains_as_they_were(
     assert await stream.verdicts(of("eu"), of("us")) == [ACCEPT, REJECT]
 
 
-async def test_a_request_asks_for_something(stream: Stream) -> None:
+async def test_an_empty_request_is_refused(stream: Stream) -> None:
     await stream.refuses("INVALID_BATCH")
 
 
-async def test_a_chain_has_a_number(stream: Stream) -> None:
+async def test_invalid_chain_ids_are_refused(stream: Stream) -> None:
     for number in (limits.CHAINS_MAX, 2**32 - 1):
         await stream.refuses("INVALID_CHAIN", set_chain=pb.SetChain(chain_id=number))
     for number in (0, 7, 2**32 - 1):
         await stream.refuses("INVALID_CHAIN", batch=pb.Batch(chain_id=number))
 
 
-async def test_a_batch_has_so_many_entries(stream: Stream) -> None:
+async def test_the_entries_of_a_batch_are_bounded(stream: Stream) -> None:
     await stream.set_chain("true")
     most = limits.ENTRIES_MAX
     assert len(await stream.judge(*[EntryMetadata()] * most)) == most
@@ -251,7 +257,7 @@ async def test_a_batch_has_so_many_entries(stream: Stream) -> None:
     )
 
 
-async def test_a_batch_is_so_large(stream: Stream) -> None:
+async def test_the_size_of_a_batch_is_bounded(stream: Stream) -> None:
     await stream.set_chain("true")
     batch = pb.Batch(metadata=[EntryMetadata(partition_key="")])
     room = limits.BATCH_BYTES_MAX - batch.ByteSize() - 10
@@ -263,19 +269,19 @@ async def test_a_batch_is_so_large(stream: Stream) -> None:
     await stream.refuses("INVALID_BATCH", batch=batch)
 
 
-async def test_entries_have_metadata_that_is_there(stream: Stream) -> None:
+async def test_references_to_missing_metadata_are_refused(stream: Stream) -> None:
     await stream.set_chain("true")
     await stream.refuses("INVALID_BATCH", batch=pb.Batch(metadata=[of("eu")], which=[0, 1]))
     await stream.refuses("INVALID_BATCH", batch=pb.Batch(which=[0]))
 
 
-async def test_a_chain_has_so_many_filters(stream: Stream) -> None:
+async def test_the_filters_of_a_chain_are_bounded(stream: Stream) -> None:
     await stream.set_chain(*["true"] * FILTERS_MAX)
     chain = chain_of(*["true"] * (FILTERS_MAX + 1))
     await stream.refuses("INVALID_CHAIN", set_chain=pb.SetChain(chain=chain))
 
 
-async def test_a_chain_costs_so_much(stream: Stream) -> None:
+async def test_the_cost_of_a_chain_is_bounded(stream: Stream) -> None:
     cost = (await stream.set_chain(DEAR)).cost
     assert cost < COST_MAX
     fitting = CHAIN_COST_MAX // cost
@@ -285,7 +291,7 @@ async def test_a_chain_costs_so_much(stream: Stream) -> None:
     await stream.refuses("INVALID_CHAIN", set_chain=pb.SetChain(chain=chain))
 
 
-async def test_filters_have_names_of_their_own(stream: Stream) -> None:
+async def test_filters_have_unique_names(stream: Stream) -> None:
     def named(*names: str) -> pb.SetChain:
         filters = [pb.Filter(name=name, expression="true") for name in names]
         return pb.SetChain(chain=pb.Chain(filters=filters))
@@ -298,7 +304,7 @@ async def test_filters_have_names_of_their_own(stream: Stream) -> None:
     assert details == {"filter": "a"}
 
 
-async def test_a_subscription_has_so_many_properties(stream: Stream) -> None:
+async def test_the_properties_of_a_subscription_are_bounded(stream: Stream) -> None:
     most = {f"p{number:04}": "" for number in range(SUBSCRIPTION_PROPERTIES_MAX)}
     await stream.set_chain("true", subscription=most)
     largest = {"p": "é" * ((SUBSCRIPTION_BYTES_MAX - 2) // 2), "q": ""}
@@ -308,22 +314,23 @@ async def test_a_subscription_has_so_many_properties(stream: Stream) -> None:
         await stream.refuses("INVALID_CHAIN", set_chain=pb.SetChain(chain=chain))
 
 
-async def test_a_chain_s_topic_is_one(stream: Stream) -> None:
+async def test_a_chain_requires_a_valid_topic(stream: Stream) -> None:
     for topic in BAD_TOPICS:
         if topic:
             chain = chain_of("true", topic=topic)
             await stream.refuses("INVALID_TOPIC_NAME", set_chain=pb.SetChain(chain=chain))
 
 
-async def test_the_chains_of_a_stream_take_so_much_memory(stream: Stream) -> None:
-    """Large expressions in many chains: at some point no more is taken, and what is there works."""
+async def test_the_memory_of_a_streams_chains_is_bounded(stream: Stream) -> None:
+    """Large expressions in many chains: at the limit further ones are refused, and the others
+    work."""
     fitting = 0
     while True:
         chain = chain_of(*[" && ".join(["sequence_id >= 0"] * 150)] * FILTERS_MAX)
         request = pb.SetChain(chain_id=fitting, chain=chain)
         answer = await stream.ask(set_chain=request)
-        if answer.HasField("refused"):
-            check(answer.refused, INVALID, "INVALID_CHAIN")
+        if answer.HasField("error"):
+            check(answer.error, INVALID, "INVALID_CHAIN")
             break
         fitting += 1
         assert fitting < limits.CHAINS_MAX
@@ -333,8 +340,8 @@ async def test_the_chains_of_a_stream_take_so_much_memory(stream: Stream) -> Non
     await stream.set_chain("true", number=0)
 
 
-async def test_bytes_that_are_no_request_end_the_stream(services: Services) -> None:
-    async with channel_to(services.stack.address("filter")) as channel:
+async def test_a_malformed_request_ends_its_stream(services: Services) -> None:
+    async with raw(channel_to(services.stack.address("filter"))) as channel:
         call = channel.stream_stream(f"/{SERVICE.full_name}/Evaluate")()
         await call.write(GARBAGE[0])
         with pytest.raises(aio.AioRpcError) as caught:
@@ -345,7 +352,7 @@ async def test_bytes_that_are_no_request_end_the_stream(services: Services) -> N
 # ---- compiling
 
 
-async def test_a_right_expression_is_described(services: Services) -> None:
+async def test_a_valid_expression_is_described(services: Services) -> None:
     text = "has(properties.a) && properties.b == subscription.c && key != '' && sequence_id > 1"
     answer = await services.filter.Compile(pb.CompileRequest(expression=text))
     compiled = answer.compiled
@@ -370,7 +377,7 @@ async def test_an_expression_may_read_everything(services: Services) -> None:
     assert compiled.iterations == 128
 
 
-async def test_the_faults_of_an_expression_have_places(services: Services) -> None:
+async def test_the_faults_of_an_expression_have_positions(services: Services) -> None:
     answer = await services.filter.Compile(pb.CompileRequest(expression="é ||\n  nothing"))
     assert (answer.faults.faults[0].offset, answer.faults.faults[0].line) == (0, 1)
     answer = await services.filter.Compile(pb.CompileRequest(expression="'é' == a ||\n  bb"))
@@ -393,7 +400,7 @@ async def test_an_entry_is_explained(services: Services) -> None:
             expression=text, metadata=of("eu"), topic="a/b/c", subscription={"region": "us"}
         )
     )
-    assert answer.outcome == pb.Outcome(verdict=REJECT, filter=0)
+    assert answer.outcome == pb.FilterOutcome(verdict=REJECT, filter=0)
     shown = [(each.depth, text[each.start : each.end], each.value) for each in answer.steps]
     assert shown == [
         (0, text, "false"),
@@ -418,7 +425,7 @@ async def test_a_failure_is_explained(services: Services) -> None:
 @pytest.mark.parametrize(
     "metadata", [of(None, num_messages_in_batch=2), of("x" * 40_000)], ids=["batch", "too large"]
 )
-async def test_of_an_expression_that_is_not_asked_nothing_is_shown(
+async def test_an_explanation_has_no_steps_by_default(
     services: Services, metadata: EntryMetadata
 ) -> None:
     request = pb.ExplainRequest(expression=IN_EU, metadata=metadata)
@@ -434,7 +441,7 @@ async def test_of_an_expression_that_is_not_asked_nothing_is_shown(
         ({"subscription": {"a": "x" * SUBSCRIPTION_BYTES_MAX}}, "INVALID_CHAIN"),
     ],
 )
-async def test_what_cannot_be_explained_is_refused(
+async def test_an_invalid_explanation_request_is_refused(
     services: Services, changes: dict[str, Any], reason: str
 ) -> None:
     with refused(INVALID, reason):
@@ -443,10 +450,10 @@ async def test_what_cannot_be_explained_is_refused(
 
 @pytest.mark.parametrize("method", ["Compile", "Explain"])
 @pytest.mark.parametrize("garbage", GARBAGE)
-async def test_bytes_that_are_no_request_are_refused(
+async def test_malformed_requests_are_refused(
     services: Services, method: str, garbage: bytes
 ) -> None:
-    async with channel_to(services.stack.address("filter")) as channel:
+    async with raw(channel_to(services.stack.address("filter"))) as channel:
         ask = channel.unary_unary(f"/{SERVICE.full_name}/{method}")
         with refused(INVALID, "MALFORMED_REQUEST"):
             await ask(garbage)
@@ -455,7 +462,7 @@ async def test_bytes_that_are_no_request_are_refused(
 # ---- going away
 
 
-async def test_a_service_that_drains_answers_what_it_has_read(stoppable: Services) -> None:
+async def test_a_draining_service_answers_received_requests(stoppable: Services) -> None:
     stream = Stream(stoppable.filter)
     await stream.set_chain(IN_EU)
     ending = asyncio.create_task(stoppable.stack.terminate("filter"))
@@ -472,7 +479,7 @@ async def test_a_service_that_drains_answers_what_it_has_read(stoppable: Service
         assert await again.verdicts(of("eu")) == [ACCEPT]
 
 
-async def test_a_service_that_is_killed_has_lost_nothing(stoppable: Services) -> None:
+async def test_a_killed_service_loses_nothing(stoppable: Services) -> None:
     stream = Stream(stoppable.filter)
     await stream.set_chain(IN_EU)
     before = await stream.judge(of("eu"), of("us"), of(None))

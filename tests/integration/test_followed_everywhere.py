@@ -1,14 +1,16 @@
-"""One message through all services: whatever is done with it is in one connected trace."""
+"""One message through all services: every operation on it is in one connected trace."""
 
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.trace import Tracer
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.client import Client, Consumer, RetryPolicy, SubscriptionOptions, connect
@@ -27,7 +29,7 @@ READ = "public/default/read"
 MOVED = "public/default/moved"
 
 EVALUATE = "seqgate.api.filter.v1.FilterService/Evaluate"
-ADMIT = "seqgate.api.dedup.v1.DedupService/Admit"
+ADMIT = "seqgate.api.internal.dedup.v1.DedupWriterService/Admit"
 CONSUME = "seqgate.api.dispatcher.v1.DispatcherService/Consume"
 ACKNOWLEDGE = "seqgate.api.cursor.v1.CursorService/Acknowledge"
 AT_ONCE = RetryPolicy(min_s=0, max_s=0)
@@ -68,9 +70,9 @@ class Followed:
 async def filter_some(followed: Followed) -> None:
     """The filter service is asked about two messages, of which one is delivered."""
     await followed.make(FILTERED)
-    subscription = {"topic": FILTERED, "subscription": "s"}
+    subscription: dict[str, Any] = {"topic": FILTERED, "subscription": "s"}
     rule = filter_pb2.Filter(name="eu", version=1, expression='properties["region"] == "eu"')
-    stub, start = followed.services.dispatcher, pb.Start(earliest=pb.Earliest())
+    stub, start = followed.services.dispatcher, common_pb2.Start(earliest=common_pb2.Earliest())
     await stub.CreateSubscription(pb.CreateSubscriptionRequest(**subscription, start=start))
     await stub.SetFilters(pb.SetFiltersRequest(**subscription, filters=[rule]))
     await followed.publish(FILTERED, b"taken", region="eu")
@@ -100,8 +102,8 @@ async def move(followed: Followed, received: Received) -> int:
     id."""
     await followed.publish(MOVED, b"moved")
     async with instance(followed.services, **otel_variables(received)) as owner:
-        start = pb.Start(earliest=pb.Earliest())
-        names = {"topic": MOVED, "subscription": "s"}
+        start = common_pb2.Start(earliest=common_pb2.Earliest())
+        names: dict[str, Any] = {"topic": MOVED, "subscription": "s"}
         await owner.stub.CreateSubscription(pb.CreateSubscriptionRequest(**names, start=start))
         await owner.stub.SetFilters(pb.SetFiltersRequest(**names))
         async with followed.client.consumer(MOVED, "s") as consumer:
@@ -174,7 +176,7 @@ def check_chain(spans: list[Span], *chain: tuple[str, str, str]) -> None:
         assert below.parent_id == above.span_id, f"{below.name} is not below {above.name}"
 
 
-async def test_everything_that_is_done_with_a_message_is_in_its_trace(
+async def test_every_operation_on_a_message_is_in_its_trace(
     everything: Everything,
 ) -> None:
     received = everything.received

@@ -9,7 +9,7 @@ from tests.integration.services import running
 from tools.demo.journey import TOPIC, following
 
 
-async def test_a_message_is_followed_through_a_stack(
+async def test_a_message_is_traced_through_a_stack(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with following(wanted=True) as spans:
@@ -35,7 +35,7 @@ async def test_a_message_is_followed_through_a_stack(
     assert [span["start_ns"] for span in written] == sorted(span["start_ns"] for span in written)
 
 
-async def test_nothing_is_followed_unless_somebody_wants_it(
+async def test_nothing_is_traced_by_default(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     async with following(wanted=False) as spans:

@@ -13,7 +13,7 @@ import google_crc32c
 import pytest
 import pytest_asyncio
 
-from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from seqgate.client import (
@@ -43,7 +43,7 @@ from seqgate.errors import (
 from seqgate.message_id import EARLIEST_ID, LATEST_ID
 from tests.integration.services import Services, paused
 from tests.support.publisher import Publisher, publishing, single
-from tests.support.waiting import eventually
+from tests.support.waiting import WITHIN_S, eventually
 from tools.stack.stack import Stack
 
 KIB = 1024
@@ -62,7 +62,7 @@ def noise(size_bytes: int, seed: int = 0) -> bytes:
     return Random(seed).randbytes(size_bytes)
 
 
-async def read_all(client: Client, topic: str, **reading: object) -> list[Message]:
+async def read_all(client: Client, topic: str, **reading: Any) -> list[Message]:
     async with client.reader(topic, follow=False, **reading) as reader:
         return [message async for message in reader]
 
@@ -74,7 +74,7 @@ async def rest(reader: Reader) -> list[bytes]:
 
 async def some(reader: Reader, count: int) -> list[bytes]:
     """The payloads of the next messages."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WITHIN_S):
         return [(await anext(reader)).payload for _ in range(count)]
 
 
@@ -122,7 +122,7 @@ async def store(publisher: Publisher, publications: Iterable[pb.Publication]) ->
 
 
 async def trim(services: Services, topic: str, before: MessageId) -> None:
-    position = entry_pb2.Position(ledger_id=before.ledger_id, entry_id=before.entry_id)
+    position = common_pb2.Position(ledger_id=before.ledger_id, entry_id=before.entry_id)
     await services.ledger.TrimTopic(pb.TrimTopicRequest(topic=topic, before=position))
 
 
@@ -135,7 +135,7 @@ async def holds(reader: Reader, size_bytes: int) -> None:
     ("size_bytes", "chunks"),
     [(0, 0), (1, 0), (KIB, 0), (KIB + 1, 2), (3 * KIB, 3), (3 * KIB + 1, 4)],
 )
-async def test_a_message_is_cut_where_it_must_be(
+async def test_a_message_is_chunked_at_the_limit(
     services: Services, client: Client, topic: str, size_bytes: int, chunks: int
 ) -> None:
     payload = noise(size_bytes)
@@ -154,11 +154,12 @@ async def test_a_message_is_cut_where_it_must_be(
         assert len({entry.metadata.uuid for entry in entries}) == 1
         assert b"".join(entry.payload for entry in entries) == payload
         assert isinstance(message.id, ChunkMessageId)
+        assert isinstance(receipt.message_id, ChunkMessageId)
         assert message.id.first_chunk == receipt.message_id.first_chunk
 
 
 @pytest.mark.parametrize("compression", list(Compression))
-async def test_a_message_is_compressed_before_it_is_cut(
+async def test_a_message_is_compressed_before_it_is_chunked(
     services: Services, client: Client, topic: str, compression: Compression
 ) -> None:
     payload = noise(4 * KIB) + bytes(64 * KIB)
@@ -180,7 +181,7 @@ async def test_large_and_small_messages_keep_their_order(client: Client, topic: 
     assert [message.id for message in messages] == [each.message_id for each in receipts]
 
 
-async def test_a_message_that_is_sent_again_is_a_duplicate(
+async def test_a_repeated_large_message_is_a_duplicate(
     services: Services, client: Client, topic: str
 ) -> None:
     payload = noise(5 * KIB)
@@ -194,12 +195,12 @@ async def test_a_message_that_is_sent_again_is_a_duplicate(
     assert len(await services.read(topic, metadata_only=True)) == 5
 
 
-async def test_batching_and_chunking_are_not_for_one_producer(client: Client, topic: str) -> None:
+async def test_batching_and_chunking_exclude_each_other(client: Client, topic: str) -> None:
     with pytest.raises(ValueError, match="give batching or chunking, not both"):
         client.producer(topic, chunking=Chunking(), batching=Batching())
 
 
-async def test_limits_are_told_before_anything_is_sent(
+async def test_messages_beyond_the_limits_are_refused_before_sending(
     services: Services, client: Client, topic: str
 ) -> None:
     async with client.producer(topic, chunking=Chunking(1)) as producer:
@@ -222,7 +223,7 @@ async def test_a_large_message_counts_for_its_chunks(client: Client, topic: str)
     assert [len(each.payload) for each in await read_all(client, topic)] == [5, 11 * KIB]
 
 
-async def test_reading_starts_at_or_after_a_large_message(client: Client, topic: str) -> None:
+async def test_a_reader_starts_at_or_after_a_large_message(client: Client, topic: str) -> None:
     async with client.producer(topic, chunking=SMALL_CHUNKS) as producer:
         sent = [noise(size, size) for size in (3 * KIB, 10, 4 * KIB, 20, 5 * KIB)]
         ids = [(await producer.send(payload)).message_id for payload in sent]
@@ -237,9 +238,7 @@ async def test_reading_starts_at_or_after_a_large_message(client: Client, topic:
             assert [each.payload for each in again] == sent[index:]
 
 
-async def test_a_message_that_is_too_large_for_a_reader_stops_it(
-    client: Client, topic: str
-) -> None:
+async def test_a_message_above_the_readers_limit_stops_it(client: Client, topic: str) -> None:
     payload = noise(20 * KIB)
     async with client.producer(topic, name="a", chunking=SMALL_CHUNKS) as producer:
         await producer.send(payload)
@@ -271,12 +270,12 @@ async def test_chunks_of_different_producers_interleave(
         assert ids == sorted(ids)
 
 
-async def test_a_message_left_unfinished_is_left_out_and_told(
+async def test_an_unfinished_message_is_skipped_and_reported(
     services: Services, client: Client, topic: str
 ) -> None:
     dropped: list[Dropped] = []
     async with publishing(services.ledger, topic, "q") as publisher:
-        left = {"uuid": "left", "num_chunks_from_msg": 3, "total_chunk_msg_size": 3}
+        left: dict[str, Any] = {"uuid": "left", "num_chunks_from_msg": 3, "total_chunk_msg_size": 3}
         assert (await publisher.store(single(1, 5, chunk_id=0, **left))).status == STORED
     async with client.producer(topic, name="q", chunking=SMALL_CHUNKS) as producer:
         await producer.send(noise(3 * KIB), sequence_id=5)
@@ -288,10 +287,10 @@ async def test_a_message_left_unfinished_is_left_out_and_told(
     assert [(each.producer, each.sequence_id, each.uuid) for each in dropped] == [("q", 5, "left")]
 
 
-async def test_a_producer_is_told_what_is_stored_and_not_what_comes_before_an_unfinished_message(
+async def test_the_last_sequence_id_excludes_an_unfinished_message(
     services: Services, client: Client, topic: str
 ) -> None:
-    left = {"uuid": "left", "num_chunks_from_msg": 3, "total_chunk_msg_size": 3}
+    left: dict[str, Any] = {"uuid": "left", "num_chunks_from_msg": 3, "total_chunk_msg_size": 3}
     async with publishing(services.ledger, topic, "q") as publisher:
         assert (await publisher.store(single(1, 5, chunk_id=0, **left))).status == STORED
     async with client.producer(topic, name="q") as producer:
@@ -304,9 +303,13 @@ async def test_a_producer_is_told_what_is_stored_and_not_what_comes_before_an_un
         assert (await producer.send(b"x")).sequence_id == 9
 
 
-async def test_a_compressed_message_keeps_all_that_it_says(client: Client, topic: str) -> None:
+async def test_a_compressed_message_keeps_all_its_fields(client: Client, topic: str) -> None:
     properties = {f"name {each}": "value" * 20 for each in range(50)}
-    said = {"key": "k\u00e9y", "ordering_key": b"\0\xff", "event_time_ms": 2**64 - 1}
+    said: dict[str, Any] = {
+        "key": "k\u00e9y",
+        "ordering_key": b"\0\xff",
+        "event_time_ms": 2**64 - 1,
+    }
     payload = noise(10 * KIB) + bytes(1_000_000)
     for compression in Compression:
         async with client.producer(
@@ -319,10 +322,10 @@ async def test_a_compressed_message_keeps_all_that_it_says(client: Client, topic
         assert (message.producer_name, str(message.id)) == (producer.name, str(receipt.message_id))
 
 
-async def test_messages_that_are_sent_at_the_same_time_stay_whole(
+async def test_concurrently_sent_large_messages_stay_whole(
     services: Services, client: Client, topic: str
 ) -> None:
-    """79: what is sent by many at once over one producer does not lie between two chunks."""
+    """79: messages sent concurrently over one producer do not lie between two chunks."""
 
     async def send(producer: Producer, number: int) -> dict[int, bytes]:
         sent = {}
@@ -403,7 +406,7 @@ async def test_a_reader_starts_at_every_entry(
     ids=str,
 )
 @pytest.mark.parametrize("inclusive", [True, False], ids=["at", "after"])
-async def test_an_id_before_everything_is_the_beginning(
+async def test_an_id_before_the_first_entry_is_the_beginning(
     services: Services, client: Client, topic: str, start: MessageId, inclusive: bool
 ) -> None:
     messages = await half_read(services, client, topic)
@@ -411,7 +414,7 @@ async def test_an_id_before_everything_is_the_beginning(
     assert found == messages
 
 
-async def test_a_chunk_id_whose_first_chunk_is_before_everything_is_its_last_one(
+async def test_a_chunk_id_with_an_early_first_chunk_starts_at_its_last_one(
     services: Services, client: Client, topic: str
 ) -> None:
     messages = await half_read(services, client, topic)
@@ -423,7 +426,7 @@ async def test_a_chunk_id_whose_first_chunk_is_before_everything_is_its_last_one
 
 @pytest.mark.parametrize("inclusive", [True, False], ids=["at", "after"])
 @pytest.mark.parametrize("partition", [-1, 0, 3])
-async def test_an_id_after_everything_is_the_end(
+async def test_an_id_after_the_last_entry_is_the_end(
     services: Services, client: Client, topic: str, partition: int, inclusive: bool
 ) -> None:
     await half_read(services, client, topic)
@@ -431,7 +434,7 @@ async def test_an_id_after_everything_is_the_end(
     assert await read_all(client, topic, start=start, inclusive=inclusive) == []
 
 
-async def test_an_id_with_a_partition_is_a_place_like_any(
+async def test_an_id_with_a_partition_is_a_valid_start(
     services: Services, client: Client, topic: str
 ) -> None:
     """As applications have it that come from Pulsar."""
@@ -448,7 +451,7 @@ async def test_an_id_with_a_partition_is_a_place_like_any(
 # ---- reading while a message is being published
 
 
-async def test_a_large_message_is_read_when_its_last_chunk_is_there_and_not_before(
+async def test_a_large_message_is_read_once_its_last_chunk_is_stored(
     services: Services, client: Client, topic: str
 ) -> None:
     body = noise(4 * KIB)
@@ -468,7 +471,7 @@ async def test_a_large_message_is_read_when_its_last_chunk_is_there_and_not_befo
         assert reader._assembler.bytes_held == 0
 
 
-async def test_a_message_that_is_not_complete_is_nothing_to_read(
+async def test_an_incomplete_message_is_not_available(
     services: Services, client: Client, topic: str
 ) -> None:
     body = noise(2 * KIB)
@@ -488,7 +491,7 @@ async def test_a_message_that_is_not_complete_is_nothing_to_read(
 
 
 @pytest.mark.parametrize("start", [EARLIEST_ID, MessageId(1, 0), MessageId(1, 1)], ids=str)
-async def test_chunks_without_the_rest_are_available_until_they_are_read(
+async def test_incomplete_chunks_count_as_available_until_they_are_read(
     services: Services, client: Client, topic: str, start: MessageId
 ) -> None:
     """Before it reads them a reader cannot know that there is no message."""
@@ -547,6 +550,7 @@ async def test_cancelling_a_reader_while_it_fetches_loses_nothing(
         await producer.send(b"next")
     async with client.reader(topic, start=MessageId(*where.position), follow=False) as reader:
         cancelled = 0
+        first: Message | None = None
         for each in range(200):
             try:
                 async with asyncio.timeout(each / 1_000):
@@ -554,16 +558,17 @@ async def test_cancelling_a_reader_while_it_fetches_loses_nothing(
                 break
             except TimeoutError:
                 cancelled += bool(reader._arrived)
+        assert first is not None
         assert first.payload == payload
         assert cancelled
         assert await rest(reader) == [b"next"]
         assert reader.dropped == {}
 
 
-async def test_a_seek_while_a_message_is_fetched_ends_the_fetching(
+async def test_a_seek_ends_a_pending_fetch(
     client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was being fetched belongs to where the reader was before."""
+    """The message being fetched belongs to the reader's previous position."""
     payloads = [noise(300 * KIB, 1), noise(300 * KIB, 2), b"end"]
     async with client.producer(topic, chunking=SMALL_CHUNKS) as producer:
         ids = [(await producer.send(payload)).message_id for payload in payloads]
@@ -583,13 +588,13 @@ async def test_a_seek_while_a_message_is_fetched_ends_the_fetching(
         assert reader.dropped == {}
 
 
-async def test_a_message_that_takes_too_long_fails_once_and_can_be_sent_again(
+async def test_a_message_that_times_out_fails_once_and_can_be_sent_again(
     stoppable: Services, topic: str
 ) -> None:
     """91. With other chunks, if need be."""
     payload = noise(20 * KIB)
     async with connect(stoppable.stack.address("ledger")) as client:
-        options = {"name": "p", "chunking": SMALL_CHUNKS, "send_timeout_s": 0.4}
+        options: dict[str, Any] = {"name": "p", "chunking": SMALL_CHUNKS, "send_timeout_s": 0.4}
         async with client.producer(topic, **options) as producer:
             await producer.send(b"before", sequence_id=1)
             with paused(stoppable.stack, "dedup"):
@@ -605,9 +610,7 @@ async def test_a_message_that_takes_too_long_fails_once_and_can_be_sent_again(
         assert [each.payload for each in messages[1:]] == [payload] * 2
 
 
-async def test_a_producer_that_is_closed_has_stored_its_last_message_whole(
-    client: Client, topic: str
-) -> None:
+async def test_closing_a_producer_stores_its_last_message_whole(client: Client, topic: str) -> None:
     payload = noise(500 * KIB)
     async with client.producer(topic, chunking=SMALL_CHUNKS) as producer:
         sent = producer.send_nowait(payload)
@@ -615,10 +618,8 @@ async def test_a_producer_that_is_closed_has_stored_its_last_message_whole(
     assert [each.payload for each in await read_all(client, topic)] == [payload]
 
 
-async def test_a_producer_that_is_replaced_leaves_nothing_of_its_message(
-    client: Client, topic: str
-) -> None:
-    """Whoever takes its name sends the same message again, and one of the two is there."""
+async def test_a_fenced_producer_leaves_no_partial_message(client: Client, topic: str) -> None:
+    """The producer that takes its name sends the same message again, and it is stored once."""
     payload = noise(500 * KIB)
     old = client.producer(topic, name="p", chunking=SMALL_CHUNKS)
     await old.open()
@@ -639,7 +640,7 @@ async def test_a_producer_that_is_replaced_leaves_nothing_of_its_message(
 # ---- what is not there, not there any more, or not kept
 
 
-async def test_a_message_whose_first_chunk_was_trimmed_is_left_out_and_told(
+async def test_a_message_whose_first_chunk_was_trimmed_is_skipped_and_reported(
     services: Services, client: Client, topic: str
 ) -> None:
     dropped: list[Dropped] = []
@@ -654,7 +655,7 @@ async def test_a_message_whose_first_chunk_was_trimmed_is_left_out_and_told(
     assert {(each.reason, each.sequence_id) for each in dropped} == {(DropReason.HEADLESS, 0)}
 
 
-async def test_an_unfinished_message_that_loses_its_first_chunk_starts_again(
+async def test_an_unfinished_message_whose_first_chunk_is_trimmed_starts_over(
     services: Services, client: Client, topic: str
 ) -> None:
     first, *others = chunks(3, body := noise(3 * KIB))
@@ -680,7 +681,7 @@ KEEPING_LITTLE = {
 
 
 @pytest.mark.parametrize("reason", KEEPING_LITTLE, ids=lambda reason: reason.name)
-async def test_what_was_not_kept_is_fetched_again(
+async def test_chunks_dropped_by_the_reader_are_fetched_again(
     services: Services, client: Client, topic: str, reason: DropReason
 ) -> None:
     bodies = [noise(4 * KIB, each) for each in range(3)]
@@ -705,7 +706,7 @@ async def test_what_was_not_kept_is_fetched_again(
         assert sum(reader.dropped.values()) == sum(len(each.positions) for each in dropped)
 
 
-async def test_bytes_that_there_is_no_room_for_are_fetched_again(
+async def test_chunks_beyond_the_byte_limit_are_fetched_again(
     services: Services, client: Client, topic: str
 ) -> None:
     bodies = [noise(8 * KIB, each) for each in range(4)]
@@ -724,7 +725,7 @@ async def test_bytes_that_there_is_no_room_for_are_fetched_again(
 # ---- damage
 
 
-WRONG = {
+WRONG: dict[str, tuple[int, dict[str, Any]]] = {
     "another checksum": (3 * KIB, {"message_crc32c": 1}),
     "less than it says": (3 * KIB, {"total_chunk_msg_size": 3 * KIB + 1}),
     "more than it says": (3 * KIB, {"total_chunk_msg_size": 3 * KIB - 1}),
@@ -734,10 +735,10 @@ WRONG = {
 
 @pytest.mark.parametrize("how", WRONG)
 @pytest.mark.parametrize("start", [MessageId(1, 1), MessageId(1, 3)], ids=["all", "its end"])
-async def test_chunks_that_are_not_what_was_published_are_neither_skipped_nor_in_the_way(
+async def test_corrupt_chunks_raise_and_do_not_block_later_messages(
     services: Services, client: Client, topic: str, how: str, start: MessageId
 ) -> None:
-    """The reader goes on for whoever seeks past what the error names."""
+    """The reader continues after a seek past the range in the error."""
     size_bytes, wrong = WRONG[how]
     async with publishing(services.ledger, topic, "q") as publisher:
         await store(publisher, [single(1, 0, b"before")])
@@ -750,7 +751,7 @@ async def test_chunks_that_are_not_what_was_published_are_neither_skipped_nor_in
         assert await rest_past_damage(reader) == [b"behind"]
 
 
-async def test_what_ends_before_the_start_is_not_told_to_be_damaged(
+async def test_damage_before_the_start_is_not_reported(
     services: Services, client: Client, topic: str
 ) -> None:
     """It is only met on the way, between the chunks of the message to start at."""
@@ -787,10 +788,10 @@ async def publish_one_by_one(client: Client, topic: str, bodies: list[bytes]) ->
 
 
 @pytest.mark.parametrize("publish", [publish_together, publish_one_by_one])
-async def test_damage_on_the_disk_inside_large_messages_is_not_in_the_way(
+async def test_disk_damage_in_large_messages_does_not_block_later_ones(
     tmp_path: Path, topic: str, publish: Callable[[Client, str, list[bytes]], Awaitable[None]]
 ) -> None:
-    """Whichever chunk it is that is damaged."""
+    """For damage in any chunk."""
     bodies = [noise(3 * KIB, each) for each in range(3)]
     async with Stack(tmp_path) as stack, connect(stack.address("ledger")) as client:
         await publish(client, topic, bodies)
@@ -802,10 +803,10 @@ async def test_damage_on_the_disk_inside_large_messages_is_not_in_the_way(
             assert await rest_past_damage(reader) == [b"before 1", b"before 2", b"behind"]
 
 
-async def test_a_damaged_entry_in_a_large_message_is_not_in_the_way(
+async def test_a_damaged_entry_in_a_large_message_does_not_block_later_ones(
     tmp_path: Path, topic: str
 ) -> None:
-    """Where it is not the payload that is damaged, nobody can even say where the message is."""
+    """If more than the payload is damaged, even the message's position is unknown."""
     async with Stack(tmp_path) as stack, connect(stack.address("ledger")) as client:
         stub = pb_grpc.LedgerServiceStub(client._channel)
         async with publishing(stub, topic, "p") as publisher:
@@ -837,11 +838,10 @@ def damage(folder: Path, places: Sequence[bytes]) -> None:
 # ---- without deduplication, and with other limits
 
 
-async def test_without_deduplication_the_attempt_that_was_completed_is_read(
+async def test_without_deduplication_the_completed_attempt_is_read(
     private: Callable[..., AbstractAsyncContextManager[Services]], topic: str
 ) -> None:
-    """81. And a message under an id that was used before is a message of its own, wherever one
-    begins to read."""
+    """81. And a message under a reused id is a separate message, from every start of a read."""
     body, later = noise(3 * KIB, 1), noise(3 * KIB, 2)
     async with private(policies=f'[topic."{topic}"]\nenabled = false\n') as services:
         async with publishing(services.ledger, topic, "q") as publisher:
@@ -856,10 +856,10 @@ async def test_without_deduplication_the_attempt_that_was_completed_is_read(
             assert [each.payload for each in found] == [later]
 
 
-async def test_a_service_that_takes_less_than_before_gets_smaller_chunks(
+async def test_a_lowered_limit_of_the_service_makes_chunks_smaller(
     private: Callable[..., AbstractAsyncContextManager[Services]], topic: str
 ) -> None:
-    """And what it has of the attempt before is never read."""
+    """And its chunks of the previous attempt are never read."""
     payload, limit = noise(1_000 * KIB), "SEQGATE_LEDGER_MAX_MESSAGE_BYTES"
     async with (
         private(**{limit: str(4 * KIB)}, SEQGATE_LEDGER_WINDOW_MESSAGES="1") as services,

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 from grpc import StatusCode, aio
 
+from seqgate.api.common.v1.common_pb2 import Position, Start
 from seqgate.api.dedup.v1 import dedup_pb2
-from seqgate.api.entry.v1.entry_pb2 import Position
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.times import TIME_MAX_MS, milliseconds, timestamp
 from tests.integration.refusals import check, refused, status_of_call
 from tests.integration.services import Services, running, second_ledger
 from tests.support.publisher import STATUS_LOST, Publisher, batch, entry, publishing, single
-from tests.support.waiting import eventually
+from tests.support.raw_consumer import EARLIEST, LATEST
+from tests.support.waiting import WITHIN_S, eventually
 
 STORED, DUPLICATE = pb.RECEIPT_STATUS_STORED, pb.RECEIPT_STATUS_DUPLICATE
 STALE, FAILED, SKIPPED = (
@@ -63,7 +65,7 @@ async def get(services: Services, topic: str) -> pb.Topic:
 
 
 async def last(services: Services, topic: str) -> Position | None:
-    answer = await services.ledger.LastMessageId(pb.LastMessageIdRequest(topic=topic))
+    answer = await services.ledger.GetLastMessageId(pb.GetLastMessageIdRequest(topic=topic))
     return answer.last if answer.HasField("last") else None
 
 
@@ -116,12 +118,12 @@ async def test_a_topic_is_created_once(services: Services, topic: str) -> None:
     assert before_ms <= made.created.ToMilliseconds() <= time.time_ns() // 1_000_000
 
 
-async def test_of_many_who_create_a_topic_one_does(services: Services, topic: str) -> None:
+async def test_one_of_many_concurrent_creations_succeeds(services: Services, topic: str) -> None:
     answers = await asyncio.gather(*(create(services, topic) for _ in range(20)))
     assert sum(each.created for each in answers) == 1
 
 
-async def test_a_topic_counts_what_it_holds(services: Services, topic: str) -> None:
+async def test_a_topic_counts_its_entries(services: Services, topic: str) -> None:
     async with publishing(services.ledger, topic, "p") as publisher:
         await publisher.send(
             single(1, 1, b"12345"), batch(2, [2, 3, 7], b"batch"), single(3, 8, b"")
@@ -139,9 +141,7 @@ async def test_a_topic_counts_what_it_holds(services: Services, topic: str) -> N
     assert (await get(services, topic)).connected_producers == 0
 
 
-async def test_topics_are_listed_in_the_order_of_their_names(
-    services: Services, topic: str
-) -> None:
+async def test_topics_are_listed_by_name(services: Services, topic: str) -> None:
     _, _, name = topic.split("/")
     names = [
         f"listed/{part}/{name}{end}" for part in ("a", "b") for end in ("", "-1", ".2", "A", "_")
@@ -170,9 +170,7 @@ async def test_topics_are_listed_in_the_order_of_their_names(
         assert found == expected
 
 
-async def test_a_page_follows_the_one_before_also_when_its_last_topic_is_gone(
-    services: Services, topic: str
-) -> None:
+async def test_a_page_continues_after_a_deleted_topic(services: Services, topic: str) -> None:
     for each in range(3):
         await create(services, f"{topic}-{each}")
     page = await services.ledger.ListTopics(pb.ListTopicsRequest(prefix=topic, page_size=2))
@@ -183,7 +181,7 @@ async def test_a_page_follows_the_one_before_also_when_its_last_topic_is_gone(
     assert [each.name for each in rest.topics] == [f"{topic}-2"]
 
 
-async def test_a_topic_comes_into_being_only_where_it_may(strict: Services) -> None:
+async def test_topics_are_created_only_where_allowed(strict: Services) -> None:
     for name in ("open/a/t", "open/b/t", "half/ab/t"):
         assert await publish(strict.ledger, name, 1) == [STORED]
     for name in ("shut/a/t", "half/b/t", "half/abc/t", "openly/a/t"):
@@ -195,7 +193,7 @@ async def test_a_topic_comes_into_being_only_where_it_may(strict: Services) -> N
         assert await publish(strict.ledger, name, 1) == [STORED]
 
 
-async def test_the_last_message_is_where_the_log_ends(services: Services, topic: str) -> None:
+async def test_the_last_message_id_is_the_end_of_the_log(services: Services, topic: str) -> None:
     await create(services, topic)
     assert await last(services, topic) is None
     await publish(services.ledger, topic, 5, 6)
@@ -209,7 +207,7 @@ async def test_the_last_message_is_where_the_log_ends(services: Services, topic:
 # ---- finding and trimming
 
 
-async def test_a_message_is_found_where_it_is(services: Services, topic: str) -> None:
+async def test_a_message_is_found_at_its_position(services: Services, topic: str) -> None:
     async with publishing(services.ledger, topic, "p") as publisher:
         await publisher.store(single(1, 1))
         await publisher.store(batch(2, [2, 4, 9]))
@@ -236,7 +234,9 @@ async def test_a_message_is_found_where_it_is(services: Services, topic: str) ->
     assert await find(services, topic, 1, "q") == pb.MessageFate(fate=pb.FATE_STALE)
 
 
-async def test_a_trim_removes_what_is_before_a_position(services: Services, topic: str) -> None:
+async def test_a_trim_removes_the_entries_before_its_position(
+    services: Services, topic: str
+) -> None:
     assert await publish(services.ledger, topic, *range(10)) == [STORED] * 10
     for before, removed, first in (
         (position(0, 9), 0, position(1, 0)),
@@ -252,12 +252,12 @@ async def test_a_trim_removes_what_is_before_a_position(services: Services, topi
         assert described.first == first
         assert described.entries == described.messages == 10 - first.entry_id
     assert await services.ids(topic) == [9]
-    assert described.bytes == sum(
+    assert (await get(services, topic)).bytes == sum(
         len(each.payload) + each.metadata.ByteSize() for each in await services.read(topic)
     )
 
 
-async def test_a_trim_of_everything_leaves_the_place_where_it_ended(
+async def test_a_trim_of_all_entries_keeps_the_end_of_the_log(
     services: Services, topic: str
 ) -> None:
     await publish(services.ledger, topic, 0, 1, 2)
@@ -274,9 +274,7 @@ async def test_a_trim_of_everything_leaves_the_place_where_it_ended(
     assert (await get(services, topic)).first == position(1, 3)
 
 
-async def test_nobody_can_say_what_became_of_a_trimmed_message(
-    services: Services, topic: str
-) -> None:
+async def test_the_fate_of_a_trimmed_message_is_trimmed(services: Services, topic: str) -> None:
     async with publishing(services.ledger, topic, "p") as publisher:
         for each in (single(1, 1), batch(2, [3, 4]), single(3, 6)):
             assert (await publisher.store(each)).status == STORED
@@ -314,7 +312,7 @@ async def test_a_deleted_topic_is_gone(services: Services, topic: str) -> None:
     assert (await services.status(topic)).state == dedup_pb2.TOPIC_STATE_ABSENT
 
 
-async def test_a_topic_that_was_made_again_is_another_one(services: Services, topic: str) -> None:
+async def test_a_recreated_topic_is_another_topic(services: Services, topic: str) -> None:
     """Its ledger is a higher one, and its deduplication starts from nothing."""
     before = 0
     for each in range(3):
@@ -354,10 +352,10 @@ async def test_a_topic_is_not_deleted_while_producers_are_connected(
     assert await publish(services.ledger, topic, 1) == [STORED]
 
 
-async def test_a_reader_that_follows_a_deleted_topic_is_told(strict: Services) -> None:
+async def test_a_following_reader_learns_of_a_deleted_topic(strict: Services) -> None:
     topic = "open/follow/t"
     await publish(strict.ledger, topic, 1)
-    call = strict.ledger.Read(pb.ReadRequest(topic=topic, earliest=pb.Earliest(), follow=True))
+    call = strict.ledger.Read(pb.ReadRequest(topic=topic, start=EARLIEST, follow=True))
     assert (await call.read()).HasField("started")
     assert len((await call.read()).entries.entries) == 1
     await delete(strict, topic)
@@ -365,8 +363,8 @@ async def test_a_reader_that_follows_a_deleted_topic_is_told(strict: Services) -
         await call.read()
 
 
-async def test_a_topic_deleted_without_dedup_comes_back_empty(private: Any, topic: str) -> None:
-    """What dedup could not be told to forget is of an older incarnation."""
+async def test_a_topic_deleted_without_dedup_is_recreated_empty(private: Any, topic: str) -> None:
+    """State that dedup could not be asked to forget is of an older incarnation."""
     async with private() as services:
         assert await publish(services.ledger, topic, 1, 2) == [STORED, STORED]
         await services.settled(topic)
@@ -400,39 +398,59 @@ EVERYTHING = list(range(102, 110))
 @pytest.mark.parametrize(
     ("request_", "ids"),
     [
-        pytest.param({"earliest": pb.Earliest()}, EVERYTHING, id="earliest"),
-        pytest.param({"latest": pb.Latest()}, [], id="latest"),
-        pytest.param({"at": position(1, 5)}, EVERYTHING[3:], id="at"),
-        pytest.param({"at": position(1, 2)}, EVERYTHING, id="at the first"),
-        pytest.param({"at": position(1, 0)}, EVERYTHING, id="at one that is trimmed"),
-        pytest.param({"at": position(0, 0)}, EVERYTHING, id="at nothing"),
-        pytest.param({"at": position(1, 9)}, [109], id="at the last"),
-        pytest.param({"at": position(1, 10)}, [], id="at the next"),
-        pytest.param({"at": position(2, 0)}, [], id="at the next ledger"),
-        pytest.param({"after": position(1, 5)}, EVERYTHING[4:], id="after"),
-        pytest.param({"after": position(0, 77)}, EVERYTHING, id="after an earlier ledger"),
-        pytest.param({"after": position(1, 9)}, [], id="after the last"),
+        pytest.param({"start": EARLIEST}, EVERYTHING, id="earliest"),
+        pytest.param({"start": LATEST}, [], id="latest"),
+        pytest.param({"start": Start(time=timestamp(0))}, EVERYTHING, id="a time"),
+        pytest.param({"start": Start(time=timestamp(TIME_MAX_MS))}, [], id="a future time"),
+        pytest.param({"start": Start(at=position(1, 5))}, EVERYTHING[3:], id="at"),
+        pytest.param({"start": Start(at=position(1, 2))}, EVERYTHING, id="at the first"),
+        pytest.param({"start": Start(at=position(1, 0))}, EVERYTHING, id="at a trimmed entry"),
+        pytest.param({"start": Start(at=position(0, 0))}, EVERYTHING, id="at a missing entry"),
+        pytest.param({"start": Start(at=position(1, 9))}, [109], id="at the last"),
+        pytest.param({"start": Start(at=position(1, 10))}, [], id="at the next"),
+        pytest.param({"start": Start(at=position(2, 0))}, [], id="at the next ledger"),
+        pytest.param({"start": Start(after=position(1, 5))}, EVERYTHING[4:], id="after"),
+        pytest.param(
+            {"start": Start(after=position(0, 77))},
+            EVERYTHING,
+            id="after an earlier ledger",
+        ),
+        pytest.param({"start": Start(after=position(1, 9))}, [], id="after the last"),
         pytest.param({"through": position(1, 4)}, [102, 103, 104], id="through"),
         pytest.param({"through": position(1, 9)}, EVERYTHING, id="through the last"),
-        pytest.param({"through": position(7, 0)}, EVERYTHING, id="through what is to come"),
-        pytest.param({"through": position(1, 1)}, [], id="through what is trimmed"),
-        pytest.param({"max_entries": 3}, [102, 103, 104], id="so many"),
-        pytest.param({"max_entries": 8}, EVERYTHING, id="as many as there are"),
-        pytest.param({"max_entries": 2**64 - 1}, EVERYTHING, id="as many as can be"),
+        pytest.param({"through": position(7, 0)}, EVERYTHING, id="through a future entry"),
+        pytest.param({"through": position(1, 1)}, [], id="through a trimmed entry"),
+        pytest.param({"max_entries": 3}, [102, 103, 104], id="a count"),
+        pytest.param({"max_entries": 8}, EVERYTHING, id="a count of all"),
+        pytest.param({"max_entries": 2**64 - 1}, EVERYTHING, id="the largest count"),
         pytest.param(
-            {"at": position(1, 4), "through": position(1, 6)}, [104, 105, 106], id="a range"
+            {"start": Start(at=position(1, 4)), "through": position(1, 6)},
+            [104, 105, 106],
+            id="a range",
         ),
-        pytest.param({"after": position(1, 4), "through": position(1, 4)}, [], id="an empty range"),
-        pytest.param({"at": position(1, 6), "through": position(1, 3)}, [], id="a range backwards"),
         pytest.param(
-            {"at": position(1, 4), "through": position(1, 8), "max_entries": 2},
+            {"start": Start(after=position(1, 4)), "through": position(1, 4)},
+            [],
+            id="an empty range",
+        ),
+        pytest.param(
+            {"start": Start(at=position(1, 6)), "through": position(1, 3)},
+            [],
+            id="a range backwards",
+        ),
+        pytest.param(
+            {
+                "start": Start(at=position(1, 4)),
+                "through": position(1, 8),
+                "max_entries": 2,
+            },
             [104, 105],
-            id="so many of a range",
+            id="a count of a range",
         ),
     ],
 )
 @pytest.mark.parametrize("metadata_only", [False, True], ids=["", "metadata only"])
-async def test_a_read_ends_where_it_says(
+async def test_a_read_ends_at_its_bound(
     services: Services, ten: str, request_: dict[str, Any], ids: list[int], metadata_only: bool
 ) -> None:
     entries = await services.read(ten, metadata_only=metadata_only, **request_)
@@ -441,7 +459,7 @@ async def test_a_read_ends_where_it_says(
     assert [each.payload_bytes for each in entries] == [each - 99 for each in ids]
     payloads = [b"" if metadata_only else b"x" * (each - 99) for each in ids]
     assert [each.payload for each in entries] == payloads
-    times = [each.append_time for each in entries]
+    times = [milliseconds(each.append_time) for each in entries]
     assert times == sorted(times)
 
 
@@ -449,26 +467,35 @@ async def test_a_read_ends_where_it_says(
     ("request_", "ids"),
     [
         pytest.param(
-            {"at": position(1, 8), "through": position(1, 11)}, [108, 109, 110, 111], id="through"
+            {"start": Start(at=position(1, 8)), "through": position(1, 11)},
+            [108, 109, 110, 111],
+            id="through",
         ),
-        pytest.param({"latest": pb.Latest(), "max_entries": 2}, [110, 111], id="so many"),
-        pytest.param({"through": position(1, 3)}, [102, 103], id="through what is there"),
-        pytest.param({"at": position(1, 9), "max_entries": 1}, [109], id="as many as are there"),
-        pytest.param({"at": position(1, 5), "through": position(1, 4)}, [], id="a range backwards"),
-        pytest.param({"through": position(1, 0)}, [], id="through what is trimmed"),
+        pytest.param({"start": LATEST, "max_entries": 2}, [110, 111], id="a count"),
+        pytest.param({"through": position(1, 3)}, [102, 103], id="through the last entry"),
+        pytest.param(
+            {"start": Start(at=position(1, 9)), "max_entries": 1},
+            [109],
+            id="a count of all",
+        ),
+        pytest.param(
+            {"start": Start(at=position(1, 5)), "through": position(1, 4)},
+            [],
+            id="a range backwards",
+        ),
+        pytest.param({"through": position(1, 0)}, [], id="through a trimmed entry"),
     ],
 )
-async def test_a_read_that_follows_waits_for_what_it_asks(
+async def test_a_following_read_waits_for_its_bound(
     services: Services, ten: str, request_: dict[str, Any], ids: list[int]
 ) -> None:
-    if not request_.keys() & {"earliest", "latest", "at", "after"}:
-        request_ = {**request_, "earliest": pb.Earliest()}
-    call = services.ledger.Read(pb.ReadRequest(topic=ten, follow=True, **request_))
+    request = pb.ReadRequest(topic=ten, follow=True, **{"start": EARLIEST, **request_})
+    call = services.ledger.Read(request)
     assert (await call.read()).HasField("started")
     reading = asyncio.create_task(_ids_of(call))
     for sequence_id in (110, 111):
         assert await publish(services.ledger, ten, sequence_id) == [STORED]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN_S):
         assert await reading == ids
     assert await call.code() is StatusCode.OK
 
@@ -480,20 +507,25 @@ async def _ids_of(call: Any) -> list[int]:
     return found
 
 
-async def test_a_read_starts_with_where_the_log_stands(services: Services, ten: str) -> None:
-    call = services.ledger.Read(pb.ReadRequest(topic=ten, latest=pb.Latest()))
+async def test_a_read_starts_with_the_bounds_of_the_log(services: Services, ten: str) -> None:
+    call = services.ledger.Read(pb.ReadRequest(topic=ten, start=LATEST))
     assert (await call.read()).started == pb.Started(first=position(1, 2), last=position(1, 9))
     assert await call.read() is aio.EOF
 
 
 async def test_an_empty_topic_is_read_to_its_end(services: Services, topic: str) -> None:
     await create(services, topic)
-    for start in ({"earliest": pb.Earliest()}, {"latest": pb.Latest()}, {"at": position(0, 0)}):
-        call = services.ledger.Read(pb.ReadRequest(topic=topic, **start))
+    for start in (EARLIEST, LATEST, Start(at=position(0, 0))):
+        call = services.ledger.Read(pb.ReadRequest(topic=topic, start=start))
         assert (await call.read()).started == pb.Started()
         assert await call.read() is aio.EOF
     following = services.ledger.Read(
-        pb.ReadRequest(topic=topic, earliest=pb.Earliest(), follow=True, max_entries=2)
+        pb.ReadRequest(
+            topic=topic,
+            start=EARLIEST,
+            follow=True,
+            max_entries=2,
+        )
     )
     assert (await following.read()).HasField("started")
     assert await publish(services.ledger, topic, 1, 2) == [STORED, STORED]
@@ -504,8 +536,7 @@ async def test_many_entries_are_read_in_pages_and_in_order(services: Services, t
     count = 2_500
     assert await publish(services.ledger, topic, *range(count)) == [STORED] * count
     responses = [
-        each
-        async for each in services.ledger.Read(pb.ReadRequest(topic=topic, earliest=pb.Earliest()))
+        each async for each in services.ledger.Read(pb.ReadRequest(topic=topic, start=EARLIEST))
     ]
     assert len(responses) > 3
     entries = [each for response in responses for each in response.entries.entries]
@@ -513,9 +544,7 @@ async def test_many_entries_are_read_in_pages_and_in_order(services: Services, t
     assert [each.position.entry_id for each in entries] == list(range(count))
 
 
-async def test_what_an_entry_says_that_nobody_here_knows_is_kept(
-    services: Services, topic: str
-) -> None:
+async def test_unknown_metadata_fields_are_kept(services: Services, topic: str) -> None:
     """A newer client's fields, and Pulsar's that are not used yet."""
     unknown = b"\x82\x01\x02ab" + b"\x80\x7d\x05"  # field 16, two bytes; field 2000, a number
     given = single(1, 0, deliver_at_time=5)
@@ -553,7 +582,7 @@ async def test_an_entry_larger_than_a_page_is_read(services: Services, topic: st
 # ---- producers
 
 
-async def test_a_name_that_is_in_use_is_refused_and_may_be_taken(
+async def test_a_name_in_use_is_refused_and_may_be_taken_over(
     services: Services, topic: str
 ) -> None:
     """Scenario 32."""
@@ -586,9 +615,7 @@ async def test_the_same_instance_replaces_its_own_stream(services: Services, top
             check(status_of_call(error), StatusCode.ABORTED, "PRODUCER_TAKEN_OVER")
 
 
-async def test_a_producer_without_a_name_gets_one_that_nobody_had(
-    services: Services, topic: str
-) -> None:
+async def test_a_producer_without_a_name_gets_a_new_one(services: Services, topic: str) -> None:
     async with (
         publishing(services.ledger, topic) as first,
         publishing(services.ledger, topic) as second,
@@ -603,7 +630,7 @@ async def test_a_producer_without_a_name_gets_one_that_nobody_had(
     assert (await services.producers(topic)).keys() == names
 
 
-async def test_an_initial_id_counts_where_nothing_is_known(services: Services, topic: str) -> None:
+async def test_an_initial_id_counts_for_an_unknown_producer(services: Services, topic: str) -> None:
     """Scenario 31; absent is not 0."""
     async with publishing(services.ledger, topic, "p") as publisher:
         assert not publisher.opened.HasField("last_sequence_id")
@@ -617,7 +644,7 @@ async def test_an_initial_id_counts_where_nothing_is_known(services: Services, t
         assert publisher.opened.last_sequence_id == 7
 
 
-async def test_no_more_streams_than_may_be_are_open(strict: Services) -> None:
+async def test_open_streams_are_bounded(strict: Services) -> None:
     topic = "open/streams/t"
     async with AsyncExitStack() as others:
         streams = [
@@ -643,22 +670,22 @@ async def test_no_more_streams_than_may_be_are_open(strict: Services) -> None:
         assert await publish(strict.ledger, topic, 3) == [STORED]
 
 
-async def test_streams_that_are_read_are_limited_and_who_reads_nothing_makes_room(
+async def test_read_streams_are_bounded_and_a_slow_reader_is_ended(
     services: Services, topic: str
 ) -> None:
-    everything = pb.ReadRequest(topic=topic, earliest=pb.Earliest())
+    everything = pb.ReadRequest(topic=topic, start=EARLIEST)
     async with second_ledger(
         services,
         SEQGATE_LEDGER_READ_STREAMS_MAX="2",
         SEQGATE_LEDGER_READ_BYTES_MAX="65536",
-        SEQGATE_LEDGER_SLOW_READER_S="0.2",
+        SEQGATE_LEDGER_SLOW_READER_S="1",
     ) as other:
         async with publishing(services.ledger, topic, "p") as publisher:
             for each in range(30):  # more than gRPC takes for a reader that does not read
                 assert (await publisher.store(single(each, each, b"x" * 500_000))).status == STORED
         slow = other.Read(everything)
         assert (await slow.read()).HasField("started")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WITHIN_S):
             assert await _ids_of(other.Read(everything)) == [*range(30)], "after a while"
         quick = other.Read(everything)
         with refused(StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS") as details:
@@ -670,13 +697,13 @@ async def test_streams_that_are_read_are_limited_and_who_reads_nothing_makes_roo
         assert await _ids_of(other.Read(everything)) == [*range(30)], "there is room again"
 
 
-async def test_a_producer_that_does_not_read_its_receipts_is_told_so_in_the_end(
+async def test_a_producer_that_reads_no_receipts_is_ended(
     strict: Services,
 ) -> None:
     topic = "open/unread/t"
     little = [("grpc.http2.lookahead_bytes", 65_536), ("grpc.http2.bdp_probe", 0)]
     async with aio.insecure_channel(strict.stack.address("ledger"), options=little) as channel:
-        call: Any = LedgerServiceStub(channel).Publish()  # type: ignore[no-untyped-call]
+        call: Any = LedgerServiceStub(channel).Publish()
         await call.write(pb.PublishRequest(open=pb.Open(topic=topic, producer_name="p")))
         assert (await call.read()).HasField("opened")
         for start in range(0, 30_000, 1_000):
@@ -699,7 +726,7 @@ async def test_a_producer_that_does_not_read_its_receipts_is_told_so_in_the_end(
         assert await publish(strict.ledger, topic, 1) == [STORED]
 
 
-async def test_a_connected_producer_is_kept_alive_and_an_idle_topic_is_let_go(
+async def test_connected_producers_are_kept_alive_and_idle_topics_released(
     strict: Services,
 ) -> None:
     topic = "open/keep/t"
@@ -747,7 +774,7 @@ PAYLOAD = b"x" * 16_000
 
 async def fill(publisher: Publisher, start: int) -> tuple[list[int], int]:
     """Publish until the store is full; the ids that were stored, and the first that was not."""
-    stored = []
+    stored: list[int] = []
     for sequence_id in itertools.count(start):
         receipt = await publisher.store(single(sequence_id, sequence_id, PAYLOAD))
         if receipt.status == FAILED:
@@ -759,9 +786,7 @@ async def fill(publisher: Publisher, start: int) -> tuple[list[int], int]:
     raise AssertionError
 
 
-async def test_a_full_store_loses_nothing_and_goes_on_when_there_is_room(
-    private: Any, topic: str
-) -> None:
+async def test_a_full_store_loses_nothing_and_resumes_with_space(private: Any, topic: str) -> None:
     """Room comes from another topic's deletion, and then from a raised limit."""
     limit = 1_000_000
     async with private(SEQGATE_LEDGER_STORE_BYTES_MAX=str(limit)) as services:
@@ -797,7 +822,7 @@ async def test_a_full_store_loses_nothing_and_goes_on_when_there_is_room(
 # ---- two processes, one store
 
 
-async def test_another_process_takes_a_topic_and_fences_the_first(
+async def test_another_process_takes_over_a_topic_and_fences_the_first(
     services: Services, topic: str
 ) -> None:
     async with (
@@ -834,11 +859,11 @@ async def test_another_process_takes_a_topic_and_fences_the_first(
     assert [each.metadata.sequence_id for each in entries] == [1, 2, 3, 4]
     assert [each.position.ledger_id for each in entries] == [1, 2, 2, 3]
     for start, ids in (
-        ({"at": position(1, 1)}, [2, 3, 4]),
-        ({"after": position(1, 0)}, [2, 3, 4]),
-        ({"at": position(2, 0)}, [2, 3, 4]),
-        ({"at": position(2, 2)}, [4]),
-        ({"at": position(3, 0)}, [4]),
+        ({"start": Start(at=position(1, 1))}, [2, 3, 4]),
+        ({"start": Start(after=position(1, 0))}, [2, 3, 4]),
+        ({"start": Start(at=position(2, 0))}, [2, 3, 4]),
+        ({"start": Start(at=position(2, 2))}, [4]),
+        ({"start": Start(at=position(3, 0))}, [4]),
     ):
         found = await services.read(topic, **start)
         assert [each.metadata.sequence_id for each in found] == ids
@@ -850,19 +875,21 @@ async def test_a_reader_follows_what_another_process_appends(
     async with second_ledger(services, SEQGATE_LEDGER_FOLLOW_POLL_S="0.02") as other:
         assert await publish(services.ledger, topic, 1) == [STORED]
         call = other.Read(
-            pb.ReadRequest(topic=topic, earliest=pb.Earliest(), follow=True, max_entries=3)
+            pb.ReadRequest(
+                topic=topic,
+                start=EARLIEST,
+                follow=True,
+                max_entries=3,
+            )
         )
         reading = asyncio.create_task(_ids_of(call))
         assert await publish(services.ledger, topic, 2, 3) == [STORED, STORED]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WITHIN_S):
             assert await reading == [1, 2, 3]
 
 
-async def test_whoever_publishes_through_whichever_process_an_id_is_stored_once(
-    services: Services, topic: str
-) -> None:
-    """A topic that changes hands all the time: producers come back, and send again what was not
-    answered."""
+async def test_an_id_is_stored_once_across_processes(services: Services, topic: str) -> None:
+    """A topic whose owner keeps changing: producers reconnect, and repeat unanswered messages."""
     count = 60
 
     async def run(stubs: list[Any], producer: str) -> None:
@@ -895,10 +922,10 @@ async def test_whoever_publishes_through_whichever_process_an_id_is_stored_once(
 # ---- holds, and what is there already
 
 
-async def test_a_publication_that_is_refused_ends_a_hold_if_it_resumes(
+async def test_a_refused_publication_with_resume_ends_a_hold(
     services: Services, topic: str
 ) -> None:
-    """Its producer has all receipts, and goes on."""
+    """Its producer has all receipts, and continues."""
     wrong = pb.Publication(request_id=6, resume=True)
     async with publishing(services.ledger, topic, "p") as publisher:
         assert (await publisher.store(batch(1, [1, 2]))).status == STORED
@@ -927,9 +954,7 @@ async def test_a_publication_for_another_epoch_does_not_end_a_hold(
         assert (await publisher.store(single(4, 4))).status == SKIPPED
 
 
-async def test_the_beginning_of_a_batch_that_is_stored_has_its_position(
-    services: Services, topic: str
-) -> None:
+async def test_a_stored_prefix_of_a_batch_has_its_position(services: Services, topic: str) -> None:
     async with publishing(services.ledger, topic, "p") as publisher:
         stored = await publisher.store(batch(1, [1, 2, 3]))
         for request_id, ids in enumerate(([1, 2, 3], [1, 2]), start=2):

@@ -1,9 +1,10 @@
-"""What the services' logs must never hold, and how much of it there is in a storm."""
+"""Data that the services' logs must never hold, and their volume in a storm of refusals."""
 
 import asyncio
 import base64
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from grpc import StatusCode
@@ -74,7 +75,7 @@ async def consume_marked(services: Services, topic: str) -> None:
             message = await anext(aiter(consumer))
             await consumer.nack(message)
         await consumer.ack(await anext(aiter(consumer)))
-    names = {"topic": topic, "subscription": "s"}
+    names: dict[str, Any] = {"topic": topic, "subscription": "s"}
     with refused(StatusCode.NOT_FOUND, "KEY_NOT_HELD"):
         await services.dispatcher.ReleaseKey(
             dispatcher_pb2.ReleaseKeyRequest(key=MARK.encode(), **names)
@@ -100,7 +101,7 @@ async def consume_marked(services: Services, topic: str) -> None:
             await eventually(fails)
 
 
-async def test_no_line_has_a_payload_a_key_a_property_or_a_secret_in_it(
+async def test_log_lines_have_no_payload_key_property_or_secret(
     talkative: Services,
 ) -> None:
     services, stack, topic = talkative, talkative.stack, "public/default/marked"
@@ -132,9 +133,7 @@ async def test_no_line_has_a_payload_a_key_a_property_or_a_secret_in_it(
     assert {"topic taken", "subscription taken", "subscription released"} <= seen
 
 
-async def test_a_storm_of_refused_calls_is_no_storm_of_lines(
-    services: Services, topic: str
-) -> None:
+async def test_a_storm_of_refusals_is_sampled_in_the_log(services: Services, topic: str) -> None:
     def told(method: str) -> list[object]:
         lines = services.log("ledger")
         return [each for each in lines if each.get("method", "").endswith(method)]

@@ -36,8 +36,8 @@ async def publish(client: Client, tracer: Tracer, topic: str, kind: str) -> None
         await asyncio.gather(first, second)
 
 
-async def consume(client: Client, topic: str, start: str) -> None:
-    async with client.consumer(topic, "s", start=start) as consumer:
+async def consume(client: Client, topic: str) -> None:
+    async with client.consumer(topic, "s", start="earliest") as consumer:
         for _ in range(2):
             message = await consumer.receive(timeout_s=60)
             with consumer.processing(message):
@@ -57,7 +57,7 @@ async def received(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
         ):
             for kind in KINDS:
                 await publish(client, tracer, f"public/default/{kind}", kind)
-                await consume(client, f"public/default/{kind}", "earliest")
+                await consume(client, f"public/default/{kind}")
         yield received
 
 
@@ -76,7 +76,7 @@ def processed(received: Received, topic: str) -> list[Span]:
     return found
 
 
-async def test_a_message_can_be_followed_from_publish_to_acknowledgement(
+async def test_a_message_is_traced_from_publish_to_acknowledgement(
     received: Received,
 ) -> None:
     for kind in ("alone", "large"):

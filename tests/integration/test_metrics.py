@@ -1,8 +1,7 @@
-"""Metrics of real services after traffic of which every number is known, as Prometheus reads them
-and as they come over OTLP.
+"""Metrics of real services after known traffic, as scraped by Prometheus and as sent over OTLP.
 
-Each test has a topic of its own that the services tell apart, so that what others do does not
-count. Where a metric is not told by topic, what is compared is by how much it grew.
+Each test has its own labeled topic, so that others do not count. For a metric without a topic label
+the growth is compared.
 """
 
 import asyncio
@@ -11,6 +10,7 @@ import resource
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from seqgate.services.ledger.config import LedgerConfig
 from seqgate.services.runtime.metrics import store_free, store_size
 from seqgate.telemetry import metrics as told
 from seqgate.telemetry.metrics import CATALOGUE, OTHER, Kind, Metric, of_service
+from seqgate.times import duration
 from tests.integration.refusals import refused
 from tests.integration.services import Services, paused, pids_of, running, writes_held_up
 from tests.integration.test_chunk_scenarios import attempt, chunk, statuses
@@ -94,7 +95,7 @@ class Told:
             return seen == [value]
 
         try:
-            await eventually(so, within_s=20)
+            await eventually(so)
         except AssertionError:
             (service,) = metric.services
             family = (await self.scrape(service)).families[family_name(metric)]
@@ -184,7 +185,7 @@ async def test_receipts_and_verdicts(tell: Told, topic: str) -> None:
     await tell.says(told.UNANSWERED, 0, topic=topic)
 
 
-async def test_what_is_refused_or_comes_too_late(tell: Told, topic: str) -> None:
+async def test_refused_and_late_publications(tell: Told, topic: str) -> None:
     ledger = tell.services.ledger
     async with publishing(ledger, topic, "p") as publisher:
         assert await statuses(publisher, chunk(2, 2), single(3, 6)) == [CHUNK_GAP, SKIPPED]
@@ -205,7 +206,7 @@ async def test_what_is_refused_or_comes_too_late(tell: Told, topic: str) -> None
     assert await tell.value(told.VERDICTS, topic=topic, verdict="HELD") >= 2  # what is SKIPPED
 
 
-async def test_what_is_read_and_trimmed_and_how_large_it_is(tell: Told, topic: str) -> None:
+async def test_reads_trims_and_sizes(tell: Told, topic: str) -> None:
     services = tell.services
     growth = await Growth.of(tell)
     await store(services, topic, *(single(n, n, b"x" * 100) for n in range(10)))
@@ -288,7 +289,7 @@ async def test_calls_are_measured_on_both_sides(tell: Told, topic: str) -> None:
         assert bool(labels.get("error_type")) is failed
 
 
-async def test_takeovers_and_what_redis_forgets_are_recoveries(tell: Told, topic: str) -> None:
+async def test_takeovers_and_lost_state_are_recoveries(tell: Told, topic: str) -> None:
     takeovers = await tell.value(told.RECOVERIES, cause="takeover")
     behind = await tell.value(told.RECOVERIES, cause="behind")
     restores = await tell.value(told.RESTORES)
@@ -316,7 +317,7 @@ async def test_takeovers_and_what_redis_forgets_are_recoveries(tell: Told, topic
 # ---- deduplication's state
 
 
-async def test_snapshots_and_what_a_replay_would_read(tell: Told, topic: str) -> None:
+async def test_snapshots_and_the_replay_distance(tell: Told, topic: str) -> None:
     taken = await tell.value(told.SNAPSHOTS, outcome="taken")
     async with publishing(tell.services.ledger, topic, "p") as publisher:
         for number in range(4):
@@ -337,7 +338,7 @@ async def test_snapshots_and_what_a_replay_would_read(tell: Told, topic: str) ->
     assert (await tell.scrape("dedup")).value(told.SNAPSHOT_DURATION, outcome="taken") >= 1
 
 
-async def test_what_is_lost_is_restored_from_a_snapshot_or_loaded(tell: Told, topic: str) -> None:
+async def test_lost_state_is_restored_from_a_snapshot_or_loaded(tell: Told, topic: str) -> None:
     services = tell.services
     async with publishing(services.ledger, topic, "p") as publisher:
         await publisher.store(single(0, 0))
@@ -383,7 +384,7 @@ async def test_without_deduplication_there_are_no_verdicts(tell: Told) -> None:
     assert await growth.value(told.DEDUP_CALLS, outcome="disabled") >= 1
 
 
-async def test_policies_that_cannot_be_read(tell: Told) -> None:
+async def test_unreadable_policies(tell: Told) -> None:
     await tell.says(told.POLICY_FAILING, 0)
     file = tell.services.stack.policy_file
     file.write_text("[topic")
@@ -417,7 +418,7 @@ async def test_deliveries_and_redeliveries_by_cause(tell: Told, topic: str) -> N
     await store(services, topic, *(single(n, n, partition_key=f"k{n}") for n in range(5)))
     async with consuming(services.dispatcher, topic, permits=5) as consumer:
         some = await consumer.received(5)
-        await consumer.refuse(some[0], delay_ms=0)
+        await consumer.negative_acknowledge(some[0], delay_ms=0)
         await consumer.give_back(some[1], some[2])
         await consumer.permit(3)
         again = await consumer.received(3)
@@ -434,7 +435,7 @@ async def test_deliveries_and_redeliveries_by_cause(tell: Told, topic: str) -> N
         await tell.says(told.REDELIVERIES, 2, topic=topic, cause="timed_out")
         await consumer.permit(20)
         await consumer.acknowledge(*(await consumer.received(2)))
-    await tell.says(told.REDELIVERIES, 1, topic=topic, cause="refused")
+    await tell.says(told.REDELIVERIES, 1, topic=topic, cause="negative_acknowledgement")
     await tell.says(told.REDELIVERIES, 2, topic=topic, cause="returned")
     await tell.says(told.REDELIVERIES, 0, topic=topic, cause="drained")
     await tell.says(told.DELIVERED_ENTRIES, 5 + 3 + 2 + 2, topic=topic)
@@ -443,7 +444,7 @@ async def test_deliveries_and_redeliveries_by_cause(tell: Told, topic: str) -> N
     await tell.says(told.STALE, 0, topic=topic)
 
 
-async def test_what_was_counted_outlasts_a_seek_and_a_subscription(tell: Told, topic: str) -> None:
+async def test_counters_outlast_seeks_and_subscriptions(tell: Told, topic: str) -> None:
     services, sub = tell.services, Sub(tell.services, topic)
     await store(services, topic, *(single(n, n) for n in range(3)))
     async with consuming(services.dispatcher, topic, permits=3) as consumer:
@@ -481,21 +482,21 @@ async def test_keys_by_reason_and_the_age_of_the_oldest_block(tell: Told, topic:
         await eventually(older)
         await consumer.acknowledge(first)
         await consumer.received(1)
-        await consumer.refuse(second, delay_ms=60_000)
+        await consumer.negative_acknowledge(second, delay_ms=60_000)
         await tell.says(told.KEYS, 1, topic=topic, reason="RETRY_DELAY")
         await tell.says(told.KEYS, 1, topic=topic, reason="IN_FLIGHT_LIMIT")
 
 
-async def test_keys_that_move_are_handed_over(tell: Told, topic: str) -> None:
+async def test_moving_keys_are_handed_over(tell: Told, topic: str) -> None:
     before = await tell.value(told.HANDOVER_DURATION)
     moved = await _hand_over(tell, topic)
     await tell.says(told.HANDOVER_DURATION, before + moved)
 
 
-async def test_who_does_not_let_go_of_a_key_in_time_loses_it(tell: Told, topic: str) -> None:
+async def test_a_key_kept_too_long_is_taken_away(tell: Told, topic: str) -> None:
     dispatcher = tell.services.dispatcher
     await store(tell.services, topic, *(single(n, n, partition_key=f"{n}") for n in range(20)))
-    options: dict[str, Any] = {"permits": 20, "drain_deadline_ms": 50}
+    options: dict[str, Any] = {"permits": 20, "drain_deadline": duration(50)}
     async with consuming(dispatcher, topic, name="x", **options) as old:
         had = {each.delivery: each for each in await old.received(20)}
         async with consuming(dispatcher, topic, name="y", **options) as new:
@@ -515,7 +516,7 @@ async def test_who_does_not_let_go_of_a_key_in_time_loses_it(tell: Told, topic: 
     await tell.says(told.ACKNOWLEDGED, len(lost), topic=topic)
 
 
-async def test_dead_letters_and_the_key_that_they_hold(tell: Told, topic: str) -> None:
+async def test_dead_letters_and_their_held_key(tell: Told, topic: str) -> None:
     services = tell.services
     keys = ("k", "k", "other")
     await store(services, topic, *(single(n, n, partition_key=k) for n, k in enumerate(keys)))
@@ -535,10 +536,12 @@ async def test_dead_letters_and_the_key_that_they_hold(tell: Told, topic: str) -
         await dies(consumer, (await consumer.received(1))[0], 2)
         await tell.says(told.DEAD_LETTERS, 2, topic=topic)
     await tell.says(told.APPENDED_ENTRIES, 2, topic=dlq(topic))
-    await tell.says(told.REDELIVERIES, 4, topic=topic, cause="refused")  # the last ones, too
+    await tell.says(
+        told.REDELIVERIES, 4, topic=topic, cause="negative_acknowledgement"
+    )  # the last ones, too
 
 
-async def test_limits_and_times_that_hold_messages_back(tell: Told, topic: str) -> None:
+async def test_limits_and_delays_withhold_messages(tell: Told, topic: str) -> None:
     services, growth, later_ms = tell.services, await Growth.of(tell), 4_000_000_000_000
     await store(
         services,
@@ -576,7 +579,9 @@ async def test_limits_and_times_that_hold_messages_back(tell: Told, topic: str) 
         assert found.value(told.CACHE_MAX) == subscriptions * DispatcherConfig().cache_bytes_max
 
 
-async def test_what_finds_no_room_lags_and_is_read_again(tell: Told, topic: str) -> None:
+async def test_entries_beyond_the_parking_limit_lag_and_are_read_again(
+    tell: Told, topic: str
+) -> None:
     services, count = tell.services, 3 * KEY_PARKED_MAX
     await store(services, topic, *(single(n, n, partition_key="k") for n in range(count)))
     async with consuming(
@@ -656,7 +661,7 @@ async def test_filter_verdicts_failures_and_cache_hits(tell: Told, topic: str) -
     assert looked_up.value(told.ANSWER_DURATION, outcome="answered") >= 1
 
 
-async def test_what_another_subscription_asks_alike_is_remembered(tell: Told, topic: str) -> None:
+async def test_equal_chains_of_subscriptions_share_verdicts(tell: Told, topic: str) -> None:
     services = tell.services
     await publish(services, topic, "1", "2", "3")
     before = await tell.scrape("filter")
@@ -678,7 +683,7 @@ async def test_what_another_subscription_asks_alike_is_remembered(tell: Told, to
     assert grew(told.COMPILATIONS, outcome="compiled") == 1
 
 
-async def test_a_shadow_chain_is_told_beside_the_one_that_applies(tell: Told, topic: str) -> None:
+async def test_a_shadow_chain_is_reported_beside_the_applied_one(tell: Told, topic: str) -> None:
     services, sub = tell.services, Filtered(tell.services, topic)
     growth = await Growth.of(tell)
     await publish(services, topic, "eu", "us", None)
@@ -699,7 +704,9 @@ async def test_a_shadow_chain_is_told_beside_the_one_that_applies(tell: Told, to
     await tell.says(told.FILTERED, 3, topic=topic, mode="shadow")
 
 
-async def test_what_is_rescheduled_or_cannot_be_judged_waits(tell: Told, topic: str) -> None:
+async def test_rescheduled_and_failed_entries_are_counted_as_waiting(
+    tell: Told, topic: str
+) -> None:
     services, sub = tell.services, Filtered(tell.services, topic)
     growth = await Growth.of(tell)
     for number, region in enumerate(("later", "never", "x", "eu")):
@@ -744,7 +751,7 @@ async def test_what_is_rescheduled_or_cannot_be_judged_waits(tell: Told, topic: 
     await growth.says(told.BATCH_DURATION, batches)
 
 
-async def test_a_filter_service_that_does_not_answer(tell: Told, topic: str) -> None:
+async def test_an_unresponsive_filter_service(tell: Told, topic: str) -> None:
     services, growth = tell.services, await Growth.of(tell)
     await publish(services, topic, "eu")
     subs = {name: Filtered(services, topic, name) for name in ("parks", "accepts")}
@@ -775,7 +782,7 @@ async def test_a_filter_service_that_does_not_answer(tell: Told, topic: str) -> 
 # ---- processes
 
 
-async def test_a_process_tells_what_it_uses(tell: Told, topic: str) -> None:
+async def test_a_process_reports_its_resources(tell: Told, topic: str) -> None:
     files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     for service in SERVICES:
         process = Process(pids_of(tell.services.stack)[service])
@@ -833,7 +840,7 @@ class Process:
 # ---- topics
 
 
-async def test_topics_that_nobody_asked_for_count_together(tell: Told) -> None:
+async def test_unlabeled_topics_are_counted_together(tell: Told) -> None:
     before = await tell.value(told.APPENDED_ENTRIES, topic=OTHER)
     for name in ("one", "two"):
         await store(tell.services, f"metrics/untold/{name}", single(0, 0), single(1, 1))
@@ -852,7 +859,7 @@ async def test_topics_that_nobody_asked_for_count_together(tell: Told) -> None:
 
 @pytest.mark.parametrize("openmetrics", [False, True])
 @pytest.mark.parametrize("service", SERVICES)
-async def test_what_is_scraped_is_in_the_catalogue(
+async def test_scraped_metrics_are_in_the_catalogue(
     tell: Told, service: str, openmetrics: bool
 ) -> None:
     found = await tell.scrape(service, openmetrics=openmetrics)
@@ -879,7 +886,7 @@ async def test_what_is_scraped_is_in_the_catalogue(
             assert len(values) <= attributes[label].values_max + 1
 
 
-async def test_all_of_the_catalogue_is_told(tell: Told, topic: str) -> None:
+async def test_every_metric_of_the_catalogue_is_reported(tell: Told, topic: str) -> None:
     services = tell.services
     await publish(services, topic, *["eu"] * 20, key="a")
     await services.dedup.TakeSnapshot(dedup_pb2.TakeSnapshotRequest(topic=topic))
@@ -914,7 +921,7 @@ async def _hand_over(tell: Told, topic: str) -> int:
     return len(first.moved)
 
 
-async def test_scrapes_at_the_same_time_all_get_everything(tell: Told) -> None:
+async def test_concurrent_scrapes_are_complete(tell: Told) -> None:
     names = {family_name(metric) for metric in (told.RECEIPTS, told.CPU_TIME, told.TOPICS)}
     for found in await asyncio.gather(*(tell.scrape("ledger") for _ in range(8))):
         assert names <= found.families.keys()
@@ -923,8 +930,8 @@ async def test_scrapes_at_the_same_time_all_get_everything(tell: Told) -> None:
 # ---- a store that does not answer
 
 
-async def test_without_an_answer_from_redis_a_topic_recovers(tmp_path: Path, topic: str) -> None:
-    """With a stack of its own: surveys rest for long after one that waited for Redis."""
+async def test_a_topic_recovers_while_redis_does_not_answer(tmp_path: Path, topic: str) -> None:
+    """With a stack of its own: surveys pause for long after one that waited for Redis."""
     async with telling(tmp_path / "stack", SEQGATE_DEDUP_REDIS_TIMEOUT_S="0.5") as tell:
         growth = await Growth.of(tell)
         async with publishing(tell.services.ledger, topic, "p") as publisher:
@@ -947,22 +954,22 @@ async def test_without_an_answer_from_redis_a_topic_recovers(tmp_path: Path, top
 # ---- over OTLP
 
 
-async def test_what_comes_over_otlp_is_in_the_catalogue_and_counts_the_same(
+async def test_otlp_metrics_are_in_the_catalogue_and_agree_with_scrapes(
     tmp_path: Path,
 ) -> None:
     topic = "metrics/told/otlp"
     async with otlp_receiver() as received:
+
+        def has_pushed(status: str, answers: int) -> bool:
+            return _pushed(received, told.RECEIPTS, topic=topic, status=status) == answers
+
         variables = otel_variables(received, OTEL_RESOURCE_ATTRIBUTES="deployment.name=here")
         async with telling(tmp_path / "stack", **variables) as tell:
             async with publishing(tell.services.ledger, topic, "p") as publisher:
                 for number in (0, 1, 1):
                     await publisher.store(single(number, number))
             for status, answers in (("STORED", 2), ("DUPLICATE", 1)):
-                await eventually(
-                    lambda status=status, answers=answers: (
-                        _pushed(received, told.RECEIPTS, topic=topic, status=status) == answers
-                    )
-                )
+                await eventually(partial(has_pushed, status, answers))
             await eventually(lambda: services_of(received) == set(SERVICES))
         assert _pushed(received, told.PRODUCERS, topic=topic) == 0  # what is left at the end, too
     by_name = {metric.name: metric for metric in CATALOGUE}

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from itertools import pairwise
+from typing import Any
 
 import grpc
 import pytest
@@ -70,7 +71,7 @@ async def test_a_stream_follows_redirects_before_its_first_response(
     assert [each.calls for each in instances] == [1, 1, 1]
 
 
-async def test_a_stream_that_has_answered_is_not_redirected(
+async def test_a_stream_is_not_redirected_after_its_first_response(
     channel: FollowingChannel, instances: list[Instance]
 ) -> None:
     chain(*instances[:2])
@@ -86,7 +87,7 @@ async def test_requests_written_before_the_first_response_reach_the_owner(
 ) -> None:
     chain(*instances)
     stub = LedgerServiceStub(channel)
-    call = stub.Publish()
+    call: Any = stub.Publish()
     await call.write(pb.PublishRequest(open=pb.Open(topic=TOPIC)))
     for request_id in (1, 2):
         publications = pb.Publications(publications=[pb.Publication(request_id=request_id)])
@@ -163,7 +164,7 @@ async def test_blocking_calls_follow_redirects(instances: list[Instance]) -> Non
 # ---- in front of a ledger service
 
 
-async def test_a_client_is_led_to_the_owner(
+async def test_a_client_follows_redirects_to_the_owner(
     services: Services, instances: list[Instance], topic: str
 ) -> None:
     instances[0].owner = services.stack.address("ledger")
@@ -175,7 +176,7 @@ async def test_a_client_is_led_to_the_owner(
     assert instances[0].calls == 1
 
 
-async def test_a_producer_and_a_reader_go_on_at_the_owner_that_their_streams_end_with(
+async def test_producers_and_readers_resume_at_the_owner_named_by_their_streams(
     services: Services, instances: list[Instance], topic: str
 ) -> None:
     publishing, reading, _ = instances
@@ -187,7 +188,7 @@ async def test_a_producer_and_a_reader_go_on_at_the_owner_that_their_streams_end
     assert (publishing.opened, publishing.calls, reading.calls) == ([topic], 2, 2)
 
 
-async def test_jobs_are_led_to_the_owner(
+async def test_jobs_follow_redirects_to_the_owner(
     services: Services, instances: list[Instance], topic: str
 ) -> None:
     async with (

@@ -1,4 +1,4 @@
-"""Policies that change while everything runs, and what is forgotten because of them."""
+"""Policies that change under load, and the producers forgotten because of them."""
 
 import asyncio
 import itertools
@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from google.rpc import error_details_pb2
-from grpc import StatusCode
+from grpc import StatusCode, aio
 from redis.asyncio import Redis
 
 from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import connect
 from seqgate.services.dedup.adapters.connect import connect_redis
@@ -32,12 +33,13 @@ from seqgate.services.deduplication import (
     Writer,
 )
 from seqgate.services.runtime.cursors import NoCursors
+from seqgate.times import duration
 from seqgate.types import Position, TopicName
 from tests.integration.refusals import check
 from tests.integration.services import Services, running
 from tests.support.publisher import Publisher, publishing, single
 from tests.support.redis_server import RedisServer
-from tests.support.waiting import eventually
+from tests.support.waiting import WITHIN_S, eventually
 
 STORED, DUPLICATE = pb.RECEIPT_STATUS_STORED, pb.RECEIPT_STATUS_DUPLICATE
 FAILED = pb.RECEIPT_STATUS_FAILED
@@ -151,7 +153,7 @@ async def test_the_most_specific_level_wins_and_its_removal_falls_back(
         assert (policy.enabled, policy.enabled_source) == (enabled, source), text
 
 
-async def test_a_producer_that_connects_is_told_its_last_id_where_policy_deduplicates(
+async def test_a_connecting_producer_gets_its_last_id_where_policy_deduplicates(
     policed: Policed, services: Services, topic: str, levels: list[tuple[str, bool, int]]
 ) -> None:
     """Scenario 57, as Pulsar asserts it; also when nothing was published since the change."""
@@ -162,11 +164,11 @@ async def test_a_producer_that_connects_is_told_its_last_id_where_policy_dedupli
         assert await last_id(services, topic) == (9 if enabled else None), text
 
 
-async def test_a_producer_that_connects_after_deduplication_was_switched_on_does_not_start_over(
+async def test_a_producer_continues_its_ids_after_deduplication_is_enabled(
     policed: Policed, services: Services, topic: str
 ) -> None:
-    """An id that it is not told it would use again, for a message that is then never stored, and
-    yet answered as a duplicate."""
+    """If it did not learn its last id it would reuse that for a message that is then never stored,
+    and yet answered as a duplicate."""
     await policed.set(off(topic))
     async with publishing(services.ledger, topic, "p") as publisher:
         for each in range(3):
@@ -200,7 +202,7 @@ async def test_each_value_comes_from_its_own_level(
     assert policy == dedup_pb2.Policy(
         enabled=True,
         enabled_source=DEFAULT,
-        producer_inactivity_timeout_minutes=0,
+        producer_inactivity_timeout=duration(0),
         producer_inactivity_timeout_source=NAMESPACE,
         max_producers=31,
         max_producers_source=TOPIC,
@@ -208,7 +210,7 @@ async def test_each_value_comes_from_its_own_level(
         on_full_source=CLUSTER,
         snapshot_entries=7,
         snapshot_entries_source=CLUSTER,
-        snapshot_interval_s=120,
+        snapshot_interval=duration(120_000),
         snapshot_interval_source=DEFAULT,
     )
 
@@ -281,7 +283,7 @@ async def test_a_broken_file_changes_nothing_and_is_visible(
 # ---- off, and on again
 
 
-async def test_with_deduplication_off_an_id_is_stored_as_often_as_it_comes(
+async def test_with_deduplication_off_an_id_is_stored_each_time(
     policed: Policed, services: Services, topic: str
 ) -> None:
     """Scenario 7."""
@@ -296,7 +298,7 @@ async def test_with_deduplication_off_an_id_is_stored_as_often_as_it_comes(
     assert status.state == dedup_pb2.TOPIC_STATE_DISABLED
 
 
-async def test_with_deduplication_off_an_initial_id_is_given_back(
+async def test_with_deduplication_off_an_initial_id_is_returned(
     policed: Policed, services: Services, topic: str
 ) -> None:
     """Scenario 31."""
@@ -305,11 +307,11 @@ async def test_with_deduplication_off_an_initial_id_is_given_back(
         assert publisher.opened.last_sequence_id == 41
 
 
-async def test_a_producer_that_numbers_by_itself_goes_on_while_policy_changes_its_mind(
+async def test_automatic_ids_continue_across_policy_changes(
     policed: Policed, services: Services, topic: str
 ) -> None:
-    """On, off and on again, with nobody else there: it never uses an id twice, since the topic may
-    deduplicate again at any time, and is not taken for another one when it connects again."""
+    """On, off and on again, without other producers: it never uses an id twice, since the topic may
+    deduplicate again at any time, and is not taken for another one when it reconnects."""
     async with connect(services.stack.address("ledger")) as client:
         async with client.producer(topic, name="p") as before:
             await asyncio.gather(*(before.send(b"on") for _ in range(3)))
@@ -325,10 +327,10 @@ async def test_a_producer_that_numbers_by_itself_goes_on_while_policy_changes_it
     assert await services.ids(topic) == [0, 1, 2, 3, 4, 5]
 
 
-async def test_a_producer_that_opened_while_policy_was_off_does_not_take_older_messages_for_its_own(
+async def test_a_producer_opened_with_deduplication_off_does_not_claim_older_messages(
     policed: Policed, services: Services, topic: str
 ) -> None:
-    """It is told no last id, and its first message is sent when the topic deduplicates."""
+    """It gets no last id, and its first message is sent when the topic deduplicates."""
     async with connect(services.stack.address("ledger")) as client:
         async with client.producer(topic, name="p") as before:
             await before.send(b"older")
@@ -340,7 +342,7 @@ async def test_a_producer_that_opened_while_policy_was_off_does_not_take_older_m
     assert await services.ids(topic) == [0, 1]
 
 
-async def test_what_was_stored_while_it_was_off_is_known_once_it_is_on(
+async def test_ids_stored_with_deduplication_off_are_known_once_it_is_on(
     policed: Policed, services: Services, topic: str
 ) -> None:
     """The window that Pulsar leaves open: entries that are in neither map."""
@@ -360,8 +362,8 @@ async def test_what_was_stored_while_it_was_off_is_known_once_it_is_on(
 async def test_switching_under_constant_publishing_leaves_no_hole(
     policed: Policed, services: Services, topic: str
 ) -> None:
-    """Two producers publish all the time, and others come, publish once, and are never seen again:
-    an id of theirs that was let through unnoticed is not hidden by a higher one."""
+    """Two producers publish continuously, and others publish once and never again: an id of theirs
+    that was admitted by mistake is not hidden by a higher one."""
     slow_switches, quick_switches, group = 8, 100, 20
     enough = asyncio.Event()
     await services.ledger.CreateTopic(pb.CreateTopicRequest(topic=topic))
@@ -450,10 +452,10 @@ async def test_producers_of_a_topic_without_deduplication_leave_no_memory(
         assert await redis.exists(topic_key(TopicName.parse(topic))) == 0
 
 
-async def test_state_of_a_topic_that_no_longer_deduplicates_is_dropped_and_comes_back(
+async def test_state_is_dropped_with_deduplication_off_and_rebuilt_with_it_on(
     private: Any, topic: str
 ) -> None:
-    """By the purge of a real service; what comes back is what the log holds."""
+    """By the purge of a real service; the rebuilt state equals the log."""
     async with private(
         SEQGATE_DEDUP_POLICY_INTERVAL_S="0.02", SEQGATE_DEDUP_PURGE_INTERVAL_S="0.05"
     ) as services:
@@ -484,7 +486,7 @@ def capped(topic: str, limit: int, on_full: str) -> str:
     return f'[topic."{topic}"]\nmax_producers = {limit}\non_full = "{on_full}"\n'
 
 
-async def test_one_producer_more_than_may_be_is_refused_and_the_others_go_on(
+async def test_a_producer_beyond_the_limit_is_refused_alone(
     policed: Policed, services: Services, topic: str
 ) -> None:
     """Scenario 63, where policy refuses. A raised limit lets it in, with nothing lost."""
@@ -516,14 +518,14 @@ async def test_one_producer_more_than_may_be_is_refused_and_the_others_go_on(
     assert (await services.status(topic)).producers == 4
 
 
-async def test_a_group_of_producers_of_whom_one_is_too_many_is_sorted_out(
+async def test_a_group_with_one_producer_too_many_is_judged_one_by_one(
     policed: Policed, services: Services, topic: str
 ) -> None:
-    """They are asked for together; the refusal must not hit those who are known."""
+    """They are judged together; the refusal must not affect known producers."""
     await policed.set(capped(topic, 3, "refuse"))
     names = ["a", "b", "c", "d", "e"]
     publishers: list[Publisher] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WITHIN_S):
         contexts = [publishing(services.ledger, topic, name) for name in names]
         try:
             publishers += [await context.__aenter__() for context in contexts]
@@ -542,11 +544,11 @@ def retry_after_s(receipt: pb.Receipt) -> float:
     retry = error_details_pb2.RetryInfo()
     for detail in receipt.error.details:
         if detail.Unpack(retry):
-            return retry.retry_delay.ToMicroseconds() / 1e6
+            return float(retry.retry_delay.ToMicroseconds()) / 1e6
     return 0.0
 
 
-async def test_one_producer_more_than_may_be_makes_the_least_active_go(
+async def test_a_producer_beyond_the_limit_evicts_the_least_active(
     policed: Policed, services: Services, topic: str
 ) -> None:
     """Scenario 63: of 15 producers the 10 most recently active are remembered."""
@@ -568,22 +570,22 @@ async def test_one_producer_more_than_may_be_makes_the_least_active_go(
     assert (await services.status(topic)).producers == 10
 
 
-async def test_a_producer_with_something_under_way_is_not_evicted(
+async def test_a_producer_with_claims_in_flight_is_not_evicted(
     policed: Policed, services: Services, topic: str
 ) -> None:
     await policed.set(capped(topic, 2, "evict"))
-    claim = dedup_pb2.AdmitRequest(
+    claim = writer_pb2.AdmitRequest(
         topic=topic,
-        writer=dedup_pb2.Writer(incarnation=1, epoch=1),
+        writer=writer_pb2.Writer(incarnation=1, epoch=1),
         claims=[
-            dedup_pb2.Claims(producer_name="a", sequence_ids=[1]),
-            dedup_pb2.Claims(producer_name="b", sequence_ids=[1]),
+            writer_pb2.Claims(producer_name="a", sequence_ids=[1]),
+            writer_pb2.Claims(producer_name="b", sequence_ids=[1]),
         ],
     )
     await services.dedup.Admit(claim)
     del claim.claims[:]
     claim.claims.add(producer_name="c", sequence_ids=[1])
-    with pytest.raises(Exception, match="tracks its limit of 2 producers") as caught:
+    with pytest.raises(aio.AioRpcError, match="tracks its limit of 2 producers") as caught:
         await services.dedup.Admit(claim)
     assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
     assert (await services.producers(topic)).keys() == {"a", "b"}
@@ -682,7 +684,7 @@ async def test_an_inactive_producer_is_forgotten_and_a_connected_one_is_not(
 
 
 @pytest.mark.parametrize(("after_ms", "forgotten"), [(MINUTE_MS, False), (MINUTE_MS + 1, True)])
-async def test_a_producer_is_remembered_for_as_long_as_policy_says(
+async def test_a_producer_is_remembered_for_the_policys_timeout(
     store: StateStore, name: TopicName, deduplicating: Deduplicating, after_ms: int, forgotten: bool
 ) -> None:
     deduplication = deduplicating(store, Fixed(producer_inactivity_timeout_minutes=1))
@@ -692,7 +694,7 @@ async def test_a_producer_is_remembered_for_as_long_as_policy_says(
     assert await verdict(deduplication, name, "p") is expected
 
 
-async def test_a_producer_that_comes_back_in_time_is_remembered(
+async def test_a_producer_that_returns_in_time_is_remembered(
     store: StateStore, name: TopicName, deduplicating: Deduplicating
 ) -> None:
     """Scenario 60."""
@@ -712,7 +714,7 @@ async def test_a_producer_that_comes_back_in_time_is_remembered(
     ("only_due", "age_s", "kept"),
     [(False, 1, True), (True, 9, False), (True, 11, True), (True, 50, True)],
 )
-async def test_who_connects_is_marked_as_alive_where_that_is_due(
+async def test_a_connecting_producer_is_marked_as_alive_when_due(
     store: StateStore,
     name: TopicName,
     deduplicating: Deduplicating,
@@ -733,14 +735,14 @@ async def test_who_connects_is_marked_as_alive_where_that_is_due(
     assert (tracked.active_ms > active_ms) is kept
 
 
-async def test_where_nobody_is_forgotten_nobody_needs_to_be_reported(
+async def test_without_a_timeout_no_reports_are_due(
     store: StateStore, name: TopicName, deduplicating: Deduplicating
 ) -> None:
     deduplication = deduplicating(store, Fixed(producer_inactivity_timeout_minutes=0))
     assert await deduplication.keep(name, ["p"]) == 0
 
 
-async def test_a_producer_that_claims_is_active(
+async def test_a_claim_marks_its_producer_as_active(
     store: StateStore, name: TopicName, deduplicating: Deduplicating
 ) -> None:
     deduplication = deduplicating(store, Fixed(producer_inactivity_timeout_minutes=1))
@@ -758,7 +760,7 @@ async def test_a_producer_that_claims_is_active(
     assert (await deduplication.producer(name, "p")).marks.persisted == 5
 
 
-async def test_a_timeout_of_nothing_is_never(
+async def test_a_timeout_of_zero_forgets_no_producer(
     store: StateStore, name: TopicName, deduplicating: Deduplicating
 ) -> None:
     deduplication = deduplicating(store, Fixed(producer_inactivity_timeout_minutes=0))
@@ -767,10 +769,10 @@ async def test_a_timeout_of_nothing_is_never(
     assert await verdict(deduplication, name, "p") is Verdict.DUPLICATE
 
 
-async def test_what_is_under_way_is_not_forgotten(
+async def test_producers_with_claims_in_flight_are_not_forgotten(
     store: StateStore, name: TopicName, deduplicating: Deduplicating
 ) -> None:
-    """Or its copy would be let through beside it."""
+    """Otherwise a copy of the claim would be admitted."""
     deduplication = deduplicating(store, Fixed(producer_inactivity_timeout_minutes=1))
     writer = Writer(1, 1, None)
     claim = ProducerClaims("p", (Claim(5, 5),))
@@ -785,7 +787,7 @@ async def test_what_is_under_way_is_not_forgotten(
         await deduplication.producer(name, "p")
 
 
-async def test_a_lowered_limit_makes_the_least_active_go(
+async def test_a_lowered_limit_evicts_the_least_active(
     store: StateStore, name: TopicName, deduplicating: Deduplicating
 ) -> None:
     """Scenario 63, by the purge."""
@@ -802,7 +804,7 @@ async def test_a_lowered_limit_makes_the_least_active_go(
     assert {each for each, _ in page.producers} == {"a", "b"}
 
 
-async def test_the_purge_drops_what_policy_no_longer_deduplicates(
+async def test_the_purge_drops_topics_that_no_longer_deduplicate(
     store: StateStore, name: TopicName, deduplicating: Deduplicating
 ) -> None:
     policies = Fixed()
@@ -813,7 +815,7 @@ async def test_the_purge_drops_what_policy_no_longer_deduplicates(
     assert (await deduplication.status(name)).summary is None
 
 
-async def test_more_calls_than_connections_to_redis_are_refused(redis: RedisServer) -> None:
+async def test_calls_beyond_the_redis_connections_are_refused(redis: RedisServer) -> None:
     async with connect_redis(redis.url, timeout_s=30, connections_max=1) as client:
         store = RedisStateStore(client)
         answers = await asyncio.gather(*(store.now_ms() for _ in range(3)), return_exceptions=True)

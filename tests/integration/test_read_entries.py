@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from grpc import StatusCode, aio
 
-from seqgate.api.entry.v1.entry_pb2 import Position
+from seqgate.api.common.v1.common_pb2 import Position
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.services.ledger.servicer import POSITIONS_MAX
+from seqgate.times import TIME_MAX_MS, milliseconds, timestamp
 from seqgate.types import SEQUENCE_ID_MAX
 from tests.integration.refusals import refused
 from tests.integration.services import Services, not_serving, running
@@ -69,7 +70,7 @@ async def publish(services: Services, topic: str, *payloads: bytes) -> None:
             assert (await publisher.receipt(each)).status == pb.RECEIPT_STATUS_STORED
 
 
-async def test_entries_are_read_where_they_are(services: Services, topic: str) -> None:
+async def test_entries_are_read_at_positions(services: Services, topic: str) -> None:
     for first in range(0, 60, 20):
         await publish(services, topic, *(b"%d" % each for each in range(first, first + 20)))
     log = await services.read(topic)
@@ -85,7 +86,7 @@ async def test_entries_are_read_where_they_are(services: Services, topic: str) -
         assert bare == found
 
 
-async def test_entries_that_are_not_there_are_left_out(services: Services, topic: str) -> None:
+async def test_missing_entries_are_left_out(services: Services, topic: str) -> None:
     await publish(services, topic, *(b"%d" % each for each in range(10)))
     asked = [at(9, 0), *map(at, range(8, 12)), at(0, 2), at(SEQUENCE_ID_MAX, SEQUENCE_ID_MAX)]
     found = await entries(services, topic, asked)
@@ -97,14 +98,12 @@ async def test_entries_that_are_not_there_are_left_out(services: Services, topic
     assert await responses(services, topic, map(at, range(5))) == []
 
 
-async def test_no_entries_are_read_of_a_topic_that_holds_none(
-    services: Services, topic: str
-) -> None:
+async def test_a_topic_without_entries_returns_none(services: Services, topic: str) -> None:
     await services.ledger.CreateTopic(pb.CreateTopicRequest(topic=topic))
     assert await responses(services, topic, [at(0), at(1)]) == []
 
 
-async def test_as_many_entries_are_read_as_may_be_asked_for(
+async def test_entries_are_read_up_to_the_limit_of_a_request(
     services: Services, topic: str, seed: int
 ) -> None:
     await publish(services, topic, *(b"%d" % each for each in range(POSITIONS_MAX)))
@@ -116,7 +115,7 @@ async def test_as_many_entries_are_read_as_may_be_asked_for(
     assert [each.position for each in await entries(services, topic, some)] == some
 
 
-async def test_responses_are_cut_by_their_size(services: Services, topic: str) -> None:
+async def test_responses_are_split_by_size(services: Services, topic: str) -> None:
     sizes = [1, 5 * 1024 * 1024, 1, 600_000, 600_000, 600_000, 0] * 3
     for each in range(0, len(sizes), 7):
         payloads = (bytes([place]) * size for place, size in enumerate(sizes[each : each + 7]))
@@ -124,8 +123,8 @@ async def test_responses_are_cut_by_their_size(services: Services, topic: str) -
     log = await services.read(topic)
     found = await responses(services, topic, [each.position for each in log])
     assert [entry for each in found for entry in each.entries.entries] == log
-    for each in found:
-        assert len(each.entries.entries) == 1 or each.ByteSize() < RESPONSE_BYTES_MAX
+    for answer in found:
+        assert len(answer.entries.entries) == 1 or answer.ByteSize() < RESPONSE_BYTES_MAX
     bare = await responses(services, topic, [each.position for each in log], metadata_only=True)
     assert len(bare) == 1
 
@@ -144,7 +143,7 @@ async def test_responses_are_cut_by_their_size(services: Services, topic: str) -
     ],
     ids=["none", "twice", "back", "ledgers back", "the last", "entry", "ledger", "many"],
 )
-async def test_positions_are_in_order_and_not_too_many(
+async def test_positions_must_be_ordered_and_bounded(
     services: Services, topic: str, positions: list[Position]
 ) -> None:
     await publish(services, topic, b"0")
@@ -152,10 +151,10 @@ async def test_positions_are_in_order_and_not_too_many(
         await responses(services, topic, positions)
 
 
-async def test_a_reader_of_entries_is_asked_to_move_when_the_service_goes_away(
+async def test_a_reader_of_entries_is_told_to_reconnect_when_the_service_drains(
     stoppable: Services, topic: str
 ) -> None:
-    """It goes on after the last entry that it received."""
+    """It continues after the last entry that it received."""
     for _ in range(30):  # 30 MB: more than lies between a service and a client
         await publish(stoppable, topic, b"x" * 1_000_000)
     wanted = [each.position for each in await stoppable.read(topic, metadata_only=True)]
@@ -178,12 +177,12 @@ async def test_a_reader_of_entries_is_asked_to_move_when_the_service_goes_away(
 
 
 async def find(services: Services, topic: str, append_time: int) -> Position | None:
-    request = pb.FindPositionRequest(topic=topic, append_time=append_time)
+    request = pb.FindPositionRequest(topic=topic, append_time=timestamp(append_time))
     answer = await services.ledger.FindPosition(request)
     return answer.position if answer.HasField("position") else None
 
 
-async def test_the_entries_since_a_time_begin_where_it_is_said(
+async def test_a_start_time_selects_the_first_entry_since_then(
     services: Services, topic: str
 ) -> None:
     await services.ledger.CreateTopic(pb.CreateTopicRequest(topic=topic))
@@ -196,13 +195,13 @@ async def test_the_entries_since_a_time_begin_where_it_is_said(
 
         await eventually(later, "another millisecond has come")
         await publish(services, topic, *[b"x"] * (each + 1))
-        times = [entry.append_time for entry in await services.read(topic)]
+        times = [milliseconds(entry.append_time) for entry in await services.read(topic)]
     assert len({*times}) >= 5
     assert times == sorted(times)
     for append_time in {0, *times, *(each + 1 for each in times)}:
         expected = [at(place) for place, each in enumerate(times) if each >= append_time]
         assert await find(services, topic, append_time) == next(iter(expected), None)
-    assert await find(services, topic, 2**64 - 1) is None
+    assert await find(services, topic, TIME_MAX_MS) is None
 
     await services.settled(topic)
     await services.ledger.TrimTopic(pb.TrimTopicRequest(topic=topic, before=at(4)))

@@ -7,9 +7,11 @@ import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import (
@@ -33,7 +35,7 @@ from seqgate.errors import (
 from seqgate.types import Position
 from tests.integration.services import Services, pids_of, running
 from tests.support.publisher import batch, publishing, single
-from tests.support.waiting import eventually
+from tests.support.waiting import WITHIN_S, eventually
 from tools.stack.stack import Stack
 
 COLLECTING = Batching(delay_s=60)
@@ -84,12 +86,12 @@ async def rest(reader: Reader) -> list[int]:
 
 async def some(reader: Reader, count: int) -> list[int]:
     """The ids of the next messages."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WITHIN_S):
         return [(await anext(reader)).sequence_id for _ in range(count)]
 
 
 async def trim(services: Services, topic: str, before: MessageId) -> None:
-    position = entry_pb2.Position(ledger_id=before.ledger_id, entry_id=before.entry_id)
+    position = common_pb2.Position(ledger_id=before.ledger_id, entry_id=before.entry_id)
     await services.ledger.TrimTopic(pb.TrimTopicRequest(topic=topic, before=position))
 
 
@@ -130,7 +132,7 @@ async def test_a_reader_starts_at_any_message_or_after_it(client: Client, topic:
         (MessageId(2**63 - 1, 2**63 - 1), False, []),
     ],
 )
-async def test_a_reader_starts_where_the_log_goes_on(
+async def test_a_reader_starts_at_the_next_entry_of_the_log(
     client: Client, topic: str, start: MessageId, inclusive: bool, expected: list[int]
 ) -> None:
     await publish(client, topic, 1, 3, 1)
@@ -141,9 +143,7 @@ async def test_a_reader_starts_where_the_log_goes_on(
     assert found == expected
 
 
-async def test_the_end_is_where_it_was_when_the_reader_connected(
-    client: Client, topic: str
-) -> None:
+async def test_the_end_is_fixed_when_the_reader_connects(client: Client, topic: str) -> None:
     await publish(client, topic, 2)
     async with client.reader(topic, start=LATEST) as reader:
         reading = asyncio.create_task(some(reader, 3))
@@ -171,26 +171,26 @@ async def _is_connected(reader: Reader) -> None:
     )
 
 
-async def test_a_topic_that_is_not_there_cannot_be_read(client: Client, topic: str) -> None:
-    for follow in (False, True):
-        reader = client.reader(topic, follow=follow)
+async def test_a_missing_topic_cannot_be_read(client: Client, topic: str) -> None:
+    readers = [client.reader(topic, follow=follow) for follow in (False, True)]
+    for reader in readers:
         with pytest.raises(NotFoundError) as refusal:
             await reader.read()
         assert refusal.value.reason == "TOPIC_NOT_FOUND"
         with pytest.raises(NotFoundError):
             await reader.has_message_available()
     await publish(client, topic, 1)
-    assert await some(reader, 1) == [0]  # now it is there
-    await reader.close()
+    assert await some(readers[-1], 1) == [0]  # now it is there
+    await readers[-1].close()
 
 
 # ---- where it ends
 
 
-async def test_a_reader_that_does_not_follow_ends_where_the_topic_ends(
+async def test_a_reader_without_follow_ends_at_the_end_of_the_topic(
     client: Client, topic: str
 ) -> None:
-    """And goes on from there when it is asked again."""
+    """And continues from there on the next call."""
     await publish(client, topic, 1, 2)
     async with client.reader(topic, follow=False) as reader:
         assert await rest(reader) == [0, 1, 2]
@@ -201,7 +201,7 @@ async def test_a_reader_that_does_not_follow_ends_where_the_topic_ends(
         assert await reader.read() is None
 
 
-async def test_a_reader_that_follows_waits_for_what_is_to_come(client: Client, topic: str) -> None:
+async def test_a_following_reader_waits_for_new_messages(client: Client, topic: str) -> None:
     await publish(client, topic, 1)
     async with client.reader(topic) as reader:
         assert await some(reader, 1) == [0]
@@ -228,7 +228,8 @@ async def test_a_reader_keeps_up_while_several_producers_publish(
                 await producer.send(b"x")
 
     async with asyncio.timeout(60):
-        one, other, *_ = await asyncio.gather(read(), read(), *map(write, ("p0", "p1", "p2")))
+        writing = asyncio.gather(*map(write, ("p0", "p1", "p2")))
+        one, other, _ = await asyncio.gather(read(), read(), writing)
     assert [message.id for message in one] == sorted({message.id for message in one})
     assert one == other
     for name, first in (("p0", 101), ("p1", 100), ("p2", 100)):
@@ -246,14 +247,15 @@ async def test_a_reader_knows_whether_there_is_more(client: Client, topic: str) 
         assert not await reader.has_message_available()
         await publish(client, topic, 1)
         assert await reader.has_message_available()
-    for start, inclusive, expected in (
+    cases: list[tuple[Literal["earliest", "latest"] | MessageId, bool, bool]] = [
         (EARLIEST, True, True),
         (LATEST, True, False),
         (last.message_id, True, True),
         (MessageId(1, 2), True, True),
         (MessageId(1, 2), False, False),
         (MessageId(1, 3), True, False),
-    ):
+    ]
+    for start, inclusive, expected in cases:
         reader = client.reader(topic, start=start, inclusive=inclusive)
         assert await reader.has_message_available() is expected
 
@@ -273,7 +275,7 @@ async def test_a_closed_reader_has_nothing_more(client: Client, topic: str) -> N
     assert await some(reader, 1) == [0]
     await reader.close()
     await reader.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN_S):
         while (message := await reader.read()) is not None:
             assert message.sequence_id in (1, 2)  # it was received before
 
@@ -281,14 +283,14 @@ async def test_a_closed_reader_has_nothing_more(client: Client, topic: str) -> N
 async def test_closing_a_reader_ends_the_wait_for_its_next_message(
     client: Client, topic: str
 ) -> None:
-    """It does not cancel whoever waits."""
+    """It does not cancel the waiting task."""
     await publish(client, topic, 1)
     reader = client.reader(topic)
     assert await some(reader, 1) == [0]
     waiting = asyncio.create_task(reader.read())
     await asyncio.sleep(0.02)
     await reader.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN_S):
         assert await waiting is None
 
 
@@ -309,7 +311,7 @@ async def test_a_wait_for_the_next_message_can_be_cancelled_and_loses_nothing(
 # ---- seeking
 
 
-async def test_a_reader_goes_on_from_wherever_it_is_told(client: Client, topic: str) -> None:
+async def test_a_reader_seeks_anywhere(client: Client, topic: str) -> None:
     receipts = await publish(client, topic, 1, 3, 1)
     where = [each.message_id for each in receipts]
     async with client.reader(topic, follow=False) as reader:
@@ -328,24 +330,24 @@ async def test_a_reader_goes_on_from_wherever_it_is_told(client: Client, topic: 
         assert await rest(reader) == [1, 2, 3, 4, 5]
 
 
-async def test_a_reader_that_waits_goes_on_from_wherever_it_is_told(
-    client: Client, topic: str
-) -> None:
-    """A seek does not cancel whoever waits."""
+async def test_a_waiting_reader_seeks_anywhere(client: Client, topic: str) -> None:
+    """A seek does not cancel the waiting task."""
     await publish(client, topic, 1, 2)
     async with client.reader(topic) as reader:
         assert await some(reader, 3) == [0, 1, 2]
         waiting = asyncio.create_task(some(reader, 1))
         await asyncio.sleep(0.02)
         await reader.seek(EARLIEST)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WITHIN_S):
             assert await waiting == [0]
 
 
 # ---- trimmed topics
 
 
-async def test_what_was_trimmed_is_not_read(services: Services, client: Client, topic: str) -> None:
+async def test_trimmed_messages_are_not_read(
+    services: Services, client: Client, topic: str
+) -> None:
     where = [each.message_id for each in await publish(client, topic, 1, 3, 1, 1)]
     await trim(services, topic, where[4])
     assert await rest(client.reader(topic, follow=False)) == [4, 5]
@@ -365,10 +367,10 @@ async def test_what_was_trimmed_is_not_read(services: Services, client: Client, 
         assert await rest(reader) == [5]
 
 
-async def test_messages_that_were_trimmed_before_they_were_read_are_never_passed_in_silence(
+async def test_unread_messages_that_were_trimmed_are_reported(
     services: Services, client: Client, topic: str
 ) -> None:
-    """It is told in its place, as often as one asks, and one call goes on behind it."""
+    """The error is raised in order, at every call, until one call continues after it."""
     where = [each.message_id for each in await publish(client, topic, *[1] * 6)]
     await trim(services, topic, where[3])
     async with client.reader(topic, start=where[0], inclusive=False, follow=False) as reader:
@@ -389,7 +391,7 @@ async def test_messages_that_were_trimmed_before_they_were_read_are_never_passed
         assert await rest(reader) == [4, 5]
 
 
-async def test_what_is_missing_is_known_to_the_entry_also_where_ledgers_meet(
+async def test_missing_entries_are_reported_exactly_across_ledgers(
     frail: Services, frail_client: Client, topic: str
 ) -> None:
     """Nothing lies between the last entry of a ledger and the first one of the next."""
@@ -419,7 +421,7 @@ async def test_what_is_missing_is_known_to_the_entry_also_where_ledgers_meet(
     assert await missed_after(3) == [(MessageId(1, 4), MessageId(2, 1))]
 
 
-async def test_a_topic_that_was_trimmed_to_its_end_goes_on(
+async def test_a_topic_trimmed_to_its_end_can_be_read_on(
     services: Services, client: Client, topic: str
 ) -> None:
     await publish(client, topic, 1, 1)
@@ -440,9 +442,9 @@ async def test_a_topic_that_was_trimmed_to_its_end_goes_on(
 # ---- damage
 
 
-LZ4 = {"compression": entry_pb2.COMPRESSION_TYPE_LZ4, "uncompressed_size": 10}
-ZLIB = {"compression": entry_pb2.COMPRESSION_TYPE_ZLIB, "uncompressed_size": 10}
-ZSTD = {"compression": entry_pb2.COMPRESSION_TYPE_ZSTD, "uncompressed_size": 10}
+LZ4: dict[str, Any] = {"compression": entry_pb2.COMPRESSION_TYPE_LZ4, "uncompressed_size": 10}
+ZLIB: dict[str, Any] = {"compression": entry_pb2.COMPRESSION_TYPE_ZLIB, "uncompressed_size": 10}
+ZSTD: dict[str, Any] = {"compression": entry_pb2.COMPRESSION_TYPE_ZSTD, "uncompressed_size": 10}
 
 BROKEN = {
     # what a service takes and no reader can open, since the service looks into no payload
@@ -458,11 +460,11 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("how", BROKEN)
-async def test_a_message_that_cannot_be_opened_is_neither_skipped_nor_in_the_way(
+async def test_an_undecodable_message_raises_and_does_not_block_later_ones(
     services: Services, client: Client, topic: str, how: str
 ) -> None:
-    """What comes before it is given out; it is told as often as one asks; behind it the topic goes
-    on, for whoever seeks past it."""
+    """Earlier messages are returned; the error is raised at every call; a seek past it continues
+    the read."""
     async with publishing(services.ledger, topic, "p") as publisher:
         await publisher.store(single(0, 0))
         assert (await publisher.store(BROKEN[how])).status == pb.RECEIPT_STATUS_STORED
@@ -470,20 +472,22 @@ async def test_a_message_that_cannot_be_opened_is_neither_skipped_nor_in_the_way
         await publisher.store(single(3, 9))
     async with client.reader(topic, follow=False) as reader:
         assert await some(reader, 1) == [0]
+        damage: CorruptMessageError | None = None
         for _ in range(2):
-            with pytest.raises(CorruptMessageError) as damage:
+            with pytest.raises(CorruptMessageError) as caught:
                 await reader.read()
-            assert damage.value.details == {"ledger_id": "1", "entry_id": "1"}
+            damage = caught.value
+            assert damage.details == {"ledger_id": "1", "entry_id": "1"}
         missed = reader.skip()
         assert missed is not None
-        assert missed.error is damage.value
+        assert missed.error is damage
         assert await rest(reader) == [8, 9]
         await reader.seek(MessageId(1, 1), inclusive=False)
         assert await rest(reader) == [8, 9]
 
 
 async def test_damage_on_the_disk_is_not_read_as_a_message(tmp_path: Path, topic: str) -> None:
-    """Nor is it in the way of what was stored before it, and behind it."""
+    """Nor does it block messages stored before and after it."""
     payload = os.urandom(500)
     async with Stack(tmp_path) as stack, connect(stack.address("ledger")) as client:
         async with client.producer(topic, name="p") as producer:
@@ -557,12 +561,12 @@ async def test_a_reader_loses_and_repeats_nothing_when_the_ledger_starts_again(
         await publish(client, topic, 1, 9)
         await disturb(frail.stack)
         await publish(client, topic, 9, 1)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WITHIN_S):
             assert await reading == list(range(count + 20))
             assert await waiting == list(range(count, count + 20))
 
 
-async def test_a_reader_waits_for_a_service_that_is_not_there(
+async def test_a_reader_waits_for_an_unreachable_service(
     frail: Services, frail_client: Client, topic: str
 ) -> None:
     await publish(frail_client, topic, 2)
@@ -572,15 +576,17 @@ async def test_a_reader_waits_for_a_service_that_is_not_there(
         await asyncio.sleep(0.05)
         assert not reading.done()
         await frail.stack.run("ledger")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WITHIN_S):
             assert await reading == [0, 1]
 
 
-async def test_a_reader_waits_while_others_have_all_streams(
+async def test_a_reader_waits_for_a_free_stream(
     frail: Services, frail_client: Client, topic: str
 ) -> None:
     await publish(frail_client, topic, 2)
-    request = pb.ReadRequest(topic=topic, latest=pb.Latest(), follow=True)
+    request = pb.ReadRequest(
+        topic=topic, start=common_pb2.Start(latest=common_pb2.Latest()), follow=True
+    )
     calls = [frail.ledger.Read(request) for _ in range(STREAMS_MAX)]
     assert all([(await call.read()).HasField("started") for call in calls])
     async with frail_client.reader(topic, follow=False) as reader:
@@ -589,20 +595,23 @@ async def test_a_reader_waits_while_others_have_all_streams(
         assert not reading.done()
         for call in calls:
             call.cancel()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WITHIN_S):
             assert await reading == [0, 1]
 
 
-async def test_readers_that_go_away_in_the_middle_do_no_harm(
+async def test_readers_that_disconnect_midway_do_no_harm(
     frail: Services, frail_client: Client, topic: str
 ) -> None:
-    """The service is about to send when it learns that nobody reads any more."""
+    """The service is about to send when it learns that the reader is gone."""
     pid = pids_of(frail.stack)["ledger"]
     async with frail_client.producer(topic) as producer:
         await asyncio.gather(*(producer.send(b"x" * 1_000_000) for _ in range(8)))
     for _ in range(10):
         calls = [
-            frail.ledger.Read(pb.ReadRequest(topic=topic, earliest=pb.Earliest())) for _ in range(4)
+            frail.ledger.Read(
+                pb.ReadRequest(topic=topic, start=common_pb2.Start(earliest=common_pb2.Earliest()))
+            )
+            for _ in range(4)
         ]
         await asyncio.gather(*(call.read() for call in calls))
         for call in calls:
@@ -613,7 +622,7 @@ async def test_readers_that_go_away_in_the_middle_do_no_harm(
     await frail.stack.run("ledger")
 
 
-async def test_a_reader_of_a_deleted_topic_is_told(
+async def test_a_reader_learns_that_its_topic_was_deleted(
     services: Services, client: Client, topic: str
 ) -> None:
     await publish(client, topic, 1)

@@ -1,4 +1,4 @@
-"""What the README shows works as it stands there."""
+"""The examples of the README work as written."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ async def test_the_example_and_the_commands_run(stack: Stack, root: Path) -> Non
         assert printed.strip()
 
 
-def test_the_targets_and_files_that_it_names_exist(root: Path) -> None:
+def test_the_targets_and_files_named_by_the_readme_exist(root: Path) -> None:
     text = (root / "README.md").read_text()
     makefile = (root / "Makefile").read_text()
     for target in re.findall(r"make (\w+)", text):

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from redis.asyncio import Redis
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.services.dedup.adapters.keys import topic_key
@@ -40,8 +43,11 @@ from tests.integration.services import (
     serving,
     writes_held_up,
 )
+from tests.support.depth import some_of
 from tests.support.publisher import Publisher, publishing, single
-from tests.support.waiting import eventually
+from tests.support.raw_channel import RawChannel
+from tests.support.waiting import WITHIN_S, eventually
+from tools.stack.child import tell
 from tools.stack.ports import free_ports
 from tools.stack.stack import SERVICES, Stack
 
@@ -50,6 +56,7 @@ FAILED = pb.RECEIPT_STATUS_FAILED
 
 LEDGER = "seqgate.api.ledger.v1.LedgerService"
 DEDUP = "seqgate.api.dedup.v1.DedupService"
+DEDUP_WRITER = "seqgate.api.internal.dedup.v1.DedupWriterService"
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +75,11 @@ async def frail(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Servi
         yield services
 
 
-def claim(topic: str, sequence_id: int = 1) -> dedup_pb2.AdmitRequest:
-    return dedup_pb2.AdmitRequest(
+def claim(topic: str, sequence_id: int = 1) -> writer_pb2.AdmitRequest:
+    return writer_pb2.AdmitRequest(
         topic=topic,
-        writer=dedup_pb2.Writer(incarnation=1, epoch=1),
-        claims=[dedup_pb2.Claims(producer_name="p", sequence_ids=[sequence_id])],
+        writer=writer_pb2.Writer(incarnation=1, epoch=1),
+        claims=[writer_pb2.Claims(producer_name="p", sequence_ids=[sequence_id])],
     )
 
 
@@ -106,7 +113,7 @@ async def test_a_service_is_ready_while_redis_answers(frail: Services) -> None:
     await asyncio.wait([watching])
 
 
-async def test_a_redis_that_hangs_is_one_that_does_not_answer(frail: Services) -> None:
+async def test_a_hanging_redis_counts_as_unreachable(frail: Services) -> None:
     address = frail.stack.address("dedup")
     with paused(frail.stack, "redis"):
         await not_serving(address)
@@ -127,7 +134,7 @@ async def test_the_ledger_is_ready_while_dedup_is(frail: Services) -> None:
     assert events[-1] == ("ready", [])
 
 
-async def test_the_health_of_what_is_not_there_is_unknown(services: Services) -> None:
+async def test_the_health_of_an_unknown_service_is_unknown(services: Services) -> None:
     async with channel_to(services.stack.address("ledger")) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         with pytest.raises(aio.AioRpcError) as caught:
@@ -140,7 +147,7 @@ async def test_the_health_of_what_is_not_there_is_unknown(services: Services) ->
 
 async def reflected(address: str) -> list[str]:
     async with channel_to(address) as channel:
-        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]
         call = stub.ServerReflectionInfo()
         await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
         await call.done_writing()
@@ -153,12 +160,10 @@ async def _each(call: Any) -> AsyncIterator[Any]:
         yield answer
 
 
-async def test_a_service_describes_itself_only_where_it_is_told_to(
-    services: Services, frail: Services
-) -> None:
+async def test_reflection_is_served_only_when_enabled(services: Services, frail: Services) -> None:
     for service in SERVICES:
         async with channel_to(services.stack.address(service)) as channel:
-            stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+            stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]
             assert await stub.ServerReflectionInfo().code() is StatusCode.UNIMPLEMENTED
     names = await reflected(frail.stack.address("dedup"))
     assert {DEDUP, "grpc.health.v1.Health"} <= set(names)
@@ -167,18 +172,22 @@ async def test_a_service_describes_itself_only_where_it_is_told_to(
 # ---- going away
 
 
-async def test_open_streams_are_asked_to_move_and_new_calls_refused(
+async def test_a_drain_notifies_open_streams_and_refuses_new_calls(
     stoppable: Services, topic: str
 ) -> None:
     stack, ledger = stoppable.stack, stoppable.ledger
     async with publishing(ledger, topic, "p") as publisher:
         assert (await publisher.store(single(1, 1))).status == STORED
-        reading = ledger.Read(pb.ReadRequest(topic=topic, earliest=pb.Earliest(), follow=True))
+        reading = ledger.Read(
+            pb.ReadRequest(
+                topic=topic, start=common_pb2.Start(earliest=common_pb2.Earliest()), follow=True
+            )
+        )
         assert (await reading.read()).HasField("started")
         assert len((await reading.read()).entries.entries) == 1
 
         ending = asyncio.create_task(stack.terminate("ledger"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WITHIN_S):
             await publisher.draining.wait()
         assert (await reading.read()).HasField("draining")
         assert await reading.read() is aio.EOF
@@ -203,7 +212,7 @@ async def test_open_streams_are_asked_to_move_and_new_calls_refused(
         assert publisher.opened.last_sequence_id == 2
 
 
-async def test_what_was_sent_before_the_end_is_answered_and_confirmed(
+async def test_requests_sent_before_the_drain_are_answered_and_confirmed(
     stoppable: Services, topic: str
 ) -> None:
     async with publishing(stoppable.ledger, topic, "p") as publisher:
@@ -211,7 +220,7 @@ async def test_what_was_sent_before_the_end_is_answered_and_confirmed(
             await publisher.send(*(single(each, each) for each in range(50)))
             await eventually(waiting, "the claims wait")
             ending = asyncio.create_task(stoppable.stack.terminate("ledger"))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(WITHIN_S):
                 await publisher.draining.wait()
         for each in range(50):
             assert (await publisher.receipt(each)).status == STORED
@@ -226,7 +235,7 @@ async def test_what_was_sent_before_the_end_is_answered_and_confirmed(
     )
 
 
-async def test_a_stream_that_does_not_move_away_is_cut(private: Any, topic: str) -> None:
+async def test_a_stream_that_ignores_the_drain_is_cut(private: Any, topic: str) -> None:
     async with private(SEQGATE_LEDGER_DRAIN_TIMEOUT_S="0.1") as services:
         async with publishing(services.ledger, topic, "p") as publisher:
             ending = asyncio.create_task(services.stack.terminate("ledger"))
@@ -240,7 +249,7 @@ async def test_a_stream_that_does_not_move_away_is_cut(private: Any, topic: str)
         assert events[-1] == "stopped"
 
 
-async def test_a_call_under_way_is_finished(stoppable: Services, topic: str) -> None:
+async def test_a_pending_call_is_finished(stoppable: Services, topic: str) -> None:
     async with writes_held_up(stoppable.stack) as waiting:
         asking = asyncio.create_task(_await(stoppable.dedup.Admit(claim(topic))))
         await eventually(waiting, "the script waits")
@@ -248,7 +257,7 @@ async def test_a_call_under_way_is_finished(stoppable: Services, topic: str) -> 
         await not_gone_but_closed(stoppable)
         assert not asking.done()
     answer = await asking
-    assert list(answer.verdicts.producers[0].verdicts) == [dedup_pb2.VERDICT_NEW]
+    assert list(answer.verdicts.producers[0].verdicts) == [dedup_pb2.CLAIM_VERDICT_NEW]
     assert await ending == 0
 
 
@@ -266,12 +275,12 @@ async def _await(call: Any) -> Any:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-async def test_an_interrupt_is_a_request_to_stop_too(stoppable: Services, service: str) -> None:
+async def test_an_interrupt_stops_a_service_cleanly(stoppable: Services, service: str) -> None:
     os.kill(pids_of(stoppable.stack)[service], signal.SIGINT)
     assert await stoppable.stack.ended(service) == 0
 
 
-async def test_a_service_that_asks_redis_all_the_time_ends_when_told_to(private: Any) -> None:
+async def test_a_service_that_calls_redis_continuously_stops_on_request(private: Any) -> None:
     """Python 3.11's wait_for, which the Redis client uses, loses a cancellation now and then."""
     async with private(
         SEQGATE_DEDUP_HEALTH_INTERVAL_S="0.0001", SEQGATE_DEDUP_PURGE_INTERVAL_S="0.0001"
@@ -290,10 +299,8 @@ async def test_a_service_that_asks_redis_all_the_time_ends_when_told_to(private:
 async def test_a_call_ends_by_its_deadline_while_redis_hangs(frail: Services, topic: str) -> None:
     with paused(frail.stack, "redis"):
         for make in (
-            lambda **more: frail.dedup.Admit(claim(topic), **more),
-            lambda **more: frail.dedup.GetTopicStatus(
-                dedup_pb2.GetTopicStatusRequest(topic=topic), **more
-            ),
+            partial(frail.dedup.Admit, claim(topic)),
+            partial(frail.dedup.GetTopicStatus, dedup_pb2.GetTopicStatusRequest(topic=topic)),
         ):
             async with asyncio.timeout(10):
                 with pytest.raises(aio.AioRpcError) as caught:
@@ -306,12 +313,12 @@ async def test_a_call_ends_by_its_deadline_while_redis_hangs(frail: Services, to
     # What the lost calls did is found out, and nothing is let through twice.
     answer = await frail.dedup.Admit(claim(topic))
     assert answer.verdicts.producers[0].verdicts[0] in (
-        dedup_pb2.VERDICT_NEW,
-        dedup_pb2.VERDICT_IN_FLIGHT,
+        dedup_pb2.CLAIM_VERDICT_NEW,
+        dedup_pb2.CLAIM_VERDICT_IN_FLIGHT,
     )
 
 
-async def test_a_producer_is_told_when_its_topic_cannot_be_opened(
+async def test_a_producer_gets_an_error_when_its_topic_cannot_be_opened(
     frail: Services, topic: str
 ) -> None:
     assert await frail.stack.terminate("dedup") == 0
@@ -332,7 +339,7 @@ async def test_a_producer_is_told_when_its_topic_cannot_be_opened(
     await eventually(opens, "the topic opens")
 
 
-async def test_a_producer_is_told_when_its_messages_cannot_be_judged(
+async def test_a_producer_gets_an_error_when_its_messages_cannot_be_judged(
     frail: Services, topic: str
 ) -> None:
     async with publishing(frail.ledger, topic, "p") as publisher:
@@ -365,7 +372,7 @@ async def stored_in_the_end(publisher: Publisher, sequence_id: int) -> None:
 class Relay:
     """A gRPC server in front of another, which notes how long each call may take."""
 
-    def __init__(self, target: aio.Channel) -> None:
+    def __init__(self, target: RawChannel) -> None:
         self.target = target
         self.remaining_s: dict[str, list[float | None]] = {}
 
@@ -404,8 +411,8 @@ async def relay_to(address: str) -> AsyncIterator[tuple[Relay, str]]:
             await server.stop(None)
 
 
-async def test_a_callers_deadline_is_passed_on(services: Services, topic: str) -> None:
-    """ForgetTopic is called on behalf of DeleteTopic, and has no more time than it."""
+async def test_a_callers_deadline_is_propagated(services: Services, topic: str) -> None:
+    """ForgetTopic is called on behalf of DeleteTopic, and has the same deadline."""
     async with (
         relay_to(services.stack.address("dedup")) as (relay, address),
         second_ledger(services, SEQGATE_LEDGER_DEDUP_TARGET=address) as ledger,
@@ -413,7 +420,7 @@ async def test_a_callers_deadline_is_passed_on(services: Services, topic: str) -
         for deadline_s in (3.0, None, 1000.0):
             await ledger.CreateTopic(pb.CreateTopicRequest(topic=topic))
             await ledger.DeleteTopic(pb.DeleteTopicRequest(topic=topic), timeout=deadline_s)
-        first, second, third = relay.remaining_s[f"/{DEDUP}/ForgetTopic"]
+        first, second, third = relay.remaining_s[f"/{DEDUP_WRITER}/ForgetTopic"]
     assert first is not None
     assert 0 < first < 3.5  # on the wire a deadline has two or three digits
     for without in (second, third):  # but never more than its own
@@ -457,14 +464,14 @@ async def logged_call(
     return found[-1]
 
 
-async def test_every_call_is_logged_for_those_who_look_closely(frail: Services, topic: str) -> None:
+async def test_every_call_is_logged_at_debug_level(frail: Services, topic: str) -> None:
     await frail.status(topic)
     found = await logged_call(frail, "dedup", f"/{DEDUP}/GetTopicStatus", code="OK")
     assert found["level"] == "debug"
 
 
-async def test_every_line_of_the_logs_is_json_whatever_happens(tmp_path: Path, topic: str) -> None:
-    """With gRPC as talkative as it is by itself."""
+async def test_every_log_line_is_json(tmp_path: Path, topic: str) -> None:
+    """With gRPC's default verbosity."""
     async with running(tmp_path / "stack", GRPC_VERBOSITY="") as services:
         stack = services.stack
         async with publishing(services.ledger, topic, "p") as publisher:
@@ -493,16 +500,14 @@ async def test_every_line_of_the_logs_is_json_whatever_happens(tmp_path: Path, t
                 assert {"event", "level", "timestamp"} <= line.keys()
 
 
-async def test_a_mistake_of_ours_is_internal_without_our_insides(
-    tmp_path: Path, topic: str
-) -> None:
+async def test_a_defect_is_reported_as_internal_without_details(tmp_path: Path, topic: str) -> None:
     async with (
         Stack(tmp_path / "stack") as stack,
         channel_to(stack.address("dedup")) as channel,
         Redis.from_url(stack.redis_url) as redis,
     ):
         await redis.set(topic_key(TopicName.parse(topic)), "no hash")
-        ask = channel.unary_unary(
+        ask: aio.UnaryUnaryMultiCallable[dedup_pb2.GetProducerRequest, bytes] = channel.unary_unary(
             f"/{DEDUP}/GetProducer",
             request_serializer=dedup_pb2.GetProducerRequest.SerializeToString,
         )
@@ -565,6 +570,25 @@ async def end_of(*arguments: str, cwd: Path, **environment: str) -> Ended:
         return Ended(child.returncode, out.decode(), error.decode())
 
 
+async def end_of_service(service: str, folder: Path, **environment: str) -> Ended:
+    """What becomes of a service that ends by itself. It is given settings that make it keep in a
+    folder what it begins with."""
+    file = folder / f"{service}.log"
+    if service in ("ledger", "cursor"):
+        environment.setdefault(f"SEQGATE_{service.upper()}_STORE_PATH", str(folder / "begun.db"))
+    with file.open("wb") as log:
+        command = [sys.executable, "-m", f"seqgate.services.{service}"]
+        child = await Stack.start_process(command, log.fileno(), {**os.environ, **environment})
+    try:
+        async with asyncio.timeout(END_S):
+            status = await child.wait()
+    except TimeoutError:
+        raise AssertionError("the service does not end") from None
+    finally:
+        tell(child, signal.SIGKILL)
+    return Ended(status, "", file.read_text())
+
+
 SETTINGS: dict[str, tuple[str, dict[str, str], str]] = {
     "a number that is none": ("ledger", {"WINDOW_MESSAGES": "many"}, "window_messages"),
     "a number too small": ("ledger", {"WINDOW_MESSAGES": "0"}, "window_messages"),
@@ -613,10 +637,10 @@ async def test_a_service_does_not_start_with(tmp_path: Path, what: str) -> None:
                 file.write_text(value)
             value = str(file)
         environment[f"SEQGATE_{service.upper()}_{name}"] = value
-    ended = await end_of("-m", f"seqgate.services.{service}", cwd=tmp_path, **environment)
+    ended = await end_of_service(service, tmp_path, **environment)
     assert ended.status == 2, ended
     assert ended.error.startswith(f"{service}: ")
-    assert named in ended.error
+    assert named in ended.error.lower()
     assert "Traceback" not in ended.error
     assert not list(tmp_path.glob("*.db")), "nothing was begun"
 
@@ -652,7 +676,7 @@ async def test_a_port_belongs_to_one_process(
     """Or the two would share the callers silently."""
     address = services.stack.address(service)
     environment = {f"SEQGATE_{service.upper()}_LISTEN": address, "GRPC_VERBOSITY": ""}
-    ended = await end_of("-m", f"seqgate.services.{service}", cwd=tmp_path, **environment)
+    ended = await end_of_service(service, tmp_path, **environment)
     assert ended.status == 1
     lines = [json.loads(line) for line in ended.error.splitlines() if line.startswith("{")]
     assert lines[-1]["event"] == "failed"
@@ -694,9 +718,9 @@ async def test_a_service_does_not_start_when_its_database_is(
     file = tmp_path / "data" / f"{service}.db"
     file.mkdir(parents=True)
     spoil(file)
-    ended = await end_of(
-        *("-m", f"seqgate.services.{service}"),
-        cwd=tmp_path,
+    ended = await end_of_service(
+        service,
+        tmp_path,
         **{
             f"SEQGATE_{service.upper()}_LISTEN": "127.0.0.1:0",
             f"SEQGATE_{service.upper()}_STORE_PATH": str(file),
@@ -707,16 +731,16 @@ async def test_a_service_does_not_start_when_its_database_is(
 
 
 @pytest.mark.parametrize("policies", ["[cluster]\nenable = true\n", None], ids=["wrong", "gone"])
-async def test_dedup_does_not_start_with_policies_it_cannot_use(
+async def test_dedup_does_not_start_with_invalid_policies(
     tmp_path: Path, policies: str | None
 ) -> None:
-    """There are no earlier ones to stay with, and the built-in ones may be the wrong ones."""
+    """There are no earlier ones to keep, and the built-in ones may be wrong."""
     file = tmp_path / "policies.toml"
     if policies is not None:
         file.write_text(policies)
-    ended = await end_of(
-        *("-m", "seqgate.services.dedup"),
-        cwd=tmp_path,
+    ended = await end_of_service(
+        "dedup",
+        tmp_path,
         SEQGATE_DEDUP_LISTEN="127.0.0.1:0",
         SEQGATE_DEDUP_POLICY_FILE=str(file),
     )
@@ -740,7 +764,7 @@ async def stack_command(
             assert child.returncode is None
             return endpoints.exists()
 
-        await eventually(healthy, "the stack is healthy", within_s=30)
+        await eventually(healthy, "the stack is healthy")
         found = json.loads(endpoints.read_text())
         try:
             yield child, found
@@ -767,7 +791,7 @@ async def ledger_at(endpoints: Mapping[str, Any]) -> AsyncIterator[Any]:
         yield LedgerServiceStub(channel)
 
 
-async def test_the_stack_ends_when_told_to_and_goes_on_from_its_folder(
+async def test_the_stack_stops_on_request_and_resumes_from_its_folder(
     tmp_path: Path, topic: str
 ) -> None:
     folder = tmp_path / "stack"
@@ -785,7 +809,7 @@ async def test_the_stack_ends_when_told_to_and_goes_on_from_its_folder(
                     expected = STORED if sequence_id == round_ else DUPLICATE
                     assert receipt.status == expected
             child.send_signal(number)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(END_S):
                 assert await child.wait() == 0
             out, error = await child.communicate()
             assert endpoints["ledger"] in out.decode()
@@ -806,11 +830,11 @@ async def test_a_folder_belongs_to_one_stack(tmp_path: Path) -> None:
             assert await health(endpoints[service]) == "SERVING"
 
 
-@pytest.mark.parametrize("name", ["redis", *SERVICES])
+@pytest.mark.parametrize("name", some_of(["redis", *SERVICES], every=3))
 async def test_the_stack_ends_when_one_of_its_processes_does(tmp_path: Path, name: str) -> None:
     async with stack_command(tmp_path / "stack") as (child, endpoints):
         os.kill(endpoints["pids"][name], signal.SIGKILL)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(END_S):
             out, error = await child.communicate()
         assert child.returncode == 1
         assert f"{name} ended" in error.decode()
@@ -823,14 +847,14 @@ async def test_no_process_outlives_a_stack_that_was_killed(tmp_path: Path) -> No
         *("-m", "tools.stack", "run", "--dir", str(folder)),
         *("--endpoints", str(tmp_path / "endpoints.json")),
     ) as child:
-        await eventually((tmp_path / "endpoints.json").exists, "the stack is healthy", within_s=30)
+        await eventually((tmp_path / "endpoints.json").exists, "the stack is healthy")
         pids = json.loads((tmp_path / "endpoints.json").read_text())["pids"]
         child.kill()
         await child.wait()
         await eventually(lambda: not any(map(lives, pids.values())), "all have ended")
 
 
-async def test_the_stack_listens_where_it_is_told_to(tmp_path: Path) -> None:
+async def test_the_stack_listens_on_the_given_addresses(tmp_path: Path) -> None:
     base = consecutive_ports(6)
     async with stack_command(tmp_path / "stack", "--port-base", str(base)) as (_, endpoints):
         assert endpoints["redis"] == f"redis://127.0.0.1:{base}/0"
@@ -869,7 +893,7 @@ def _is_free(port: int) -> bool:
     return True
 
 
-async def test_the_stack_says_how_it_is_used(tmp_path: Path) -> None:
+async def test_the_stack_shows_its_usage(tmp_path: Path) -> None:
     for arguments in ((), ("run", "--dir", "x", "--port-base", "y")):
         ended = await end_of("-m", "tools.stack", *arguments, cwd=tmp_path)
         assert ended.status == 2

@@ -1,8 +1,8 @@
 """The conformance scenarios of the reference, by their numbers, over real services and the wire
-itself: A (verdicts), B (batches), C (failures, reconnects) and D (recovery). Where Pulsar and what
-is required of us differ, the latter holds.
+itself: A (verdicts), B (batches), C (failures, reconnects) and D (recovery). Where Pulsar and our
+requirements differ, the latter apply.
 
-Others are held elsewhere: 17, 18, 33, 36 in test_client.py, 32 in test_ledger_api.py, 35 in
+Others are tested elsewhere: 17, 18, 33, 36 in test_client.py, 32 in test_ledger_api.py, 35 in
 unit/test_outbox.py, 38 in simulation/, 41, 56 to 60, 62 and 63 in test_policies.py.
 """
 
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 from grpc import StatusCode, aio
 
-from seqgate.api.entry.v1.entry_pb2 import Position
+from seqgate.api.common.v1.common_pb2 import Position
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import connect
 from seqgate.message_id import MessageId
@@ -140,7 +140,7 @@ async def test_holes_are_legal(services: Services, topic: str) -> None:
     assert await watermarks(services, topic) == (5, 5)
 
 
-async def test_a_duplicate_is_answered_with_the_originals_place(
+async def test_a_duplicate_is_answered_with_the_position_of_the_original(
     services: Services, topic: str
 ) -> None:
     """3. Pulsar answers with -1:-1."""
@@ -153,7 +153,7 @@ async def test_a_duplicate_is_answered_with_the_originals_place(
     assert await messages(services.stack, topic) == [(0, b"first"), (1, b"x")]
 
 
-async def test_an_id_that_was_overtaken_is_no_success(services: Services, topic: str) -> None:
+async def test_an_overtaken_id_is_stale(services: Services, topic: str) -> None:
     """4. Pulsar answers with success."""
     async with publishing(services.ledger, topic, "p") as p:
         await p.store(single(1, 5))
@@ -164,7 +164,7 @@ async def test_an_id_that_was_overtaken_is_no_success(services: Services, topic:
     assert await services.ids(topic) == [5]
 
 
-async def test_a_copy_of_what_is_being_appended_gets_the_same_answer(
+async def test_a_copy_of_a_message_in_flight_gets_the_same_answer(
     services: Services, topic: str
 ) -> None:
     """5. Pulsar's second copy ends with "cannot determine whether it is a duplicate"."""
@@ -189,10 +189,8 @@ async def _is_pushed(services: Services, topic: str, sequence_id: int) -> bool:
     return pushed is not None and pushed >= sequence_id
 
 
-async def test_below_what_is_being_appended_nothing_is_decided_before_it_is(
-    services: Services, topic: str
-) -> None:
-    """6. 5 is let through, nothing is durable: 0 is neither new nor a duplicate."""
+async def test_ids_below_one_in_flight_wait_for_its_outcome(services: Services, topic: str) -> None:
+    """6. 5 is admitted, nothing is durable: 0 is neither new nor a duplicate."""
     async with publishing(services.ledger, topic, "p") as p:
         with appends_held_back(services.stack):
             await p.send(single(1, 5))
@@ -219,7 +217,7 @@ async def test_without_deduplication_an_id_is_stored_twice_and_none_is_remembere
     assert await services.ids(system) == [6, 6]
 
 
-async def test_a_marker_is_stored_whatever_its_id_and_changes_no_watermark(
+async def test_a_marker_with_any_id_is_stored_and_changes_no_watermark(
     services: Services, topic: str
 ) -> None:
     """8."""
@@ -236,7 +234,7 @@ async def test_a_marker_is_stored_whatever_its_id_and_changes_no_watermark(
     assert await watermarks(services, topic) == (6, 6)
 
 
-async def test_what_is_refused_moves_no_watermark(services: Services, topic: str) -> None:
+async def test_refused_messages_move_no_watermark(services: Services, topic: str) -> None:
     """11, 12, 22: too large, damaged, a highest id below the lowest; then 9 is still new."""
     async with publishing(services.ledger, topic, "p") as p:
         await p.store(single(1, 8))
@@ -260,7 +258,7 @@ async def test_what_is_refused_moves_no_watermark(services: Services, topic: str
 # ---- B. Batches
 
 
-async def test_a_batch_is_as_many_messages_as_it_holds(services: Services, topic: str) -> None:
+async def test_a_batch_counts_each_of_its_messages(services: Services, topic: str) -> None:
     """13, 16: [1..5] on 0; sent again it is one duplicate."""
     async with publishing(services.ledger, topic, "p") as p:
         await p.store(single(1, 0))
@@ -273,7 +271,7 @@ async def test_a_batch_is_as_many_messages_as_it_holds(services: Services, topic
     assert (described.entries, described.messages) == (2, 6)
 
 
-BATCHES = {
+BATCHES: dict[str, tuple[list[Sequence[int]], list[Sequence[int]], list[str]]] = {
     # what is durable, what is sent together then, and the answers: §1.6, in the better form
     "new": ([[0]], [range(1, 6)], ["STORED"]),
     "overlaps what is in flight": (
@@ -309,7 +307,7 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("case", BATCHES)
-async def test_a_batch_is_answered_by_what_became_of_its_messages(
+async def test_a_batch_is_answered_by_the_fates_of_its_messages(
     services: Services, topic: str, case: str
 ) -> None:
     """14, 15, 16, and the table of worked cases."""
@@ -334,7 +332,7 @@ def _said(receipt: pb.Receipt) -> str:
     return f"{text}: {told}" if told else text
 
 
-async def test_what_follows_a_partly_stored_batch_waits_for_its_new_part(
+async def test_messages_after_a_partly_stored_batch_wait_for_its_rest(
     services: Services, topic: str
 ) -> None:
     """15: never is anything of 6, 7, 8 overtaken."""
@@ -348,9 +346,7 @@ async def test_what_follows_a_partly_stored_batch_waits_for_its_new_part(
     assert await services.ids(topic) == [0, 6, 9, 10]
 
 
-async def test_what_one_flush_by_key_makes_is_one_publication(
-    services: Services, topic: str
-) -> None:
+async def test_a_flush_by_key_is_one_publication(services: Services, topic: str) -> None:
     """19: A{0,3,4} and B{1,2} lie in the log as 1,2 and 0,3,4; each id is known afterwards."""
 
     def by_key(request_id: int) -> pb.Publication:
@@ -384,9 +380,9 @@ async def test_what_one_flush_by_key_makes_is_one_publication(
 # ---- C. Failure, reconnect, concurrency
 
 
-async def test_what_does_not_fit_into_a_full_store_is_new_again(private: Any, topic: str) -> None:
-    """23, 24: 6 is stored, the append of 10..19 fails, for q's 7 too where it is in the same one.
-    Every watermark goes back. What is sent again is stored; what is not never appears."""
+async def test_messages_refused_by_a_full_store_are_new_again(private: Any, topic: str) -> None:
+    """23, 24: 6 is stored, the append of 10..19 fails, and with it q's 7 in the same group. Every
+    watermark goes back. Messages sent again are stored; the others never appear."""
     large = b"x" * 1_000_000
     async with private(SEQGATE_LEDGER_STORE_BYTES_MAX="3000000") as services:
         async with (
@@ -430,11 +426,9 @@ sys.exit(run_service(LedgerConfig, run))
 """The ledger service, soon giving up on a database that somebody else has."""
 
 
-async def test_an_append_of_unknown_outcome_is_found_out_and_the_topic_goes_on(
-    tmp_path: Path, topic: str
-) -> None:
+async def test_an_append_with_an_unknown_outcome_is_resolved(tmp_path: Path, topic: str) -> None:
     """26: while the store does not answer every publish fails; then the topic is taken again, and
-    what was in flight is stored once, where it is sent again."""
+    messages in flight that are sent again are stored once."""
     async with (
         Stack(tmp_path, commands={"ledger": [sys.executable, "-c", IMPATIENT]}) as stack,
         connected(stack) as services,
@@ -459,7 +453,7 @@ async def test_an_append_of_unknown_outcome_is_found_out_and_the_topic_goes_on(
         assert await services.ids(topic, "p") == [6, 7, 8, 9]
 
 
-async def test_what_was_appended_before_the_connection_dropped_is_a_duplicate(
+async def test_a_message_appended_before_a_disconnection_is_a_duplicate(
     services: Services, topic: str
 ) -> None:
     """27."""
@@ -480,7 +474,7 @@ async def test_what_was_appended_before_the_connection_dropped_is_a_duplicate(
     assert await services.ids(topic) == [0, 1, 3]
 
 
-async def test_what_was_not_let_through_when_the_connection_dropped_is_new(
+async def test_a_message_not_admitted_before_a_disconnection_is_new(
     services: Services, topic: str
 ) -> None:
     """27, the other way round: it was sent, and deduplication did not answer yet."""
@@ -496,7 +490,7 @@ async def test_what_was_not_let_through_when_the_connection_dropped_is_new(
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["stopped", "killed"])
-async def test_what_was_durable_before_the_ledger_ended_is_known_after(
+async def test_durable_ids_survive_a_restart_of_the_ledger(
     frail: Services, topic: str, kill: bool
 ) -> None:
     """29, 30, 37: 0..9 stored, the process ends, and 8, 9 come again; then 10."""
@@ -525,9 +519,7 @@ async def test_what_was_durable_before_the_ledger_ended_is_known_after(
     assert await frail.ids(topic) == [*range(10), 12]
 
 
-async def test_a_first_producer_is_told_that_there_is_no_last_id(
-    services: Services, topic: str
-) -> None:
+async def test_a_new_producer_has_no_last_id(services: Services, topic: str) -> None:
     """31; absent is not 0, and an initial id is given back as the last one."""
     async with publishing(services.ledger, topic, "p") as p:
         assert not p.opened.HasField("last_sequence_id")
@@ -540,10 +532,10 @@ async def test_a_first_producer_is_told_that_there_is_no_last_id(
         assert (await q.store(single(1, 42))).status == STORED
 
 
-async def test_a_ledger_that_is_killed_in_the_middle_of_a_stream_stores_each_message_once(
+async def test_a_ledger_killed_amid_a_stream_stores_each_message_once(
     frail: Services, topic: str
 ) -> None:
-    """27, with kill -9 at a moment that nobody chose: what is unanswered is sent again in order."""
+    """27, with kill -9 at a random moment: unanswered messages are sent again in order."""
     count = 1_000
     unanswered = dict.fromkeys(range(count))
     for kill_after in (20, 5, None):  # requests
@@ -576,7 +568,7 @@ async def test_a_ledger_that_is_killed_in_the_middle_of_a_stream_stores_each_mes
 # ---- several at once
 
 
-async def test_whatever_several_producers_send_again_each_message_is_stored_once(
+async def test_messages_repeated_by_many_producers_are_stored_once(
     services: Services, topic: str, seed: int
 ) -> None:
     """Messages and batches of five producers, each thing sent once or several times, some of it
@@ -661,7 +653,7 @@ def _note(history: History, producer: str, ids: Sequence[int], receipt: pb.Recei
         )
 
 
-async def test_topics_do_not_wait_for_each_other(services: Services, topic: str) -> None:
+async def test_topics_do_not_block_one_another(services: Services, topic: str) -> None:
     """Twenty topics with the same producer's name and the same ids."""
     topics = [f"{topic}-{number}" for number in range(20)]
 

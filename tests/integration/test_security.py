@@ -1,6 +1,6 @@
-"""Who calls, over real TLS: certificates, tokens, their renewal, and what is refused.
+"""Authentication over real TLS: certificates, tokens, their renewal, and refusals.
 
-The service is the filter service: it keeps nothing, and has a stream.
+The service is the filter service: it has no state, and a stream.
 """
 
 import asyncio
@@ -588,7 +588,7 @@ async def test_a_revoked_role_denies_the_next_request_of_an_open_stream(
             await exchange(stream, 2)
 
 
-async def test_a_stream_whose_first_request_names_nothing_is_denied(
+async def test_a_stream_whose_first_request_names_no_topic_is_denied(
     mutual: Served, authority: Authority, access: Path
 ) -> None:
     replace(access, ACCESS.replace('"read"', '"keep"').encode())
@@ -668,7 +668,8 @@ async def test_reflection_requires_the_right_to_administer(
         files = authority.issue("reflecting", uris=[uri])
         security = Security(TLS(authority.file, files.certificate, files.key))
         async with open_channel(f"localhost:{mutual.port}", security) as channel:
-            call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+            stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]
+            call = stub.ServerReflectionInfo()
             await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
             return await call.read()
 

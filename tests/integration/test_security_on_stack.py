@@ -1,4 +1,4 @@
-"""Who may do what, over all services as processes: TLS both ways, identities, and every right."""
+"""Authorization over all services as processes: mutual TLS, identities, and every right."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -12,13 +12,11 @@ import pytest
 import pytest_asyncio
 from grpc import StatusCode, aio
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.cursor.v1 import cursor_pb2
-from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
 from seqgate.api.dedup.v1 import dedup_pb2
-from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
-from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
@@ -35,6 +33,7 @@ from tests.support.nursery import Nursery
 from tests.support.rpcs import TOPIC, VERBS, Rpc, rpcs
 from tests.support.scrape import scraped
 from tests.support.secured_stack import SecuredStack, first_answer, rules
+from tests.support.stubs import cursor_stub, dedup_stub
 from tests.support.waiting import eventually
 from tools.stack.stack import SERVICES
 
@@ -70,7 +69,7 @@ async def status(channel: aio.Channel, rpc: Rpc, request: Any) -> Any:
     return None
 
 
-async def test_every_method_is_denied_to_every_verb_that_is_not_for_it(
+async def test_every_method_is_denied_to_verbs_that_do_not_allow_it(
     secured: SecuredStack,
 ) -> None:
     denied = 0
@@ -93,7 +92,7 @@ async def test_every_method_is_denied_to_every_verb_that_is_not_for_it(
     await nothing_is_there(secured)
 
 
-async def test_every_method_is_denied_outside_of_the_topics_of_a_rule(
+async def test_every_method_is_denied_outside_the_topics_of_a_rule(
     secured: SecuredStack,
 ) -> None:
     for service in SERVICES:
@@ -107,7 +106,7 @@ async def test_every_method_is_denied_outside_of_the_topics_of_a_rule(
     await nothing_is_there(secured)
 
 
-async def test_every_method_is_refused_to_who_shows_nothing_that_counts(
+async def test_every_method_is_refused_without_valid_credentials(
     secured: SecuredStack,
 ) -> None:
     nameless = secured.authority.issue("nameless", cn="\x7f")
@@ -126,7 +125,7 @@ async def test_every_method_is_refused_to_who_shows_nothing_that_counts(
     await nothing_is_there(secured)
 
 
-async def test_no_role_gives_what_another_service_asks_for(secured: SecuredStack) -> None:
+async def test_service_roles_do_not_grant_the_calls_of_others(secured: SecuredStack) -> None:
     for caller in ("ledger", "dedup", "cursor", "dispatcher", "filter"):
         for service in SERVICES:
             async with secured.channel(service, secured.shown[caller]) as channel:
@@ -140,7 +139,7 @@ async def test_no_role_gives_what_another_service_asks_for(secured: SecuredStack
 
 
 async def test_denials_are_counted_by_reason_and_method(secured: SecuredStack) -> None:
-    """Who is denied what in the logs, how often in the metrics: of each process its own."""
+    """The logs name principal and right, the metrics have the counts: each process its own."""
     issuer = secured.issuer
     nameless = secured.authority.issue("unnamed", cn="\x7f")
     reasons: dict[str, Any] = {
@@ -208,7 +207,7 @@ async def nothing_is_there(secured: SecuredStack) -> None:
         secured.channel("cursor", secured.shown["jobs"]) as cursor,
     ):
         ledgers: Any = LedgerServiceStub(ledger)
-        cursors: Any = CursorServiceStub(cursor)
+        cursors: Any = cursor_stub(cursor)
         asked = ledger_pb2.ListTopicsRequest(prefix="acme/shop/orders")
         assert not (await ledgers.ListTopics(asked, timeout=PATIENCE_S)).topics
         for topic in (TOPIC, "acme/other/orders"):
@@ -248,7 +247,7 @@ async def test_a_user_publishes_consumes_and_reads(
     assert seen == set(read) == {b"%d" % number for number in range(20)}
 
 
-async def test_services_may_do_for_users_what_they_are_asked_to(secured: SecuredStack) -> None:
+async def test_services_may_make_the_calls_that_users_requests_need(secured: SecuredStack) -> None:
     topic, token = "acme/shop/served", secured.issuer.token("all")
     tls = secured.security().tls
     addresses = secured.target("ledger"), secured.address("dispatcher")
@@ -260,8 +259,8 @@ async def test_services_may_do_for_users_what_they_are_asked_to(secured: Secured
         secured.channel("dedup", token=token) as dedup_channel,
         secured.channel("dispatcher", token=token) as dispatcher_channel,
     ):
-        ledger: Any = LedgerServiceStub(ledger_channel)  # type: ignore[call-overload]
-        dedup: Any = DedupServiceStub(dedup_channel)
+        ledger: Any = LedgerServiceStub(ledger_channel)
+        dedup: Any = dedup_stub(dedup_channel)
         dispatcher: Any = DispatcherServiceStub(dispatcher_channel)
         async with client.producer(topic, name="p") as producer:
             for _ in range(3):
@@ -277,8 +276,8 @@ async def test_services_may_do_for_users_what_they_are_asked_to(secured: Secured
         assert taken.producers == 1
 
         # the dispatcher asks filter, and puts dead letters with the ledger
-        start = dispatcher_pb2.Start(earliest=dispatcher_pb2.Earliest())
-        named = {"topic": topic, "subscription": "billing"}
+        start = common_pb2.Start(earliest=common_pb2.Earliest())
+        named: dict[str, Any] = {"topic": topic, "subscription": "billing"}
         made = dispatcher_pb2.CreateSubscriptionRequest(**named, start=start)
         await dispatcher.CreateSubscription(made, timeout=PATIENCE_S)
         chain = [filter_pb2.Filter(name="f", version=1, expression="producer == 'p'")]
@@ -301,7 +300,7 @@ async def test_services_may_do_for_users_what_they_are_asked_to(secured: Secured
 
         # the ledger asks cursor what holds a trim back, and dedup to forget a topic
         trim = ledger_pb2.TrimTopicRequest(topic=topic)
-        trim.before.CopyFrom(entry_pb2.Position(ledger_id=1, entry_id=3))
+        trim.before.CopyFrom(common_pb2.Position(ledger_id=1, entry_id=3))
         await ledger.TrimTopic(trim, timeout=PATIENCE_S)
         await ledger.DeleteTopic(
             ledger_pb2.DeleteTopicRequest(topic=topic, force=True), timeout=PATIENCE_S
@@ -314,7 +313,7 @@ async def test_services_may_do_for_users_what_they_are_asked_to(secured: Secured
         assert state.producers == 0
 
 
-async def test_the_client_says_what_it_may_not(secured: SecuredStack) -> None:
+async def test_the_client_raises_what_was_denied(secured: SecuredStack) -> None:
     tls = secured.security().tls
     addresses = secured.target("ledger"), secured.address("dispatcher")
     async with connect(*addresses, tls=tls, token=secured.issuer.token("read")) as client:
@@ -360,7 +359,7 @@ async def test_a_publisher_is_cut_off_when_the_rules_change(secured: SecuredStac
             secured.access_file.write_text(rules())
 
 
-async def test_a_job_shows_its_certificate_or_a_token(
+async def test_a_job_authenticates_with_a_certificate_or_a_token(
     secured: SecuredStack, tmp_path: Path
 ) -> None:
     asked = ledger_pb2.ListTopicsRequest(prefix="acme/shop/")
@@ -385,7 +384,7 @@ async def test_a_job_shows_its_certificate_or_a_token(
     assert await asyncio.to_thread(code, jobs, file) is StatusCode.PERMISSION_DENIED
 
 
-async def test_the_command_line_shows_what_it_is_told_to(
+async def test_the_command_line_uses_the_given_credentials(
     secured: SecuredStack, command: CommandLine, tmp_path: Path
 ) -> None:
     file = tmp_path / "token"
@@ -415,7 +414,7 @@ async def test_the_command_line_shows_what_it_is_told_to(
     assert missing.error["reason"] == "INVALID_SETTINGS"
 
 
-async def test_services_go_on_when_their_certificates_are_renewed(secured: SecuredStack) -> None:
+async def test_services_continue_when_their_certificates_are_renewed(secured: SecuredStack) -> None:
     security = secured.security()
     async with connect(
         secured.target("ledger"), secured.address("dispatcher"), tls=security.tls

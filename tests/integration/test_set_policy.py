@@ -7,13 +7,16 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, NamedTuple
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from grpc import StatusCode, aio
 from redis.asyncio import Redis
 
 from seqgate.api.cursor.v1 import cursor_pb2
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
+from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client import Client, connect
+from seqgate.times import duration
 from seqgate.types import TOPIC_NAME_BYTES_MAX
 from tests.integration.refusals import check, refused, status_of_call
 from tests.integration.services import (
@@ -23,6 +26,7 @@ from tests.integration.services import (
     serving,
     writes_held_up,
 )
+from tests.support.depth import times
 from tests.support.publisher import publishing, single
 from tests.support.waiting import eventually
 
@@ -31,7 +35,7 @@ DEFAULT, CLUSTER = pb.POLICY_SOURCE_DEFAULT, pb.POLICY_SOURCE_CLUSTER
 NAMESPACE, TOPIC = pb.POLICY_SOURCE_NAMESPACE, pb.POLICY_SOURCE_TOPIC
 REFUSE = pb.FULL_TOPIC_ACTION_REFUSE
 INVALID, UNAVAILABLE = StatusCode.INVALID_ARGUMENT, StatusCode.UNAVAILABLE
-ROUNDS = 200
+ROUNDS = times(quick=40, full=200)
 
 Private = Callable[..., AbstractAsyncContextManager[Services]]
 
@@ -55,7 +59,7 @@ async def replicas(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Re
         yield Replicas(services, services.dedup, two)
 
 
-async def put(dedup: Any, values: pb.PolicyValues | None = None, **level: str) -> None:
+async def put(dedup: Any, values: pb.PolicyValues | None = None, **level: Any) -> None:
     await dedup.SetPolicy(pb.SetPolicyRequest(values=values, **level))
 
 
@@ -72,7 +76,7 @@ async def effective(dedup: Any, topic: str) -> pb.Policy:
 
 async def deduplicates(dedup: Any, topic: str) -> bool:
     """As a writer is told who claims nothing."""
-    request = pb.AdmitRequest(topic=topic, writer=pb.Writer(epoch=1))
+    request = writer_pb2.AdmitRequest(topic=topic, writer=writer_pb2.Writer(epoch=1))
     return bool((await dedup.Admit(request)).verdicts.deduplicated)
 
 
@@ -111,7 +115,7 @@ _numbers = itertools.count(1)
 # ---- at once, everywhere
 
 
-async def test_the_next_call_on_the_other_replica_goes_by_what_was_set(
+async def test_the_next_call_on_another_replica_applies_a_new_policy(
     replicas: Replicas, topic: str
 ) -> None:
     """Switched off and on, on either replica."""
@@ -122,8 +126,8 @@ async def test_the_next_call_on_the_other_replica_goes_by_what_was_set(
         assert await deduplicates(other, topic) is enabled, f"round {each}"
 
 
-async def test_the_next_call_sees_a_new_limit(replicas: Replicas, topic: str) -> None:
-    """On the topic and on its namespace in turn, and as what counts for whoever claims."""
+async def test_the_next_call_applies_a_new_limit(replicas: Replicas, topic: str) -> None:
+    """On the topic and on its namespace in turn, and as it applies to claims."""
     namespace = topic.replace("public/default/", "public/limits-").replace("[", "-")
     topic = f"{namespace}/t"
     for each in range(1, ROUNDS + 1):
@@ -136,28 +140,28 @@ async def test_the_next_call_sees_a_new_limit(replicas: Replicas, topic: str) ->
             await put(setting, limit(each), namespace=namespace)
             assert await max_producers(other, topic) == (each, NAMESPACE)
     await put(replicas.one, pb.PolicyValues(max_producers=1, on_full=REFUSE), topic=topic)
-    claims = [pb.Claims(producer_name=name, sequence_ids=[1]) for name in ("p", "q")]
-    request = pb.AdmitRequest(topic=topic, writer=pb.Writer(epoch=1), claims=claims)
+    claims = [writer_pb2.Claims(producer_name=name, sequence_ids=[1]) for name in ("p", "q")]
+    request = writer_pb2.AdmitRequest(topic=topic, writer=writer_pb2.Writer(epoch=1), claims=claims)
     with refused(StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_PRODUCERS"):
         await replicas.two.Admit(request)
 
 
-async def test_a_stream_goes_by_what_was_set_from_the_next_request_on(
+async def test_an_open_stream_applies_a_new_policy_from_its_next_request(
     replicas: Replicas, topic: str
 ) -> None:
     stream = replicas.two.Exchange()
-    request = pb.AdmitRequest(topic=topic, writer=pb.Writer(epoch=1))
+    request = writer_pb2.AdmitRequest(topic=topic, writer=writer_pb2.Writer(epoch=1))
     for each in range(ROUNDS):
         enabled = each % 2 == 1
         await put(replicas.one, pb.PolicyValues(enabled=enabled), topic=topic)
-        await stream.write(pb.ExchangeRequest(request_id=each, admit=request))
+        await stream.write(writer_pb2.ExchangeRequest(request_id=each, admit=request))
         answer = await stream.read()
         assert answer.admit.verdicts.deduplicated is enabled, f"round {each}"
     await stream.done_writing()
 
 
-async def test_replicas_that_set_at_once_agree(replicas: Replicas, topic: str) -> None:
-    for each in range(50):
+async def test_concurrent_changes_on_replicas_converge(replicas: Replicas, topic: str) -> None:
+    for each in range(times(quick=15, full=50)):
         numbers = [each * 10 + i + 1 for i in range(6)]
         await asyncio.gather(
             *(put(replicas[1 + i % 2], limit(n), topic=topic) for i, n in enumerate(numbers))
@@ -171,20 +175,18 @@ async def test_replicas_that_set_at_once_agree(replicas: Replicas, topic: str) -
         assert stored.max_producers in numbers
 
 
-async def test_a_redis_that_forgets_between_makes_no_replica_miss_anything(
+async def test_no_replica_misses_a_change_when_redis_loses_its_data(
     replicas: Replicas, topic: str
 ) -> None:
     async with Redis.from_url(replicas.services.stack.redis_url) as redis:
-        for each in range(1, 50):
+        for each in range(1, times(quick=15, full=50)):
             await put(replicas.one, limit(each), topic=topic)
             await redis.flushdb()
             assert await max_producers(replicas.two, topic) == (each, TOPIC)
             assert await max_producers(replicas.one, topic) == (each, TOPIC)
 
 
-async def test_switching_by_calls_under_publishing_leaves_no_hole(
-    replicas: Replicas, topic: str
-) -> None:
+async def test_switching_by_calls_under_load_leaves_no_hole(replicas: Replicas, topic: str) -> None:
     """Set on the replica that the log does not ask."""
     enough = asyncio.Event()
     services = replicas.services
@@ -215,8 +217,8 @@ async def test_switching_by_calls_under_publishing_leaves_no_hole(
 async def test_a_call_wins_over_the_file_on_its_level_until_it_is_removed(
     replicas: Replicas, topic: str
 ) -> None:
-    """Scenarios 41 and 57: the most specific level wins, value by value, and what is removed on one
-    uncovers the next."""
+    """Scenarios 41 and 57: the most specific level wins, value by value, and removing a value
+    uncovers that of the next level."""
     services, one, two = replicas
     namespace = "public/covered"
     topic = topic.replace("public/default", namespace)
@@ -249,7 +251,7 @@ async def test_a_call_wins_over_the_file_on_its_level_until_it_is_removed(
     assert await max_producers(one, topic) == (10_000, DEFAULT)
 
 
-async def test_a_producer_that_connects_is_told_its_last_id_where_calls_let_it_deduplicate(
+async def test_a_connecting_producer_gets_its_last_id_where_calls_enable_deduplication(
     replicas: Replicas, topic: str
 ) -> None:
     """Scenario 57, by calls: cluster's built-in, namespace, topic, and back again."""
@@ -284,17 +286,17 @@ async def test_a_producer_that_connects_is_told_its_last_id_where_calls_let_it_d
 
 EVERYTHING = pb.PolicyValues(
     enabled=False,
-    producer_inactivity_timeout_minutes=0,
+    producer_inactivity_timeout=duration(0),
     max_producers=1,
     on_full=REFUSE,
     snapshot_entries=0,
-    snapshot_interval_s=0,
+    snapshot_interval=duration(0),
 )
 
 
-async def test_what_was_set_is_given_back_as_it_was(replicas: Replicas, topic: str) -> None:
+async def test_policies_are_returned_as_set(replicas: Replicas, topic: str) -> None:
     """A value of 0 is a value; and a level that sets nothing says so."""
-    levels = {"topic": topic}, {"namespace": "public/given-back"}
+    levels: list[dict[str, Any]] = [{"topic": topic}, {"namespace": "public/given-back"}]
     for level in levels:
         assert await got(replicas.two, **level) == pb.PolicyValues()
         for values in (EVERYTHING, limit(3), pb.PolicyValues(enabled=True), pb.PolicyValues()):
@@ -310,7 +312,7 @@ async def test_a_deleted_topic_leaves_no_policy_and_a_forgotten_one_does(
 ) -> None:
     await put(replicas.one, limit(3), topic=topic)
     for deleted, expected in ((False, limit(3)), (True, pb.PolicyValues())):
-        request = pb.ForgetTopicRequest(topic=topic, incarnation=1, deleted=deleted)
+        request = writer_pb2.ForgetTopicRequest(topic=topic, incarnation=1, deleted=deleted)
         await replicas.two.ForgetTopic(request)
         assert await got(replicas.one, topic=topic) == expected
     assert await max_producers(replicas.one, topic) == (10_000, DEFAULT)
@@ -335,7 +337,7 @@ async def test_the_cursors_of_policies_are_of_a_system_topic_without_a_log(
 # ---- durable
 
 
-async def test_what_was_set_outlasts_everything_that_runs(private: Private, topic: str) -> None:
+async def test_policies_survive_a_restart_of_every_process(private: Private, topic: str) -> None:
     """Every process is started again, and Redis has forgotten all it knew."""
     async with private() as services:
         await put(services.dedup, pb.PolicyValues(enabled=False), topic=topic)
@@ -352,7 +354,7 @@ async def test_what_was_set_outlasts_everything_that_runs(private: Private, topi
 # ---- when somebody is away
 
 
-async def test_without_the_cursor_service_known_topics_go_on_and_others_wait_for_it(
+async def test_without_the_cursor_service_known_topics_continue_and_others_wait(
     private: Private, topic: str
 ) -> None:
     known, new = topic, f"{topic}-new"
@@ -368,8 +370,8 @@ async def test_without_the_cursor_service_known_topics_go_on_and_others_wait_for
         with refused(UNAVAILABLE, "CURSORS_UNAVAILABLE"):
             await deduplicates(services.dedup, new)
         stream = services.dedup.Exchange()
-        admit = pb.AdmitRequest(topic=new, writer=pb.Writer(epoch=1))
-        await stream.write(pb.ExchangeRequest(request_id=1, admit=admit))
+        admit = writer_pb2.AdmitRequest(topic=new, writer=writer_pb2.Writer(epoch=1))
+        await stream.write(writer_pb2.ExchangeRequest(request_id=1, admit=admit))
         assert (await stream.read()).error.code == UNAVAILABLE.value[0]
         await stream.done_writing()
         for call in (
@@ -416,7 +418,9 @@ async def _answers(question: Callable[[], Any]) -> bool:
         return False
 
 
-async def test_a_fresh_replica_refuses_until_it_can_ask(private: Private, topic: str) -> None:
+async def test_a_new_replica_refuses_until_it_reads_the_policies(
+    private: Private, topic: str
+) -> None:
     """It cannot know that deduplication was switched off; publishing waits, and loses nothing."""
     async with private() as services:
         await put(services.dedup, pb.PolicyValues(enabled=False), topic=topic)
@@ -435,10 +439,10 @@ async def test_a_fresh_replica_refuses_until_it_can_ask(private: Private, topic:
         await eventually(lambda: _answers(off), "the cursor service is reached")
 
 
-async def test_without_a_cursor_service_the_file_counts_and_nothing_can_be_set(
+async def test_without_a_cursor_service_the_file_applies_and_changes_are_refused(
     private: Private, topic: str
 ) -> None:
-    """And where the file switches deduplication off, nobody waits for Redis either."""
+    """And where the file switches deduplication off, no call waits for Redis either."""
     off = f'[topic."{topic}-off"]\nenabled = false\n[topic."{topic}"]\nmax_producers = 5\n'
     async with private(policies=off, SEQGATE_DEDUP_CURSOR_TARGET="") as services:
         assert await max_producers(services.dedup, topic) == (5, TOPIC)
@@ -450,10 +454,10 @@ async def test_without_a_cursor_service_the_file_counts_and_nothing_can_be_set(
         await services.stack.run("redis")
 
 
-async def test_while_redis_takes_no_token_nothing_is_said_to_be_set(
+async def test_a_change_is_not_acknowledged_while_redis_refuses_its_token(
     private: Private, topic: str
 ) -> None:
-    """Who is told UNAVAILABLE asks again, and then it counts."""
+    """A caller that gets UNAVAILABLE retries, and then the change applies."""
     async with private(SEQGATE_DEDUP_REDIS_TIMEOUT_S="0.2") as services:
         assert await max_producers(services.dedup, topic) == (10_000, DEFAULT)
         async with writes_held_up(services.stack):
@@ -463,7 +467,7 @@ async def test_while_redis_takes_no_token_nothing_is_said_to_be_set(
         assert await max_producers(services.dedup, topic) == (7, TOPIC)
 
 
-async def test_a_replica_that_dies_in_a_call_leaves_the_others_right(
+async def test_a_replica_that_dies_in_a_call_leaves_the_others_consistent(
     private: Private, topic: str
 ) -> None:
     """Killed after the property was written and before the token was; the caller asks another."""
@@ -492,21 +496,23 @@ async def test_a_replica_that_dies_in_a_call_leaves_the_others_right(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("producer_inactivity_timeout_minutes", 525_601),
-        ("producer_inactivity_timeout_minutes", 2**32 - 1),
+        ("producer_inactivity_timeout", duration(525_601 * 60_000)),
+        ("producer_inactivity_timeout", duration(59_999)),
+        ("producer_inactivity_timeout", Duration(seconds=-60)),
         ("max_producers", 0),
         ("max_producers", 100_001),
         ("snapshot_entries", 1_000_001),
-        ("snapshot_interval_s", 86_401),
+        ("snapshot_interval", duration(86_401_000)),
+        ("snapshot_interval", duration(1_001)),
         ("on_full", 3),
         ("on_full", -1),
     ],
 )
-async def test_a_value_out_of_its_bounds_is_refused_and_changes_nothing(
-    replicas: Replicas, topic: str, field: str, value: int
+async def test_a_value_out_of_bounds_is_refused_and_changes_nothing(
+    replicas: Replicas, topic: str, field: str, value: Any
 ) -> None:
     await put(replicas.one, limit(3), topic=topic)
-    values = pb.PolicyValues(enabled=False, **{field: value})  # type: ignore[arg-type]
+    values = pb.PolicyValues(enabled=False, **{field: value})
     with pytest.raises(aio.AioRpcError) as caught:
         await put(replicas.one, values, topic=topic)
     status = status_of_call(caught.value)
@@ -521,16 +527,16 @@ async def test_a_value_out_of_its_bounds_is_refused_and_changes_nothing(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("producer_inactivity_timeout_minutes", 525_600),
+        ("producer_inactivity_timeout", duration(525_600 * 60_000)),
         ("max_producers", 100_000),
         ("snapshot_entries", 1_000_000),
-        ("snapshot_interval_s", 86_400),
+        ("snapshot_interval", duration(86_400_000)),
     ],
 )
-async def test_the_highest_values_are_taken(
-    replicas: Replicas, topic: str, field: str, value: int
+async def test_the_highest_values_are_accepted(
+    replicas: Replicas, topic: str, field: str, value: Any
 ) -> None:
-    values = pb.PolicyValues(**{field: value})  # type: ignore[arg-type]
+    values = pb.PolicyValues(**{field: value})
     await put(replicas.one, values, topic=topic)
     assert await got(replicas.two, topic=topic) == values
     assert getattr(await effective(replicas.two, topic), field) == value
@@ -553,7 +559,7 @@ LONG = "t/" + "n" * (TOPIC_NAME_BYTES_MAX - len("t/") - len("/__dedup_policies")
         ({"topic": "public/default/@namespace"}, "INVALID_TOPIC_NAME"),
     ],
 )
-async def test_what_is_no_level_is_refused(
+async def test_an_invalid_level_is_refused(
     replicas: Replicas, level: dict[str, str], reason: str
 ) -> None:
     for call in (put(replicas.one, limit(3), **level), got(replicas.one, **level)):
@@ -561,7 +567,7 @@ async def test_what_is_no_level_is_refused(
             await call
 
 
-async def test_a_namespace_of_a_long_name_keeps_no_policies_and_its_topics_are_served(
+async def test_a_namespace_with_a_long_name_has_no_policies_and_is_served(
     replicas: Replicas,
 ) -> None:
     await put(replicas.one, limit(3), namespace=LONG)
@@ -574,7 +580,7 @@ async def test_a_namespace_of_a_long_name_keeps_no_policies_and_its_topics_are_s
 
 
 async def test_a_system_topic_takes_no_policy(replicas: Replicas, topic: str) -> None:
-    """Scenario 56: whatever is set on the levels above, it never deduplicates."""
+    """Scenario 56: it never deduplicates, regardless of the levels above."""
     namespace = "public/systems"
     system = f"{namespace}/__changes"
     for values in (pb.PolicyValues(enabled=True), pb.PolicyValues()):

@@ -6,16 +6,20 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import StatusCode
 from redis.asyncio import Redis
 
+from seqgate.api.common.v1 import common_pb2
+from seqgate.api.common.v1.common_pb2 import Position
 from seqgate.api.cursor.v1 import cursor_pb2
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
-from seqgate.api.entry.v1.entry_pb2 import Position
+from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.client import Client, Producer
-from seqgate.services.dedup import servicer as limits
+from seqgate.services.dedup import writer_servicer as limits
 from seqgate.services.dedup.adapters.keys import topic_key
 from seqgate.services.dedup.core.snapshot import ABOUT
+from seqgate.times import timestamp
 from seqgate.types import DEDUP_CURSOR, SEQUENCE_ID_MAX, TopicName
 from tests.integration.refusals import refused
 from tests.integration.services import Services, log_lines
@@ -42,12 +46,12 @@ async def snapshot(services: Services, topic: str) -> cursor_pb2.Cursor | None:
     cursors = await services.cursor.ListCursors(cursor_pb2.ListCursorsRequest(topic=topic))
     if DEDUP_CURSOR not in [each.name for each in cursors.cursors]:
         return None
-    request = cursor_pb2.GetCursorRequest(topic=topic, name=DEDUP_CURSOR)
+    request = cursor_pb2.GetCursorRequest(topic=topic, cursor=DEDUP_CURSOR)
     found: cursor_pb2.Cursor = (await services.cursor.GetCursor(request)).cursor
     return found
 
 
-async def test_a_snapshot_is_told_of_also_when_redis_remembers_nothing(
+async def test_a_snapshot_is_reported_after_redis_lost_its_state(
     private: Private, topic: str
 ) -> None:
     async with private(policies=EVERY_TEN) as services:
@@ -119,7 +123,9 @@ async def test_after_ten_entries_the_tenth_carries_all_producers(
         assert (status.entries_since_snapshot, status.snapshot_error) == (0, "")
 
 
-async def test_by_time_where_something_is_new(private: Private, topic: str) -> None:
+async def test_snapshots_are_taken_by_time_when_the_state_changed(
+    private: Private, topic: str
+) -> None:
     """Scenarios 40, 42 and 43: deduplication is off for the cluster, and on for the topic."""
     policies = BY_TIME + f'enabled = false\n[topic."{topic}"]\nenabled = true\n'
     async with private(
@@ -131,12 +137,12 @@ async def test_by_time_where_something_is_new(private: Private, topic: str) -> N
             first = await snapshot_at(services, topic, 4)
             await p.send(b"")
             second = await snapshot_at(services, topic, 5)
-        assert second.version > first.version
+        assert second.revision > first.revision
         assert (await services.status(topic)).entries_since_snapshot == 0
 
 
-async def test_after_a_clean_stop_nothing_is_left_to_replay(private: Private, topic: str) -> None:
-    """Scenarios 44 and 46: the services stop, and Redis comes back empty."""
+async def test_a_clean_stop_leaves_nothing_to_replay(private: Private, topic: str) -> None:
+    """Scenarios 44 and 46: the services stop, and Redis restarts empty."""
     async with private(policies=NEVER) as services, producer(services, topic) as p:
         for _ in range(7):
             await p.send(b"")
@@ -152,8 +158,10 @@ async def test_after_a_clean_stop_nothing_is_left_to_replay(private: Private, to
         assert (await services.producers(topic))["p"].persisted_sequence_id == 6
 
 
-async def test_what_redis_forgot_is_the_snapshot_and_the_tail(private: Private, topic: str) -> None:
-    """The tail is replayed; the rest is not read again. Each producer's activity comes back."""
+async def test_lost_state_is_restored_from_the_snapshot_and_the_tail(
+    private: Private, topic: str
+) -> None:
+    """The tail is replayed; the rest is not read again. Each producer's activity is restored."""
     async with private(policies=EVERY_TEN) as services:
         async with producer(services, topic) as p:
             for _ in range(10):
@@ -171,7 +179,7 @@ async def test_what_redis_forgot_is_the_snapshot_and_the_tail(private: Private, 
         assert (await services.producers(topic))["p"].last_active.seconds >= active.seconds
 
 
-async def test_a_snapshot_that_is_asked_for_is_taken_at_once(private: Private, topic: str) -> None:
+async def test_a_requested_snapshot_is_taken_at_once(private: Private, topic: str) -> None:
     async with private(policies=NEVER) as services:
         request = pb.TakeSnapshotRequest(topic=topic)
         assert not (await services.dedup.TakeSnapshot(request)).HasField("position")
@@ -184,7 +192,7 @@ async def test_a_snapshot_that_is_asked_for_is_taken_at_once(private: Private, t
         assert marks(await snapshot_at(services, topic, 0)) == {"p": "0"}
 
 
-async def test_without_the_cursor_service_publishing_goes_on_and_the_status_says_why(
+async def test_without_the_cursor_service_publishing_continues_and_the_status_explains(
     private: Private, topic: str
 ) -> None:
     """Scenario 48."""
@@ -212,13 +220,15 @@ async def test_without_the_cursor_service_publishing_goes_on_and_the_status_says
         await eventually(mended, "the next occasion is taken")
 
 
-async def test_a_deleted_topic_takes_its_snapshot_along(private: Private, topic: str) -> None:
+async def test_deleting_a_topic_deletes_its_snapshot(private: Private, topic: str) -> None:
     async with private(policies=EVERY_TEN) as services:
         async with producer(services, topic) as p:
             for _ in range(10):
                 await p.send(b"")
             await snapshot_at(services, topic, 9)
-        request = pb.ForgetTopicRequest(topic=topic, incarnation=SEQUENCE_ID_MAX, deleted=True)
+        request = writer_pb2.ForgetTopicRequest(
+            topic=topic, incarnation=SEQUENCE_ID_MAX, deleted=True
+        )
         await services.dedup.ForgetTopic(request)
         assert await snapshot(services, topic) is None
 
@@ -226,20 +236,27 @@ async def test_a_deleted_topic_takes_its_snapshot_along(private: Private, topic:
 # ---- states that are loaded
 
 
-def state(topic: str, entry_id: int, **producers: int) -> list[pb.LoadStateRequest]:
+def state(topic: str, entry_id: int, **producers: int) -> list[writer_pb2.LoadStateRequest]:
     """A state of incarnation 1, up to an entry of ledger 1."""
-    header = pb.LoadHeader(
+    header = writer_pb2.LoadHeader(
         topic=topic, incarnation=1, through=Position(ledger_id=1, entry_id=entry_id)
     )
     states = [
-        pb.ProducerState(name=name, highest_sequence_id=highest, last_active=1_750_000_000_000)
+        writer_pb2.ProducerState(
+            name=name, highest_sequence_id=highest, last_active=timestamp(1_750_000_000_000)
+        )
         for name, highest in producers.items()
     ]
-    return [pb.LoadStateRequest(header=header), pb.LoadStateRequest(producers=states)]
+    return [
+        writer_pb2.LoadStateRequest(header=header),
+        writer_pb2.LoadStateRequest(producers=states),
+    ]
 
 
-async def load(dedup: Any, requests: Iterable[pb.LoadStateRequest]) -> pb.LoadStateResponse:
-    answer: pb.LoadStateResponse = await dedup.LoadState(iter(list(requests)))
+async def load(
+    dedup: Any, requests: Iterable[writer_pb2.LoadStateRequest]
+) -> writer_pb2.LoadStateResponse:
+    answer: writer_pb2.LoadStateResponse = await dedup.LoadState(iter(list(requests)))
     return answer
 
 
@@ -258,7 +275,7 @@ async def test_a_state_is_loaded_once_and_kept(services: Services, dedup: Any, t
     await snapshot_at(services, topic, 5)
 
 
-async def test_a_state_takes_the_place_of_a_newer_one_only_if_it_is_told_to(
+async def test_a_loaded_state_replaces_a_newer_one_only_on_request(
     services: Services, dedup: Any, topic: str
 ) -> None:
     await load(dedup, state(topic, 5, p=9))
@@ -270,22 +287,21 @@ async def test_a_state_takes_the_place_of_a_newer_one_only_if_it_is_told_to(
     assert (await services.producers(topic))["p"].persisted_sequence_id == 2
 
 
-async def test_an_unfinished_message_goes_on_where_the_loaded_state_says(
-    dedup: Any, topic: str
-) -> None:
-    chunk = pb.Chunk(uuid="u", chunk_id=1, num_chunks=3, total_bytes=9)
+async def test_an_unfinished_message_resumes_from_the_loaded_state(dedup: Any, topic: str) -> None:
+    chunk = common_pb2.Chunk(uuid="u", chunk_id=1, num_chunks=3, total_bytes=9)
     requests = state(topic, 5)
     requests[1].producers.add(name="p", highest_sequence_id=4, unfinished=chunk)
     await load(dedup, requests)
-    request = pb.AdmitRequest(
-        topic=topic, writer=pb.Writer(incarnation=1, epoch=2, position=requests[0].header.through)
+    request = writer_pb2.AdmitRequest(
+        topic=topic,
+        writer=writer_pb2.Writer(incarnation=1, epoch=2, position=requests[0].header.through),
     )
     claims = request.claims.add(producer_name="p", sequence_ids=[4, 4])
     for place, chunk_id in enumerate((1, 2)):
         claims.chunks[place].CopyFrom(chunk)
         claims.chunks[place].chunk_id = chunk_id
     (judged,) = (await dedup.Admit(request)).verdicts.producers
-    assert list(judged.verdicts) == [pb.VERDICT_DUPLICATE, pb.VERDICT_NEW]
+    assert list(judged.verdicts) == [pb.CLAIM_VERDICT_DUPLICATE, pb.CLAIM_VERDICT_NEW]
 
 
 async def test_a_state_of_an_older_incarnation_is_fenced(dedup: Any, topic: str) -> None:
@@ -296,10 +312,10 @@ async def test_a_state_of_an_older_incarnation_is_fenced(dedup: Any, topic: str)
         await load(dedup, state(topic, 9))
 
 
-async def test_a_load_under_a_writer_makes_it_confirm_the_rest(
+async def test_a_state_loaded_under_a_writer_makes_it_confirm_the_rest(
     private: Private, topic: str
 ) -> None:
-    """Also when what is loaded is older: nothing is judged by half a state."""
+    """Even if the loaded state is older: nothing is judged by half a state."""
     async with private(policies=NEVER) as services, producer(services, topic) as p:
         for _ in range(9):
             await p.send(b"")
@@ -328,25 +344,28 @@ async def test_a_load_under_a_writer_makes_it_confirm_the_rest(
             lambda given: given[1].producers.add(name="x", highest_sequence_id=2**63),
             "INVALID_SEQUENCE_ID",
         ),
-        (lambda given: given[1].producers.add(name="x", last_active=2**63), "INVALID_STATE"),
         (
-            lambda given: given[1].producers.add(name="x", unfinished=pb.Chunk(uuid="u")),
+            lambda given: given[1].producers.add(name="x", last_active=Timestamp(seconds=2**60)),
+            "INVALID_STATE",
+        ),
+        (
+            lambda given: given[1].producers.add(name="x", unfinished=common_pb2.Chunk(uuid="u")),
             "INVALID_STATE",
         ),
         (
             lambda given: given[1].producers.add(
                 name="x",
-                unfinished=pb.Chunk(uuid="u", chunk_id=2, num_chunks=3, total_bytes=9),
+                unfinished=common_pb2.Chunk(uuid="u", chunk_id=2, num_chunks=3, total_bytes=9),
             ),
             "INVALID_STATE",
         ),
     ],
 )
-async def test_a_state_that_cannot_be_is_refused_and_nothing_is_loaded(
+async def test_an_invalid_state_is_refused_and_nothing_is_loaded(
     services: Services,
     dedup: Any,
     topic: str,
-    change: Callable[[list[pb.LoadStateRequest]], None],
+    change: Callable[[list[writer_pb2.LoadStateRequest]], None],
     reason: str,
 ) -> None:
     given = state(topic, 5, p=9)
@@ -356,16 +375,18 @@ async def test_a_state_that_cannot_be_is_refused_and_nothing_is_loaded(
     assert (await services.status(topic)).state == pb.TOPIC_STATE_ABSENT
 
 
-async def test_a_state_holds_so_many_producers_and_no_more(
+async def test_the_producers_of_a_state_are_bounded(
     services: Services, dedup: Any, topic: str
 ) -> None:
     """As many as fit come in many messages; of those, policy keeps the most recently active."""
     most = limits.LOADED_PRODUCERS_MAX
     (header, _) = state(topic, 5)
     pages = [
-        pb.LoadStateRequest(
+        writer_pb2.LoadStateRequest(
             producers=[
-                pb.ProducerState(name=f"p{index}", highest_sequence_id=index, last_active=index)
+                writer_pb2.ProducerState(
+                    name=f"p{index}", highest_sequence_id=index, last_active=timestamp(index)
+                )
                 for index in range(first, first + 20_000)
             ]
         )
@@ -374,6 +395,6 @@ async def test_a_state_holds_so_many_producers_and_no_more(
     outcome = await load(dedup, [header, *pages])
     assert (outcome.loaded, outcome.left_out) == (True, most - 10_000)
     assert (await services.status(topic)).producers == 10_000
-    pages.append(pb.LoadStateRequest(producers=[pb.ProducerState(name="one more")]))
+    pages.append(writer_pb2.LoadStateRequest(producers=[writer_pb2.ProducerState(name="one more")]))
     with refused(StatusCode.INVALID_ARGUMENT, "INVALID_STATE"):
         await load(dedup, [header, *pages])

@@ -1,4 +1,4 @@
-"""What traces show when not all is well: what was sent again, recoveries, and snapshots."""
+"""Traces of retries, recoveries and snapshots."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,7 +28,7 @@ async def producing(services: Services) -> AsyncIterator[Producer]:
         yield producer
 
 
-async def test_what_is_sent_again_is_below_the_same_span(
+async def test_retried_publications_share_a_parent_span(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with otlp_receiver() as received:
@@ -93,7 +93,7 @@ async def test_a_recovery_is_a_trace(tmp_path: Path) -> None:
         assert replay.attributes[names.ENTRIES] == 1
 
 
-async def test_a_snapshot_is_a_part_of_what_asks_for_it_or_a_trace(tmp_path: Path) -> None:
+async def test_a_snapshot_is_a_child_of_its_request_or_a_trace_of_its_own(tmp_path: Path) -> None:
     async with otlp_receiver() as received:
         variables = otel_variables(received, SEQGATE_DEDUP_SNAPSHOT_CHECK_INTERVAL_S="3600")
         async with running(tmp_path / "stack", services=SERVICES, **variables) as services:

@@ -10,13 +10,13 @@ from google.rpc.error_details_pb2 import RetryInfo
 from grpc import StatusCode, aio
 from redis.asyncio import Redis
 
+from seqgate.api.common.v1.common_pb2 import Position
 from seqgate.api.cursor.v1 import cursor_pb2
-from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
 from seqgate.api.dedup.v1 import dedup_pb2
-from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
-from seqgate.api.entry.v1.entry_pb2 import Position
+from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.times import timestamp
 from seqgate.types import DEDUP_CURSOR
 from tests.integration.refusals import check, refused, status_of_call
 from tests.integration.services import (
@@ -29,6 +29,7 @@ from tests.integration.services import (
     serving,
 )
 from tests.support.publisher import publishing, single
+from tests.support.stubs import cursor_stub, dedup_stub
 from tests.support.waiting import eventually
 from tools.stack.stack import Stack
 
@@ -67,13 +68,13 @@ async def create(
     services: Services, topic: str, name: str, mark_delete: Position | None = None
 ) -> None:
     await services.cursor.CreateCursor(
-        cursor_pb2.CreateCursorRequest(topic=topic, name=name, mark_delete=mark_delete)
+        cursor_pb2.CreateCursorRequest(topic=topic, cursor=name, mark_delete=mark_delete)
     )
 
 
 async def acknowledge(services: Services, topic: str, name: str, position: Position) -> None:
     await services.cursor.MarkDelete(
-        cursor_pb2.MarkDeleteRequest(topic=topic, name=name, position=position)
+        cursor_pb2.MarkDeleteRequest(topic=topic, cursor=name, position=position)
     )
 
 
@@ -99,7 +100,7 @@ async def test_a_trim_waits_for_the_slowest_cursor(services: Services, topic: st
     await create(services, topic, "slow", at(3))
     await create(services, topic, "quick", at(8))
     held = await trim(services, topic, at(6))
-    assert (held.removed_entries, held.first, held.held_back_by) == (0, at(0), ["never"])
+    assert (held.removed_entries, held.first, [*held.held_back_by]) == (0, at(0), ["never"])
     await acknowledge(services, topic, "never", at(3))
     held = await trim(services, topic, at(6))
     assert (held.removed_entries, held.first) == (4, at(4))
@@ -107,10 +108,10 @@ async def test_a_trim_waits_for_the_slowest_cursor(services: Services, topic: st
     for name in ("never", "slow"):
         await acknowledge(services, topic, name, at(5))
     free = await trim(services, topic, at(6))
-    assert (free.removed_entries, free.first, free.held_back_by) == (2, at(6), [])
+    assert (free.removed_entries, free.first, [*free.held_back_by]) == (2, at(6), [])
 
 
-async def test_a_cursor_far_beyond_its_ledger_lets_all_of_it_go(
+async def test_a_cursor_beyond_its_ledger_allows_a_trim_of_all_of_it(
     services: Services, topic: str
 ) -> None:
     await publish(services, topic, *range(ENTRIES))
@@ -118,31 +119,33 @@ async def test_a_cursor_far_beyond_its_ledger_lets_all_of_it_go(
     assert (await trim(services, topic, at(5))).held_back_by == ["far"]
     await acknowledge(services, topic, "far", at(2**63 - 1))
     answer = await trim(services, topic, at(0, 2))
-    assert (answer.removed_entries, answer.held_back_by) == (ENTRIES, [])
+    assert (answer.removed_entries, [*answer.held_back_by]) == (ENTRIES, [])
 
 
-async def test_deduplications_own_cursor_holds_nothing_back(services: Services, topic: str) -> None:
+async def test_the_deduplication_cursor_does_not_limit_a_trim(
+    services: Services, topic: str
+) -> None:
     await publish(services, topic, 0, 1)
     await services.settled(topic)
     assert (await snapshot(services, topic)).position == at(1)
     await publish(services, topic, *range(2, ENTRIES))
     await services.settled(topic)
     answer = await trim(services, topic, at(ENTRIES - 1))
-    assert (answer.removed_entries, answer.held_back_by) == (ENTRIES - 1, [])
+    assert (answer.removed_entries, [*answer.held_back_by]) == (ENTRIES - 1, [])
     assert DEDUP_CURSOR in await cursors(services, topic)
     assert await publish(services, topic, ENTRIES - 1, ENTRIES) == [DUPLICATE, STORED]
 
 
-async def test_a_topic_without_deduplication_is_not_held_back_by_it(private: Any) -> None:
+async def test_a_topic_without_deduplication_is_not_limited_by_its_cursor(private: Any) -> None:
     topic = "public/default/off"
     async with private(policies='[topic."public/default/off"]\nenabled = false\n') as services:
         await publish(services, topic, *range(ENTRIES))
         await create(services, topic, DEDUP_CURSOR)
         answer = await trim(services, topic, at(ENTRIES - 1))
-        assert (answer.removed_entries, answer.held_back_by) == (ENTRIES - 1, [])
+        assert (answer.removed_entries, [*answer.held_back_by]) == (ENTRIES - 1, [])
 
 
-async def test_nothing_is_trimmed_while_cursors_do_not_answer(
+async def test_nothing_is_trimmed_while_the_cursor_service_is_unavailable(
     stoppable: Services, topic: str
 ) -> None:
     stack = stoppable.stack
@@ -169,7 +172,7 @@ async def trims(services: Services, topic: str, before: Position) -> bool:
     return True
 
 
-async def test_a_cursor_service_that_hangs_is_waited_for_no_longer_than_the_caller_does(
+async def test_a_hanging_cursor_service_is_awaited_until_the_callers_deadline(
     stoppable: Services, topic: str
 ) -> None:
     await publish(stoppable, topic, *range(ENTRIES))
@@ -181,12 +184,12 @@ async def test_a_cursor_service_that_hangs_is_waited_for_no_longer_than_the_call
     assert (await get(stoppable, topic)).first == at(0)
 
 
-async def test_without_a_cursor_service_nothing_is_held_back(private: Any, topic: str) -> None:
+async def test_without_a_cursor_service_nothing_limits_a_trim(private: Any, topic: str) -> None:
     async with private(SEQGATE_LEDGER_CURSOR_TARGET="") as services:
         await publish(services, topic, *range(ENTRIES))
         await create(services, topic, "nobody-asks")
         answer = await trim(services, topic, at(5))
-        assert (answer.first, answer.held_back_by) == (at(5), [])
+        assert (answer.first, [*answer.held_back_by]) == (at(5), [])
 
 
 # ---- deleting
@@ -207,7 +210,7 @@ async def test_a_deleted_topic_leaves_no_cursors(services: Services, topic: str)
     assert not status.HasField("snapshot")
 
 
-async def test_a_deleted_topic_leaves_no_policy_of_its_own(services: Services, topic: str) -> None:
+async def test_a_deleted_topic_leaves_no_policy(services: Services, topic: str) -> None:
     await publish(services, topic, 0)
     values = dedup_pb2.PolicyValues(max_producers=7)
     await services.dedup.SetPolicy(dedup_pb2.SetPolicyRequest(topic=topic, values=values))
@@ -216,7 +219,7 @@ async def test_a_deleted_topic_leaves_no_policy_of_its_own(services: Services, t
     assert left.values == dedup_pb2.PolicyValues()
 
 
-async def test_a_topic_is_deleted_though_cursors_do_not_answer(
+async def test_a_topic_is_deleted_while_the_cursor_service_is_unavailable(
     stoppable: Services, topic: str
 ) -> None:
     await publish(stoppable, topic, 0)
@@ -253,7 +256,7 @@ async def retaining(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[S
         yield services
 
 
-async def test_a_topic_is_kept_as_large_as_it_may_be(retaining: Services, topic: str) -> None:
+async def test_retention_keeps_a_topic_within_its_size(retaining: Services, topic: str) -> None:
     await publish(retaining, topic, *range(ENTRIES), size_bytes=1_000)
 
     async def small_enough() -> bool:
@@ -266,7 +269,7 @@ async def test_a_topic_is_kept_as_large_as_it_may_be(retaining: Services, topic:
     assert await publish(retaining, topic, ENTRIES - 1, ENTRIES) == [DUPLICATE, STORED]
 
 
-async def test_what_a_cursor_has_not_acknowledged_is_kept_whatever_the_size(
+async def test_unacknowledged_entries_are_kept_beyond_the_size(
     retaining: Services, topic: str
 ) -> None:
     await create(retaining, topic, "c", at(1))
@@ -288,7 +291,9 @@ async def test_what_a_cursor_has_not_acknowledged_is_kept_whatever_the_size(
     await eventually(lambda: starts_at(5))
 
 
-async def test_with_no_time_to_keep_it_what_is_acknowledged_goes(private: Any, topic: str) -> None:
+async def test_with_no_retention_time_acknowledged_entries_are_removed(
+    private: Any, topic: str
+) -> None:
     async with private(
         SEQGATE_LEDGER_RETENTION_MINUTES="0", SEQGATE_LEDGER_TRIM_INTERVAL_S="0.02"
     ) as services:
@@ -317,19 +322,21 @@ async def forget(services: Services, topic: str) -> None:
     async with Redis.from_url(services.stack.redis_url) as redis:
         await redis.flushall()
     for name in await cursors(services, topic):
-        await services.cursor.DeleteCursor(cursor_pb2.DeleteCursorRequest(topic=topic, name=name))
+        await services.cursor.DeleteCursor(cursor_pb2.DeleteCursorRequest(topic=topic, cursor=name))
 
 
 async def load(services: Services, topic: str, through: Position, highest: int) -> bool:
     described = await get(services, topic)
-    header = dedup_pb2.LoadHeader(
+    header = writer_pb2.LoadHeader(
         topic=topic, incarnation=described.incarnation or 1, through=through
     )
-    state = dedup_pb2.ProducerState(name="p", highest_sequence_id=highest, last_active=1)
+    state = writer_pb2.ProducerState(
+        name="p", highest_sequence_id=highest, last_active=timestamp(1)
+    )
 
-    def requests() -> Iterator[dedup_pb2.LoadStateRequest]:
-        yield dedup_pb2.LoadStateRequest(header=header)
-        yield dedup_pb2.LoadStateRequest(producers=[state])
+    def requests() -> Iterator[writer_pb2.LoadStateRequest]:
+        yield writer_pb2.LoadStateRequest(header=header)
+        yield writer_pb2.LoadStateRequest(producers=[state])
 
     answer = await services.dedup.LoadState(requests())
     return bool(answer.loaded)
@@ -349,9 +356,7 @@ async def goes_on(services: Services, topic: str, sequence_id: int, status: int)
         return False
 
 
-async def test_a_topic_that_waits_goes_on_when_its_state_is_loaded(
-    private: Any, topic: str
-) -> None:
+async def test_a_waiting_topic_resumes_when_its_state_is_loaded(private: Any, topic: str) -> None:
     async with private(SEQGATE_LEDGER_INLINE_REPLAY_ENTRIES_MAX=str(ENTRIES - 1)) as services:
         await publish(services, topic, *range(ENTRIES))
         await services.settled(topic)
@@ -371,7 +376,7 @@ async def test_a_topic_that_waits_goes_on_when_its_state_is_loaded(
         assert await publish(services, topic, 3, ENTRIES) == [DUPLICATE, STORED]
 
 
-async def test_a_damaged_entry_gives_no_verdict_and_a_loaded_state_leads_past_it(
+async def test_a_damaged_entry_gives_no_verdict_until_a_state_is_loaded_past_it(
     tmp_path: Path, topic: str
 ) -> None:
     async with (
@@ -383,8 +388,8 @@ async def test_a_damaged_entry_gives_no_verdict_and_a_loaded_state_leads_past_it
         services = Services(
             stack,
             LedgerServiceStub(ledger),
-            DedupServiceStub(dedup),
-            CursorServiceStub(cursor),
+            dedup_stub(dedup),
+            cursor_stub(cursor),
             dispatcher=None,
             filter=None,
         )

@@ -15,6 +15,7 @@ from seqgate.services.runtime.config import ServiceConfig
 from seqgate.services.runtime.drain import Drain
 from seqgate.services.runtime.server import grpc_server
 from seqgate.services.runtime.windows import WINDOW_BYTES
+from tests.support.raw_channel import RawChannel
 from tests.support.waiting import eventually
 
 SERVICE = "seqgate.api.test.Windows"
@@ -54,7 +55,7 @@ class Ends:
             "take": grpc.stream_stream_rpc_method_handler(self.take, bytes, bytes),
             "give": grpc.stream_stream_rpc_method_handler(self.give, bytes, bytes),
         }
-        server.add_registered_method_handlers(SERVICE, handlers)  # type: ignore[attr-defined]
+        server.add_registered_method_handlers(SERVICE, handlers)
 
     async def stands_still(self) -> None:
         looks: list[int] = []
@@ -67,7 +68,7 @@ class Ends:
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[tuple[Ends, aio.Channel]]:
+async def connected() -> AsyncIterator[tuple[Ends, RawChannel]]:
     ends = Ends()
     serving = grpc_server(
         ServiceConfig(drain_timeout_s=0.1, stop_grace_s=0.1),

@@ -1,13 +1,12 @@
 """A subscription's machine in a simulated world: a log, a store, consumers, time.
 
-Whatever happens is drawn from a seed. Each effect of the machine waits until the world carries it
-out, in any order that the machine allows; one that ends in a store may be carried out twice,
-because its answer was lost. After every step the world holds what it has seen against the promises:
-one consumer for a key at a time, a key's messages in order, nothing after its acknowledgement is
-durable, nothing that filters rejected, nothing before they accepted it, no part of a large message
-of which they rejected another, nothing lost between two places, counts that add up, a true reason
-for everything that is withheld. When the world comes to rest, whatever may be delivered must have
-been.
+All events are drawn from a seed. Each effect of the machine waits until the world performs it, in
+any order that the machine allows; one that ends in a store may be performed twice, because its
+answer was lost. After every step the world checks the promises: one consumer per key at a time; a
+key's messages in order; no delivery of a message that is durably acknowledged, rejected by filters,
+not accepted yet, or part of a partly rejected large message; no lost entry; consistent counts; a
+true reason for everything withheld. At the end of a history, everything deliverable must have been
+delivered.
 """
 
 import inspect
@@ -97,15 +96,15 @@ SMALL: Final = {
     "TABLE_FIRST": 2,
     "KEPT_LEAST": 2,
 }
-"""The limits that the machine has of its own, so small that histories reach them."""
+"""The machine's own limits, reduced so that histories reach them."""
 
 OPTIONS: Final = {each.name for each in fields(Options)}
 
 SPAN_STEPS: Final = 60
-"""How many steps a history has."""
+"""Steps of a history."""
 
 SETTLE_ROUNDS_MAX: Final = 2_000
-"""After how many rounds of effects a machine counts as going round in circles."""
+"""Rounds of effects after which the machine counts as looping."""
 
 
 PARTS: Final[tuple[type, ...]] = (
@@ -134,7 +133,7 @@ PARTS: Final[tuple[type, ...]] = (
     Delivering,
     Subscription,
 )
-"""The classes that the machine is made of, each after those that it uses."""
+"""The classes of the machine, each after those it depends on."""
 
 
 def rebuilt(
@@ -143,8 +142,8 @@ def rebuilt(
     wrong: str = "",
     limits: Mapping[str, int] = SMALL,
 ) -> dict[str, Any]:
-    """The classes of the machine by name, with small limits, or these, and, for one place of the
-    source of one of them, other source."""
+    """Recompile the machine's classes with other limits and, in one class, `right` replaced by
+    `wrong`. Returns them by name."""
     made: dict[str, Any] = {}
     for part in PARTS:
         source = _source(part)
@@ -164,7 +163,7 @@ def _source(part: type) -> str:
 
 @cache
 def _compiled(part: type, source: str) -> CodeType:
-    """Where it is from: so traces, and what measures coverage, show the class's own lines."""
+    """Compile at the class's own file and lines, so that tracebacks and coverage show them."""
     home = inspect.getsourcefile(part)
     _, first_line = inspect.getsourcelines(part)
     return compile("\n" * (first_line - 1) + source, home or part.__name__, "exec")
@@ -175,7 +174,7 @@ SmallSubscription: Final[type[Subscription]] = rebuilt()["Subscription"]
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A delivery as its consumer knows it."""
+    """A delivery as its consumer sees it."""
 
     delivery: int
     position: Position
@@ -195,8 +194,8 @@ class Peer:
     """A consumer, at its end of the stream.
 
     Attributes:
-        owed: permits that it gives back, for chunks that are not the last of their message.
-        gone: the tokens that it had and that are dead.
+        owed: permits to return, for chunks before the last of their message.
+        gone: tokens of past deliveries.
     """
 
     name: str
@@ -212,7 +211,7 @@ class Peer:
 
 @dataclass(slots=True)
 class Store:
-    """What outlasts the machine."""
+    """The state that outlives the machine."""
 
     done: set[Position] = field(default_factory=set)
     mark_delete: Position | None = None
@@ -224,16 +223,16 @@ class Store:
 
 
 class Broken(AssertionError):
-    """A promise is broken."""
+    """A broken promise."""
 
 
 class World:
-    """See the module.
+    """A subscription's machine, with everything around it.
 
     Args:
-        forced: options, and what else is drawn (`delays`, `batches`, `chunks`, `faulty`,
-            `filters`), that are not to be as the seed says; `timeouts`, of consumers; `pace`, the
-            share of steps that are about time.
+        forced: replaces drawn settings: options of the subscription; `delays`, `batches`, `chunks`,
+            `faulty`, `filters`; `timeouts`, of consumers; `pace`, the share of steps that advance
+            time or renew deliveries.
     """
 
     def __init__(
@@ -337,7 +336,7 @@ class World:
         self.to_drain: set[int] = set()
         self.lost: set[Position] = set()
         self.cut: set[bytes] = set()
-        """Keys of which a large message is dead-lettered amid what is delivered."""
+        """Keys with a large message that is dead-lettered after part of it was delivered."""
         self.back: dict[bytes, Position] = {}
         self.draining: dict[bytes, int] = {}
         self.said: dict[Position, int] = {}
@@ -350,12 +349,12 @@ class World:
         self.asked_with = 0
 
     def restart(self) -> None:
-        """The machine is lost, with everything that is not durable; its consumers with it."""
+        """Lose the machine with all that is not durable, and its consumers."""
         self.trace.append("restart")
         self._start()
 
     def key_of(self, entry: Entry) -> bytes:
-        """What must be in order, as far as anything must."""
+        """The key that orders an entry; its own if nothing does."""
         assert entry.key is not None
         if self.options.kind is SubscriptionType.KEY_SHARED:
             return entry.key
@@ -364,7 +363,7 @@ class World:
         return entry.chunk.attempt.encode() if entry.chunk else b"%d:%d" % entry.position
 
     def owner(self, key: bytes) -> int | None:
-        """Who owns a key now; of a pool, anybody."""
+        """The owner of a key; for a pool, any consumer."""
         if self.options.kind is not SubscriptionType.KEY_SHARED:
             return next(iter(self.peers), None)
         return self.sub.selector.owner(self.sub.selector.slot(key))
@@ -372,7 +371,7 @@ class World:
     # ---- effects
 
     def do(self, effects: Sequence[Effect]) -> None:
-        """Carry out, or keep for later, what the machine wants."""
+        """Perform the machine's effects, or queue them."""
         for effect in effects:
             if isinstance(effect, Passed):
                 self._record_passed(effect.positions)
@@ -399,23 +398,23 @@ class World:
                 case Persist(_, entries, parts) if any(
                     self._is_done_for_good(each) for each in entries
                 ) or {*entries} & {each for each, _, _ in parts}:
-                    raise Broken("something is made durable twice")
+                    raise Broken("an acknowledgement is persisted twice")
                 case Judge(positions):
                     self._check_asked(positions)
                     self.pending.append(effect)
                 case Persist(_, entries) if not all(map(self._is_settled, entries)):
-                    raise Broken("something is made durable that nobody acknowledged")
+                    raise Broken("an entry is persisted without an acknowledgement")
                 case _:
                     if isinstance(effect, Scan):
                         self.asked_with = len(self.log)
                     if any(type(each) is type(effect) for each in self.pending):
-                        raise Broken(f"two of {type(effect).__name__} at a time")
+                        raise Broken(f"two {type(effect).__name__} effects are pending")
                     self.pending.append(effect)
         for _, held in self.where.values():
             first = self.back.get(held.key, held.position)
             if held.position > first and not held.is_settling:
                 raise Broken(f"{held.position} is not taken back")
-        for delivery, consumer in sorted(shown):  # as they were decided
+        for delivery, consumer in sorted(shown):  # in the order of the machine's decisions
             self._shown(consumer, delivery)
         self.lost, self.back, self.cut = set(), {}, set()
         takes = any(
@@ -424,17 +423,17 @@ class World:
         )
         if any(isinstance(each, Read) for each in effects):
             if not takes:
-                raise Broken("the log is read though nobody takes more")
+                raise Broken("the log is read although no consumer has room")
             if self._is_full():
-                raise Broken("the log is read though too much waits for filters")
+                raise Broken("the log is read although too many entries wait for filters")
 
     def _is_done_for_good(self, position: Position) -> bool:
-        """Whether an entry is durably acknowledged, and nobody can have acknowledged it again: of a
-        batch, the last of one delivery's messages may become durable after all of another's."""
+        """True if an entry is durable and cannot have been acknowledged again. In a batch, the last
+        message of one delivery may become durable after all of another delivery."""
         return position in self.store.done and self.entries[position].messages == 1
 
     def _is_settled(self, position: Position) -> bool:
-        """Whether somebody acknowledged an entry, or it need not be."""
+        """True if an entry was acknowledged or needs no acknowledgement."""
         if position in self.where:
             return self.where[position][1].is_settling
         if self.entries[position].key is None or position in self.store.done:
@@ -442,15 +441,15 @@ class World:
         return position in self.ghosts or position in self.store.dead or position in self.rejected
 
     def _revoked(self, peer: Peer, delivery: int) -> None:
-        """A delivery is taken back: it timed out, drained too long, or comes after one that is not
-        in flight any more."""
+        """The machine revoked a delivery: it timed out, exceeded the drain deadline, or follows one
+        that is no longer in flight."""
         held = self._back(peer, delivery)
         self.totals["back"] += 1
         if held.is_settling:
-            raise Broken(f"{held.position} is taken back though it is acknowledged")
+            raise Broken(f"{held.position} is revoked although it is acknowledged")
         first = self.back.get(held.key, held.position)
         if held.position not in self.lost and first >= held.position:
-            raise Broken(f"{held.position} is taken back without need")
+            raise Broken(f"{held.position} is revoked without need")
 
     def _back(self, peer: Peer, delivery: int) -> Held:
         held = peer.held.pop(delivery)
@@ -463,15 +462,15 @@ class World:
     def _moved(self, consumer: int, deliveries: tuple[int, ...]) -> None:
         self.to_drain.update(deliveries)
         if not deliveries:
-            raise Broken("nothing drains")
+            raise Broken("a Drain is empty")
         for delivery in deliveries:
             held = self.peers[consumer].held[delivery]
             if held.is_settling:
-                raise Broken(f"{held.position} is to drain though it is acknowledged")
+                raise Broken(f"{held.position} drains although it is acknowledged")
             if self.owner(held.key) == consumer or not self.ordered:
-                raise Broken(f"{held.position} drains, and nobody waits for it")
+                raise Broken(f"{held.position} drains although no other consumer waits for its key")
 
-    # ---- what is promised of a delivery
+    # ---- promises about a delivery
 
     def _shown(self, consumer: int, delivery: Delivery) -> None:
         peer = self.peers[consumer]
@@ -479,22 +478,22 @@ class World:
         entry, key = self.entries[position], self.own[position]
         self.trace.append(f"{position} of {key!r} to {consumer}")
         if position in self.store.done:
-            raise Broken(f"{position} after its acknowledgement")
+            raise Broken(f"{position} is delivered after its acknowledgement")
         if position in self.where or position in self.ghosts:
             raise Broken(f"{position} is in flight twice")
         self._check_accepted(entry)
         whole = (1 << entry.messages) - 1
         if delivery.unacked != self.left.get(position, whole):
-            raise Broken(f"{position} shows other messages than are left of it")
+            raise Broken(f"{position} shows other messages than its unacknowledged ones")
         self._check_attempts(position, delivery.attempts)
         state = self.store.keys.get(key)
         if delivery.gap != (None if state is None else state.gap):
-            raise Broken(f"{position} says that {delivery.gap} is missing")
+            raise Broken(f"{position} reports the gap {delivery.gap}")
         goes_on = state is None or state.after is AfterDeadLetter.CONTINUE
         if state is not None and state.gap.position < position and not goes_on:
-            raise Broken(f"{position} is shown though its key is held, or dead")
+            raise Broken(f"{position} is delivered although its key is held or dead")
         if entry.deliver_at_ms > self.now_ms or self.not_before.get(position, 0) > self.now_ms:
-            raise Broken(f"{position} is early")
+            raise Broken(f"{position} is delivered early")
         self._check_limits(entry, key, consumer, peer)
         for other, held in self.where.values():
             if held.key == key and other != consumer and self.ordered:
@@ -502,15 +501,15 @@ class World:
         if self.ordered and any(
             own == key and each not in self.passed for each, own in self.ghosts.items()
         ):
-            raise Broken(f"{key!r} is not settled at somebody who is gone")
+            raise Broken(f"{key!r} is unsettled at a consumer that left")
         is_placed = self.options.kind is SubscriptionType.KEY_SHARED
         if is_placed and self.owner(key) != consumer and key not in self._unfinished(peer):
-            raise Broken(f"{position} goes to {consumer}, who does not own it")
+            raise Broken(f"{position} goes to {consumer}, which does not own its key")
         if self.ordered:
             self._check_order(entry, key, self._unfinished(peer))
         want = self.now_ms + peer.timeout_ms if peer.timeout_ms else None
         if delivery.deadline_ms != want:
-            raise Broken(f"{position} is due at {delivery.deadline_ms}")
+            raise Broken(f"{position} has the deadline {delivery.deadline_ms}, not {want}")
         self.totals["delivered_entries"] += 1
         self.totals["delivered_messages"] += delivery.unacked.bit_count()
         self.shown.add(position)
@@ -529,15 +528,15 @@ class World:
             self.unsure.discard(position)
             self.failures[position] = attempts
         if attempts != self.failures[position]:
-            raise Broken(f"{position} says {attempts}, not {self.failures[position]}")
+            raise Broken(f"{position} reports {attempts} attempts, not {self.failures[position]}")
         if attempts != self.store.attempts.get(position, 0):
-            raise Broken(f"{position} is shown before its failure is recorded")
+            raise Broken(f"{position} is delivered before its failure is recorded")
         limit = self.options.redeliveries_max
         if limit is not None and attempts > limit:
-            raise Broken(f"{position} is shown too often")
+            raise Broken(f"{position} is delivered after {attempts} failures (limit {limit})")
 
     def _unfinished(self, peer: Peer) -> set[bytes]:
-        """The keys of which a consumer has a large message in part."""
+        """Keys of which a consumer holds part of a large message."""
         if not self.chunks:
             return set()
         attempts: dict[str, tuple[bytes, bool]] = {}
@@ -551,12 +550,12 @@ class World:
     def _check_limits(self, entry: Entry, key: bytes, consumer: int, peer: Peer) -> None:
         options, amid = self.options, self._unfinished(peer)
         if peer.permits <= 0:
-            raise Broken(f"{entry.position} without a permit")
+            raise Broken(f"{entry.position} is delivered without a permit")
         if peer.blocked and not amid:
-            raise Broken(f"{entry.position} beyond the consumer's limit")
+            raise Broken(f"{entry.position} exceeds the consumer's limit")
         if entry.position not in self.shown and not (amid or entry.deliver_at_ms):
             if self.blocked:
-                raise Broken(f"{entry.position} beyond the subscription's limit")
+                raise Broken(f"{entry.position} exceeds the subscription's limit")
             returned = self.ordered and any(
                 (p in self.shown or self.entries[p].deliver_at_ms)
                 and p not in self.store.done
@@ -564,17 +563,17 @@ class World:
                 for p in self.of_key[key]
             )
             if self.sub.lanes[key].slot.queue.is_choked and not returned:
-                raise Broken(f"{entry.position} before what was returned")
+                raise Broken(f"{entry.position} is delivered before returned entries")
         if peer.joined_at and entry.position > peer.joined_at and key not in amid:
-            raise Broken(f"{entry.position} before what was there when {consumer} joined is done")
+            raise Broken(f"{entry.position} reaches {consumer} before older entries are done")
         of_key = sum(held.key == key for held in peer.held.values())
         limit = options.max_in_flight_per_key
         if limit and of_key >= limit and key not in amid:
-            raise Broken(f"{entry.position} beyond the limit of its key")
+            raise Broken(f"{entry.position} exceeds the limit of its key")
 
     def _block(self, peer: Peer) -> None:
-        """A consumer, or all, have as many unacknowledged messages as they may, or at most half of
-        them."""
+        """Update the blocking of a consumer, and of all: on at the limit of unacknowledged
+        messages, off at half of it."""
         self._block_all()
         unacked = sum(held.unacked.bit_count() for held in peer.held.values())
         limit = self.options.consumer_unacked_max
@@ -592,7 +591,7 @@ class World:
             self.blocked = False
 
     def _check_order(self, entry: Entry, key: bytes, amid: set[bytes]) -> None:
-        """Whatever is before an entry in its key is in flight, or done."""
+        """Every earlier entry of the key is in flight or done."""
         failed = self.failed.get(key, ())
         for earlier in self.of_key[key]:
             if earlier >= entry.position:
@@ -604,31 +603,31 @@ class World:
             if self._is_of_a_letter(earlier):
                 continue
             if earlier in failed and key not in amid:
-                raise Broken(f"{entry.position} while {earlier} is being retried")
+                raise Broken(f"{entry.position} is delivered while {earlier} is being retried")
             at_ms = self.entries[earlier].deliver_at_ms
             if at_ms and not self.options.delay_holds_key:
                 continue
             if earlier not in self.where:
-                raise Broken(f"{entry.position} before {earlier}")
+                raise Broken(f"{entry.position} is delivered before {earlier}")
 
     def _chunks_with(self, position: Position) -> list[Position]:
-        """The chunks of an entry's large message; none if it is no chunk."""
+        """The chunks of an entry's large message; empty for other entries."""
         chunk = self.entries[position].chunk
         return [] if chunk is None else self.chunks_of[chunk.attempt]
 
     def _is_of_a_letter(self, position: Position) -> bool:
-        """Whether a chunk of an entry's large message is dead, or failed too often: all of the
-        message is dead-lettered with it."""
+        """True if any chunk of an entry's large message is dead or beyond its redeliveries, so that
+        the whole message is dead-lettered."""
         store, limit = self.store, self.options.redeliveries_max
         return any(
             each in store.dead or (limit is not None and store.attempts.get(each, 0) > limit)
             for each in self._chunks_with(position)
         )
 
-    # ---- what consumers do
+    # ---- consumers' actions
 
     def join(self) -> None:
-        """Somebody connects."""
+        """Connect a consumer."""
         random = self.random
         if self.options.kind is SubscriptionType.EXCLUSIVE and self.peers:
             return
@@ -642,7 +641,7 @@ class World:
     def _join(self, peer: Peer, weight: int, ranges: list[SlotRange]) -> None:
         number, self.next_peer = self.next_peer, self.next_peer + 1
         read_position = self.sub.read_position
-        mark_delete = self.sub.acknowledged.mark_delete  # the store may be further
+        mark_delete = self.sub.acknowledged.mark_delete  # the store's may be ahead
         classic = self.options.classic_join and self.options.kind is SubscriptionType.KEY_SHARED
         if classic and self.ordered and self.peers and read_position != mark_delete:
             peer.joined_at = read_position
@@ -663,7 +662,7 @@ class World:
         self.do(effects)
 
     def leave(self, number: int) -> None:
-        """Somebody dies."""
+        """Kill a consumer."""
         lanes: dict[bytes, list[Position]] = {}
         for held in self._remove(number):
             self.totals["lost_consumers"] += 1
@@ -674,7 +673,7 @@ class World:
         self.do(self.sub.leave(number, now_ms=self.now_ms))
 
     def close(self, number: int) -> None:
-        """Somebody says goodbye."""
+        """Close a consumer's stream."""
         self.totals["back"] += len(self._remove(number))
         self.do(self.sub.close(number, self.now_ms))
 
@@ -699,12 +698,12 @@ class World:
                 peer.joined_at = None
 
     def permit(self, number: int, messages: int) -> None:
-        """Somebody takes more."""
+        """Grant permits."""
         self.peers[number].permits += messages
         self.do(self.sub.permit(number, messages, self.now_ms))
 
     def repay(self) -> None:
-        """Everybody takes a chunk more for each that is not the last of its message."""
+        """Return the permits of chunks before the last of their messages."""
         while any(peer.owed for peer in self.peers.values()):
             for number, peer in self.peers.items():
                 if peer.owed:
@@ -712,7 +711,7 @@ class World:
                     self.permit(number, owed)
 
     def can_settle(self, peer: Peer, held: Held) -> list[Held]:
-        """What is settled with a delivery: of a large message, all of it, or nothing yet."""
+        """The deliveries settled together with one: all chunks of a large message, or none yet."""
         chunk = self.entries[held.position].chunk
         if chunk is None:
             return [held]
@@ -725,8 +724,8 @@ class World:
         return []
 
     def acknowledge(self, number: int, some: list[tuple[Held, int]]) -> None:
-        """Somebody is done with deliveries, or some of their messages; the request may also name
-        what is not its own, or not any more."""
+        """Acknowledge deliveries, or some of their messages. The request may also contain tokens
+        of other consumers and old ones."""
         random, peer = self.random, self.peers[number]
         items, expected = [], []
         for held, messages in some:
@@ -757,12 +756,12 @@ class World:
         if not durable_with:
             self._check_durable(0)
 
-    def acknowledge_through(self, number: int, last: Held) -> None:
-        """The only consumer is done with everything up to a delivery."""
+    def acknowledge_cumulative(self, number: int, last: Held) -> None:
+        """Acknowledge cumulatively, as an exclusive consumer."""
         peer = self.peers[number]
         messages = 0 if last.messages == 1 else self.random.randrange(1 << last.messages)
         item = Ack(last.delivery, messages)
-        effects, outcome, number = self.sub.acknowledge_through(number, item, self.now_ms)
+        effects, outcome, number = self.sub.acknowledge_cumulative(number, item, self.now_ms)
         if outcome is not Outcome.DONE:
             raise Broken(f"through {last.position}: {outcome}")
         for held in peer.held.values():
@@ -778,7 +777,7 @@ class World:
         self.do(effects)
 
     def _strange(self, number: int) -> list[int]:
-        """Tokens that are not a consumer's, or not any more."""
+        """Tokens of other consumers, and old ones."""
         if self.random.random() < 0.8:
             return []
         peer = self.peers[number]
@@ -786,8 +785,8 @@ class World:
         dead = [10**9, *peer.gone[-2:], *others[:1]]
         return [self.random.choice(dead)]
 
-    def refuse(self, number: int, some: list[Held]) -> None:
-        """Somebody failed to process some."""
+    def negative_acknowledge(self, number: int, some: list[Held]) -> None:
+        """Refuse deliveries."""
         peer, random = self.peers[number], self.random
         expected, items = [], []
         for held in some:
@@ -803,12 +802,12 @@ class World:
                 delay_ms = min(10 << self.failures[held.position], 100)
             self._fails(held, delay_ms)
             self._back(peer, held.delivery)
-            self.totals["refused"] += 1
+            self.totals["negative_acknowledgements"] += 1
         for dead in self._strange(number):
             if all(dead != each.delivery for each in items):
                 items.append(Nack(dead))
                 expected.append(Outcome.STALE)
-        effects, outcomes = self.sub.refuse(number, items, self.now_ms)
+        effects, outcomes = self.sub.negative_acknowledge(number, items, self.now_ms)
         if outcomes != expected:
             raise Broken(f"refusals: {outcomes}, not {expected}")
         self.totals["stale"] += expected.count(Outcome.STALE)
@@ -822,12 +821,12 @@ class World:
             self.failed.setdefault(held.key, set()).add(held.position)
 
     def _is_back(self, held: Held) -> None:
-        """Where keys come in order, what is in flight of a key after this is taken back."""
+        """With ordered keys, later deliveries of the key must be revoked."""
         if self.ordered:
             self.back[held.key] = min(held.position, self.back.get(held.key, held.position))
 
     def give_back(self, number: int, some: list[Held]) -> None:
-        """Somebody returns what it has not begun."""
+        """Give back deliveries."""
         peer = self.peers[number]
         expected = []
         for held in some:
@@ -847,8 +846,8 @@ class World:
         self.do(effects)
 
     def _end_of(self, held: Held, peer: Peer) -> Held | None:
-        """What was sent of the message that a delivery is of, up to its end; None: its last chunk
-        was not, or is not there any more."""
+        """The last chunk delivered of a delivery's message; None if it is not with this
+        consumer."""
         chunk = self.entries[held.position].chunk
         if chunk is None or chunk.is_last:
             return held
@@ -858,7 +857,7 @@ class World:
         return last if last and self._chunk_at(last).is_last else None
 
     def _rest_of(self, held: Held, peer: Peer) -> set[Position]:
-        """What a consumer has of a large message beyond a chunk: it is taken back as well."""
+        """A consumer's chunks of a large message after this one, which are revoked as well."""
         chunk = self.entries[held.position].chunk
         of_attempt = [] if chunk is None else self.chunks_of[chunk.attempt]
         mine = {each.position for each in peer.held.values()}
@@ -870,7 +869,7 @@ class World:
         return chunk
 
     def renew(self, number: int, some: list[Held]) -> None:
-        """Somebody needs more time."""
+        """Renew deliveries."""
         peer = self.peers[number]
         for held in some:
             if held.deadline_ms is not None:
@@ -879,27 +878,27 @@ class World:
         items = [held.delivery for held in some] + self._strange(number)
         expected += [Outcome.STALE] * (len(items) - len(expected))
         if self.sub.renew(number, items, self.now_ms) != expected:
-            raise Broken("renewals")
+            raise Broken("renewals have other outcomes")
 
     def stale(self) -> None:
-        """Somebody who is not there, or not any more, uses tokens."""
+        """Use a token as an unknown consumer."""
         before = self._counts()
         some = [*self.where.values()]
         token = some[0][1].delivery if some else 1
         nobody = 999_999
         effects, outcomes, _ = self.sub.acknowledge(nobody, [Ack(token)], self.now_ms)
         self.do(effects)
-        refused, more = self.sub.refuse(nobody, [Nack(token)], self.now_ms)
+        refused, more = self.sub.negative_acknowledge(nobody, [Nack(token)], self.now_ms)
         self.do(refused)
         returned, most = self.sub.give_back(nobody, [token], self.now_ms)
         self.do(returned)
         self.do(self.sub.permit(nobody, 100, self.now_ms))
         renewed = self.sub.renew(nobody, [token], self.now_ms)
         if {*outcomes, *more, *most, *renewed} != {Outcome.STALE}:
-            raise Broken("a dead token counts")
+            raise Broken("a stale token is accepted")
         self.totals["stale"] += 3
         if before != self._counts():
-            raise Broken("a dead token changed something")
+            raise Broken("a stale token has an effect")
 
     def _counts(self) -> tuple[int, ...]:
         sub = self.sub
@@ -908,7 +907,7 @@ class World:
     # ---- filters
 
     def change_filters(self) -> None:
-        """The filter service fails, or is there again; or there are other filters, or none."""
+        """Start or end an outage of the filter service, or change the filters."""
         random = self.random
         choice = random.random()
         if choice < 0.5:
@@ -920,7 +919,7 @@ class World:
             self.refilter(is_filtered=random.random() < 0.8, start=start)
 
     def refilter(self, *, is_filtered: bool, start: Position | None = None) -> None:
-        """What waits is judged by other filters from here on."""
+        """Judge waiting entries by other filters from now on."""
         self.trace.append(f"refilter {is_filtered} {start}")
         self.filtered = is_filtered
         self.asks_anew = any(isinstance(each, Judge) for each in self.pending)
@@ -936,7 +935,7 @@ class World:
         self.do(self.sub.refilter(self.now_ms, is_filtered=is_filtered, start=start))
 
     def _verdict(self) -> int:
-        """What filters say: anything."""
+        """Draw a verdict."""
         choice = self.random.random()
         if not self.filtered or choice < 0.5:
             return ACCEPT
@@ -947,7 +946,7 @@ class World:
     def _judged_page(
         self, entries: Sequence[Entry], known: set[Position] | None = None
     ) -> list[Entry]:
-        """Entries with what filters say of them; it counts for those that are not known yet."""
+        """Entries with drawn verdicts. Those of already known entries do not count."""
         late = self.filtered and (self.outage or self.random.random() < 0.2)
         judged = []
         for entry in entries:
@@ -960,7 +959,7 @@ class World:
         return judged
 
     def _say(self, position: Position, verdict: int) -> None:
-        """Filters were asked about an entry, and this is what they said."""
+        """Record a filter's verdict on an entry."""
         chunk = self.entries[position].chunk
         if chunk is not None and verdict == REJECT:
             self.rejecting.add(chunk.attempt)
@@ -978,7 +977,7 @@ class World:
         self.said[position] = verdict
 
     def _judge(self, positions: Sequence[Position]) -> None:
-        """The filters answer."""
+        """Answer the machine's question to the filters."""
         verdicts = {}
         for position in positions:
             verdicts[position] = UNJUDGED if self.random.random() < 0.1 else self._verdict()
@@ -990,7 +989,7 @@ class World:
             if verdict == UNJUDGED or self.asks_anew or position not in waiting:
                 continue
             if asked.get(position) is not self.sub.lanes[self.own[position]]:
-                continue  # it was postponed, and came back
+                continue  # it was postponed and read again meanwhile
             if self._said(self.sub.lanes[self.own[position]], position) == UNJUDGED:
                 self._say(position, verdict)
                 put_off = self.said[position] > 0
@@ -999,10 +998,10 @@ class World:
         worked = {each: lane for each, lane in self.sub.lanes.items() if not lane.is_idle}
         self.do(self.sub.judged(verdicts, self.now_ms))
         if any(worked.get(each) is lane and lane.is_idle for each, lane in self.sub.lanes.items()):
-            raise Broken("a key of which everything was rejected is kept")
+            raise Broken("a key with only rejected entries is kept")
 
     def _unjudge(self, position: Position) -> None:
-        """An entry that was in flight waits again, if it is not done."""
+        """Require a new verdict on an entry that was in flight."""
         self.put_off.pop(position, None)
         if self.filtered:
             self.said[position] = UNJUDGED
@@ -1014,8 +1013,8 @@ class World:
         return limit is not None and self.sub.attempts.get(position, 0) > limit
 
     def _said(self, lane: Lane, position: Position) -> int:
-        """What holds for an entry that waits. Of the chunks of a large message all have what one
-        of them was given; so it is as the machine says."""
+        """The effective verdict on a waiting entry. The chunks of a large message share one, which
+        only the machine knows."""
         if self.entries[position].chunk is not None:
             return self.sub.verdict_of(lane, position)
         return ACCEPT if self._is_beyond(position) else self.said.get(position, ACCEPT)
@@ -1025,7 +1024,7 @@ class World:
         return {each for lane in self.sub.lanes.values() for each in parking.waiting(lane)}
 
     def _known(self) -> set[Position]:
-        """What the machine remembers, what is done, and what was not read yet."""
+        """Entries that the machine remembers, that are done, or that were not read yet."""
         end = self.sub.read_position
         known = {each for each in self.positions if end is None or each > end}
         known |= self._waiting() | {*self.sub.settling.unsettled}
@@ -1034,7 +1033,7 @@ class World:
         return known | self.store.done
 
     def _count_put_off(self, entries: Sequence[Entry], known: set[Position]) -> None:
-        """Entries were read: those that were put off, and are kept, are counted."""
+        """Count the rescheduled entries among those newly read and kept."""
         kept = self._known() - known
         self.totals["put_off"] += sum(
             each.verdict > 0 and each.position in kept and self.said.get(each.position, 0) > 0
@@ -1042,7 +1041,7 @@ class World:
         )
 
     def _is_full(self) -> bool:
-        """Whether nothing more is to be read before filters answer."""
+        """True if the machine must not read on before the filters answer."""
         states = [
             state
             for lane in self.sub.lanes.values()
@@ -1056,63 +1055,63 @@ class World:
         return states.count(UNJUDGED) >= SMALL["UNJUDGED_MAX"]
 
     def _record_passed(self, positions: Sequence[Position]) -> None:
-        """Chunks were passed: then the first of their message is acknowledged."""
+        """Chunks were passed: the first chunk of their message must be acknowledged."""
         for position in positions:
             chunk = self.entries[position].chunk
             if chunk is None or not chunk.number:
-                raise Broken(f"{position} is passed, and somebody could have it")
+                raise Broken(f"{position} is passed although it can be delivered")
             if not self._is_settled(self.chunks_of[chunk.attempt][0]):
-                raise Broken(f"{position} is passed, and its message may be whole")
+                raise Broken(f"{position} is passed although its message may be whole")
             if self.chunks_of[chunk.attempt][0] in self.rejected:
-                raise Broken(f"{position} is passed, and its message was rejected")
+                raise Broken(f"{position} is passed although its message was rejected")
             if position in self.where or position in self.rejected:
-                raise Broken(f"{position} is passed, and is settled anyway")
+                raise Broken(f"{position} is passed although it is in flight or settled")
             self.rejected.add(position)
             self.totals["passed_entries"] += 1
 
     def _record_rejected(self) -> None:
-        """What was acknowledged by nobody was rejected by filters."""
+        """An entry acknowledged by no consumer must have been rejected."""
         for position in self.sub.settling.unsettled:
             entry = self.entries[position]
             known = position in self.where or position in self.ghosts or position in self.rejected
             if known or entry.key is None or position in self.store.dead:
                 continue
             chunk = entry.chunk
-            # What was kept may be postponed by what comes before it in a page that it is in.
+            # A kept entry may be postponed by an earlier entry of the page that contains it.
             told = REJECT in (self.said.get(position), self.paged.get(position))
             if not (told or (chunk is not None and chunk.attempt in self.rejecting)):
-                raise Broken(f"{position} is acknowledged, and nobody did")
+                raise Broken(f"{position} is acknowledged, but by no consumer")
             others = [] if chunk is None else self.chunks_of[chunk.attempt]
             if any(other in self.where for other in others):
-                raise Broken(f"{position} is rejected, and another part of it is in flight")
+                raise Broken(f"{position} is rejected while another part of it is in flight")
             self.rejected.add(position)
             self.failed.get(self.own[position], set()).discard(position)
             self.totals["rejected_entries"] += 1
 
     def _check_accepted(self, entry: Entry) -> None:
-        """An entry may be delivered, as far as filters say."""
+        """Filters must accept an entry before its delivery."""
         position, chunk = entry.position, entry.chunk
         if position in self.rejected:
-            raise Broken(f"{position} is shown though it was rejected")
+            raise Broken(f"{position} is delivered after its rejection")
         if chunk is None:
             if self.said.get(position, ACCEPT) != ACCEPT:
-                raise Broken(f"{position} is shown, and filters say {self.said[position]}")
+                raise Broken(f"{position} is delivered, but its verdict is {self.said[position]}")
         elif self.filtered and chunk.attempt not in self.accepting:
-            raise Broken(f"{position} is shown, and filters never accepted its message")
+            raise Broken(f"{position} is delivered, but filters never accepted its message")
         elif any(other in self.rejected for other in self.chunks_of[chunk.attempt]):
-            raise Broken(f"{position} is shown though a part of its message was rejected")
+            raise Broken(f"{position} is delivered, but a part of its message was rejected")
 
     def _check_asked(self, positions: Sequence[Position]) -> None:
-        """The filters are asked once, about what waits; of each key what comes first."""
+        """Questions to filters: one at a time, about waiting entries, oldest of each key first."""
         if any(isinstance(each, Judge) for each in self.pending):
-            raise Broken("two of Judge at a time")
+            raise Broken("two Judge effects are pending")
         if not 0 < len(positions) <= SMALL["JUDGE_ENTRIES"] or len({*positions}) < len(positions):
-            raise Broken(f"{len(positions)} are to be judged")
+            raise Broken(f"{len(positions)} entries are in a Judge")
         waiting = self._waiting()
         for position in positions:
             lane = self.sub.lanes[self.own[position]]
             if position not in waiting or self._said(lane, position) != UNJUDGED:
-                raise Broken(f"{position} is to be judged, and is not unjudged")
+                raise Broken(f"{position} is in a Judge, but is not unjudged")
             assert lane.undecided is not None
             before = [
                 each
@@ -1120,20 +1119,20 @@ class World:
                 if state == UNJUDGED and each < position
             ]
             if not {*before} <= {*positions}:
-                raise Broken(f"{position} is to be judged before {before[0]}")
+                raise Broken(f"{position} is in a Judge, but not {before[0]} before it")
 
     def _check_undecided(
         self, lane: Lane, waiting: set[Position], aside: Sequence[Position]
     ) -> None:
-        """What waits for filters is what they have not accepted."""
+        """A key's undecided entries are those that filters have not accepted."""
         undecided = lane.undecided
         states = {} if undecided is None else undecided.states
         if undecided is not None and not states:
-            raise Broken(f"{lane.key!r} waits for filters, and nothing of it does")
+            raise Broken(f"{lane.key!r} waits for filters without an undecided entry")
         if not {*aside} <= {*states} <= waiting or (aside and self.ordered):
-            raise Broken(f"{lane.key!r} is undecided about what does not wait")
+            raise Broken(f"{lane.key!r} has an undecided entry that does not wait")
         if undecided is not None and not {*undecided.times} <= {*states}:
-            raise Broken(f"{lane.key!r} remembers more than waits")
+            raise Broken(f"{lane.key!r} counts reschedules of an entry that is not undecided")
         for position in waiting:
             chunk, state = self.entries[position].chunk, states.get(position, ACCEPT)
             if position in self.sub.acknowledged:
@@ -1144,13 +1143,13 @@ class World:
                 continue
             others = self.chunks_of[chunk.attempt]
             if state != ACCEPT and any(other in lane.flights for other in others):
-                raise Broken(f"{position} waits for filters, and part of it is in flight")
+                raise Broken(f"{position} waits for filters while part of it is in flight")
             if any(
                 states.get(other, ACCEPT) != state
                 for other in others
                 if other in waiting and not (self._is_beyond(other) or self._is_beyond(position))
             ):
-                raise Broken(f"{position} is {state}, and other parts of it are not")
+                raise Broken(f"{position} has verdict {state}, unlike other parts of it")
 
     def _check_filters(self) -> None:
         verdicts = self.sub.verdicts
@@ -1165,20 +1164,20 @@ class World:
             sum(each > 0 for each in states),
         )
         if (verdicts.unjudged, verdicts.failed, verdicts.put_off) != counts:
-            raise Broken(f"{counts} wait for filters")
+            raise Broken(f"entries that wait for filters are miscounted, not {counts}")
         if any(0 < each <= self.now_ms for each in states):
-            raise Broken("something is put off for longer than filters said")
+            raise Broken("an entry is rescheduled for longer than filters asked")
         if verdicts.unjudged and not any(isinstance(each, Judge) for each in self.pending):
-            raise Broken("something is unjudged, and nobody is asked")
+            raise Broken("an entry is unjudged, and no Judge is pending")
         for position, said in self.said.items():
             is_whole = said == REJECT and self.entries[position].chunk is None
             if is_whole and not self.sub.settling.is_settled(position):
-                raise Broken(f"{position} is not rejected")
+                raise Broken(f"{position} is not settled after its rejection")
 
     # ---- the log, the store
 
     def publish(self, count: int) -> None:
-        """The log grows."""
+        """Append entries to the log."""
         random = self.random
         if random.random() < 0.1 and self.log:
             self.ledger_id += random.choice((1, 2))
@@ -1196,7 +1195,7 @@ class World:
             self._append(Entry(position, key, 1 if chunk else messages, at_ms, chunk))
 
     def _chunk(self, position: Position, key: bytes) -> Chunk:
-        """The next chunk of a large message that was begun, or the first of another."""
+        """The next chunk of an unfinished large message, or the first of a new one."""
         random = self.random
         own = [
             attempt
@@ -1224,12 +1223,12 @@ class World:
             self.of_key.setdefault(key, []).append(entry.position)
 
     def abort(self) -> None:
-        """Whoever published large messages in part is gone, and that is known."""
+        """Abort all unfinished large messages."""
         self.aborted.update(self.attempts_open)
         self.attempts_open.clear()
 
     def complete(self, effect: Effect) -> bool:
-        """Carry an effect out; False: not now."""
+        """Perform an effect. Returns False if it has to wait."""
         lost = self.faulty and self.random.random() < 0.2
         match effect:
             case Read(after):
@@ -1287,7 +1286,7 @@ class World:
         store.keys[effect.key] = KeyState(effect.after, Gap(position, effect.attempts))
 
     def _dies(self, effect: DeadLetter) -> None:
-        """An entry is to be dead-lettered: rightly."""
+        """Check the reasons of a dead letter."""
         store, position, key = self.store, effect.position, effect.key
         if position in store.done or position in self.rejected:
             raise Broken(f"{position} is dead-lettered after its acknowledgement")
@@ -1304,7 +1303,7 @@ class World:
             raise Broken(f"{position} is dead-lettered too early")
         held = state is not None and state.after is AfterDeadLetter.HOLD
         if state is not None and held and position > state.gap[0] and not follows:
-            raise Broken(f"{position} is dead-lettered though its key is held")
+            raise Broken(f"{position} is dead-lettered although its key is held")
         waited = self.entries[position].deliver_at_ms and not self.options.delay_holds_key
         self.overtaken.update(p for p in self.of_key[key] if p in self.where and p < position)
         if (
@@ -1313,13 +1312,13 @@ class World:
             and not (waited or position in self.overtaken)
             and any(p > position and p in store.dead for p in self.of_key[key])
         ):
-            raise Broken(f"{position} is dead-lettered after what follows it")
+            raise Broken(f"{position} is dead-lettered after its successor")
         after = self.options.after_dead_letter if state is None else state.after
         if effect.after is not after and self.options.kind is not SubscriptionType.SHARED:
-            raise Broken(f"after {position}: {effect.after}")
+            raise Broken(f"{position} is dead-lettered with {effect.after}, not {after}")
 
     def _store(self, effect: Persist) -> None:
-        """Acknowledgements are durable, though the machine may not know."""
+        """Store acknowledgements. The machine may not learn of it."""
         store = self.store
         for position in effect.entries:
             self._done(position)
@@ -1333,7 +1332,7 @@ class World:
             at = bisect_left(self.positions, next_)
             before = self.positions[at - 1] if at else Position(0, 0)
             if self.positions[at] != next_ or before != last or next_ == Position(1, 0):
-                raise Broken(f"{next_} does not follow {last}")
+                raise Broken(f"the succession {last} to {next_} is false")
             store.successions.add((before, next_))
         reached = store.mark_delete
         start = 0 if reached is None else bisect_right(self.positions, reached)
@@ -1356,7 +1355,7 @@ class World:
         self.undone.pop(position, None)
 
     def _persisted(self, effect: Persist) -> None:
-        """The machine is told: what is done is not in flight any more."""
+        """Tell the machine of stored acknowledgements: done deliveries are not in flight."""
         store = self.store
         self.totals["acknowledged_entries"] += len(effect.entries)
         for position, messages, bits in effect.parts:
@@ -1381,22 +1380,22 @@ class World:
         self._check_durable(effect.number)
         self.do(self.sub.persisted(store.mark_delete, self.now_ms))
         if not all(each in self.sub.acknowledged for each in effect.entries):
-            raise Broken("what is durable is not known to be")
+            raise Broken("a persisted entry is not acknowledged")
 
     def _check_durable(self, number: int) -> None:
         for with_, position, bits in self.promised:
             left = self.store.partial.get(position, -1)
             if with_ <= number and position not in self.store.done and left & bits:
-                raise Broken(f"{position} is said to be durable, and is not")
+                raise Broken(f"{position} is reported as durable, but is not")
         self.promised = [each for each in self.promised if each[0] > number]
 
     # ---- time
 
     def advance(self, ms: int) -> None:
-        """Time goes by."""
+        """Let time pass."""
         end = self.now_ms + ms
         if self.random.random() < 0.3:
-            self.now_ms = end  # nobody looked at the clock meanwhile
+            self.now_ms = end  # the machine did not see the time between
         while (when := self.sub.next_timer_ms) is not None and when <= end:
             self.now_ms = max(self.now_ms, when)
             self._expire()
@@ -1406,7 +1405,7 @@ class World:
             self.do(self.sub.tick(self.now_ms))
             for _, held in self.where.values():
                 if held.deadline_ms and held.deadline_ms <= self.now_ms and not held.is_settling:
-                    raise Broken(f"{held.position} is not late, though it is so late")
+                    raise Broken(f"{held.position} is overdue and not timed out")
         self.now_ms = end
         for _, held in self.where.values():
             if held.deadline_ms and held.deadline_ms < end and not held.is_settling:
@@ -1414,7 +1413,7 @@ class World:
         self._check_drained()
 
     def _check_drained(self) -> None:
-        """A key that drains is taken from who has not acknowledged it in time."""
+        """At the drain deadline, a draining key is revoked from a consumer that does not own it."""
         deadline_ms = self.options.drain_deadline_ms
         for key, since_ms in self.draining.items():
             open_ = [
@@ -1422,7 +1421,7 @@ class World:
             ]
             late = deadline_ms and since_ms + deadline_ms <= self.now_ms and not self.chunks
             if late and any(number != self.owner(key) for number in open_):
-                raise Broken(f"{key!r} drains too long")
+                raise Broken(f"{key!r} drains beyond the deadline")
 
     def _start_draining(self) -> None:
         held = {each.key for n, each in self.where.values() if n != self.owner(each.key)}
@@ -1430,11 +1429,11 @@ class World:
         for number, each in self.where.values():
             new = each.key in moved and each.key not in self.draining and not each.is_settling
             if new and number != self.owner(each.key) and each.delivery not in self.to_drain:
-                raise Broken(f"{number} is not told that {each.position} drains")
+                raise Broken(f"consumer {number} is not told that {each.position} drains")
         self.draining = {key: self.draining.get(key, self.now_ms) for key in moved}
 
     def _expire(self) -> None:
-        """What the consumers lose at this time, by time-out or because a key drained too long."""
+        """Record the deliveries that consumers lose now, by time-out or drain deadline."""
         late: dict[bytes, list[Held]] = {}
         for _, held in self.where.values():
             if held.deadline_ms and held.deadline_ms <= self.now_ms and not held.is_settling:
@@ -1450,19 +1449,19 @@ class World:
                 drained.add(lane.key)
                 self.lost.update(open_)
         for key, some in late.items():
-            if key in drained:  # whichever comes first
+            if key in drained:  # the order of the two is open
                 self.unsure.update(self.of_key[key])
                 for each in self.of_key[key]:
                     self.not_before[each] = 0
             some.sort(key=lambda held: held.position)
             self.lost.update(held.position for held in some)
-            for held in some[: 1 if self.ordered else None]:  # which takes back what is later
+            for held in some[: 1 if self.ordered else None]:  # the first one revokes later ones
                 self._fails(held, 0)
 
     # ---- checks
 
     def check(self) -> None:
-        """Every entry is in one place, all counts add up, and what is withheld is so rightly."""
+        """Every entry is in one place, counts add up, and reasons for withholding are true."""
         sub = self.sub
         places: Counter[Position] = Counter()
         heads: dict[Lane, Position] = {}
@@ -1470,7 +1469,7 @@ class World:
             heads.update(self._check_lane(lane, places))
         for position in self.rejected:
             if position in places:
-                raise Broken(f"{position} is rejected, and waits")
+                raise Broken(f"{position} waits after its rejection")
         for position in sub.settling.unsettled:
             places[position] = max(places[position], 1)
         for position in self.postponed:
@@ -1483,25 +1482,25 @@ class World:
         self._check_consumers()
         idle = not any(isinstance(each, Persist | Record) for each in self.pending)
         if idle != sub.is_idle:
-            raise Broken("the machine is idle, or is not")
+            raise Broken(f"is_idle should be {idle}")
         if sum(map(len, sub.withheld.values())) != sum(
             lane.reason is not Reason.READY for lane in sub.lanes.values()
         ):
-            raise Broken("more keys are said to be withheld than are")
+            raise Broken("withheld keys are miscounted")
         timed = len(sub.lanes) + len(sub.consumers)
         if len(sub.timers) > 2 * (timed + 1) + SMALL["TIMERS_SPARE"]:
-            raise Broken(f"{len(sub.timers)} timers")
+            raise Broken(f"{len(sub.timers)} timers are kept")
         for kept in (sub.attempts, sub.partial):
             if any(position in sub.acknowledged for position in kept):
-                raise Broken("something is kept of entries that are done")
+                raise Broken("state of an acknowledged entry is kept")
         held = sum(state.after is not AfterDeadLetter.CONTINUE for state in sub.keys.values())
         if len(sub.keys) > SMALL["GAPS_MAX"] + held:
-            raise Broken("too many gaps are remembered")
+            raise Broken("too many gaps are kept")
 
     def _check_totals(self) -> None:
         totals = dict(self.sub.totals)
         totals["back"] = sum(totals.pop(each) for each in ("returned", "timed_out", "drained"))
-        if self.chunks or self.delays:  # something may be kept for a moment
+        if self.chunks or self.delays:  # an entry may be kept only briefly
             del totals["put_off"]
         for name, count in totals.items():
             if count != self.totals[name]:
@@ -1519,16 +1518,16 @@ class World:
         if lane.dead is not None:
             places[lane.dead] += 1
         if waiting and len(waiting) > options.key_parked_max:
-            raise Broken("more of a key is parked than may be")
+            raise Broken(f"{lane.key!r} has {len(waiting)} waiting entries")
         if lane.parked != len(returned) + len(waiting) + len(aside):
-            raise Broken(f"{lane.key!r} is miscounted")
+            raise Broken(f"{lane.key!r} miscounts its parked entries")
         if lane.is_idle and not lane.is_ready:
-            raise Broken(f"{lane.key!r} has no work and is kept")
+            raise Broken(f"{lane.key!r} is kept without work")
         if (lane.reason is not Reason.READY) != (lane in sub.withheld[lane.reason]):
-            raise Broken(f"{lane.key!r} is not where keys that are withheld are looked for")
+            raise Broken(f"{lane.key!r} is not among the keys withheld by {lane.reason.name}")
         failed = self.failed.get(lane.key, set())
         if self.ordered and not failed.issubset(lane.unresolved or ()):
-            raise Broken(f"{lane.key!r} forgot that {failed} failed")
+            raise Broken(f"{lane.key!r} forgot the failures of {failed}")
         parked = sorted(each for each in returned + waiting if each not in sub.acknowledged)
         if parked:
             yield lane, parked[0]
@@ -1537,12 +1536,12 @@ class World:
                 if not any(self._is_withheld(lane, each) for each in heads):
                     raise Broken(f"{parked[0]} is not withheld by {lane.reason.name}")
             elif not lane.is_ready:
-                raise Broken(f"{parked[0]} waits, and its key does not")
+                raise Broken(f"{parked[0]} waits, but its key has no turn")
             elif self._takes(lane):
-                raise Broken(f"{parked[0]} of {lane.key!r} waits though its owner has room")
+                raise Broken(f"{parked[0]} of {lane.key!r} waits although its owner has room")
 
     def _takes(self, lane: Lane) -> bool:
-        """Whether the owner of a key takes more."""
+        """True if the owner of a key has room."""
         owner = self.owner(lane.key)
         if self.options.kind is SubscriptionType.KEY_SHARED:
             return owner is not None and self._has_room(self.peers[owner])
@@ -1552,7 +1551,7 @@ class World:
         return peer.permits > 0 and (not peer.blocked or bool(self._unfinished(peer)))
 
     def _is_withheld(self, lane: Lane, head: Position) -> bool:
-        """Whether a key is withheld by the reason that it says, as far as the world knows."""
+        """True if the world confirms the reason that withholds a key."""
         options, key, now_ms = self.options, lane.key, self.now_ms
         owner = self.owner(key)
         holders = {number for number, held in self.where.values() if held.key == key}
@@ -1604,7 +1603,7 @@ class World:
         return False
 
     def _goes_on_at(self, head: Position, consumer: int) -> bool:
-        """Whether an entry is the next chunk of a large message that a consumer has in part."""
+        """True if an entry is the next chunk of a large message that a consumer holds in part."""
         chunk = self.entries[head].chunk
         held = self.peers[consumer].held.values()
         chunks = [self.entries[each.position].chunk for each in held]
@@ -1628,10 +1627,10 @@ class World:
             if position > end:
                 break
             if position not in places and not self._is_behind(entry, lagging):
-                raise Broken(f"{position} is nowhere")
+                raise Broken(f"{position} is lost")
         for position in self.store.done:
             if position in done and position in self.where:
-                raise Broken(f"{position} is done, and in flight")
+                raise Broken(f"{position} is done and in flight")
 
     def _is_behind(self, entry: Entry, lagging: list[Any]) -> bool:
         if entry.key is None:
@@ -1654,45 +1653,45 @@ class World:
                 *line[-1:],
                 *(() if line else (None,)),
             ):
-                raise Broken(f"in slot {number} a key has no turn, or two")
+                raise Broken(f"slot {number} has a ready key without a turn, or with two")
             if slot.parked != sum(lane.parked for lane in slot.lanes):
-                raise Broken(f"slot {number} counts {slot.parked}")
+                raise Broken(f"slot {number} miscounts {slot.parked} parked entries")
             if slot.returned != sum(len(lane.returned or ()) for lane in slot.lanes):
-                raise Broken(f"slot {number} counts {slot.returned} returned")
+                raise Broken(f"slot {number} miscounts {slot.returned} returned entries")
             if slot.queue is not sub.parking.queue_of(number):
-                raise Broken(f"slot {number} is in the queue of somebody else")
+                raise Broken(f"slot {number} is in another owner's queue")
             if not (slot.lanes or slot.lag or slot.queued):
-                raise Broken(f"slot {number} is kept and has no work")
+                raise Broken(f"slot {number} is kept without work")
             if (slot.lag is not None) != (slot in slot.queue.lagging):
-                raise Broken(f"slot {number} lags, and is not looked for")
+                raise Broken(f"slot {number} lags, and its queue does not know, or vice versa")
             parked[slot.queue] += slot.parked
             returned[slot.queue] += slot.returned
         consumers, queues = sub.consumers.values(), sub.parking.queues
         is_placed = self.options.kind is SubscriptionType.KEY_SHARED
         if len(queues) != 1 + is_placed * len(consumers):
-            raise Broken("somebody who is gone has a queue")
+            raise Broken("the number of queues differs from that of owners")
         if not is_placed and set(sub.parking.slots) - {1}:
-            raise Broken("a pool has one slot")
+            raise Broken("a pool has more than one slot")
         takers = sum(len(queue.takers) for queue in queues)
         if takers != len(consumers) or any(each not in each.queue.takers for each in consumers):
-            raise Broken("a queue is not its owner's")
+            raise Broken("a consumer is not among the takers of its queue")
         for queue in queues:
             turns = list(queue.slots)
             if len({*turns}) != len(turns) or not all(each.queued for each in turns):
-                raise Broken("a slot has its turn twice")
+                raise Broken("a slot has two turns")
             if (queue.parked, queue.returned) != (parked[queue], returned[queue]):
-                raise Broken(f"{queue.parked} parked, {queue.returned} returned of an owner")
+                raise Broken(f"a queue miscounts {queue.parked} parked, {queue.returned} returned")
             limit = self.options.returned_max
             if limit and queue.returned >= limit and not queue.is_choked:
-                raise Broken("an owner has more than may be returned, and takes more")
+                raise Broken(f"a queue with {queue.returned} returned entries is not choked")
         if sub.parked != sum(parked.values()):
-            raise Broken("what waits is miscounted")
+            raise Broken("the subscription miscounts its parked entries")
         self._check_delays()
         if {lane for lane in sub.lanes.values() if lane.lag is not None} != sub.parking.lags.lanes:
-            raise Broken("a key lags, and is not looked for")
+            raise Broken("the lagging keys are not those recorded")
 
     def _check_delays(self) -> None:
-        """What is to be delivered later is remembered as far as there is room."""
+        """Delayed entries are remembered within their limits."""
         delays, options = self.sub.parking.delays, self.options
         rares = [(lane, lane.rare) for lane in self.sub.lanes.values() if lane.rare is not None]
         later = sum(len(rare.later) for _, rare in rares)
@@ -1703,30 +1702,30 @@ class World:
             if each.position in rare.delays
         )
         if len(delays) < later + held or (not delays.holds_keys and len(delays) > later):
-            raise Broken(f"{len(delays)} are kept for later, not {later + held}")
+            raise Broken(f"{len(delays)} delayed entries are kept, not {later + held}")
         if self.sub.delayed != later + len(self.postponed):
-            raise Broken(f"{self.sub.delayed} are said to be for later")
+            raise Broken(f"{self.sub.delayed} delayed entries are reported")
         size_bytes = sum(each.size_bytes for each in delays._kept)
         if self.delayed.size_bytes != size_bytes:
-            raise Broken(f"{self.delayed.size_bytes} bytes are kept for later, not {size_bytes}")
+            raise Broken(f"delayed entries count {self.delayed.size_bytes} bytes, not {size_bytes}")
         if len(delays) > 1 and (
             len(delays) > options.delayed_max
             or size_bytes > options.delayed_bytes_max
             or (len(delays) > SMALL["KEPT_LEAST"] and size_bytes > self.delayed.bytes_max)
         ):
-            raise Broken("more is kept for later than may be")
+            raise Broken("too many delayed entries are kept")
         if len(delays.postponed) != len(self.postponed):
-            raise Broken("what is postponed is miscounted")
+            raise Broken("postponed entries are miscounted")
 
     @property
     def postponed(self) -> set[Position]:
-        """What was read and is not remembered, since it is to be delivered later."""
+        """Entries that were read, and are not remembered because they are delayed."""
         everything = Position(0, 0), Position(2**40, 0)
         return {*self.sub.parking.delays.postponed.between(*everything)}
 
     def _may_be_postponed(self, position: Position) -> bool:
-        """Whether an entry is not due, or comes after one that is not and holds its key. What is
-        known of held keys may be their slots."""
+        """True if an entry is not due, or follows one that is not due and holds its key. The
+        machine may know held keys only by their slots."""
         if self.entries[position].deliver_at_ms > self.now_ms:
             return True
         if not self.sub.parking.delays.holds_keys:
@@ -1751,28 +1750,28 @@ class World:
             if (consumer.unacked, consumer.permits) != (unacked, peer.permits):
                 raise Broken(f"consumer {number} is miscounted")
             if consumer.is_blocked != peer.blocked:
-                raise Broken(f"consumer {number} is blocked, or should be")
+                raise Broken(f"is_blocked of consumer {number} should be {peer.blocked}")
             if set(consumer.flights) != set(peer.held):
-                raise Broken(f"consumer {number} holds other deliveries than it is thought to")
+                raise Broken(f"consumer {number} holds other deliveries than the machine believes")
             deadlines = [flight.deadline_ms or 0 for flight in consumer.flights.values()]
             known = [peer.held[each].deadline_ms or 0 for each in consumer.flights]
             if deadlines != known or deadlines != sorted(deadlines):
                 raise Broken(f"deliveries of consumer {number} time out at {deadlines}")
             if bool(consumer.unfinished) != bool(self._unfinished(peer)):
-                raise Broken(f"consumer {number} has {consumer.unfinished} messages in part")
+                raise Broken(f"consumer {number} has {consumer.unfinished} unfinished messages")
             if consumer.joined_at != peer.joined_at:
                 raise Broken(f"consumer {number} joined at {consumer.joined_at}")
             is_placed = self.options.kind is SubscriptionType.KEY_SHARED and self.mode is not Ring
             if is_placed and peer.ranges != sub.selector.ranges(number):
-                raise Broken(f"consumer {number} does not know what it owns")
+                raise Broken(f"consumer {number} was told other ranges than it owns")
         limit = self.options.unacked_max
         if sub.unacked != total or (limit and total >= limit and not sub.is_blocked):
             raise Broken("the subscription's unacked messages are miscounted")
         if sub.is_blocked != self.blocked:
-            raise Broken("the subscription is blocked, or should be")
+            raise Broken(f"is_blocked of the subscription should be {self.blocked}")
 
     def settle(self) -> None:
-        """Everything that is under way comes to its end; then whatever may go has gone."""
+        """Perform all pending effects. Then everything deliverable must be delivered."""
         self.repay()
         for _ in range(SETTLE_ROUNDS_MAX):
             pending = list(self.pending)
@@ -1782,10 +1781,10 @@ class World:
                 return
             self.repay()
             self.check()
-        raise Broken(f"effects lead to effects after {SETTLE_ROUNDS_MAX:,} rounds")
+        raise Broken(f"effects do not end after {SETTLE_ROUNDS_MAX:,} rounds")
 
     def _check_live(self) -> None:
-        """A key that nothing withholds is not left waiting (P5)."""
+        """No key waits without a reason to withhold it (P5)."""
         if self.sub.is_blocked:
             return
         postponed = self.postponed
@@ -1801,14 +1800,14 @@ class World:
                 if lane.flights or later or aside or lane.reason is not Reason.READY:
                     continue
                 if self._takes(lane):
-                    raise Broken(f"{position} waits though its owner has room")
+                    raise Broken(f"{position} waits although its owner has room")
             elif not self._is_full():
                 owner = self.owner(self.own[position])
                 if owner is not None and self._has_room(self.peers[owner]):
-                    raise Broken(f"{position} is not read though its owner has room")
+                    raise Broken(f"{position} is not read although its owner has room")
 
     def drain(self) -> None:
-        """Everybody takes and acknowledges everything: then nothing is left (no loss, no stall)."""
+        """Deliver and acknowledge everything. Nothing may be left: no loss, no stall."""
         self.abort()
         self.outage = False
         while self.mode is Sticky and self.peers:
@@ -1840,23 +1839,23 @@ class World:
                 break
             self.advance(200)
         if self.undone:
-            raise Broken(f"never done: {list(self.undone)}")
+            raise Broken(f"entries are never done: {list(self.undone)}")
         self.settle()
         if self.sub.lanes or self.sub.parking.slots:
-            raise Broken("something is kept of keys without work")
+            raise Broken("keys without work are kept")
         if self.postponed or self.delayed.size_bytes:
-            raise Broken("something is kept for later")
+            raise Broken("delayed entries are kept")
         if self.sub.attempts or self.sub.partial:
-            raise Broken("something is kept of entries that are done")
+            raise Broken("state of an acknowledged entry is kept")
         if not self.sub.is_idle or self.sub.unacked or self.sub.lagging:
             raise Broken("the machine is not idle")
         if self.log and self.store.mark_delete != self.positions[-1]:
-            raise Broken(f"the cursor stays at {self.store.mark_delete}")
+            raise Broken(f"the mark-delete position stays at {self.store.mark_delete}")
 
     # ---- a history
 
     def step(self) -> None:
-        """One thing happens."""
+        """Perform one event."""
         random = self.random
         number = random.choice([*self.peers, 0])
         peer = self.peers.get(number)
@@ -1884,7 +1883,9 @@ class World:
         elif choice < 0.81 and held:
             self.settle_some(number)
         elif choice < 0.86 and held:
-            self.refuse(number, random.sample(held, random.randint(1, min(3, len(held)))))
+            self.negative_acknowledge(
+                number, random.sample(held, random.randint(1, min(3, len(held))))
+            )
         elif choice < 0.89 and held:
             self.give_back(number, random.sample(held, random.randint(1, min(3, len(held)))))
         elif choice < 0.90:
@@ -1903,7 +1904,7 @@ class World:
             self.abort()
 
     def settle_some(self, number: int) -> None:
-        """Somebody acknowledges one delivery or more, or messages of them."""
+        """Acknowledge one or more deliveries, or messages of them."""
         random, peer = self.random, self.peers[number]
         held = list(peer.held.values())
         one = random.choice(held) if random.random() < 0.4 else held[0]
@@ -1912,7 +1913,7 @@ class World:
             and random.random() < 0.3
             and not self.chunks
         ):
-            self.acknowledge_through(number, one)
+            self.acknowledge_cumulative(number, one)
             return
         some: list[tuple[Held, int]] = []
         for each in (one, *random.sample(held, min(2, len(held) - 1))):
@@ -1927,18 +1928,18 @@ class World:
         self.acknowledge(number, list(dict(some).items()))
         rest = [each for each, messages in some if messages and each.delivery in peer.held]
         if rest and number in self.peers and random.random() < 0.3:
-            random.choice((self.refuse, self.give_back))(number, rest[:1])
+            random.choice((self.negative_acknowledge, self.give_back))(number, rest[:1])
 
 
 def _line(slot: Slot) -> Iterator[Lane]:
-    """The lanes of a slot whose turn comes, in their order."""
+    """The lanes of a slot that have a turn, in order."""
     lane = slot.ready
     for _ in range(len(slot.lanes) + 1):
         if lane is None:
             return
         yield lane
         lane = lane.next_ready
-    raise Broken(f"slot {slot.number} has turns without an end")
+    raise Broken(f"the turns of slot {slot.number} form a cycle")
 
 
 KINDS: Final[dict[str, dict[str, Any]]] = {
@@ -2059,7 +2060,7 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
         "redeliveries_max": 0,
     },
 }
-"""Histories in which much happens that is rare in others, by what that is."""
+"""Kinds of histories, by what they make frequent that is rare in others."""
 
 
 def history(
@@ -2068,10 +2069,10 @@ def history(
     acknowledged: type[Acknowledged] = Acknowledged,
     **forced: Any,
 ) -> World:
-    """Run one history, of a certain kind if that is forced (see World).
+    """Run one history; `forced` sets its kind (see World).
 
     Raises:
-        Broken: with the seed, which replays it.
+        Broken: a promise is broken. The message has the seed.
     """
     world = World(seed, machine, acknowledged, **forced)
     try:

@@ -1,28 +1,27 @@
-"""The publish path in one thread and from one seed: clients, ledger processes, deduplication.
+"""The publish path in one thread, from one seed: clients, ledger processes, deduplication.
 
-Everything that decides is the real thing: the client's Outbox, the servicer's translation, the
-TopicWriter, the TopicState. What lies between them is a list of things under way, and the seed says
-which happens next, and how: done; refused; done, but nobody learns of it; lost, and done later,
-when its sender has long given up. Snapshots are taken at any time, and loaded where a state ends
-before them, and so are states that a job has made from a part of the log.
+Everything that decides is real: the client's Outbox, the servicer's translation, TopicWriter,
+TopicState. Calls between them wait in a list, and the seed picks which one happens next and how:
+done; refused; done with its reply lost; lost, and done later, after its sender gave up. Snapshots
+are taken at any time and loaded where a state ends before them, and so are states that a job folded
+from part of the log.
 
-Processes crash, or are replaced while they live on as zombies. Streams break. Applications restart
-and send again what they are not sure of. Redis forgets everything, or goes back in time.
+Processes crash, or are replaced and live on as zombies. Streams break. Applications restart and
+resend what has no receipt. Redis forgets everything, or returns to an older state.
 
-What must hold, after every step:
+After every step:
 
-    P1  what a client was told is stored, is in the log where it was told, and stays there
+    P1  a message with a receipt is in the log at the receipt's position, and stays there
     P2  no (producer, sequence id) is in the log twice
-    P3  a message is called stored only if it is
-        and per producer the log is in order
+    P3  a receipt says STORED only if the message is stored
+        and the log is in order per producer
 
-and at the end, when nothing fails any more, every message of every application is stored, a
-reader of the log gets each of them once, byte for byte, and the state of deduplication is what the
-fold over the log makes.
+At the end, without faults, every message of every application is stored, a reader of the log gets
+each of them once, byte for byte, and the dedup state equals the fold over the log.
 
-Some applications cut their messages into chunks, and into others after a restart. Of these holds
-that a chunk follows the one before it and nothing else of its producer, that no chunk is stored
-twice, and that whatever ends an attempt says so.
+Some applications cut their messages into chunks, and into different ones after a restart. For
+these, each chunk directly follows the previous one among its producer's entries, no chunk is stored
+twice, and the entry that ends an attempt names it.
 """
 
 import copy
@@ -31,6 +30,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
@@ -87,20 +87,20 @@ from seqgate.types import Chunk, Position
 
 INCARNATION = 1
 PAGE = 3
-"""How many entries a page of a replay holds here."""
+"""Entries in a page of a replay."""
 
 COPY, STRAY = 0, 2**40
-"""Request ids of what an application sends beside its own messages."""
+"""Request ids of extra publications that duplicate or contradict an application's own."""
 
 DedupCall = Admit | Confirm | Rollback
 
 STEPS_TO_SETTLE_MAX = 20_000
-"""Within so many steps without failures everything must be stored."""
+"""The limit of steps without failures until everything is stored."""
 
 
 @dataclass
 class Log:
-    """What is durable."""
+    """The durable log."""
 
     ledger_id: int = 0
     tail: Position | None = None
@@ -137,7 +137,7 @@ class Log:
 
 
 class State:
-    """What Redis holds, and what it held before."""
+    """The state in Redis, with older copies of it."""
 
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled
@@ -167,8 +167,7 @@ class State:
                 return self.restored(writer, state.rollback(writer, call.confirmation, []))
 
     def restored(self, writer: Writer, outcome: Any) -> Any:
-        """What the service answers: where the state lacks entries, after the snapshot was
-        loaded."""
+        """The service's answer: if the state lacks entries, it first loads the snapshot."""
         if not isinstance(outcome, Behind) or self.snapshot is None:
             return outcome
         position, properties = self.snapshot
@@ -193,7 +192,7 @@ class State:
         )
 
     def take_snapshot(self) -> None:
-        """As a cursor takes it: never behind the one before."""
+        """Take a snapshot as the cursor service does: never an older one."""
         frozen = None if self.state is None else self.state.frozen()
         if frozen is None or frozen.confirmed is None:
             return
@@ -205,7 +204,7 @@ class State:
 
 
 class Process:
-    """A ledger process that has the topic, or thinks so."""
+    """A ledger process that holds the topic, or believes so."""
 
     def __init__(self, world: "World") -> None:
         self.world = world
@@ -236,7 +235,7 @@ class Process:
         self.sessions.clear()
 
     def finish(self, effect: Effect, *, failing: bool) -> None:
-        """Something under way comes to its end."""
+        """Complete a pending effect."""
         random, writer = self.world.random, self.writer
         match effect:
             case Admit() | Confirm() | Rollback():
@@ -280,7 +279,7 @@ class Process:
         if chance < 0.1:
             return writer.dedup_failed(lost)
         if chance < 0.2:
-            world.late.append((self.epoch, call))  # given up on, and still on its way
+            world.late.append((self.epoch, call))  # its sender gave up, and it still arrives
             return writer.dedup_failed(lost)
         try:
             outcome = world.state.run(self.epoch, call)
@@ -318,10 +317,10 @@ class Process:
 
 
 class Application:
-    """Has messages to publish under one producer name, in order, and restarts now and then.
+    """Publishes messages of one producer in order, and restarts now and then.
 
-    One kind numbers its messages itself, and after a restart sends again what it is not sure of.
-    The other goes on with new messages after the last id that the service knows.
+    One kind numbers its messages itself, and resends those without a receipt after a restart. The
+    other continues with new messages after the last id that the service knows.
     """
 
     def __init__(self, world: "World", name: str) -> None:
@@ -359,8 +358,8 @@ class Application:
         self.inbox.clear()
 
     def restart(self) -> None:
-        """Start again, without memory, from some message that is not known to be stored, or from an
-        earlier one; with other batches."""
+        """Restart without memory, at or before the first message without a receipt, with other
+        batches."""
         self._close()
         self.run += 1
         self.next_id = None
@@ -372,7 +371,7 @@ class Application:
         self.outbox = Outbox(self._encode, 0, 0)
 
     def _choose(self) -> None:
-        """How to batch or to cut, this time."""
+        """Choose batches or chunks for this run."""
         random = self.world.random
         self.batching = 1 if self.cuts else random.choice((1, 1, 2, 3, 5))
         self.by_key = random.random() < 0.3
@@ -388,7 +387,7 @@ class Application:
         self.disconnect()
 
     def step(self) -> None:
-        """Do one thing that can be done."""
+        """Perform one possible step."""
         if self.process is None:
             self._connect()
         elif self.inbox and self.world.random.random() < 0.7:
@@ -407,7 +406,7 @@ class Application:
             if publications is not None:
                 units = [self._unit(each) for each in publications.publications]
                 if self.world.state.enabled and self.world.random.random() < 0.1:
-                    # A client that sends at once what is not answered yet.
+                    # A client that duplicates publications without a receipt.
                     copied = self.world.random.choice(units)
                     units.append(copied._replace(request_id=COPY, resume=False))
                     self.copies += 1
@@ -417,7 +416,7 @@ class Application:
                 self.process.perform(self.process.writer.submit(units))
 
     def _stray(self, unit: Unit, chunk: Chunk) -> Unit:
-        """A chunk of another attempt at the same message, of which nothing else will ever come."""
+        """A chunk of another attempt at the same message, which never continues."""
         self.world.strays += 1
         stray = Chunk(
             f"stray {self.world.strays}",
@@ -434,7 +433,7 @@ class Application:
     def _connect(self) -> None:
         process = self.world.process
         if process.stopped or self.world.waiting_to_open.get(self.name) != process.epoch:
-            # Opening waits until the topic is live and nothing of the producer is open.
+            # Opening waits until the topic is live and the producer has nothing pending.
             self.world.waiting_to_open[self.name] = process.epoch
             return
         if process.writer.phase is not Phase.LIVE or process.writer.busy(self.name):
@@ -450,7 +449,7 @@ class Application:
         process.writer.open_session(self.session)
         if uuid := self.world.log.unfinished(self.name):
             process.writer.left_unfinished(self.session, uuid)
-        smaller = self.world.random.choice((0, 0, 6))  # the service may take less than before
+        smaller = self.world.random.choice((0, 0, 6))  # the service's limit may have shrunk
         self.outbox.opened(self.world.random.choice((1, 3, 100)), 10_000, smaller)
 
     def _message(self, sequence_id: int) -> OutgoingMessage:
@@ -509,7 +508,7 @@ _PARSER = LedgerServicer(None, None, EntryLimits(1_000_000, 1_000_000, 100))  # 
 
 
 class World:
-    """See the module."""
+    """All processes, applications and stores of a history, with the checks."""
 
     def __init__(
         self, seed: int, *, steps: int = 150, enabled: bool = True, cutting: float = 0.4
@@ -542,7 +541,7 @@ class World:
         self.settle()
 
     def settle(self) -> None:
-        """Nothing fails any more: in the end everything must be stored."""
+        """Run without failures until everything is stored."""
         for _ in range(STEPS_TO_SETTLE_MAX):
             self.step(failing=False)
             self.check()
@@ -565,8 +564,8 @@ class World:
                 }
 
     def prepare(self) -> None:
-        """Where deduplication is off at first, publish without failures, and switch it on under
-        way: from then on nothing may be stored twice, what was stored before included."""
+        """If deduplication is off at first, publish without failures, then switch it on. From then
+        on nothing may be stored twice, including messages stored before."""
         if not self.state.enabled:
             for _ in range(self.random.randint(0, 60)):
                 self.step(failing=False)
@@ -626,7 +625,7 @@ class World:
         self.process = Process(self)
 
     def ledger_is_replaced(self) -> None:
-        """By another process; the old one does not know, and goes on."""
+        """Replace the process by another. The old one does not know, and continues."""
         self.zombies.append(self.process)
         self.process = Process(self)
 
@@ -637,8 +636,8 @@ class World:
         self.state.state = copy.deepcopy(self.random.choice(self.state.copies))
 
     def redis_forgets_a_producer(self) -> bool:
-        """Policy lets go of one of whom nothing is in flight, and the log has no message but a part
-        of one: of no other could it be known, afterwards, what is stored already."""
+        """Have policy forget a producer with nothing in flight and only part of a message in the
+        log: for any other it would be unknown afterwards what is stored."""
         state = self.state.state
         if state is None:
             return False
@@ -650,7 +649,7 @@ class World:
         return False
 
     def job_loads(self) -> None:
-        """A job has folded the log, up to somewhere, and loads what came out."""
+        """Load a state that a job folded from a prefix of the log."""
         if self.log.entries:
             through, _ = self.random.choice(self.log.entries)
             marks = self.fold(through)
@@ -661,7 +660,7 @@ class World:
             self.state.load(through, producers, replacing=self.random.random() < 0.3)
 
     def fold(self, through: Position) -> dict[str, Marks]:
-        """The marks that the log up to a position makes."""
+        """The fold over the log up to a position."""
         marks: dict[str, Marks] = {}
         for position, entry in self.log.entries:
             if position <= through:
@@ -670,7 +669,7 @@ class World:
         return marks
 
     def check_state(self) -> None:
-        """However often it was lost and recovered, a state is the fold over what it covers."""
+        """The state equals the fold over the log it covers, however often it was lost."""
         state = self.state.state
         if state is not None and state.confirmed is not None:
             frozen = {
@@ -683,7 +682,7 @@ class World:
             }
 
     def dedup_dies(self) -> None:
-        """Nobody learns what became of the calls that it was working on."""
+        """Fail the calls in progress, with unknown outcome."""
         for process in [self.process, *self.zombies]:
             calls = [each for each in process.under_way if isinstance(each, DedupCall)]
             for call in calls:
@@ -694,7 +693,7 @@ class World:
                 process.perform(process.writer.dedup_failed(DedupUnavailable("lost")))
 
     def _crash(self, process: Process) -> None:
-        """What was under way may be done, or not, and deduplication may do it later."""
+        """Crash a process. Pending effects may happen or not, those of deduplication later."""
         for effect in process.under_way:
             match effect:
                 case Admit() | Confirm() | Rollback() if self.random.random() < 0.6:
@@ -730,10 +729,10 @@ class World:
             open_attempt = before.chunk.uuid if before and before.chunk else ""
             forgotten = entry.producer in self._forgotten
             if chunk is not None and forgotten and chunk.uuid == open_attempt:
-                open_attempt = ""  # its producer does not know that it is stored: it begins anew
+                open_attempt = ""  # its producer, not knowing that it is stored, starts it anew
             assert entry.aborts == open_attempt
             if chunk is not None:
-                # What another attempt ended, a stray one, begins anew.
+                # An attempt that another one ended may start anew, if it was a stray.
                 ended = forgotten or chunk.uuid in self._aborted
                 assert ended or chunk.uuid not in self._begun, "a chunk is stored twice"
                 self._begun.add(chunk.uuid)
@@ -744,11 +743,11 @@ class World:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a message is in the log in part, and may go on."""
+        """True if the log has an unfinished message that may continue."""
         return bool(self._open)
 
     def read_back(self) -> dict[tuple[str, int], bytes]:
-        """What a reader gets."""
+        """The messages that a reader gets."""
         read: dict[tuple[str, int], bytes] = {}
         assembler = Assembler(AssemblyLimits())
         for at, entry in self.log.entries:
@@ -784,7 +783,7 @@ class World:
         if isinstance(said, ChunkMessageId):
             (uuid,) = {piece.metadata.uuid for piece in pieces}
             assert {piece.metadata.sequence_id for piece in pieces} == {message.sequence_id}
-            if producer in self._forgotten:  # chunk 0 may have begun the attempt anew
+            if producer in self._forgotten:  # chunk 0 may have restarted the attempt
                 pieces = list({piece.metadata.chunk_id: piece for piece in pieces}.values())
             assert b"".join(piece.payload for piece in pieces) == message.payload
             assert uuid
@@ -797,7 +796,7 @@ class World:
 
 def _stored(at: Position, entry: Entry) -> ledger_pb2.StoredEntry:
     return ledger_pb2.StoredEntry(
-        position=entry_pb2.Position(ledger_id=at.ledger_id, entry_id=at.entry_id),
+        position=common_pb2.Position(ledger_id=at.ledger_id, entry_id=at.entry_id),
         metadata=entry_pb2.EntryMetadata.FromString(entry.metadata),
         payload=entry.payload,
     )

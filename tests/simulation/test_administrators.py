@@ -1,4 +1,4 @@
-"""What administrators of histories do when all is quiet."""
+"""Administrators of histories undo their changes at the end."""
 
 from contextlib import suppress
 from random import Random
@@ -13,7 +13,7 @@ from tests.simulation.system.administrators import Administrator
 MADE, NEVER_MADE = "t/n/topic", "t/n/never-made"
 
 
-def test_what_is_in_the_way_is_taken_back_although_a_topic_was_never_made() -> None:
+def test_an_administrator_undoes_its_changes_despite_a_missing_topic() -> None:
     done = set()
 
     class Acting(Administrator):

@@ -1,4 +1,4 @@
-"""Large messages whatever dies between their chunks: the promises of publish.py, and that each
+"""Large messages with crashes between their chunks: the promises of publish.py, and that each
 message is read back byte for byte or not at all."""
 
 from typing import Any
@@ -17,12 +17,12 @@ HISTORIES = times(quick=200, full=2_000)
 STEPS_INTO_A_MESSAGE_MAX = 200
 
 TIMEOUT_S = 600
-"""All histories are one test, of a minute or so on a machine that has nothing else to do."""
+"""All histories form one test, which takes about a minute on an idle machine."""
 
 
 class Publishing(RuleBasedStateMachine):
-    """One or more applications publish large messages. Everything may die at any moment, and most
-    of all when a message is stored in part."""
+    """Applications publish large messages. Everything may die at any moment, most often while a
+    message is partly stored."""
 
     @initialize(seed=st.integers(0, 2**32))
     def begin(self, seed: int) -> None:
@@ -119,11 +119,12 @@ def _without_doubt(self: TopicWriter, ledger_id: int, tail: Position | None) -> 
 FORGETFUL_HISTORIES = times(quick=60, full=1_000)
 
 
-def test_an_attempt_that_deduplication_forgot_is_ended_by_what_follows(seed: int) -> None:
+def test_a_forgotten_attempt_is_aborted_by_the_next_message(seed: int) -> None:
     forgotten = [_forget_between_chunks(each) for each in range(seed, seed + FORGETFUL_HISTORIES)]
     assert sum(forgotten) > FORGETFUL_HISTORIES // 4
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("rule_of_the_log", "wrong"),
     [
@@ -132,7 +133,7 @@ def test_an_attempt_that_deduplication_forgot_is_ended_by_what_follows(seed: int
         ("reopened", _without_doubt),
     ],
 )
-def test_an_attempt_that_is_not_ended_once_is_seen(
+def test_an_attempt_that_is_not_aborted_is_found(
     rule_of_the_log: str, wrong: Any, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TopicWriter, rule_of_the_log, wrong)
@@ -141,11 +142,11 @@ def test_an_attempt_that_is_not_ended_once_is_seen(
             _forget_between_chunks(each)
         except AssertionError:
             return
-    pytest.fail("no history misses it")
+    pytest.fail(f"every history passes without {rule_of_the_log}")
 
 
 def _forget_between_chunks(seed: int) -> bool:
-    """Whether a producer was forgotten in the middle of a message in this history."""
+    """Returns True if the history forgot a producer in the middle of a message."""
     world = World(seed, cutting=0.9)
     forgotten = False
     for _ in range(STEPS_INTO_A_MESSAGE_MAX):

@@ -12,13 +12,14 @@ from seqgate.client._chunking import LargeMessage
 from seqgate.client._outbox import Outbox
 from seqgate.services import deduplication
 from seqgate.services.dedup.core import sequence
+from seqgate.services.dedup.core import topic as dedup
 from seqgate.services.dedup.core.sequence import _judge_chunk
 from seqgate.services.dedup.core.topic import TopicState
 from seqgate.services.ledger.core import receipt
 from seqgate.services.ledger.core.writer import TopicWriter
 from tests.simulation import publish
 from tests.simulation.publish import World
-from tests.support.depth import some_of, times
+from tests.support.depth import times
 
 HISTORIES = times(quick=300, full=3_000)
 SWITCHING_HISTORIES = times(quick=150, full=1_000)
@@ -29,10 +30,10 @@ MISSING = {
     "under_way = (self._admitting, self._ready, self._writing)": 249,
     "if held and verdict is not Verdict.DUPLICATE:": 140,
 }
-"""Of mutants that few histories tell apart, one that does: the search begins there."""
+"""Mutants that few histories notice, each with a seed that does, where the search starts."""
 
 
-def test_every_message_is_stored_once_and_in_order_whatever_happens(seed: int) -> None:
+def test_every_message_is_stored_once_in_order_despite_faults(seed: int) -> None:
     for each in range(seed, seed + HISTORIES):
         try:
             World(each).run()
@@ -48,58 +49,59 @@ def test_switching_deduplication_on_under_load_leaves_no_hole(seed: int) -> None
             raise AssertionError(f"World({each}, enabled=False).run()") from error
 
 
-# Each rule of the publish path, taken out: the simulation must not be blind to any.
+# Each rule of the publish path, removed: the simulation must notice.
 RULES: list[tuple[Any, str, str]] = [
-    # what follows a failure is held back
+    # publications after a failure are held back
     (TopicWriter, "if unit.session in self._on_hold:", "if False:"),
     (TopicWriter, "if not self._on_hold:", "if True:"),
     (TopicWriter, "if unit.session not in self._sessions:\n                continue", "pass"),
-    # what was let through and not written is withdrawn before anything is asked again
+    # claims admitted and not written are withdrawn before the next question to dedup
     (
         TopicWriter,
         "self.phase = Phase.ALIGNING\n        self._reopen = self._reopen or not outcome_known",
         "self._reopen = self._reopen or not outcome_known",
     ),
-    # a copy of what is in flight waits
+    # a duplicate of a publication in flight waits
     (TopicWriter, "case Verdict.IN_FLIGHT | Verdict.HELD:", "case Verdict.HELD:"),
     (TopicWriter, "case Verdict.DUPLICATE:", "case Verdict.DUPLICATE | Verdict.IN_FLIGHT:"),
-    # nothing overtakes what waits
+    # nothing overtakes a waiting publication
     (sequence.admit, "if held and verdict is not Verdict.DUPLICATE:", "if False:"),
-    # a batch that is partly stored is not stored whole
+    # a partly stored batch is not stored whole
     (sequence._judge, "if claim.lowest > marks.pushed", "if claim.highest > marks.pushed"),
-    # the revision tells lost claims
+    # the revision reveals lost claims
     (
         TopicState,
         "if writer.revision is not None and writer.revision != self.revision:",
         "if False:",
     ),
-    # positions tell lost entries
+    # positions reveal lost entries
     (TopicState, "if _ends_before(self.confirmed, position):", "if False:"),
     (TopicState, "if _ends_before(self.confirmed, after):", "if False:"),
-    # a snapshot keeps what is durable, and nothing that is only let through
+    # a snapshot contains durable marks, not claims
     (TopicState, "marks.persisted, marks.persisted_chunk", "marks.pushed, marks.pushed_chunk"),
     (TopicState, "Marks(highest, highest, unfinished, unfinished)", "Marks(highest, highest)"),
-    # a state that was put in the place of another has another revision
+    # a replaced state gets a new revision
     (TopicState, "state.withdraw_all()\n        return state, True", "return state, True"),
-    # a producer connects when nothing of it is open
+    # a producer connects once nothing of it is pending
     (TopicWriter, "under_way = (self._admitting, self._ready, self._writing)", "under_way = ()"),
-    # the client sends nothing before everything is answered
+    # the client resumes only after every receipt
     (Outbox, "if self._paused and not self._parcels_out", "if self._paused"),
-    # a chunk follows the one before it, of its own layout
+    # a chunk follows the previous one, of its own layout
     (_judge_chunk, "Verdict.LAYOUT_CONFLICT if chunk.chunk_id else Verdict.NEW", "Verdict.NEW"),
     (_judge_chunk, "if reached.layout == chunk.layout:", "if True:"),
     (_judge_chunk, "and stored.layout == chunk.layout", ""),
     # the id of a large message counts with its last chunk
     (deduplication.advance, "None if chunk.is_last else chunk", "None"),
-    # what ends an attempt says so
+    # an entry that ends an attempt names it
     (TopicWriter, "aborted or self._ended_by(unit)", '""'),
-    # an attempt has a name of its own, and one that cannot go on is over
+    # an attempt has a unique name, and one that cannot continue is over
     (LargeMessage, "uuid.uuid4().hex", "str(self.message.sequence_id)"),
     (Outbox, "parcel.large.broken = True", "pass"),
 ]
 
 
-@pytest.mark.parametrize(("owner", "right", "wrong"), some_of(RULES, every=4))
+@pytest.mark.deep
+@pytest.mark.parametrize(("owner", "right", "wrong"), RULES)
 def test_a_missing_rule_is_found(
     monkeypatch: pytest.MonkeyPatch, seed: int, owner: Any, right: str, wrong: str
 ) -> None:
@@ -110,13 +112,14 @@ def test_a_missing_rule_is_found(
     scope = vars(home).copy()
     exec(compile(mutated, "mutant", "exec"), scope)
     mutant = scope[owner.__name__]
-    for module in (publish, publish.dedup, sequence, deduplication, receipt):
-        if getattr(module, owner.__name__, None) is owner:
-            monkeypatch.setattr(module, owner.__name__, mutant)
+    name = owner.__name__
+    for module in (publish, dedup, sequence, deduplication, receipt):
+        if getattr(module, name, None) is owner:
+            monkeypatch.setattr(module, name, mutant)
 
     for each in chain((MISSING.get(right, seed),), range(seed, seed + MUTANT_HISTORIES)):
         try:
             World(each).run()
         except Exception:
             return
-    pytest.fail(f"no history misses {right!r}")
+    pytest.fail(f"every history passes without {right!r}")

@@ -1,8 +1,8 @@
-"""P7: whatever Redis forgets, whenever snapshots are taken, the state that comes back is the fold.
+"""P7: whatever Redis loses, and whenever snapshots are taken, the rebuilt state is the fold.
 
-A log of any entries: messages, batches, chunks that continue something and chunks that do not, ids
-that go down because deduplication was off for a while. The service reads it page by page, with real
-snapshots and recovery, over stores in memory that lose what hypothesis tells them to lose.
+The log has any entries: messages, batches, chunks that continue a message and chunks that do not,
+ids that decrease because deduplication was off for a while. The service reads it page by page, with
+real snapshots and recovery, over stores in memory with losses drawn by hypothesis.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ happenings = st.sampled_from(
 
 
 class Service:
-    """A dedup service, and the writer of one topic that it works for."""
+    """A dedup service, and the writer of its only topic."""
 
     def __init__(self, log: list[Logged], every: int, tasks: asyncio.TaskGroup) -> None:
         self.log = log
@@ -73,7 +73,7 @@ class Service:
         self.restart()
 
     def restart(self) -> None:
-        """Another process takes its place; nothing was in its memory."""
+        """Replace the process, which loses its memory."""
         self.snapshots = Snapshots(self.store, self.cursors, self._policies, self._tasks)
         self._dedup = Deduplication(self.store, self._policies, self.snapshots)
 
@@ -94,7 +94,7 @@ class Service:
                 self.restart()
 
     async def recover(self) -> None:
-        """What a writer does: say where the log ends, and confirm what the state lacks."""
+        """Act as a writer: name the end of the log, and confirm what the state lacks."""
         tail = _position(self.end - 1) if self.end else None
         writer = Writer(INCARNATION, 5, tail)
         while isinstance(behind := await self._dedup.rollback(TOPIC, writer, None, []), Behind):
@@ -110,7 +110,7 @@ class Service:
             await self._dedup.confirm(TOPIC, writer, confirmation)
 
     def check(self) -> None:
-        """The state, and the snapshot, are each the fold over what they cover."""
+        """The state equals the fold over the log it covers."""
         state = self.store.states.get(TOPIC)
         if state is not None and state.confirmed is not None:
             marks = {name: each.marks for name, each in state.producers.items()}
@@ -118,7 +118,7 @@ class Service:
 
 
 def _position(index: int) -> Position:
-    """Seven entries a ledger."""
+    """A position in a log of seven entries per ledger."""
     return Position(1 + index // 7, index % 7)
 
 
@@ -141,7 +141,7 @@ def _fold(log: list[Logged]) -> dict[str, Marks]:
 
 
 def _stored(marks: dict[str, Marks]) -> dict[str, Marks]:
-    """Without producers of which the log has only chunks that continue nothing."""
+    """The marks without producers whose only entries are chunks that continue nothing."""
     return {name: each for name, each in marks.items() if each != Marks()}
 
 
@@ -177,9 +177,7 @@ def _run(story: Coroutine[Any, Any, None]) -> None:
         runner.run(story)
 
 
-@settings(max_examples=times(quick=150, full=400), deadline=None, derandomize=True)
+@settings(max_examples=times(quick=80, full=400), deadline=None, derandomize=True)
 @given(log=logs, every=st.integers(0, 5), story=st.lists(happenings, max_size=40))
-def test_what_was_lost_comes_back_as_it_was(
-    log: list[Logged], every: int, story: list[str]
-) -> None:
+def test_lost_state_is_rebuilt_unchanged(log: list[Logged], every: int, story: list[str]) -> None:
     _run(_played(log, every, story))

@@ -1,9 +1,8 @@
-"""What a history may end with, by what was seen of it."""
+"""The states in which a history may end."""
 
 import pytest
 
-from seqgate.services.ledger.core.entry import Chunk
-from seqgate.types import Position
+from seqgate.types import Chunk, Position
 from tests.simulation.system.seen import Appended, Origin, Seen
 
 LETTERS, ORIGINALS = "t/n/letters", "t/n/originals"
@@ -11,7 +10,7 @@ CHUNKS = 3
 
 
 def stored(seen: Seen, topic: str, producer: str, chunks: int, *, is_letter: bool) -> None:
-    """So many chunks of a message of CHUNKS are in a topic."""
+    """Store the first chunks of a message of CHUNKS in a topic."""
     log = seen.log(topic)
     for number in range(chunks):
         position = Position(1, number)
@@ -26,12 +25,12 @@ def stored(seen: Seen, topic: str, producer: str, chunks: int, *, is_letter: boo
 @pytest.mark.parametrize(
     ("letters", "waiting", "is_forsaken"),
     [
-        (2, (), True),  # who would send the last chunk was moved over it, or deleted
-        (2, (2,), False),  # it is still to come
+        (2, (), True),  # the subscription that would send the last chunk was moved or deleted
+        (2, (2,), False),  # the last chunk is still waiting
         (3, (), False),  # the letter is whole
     ],
 )
-def test_a_letter_stays_unfinished_when_nobody_has_the_rest_any_more(
+def test_a_dead_letter_stays_unfinished_when_its_rest_is_gone(
     letters: int, waiting: tuple[int, ...], is_forsaken: bool
 ) -> None:
     seen = Seen(lambda: 0.0)
@@ -43,7 +42,7 @@ def test_a_letter_stays_unfinished_when_nobody_has_the_rest_any_more(
     assert not seen.is_forsaken(ORIGINALS, Position(1, 0))
 
 
-def test_a_letter_stays_unfinished_when_the_topic_of_the_original_is_deleted() -> None:
+def test_a_dead_letter_stays_unfinished_when_its_source_topic_is_deleted() -> None:
     seen = Seen(lambda: 0.0)
     stored(seen, LETTERS, "seqgate.dead", CHUNKS - 1, is_letter=True)
     seen.log(ORIGINALS).deleted_ledger = 1

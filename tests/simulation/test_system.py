@@ -18,23 +18,21 @@ from tests.support.depth import times
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = 6
-HISTORIES = times(quick=300, full=30_000) // BLOCKS
-"""In each block."""
+HISTORIES = times(quick=210, full=30_000) // BLOCKS
+"""Histories of each block."""
 
-BEFORE = times(quick=30, full=200)
-"""So many others are played in the process before one is played again."""
+BEFORE = times(quick=10, full=200)
+"""Histories played before one is replayed in the same process."""
 
 SHOWN = 60
-"""So many of the last events are shown."""
+"""Last events shown on failure."""
 
 BLOCK_TIMEOUT_S = 7_200
 
 
 @pytest.mark.timeout(BLOCK_TIMEOUT_S)
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_nothing_is_lost_doubled_or_stuck_whatever_happens_around_the_services(
-    seed: int, block: int
-) -> None:
+def test_nothing_is_lost_duplicated_or_stuck_under_faults(seed: int, block: int) -> None:
     first = seed + block * HISTORIES
     for finished in played(range(first, first + HISTORIES)):
         if finished["violations"]:
@@ -48,7 +46,7 @@ def test_a_seed_replays_its_history_exactly(seed: int) -> None:
     assert (one.digest, one.handles) == (other.digest, other.handles)
 
 
-def test_what_was_played_before_changes_nothing(seed: int) -> None:
+def test_a_replayed_seed_is_independent_of_earlier_runs(seed: int) -> None:
     alone = next(played([seed]))
     (*_, after) = played([*range(seed + 1, seed + 1 + BEFORE), seed])
     assert after["digest"] == alone["digest"]
@@ -67,10 +65,10 @@ Delivering.serve, history.PROCESSOR_MAX_S = serve, 0.5
 seed = next(each for each in range(100) if draw(each).subscriptions)
 print(history.play(seed).violations[-1])
 """
-"""In a process of its own: what is broken off leaves its patches behind."""
+"""Run in its own process, since an interrupted history leaves its patches behind."""
 
 
-def test_a_history_that_does_not_end_is_one_of_its_violations() -> None:
+def test_a_history_that_does_not_end_is_a_violation() -> None:
     told = subprocess.run(
         [sys.executable, "-c", ENDLESS], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
     ).stdout
@@ -79,8 +77,8 @@ def test_a_history_that_does_not_end_is_one_of_its_violations() -> None:
 
 
 def played(seeds: Iterable[int], defect: str | None = None) -> Iterator[dict[str, Any]]:
-    """What came of histories, played in a process whose texts have the hashes of every replay, with
-    a deliberate defect or without."""
+    """Play histories in a worker process with the hash seed of every replay, with a deliberate
+    defect or without, and yield their results."""
     with_defect = [] if defect is None else ["--defect", defect]
     with subprocess.Popen(
         [sys.executable, "-m", "tests.simulation.system", "--worker", *with_defect],

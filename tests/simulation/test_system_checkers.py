@@ -1,4 +1,4 @@
-"""What the checkers of histories make of what they are told."""
+"""The verdicts of the checkers of histories."""
 
 import pytest
 
@@ -21,12 +21,12 @@ PAYLOAD_BYTES = 1_100
 
 
 def changed(checker: Checker, mark_delete: Position | None, **properties: str) -> None:
-    """The subscription's cursor is this now."""
+    """Change the subscription's cursor to this state."""
     head = Head(TOPIC, NAME, 0, mark_delete, properties=properties)
     checker.cursors.changed(TOPIC, NAME, CursorState(head, MemoryHoles()))
 
 
-def test_a_key_is_remembered_for_as_long_as_its_cursor_says_so_wherever_that_moves() -> None:
+def test_a_key_is_remembered_across_resets_while_its_cursor_holds_it() -> None:
     checker = Checker(seen := Seen(lambda: 0.0))
     subscription = seen.subscription(TOPIC, NAME)
     held = {f"{graveyard._KEY}digest": "{}"}
@@ -39,7 +39,7 @@ def test_a_key_is_remembered_for_as_long_as_its_cursor_says_so_wherever_that_mov
 
 
 @pytest.mark.parametrize("payload_bytes_max", [PAYLOAD_BYTES - 1, PAYLOAD_BYTES])
-def test_a_letter_may_be_given_up_that_is_larger_than_a_ledger_took(payload_bytes_max: int) -> None:
+def test_a_dead_letter_above_the_ledgers_limit_may_be_abandoned(payload_bytes_max: int) -> None:
     checker = Checker(seen := Seen(lambda: 0.0))
     checker.terms.payload_bytes_max = payload_bytes_max
     entry = Appended(FIRST, "p", (0,), (1,), None, 0, 0.0, payload_bytes=PAYLOAD_BYTES)
@@ -53,13 +53,13 @@ def test_a_letter_may_be_given_up_that_is_larger_than_a_ledger_took(payload_byte
     [
         pytest.param(1, "24 24 24 24", True, id="cut-and-complete"),
         pytest.param(1, "24 24 24 25", True, id="cut-and-overtaken"),
-        pytest.param(1, "24 24 24 7", True, id="cut-and-its-producer-started-over"),
+        pytest.param(1, "24 24 24 7", True, id="cut-and-producer-restarted"),
         pytest.param(1, "24 24 24", False, id="cut-and-unfinished"),
         pytest.param(None, "24 24 24 24", False, id="not-trimmed"),
         pytest.param(0, "24 24 24 24", False, id="trimmed-up-to-it"),
     ],
 )
-def test_a_message_that_a_trim_cut_is_complete_before_its_last_chunk_if_that_is_left(
+def test_a_message_cut_by_a_trim_is_complete_if_its_last_chunk_remains(
     kept_from: int | None, stored: str, *, is_right: bool
 ) -> None:
     checker = Checker(seen := Seen(lambda: 0.0))
@@ -78,14 +78,14 @@ def test_a_message_that_a_trim_cut_is_complete_before_its_last_chunk_if_that_is_
 @pytest.mark.parametrize(
     ("kept_from", "has", "is_right"),
     [
-        pytest.param(3, 7, True, id="told-of-what-was-trimmed-behind-it"),
-        pytest.param(3, 5, True, id="told-of-it-by-a-trim-before"),
-        pytest.param(2, 7, False, id="of-what-is-not-trimmed"),
-        pytest.param(None, 5, False, id="of-what-never-was"),
-        pytest.param(3, 6, False, id="of-what-is-not-there"),
+        pytest.param(3, 7, True, id="reported-as-trimmed-after-it"),
+        pytest.param(3, 5, True, id="reported-by-an-earlier-trim"),
+        pytest.param(2, 7, False, id="not-trimmed-at-all"),
+        pytest.param(None, 5, False, id="never-stored"),
+        pytest.param(3, 6, False, id="missing"),
     ],
 )
-def test_a_state_may_be_ahead_of_what_is_confirmed_by_what_was_trimmed(
+def test_a_state_may_be_ahead_of_the_confirmed_position_by_trimmed_entries(
     kept_from: int | None, has: int, *, is_right: bool
 ) -> None:
     checker = Checker(seen := Seen(lambda: 0.0))
@@ -101,7 +101,7 @@ def test_a_state_may_be_ahead_of_what_is_confirmed_by_what_was_trimmed(
 
 
 @pytest.mark.parametrize("goes_to", ["t/n/letters", "t/n/others", ""])
-def test_a_letter_may_be_given_up_where_its_topic_may_refuse_its_producer(goes_to: str) -> None:
+def test_a_dead_letter_may_be_abandoned_when_its_topic_refuses_its_producer(goes_to: str) -> None:
     checker = Checker(seen := Seen(lambda: 0.0))
     checker.terms.refusing.add("t/n/letters")
     seen.subscription(TOPIC, NAME).dead_letter_topic = goes_to
@@ -124,12 +124,11 @@ def test_a_letter_may_be_given_up_where_its_topic_may_refuse_its_producer(goes_t
         ("0 1 2 0 2", False),
     ],
 )
-def test_a_message_is_stored_whose_chunks_are_there_in_order_some_of_them_twice(
-    chunk_ids: str, is_whole: bool
-) -> None:
+def test_a_message_with_repeated_chunks_in_order_is_stored(chunk_ids: str, is_whole: bool) -> None:
     checker = Checker(seen := Seen(lambda: 0.0))
     sent = seen.sent[1] = Sent(1, str(TOPIC), "p", 0, None, "", 0.0, 9)
     log = seen.log(TOPIC)
+    at = Position(1, 0)
     for entry_id, chunk_id in enumerate(chunk_ids.split()):
         at = Position(1, entry_id)
         log.at[at] = Appended(at, "p", (0,), (1,), Chunk("u", int(chunk_id), 3, 9), 0, 0.0)
@@ -139,7 +138,7 @@ def test_a_message_is_stored_whose_chunks_are_there_in_order_some_of_them_twice(
     assert bool(seen.violations) != is_whole
 
 
-def test_who_deleted_a_cursor_need_not_live_to_say_so() -> None:
+def test_a_recreated_cursor_proves_its_deletion() -> None:
     checker = Checker(seen := Seen(lambda: 0.0))
     checker.cursors.created(TOPIC, NAME, None)
     checker.cursors.deleting(TOPIC, NAME)
@@ -147,11 +146,11 @@ def test_who_deleted_a_cursor_need_not_live_to_say_so() -> None:
     checker.cursors.created(TOPIC, NAME, None)
     assert not seen.subscription(TOPIC, NAME).done
     seen.subscription(TOPIC, NAME).done[FIRST, 0] = (3, 1)
-    checker.cursors.deleted(TOPIC, NAME)  # it is said late
+    checker.cursors.deleted(TOPIC, NAME)  # reported late
     assert seen.subscription(TOPIC, NAME).done
 
 
-def test_who_deleted_a_topic_need_not_live_to_say_so() -> None:
+def test_a_recreated_topic_proves_its_deletion() -> None:
     checker = Checker(seen := Seen(lambda: 0.0))
     for incarnation, is_deleted in ((1, False), (1, False), (2, True)):
         seen.log(TOPIC).marks["p"] = 7
@@ -161,7 +160,7 @@ def test_who_deleted_a_topic_need_not_live_to_say_so() -> None:
         assert ("p" not in seen.log(TOPIC).marks) == is_deleted
 
 
-def test_a_letter_may_be_given_up_where_a_store_has_been_full() -> None:
+def test_a_dead_letter_may_be_abandoned_after_a_full_store() -> None:
     checker = Checker(seen := Seen(lambda: 0.0))
     checker.terms.has_been_full = True
     seen.log(TOPIC).at[FIRST] = Appended(FIRST, "p", (0,), (1,), None, 0, 0.0)
@@ -174,7 +173,7 @@ def test_a_letter_may_be_given_up_where_a_store_has_been_full() -> None:
     [(False, 1.0, True), (True, None, True), (True, 3.0, True), (True, 1.0, False)],
     ids=["deleted", "moving", "moved-since", "moved-before"],
 )
-def test_who_asks_while_a_subscription_is_moved_may_be_told_what_was(
+def test_a_report_during_a_reset_may_show_the_state_before(
     is_made: bool, answered_s: float | None, is_right: bool
 ) -> None:
     checker = Checker(seen := Seen(lambda: 0.0))
@@ -187,7 +186,7 @@ def test_who_asks_while_a_subscription_is_moved_may_be_told_what_was(
 
 
 def large(seen: Seen, *entry_ids: int, of: int) -> None:
-    """The first chunks of a large message, at these places in the log."""
+    """Store the first chunks of a large message at these entry ids."""
     log = seen.log(TOPIC)
     for chunk_id, entry_id in enumerate(entry_ids):
         at = Position(1, entry_id)
@@ -199,7 +198,7 @@ def large(seen: Seen, *entry_ids: int, of: int) -> None:
 
 
 @pytest.mark.parametrize(("begins_at", "is_right"), [(Position(1, 1), True), (FIRST, False)])
-def test_a_chunk_may_be_passed_whose_message_began_before_its_subscription(
+def test_a_chunk_of_a_message_older_than_its_subscription_may_be_skipped(
     begins_at: Position, is_right: bool
 ) -> None:
     checker = Checker(seen := Seen(lambda: 0.0))
@@ -210,7 +209,7 @@ def test_a_chunk_may_be_passed_whose_message_began_before_its_subscription(
 
 
 @pytest.mark.parametrize(("taken_back_to", "is_right"), [(FIRST, True), (Position(1, 2), False)])
-def test_a_cursor_that_is_taken_back_begins_there(taken_back_to: Position, is_right: bool) -> None:
+def test_a_cursor_that_is_moved_back_starts_there(taken_back_to: Position, is_right: bool) -> None:
     checker = Checker(seen := Seen(lambda: 0.0))
     checker.cursors.created(TOPIC, NAME, Position(1, 50))
     changed(checker, taken_back_to)
@@ -221,9 +220,7 @@ def test_a_cursor_that_is_taken_back_begins_there(taken_back_to: Position, is_ri
 
 
 @pytest.mark.parametrize(("refused", "is_right"), [(3, True), (1, False)])
-def test_letters_of_a_cursor_that_is_deleted_may_be_on_their_way(
-    refused: int, is_right: bool
-) -> None:
+def test_dead_letters_of_a_deleted_cursor_may_be_in_flight(refused: int, is_right: bool) -> None:
     checker = Checker(seen := Seen(lambda: 0.0))
     checker.terms.is_exact = True
     checker.cursors.created(TOPIC, NAME, None)
@@ -235,4 +232,26 @@ def test_letters_of_a_cursor_that_is_deleted_may_be_on_their_way(
     large(seen, 0, of=2)
     origin = Origin(str(TOPIC), NAME, FIRST)
     checker.logs._check_failures(seen.subscription(TOPIC, NAME), origin)
+    assert bool(seen.violations) != is_right
+
+
+@pytest.mark.parametrize(
+    ("from_start", "answered_s", "is_right"),
+    [(True, None, True), (True, 2.0, True), (True, 0.5, False), (False, None, False)],
+)
+def test_filters_from_the_start_may_let_in_a_message_after_its_successor(
+    from_start: bool, answered_s: float | None, is_right: bool
+) -> None:
+    now_s = 1.0
+    checker = Checker(seen := Seen(lambda: now_s))
+    subscription = seen.subscription(TOPIC, NAME)
+    subscription.is_ordered = True
+    for number, tag in enumerate(["red", "blue"]):
+        seen.sent[number] = Sent(number, str(TOPIC), "p", number, "k", tag, 0.0, 9)
+    checker.administration.filters(str(TOPIC), NAME, ["red"]).answered_s = 0.0
+    checker.deliveries.delivered(str(TOPIC), NAME, "c", (1, 1), (Position(1, 1), 0), 1, 0)
+    let_in = checker.administration.filters(str(TOPIC), NAME, [], from_start=from_start)
+    let_in.answered_s = answered_s
+    now_s = 2.0
+    checker.deliveries.delivered(str(TOPIC), NAME, "c", (2, 1), (Position(1, 0), 0), 0, 0)
     assert bool(seen.violations) != is_right

@@ -1,4 +1,4 @@
-"""What applications in histories make of what they get."""
+"""The reactions of applications in histories."""
 
 from collections.abc import Mapping
 
@@ -21,7 +21,7 @@ OF_CHUNK = {NUMBER: "7", LETTER_OF: "2 of 3"}
         (b"\x28\xb5\x2f", OF_CHUNK | {COMPRESSED_LETTER: "ZSTD"}, True),
     ],
 )
-def test_a_dead_letter_may_be_a_chunk_without_those_before_it(
+def test_a_dead_letter_may_be_a_chunk_without_its_predecessors(
     payload: bytes, properties: Mapping[str, str], is_sent: bool
 ) -> None:
     assert sent_as({7: SENT}, payload, properties) == (7, is_sent)

@@ -1,4 +1,4 @@
-"""What Spark tests ask for: one session, and one stack over logs that were put into its store."""
+"""Fixtures of the Spark tests: one session, and one stack over logs written into its store."""
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -12,8 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 from seqgate.spark import local_session, register
 from tests.integration.services import Services, running
 from tests.spark.logs import Log, fill, make_log
+from tests.support.depth import deep
 
-SMALL_TOPICS = 400
+SMALL_TOPICS = deep(quick=180, full=400)
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +23,7 @@ def spark() -> Iterator[SparkSession]:
     settings = {
         "spark.master": "local[2]",
         "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.sql.shuffle.partitions": "2",
     }
     session = local_session("tests", **settings)

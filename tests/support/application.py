@@ -1,6 +1,6 @@
-"""What an application does all day: several producers, some batching, all of them sending again.
+"""A typical application: several producers, some with batching, all of which resend.
 
-Everything that is sent and answered goes into a History, for the checkers.
+All requests and answers go into a History, for the checkers.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from typing import Any
 
 from grpc import StatusCode, aio
 
-from seqgate.api.dedup.v1 import dedup_pb2, dedup_pb2_grpc
+from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.client import Batching, Client, Producer, connect
 from seqgate.errors import StaleSequenceIdError
 from tests.support.checkers import (
@@ -24,10 +24,11 @@ from tests.support.checkers import (
     report,
     state_anomalies,
 )
+from tests.support.stubs import dedup_stub
 from tests.support.waiting import eventually
 
 FIRST_ID = 2**60
-"""Ids that Lua's numbers cannot tell apart."""
+"""Ids beyond the precision of Lua's numbers."""
 
 PRODUCERS: Mapping[str, Batching | None] = {
     "single": None,
@@ -37,17 +38,17 @@ PRODUCERS: Mapping[str, Batching | None] = {
 }
 
 COPY_SHARE = 0.1
-"""How many messages are sent a second time at once."""
+"""The share of messages that are duplicated at once."""
 
 OVERLAP = 30
-"""How many messages of the round before are sent again."""
+"""The number of messages of the previous round that are resent."""
 
 OPEN_TIMEOUT_S = 300.0
-"""How long a producer waits for its topic: for a rebuild, too, on a busy machine."""
+"""How long a producer waits for its topic, which may need a rebuild on a busy machine."""
 
 
 class Application:
-    """Publishes to one topic, round after round."""
+    """Publishes to one topic, in rounds."""
 
     def __init__(self, ledger: str, dedup: str, topic: str, random: Random) -> None:
         self._ledger = ledger
@@ -58,8 +59,8 @@ class Application:
         self.history = History()
 
     async def publish(self, count: int) -> None:
-        """Have each producer publish so many new messages, after some that it published before.
-        Returns when all are answered."""
+        """Have each producer resend its last messages and publish new ones. Returns once all are
+        answered."""
         first = max(0, self._next - OVERLAP)
         self._next += count
         ids = [FIRST_ID + 3 * number for number in range(first, self._next)]
@@ -68,10 +69,10 @@ class Application:
                 tasks.create_task(self._publish(client, name, batching, ids))
 
     async def check_log(self) -> None:
-        """Hold the log against what was sent, and what the producers were told.
+        """Check the log against the messages sent and their receipts.
 
         Raises:
-            AssertionError: something is wrong with it.
+            AssertionError: an anomaly was found.
         """
         log = await self._log()
         anomalies = log_anomalies(self.history, log)
@@ -80,11 +81,11 @@ class Application:
         assert {stored.identity for stored in log} == set(self.history.sent)
 
     async def check_state(self) -> None:
-        """Hold the deduplication state against the log. A writer that dies leaves what it has not
-        confirmed to the next one, so publish something first.
+        """Check the dedup state against the log. A dead writer leaves unconfirmed entries to its
+        successor, so publish first.
 
         Raises:
-            AssertionError: they differ, and go on to.
+            AssertionError: they still differ after a while.
         """
         log = await self._log()
 
@@ -144,7 +145,7 @@ class Application:
     async def _state(self) -> dict[str, Marks]:
         state = {}
         async with aio.insecure_channel(self._dedup) as channel:
-            stub: Any = dedup_pb2_grpc.DedupServiceStub(channel)
+            stub: Any = dedup_stub(channel)
             for name in PRODUCERS:
                 request = dedup_pb2.GetProducerRequest(topic=self.topic, producer_name=name)
                 try:

@@ -1,4 +1,4 @@
-"""Who issues certificates and tokens in tests."""
+"""The issuers of certificates and tokens in tests."""
 
 import ipaddress
 import json
@@ -26,14 +26,14 @@ DAY = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """A certificate and its key, as a process is told of them."""
+    """The files of a certificate and its key."""
 
     certificate: Path
     key: Path
 
 
 class Authority:
-    """Signs certificates; its own is `file`."""
+    """A certificate authority; `file` has its own certificate."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,8 +58,8 @@ class Authority:
         begins: timedelta = -DAY,
         ends: timedelta = DAY,
     ) -> Files:
-        """A certificate with these names, from and until so long from now. Files that are there are
-        replaced, as Kubernetes does."""
+        """Issue a certificate with these names, valid between two offsets from now. Existing files
+        are replaced atomically, as Kubernetes does."""
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri) for uri in uris]
         names += [_host(host) for host in hosts]
@@ -77,7 +77,7 @@ class Authority:
 
 
 class Issuer:
-    """Signs tokens; its public keys are in `file`."""
+    """Issues tokens; `file` has its public keys."""
 
     NAME = "https://issuer.example"
     AUDIENCE = "seqgate"
@@ -102,12 +102,12 @@ class Issuer:
         return {**made, "kid": self.key_id, "use": "sig", "alg": "ES256"}
 
     def publish(self, *others: "Issuer") -> None:
-        """Write the keys."""
+        """Write the public keys to `file`."""
         keys = [each.jwk for each in (self, *others)]
         replace(self.file, json.dumps({"keys": keys}).encode())
 
     def token(self, subject: str | None, *, ends: timedelta = DAY, **claims: Any) -> str:
-        """A token about somebody; claims that are None are left out."""
+        """A signed token; claims that are None are left out."""
         said = {
             "sub": subject,
             "aud": self.AUDIENCE,
@@ -120,7 +120,7 @@ class Issuer:
 
 
 def replace(file: Path, content: bytes) -> None:
-    """Put a file in place all at once."""
+    """Replace a file atomically."""
     scratch = file.with_name(f".{file.name}.{os.getpid()}")
     scratch.write_bytes(content)
     scratch.replace(file)

@@ -1,18 +1,17 @@
-"""What must hold whatever fails, said of a history: what was published, what the producers were
-told, and the log as it is in the end.
+"""Checks a history of publishing under faults: what was sent, the receipts, and the final log.
 
     LOST        acknowledged, and not in the log
-    MISPLACED   acknowledged, and not where the receipt says; of a duplicate: where the original is
-    ALTERED     in the log with another content than was sent
-    TWICE       one producer's sequence id in more than one place
-    REORDERED   stored behind a higher id: of its producer, of its entry, or of its key
+    MISPLACED   acknowledged, and not at the receipt's position (for a duplicate, the original's)
+    ALTERED     stored with another content than sent
+    TWICE       a producer's sequence id is stored at two positions
+    REORDERED   stored behind a higher id of its producer, its entry, or its key
     INVENTED    in the log, and never sent
-    NOT_STALE   called overtaken, though it is in the log, or nothing overtook it
-    FORGOTTEN   deduplication would let something through that the log holds
-    IMAGINED    deduplication would refuse something that the log does not hold
+    NOT_STALE   refused as stale, although it is in the log or nothing overtook it
+    FORGOTTEN   dedup's marks are below the log
+    IMAGINED    dedup's marks are above the log
 
-Everything here is a function on values: the tests collect, this judges, and
-tests/unit/test_checkers.py shows that each anomaly is found.
+Everything here is a function on values. tests/unit/test_checkers.py shows that each anomaly is
+found.
 """
 
 from collections import defaultdict
@@ -25,11 +24,11 @@ from seqgate.message_id import MessageId
 from seqgate.types import Position
 
 SHOWN_MAX = 10
-"""How many anomalies a report shows."""
+"""Anomalies shown in a report."""
 
 
 class Identity(NamedTuple):
-    """What makes a message the same message."""
+    """A message's identity."""
 
     producer: str
     sequence_id: int
@@ -39,14 +38,14 @@ class Identity(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What a message says."""
+    """A message's content."""
 
     payload: bytes
     key: str | None = None
 
 
 class Stored(NamedTuple):
-    """A message as the log holds it."""
+    """A stored message."""
 
     id: MessageId
     identity: Identity
@@ -54,7 +53,7 @@ class Stored(NamedTuple):
 
 
 class Acknowledgement(NamedTuple):
-    """What a producer was told: its message is here; or it was here already."""
+    """A receipt: the message, or the original that it duplicates, is at this position."""
 
     identity: Identity
     id: MessageId
@@ -62,7 +61,7 @@ class Acknowledgement(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """What deduplication remembers of a producer; None: nothing."""
+    """A producer's marks in the dedup state; None if it has none."""
 
     persisted: int | None
     pushed: int | None
@@ -70,21 +69,21 @@ class Marks(NamedTuple):
 
 @dataclass
 class History:
-    """What happened outside. A message that is sent again, unchanged, is one message."""
+    """What clients observed. A message that is resent unchanged is one message."""
 
     sent: dict[Identity, Content] = field(default_factory=dict)
     acknowledged: list[Acknowledgement] = field(default_factory=list)
     stale: list[Identity] = field(default_factory=list)
     failed: list[tuple[Identity, str]] = field(default_factory=list)
-    """What a producer gave up, and why: its outcome is not known."""
+    """Messages that producers gave up, with reasons; their outcome is unknown."""
 
     def send(self, identity: Identity, content: Content) -> None:
-        """Note what is sent; before it is, since nobody knows what becomes of it."""
+        """Record a message before it is sent, since its outcome is open."""
         assert self.sent.setdefault(identity, content) == content, "one id is one message"
 
 
 class Kind(StrEnum):
-    """What can be wrong; see the module."""
+    """Kinds of anomalies: see the module."""
 
     LOST = auto()
     MISPLACED = auto()
@@ -98,7 +97,7 @@ class Kind(StrEnum):
 
 
 class Anomaly(NamedTuple):
-    """Something that must not be, and where."""
+    """A violated invariant, and where."""
 
     kind: Kind
     what: str
@@ -108,7 +107,7 @@ class Anomaly(NamedTuple):
 
 
 def log_anomalies(history: History, log: Sequence[Stored]) -> list[Anomaly]:
-    """Everything that is wrong with a log, in the order of its positions."""
+    """All anomalies of a log, by kind."""
     return [
         *_lost(history, log),
         *_stored_wrongly(history, log),
@@ -118,8 +117,8 @@ def log_anomalies(history: History, log: Sequence[Stored]) -> list[Anomaly]:
 
 
 def state_anomalies(log: Sequence[Stored], state: Mapping[str, Marks]) -> list[Anomaly]:
-    """Everything that is wrong with the deduplication state of a topic where nothing is under way:
-    it is what folding the log gives."""
+    """All anomalies of a topic's dedup state with nothing in flight: it must equal the fold over
+    the log."""
     anomalies = []
     folded: dict[str, int] = {}
     for stored in log:
@@ -139,7 +138,7 @@ def state_anomalies(log: Sequence[Stored], state: Mapping[str, Marks]) -> list[A
 
 
 def report(anomalies: Sequence[Anomaly], context: str = "") -> str:
-    """The anomalies, for people."""
+    """A readable report."""
     lines = [f"{len(anomalies)} anomalies", context]
     lines += [f"  {each}" for each in anomalies[:SHOWN_MAX]]
     if len(anomalies) > SHOWN_MAX:
@@ -183,9 +182,8 @@ def _stored_wrongly(history: History, log: Sequence[Stored]) -> Iterable[Anomaly
 
 
 def _reordered(log: Sequence[Stored]) -> Iterable[Anomaly]:
-    """A producer that batches by key stores one flush as several entries whose ids interleave, in
-    the order of their highest ids. So entries are compared by these, and messages within an entry
-    and within a key."""
+    """Batching by key stores a flush as several entries with interleaved ids, ordered by their
+    highest ids. So entries are compared by these, and messages within an entry and a key."""
     entries: dict[tuple[str, Position], list[Stored]] = defaultdict(list)
     keys: dict[tuple[str, str], Stored] = {}
     for stored in log:

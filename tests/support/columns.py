@@ -1,4 +1,4 @@
-"""Columns of entries, read one entry at a time: what a test compares with what was stored."""
+"""Reads columns entry by entry, for comparison with stored entries."""
 
 from collections.abc import Mapping, Sequence
 from struct import iter_unpack
@@ -7,11 +7,12 @@ from typing import NamedTuple
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.services.ledger.core.columns import Columns
 from seqgate.services.ledger.core.entry import StoredEntry
+from seqgate.times import milliseconds
 from seqgate.types import Chunk, Position
 
 
 class Row(NamedTuple):
-    """What columns say of an entry."""
+    """An entry according to columns."""
 
     position: Position
     append_ms: int
@@ -27,7 +28,7 @@ class Row(NamedTuple):
 
 
 def row_of(stored: StoredEntry, *, metadata: bool = False) -> Row:
-    """What columns should say of a stored entry."""
+    """The expected row of a stored entry."""
     entry = stored.entry
     return Row(
         stored.position,
@@ -45,7 +46,7 @@ def row_of(stored: StoredEntry, *, metadata: bool = False) -> Row:
 
 
 def rows_of(run: Columns) -> list[Row]:
-    """The entries of a run."""
+    """The entries of a run of columns."""
     return _rows(
         (run.ledger_id, run.first_entry, run.size, run.append_ms),
         run.producers,
@@ -58,9 +59,9 @@ def rows_of(run: Columns) -> list[Row]:
 
 
 def rows_on_the_wire(block: pb.EntryColumns) -> list[Row]:
-    """The entries of a run, as a client gets it."""
+    """The entries of a run of columns in its wire form."""
     return _rows(
-        (block.ledger_id, block.first_entry_id, block.count, block.append_time),
+        (block.ledger_id, block.first_entry_id, block.count, milliseconds(block.append_time)),
         block.producers,
         (
             block.producer,

@@ -1,11 +1,11 @@
-"""A service that can be told where to die.
+"""A service that dies at a given point.
 
     python -m tests.support.crash_points ledger|dedup|dispatcher
 
 runs the real service with its ports wrapped. Each call through a port passes two points,
 `<verb>.before` and `<verb>.after`; the ledger also passes `receipts.before` and `receipts.after`,
-around the writing of receipts to a stream. An Order in the file SEQGATE_TEST_ORDER is carried out
-once, at the exact point that it names: it kills or stops this process, or others.
+around the writing of receipts to a stream. An Order in the file that SEQGATE_TEST_ORDER names is
+executed once, exactly at its point: it sends a signal to this process or to others.
 """
 
 import json
@@ -39,35 +39,35 @@ from seqgate.services.runtime.channels import following_channel, peer_channel
 from seqgate.services.runtime.process import run_service
 
 ORDER = "SEQGATE_TEST_ORDER"
-"""Names the file of the order."""
+"""The variable that names the order's file."""
 
 FILE_BYTES_MAX = "SEQGATE_TEST_FILE_BYTES_MAX"
-"""How large a file this process may write: a full disk, as the kernel tells it."""
+"""The variable that limits the size of files this process writes, to simulate a full disk."""
 
 REPLAY_PAGE = "SEQGATE_TEST_REPLAY_PAGE"
-"""How many entries a page of a replay holds."""
+"""The variable that sets the entries in a page of a replay."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """Send a signal at a point, when it has been passed `passes` times before."""
+    """Send a signal at a point, after it was passed `passes` times."""
 
     point: str
     passes: int = 0
     pids: Sequence[int] = ()
-    """Whom; nobody else: this process."""
+    """The receivers of the signal; empty for this process."""
     number: int = signal.SIGKILL
-    """With which signal."""
+    """The signal."""
 
     def give(self, file: Path) -> None:
-        """Give the order to whoever watches the file."""
+        """Write the order to a file for its process to find."""
         scratch = file.with_suffix(".new")
         scratch.write_text(json.dumps(asdict(self)))
         scratch.replace(file)
 
 
 class Points:
-    """Passed by the wrappers below."""
+    """Executes orders. The wrappers below report points to it."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -75,7 +75,7 @@ class Points:
         self._passes = 0
 
     def reach(self, point: str) -> None:
-        """The process is at this point."""
+        """Report that a point was reached."""
         if self._order is None:
             if not self._file.exists():
                 return
@@ -94,7 +94,7 @@ class Points:
 
 
 class Pointed:
-    """A port whose verbs pass points."""
+    """A port whose calls pass points."""
 
     def __init__(self, inner: object, points: Points, verbs: Sequence[str]) -> None:
         self._inner = inner
@@ -131,7 +131,7 @@ def _point_receipts(points: Points) -> None:
             points.reach("receipts.before")
         return told
 
-    Session.news = pointed  # type: ignore[method-assign]
+    Session.news = pointed  # type: ignore[method-assign,assignment]
 
 
 STORE_VERBS = ("take", "append", "replay", "find", "highest")
@@ -155,8 +155,8 @@ async def run_ledger(config: LedgerConfig) -> None:
         cursors = await stack.enter_async_context(ledger_app.connect_cursors(config))
         await ledger_app.serve(
             config,
-            Pointed(store, points, STORE_VERBS),  # type: ignore[arg-type]
-            Pointed(dedup, points, DEDUP_VERBS),  # type: ignore[arg-type]
+            Pointed(store, points, STORE_VERBS),
+            Pointed(dedup, points, DEDUP_VERBS),
             cursors,
         )
 
@@ -175,7 +175,7 @@ async def run_dedup(config: DedupConfig) -> None:
             RedisStateStore(redis), points, (*DEDUP_VERBS, "freeze", "record_snapshot", "load")
         )
         pointed = Pointed(cursors, points, ("get", "mark_delete"))
-        await dedup_app.serve(config, store, pointed)  # type: ignore[arg-type]
+        await dedup_app.serve(config, store, pointed)
 
 
 CURSOR_VERBS = ("persist", "record", "set_properties", "acquire", "release")
@@ -194,8 +194,8 @@ async def run_dispatcher(config: DispatcherConfig) -> None:
         await dispatcher_app.serve(
             config,
             GrpcLog(ledger, timeout_s=timeout_s),
-            cursors,  # type: ignore[arg-type]
-            letters,  # type: ignore[arg-type]
+            cursors,
+            letters,
             GrpcFilters(filter_, timeout_s=timeout_s),
         )
 

@@ -1,4 +1,4 @@
-"""A deduplication service for tests of what the ledger asks it: every claim is new."""
+"""A dedup service for tests of the ledger's calls: every claim is new."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,14 +18,14 @@ from seqgate.types import Position, TopicName
 
 
 class FakeDeduplicator:
-    """See seqgate.services.ledger.ports.Deduplicator."""
+    """A scripted seqgate.services.ledger.ports.Deduplicator."""
 
     def __init__(self) -> None:
         self.available = True
         self.confirmed: dict[TopicName, Position | None] = {}
-        """How far the state of each topic covers its log."""
+        """The confirmed position of each topic."""
         self.asked: list[str] = []
-        """What was asked so far, but for admit."""
+        """All calls so far except admit."""
         self.on_snapshot: Callable[[TopicName], Position | None] = lambda _: None
         self.on_confirm: Callable[[Confirmation], None] = lambda _: None
 

@@ -1,4 +1,4 @@
-"""Consumers and publishers that do their work, whatever becomes of the services."""
+"""Consumers and publishers that continue despite failures of the services."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -8,8 +8,8 @@ from typing import Any
 
 from grpc import aio
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.cursor.v1 import cursor_pb2
-from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
 from seqgate.api.entry.v1 import entry_pb2
@@ -21,6 +21,7 @@ from seqgate.types import Position
 from tests.integration.services import channel_to
 from tests.support.delivery_checkers import Deliveries, Token
 from tests.support.raw_consumer import RawConsumer, connect, subscribe
+from tests.support.stubs import cursor_stub
 from tests.support.waiting import eventually
 from tools.stack.stack import Stack
 
@@ -29,14 +30,14 @@ CONSUMERS = 3
 PERMITS = 8
 
 LOAD = 10
-"""How many messages are published at a time."""
+"""Messages published at a time."""
 
 PLACES = ("here", "there")
-"""The property `place` of messages, by turns."""
+"""Values of the property `place`, used in turn."""
 
 
 class Recording(RawConsumer):
-    """A consumer that writes down what it sees, as it sees it."""
+    """A consumer that records its observations in a history."""
 
     def __init__(self, history: Deliveries, call: Any, subscribed: pb.Subscribed) -> None:
         self._history = history
@@ -44,7 +45,7 @@ class Recording(RawConsumer):
         super().__init__(call, subscribed)
 
     async def done_with(self, deliveries: Sequence[pb.Delivery]) -> None:
-        """Ask to acknowledge deliveries."""
+        """Request the acknowledgement of deliveries."""
         tokens = [Token(self.epoch, each.delivery) for each in deliveries]
         for token in tokens:
             self._history.asked(token)
@@ -58,9 +59,9 @@ class Recording(RawConsumer):
             self._history.delivered(self._place, token, each.metadata.partition_key, position)
         if response.HasField("settled"):
             tokens = self._asked.pop(response.settled.request_id, [])
-            outcomes = response.settled.outcomes or [pb.OUTCOME_DONE] * len(tokens)
+            outcomes = response.settled.outcomes or [pb.SETTLE_OUTCOME_DONE] * len(tokens)
             for token, outcome in zip(tokens, outcomes, strict=True):
-                if outcome == pb.OUTCOME_DONE:
+                if outcome == pb.SETTLE_OUTCOME_DONE:
                     self._history.done(token)
         super()._take(response)
 
@@ -70,8 +71,8 @@ class Recording(RawConsumer):
 
 
 class Group:
-    """Consumers of a subscription that come again whenever their stream ends. What they receive
-    they acknowledge, in order, some of it a little later."""
+    """Consumers of a subscription that reconnect whenever their stream ends. They acknowledge
+    their deliveries in order, some after a short delay."""
 
     def __init__(
         self, topic: str, addresses: Sequence[str], random: Random, *, subscription: str = "s"
@@ -86,7 +87,7 @@ class Group:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """All of them consume meanwhile."""
+        """Run all consumers inside the context."""
         tasks = [asyncio.create_task(self._keep(f"c{i}")) for i in range(CONSUMERS)]
         try:
             yield
@@ -103,12 +104,12 @@ class Group:
                 await channel.close()
 
     async def given(self, count: int) -> None:
-        """Wait until so many more deliveries were made."""
+        """Wait for this many more deliveries."""
         end = len(self.history.given) + count
         await eventually(lambda: len(self.history.given) >= end, f"{count} more", within_s=30)
 
     async def crash_one(self) -> None:
-        """Somebody vanishes, if anybody is connected."""
+        """Kill a connected consumer, if there is one."""
         if self.connected:
             await self._random.choice(list(self.connected.values())).crash()
 
@@ -133,7 +134,7 @@ class Group:
     async def _serve(self, consumer: Recording) -> None:
         await consumer.permit(PERMITS)
         while not consumer.has_ended:
-            with suppress(AssertionError):  # it ended
+            with suppress(AssertionError):  # the stream ended
                 await consumer.until(lambda: consumer.waiting or consumer.draining.is_set())
             some = await consumer.received(consumer.waiting)
             for _ in range(self._random.randrange(3)):
@@ -149,7 +150,7 @@ class Group:
 
 @asynccontextmanager
 async def load(stack: Stack, topic: str) -> AsyncIterator[None]:
-    """There is always something new meanwhile, whatever becomes of the ledger."""
+    """Publish to a topic inside the context, whatever happens to the ledger."""
     over = asyncio.Event()
 
     async def keep_publishing() -> None:
@@ -180,25 +181,25 @@ async def load(stack: Stack, topic: str) -> AsyncIterator[None]:
 
 
 def every(metadata: entry_pb2.EntryMetadata) -> bool:
-    """Whatever it is."""
+    """Accept every message."""
     del metadata
     return True
 
 
 def is_here(metadata: entry_pb2.EntryMetadata) -> bool:
-    """Whether a message is of the first place."""
+    """Accept messages of the first place."""
     return metadata.properties["place"] == PLACES[0]
 
 
 async def positions(
     stack: Stack, topic: str, wanted: Callable[[entry_pb2.EntryMetadata], bool] = every
 ) -> list[Position]:
-    """Where the messages of a topic are, or some of them."""
+    """The positions of a topic's accepted messages."""
     found: list[Position] = []
     async with FollowingChannel(stack.target("ledger"), channel_to) as channel:
         stub: Any = LedgerServiceStub(channel)
         request = ledger_pb2.ReadRequest(
-            topic=topic, earliest=ledger_pb2.Earliest(), metadata_only=True
+            topic=topic, start=common_pb2.Start(earliest=common_pb2.Earliest()), metadata_only=True
         )
         async for response in stub.Read(request):
             found += (
@@ -210,13 +211,13 @@ async def positions(
 
 
 async def all_acknowledged(stack: Stack, topic: str, subscription: str = "s") -> list[Position]:
-    """Wait until a subscription has everything behind it; where that was."""
+    """Wait until a subscription has acknowledged everything. Returns the topic's positions."""
     published = await positions(stack, topic)
     async with FollowingChannel(stack.target("cursor"), channel_to) as channel:
-        stub: Any = CursorServiceStub(channel)
+        stub: Any = cursor_stub(channel)
 
         async def at_the_end() -> bool:
-            request = cursor_pb2.GetCursorRequest(topic=topic, name=subscription)
+            request = cursor_pb2.GetCursorRequest(topic=topic, cursor=subscription)
             cursor = (await stub.GetCursor(request)).cursor
             return published[-1] == (cursor.mark_delete.ledger_id, cursor.mark_delete.entry_id)
 

@@ -1,14 +1,13 @@
-"""What must hold of deliveries, whatever fails, said of a history: what consumers received, asked,
-and were answered.
+"""Checks a history of deliveries under faults: consumers' deliveries, requests and answers.
 
-    LOST         the subscription has moved over it, and nobody ever asked to acknowledge it
-    REORDERED    delivered first after a later message of its key was
-    OVERTAKEN    acknowledged, and an earlier message of its key was not asked to be
-    SHARED       delivered while another consumer had a message of its key, which it settled later
-    RESURRECTED  delivered again after its acknowledgement was answered as durable
+    LOST         acknowledged by the subscription, and requested by no consumer
+    REORDERED    first delivered after a later message of its key
+    OVERTAKEN    a later message of its key was acknowledged before its own was requested
+    SHARED       delivered while another consumer held a message of its key, which it settled later
+    RESURRECTED  delivered again after its acknowledgement was confirmed as durable
 
-Every delivery has a token: the subscription's epoch, and a number that grows within it. So tokens
-say in which order the service delivered, however late a stream is read.
+Every delivery has a token: the subscription's epoch, and a number that grows within it. Tokens give
+the order of deliveries by the service, however late a stream is read.
 """
 
 from collections import defaultdict
@@ -19,11 +18,11 @@ from typing import NamedTuple
 from seqgate.types import Position
 
 SHOWN_MAX = 10
-"""How many anomalies a report shows."""
+"""Anomalies shown in a report."""
 
 
 class Token(NamedTuple):
-    """Names a delivery."""
+    """Identifies a delivery."""
 
     epoch: int
     number: int
@@ -31,7 +30,7 @@ class Token(NamedTuple):
 
 @dataclass(slots=True)
 class Given:
-    """A delivery, and what became of it. Times are places in the history."""
+    """A delivery and its fate. Times are indexes into the history."""
 
     token: Token
     consumer: str
@@ -44,7 +43,7 @@ class Given:
 
 @dataclass
 class Deliveries:
-    """A history, in the order in which its consumers saw it."""
+    """A history, in the order of its consumers' observations."""
 
     given: dict[Token, Given] = field(default_factory=dict)
     _now: int = 0
@@ -54,21 +53,21 @@ class Deliveries:
         return self._now
 
     def delivered(self, consumer: str, token: Token, key: str, position: Position) -> None:
-        """Somebody was given a message."""
+        """A consumer received a message."""
         assert token not in self.given, f"{token} names two deliveries"
         self.given[token] = Given(token, consumer, key, position, self._tick())
 
     def asked(self, token: Token) -> None:
-        """Somebody asks to acknowledge it."""
+        """A consumer requests its acknowledgement."""
         self.given[token].asked = self._tick()
 
     def done(self, token: Token) -> None:
-        """It was told that it is acknowledged, durably."""
+        """The acknowledgement was confirmed as durable."""
         self.given[token].done = self._tick()
 
 
 def anomalies(history: Deliveries, published: Iterable[Position]) -> list[str]:
-    """All that is wrong with a history, after which all that was published is acknowledged."""
+    """All anomalies of a history that ends with every published message acknowledged."""
     found: list[str] = []
     in_order = sorted(history.given.values(), key=lambda each: each.token)
     asked = {each.position for each in in_order if each.asked is not None}
@@ -114,7 +113,7 @@ def _of_key(of_key: list[Given]) -> Iterable[str]:
 
 
 def check(history: Deliveries, published: Iterable[Position]) -> None:
-    """Fail, and say why, when anything is wrong."""
+    """Fail with a report if there are anomalies."""
     found = anomalies(history, published)
     shown = "\n".join(found[:SHOWN_MAX])
     assert not found, f"{len(found)} anomalies:\n{shown}"

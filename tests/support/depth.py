@@ -1,7 +1,7 @@
-"""How deep tests go that prove by repetition.
+"""The depth of tests that prove by repetition.
 
-SEQGATE_TEST_DEPTH is "full", or a number that full depth is multiplied by, like 0.1 or 20; without
-it tests go as deep as everybody has time for. `make test-deep` sets it to "full".
+SEQGATE_TEST_DEPTH is "full", or a factor of the full depth, like 0.1 or 20. Without it, tests run
+at the depth of everyday runs. `make test-deep` sets it to "full".
 """
 
 import os
@@ -27,23 +27,23 @@ def _depth() -> float | None:
 
 
 def is_deep() -> bool:
-    """Whether any depth is asked for."""
+    """True if SEQGATE_TEST_DEPTH is set."""
     return _depth() is not None
 
 
 def deep(*, quick: T, full: T) -> T:
-    """One of two, for what is not counted: `full` where any depth is asked for."""
+    """Choose `full` if SEQGATE_TEST_DEPTH is set, else `quick`."""
     return full if is_deep() else quick
 
 
 def times(*, quick: int, full: int) -> int:
-    """How often, or up to how often, something is done."""
+    """The number of repetitions."""
     depth = _depth()
     return quick if depth is None else ceil(depth * full)
 
 
 def some_of(cases: Sequence[T], *, every: int) -> Sequence[T]:
-    """All cases where any depth is asked for; else one of each `every` neighbours, which one by
+    """All cases if SEQGATE_TEST_DEPTH is set; else one of every `every` neighbours, picked by
     SEQGATE_TEST_SEED."""
     first = int(os.environ.get("SEQGATE_TEST_SEED", "0")) % every
     return cases if is_deep() else cases[first::every]

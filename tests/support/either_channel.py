@@ -1,4 +1,4 @@
-"""One test body on two grounds: the real grpc.aio over loopback, and the simulated network.
+"""Runs one test body on the real grpc.aio over loopback, and on the simulated network.
 
 @either
 async def test_that(world: World) -> None:
@@ -19,6 +19,7 @@ import pytest
 from grpc import aio
 
 from tests.simulation.ground import Network, Process, installed, run, virtual_loop
+from tests.support.raw_channel import RawChannel
 from tests.support.waiting import eventually
 
 SERVICE = "test.Service"
@@ -29,7 +30,7 @@ ROUND_ROBIN = [
     ("grpc.max_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 2000),
 ]
-"""As ours are."""
+"""The options of our own channels."""
 
 KEEPALIVE = [
     ("grpc.keepalive_time_ms", 300),
@@ -45,7 +46,7 @@ WITHIN_S = 60.0
 
 
 class World(Protocol):
-    """What a body is given."""
+    """The interface to a test body."""
 
     async def serve(
         self,
@@ -54,28 +55,28 @@ class World(Protocol):
         options: Sequence[tuple[str, Any]] = (),
         interceptors: Sequence[Any] = (),
     ) -> None:
-        """Serve these methods of `SERVICE`."""
+        """Serve methods of `SERVICE`."""
 
     def channel(
         self, options: Sequence[tuple[str, Any]] = (), interceptors: Sequence[Any] = ()
-    ) -> aio.Channel:
-        """A channel to the server, which need not be there yet."""
+    ) -> RawChannel:
+        """A channel to the server, which need not be running yet."""
 
     async def stop(self, grace: float | None) -> None:
         """Stop the server."""
 
     def break_connections(self) -> None:
-        """All are reset."""
+        """Reset all connections."""
 
     def hold(self, *, held: bool) -> None:
-        """Nothing gets through, or everything again."""
+        """Hold all traffic, or release it."""
 
     async def until(self, state: Callable[[], object]) -> None:
-        """Return when a state is true."""
+        """Wait until `state()` is true."""
 
 
 class Simulated:
-    """On the simulated network."""
+    """A World on the simulated network."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -98,7 +99,7 @@ class Simulated:
 
     def channel(
         self, options: Sequence[tuple[str, Any]] = (), interceptors: Sequence[Any] = ()
-    ) -> aio.Channel:
+    ) -> RawChannel:
         given = [*ROUND_ROBIN, *options]
         return aio.insecure_channel("server:7000", options=given, interceptors=interceptors)
 
@@ -121,7 +122,7 @@ class Simulated:
 
 
 class Real:
-    """grpc.aio, through a proxy that can break and hold connections."""
+    """A World on grpc.aio, through a proxy that can break and hold connections."""
 
     def __init__(self) -> None:
         self._server: Any = None
@@ -197,7 +198,7 @@ class Real:
 
     def channel(
         self, options: Sequence[tuple[str, Any]] = (), interceptors: Sequence[Any] = ()
-    ) -> aio.Channel:
+    ) -> RawChannel:
         given = [*ROUND_ROBIN, *options, ("grpc.use_local_subchannel_pool", 1)]
         channel = aio.insecure_channel(
             f"127.0.0.1:{self._port}", options=given, interceptors=interceptors
@@ -227,7 +228,7 @@ def _server(
     handlers: Mapping[str, Any], options: Sequence[tuple[str, Any]], interceptors: Sequence[Any]
 ) -> aio.Server:
     server = aio.server(interceptors=interceptors, options=[("grpc.so_reuseport", 0), *options])
-    server.add_registered_method_handlers(SERVICE, dict(handlers))  # type: ignore[attr-defined]
+    server.add_registered_method_handlers(SERVICE, dict(handlers))
     generic = grpc.method_handlers_generic_handler(SERVICE, dict(handlers))
     server.add_generic_rpc_handlers((generic,))
     return server
@@ -237,7 +238,7 @@ Body = Callable[[World], Awaitable[None]]
 
 
 def either(body: Body) -> Any:
-    """A test of both grounds."""
+    """Make a test that runs a body on both."""
 
     @pytest.mark.parametrize("ground", ["grpc.aio", "simulated"])
     async def test(ground: str) -> None:
@@ -256,6 +257,6 @@ def either(body: Body) -> Any:
         for seed in range(3):
             run(simulated, seed=seed, limit_s=600)
 
-    test.__name__ = body.__name__  # type: ignore[attr-defined]
+    test.__name__ = body.__name__
     test.__doc__ = inspect.getdoc(body)
     return test

@@ -1,4 +1,4 @@
-"""Entries for tests, short to write."""
+"""Short constructors of entries."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,13 +8,13 @@ from seqgate.types import Chunk
 
 
 def single(sequence_id: int, producer: str = "p", payload: bytes | None = None) -> Entry:
-    """A message that is no batch."""
+    """An entry with a single message."""
     body = str(sequence_id).encode() if payload is None else payload
     return Entry(producer, sequence_id, sequence_id, None, (), False, b"meta", body)
 
 
 def batch(ids: Sequence[int], producer: str = "p") -> Entry:
-    """A batch of messages with these ids."""
+    """A batch with these ids."""
     steps = tuple(later - earlier for earlier, later in pairwise(ids))
     if all(step == 1 for step in steps):
         steps = ()
@@ -22,7 +22,7 @@ def batch(ids: Sequence[int], producer: str = "p") -> Entry:
 
 
 def marker(sequence_id: int, producer: str = "p") -> Entry:
-    """A system's own entry."""
+    """A marker, which carries no message."""
     return single(sequence_id, producer)._replace(marker=True)
 
 
@@ -35,7 +35,7 @@ def chunk(
     *,
     aborts: str = "",
 ) -> Entry:
-    """A chunk of a large message, three bytes long as all of them."""
+    """A chunk of a large message, three bytes long."""
     place = Chunk(uuid, chunk_id, num_chunks, 3 * num_chunks)
     whole = single(sequence_id, producer, payload=f"{chunk_id:03d}".encode())
     return whole._replace(chunk=place, aborts=aborts)

@@ -1,10 +1,9 @@
-"""A dispatcher for the client's tests: the real machine, with a log and a store in memory, and one
-subscription.
+"""A dispatcher for the client's tests: the real machine for one subscription, with a log and a
+store in memory.
 
-A Broker is that much, and waits for nobody: what is to be durable is `pending` until `complete`,
-and time is what it is told. A FakeDispatcher is a broker behind a real gRPC server. What it is told
-to do wrong, it does: it cuts streams, sends consumers elsewhere, and keeps what is to be durable
-waiting.
+A Broker never waits: acknowledgements stay `pending` until `complete`, and the test sets the time.
+A FakeDispatcher is a Broker behind a real gRPC server. It misbehaves on request: it cuts streams,
+redirects consumers, and delays durability.
 """
 
 import asyncio
@@ -22,6 +21,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc import aio
 from grpc_status import rpc_status
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc as pb_grpc
 from seqgate.api.entry.v1 import entry_pb2
@@ -56,6 +56,7 @@ from seqgate.services.dispatcher.core.positions import Acknowledged
 from seqgate.services.dispatcher.core.selectors import Ring
 from seqgate.services.dispatcher.core.settling import Durable
 from seqgate.services.dispatcher.core.subscription import Ack, Nack, Subscription
+from seqgate.times import milliseconds, timestamp
 from seqgate.types import Position
 
 PRODUCER = "p"
@@ -67,9 +68,9 @@ _KINDS = {
     pb.SUBSCRIPTION_TYPE_EXCLUSIVE: SubscriptionType.EXCLUSIVE,
 }
 _OUTCOMES = {
-    Outcome.DONE: pb.OUTCOME_DONE,
-    Outcome.STALE: pb.OUTCOME_STALE,
-    Outcome.INVALID: pb.OUTCOME_INVALID,
+    Outcome.DONE: pb.SETTLE_OUTCOME_DONE,
+    Outcome.STALE: pb.SETTLE_OUTCOME_STALE,
+    Outcome.INVALID: pb.SETTLE_OUTCOME_INVALID,
 }
 
 
@@ -86,13 +87,13 @@ class Stream:
 
 
 class Broker:
-    """See the module.
+    """One subscription, driven by its test.
 
     Attributes:
-        requests: what consumers sent, but for Subscribe, in its order.
-        subscribed: how often somebody subscribed.
-        done: which entries are acknowledged, durably.
-        dead: which went to the dead letter topic.
+        requests: consumers' requests except Subscribe, in order.
+        subscribed: the number of Subscribe requests.
+        done: durably acknowledged entries.
+        dead: dead-lettered entries.
     """
 
     def __init__(self) -> None:
@@ -104,16 +105,16 @@ class Broker:
         self.dead: list[Position] = []
         self.failures: list[tuple[Position, int]] = []
         self.machine: Subscription | None = None
-        self._start: pb.Start | None = None
+        self._start: common_pb2.Start | None = None
         self._numbers = count(1)
         self._sequence_ids = count()
         self._deliveries = 1
-        self._reading: Read | None = None  # who waits for more
+        self._reading: Read | None = None  # a Read that waits for entries
         self.pending: deque[tuple[Subscription, Persist]] = deque()
         self._waiting: deque[tuple[int, Stream, pb.Settled | None]] = deque()
 
     def now_ms(self) -> int:
-        """The time."""
+        """The time in milliseconds."""
         return time.time_ns() // 1_000_000
 
     # ---- the log
@@ -155,7 +156,7 @@ class Broker:
         return [self.store(entries[chunk_id]) for chunk_id in wanted]
 
     def chunks(self, body: bytes, key: str, chunk_bytes: int) -> list[ledger_pb2.Entry]:
-        """The chunks of a large message, to be stored."""
+        """Make the chunks of a large message, without storing them."""
         chunks = [body[at : at + chunk_bytes] for at in range(0, len(body), chunk_bytes)]
         sequence_id, attempt = next(self._sequence_ids), str(uuid.uuid4())
         entries = []
@@ -175,7 +176,7 @@ class Broker:
         return entries
 
     def damage(self, position: Position) -> None:
-        """Change a stored payload."""
+        """Damage a stored payload."""
         self._stored(position).payload += b"?"
 
     def store(self, entry: ledger_pb2.Entry, now_ms: int | None = None) -> Position:
@@ -184,7 +185,7 @@ class Broker:
         stored = ledger_pb2.StoredEntry(
             metadata=entry.metadata,
             payload=entry.payload,
-            append_time=self.now_ms() if now_ms is None else now_ms,
+            append_time=timestamp(self.now_ms() if now_ms is None else now_ms),
         )
         stored.position.ledger_id, stored.position.entry_id = position
         self.log.append(stored)
@@ -198,7 +199,7 @@ class Broker:
 
     @property
     def mark_delete(self) -> Position | None:
-        """Everything up to here is acknowledged."""
+        """The position up to which every entry is acknowledged."""
         mark = None
         for at in range(len(self.log)):
             if Position(1, at) not in self.done:
@@ -209,23 +210,23 @@ class Broker:
     # ---- faults
 
     def cut(self) -> None:
-        """End all streams, as a crash of the service would."""
+        """End all streams, like a crash of the service."""
         for stream in self.streams.values():
             stream.outbox.put_nowait(_status(code_pb2.UNAVAILABLE, "", {}))
 
     def drain(self) -> None:
-        """Say that the service is shutting down."""
+        """Announce that the service is shutting down."""
         for stream in self.streams.values():
-            stream.put(draining=pb.Draining())
+            stream.put(draining=common_pb2.Draining())
 
     def move(self, consumer: int, deliveries: Sequence[int]) -> None:
-        """Say that others own the keys of deliveries."""
+        """Tell a consumer that other consumers own the keys of these deliveries."""
         self.streams[consumer].put(moved=pb.Moved(deliveries=deliveries))
 
     # ---- the service
 
     def subscribe(self, subscribe: pb.Subscribe) -> int:
-        """Somebody connects. Returns the number of its stream."""
+        """Connect a consumer. Returns the number of its stream."""
         self.subscribed += 1
         number = next(self._numbers)
         name = subscribe.consumer_name or f"consumer-{number}"
@@ -245,12 +246,12 @@ class Broker:
         return number
 
     def lose(self, number: int) -> None:
-        """A stream ended."""
+        """Disconnect a consumer."""
         if self.streams.pop(number, None) is not None:
             assert self.machine is not None
             self._do(self.machine.leave(number, now_ms=self.now_ms()))
 
-    def _begin(self, options: pb.SubscriptionOptions, start: pb.Start | None) -> None:
+    def _begin(self, options: pb.SubscriptionOptions, start: common_pb2.Start | None) -> None:
         most = options.max_redeliveries if options.HasField("max_redeliveries") else 16
         self._options = Options(
             kind=_KINDS[options.type],
@@ -258,7 +259,9 @@ class Broker:
             max_in_flight_per_key=options.max_in_flight_per_key,
             redeliveries_max=most,
             after_dead_letter=AfterDeadLetter[
-                pb.AfterDeadLetter.Name(options.after_dead_letter or 1).rsplit("_", 1)[1]
+                pb.AfterDeadLetter.Name(
+                    options.after_dead_letter or pb.AFTER_DEAD_LETTER_CONTINUE
+                ).rsplit("_", 1)[1]
             ],
             retry_first_ms=10,
             retry_max_ms=100,
@@ -280,7 +283,7 @@ class Broker:
             first_delivery=self._deliveries,
         )
 
-    def _before(self, start: pb.Start) -> Position | None:
+    def _before(self, start: common_pb2.Start) -> Position | None:
         match start.WhichOneof("start"):
             case "at":
                 at = start.at.entry_id
@@ -288,7 +291,11 @@ class Broker:
                 at = len(self.log)
             case "time":
                 at = next(
-                    (at for at, stored in enumerate(self.log) if stored.append_time >= start.time),
+                    (
+                        at
+                        for at, stored in enumerate(self.log)
+                        if milliseconds(stored.append_time) >= milliseconds(start.time)
+                    ),
                     len(self.log),
                 )
             case _:
@@ -299,11 +306,14 @@ class Broker:
         assert self.machine is not None
         subscribe = self.streams[number].subscribe
         return self.machine.join(
-            number, name=name, now_ms=self.now_ms(), ack_timeout_ms=subscribe.ack_timeout_ms
+            number,
+            name=name,
+            now_ms=self.now_ms(),
+            ack_timeout_ms=milliseconds(subscribe.ack_timeout),
         )
 
     def handle(self, number: int, request: pb.ConsumeRequest) -> None:
-        """A consumer said something."""
+        """Handle a consumer's request."""
         machine, now_ms, stream = self.machine, self.now_ms(), self.streams[number]
         assert machine is not None
         self.requests.append(request)
@@ -317,23 +327,25 @@ class Broker:
                 effects, outcomes, persist = machine.acknowledge(number, items, now_ms)
                 self._answer_when_durable(stream, asked.request_id, outcomes, persist)
                 self._do(effects)
-            case "acknowledge_through":
-                asked_through = request.acknowledge_through
+            case "acknowledge_cumulative":
+                asked_through = request.acknowledge_cumulative
                 settlement = asked_through.settlement
                 bits = (2 << max(settlement.indexes)) - 1 if settlement.indexes else 0
-                effects, outcome, persist = machine.acknowledge_through(
+                effects, outcome, persist = machine.acknowledge_cumulative(
                     number, Ack(settlement.delivery, bits), now_ms
                 )
                 self._answer_when_durable(stream, asked_through.request_id, [outcome], persist)
                 self._do(effects)
-            case "refuse":
+            case "negative_acknowledge":
                 refusals = [
-                    Nack(each.delivery, each.delay_ms if each.HasField("delay_ms") else None)
-                    for each in request.refuse.refusals
+                    Nack(
+                        each.delivery, milliseconds(each.delay) if each.HasField("delay") else None
+                    )
+                    for each in request.negative_acknowledge.negative_acknowledgements
                 ]
-                effects, outcomes = machine.refuse(number, refusals, now_ms)
+                effects, outcomes = machine.negative_acknowledge(number, refusals, now_ms)
                 self._do(effects)
-                self._answer(stream, request.refuse.request_id, outcomes)
+                self._answer(stream, request.negative_acknowledge.request_id, outcomes)
             case "give_back":
                 effects, outcomes = machine.give_back(
                     number,
@@ -374,7 +386,7 @@ class Broker:
             self._do(self._join(number, each.subscribe.consumer_name or f"consumer-{number}"))
         self._answer(stream, seek.request_id, [])
 
-    # ---- carrying out
+    # ---- performing effects
 
     def _answer_when_durable(
         self, stream: Stream, request_id: int, outcomes: Sequence[Outcome], persist: int
@@ -427,10 +439,10 @@ class Broker:
         self._set_timer()
 
     def _note_pending(self) -> None:
-        """Something waits to be durable."""
+        """Called when a Persist becomes pending."""
 
     def complete(self) -> None:
-        """Make durable what has waited longest."""
+        """Complete the oldest pending Persist."""
         machine, what = self.pending.popleft()
         if machine is self.machine:
             self.done.update(what.entries)
@@ -447,10 +459,10 @@ class Broker:
                 stream.put(settled=settled)
 
     def _set_timer(self) -> None:
-        """The time at which something is due may have changed."""
+        """Called when the next timer may have changed."""
 
     def tick(self) -> None:
-        """Do what is due."""
+        """Perform what is due."""
         assert self.machine is not None
         self._do(self.machine.tick(self.now_ms()))
 
@@ -476,11 +488,11 @@ class Broker:
 
 
 class FakeDispatcher(Broker, pb_grpc.DispatcherServiceServicer):
-    """See the module. `address` is where it serves.
+    """A Broker that listens on `address`.
 
     Attributes:
-        owner: where consumers are sent instead; None: they are served.
-        durable: while it is clear, nothing becomes durable.
+        owner: the address to redirect consumers to; None serves them here.
+        durable: clear it to delay durability.
     """
 
     def __init__(self) -> None:
@@ -534,7 +546,7 @@ class FakeDispatcher(Broker, pb_grpc.DispatcherServiceServicer):
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.tick)
 
     async def close(self) -> None:
-        """Let everything go."""
+        """Complete pending work and stop the timer."""
         self.durable.set()
         if self._timer is not None:
             self._timer.cancel()
@@ -544,9 +556,9 @@ class FakeDispatcher(Broker, pb_grpc.DispatcherServiceServicer):
 
 @asynccontextmanager
 async def serving_fake() -> AsyncIterator[FakeDispatcher]:
-    """A fake that serves."""
+    """A running FakeDispatcher."""
     server = aio.server()
-    fake = FakeDispatcher()
+    fake = FakeDispatcher()  # type: ignore[abstract]  # implements only the methods called
     pb_grpc.add_DispatcherServiceServicer_to_server(fake, server)
     fake.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()

@@ -1,4 +1,4 @@
-"""A ledger that is told what to say: it has a topic, or names the instance that does."""
+"""A scripted ledger, which holds a topic or redirects to the instance that does."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,6 +7,7 @@ from typing import Any
 from grpc import aio
 from grpc_status import rpc_status
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1.ledger_pb2_grpc import (
     LedgerServiceServicer,
@@ -19,7 +20,7 @@ from seqgate.status import code_of
 
 
 class Instance(LedgerServiceServicer):
-    """An instance. `owner` is whom it names; "": it has the topic itself."""
+    """An instance. `owner` is where it redirects callers; empty if it holds the topic."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -27,9 +28,9 @@ class Instance(LedgerServiceServicer):
         self.is_draining = False
         self.calls = 0
         self.opened: list[str] = []
-        """The topics of the streams of publications, from their first requests."""
+        """The topics of Publish streams, from their first requests."""
         self.hands_over_to = ""
-        """Whom it names once it has answered the beginning of a stream; "": nobody."""
+        """The owner from when a stream has been opened; empty for no change."""
 
     async def _check(self, context: Any) -> None:
         self.calls += 1
@@ -60,13 +61,15 @@ class Instance(LedgerServiceServicer):
         await self._check(context)
         yield pb.ReadResponse(started=pb.Started())
         await self._hand_over(context)
-        yield pb.ReadResponse(draining=pb.Draining())
+        yield pb.ReadResponse(draining=common_pb2.Draining())
 
     async def ReadColumns(self, request: Any, context: Any) -> AsyncIterator[Any]:
         await self._check(context)
         yield pb.ReadColumnsResponse()
 
-    async def Publish(self, request_iterator: Any, context: Any) -> None:
+    async def Publish(  # type: ignore[override]  # reads and writes by its context
+        self, request_iterator: Any, context: Any
+    ) -> None:
         opening = (await context.read()).open
         self.opened.append(opening.topic)
         await self._check(context)
@@ -81,8 +84,9 @@ class Instance(LedgerServiceServicer):
 
 @asynccontextmanager
 async def running_instance() -> AsyncIterator[Instance]:
-    """One that listens on a port of its own."""
-    instance, server = Instance(), aio.server()
+    """A running instance on a free port."""
+    instance = Instance()  # type: ignore[abstract]  # implements only the methods called
+    server = aio.server()
     add_LedgerServiceServicer_to_server(instance, server)
     instance.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()

@@ -1,7 +1,7 @@
-"""Histories of calls about one topic, made from a seed, and what each store makes of them.
+"""Histories of calls about one topic, drawn from a seed, and the answers of each store.
 
-A history is what writers, an operator and a careless Redis might do to one topic, with few
-producers and few ids, so that calls meet each other often.
+A history contains what writers, an operator and a lossy Redis may do to a topic, with few producers
+and ids, so that calls often interact.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
@@ -27,16 +27,20 @@ TOPIC = TopicName.parse("test/histories/topic")
 PRODUCERS = ("a", "b", "naïve 📈")
 CALLS_MAX = 20
 SPAN = 10
-"""How many different ids a history uses."""
+"""The number of different ids in a history, less one."""
 
 BASES = (0, 2**53 - SPAN // 2, SEQUENCE_ID_MAX - SPAN)
-"""Where its ids start: at nothing, around the last number that a double holds exactly, and so that
-the last is the highest there is."""
+"""The first ids: zero; around the last integer that a double holds exactly; and such that the last
+id is the highest allowed."""
 
 UUIDS = ("one", "zwei/2 %20 ünd")
 
-VERBS = ("admit",) * 10 + ("confirm",) * 4 + ("rollback", "keep", "forget_producers") * 2
-VERBS += ("load", "load", "record_snapshot", "freeze")
+VERBS: tuple[str, ...] = (
+    *("admit",) * 10,
+    *("confirm",) * 4,
+    *("rollback", "keep", "forget_producers") * 2,
+    *("load", "load", "record_snapshot", "freeze"),
+)
 
 
 @dataclass(frozen=True)
@@ -49,13 +53,13 @@ class Call:
 
 
 def history_of(seed: int) -> list[Call]:
-    """The history that a seed stands for."""
+    """The history of a seed."""
     author = _Author(Random(seed))
     return [author.call() for _ in range(author.random.randint(1, CALLS_MAX))]
 
 
 async def play(store: StateStore, history: list[Call]) -> list[object]:
-    """What each call answers, and the state in the end."""
+    """Play a history. Returns the answer to each call, and the final state."""
     await store.forget_topic(TOPIC, None)
     seen: list[object] = []
     for call in history:
@@ -74,8 +78,8 @@ async def play(store: StateStore, history: list[Call]) -> list[object]:
 
 
 class _Author:
-    """Mostly one writer in good order; now and then a zombie, a successor, another incarnation.
-    Mostly producers that go on with what they began; now and then one that does not."""
+    """Draws calls. Mostly one orderly writer, occasionally a zombie, a successor or another
+    incarnation; mostly producers that continue what they started."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -106,11 +110,11 @@ class _Author:
             case "keep":
                 return Call("keep", (self._names(), random.randint(0, 6)))
             case "load":
-                keywords = (
+                loading = (
                     ("replacing", random.random() < 0.3),
                     ("taken_ms", random.choice((None, 3))),
                 )
-                return Call("load", self._state(), keywords)
+                return Call("load", self._state(), loading)
             case "record_snapshot":
                 saved = Saved(self._position(), random.randint(0, 3), random.randint(1, 6))
                 return Call("record_snapshot", (random.choice((1, 1, 1, 2)), saved))
@@ -121,7 +125,7 @@ class _Author:
                 return Call(verb, (), (("purge", active[:1]), ("evict", active[1:])))
 
     def _state(self) -> tuple[int, Position, list[Persisted]]:
-        """What a snapshot, or a rebuild, might load."""
+        """A state as a snapshot or a rebuild may load it."""
         incarnation = self._incarnation if self.random.random() < 0.9 else 3 - self._incarnation
         through = self._position() or Position(1, 0)
         producers = []
@@ -135,18 +139,18 @@ class _Author:
         return self.random.sample(PRODUCERS, self.random.randint(0, len(PRODUCERS)))
 
     def _id(self, name: str) -> int:
-        """Any, or that of the large message that the producer is at."""
+        """Any id, or that of the producer's current large message."""
         if name in self._claimed and self.random.random() < 0.3:
             return self._claimed[name][0]
         return self._base + self.random.randint(0, SPAN)
 
     def _position(self) -> Position | None:
-        # Few places, so that writers are often where the state is.
+        # Few positions, so that writers often meet the state's.
         place = self.random.randint(-1, 4)
         return None if place < 0 else Position(1 + place // 3, place % 3)
 
     def _end(self) -> Position | None:
-        """Where the log ends, mostly."""
+        """Usually the end of the log."""
         return self._tail if self.random.random() < 0.8 else self._position()
 
     def _writer(self) -> Writer:
@@ -192,7 +196,8 @@ class _Author:
     def _claims_of(self, name: str) -> Iterator[Claim]:
         for _ in range(self.random.choice((1, 1, 2, 3))):
             if self.random.random() < 0.4:
-                yield Claim(*sorted((self._id(name), self._id(name))))
+                lowest, highest = sorted((self._id(name), self._id(name)))
+                yield Claim(lowest, highest)
             else:
                 chunks = self._chunks(name, self._claimed, self._stored)
                 yield from (Claim(each, each, chunk) for each, chunk in chunks)
@@ -200,7 +205,7 @@ class _Author:
     def _chunks(
         self, name: str, mine: dict[str, tuple[int, Chunk]], others: dict[str, tuple[int, Chunk]]
     ) -> list[tuple[int, Chunk]]:
-        """Some chunks of a large message, in order: those that follow `mine`, or others."""
+        """Some chunks of a large message, in order: those that continue `mine`, or others."""
         random = self.random
         sequence_id, chunk = mine.get(name, (self._base, None))
         follow = ("follow",) * (4 if mine is self._stored else 1)
@@ -225,7 +230,7 @@ class _Author:
         return [(sequence_id, each) for each in run]
 
     def _attempt(self) -> Chunk:
-        """The first chunk of an attempt, or now and then another one."""
+        """Usually the first chunk of an attempt."""
         random = self.random
         num_chunks = random.choice((2, 3, 16))
         chunk_id = random.choice((0, 0, 0, 0, 0, random.randrange(num_chunks)))
@@ -240,5 +245,5 @@ class _Author:
 
 
 def _after(chunk: Chunk, steps: int) -> Chunk:
-    """The chunk so many steps further; after the last comes the first."""
+    """The chunk this many steps further; the first one follows the last."""
     return chunk._replace(chunk_id=(chunk.chunk_id + steps) % chunk.num_chunks)

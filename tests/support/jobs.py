@@ -1,5 +1,5 @@
-"""A rebuild as a process in a session of its own, which its JVM and its workers share: whatever
-becomes of it, nothing of the session stays.
+"""A rebuild as a process in its own session, shared by its JVM and workers: however it ends, no
+process of the session remains.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ from tools.stack.child import bound_to_us
 from tools.stack.stack import Stack
 
 PATIENCE_S = 300.0
-"""How long a job may take to do what a test waits for: Spark starts slowly on a busy machine."""
+"""The limit of a job's step: Spark starts slowly on a busy machine."""
 
 WAVE = "1"
 
 JAVA = b"org.apache.spark"
-"""In the command line of the JVM."""
+"""Part of the JVM's command line."""
 
 WORKERS = b"pyspark.daemon"
-"""In the command line of the processes that run tasks."""
+"""Part of the command line of processes that run tasks."""
 
 
 class Member(NamedTuple):
@@ -37,8 +37,8 @@ class Member(NamedTuple):
 
 
 def quick_spark(folder: Path) -> dict[str, str]:
-    """Variables with which Spark starts and compiles quickly, and keeps its files in a folder."""
-    java = f"-XX:TieredStopAtLevel=1 -Djava.io.tmpdir={folder}"
+    """Variables that make Spark start and compile quickly, with its files in a folder."""
+    java = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={folder}"
     return {
         "PYSPARK_SUBMIT_ARGS": f"--driver-java-options '{java}' pyspark-shell",
         "TMPDIR": str(folder),
@@ -46,30 +46,30 @@ def quick_spark(folder: Path) -> dict[str, str]:
 
 
 class Rebuild:
-    """`python -m seqgate.jobs.rebuild --json`, a topic a wave."""
+    """`python -m seqgate.jobs.rebuild --json`, with one topic per wave."""
 
     def __init__(self, process: asyncio.subprocess.Process, errors: Path) -> None:
         self._process = process
         self._errors = errors
         self.said: list[dict[str, Any]] = []
-        """What it has printed so far."""
+        """The lines printed so far."""
 
     @property
     def outcomes(self) -> dict[str, str]:
-        """What became of each topic so far."""
+        """The outcomes of topics so far."""
         return {each["topic"]: each["outcome"] for each in self.said if each["kind"] == "topic"}
 
     @property
     def warned(self) -> str:
-        """What it wrote to standard error."""
+        """Its standard error."""
         return self._errors.read_text()
 
     def members(self) -> list[Member]:
-        """Which processes of its session there are."""
+        """The running processes of its session."""
         return list(_session(self._process.pid))
 
     async def runs(self, command: bytes) -> None:
-        """Return when a process with this in its command line is there."""
+        """Wait until a process with this in its command line runs."""
 
         def found() -> bool:
             assert self._process.returncode is None, self.warned
@@ -78,12 +78,12 @@ class Rebuild:
         await eventually(found, f"{command!r} runs", within_s=PATIENCE_S)
 
     async def topics(self, count: int) -> None:
-        """Return when it has told of so many topics, or has ended."""
+        """Wait until it has reported this many topics, or has ended."""
         while len(self.outcomes) < count and await self._line():
             pass
 
     async def ended(self) -> int:
-        """Its exit status. Nothing of it is left then."""
+        """Wait until its whole session has ended. Returns the exit status."""
         while await self._line():
             pass
         async with asyncio.timeout(PATIENCE_S):
@@ -92,14 +92,14 @@ class Rebuild:
         return status
 
     async def kill(self) -> None:
-        """SIGKILL it alone. Returns when the others of its session have noticed."""
+        """SIGKILL only this process, and wait until its session has ended."""
         assert self._process.returncode is None, self.warned
         os.kill(self._process.pid, SIGKILL)
         assert await self._process.wait() == -SIGKILL
         await self._gone()
 
     async def end(self) -> None:
-        """Leave nothing, whatever it is doing."""
+        """Kill the whole session."""
         if self._process.returncode is None:
             os.kill(self._process.pid, SIGKILL)
         for each in self.members():
@@ -121,12 +121,12 @@ class Rebuild:
 
 @asynccontextmanager
 async def rebuilding(stack: Stack, folder: Path, *arguments: str) -> AsyncIterator[Rebuild]:
-    """Start a rebuild; nothing of it outlives the block.
+    """Start a rebuild, and kill what is left of it at the end.
 
     Args:
-        stack: whose topics.
-        folder: where it keeps its files.
-        arguments: more for its command line.
+        stack: the stack whose topics are rebuilt.
+        folder: the folder of its files.
+        arguments: further arguments.
     """
     addresses = [
         part
@@ -156,7 +156,7 @@ def _session(session: int) -> list[Member]:
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal():
             continue
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             # pid (name) state parent group session ...; the name may hold anything
             state, _, _, of = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
             if int(of) == session and state != "Z":

@@ -1,4 +1,4 @@
-"""Messages that say anything: whatever a descriptor allows, sensible or not."""
+"""Random messages: anything that a descriptor allows, valid or not."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -10,10 +10,10 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 
 DEPTH_MAX: Final = 5
-"""How deep messages are in messages."""
+"""The deepest nesting of messages."""
 
 REPEATED_MAX: Final = 3
-"""How many values a list or a map has."""
+"""The most values of a list or a map."""
 
 TEXTS: Final = st.one_of(
     st.sampled_from(
@@ -46,7 +46,7 @@ _NUMBERS: Final[Mapping[int, tuple[int, int]]] = {
 
 
 def numbers(lowest: int, highest: int) -> st.SearchStrategy[int]:
-    """Small ones, and those at the edges."""
+    """Small numbers, and those at the bounds."""
     edges = [each for each in (lowest, highest, -1, 0, 1, 2**31, 2**53 + 1) if each >= lowest]
     return st.one_of(
         st.sampled_from([each for each in edges if each <= highest]), st.integers(0, 100)
@@ -54,7 +54,7 @@ def numbers(lowest: int, highest: int) -> st.SearchStrategy[int]:
 
 
 def messages(descriptor: Descriptor, depth: int = 0) -> st.SearchStrategy[Message]:
-    """Messages of a type. Of a oneof at most one field is set."""
+    """Messages of a type, with at most one field of each oneof."""
     return st.builds(_made, st.just(descriptor), _fields(descriptor, depth))
 
 
@@ -93,10 +93,13 @@ def _values(field: FieldDescriptor, depth: int) -> st.SearchStrategy[Any]:
 def _one(field: FieldDescriptor, depth: int) -> st.SearchStrategy[Any]:
     match field.cpp_type:
         case FieldDescriptor.CPPTYPE_MESSAGE:
-            return st.deferred(lambda: messages(field.message_type, depth + 1))
+            message = field.message_type
+            assert message is not None
+            return st.deferred(lambda: messages(message, depth + 1))
         case FieldDescriptor.CPPTYPE_BOOL:
             return st.booleans()
         case FieldDescriptor.CPPTYPE_ENUM:
+            assert field.enum_type is not None
             return st.sampled_from([*(v.number for v in field.enum_type.values), 99])
         case FieldDescriptor.CPPTYPE_STRING if field.type == FieldDescriptor.TYPE_BYTES:
             return st.binary(max_size=20)

@@ -1,12 +1,12 @@
-"""Loads that make a service remember much, and how much memory it takes for them at most.
+"""Loads that make services use memory, and measurements of their peak.
 
     async with running(folder, **SMALL) as services:
         with peak_of(services, "dispatcher") as peak:
             await stopped_consumer(services, topic, messages=200, size_bytes=1_000_000)
         assert peak.grown_bytes < 64 * MIB
 
-`python -m tests.support.memory_loads [WORD ...]` runs each of them, or those that have one of these
-words in their names, with the budgets that services have by default, and prints a table.
+`python -m tests.support.memory_loads [WORD ...]` runs each load whose name contains one of the
+words, or all, with the services' default budgets, and prints a table.
 """
 
 import asyncio
@@ -18,8 +18,9 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
+from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client import Producer, connect
 from tests.integration.services import Services, paused, pids_of, running
@@ -31,7 +32,7 @@ KIB = 1024
 MIB = 1024 * KIB
 
 REST_POLLS = 100
-"""A process is at rest that did not grow between so many looks at it."""
+"""A process is at rest once its peak was unchanged in this many polls."""
 
 SENT_TOGETHER = 5_000
 OPENED_TOGETHER = 50
@@ -39,22 +40,22 @@ OPENED_TOGETHER = 50
 
 @dataclass
 class Peak:
-    """What a process took before a load, and at most during it, in bytes."""
+    """A process's memory before a load and at its peak, in bytes."""
 
     before_bytes: int
     most_bytes: int = 0
 
     @property
     def grown_bytes(self) -> int:
-        """How much more it took at most than before."""
+        """The growth from before to the peak."""
         return self.most_bytes - self.before_bytes
 
 
 @contextmanager
 def peak_of(services: Services, process: str) -> Iterator[Peak]:
-    """What a process takes at most meanwhile, as the kernel counts it."""
+    """Measure the peak memory of a process inside the context, as the kernel counts it."""
     folder = Path("/proc") / str(pids_of(services.stack)[process])
-    (folder / "clear_refs").write_text("5")  # the peak begins anew
+    (folder / "clear_refs").write_text("5")  # resets the peak
     peak = Peak(_status(folder, "VmRSS"))
     try:
         yield peak
@@ -73,8 +74,8 @@ def _status(folder: Path, name: str) -> int:
 async def stopped_consumer(
     services: Services, topic: str, *, messages: int, size_bytes: int
 ) -> None:
-    """A consumer permits everything, reads nothing for as long as the dispatcher sends, and then
-    reads all of it."""
+    """A consumer permits everything, does not read until the dispatcher stops sending, and then
+    reads it all."""
     await _fill(services, topic, messages=messages, size_bytes=size_bytes)
     call = services.dispatcher.Consume()
     request = dispatcher_pb2.ConsumeRequest
@@ -90,7 +91,7 @@ async def stopped_consumer(
 
 
 async def at_rest(services: Services, process: str) -> None:
-    """Wait until a process grows no more: it has taken in what it takes."""
+    """Wait until a process's peak stops growing."""
     folder = Path("/proc") / str(pids_of(services.stack)[process])
     sizes: deque[int] = deque(maxlen=REST_POLLS)
 
@@ -104,8 +105,8 @@ async def at_rest(services: Services, process: str) -> None:
 async def flooding_producers(
     services: Services, topic: str, *, producers: int, messages: int, size_bytes: int
 ) -> None:
-    """Producers send as much as their windows let through, while deduplication answers nobody; then
-    all of it is stored."""
+    """Producers fill their windows while deduplication does not answer; then all messages are
+    stored."""
     payload = bytes(size_bytes)
     async with connect(services.stack.address("ledger")) as client, AsyncExitStack() as opened:
         floods: list[Producer] = [
@@ -123,7 +124,7 @@ async def flooding_producers(
 
 
 async def idle_streams(services: Services, topic: str, *, streams: int) -> None:
-    """As many producers as consumers are connected, and do nothing."""
+    """Connect equally many idle producers and consumers."""
     async with AsyncExitStack() as opened:
 
         async def open_both(number: int) -> None:
@@ -134,14 +135,14 @@ async def idle_streams(services: Services, topic: str, *, streams: int) -> None:
                 )
             )
 
-        await open_both(0)  # which creates the topic and the subscription
+        await open_both(0)  # creates the topic and the subscription
         for first in range(1, streams, OPENED_TOGETHER):
             numbers = range(first, min(first + OPENED_TOGETHER, streams))
             await asyncio.gather(*map(open_both, numbers))
 
 
 async def idle_topics(services: Services, topic: str, *, streams: int) -> None:
-    """So many producers are connected, each on a topic of its own, and send nothing."""
+    """Connect idle producers, each on a topic of its own."""
     async with AsyncExitStack() as opened:
         for first in range(0, streams, OPENED_TOGETHER):
             numbers = range(first, min(first + OPENED_TOGETHER, streams))
@@ -152,13 +153,15 @@ async def idle_topics(services: Services, topic: str, *, streams: int) -> None:
 
 
 async def idle_readers(services: Services, topic: str, *, streams: int) -> None:
-    """So many read a topic to its end, and wait for more."""
+    """Open readers at the end of a topic, which wait for more."""
     await services.ledger.CreateTopic(ledger_pb2.CreateTopicRequest(topic=topic))
     calls = []
     for first in range(0, streams, OPENED_TOGETHER):
         some = [
             services.ledger.Read(
-                ledger_pb2.ReadRequest(topic=topic, earliest=ledger_pb2.Earliest(), follow=True)
+                ledger_pb2.ReadRequest(
+                    topic=topic, start=common_pb2.Start(earliest=common_pb2.Earliest()), follow=True
+                )
             )
             for _ in range(min(OPENED_TOGETHER, streams - first))
         ]
@@ -170,15 +173,15 @@ async def idle_readers(services: Services, topic: str, *, streams: int) -> None:
 
 
 async def idle_exchanges(services: Services, topic: str, *, streams: int) -> None:
-    """So many writers have asked deduplication something on a stream each, and ask no more."""
+    """Open dedup streams of writers that asked once and are idle."""
     calls = []
     for first in range(0, streams, OPENED_TOGETHER):
         numbers = range(first, min(first + OPENED_TOGETHER, streams))
         some = [services.dedup.Exchange() for _ in numbers]
         for number, call in zip(numbers, some, strict=True):
-            writer = dedup_pb2.Writer(incarnation=1, epoch=1)
-            asked = dedup_pb2.AdmitRequest(topic=f"{topic}-{number}", writer=writer)
-            await call.write(dedup_pb2.ExchangeRequest(request_id=1, admit=asked))
+            writer = writer_pb2.Writer(incarnation=1, epoch=1)
+            asked = writer_pb2.AdmitRequest(topic=f"{topic}-{number}", writer=writer)
+            await call.write(writer_pb2.ExchangeRequest(request_id=1, admit=asked))
         for answer in await asyncio.gather(*(each.read() for each in some)):
             assert answer.request_id == 1
         calls += some
@@ -187,7 +190,7 @@ async def idle_exchanges(services: Services, topic: str, *, streams: int) -> Non
 
 
 async def delayed_messages(services: Services, topic: str, *, messages: int) -> None:
-    """All messages of a topic are for later, and a consumer takes whatever is due."""
+    """Fill a topic with delayed messages, and connect a consumer."""
     async with (
         connect(services.stack.address("ledger")) as client,
         client.producer(topic, name="p") as producer,
@@ -213,7 +216,7 @@ async def _fill(services: Services, topic: str, *, messages: int, size_bytes: in
 
 
 async def _main() -> None:
-    """Each load with the budgets that services have by default."""
+    """Run the loads with the services' default budgets."""
     loads: list[tuple[str, str, Callable[[Services], Awaitable[None]]]] = [
         (
             "a consumer stops before 120 messages of 5 MB",
@@ -279,7 +282,7 @@ async def _main() -> None:
 
 
 def named(name: str) -> str:
-    """A topic."""
+    """A topic's full name."""
     return f"public/default/{name}"
 
 

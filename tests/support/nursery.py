@@ -1,10 +1,9 @@
-"""Services, and commands, that start at once.
+"""Services and commands that start instantly.
 
 Starting Python and importing a service takes most of a second of processor time, and tests start
-hundreds. The nursery is a process that has imported all of them, and nothing else: it opens no
-channel and has one thread. What it is asked to run it runs in a fork of itself, which then is a
-process like any other: with its own environment, output, exit status and signals. Nothing of it
-outlives the tests.
+hundreds. The nursery is a process with one thread that has imported them all and opened no channel.
+It runs each command in a fork of itself, a process like any other, with its own environment,
+output, exit status and signals. No process outlives the tests.
 """
 
 import asyncio
@@ -40,10 +39,10 @@ MODULES = (
     "tools.torture.application",
     "tools.torture.clock",
 )
-"""What it runs: `python -m` one of these."""
+"""Modules that it can run, as `python -m` does."""
 
 SEQGATE = str(Path(sys.executable).with_name("seqgate"))
-"""It runs this script, too."""
+"""A script that it can run, too."""
 
 IMPORTED = (
     "seqgate.cli._main",
@@ -60,7 +59,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class Forked:
-    """A process of the nursery's."""
+    """A process forked by the nursery."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -68,20 +67,20 @@ class Forked:
 
     @property
     def returncode(self) -> int | None:
-        """Its exit status, negative for a signal; None: it runs."""
+        """The exit status, negative for a signal; None while it runs."""
         return self._status.result() if self._status.done() else None
 
     async def wait(self) -> int:
-        """Its exit status, when it has ended."""
+        """Wait for the exit status."""
         return await asyncio.shield(self._status)
 
     def end(self, status: int) -> None:
-        """It has ended."""
+        """Record the exit status."""
         self._status.set_result(status)
 
 
 class Nursery:
-    """The tests' end. Begins with the first process that it is asked for."""
+    """The tests' side. Its first process starts the nursery."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -106,9 +105,9 @@ class Nursery:
         """Run the command `seqgate`.
 
         Args:
-            arguments: what comes after its name.
-            environment: all of its variables.
-            streams: descriptors of its input, its output and its errors.
+            arguments: its arguments.
+            environment: its complete environment.
+            streams: descriptors of its standard input, output and error.
         """
         return await self._ask([SEQGATE, *arguments], environment, streams)
 
@@ -123,9 +122,9 @@ class Nursery:
         return await answered
 
     def close(self) -> None:
-        """End the nursery, and with it whatever still runs."""
+        """End the nursery and all its processes."""
         if self._socket is not None and self._process is not None:
-            with suppress(RuntimeError):  # the loop may be gone
+            with suppress(RuntimeError):  # the loop may be closed
                 asyncio.get_event_loop_policy().get_event_loop().remove_reader(self._socket)
             self._socket.close()
             self._process.wait(timeout=30)
@@ -160,7 +159,7 @@ class Nursery:
 
 
 def _without_env(command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """A command, and the variables that an `env` in front of it sets."""
+    """Split a command into its arguments and the variables set by a leading `env`."""
     arguments, variables = list(command), {}
     if arguments[0] == "env":
         del arguments[0]
@@ -170,11 +169,11 @@ def _without_env(command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return arguments, variables
 
 
-# ---- the nursery's end
+# ---- the nursery's side
 
 
 def main() -> None:
-    """Serve what comes over the socket that is inherited, until its other end is closed."""
+    """Serve requests on the inherited socket until its other end is closed."""
     for module in IMPORTED:
         importlib.import_module(module)
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork would lack the other threads"
@@ -184,7 +183,7 @@ def main() -> None:
     wakes, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests say when it is over
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests end it
     with selectors.DefaultSelector() as selector:
         selector.register(channel, selectors.EVENT_READ)
         selector.register(wakes, selectors.EVENT_READ)
@@ -223,7 +222,7 @@ def _reap(channel: socket.socket) -> None:
 
 
 def _run(request: dict[str, Any], streams: Sequence[int]) -> NoReturn:
-    """Be the process that was asked for."""
+    """Become the requested process."""
     status = 1
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

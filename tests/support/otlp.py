@@ -1,4 +1,4 @@
-"""What telemetry tests stand on: a real OTLP receiver, and the variables that send spans to it."""
+"""A real OTLP receiver for telemetry tests, and the variables that send spans to it."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ __all__ = ["Received", "otlp_receiver", "otel_variables"]
 
 
 def otel_variables(received: Received, **more: str) -> Mapping[str, str]:
-    """A process's variables: everything is sampled, and sent to the receiver soon."""
+    """Variables of a process that samples everything and exports quickly to the receiver."""
     return {
         "OTEL_EXPORTER_OTLP_ENDPOINT": received.endpoint,
         "OTEL_BSP_SCHEDULE_DELAY": "50",  # milliseconds

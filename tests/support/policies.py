@@ -1,4 +1,4 @@
-"""Policies that a test chooses."""
+"""Fixed policies for tests."""
 
 from seqgate.services.dedup.core.policy import EffectivePolicy
 from seqgate.types import TopicName

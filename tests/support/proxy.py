@@ -1,11 +1,11 @@
-"""A connection to Redis on which requests arrive late, or drop by drop. (On tests.support.wire
-answers are lost.)
+"""A connection to Redis on which requests arrive late, or a few bytes at a time.
+(tests.support.wire loses answers.)
 
-    caller ──▶ proxy ──▶ server          held, while the caller's patience runs out:
-       x        └─ ─ ─ ▶ server          delivered, when nobody waits for it any more
+    caller ──▶ proxy ──▶ server          held, until the caller times out:
+       x        └─ ─ ─ ▶ server          delivered afterwards
 
-A late request is the worst that a network does to a protocol: it takes effect behind everything
-that its sender has done since.
+A late request is the hardest fault for a protocol: it takes effect after all later actions of its
+sender.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from contextlib import suppress
 from tools.stack.forwarder import CHUNK_BYTES, Ends, Forwarder
 
 DROP_BYTES = 48
-"""How much of a request or an answer travels at a time when it travels slowly."""
+"""The piece size of slow transfers."""
 
 SCRIPT = b"EVALSHA"
-"""What every request contains that runs a script."""
+"""The command in every request that runs a script."""
 
 
 class Proxy(Forwarder):
@@ -27,11 +27,11 @@ class Proxy(Forwarder):
     def __init__(self, target: int) -> None:
         super().__init__(target)
         self.slow = False
-        """Whether everything travels in small pieces."""
+        """Transfer everything in small pieces."""
         self.held = 0
-        """How many requests are held back, or are not answered yet after that."""
+        """Requests held back, or delivered and not answered yet."""
         self.late = 0
-        """How many requests were held back, and answered."""
+        """Requests that were held back and have been answered."""
         self._marks: Sequence[bytes] = ()
         self._to_hold = 0
         self._before = 0
@@ -39,18 +39,18 @@ class Proxy(Forwarder):
         self._answered = asyncio.Event()
 
     def hold(self, count: int, *marks: bytes, before: int = 0) -> None:
-        """Hold back the next requests that contain one of these marks.
+        """Hold back the next requests that contain a mark.
 
         Args:
-            count: how many.
-            marks: any of these.
-            before: when all of them are held, let so many scripts pass, the last of these behind
-                what is held; 0: wait for `deliver`.
+            count: the number of requests.
+            marks: any of these matches.
+            before: once all are held, let this many scripts pass, the last one after the held
+                requests; 0: wait for `deliver`.
         """
         self._to_hold, self._marks, self._before = count, marks, before
 
     async def deliver(self) -> None:
-        """Have everything that is held back arrive, and return when it is answered."""
+        """Deliver all held requests, and wait for their answers."""
         assert self.held
         self._delivery.set()
         self._delivery = asyncio.Event()
@@ -59,7 +59,7 @@ class Proxy(Forwarder):
             await self._answered.wait()
 
     def pumps(self, near: Ends, far: Ends) -> Sequence[Coroutine[object, object, None]]:
-        """A connection's two directions, which know of each other whether a request is answered."""
+        """The two directions of a connection, which share an event for answers."""
         answered = asyncio.Event()
         return (
             self._there(near[0], far[1], answered),
@@ -73,7 +73,7 @@ class Proxy(Forwarder):
             if self._to_hold and any(each in asked for each in self._marks):
                 self._to_hold -= 1
                 self.held += 1
-                await self._delivery.wait()  # the caller has left when this is over
+                await self._delivery.wait()  # by then the caller has left
                 answered.clear()
                 try:
                     await self._write(asked, writer)
@@ -94,7 +94,7 @@ class Proxy(Forwarder):
     ) -> None:
         while answer := await reader.read(CHUNK_BYTES):
             answered.set()
-            with suppress(OSError):  # nobody waits for a late answer
+            with suppress(OSError):  # the caller of a late request has left
                 await self._write(answer, writer)
 
     async def _write(self, some: bytes, writer: asyncio.StreamWriter) -> None:

@@ -4,7 +4,7 @@
         await publisher.send(single(1, sequence_id=0), batch(2, [1, 2, 3]))
         assert (await publisher.receipt(1)).status == pb.RECEIPT_STATUS_STORED
 
-A publication is what the test makes of it: nothing is checked here, numbered, or sent again.
+Publications are sent as the test gives them: they are not checked, numbered, or resent.
 """
 
 import asyncio
@@ -18,22 +18,22 @@ from grpc import aio
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 
-WAIT_S = 30.0
-"""How long anything here waits before the test fails."""
+WAIT_S = 60.0
+"""The limit of every wait here."""
 
 STATUS_LOST = "Internal error from Core"
-"""What gRPC makes of a write to a call that is just being ended by the service: with what it was
-ended, only another call can tell."""
+"""gRPC's details of a write to a call that the service is just ending. The service's own error is
+lost; only another call can tell."""
 
 
 class Publisher:
-    """An open stream. What arrives is collected in the background."""
+    """An open stream, read in the background."""
 
     def __init__(self, call: Any, opened: pb.Opened) -> None:
         self.opened = opened
         self.producer = opened.producer_name
         self.receipts: dict[int, pb.Receipt] = {}
-        """What nobody has asked for yet, by request id."""
+        """Receipts not returned yet, by request id."""
         self.draining = asyncio.Event()
         self.taken_over = asyncio.Event()
         self._call = call
@@ -43,7 +43,7 @@ class Publisher:
         self._reading = asyncio.create_task(self._read())
 
     async def send(self, *publications: pb.Publication, ledger_id: int = 0) -> None:
-        """Send these together. An entry that names no producer gets this stream's."""
+        """Send publications in one request. Entries without a producer get this stream's."""
         for publication in publications:
             for entry in publication.entries:
                 if not entry.metadata.HasField("producer_name"):
@@ -55,18 +55,17 @@ class Publisher:
         )
 
     async def write(self, request: pb.PublishRequest) -> None:
-        """Send anything. To a stream that has ended this does nothing: `receipt` and `ended` tell
-        how it ended."""
+        """Send a request. On an ended stream this does nothing; see `receipt` and `ended`."""
         with suppress(aio.AioRpcError, asyncio.InvalidStateError):
             async with asyncio.timeout(WAIT_S):
                 await self._call.write(request)
 
     async def receipt(self, request_id: int) -> pb.Receipt:
-        """The answer to a publication; each is given out once.
+        """Wait for the receipt of a publication, which is returned only once.
 
         Raises:
-            AioRpcError: the stream ended with this before the answer came.
-            AssertionError: the stream ended well, without it.
+            AioRpcError: the stream ended first, with this error.
+            AssertionError: the stream ended first, without an error.
         """
         async with asyncio.timeout(WAIT_S):
             while request_id not in self.receipts:
@@ -78,35 +77,35 @@ class Publisher:
         return self.receipts.pop(request_id)
 
     async def store(self, publication: pb.Publication) -> pb.Receipt:
-        """Send one publication; its answer."""
+        """Send one publication, and return its receipt."""
         await self.send(publication)
         return await self.receipt(publication.request_id)
 
     async def finish(self) -> None:
-        """Close this side, and return when the service has closed its own.
+        """Close this side, and wait until the service closes its own.
 
         Raises:
-            AioRpcError: the stream ended with this.
+            AioRpcError: the stream ended with this error.
         """
         if not self._ended:
-            with suppress(aio.AioRpcError, asyncio.InvalidStateError):  # the reader knows better
+            with suppress(aio.AioRpcError, asyncio.InvalidStateError):  # the reader has the error
                 await self._call.done_writing()
         if (error := await self.ended()) is not None:
             raise error
 
     async def ended(self) -> aio.AioRpcError | None:
-        """Wait for the end of the stream; the error it ended with, if any."""
+        """Wait until the stream ends. Returns its error, or None."""
         async with asyncio.timeout(WAIT_S):
             await asyncio.shield(self._reading)
         return self._error
 
     @property
     def has_ended(self) -> bool:
-        """Whether the stream has ended, however it did."""
+        """True once the stream has ended."""
         return self._ended
 
     async def cut(self) -> None:
-        """Vanish, as a producer does whose process is killed."""
+        """Vanish, like a producer whose process is killed."""
         self._call.cancel()
         self._reading.cancel()
         await asyncio.wait([self._reading])
@@ -134,11 +133,11 @@ class Publisher:
 async def publishing(
     stub: Any, topic: str, producer: str = "", **open_fields: Any
 ) -> AsyncIterator[Publisher]:
-    """A stream that is open. On the way out it is closed in good order, unless the test failed or
-    the stream has already ended.
+    """An open stream, finished at the end of the context unless the test failed or the stream has
+    ended.
 
     Raises:
-        AioRpcError: the stream was refused.
+        AioRpcError: the service refused it.
     """
     opening = pb.Open(topic=topic, producer_name=producer, **open_fields)
     async with asyncio.timeout(WAIT_S):
@@ -155,7 +154,7 @@ async def _opened(stub: Any, opening: pb.Open) -> Publisher:
     while True:
         call = stub.Publish()
         try:
-            with suppress(asyncio.InvalidStateError):  # it has ended: the read says how
+            with suppress(asyncio.InvalidStateError):  # ended already: the read has the error
                 await call.write(pb.PublishRequest(open=opening))
             first = await call.read()
         except aio.AioRpcError as error:
@@ -177,7 +176,7 @@ def single(
     resume: bool = False,
     **metadata: Any,
 ) -> pb.Publication:
-    """A publication of one message that is no batch. More metadata is taken as given."""
+    """A publication of one single message. Further metadata is passed through."""
     return pb.Publication(
         request_id=request_id,
         entries=[entry(sequence_id, payload, **metadata)],
@@ -193,7 +192,7 @@ def batch(
     resume: bool = False,
     **metadata: Any,
 ) -> pb.Publication:
-    """A publication of one batch with these ids, in their order."""
+    """A publication of one batch with these ids, in this order."""
     return pb.Publication(
         request_id=request_id,
         entries=[batch_entry(sequence_ids, payload, **metadata)],
@@ -202,7 +201,7 @@ def batch(
 
 
 def entry(sequence_id: int, payload: bytes = b"x", **metadata: Any) -> pb.Entry:
-    """An entry that is no batch."""
+    """An entry with a single message."""
     return pb.Entry(
         metadata=entry_pb2.EntryMetadata(sequence_id=sequence_id, **metadata), payload=payload
     )
@@ -211,7 +210,7 @@ def entry(sequence_id: int, payload: bytes = b"x", **metadata: Any) -> pb.Entry:
 def batch_entry(
     sequence_ids: Sequence[int], payload: bytes = b"batch", **metadata: Any
 ) -> pb.Entry:
-    """An entry that is a batch."""
+    """An entry with a batch."""
     steps = [later - earlier for earlier, later in pairwise(sequence_ids)]
     return pb.Entry(
         metadata=entry_pb2.EntryMetadata(

@@ -5,7 +5,7 @@
         first, second = await consumer.received(2)
         settled = await consumer.acknowledge(first, second)
 
-Everything that arrives is recorded, in its order; nothing is done by itself.
+It records every response in order, and sends only what the test requests.
 """
 
 import asyncio
@@ -15,16 +15,18 @@ from typing import Any
 
 from grpc import aio
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.times import duration
 
-WAIT_S = 30.0
-"""How long anything here waits before the test fails."""
+WAIT_S = 60.0
+"""The limit of every wait here."""
 
 STATUS_LOST = "Internal error from Core"
-"""What gRPC makes of a write to a call that is just being ended by the service."""
+"""gRPC's details of a write to a call that the service is just ending."""
 
-EARLIEST = pb.Start(earliest=pb.Earliest())
-LATEST = pb.Start(latest=pb.Latest())
+EARLIEST = common_pb2.Start(earliest=common_pb2.Earliest())
+LATEST = common_pb2.Start(latest=common_pb2.Latest())
 
 KEY_SHARED = pb.SUBSCRIPTION_TYPE_KEY_SHARED
 SHARED = pb.SUBSCRIPTION_TYPE_SHARED
@@ -32,20 +34,20 @@ EXCLUSIVE = pb.SUBSCRIPTION_TYPE_EXCLUSIVE
 
 
 class RawConsumer:
-    """An open stream. What arrives is collected in the background."""
+    """An open stream, read in the background."""
 
     def __init__(self, call: Any, subscribed: pb.Subscribed) -> None:
         self.subscribed = subscribed
         self.name = subscribed.consumer_name
         self.epoch = subscribed.epoch
         self.responses: list[pb.ConsumeResponse] = []
-        """All that came after Subscribed."""
+        """All responses after Subscribed."""
         self.deliveries: list[pb.Delivery] = []
-        """All that were delivered."""
+        """All deliveries."""
         self.revoked: set[int] = set()
         self.moved: set[int] = set()
         self.ranges: list[tuple[int, int]] = []
-        """The slots that it was told of last."""
+        """The slot ranges assigned last."""
         self.sought = 0
         self.draining = asyncio.Event()
         self._settled: dict[int, pb.Settled] = {}
@@ -57,62 +59,71 @@ class RawConsumer:
         self._changed = asyncio.Event()
         self._reading = asyncio.create_task(self._read())
 
-    # ---- what it says
+    # ---- requests
 
     async def write(self, **request: Any) -> None:
-        """Send anything. To a stream that has ended this does nothing: `ended` tells how."""
+        """Send a request. On an ended stream this does nothing; see `ended`."""
         with suppress(aio.AioRpcError, asyncio.InvalidStateError):
             async with asyncio.timeout(WAIT_S):
                 await self._call.write(pb.ConsumeRequest(**request))
 
     async def permit(self, messages: int) -> None:
-        """Take so many more messages."""
+        """Grant permits."""
         await self.write(permit=pb.Permit(messages=messages))
 
     async def acknowledge(
         self, *deliveries: pb.Delivery | int, indexes: Sequence[int] = ()
     ) -> pb.Settled:
-        """Be done with deliveries; what became of that."""
+        """Acknowledge deliveries, and return the answer."""
         return await self.settled(await self.ask_acknowledge(*deliveries, indexes=indexes))
 
     async def ask_acknowledge(
         self, *deliveries: pb.Delivery | int, indexes: Sequence[int] = ()
     ) -> int:
-        """The same, without waiting; the request's id."""
+        """Acknowledge without waiting. Returns the request's id."""
         items = [pb.Settlement(delivery=each, indexes=indexes) for each in map(_number, deliveries)]
         return await self.ask("acknowledge", pb.Acknowledge(settlements=items))
 
-    async def acknowledge_through(
+    async def acknowledge_cumulative(
         self, delivery: pb.Delivery | int, indexes: Sequence[int] = ()
     ) -> pb.Settled:
-        """Be done with a delivery and everything before it; what became of that."""
+        """Acknowledge cumulatively, and return the answer."""
         item = pb.Settlement(delivery=_number(delivery), indexes=indexes)
-        request = pb.AcknowledgeThrough(settlement=item)
-        return await self.settled(await self.ask("acknowledge_through", request))
+        request = pb.AcknowledgeCumulative(settlement=item)
+        return await self.settled(await self.ask("acknowledge_cumulative", request))
 
-    async def refuse(
+    async def negative_acknowledge(
         self, *deliveries: pb.Delivery | int, delay_ms: int | None = None
     ) -> pb.Settled:
-        """Fail to process deliveries; what became of that."""
-        items = [pb.Refusal(delivery=each, delay_ms=delay_ms) for each in map(_number, deliveries)]
-        return await self.settled(await self.ask("refuse", pb.Refuse(refusals=items)))
+        """Refuse deliveries, and return the answer."""
+        items = [
+            pb.NegativeAcknowledgement(
+                delivery=each, delay=None if delay_ms is None else duration(delay_ms)
+            )
+            for each in map(_number, deliveries)
+        ]
+        return await self.settled(
+            await self.ask(
+                "negative_acknowledge", pb.NegativeAcknowledge(negative_acknowledgements=items)
+            )
+        )
 
     async def give_back(self, *deliveries: pb.Delivery | int) -> pb.Settled:
-        """Return deliveries; what became of that."""
+        """Give deliveries back, and return the answer."""
         request = pb.GiveBack(deliveries=map(_number, deliveries))
         return await self.settled(await self.ask("give_back", request))
 
     async def renew(self, *deliveries: pb.Delivery | int) -> pb.Settled:
-        """Need more time for deliveries; what became of that."""
+        """Renew deliveries, and return the answer."""
         request = pb.Renew(deliveries=map(_number, deliveries))
         return await self.settled(await self.ask("renew", request))
 
-    async def seek(self, start: pb.Start) -> pb.Settled:
-        """Move the subscription; what became of that."""
+    async def seek(self, start: common_pb2.Start) -> pb.Settled:
+        """Move the subscription, and return the answer."""
         return await self.settled(await self.ask("seek", pb.Seek(start=start)))
 
     async def ask(self, kind: str, request: Any) -> int:
-        """Send a request with an id of its own, and this stream's epoch unless it has another."""
+        """Send a request under a new id, with this stream's epoch by default. Returns the id."""
         self._requests += 1
         request.request_id = self._requests
         if kind != "seek" and not request.epoch:
@@ -121,34 +132,34 @@ class RawConsumer:
         return self._requests
 
     async def leave(self) -> None:
-        """Say goodbye, and return when the service has closed its side.
+        """Leave, and wait until the service closes its side.
 
         Raises:
-            AioRpcError: the stream ended with this.
+            AioRpcError: the stream ended with this error.
         """
         await self.write(leave=pb.Leave())
         if (error := await self.ended()) is not None:
             raise error
 
     async def finish(self) -> aio.AioRpcError | None:
-        """Close this side without a word; the error that the stream ends with, if any."""
+        """Close this side without Leave. Returns the error that ends the stream, or None."""
         with suppress(aio.AioRpcError, asyncio.InvalidStateError):
             await self._call.done_writing()
         return await self.ended()
 
     async def crash(self) -> None:
-        """Vanish, as a consumer does whose process is killed."""
+        """Vanish, like a consumer whose process is killed."""
         self._call.cancel()
         self._reading.cancel()
         await asyncio.wait([self._reading])
 
-    # ---- what it is told
+    # ---- responses
 
     async def until(self, state: Any, what: str = "") -> None:
-        """Return when `state()` is true.
+        """Wait until `state()` is true.
 
         Raises:
-            AssertionError: the stream ended before.
+            AssertionError: the stream ended first, or WAIT_S passed.
         """
         try:
             async with asyncio.timeout(WAIT_S):
@@ -160,16 +171,16 @@ class RawConsumer:
             raise AssertionError(f"{self.name} waits for {what}: {self.responses[-5:]}") from None
 
     async def settled(self, request_id: int) -> pb.Settled:
-        """The answer to a request; each is given out once."""
+        """Wait for the answer to a request, which is returned only once."""
         await self.until(lambda: request_id in self._settled, f"the answer to {request_id}")
         return self._settled.pop(request_id)
 
     def has_settled(self, request_id: int) -> bool:
-        """Whether there is an answer to a request."""
+        """True if the answer to a request has arrived."""
         return request_id in self._settled
 
     async def received(self, count: int) -> list[pb.Delivery]:
-        """The next deliveries; each is given out once."""
+        """Wait for the next deliveries. Each is returned only once."""
         end = self._taken + count
         await self.until(lambda: len(self.deliveries) >= end, f"{count} more deliveries")
         some, self._taken = self.deliveries[self._taken : end], end
@@ -177,23 +188,23 @@ class RawConsumer:
 
     @property
     def waiting(self) -> int:
-        """How many deliveries nobody has asked for yet."""
+        """The number of deliveries not returned by `received` yet."""
         return len(self.deliveries) - self._taken
 
     async def still(self) -> int:
-        """How many deliveries are waiting when all that was said so far has been answered."""
+        """`waiting`, once every request sent so far has been answered."""
         await self.renew(0)
         return self.waiting
 
     async def ended(self) -> aio.AioRpcError | None:
-        """Wait for the end of the stream; the error it ended with, if any."""
+        """Wait until the stream ends. Returns its error, or None."""
         async with asyncio.timeout(WAIT_S):
             await asyncio.shield(self._reading)
         return self._error
 
     @property
     def has_ended(self) -> bool:
-        """Whether the stream has ended, however it did."""
+        """True once the stream has ended."""
         return self._ended
 
     async def _read(self) -> None:
@@ -237,14 +248,14 @@ def subscribe(
     subscription: str = "s",
     *,
     name: str = "",
-    start: pb.Start | None = EARLIEST,
+    start: common_pb2.Start | None = EARLIEST,
     ranges: Sequence[tuple[int, int]] = (),
     weight: int = 0,
     ack_timeout_ms: int = 0,
     properties: dict[str, str] | None = None,
     **options: Any,
 ) -> pb.Subscribe:
-    """How to open a stream: KEY_SHARED from the earliest message, unless told otherwise."""
+    """A Subscribe request; by default KEY_SHARED, from the earliest message."""
     return pb.Subscribe(
         topic=topic,
         subscription=subscription,
@@ -254,7 +265,7 @@ def subscribe(
         properties=properties,
         ranges=[pb.KeyRange(first=first, last=last) for first, last in ranges],
         weight=weight,
-        ack_timeout_ms=ack_timeout_ms,
+        ack_timeout=duration(ack_timeout_ms) if ack_timeout_ms else None,
     )
 
 
@@ -263,16 +274,16 @@ async def connect(
     request: pb.Subscribe,
     made: Callable[[Any, pb.Subscribed], RawConsumer] = RawConsumer,
 ) -> RawConsumer:
-    """A stream that is open.
+    """Open a stream.
 
     Raises:
-        AioRpcError: it was refused.
+        AioRpcError: the service refused it.
     """
     async with asyncio.timeout(WAIT_S):
         while True:
             call = stub.Consume()
             try:
-                with suppress(asyncio.InvalidStateError):  # it has ended: the read says how
+                with suppress(asyncio.InvalidStateError):  # ended already: the read has the error
                     await call.write(pb.ConsumeRequest(subscribe=request))
                 first = await call.read()
             except aio.AioRpcError as error:
@@ -290,10 +301,10 @@ async def connect(
 async def consuming(
     stub: Any, topic: str, subscription: str = "s", *, permits: int = 0, **more: Any
 ) -> AsyncIterator[RawConsumer]:
-    """A stream that is open. On the way out it vanishes.
+    """An open stream, which vanishes at the end of the context.
 
     Raises:
-        AioRpcError: it was refused.
+        AioRpcError: the service refused it.
     """
     consumer = await connect(stub, subscribe(topic, subscription, **more))
     try:

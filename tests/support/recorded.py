@@ -1,4 +1,4 @@
-"""Spans recorded in this process, with a tracer of the test's own."""
+"""Records spans in this process, with a tracer of its own."""
 
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -8,7 +8,7 @@ from opentelemetry.trace import Tracer
 
 
 class Recorded:
-    """A tracer, and what it has recorded: nothing of it is global."""
+    """A tracer and its recorded spans. Nothing is global."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._exporter = InMemorySpanExporter()

@@ -1,7 +1,6 @@
-"""Real servers that work together: a master with its replica behind Sentinels, and a cluster.
+"""Groups of real Redis servers: a master and a replica behind Sentinels, and a cluster.
 
-They find out within a fraction of a second what takes them many seconds unless they are told
-otherwise.
+They detect failures within a second or two; the defaults are many seconds.
 """
 
 import os
@@ -10,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,15 +18,16 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from tests.support.redis_server import RedisServer
+from tests.support.waiting import WITHIN_S
 from tools.stack.child import bound_to_us
 from tools.stack.ports import free_ports
 from tools.stack.redis_server import redis_binary
 
 MASTER: Final = "seqgate"
-"""The name under which Sentinels know the master."""
+"""The master's name at the Sentinels."""
 
-DOWN_AFTER_MS: Final = 300
-"""After how long without an answer a server counts as down."""
+DOWN_AFTER_MS: Final = 1_000
+"""The time without an answer after which a server counts as down. It allows for a busy machine."""
 
 SENTINELS: Final = 3
 PRIMARIES: Final = 3
@@ -37,16 +38,16 @@ sentinel monitor {MASTER} 127.0.0.1 {{master}} 1
 sentinel down-after-milliseconds {MASTER} {{down_after_ms}}
 sentinel failover-timeout {MASTER} 2000
 """
-"""One notices first, so that their votes are not divided; it needs another one's all the same."""
+"""One Sentinel notices first, so votes are not split; a second one must still agree."""
 
 QUICK_MS = {"ask-period": 50, "info-period": 100, "ping-period": 200, "publish-period": 400}
-"""How often a Sentinel does what it does every second, or more rarely, unless it is told otherwise.
-A server whose last answer is five pings old is not promoted; one that says for four publishings
-that it is a master, and is not known as one, is made a replica again."""
+"""Intervals of a Sentinel's work, by default a second or more. A replica whose last answer is five
+pings old is not promoted; a server that wrongly claims for four publishings to be the master is
+made a replica again."""
 
 
-def until(state: Callable[[], object], what: str, *, within_s: float = 20.0) -> None:
-    """Return when `state()` is true; a server that does not answer is not there yet."""
+def until(state: Callable[[], object], what: str, *, within_s: float = WITHIN_S) -> None:
+    """Wait until `state()` is true. A Redis error counts as false."""
     deadline = time.monotonic() + within_s
     while True:
         try:
@@ -59,27 +60,29 @@ def until(state: Callable[[], object], what: str, *, within_s: float = 20.0) -> 
 
 
 def command(server: RedisServer, *words: str | int) -> Any:
-    """What a server answers."""
+    """Run a command and return the answer."""
     with Redis(port=server.port, decode_responses=True) as redis:
         return redis.execute_command(*words)
 
 
 def info(server: RedisServer, section: str) -> dict[str, Any]:
-    """A section of what a server says of itself."""
+    """A section of a server's INFO."""
     with Redis(port=server.port, decode_responses=True) as redis:
         found: dict[str, Any] = redis.info(section)
     return found
 
 
 def has_replica_in_step(master: RedisServer) -> bool:
-    """Whether a replica has all that the master has."""
+    """True if a replica has all data of the master."""
     seen = info(master, "replication")
     replica = seen.get("slave0", {})
-    return replica.get("state") == "online" and replica["offset"] == seen["master_repl_offset"]
+    return bool(
+        replica.get("state") == "online" and replica["offset"] == seen["master_repl_offset"]
+    )
 
 
 class Sentinels:
-    """Three of them, and two servers, of which one is the master."""
+    """Three Sentinels, a master and a replica."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -105,26 +108,26 @@ class Sentinels:
                     stdout=subprocess.DEVNULL,
                 )
             )
-            until(lambda port=port: self._hurry(port), "a Sentinel answers")
+            until(partial(self._hurry, port), "a Sentinel answers")
         self.settle()
 
     def settle(self) -> None:
-        """Return when everybody knows everybody, and the replica is in step."""
+        """Wait until all know each other and the replica is in step."""
         until(lambda: all(map(self._at_ease, self.ports)), "the Sentinels are at ease")
         until(lambda: has_replica_in_step(self.master), "the replica is in step")
 
     @property
     def master(self) -> RedisServer:
-        """The server that the first Sentinel names."""
+        """The master according to the first Sentinel."""
         port = int(self._said(self.ports[0])["port"])
         return next(server for server in self.servers if server.port == port)
 
     def flush(self) -> None:
-        """Have everything forgotten."""
+        """Delete all data."""
         command(self.master, "FLUSHALL")
 
     def fail_over(self) -> None:
-        """Have the replica take over from a master that is well."""
+        """Promote the replica while the master is healthy."""
 
         def begins() -> Any:
             with Redis(port=self.ports[0]) as sentinel:
@@ -134,7 +137,7 @@ class Sentinels:
 
     @property
     def replica(self) -> RedisServer:
-        """The other one."""
+        """The server that is not the master."""
         return next(server for server in self.servers if server.port != self.master.port)
 
     def kill(self) -> None:
@@ -156,7 +159,7 @@ class Sentinels:
 
     def _at_ease(self, port: int) -> bool:
         said = self._said(port)
-        return (
+        return bool(
             said["flags"] == "master"
             and said["num-other-sentinels"] == SENTINELS - 1
             and said["num-slaves"] == 1
@@ -167,7 +170,7 @@ _LAGGING = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"
 
 
 class Cluster:
-    """Three primaries, and replicas of the first."""
+    """Three primaries, the first with replicas."""
 
     def __init__(self, folder: Path, *, replicas: int = 0) -> None:
         ports = free_ports(2 * (PRIMARIES + replicas))
@@ -178,7 +181,7 @@ class Cluster:
             for port, bus in pairs
         ]
         self.primaries = self.servers[:PRIMARIES]
-        """Those that were that at first."""
+        """The initial primaries."""
         self.replicas = self.servers[PRIMARIES:]
         hosts = ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
         self.url = f"redis+cluster://{hosts}"
@@ -197,41 +200,41 @@ class Cluster:
         until(lambda: all(map(self._knows_all, self.servers)), "the nodes know each other")
         for server in self.replicas:
             until(
-                lambda server=server: command(server, "CLUSTER", "REPLICATE", self.id_of(first)),
+                partial(command, server, "CLUSTER", "REPLICATE", self.id_of(first)),
                 "a replica knows its primary",
             )
         self.settle()
 
     def settle(self) -> None:
-        """Return when every node that runs is content with what it knows."""
+        """Wait until every running node sees the cluster as healthy."""
         until(lambda: all(map(self._content, self.servers)), "the cluster is whole")
         if self.replicas:
             until(lambda: has_replica_in_step(self.owner(0)), "the replica is in step")
 
     def flush(self) -> None:
-        """Have everything forgotten."""
+        """Delete all data."""
         for server in self.owners():
             command(server, "FLUSHALL")
 
     def owners(self) -> list[RedisServer]:
-        """The primaries."""
+        """The current primaries."""
         ranges = command(self.primaries[-1], "CLUSTER", "SLOTS")
         ports = {port for _, _, (_, port, *_), *_ in ranges}
         return [server for server in self.servers if server.port in ports]
 
     def owner(self, slot: int) -> RedisServer:
-        """The primary that has a slot, as the last primary sees it."""
+        """The primary of a slot, according to the last initial primary."""
         for start, end, (_, port, *_), *_ in command(self.primaries[-1], "CLUSTER", "SLOTS"):
             if start <= slot <= end:
                 return next(server for server in self.servers if server.port == port)
-        raise AssertionError(f"nobody has slot {slot}")
+        raise AssertionError(f"no primary has slot {slot}")
 
     def id_of(self, server: RedisServer) -> str:
         """A node's id."""
         return str(command(server, "CLUSTER", "MYID"))
 
     def move_slot(self, slot: int, to: RedisServer) -> Iterator[str]:
-        """Move a slot, with what is in it, step by step; the names of the steps."""
+        """Move a slot with its keys in steps, and yield the name of each step."""
         source = self.owner(slot)
         giving, taking = self.id_of(source), self.id_of(to)
         command(to, "CLUSTER", "SETSLOT", slot, "IMPORTING", giving)
@@ -277,7 +280,7 @@ def slot_of(key: str) -> int:
 
 @contextmanager
 def standing_still(server: RedisServer) -> Iterator[None]:
-    """A server that neither answers nor reads meanwhile."""
+    """A server that is suspended inside the context."""
     os.kill(server.pid, signal.SIGSTOP)
     try:
         yield

@@ -18,7 +18,7 @@ START_RETRIES = 500
 
 
 class RedisServer:
-    """A server that can be killed and started again where it was."""
+    """A server that can be killed and restarted with its data."""
 
     def __init__(
         self, folder: Path, *, port: int | None = None, options: Sequence[str] = ()
@@ -31,7 +31,7 @@ class RedisServer:
 
     @property
     def pid(self) -> int:
-        """The id of its process."""
+        """Its process id."""
         assert self._process is not None
         return self._process.pid
 
@@ -49,12 +49,12 @@ class RedisServer:
             self._process = None
 
     def flush(self) -> None:
-        """Have everything forgotten."""
+        """Delete all data."""
         with self.client() as redis:
             redis.flushall()
 
     def client(self) -> Redis:
-        """A blocking client that waits for the server to be up."""
+        """A blocking client that retries until the server is up."""
         return Redis.from_url(
             self.url, retry=Retry(ConstantBackoff(0.01), START_RETRIES), retry_on_error=[RedisError]
         )

@@ -1,4 +1,4 @@
-"""Deduplication as it is, in this process: for tests of ledgers that share a store, and a state."""
+"""The real deduplication, in this process: for tests of ledgers that share a store and a state."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -21,19 +21,19 @@ from seqgate.types import Position, TopicName
 
 
 class RememberingDeduplicator:
-    """See ledger.ports.Deduplicator. What it remembers is dedup.core's state."""
+    """A ledger.ports.Deduplicator on dedup.core's state."""
 
     def __init__(self) -> None:
         self.states: dict[TopicName, core.TopicState] = {}
         self.enabled = True
         self.before: Callable[[str], asyncio.Future[None] | None] = lambda _: None
-        """Called with the name of each call; what it returns is awaited first."""
+        """Called with the name of each call. A future it returns is awaited first."""
         self.now_ms = 0
         self.keep_within_s: float | None = None
         self.kept: list[tuple[TopicName, list[str]]] = []
 
     def marks(self, topic: TopicName) -> dict[str, Marks]:
-        """How far each producer has come."""
+        """The marks of each producer."""
         return {name: each.marks for name, each in self.states[topic].producers.items()}
 
     def evict(self, topic: TopicName, producer: str) -> None:
@@ -41,7 +41,7 @@ class RememberingDeduplicator:
         del self.states[topic].producers[producer]
 
     def purge(self, topic: TopicName, inactive_for_ms: int) -> list[str]:
-        """Forget who was inactive for longer; their names."""
+        """Forget producers that were inactive for longer, and return their names."""
         state = self.states[topic]
         before = set(state.producers)
         gone, _ = forgettable(

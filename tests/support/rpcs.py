@@ -1,10 +1,9 @@
-"""Every method of every service, a request for each, and who may call it.
+"""Every method of every service, a request for each, and the rights to call it.
 
-What is allowed is written down here once more, on purpose: a right that changes by accident differs
-from this.
+The rights are repeated here on purpose: an accidental change differs from this table.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from google.protobuf.descriptor import Descriptor, MethodDescriptor
@@ -15,6 +14,8 @@ from seqgate.api.cursor.v1 import cursor_pb2
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.filter.v1 import filter_pb2
+from seqgate.api.internal.cursor.v1 import lease_pb2
+from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.services.cursor.rights import RIGHTS as CURSOR
 from seqgate.services.dedup.rights import RIGHTS as DEDUP
@@ -36,20 +37,20 @@ TABLES: Final[Mapping[str, Rights]] = {
     "filter": FILTER,
     "ledger": LEDGER,
 }
-"""By the service."""
+"""The rights of each service's methods."""
 
-PROTOS: Final[Mapping[str, Any]] = {
-    "cursor": cursor_pb2,
-    "dedup": dedup_pb2,
-    "dispatcher": dispatcher_pb2,
-    "filter": filter_pb2,
-    "ledger": ledger_pb2,
+PROTOS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "cursor": (cursor_pb2, lease_pb2),
+    "dedup": (dedup_pb2, writer_pb2),
+    "dispatcher": (dispatcher_pb2,),
+    "filter": (filter_pb2,),
+    "ledger": (ledger_pb2,),
 }
 
 _ALL: Final = " ".join(VERBS)
 
 ALLOWED: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
-    # method: the verbs, one of which is needed; the roles
+    # method: (verbs, any of which suffices; roles)
     "ledger": {
         "Publish": ("publish", "dispatcher"),
         "Read": ("read", "dispatcher jobs"),
@@ -60,7 +61,7 @@ ALLOWED: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "CreateTopic": ("administer", ""),
         "GetTopic": (_ALL, "dispatcher jobs"),
         "ListTopics": ("read administer", "jobs"),
-        "LastMessageId": ("read", "jobs"),
+        "GetLastMessageId": ("read", "jobs"),
         "FindMessage": ("read publish", "jobs"),
         "FindPosition": ("read", "dispatcher"),
         "TrimTopic": ("administer", ""),
@@ -71,7 +72,7 @@ ALLOWED: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "Confirm": ("keep", "ledger"),
         "Rollback": ("keep", "ledger"),
         "Exchange": ("keep", "ledger"),
-        "KeepProducers": ("keep", "ledger"),
+        "KeepProducersAlive": ("keep", "ledger"),
         "GetProducer": ("publish read administer keep", "jobs"),
         "ListProducers": ("read administer keep", "jobs"),
         "GetTopicStatus": ("publish read administer keep", "jobs"),
@@ -90,7 +91,7 @@ ALLOWED: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "ResetCursor": ("administer keep", "dispatcher"),
         "MarkDelete": ("keep", "dedup"),
         "Acknowledge": ("keep", "dispatcher"),
-        "ReadAcknowledged": ("consume administer keep", "dispatcher"),
+        "ListAcknowledged": ("consume administer keep", "dispatcher"),
         "RecordAttempts": ("keep", "dispatcher"),
         "ListAttempts": ("consume administer keep", "dispatcher"),
         "UpdateCursorProperties": ("keep", "dispatcher dedup"),
@@ -135,49 +136,55 @@ class Rpc(NamedTuple):
 
     @property
     def path(self) -> str:
-        """As gRPC names it."""
+        """Its path in gRPC."""
         return f"/{self.descriptor.containing_service.full_name}/{self.descriptor.name}"
 
     @property
     def right(self) -> Right:
-        """What it needs."""
+        """The right to call it."""
         return TABLES[self.service][self.path]
 
     @property
     def verbs(self) -> frozenset[str]:
-        """The verbs, one of which is needed."""
+        """The verbs, any of which suffices."""
         return frozenset(ALLOWED[self.service][self.descriptor.name][0].split())
 
     @property
     def roles(self) -> frozenset[str]:
-        """Who may call it for any topic."""
+        """The roles that may call it for any topic."""
         return frozenset(ALLOWED[self.service][self.descriptor.name][1].split())
 
     def request(self, topic: str = TOPIC, subscription: str = SUBSCRIPTION) -> Any:
-        """What names a topic, and a subscription where it can."""
+        """A request that names a topic and, where possible, a subscription."""
         return filled(self.descriptor.input_type, topic, subscription)
 
 
 def rpcs() -> Iterator[Rpc]:
-    """All of them."""
+    """Every method of every service."""
     for name, protos in PROTOS.items():
-        for service in protos.DESCRIPTOR.services_by_name.values():
+        for service in services_of(protos):
             for method in service.methods:
                 yield Rpc(name, method)
 
 
+def services_of(protos: Iterable[Any]) -> Iterator[Any]:
+    """The services that files define."""
+    for proto in protos:
+        yield from proto.DESCRIPTOR.services_by_name.values()
+
+
 _NESTED: Final = ("open", "subscribe", "admit", "header", "set_chain", "chain")
-"""The fields of messages that name a topic further inside."""
+"""Fields whose messages name the topic."""
 
 
 def filled(kind: Descriptor, topic: str, subscription: str) -> Message:
-    """A message of that type about a topic and a subscription."""
+    """A message of this type that names a topic and a subscription."""
     message: Any = GetMessageClass(kind)()
     for field in kind.fields:
         is_text = field.type == field.TYPE_STRING and not field.is_repeated
         if field.name == "topic" and is_text:
             message.topic = topic
-        elif field.name in ("subscription", "name") and is_text:
+        elif field.name in ("subscription", "cursor", "name") and is_text:
             setattr(message, field.name, subscription)
         elif field.name == "prefix":
             message.prefix = topic.rpartition("/")[0] + "/"

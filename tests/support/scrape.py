@@ -1,4 +1,4 @@
-"""GET /metrics, read as Prometheus reads it, and asked for by the names of the catalogue."""
+"""Reads GET /metrics as Prometheus does, by the names of the catalogue."""
 
 import asyncio
 import urllib.request
@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from seqgate.telemetry.metrics import Kind, Metric
 
 WAIT_S = 10.0
-"""How long a scrape may take."""
+"""The deadline of a scrape."""
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
@@ -28,13 +28,13 @@ TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """What a service told."""
+    """A service's answer to a scrape."""
 
     families: Mapping[str, Family]
 
     def value(self, metric: Metric, **attributes: str) -> float:
-        """The sum of what is told of a metric with these attributes, by their label; of a histogram
-        how many values were recorded."""
+        """The sum of a metric's values with these labels; for a histogram, the number of recorded
+        values."""
         return self._sum(metric, "_count" if metric.kind is Kind.HISTOGRAM else None, attributes)
 
     def sum(self, metric: Metric, **attributes: str) -> float:
@@ -42,7 +42,7 @@ class Scrape:
         return self._sum(metric, "_sum", attributes)
 
     def labels(self, metric: Metric) -> list[dict[str, str]]:
-        """With what a metric is told."""
+        """The label sets of a metric."""
         family = self.families.get(family_name(metric))
         return [] if family is None else [dict(sample.labels) for sample in family.samples]
 
@@ -59,12 +59,12 @@ class Scrape:
 
 
 def family_name(metric: Metric) -> str:
-    """The name of its family: a counter's has no _total."""
+    """The name of a metric's family: without a counter's _total."""
     return metric.prometheus.removesuffix("_total")
 
 
 async def scraped(port: int, *, openmetrics: bool = False) -> Scrape:
-    """Ask a service, as the text format or as OpenMetrics."""
+    """Scrape a service, in the text format or as OpenMetrics."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics")
     if openmetrics:
         request.add_header("Accept", OPENMETRICS)

@@ -1,7 +1,7 @@
-"""A stack whose services show certificates to one another, and ask callers for theirs."""
+"""A stack with mutual TLS between its services, and client certificates or tokens for callers."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -23,13 +23,13 @@ USER: Final = "spiffe://example/user"
 
 
 def identity(service: str) -> str:
-    """What the certificate of a service names."""
+    """The name in a service's certificate."""
     return f"spiffe://example/seqgate/{service}"
 
 
 def rules() -> str:
-    """The services have their roles; sub:<verb> may do that in acme/shop, and USER everything
-    there but keep a log."""
+    """The access rules: services have their roles, sub:<verb> has that verb in acme/shop, sub:all
+    every verb, and USER every verb but keep."""
     lines = ["[services]", *(f'{role} = ["uri:{identity(role)}"]' for role in ROLES)]
     for verb in VERBS:
         lines += _rule(f"sub:{verb}", [verb])
@@ -48,7 +48,7 @@ def _rule(principal: str, verbs: Sequence[str]) -> list[str]:
 
 
 class SecuredStack(Stack):
-    """See the module."""
+    """A stack with an authority, an issuer of tokens, and access rules."""
 
     def __init__(self, folder: Path, **given: Any) -> None:
         super().__init__(folder, **given)
@@ -67,7 +67,7 @@ class SecuredStack(Stack):
         ports = free_ports(2 * count)
         self._probed = dict(zip(self.services, ports[:count], strict=True))
         self.told = dict(zip(self.services, ports[count:], strict=True))
-        """Where each process is scraped."""
+        """The metrics ports of the processes."""
 
     @property
     def settings(self) -> dict[str, str]:
@@ -83,7 +83,7 @@ class SecuredStack(Stack):
                 "JWT_ISSUER": self.issuer.NAME,
                 "ACCESS_FILE": self.access_file,
             }
-            if service not in ("cursor", "filter"):  # these call nobody
+            if service not in ("cursor", "filter"):  # these call no service
                 own |= {
                     "PEER_CA_FILE": self.authority.file,
                     "PEER_CERTIFICATE_FILE": mine.certificate,
@@ -93,7 +93,7 @@ class SecuredStack(Stack):
         return settings
 
     def target(self, service: str) -> str:
-        """One instance: a list of addresses is no name that a certificate could have."""
+        """The address of one instance: no certificate can name a list of addresses."""
         return self.address(service)
 
     def _own_settings(self, name: str) -> dict[str, str]:
@@ -113,7 +113,7 @@ class SecuredStack(Stack):
         return await stack_module._serves(f"127.0.0.1:{self._probed[name]}")
 
     def security(self, shown: Files | None = None, token: BearerToken | None = None) -> Security:
-        """What a caller shows: the user's certificate unless another is given, and a token."""
+        """A caller's credentials: a certificate, by default the user's, and a token."""
         files = shown or self.user
         return Security(TLS(self.authority.file, files.certificate, files.key), token)
 
@@ -124,7 +124,7 @@ class SecuredStack(Stack):
         return open_channel(self.address(service), self.security(shown, token))
 
     def variables(self, token_file: Path | None = None) -> Mapping[str, str]:
-        """What the command line is told."""
+        """The variables of the command line."""
         told = {
             "SEQGATE_CA_FILE": str(self.authority.file),
             "SEQGATE_CERTIFICATE_FILE": str(self.user.certificate),
@@ -135,13 +135,13 @@ class SecuredStack(Stack):
 
 
 async def first_answer(channel: aio.Channel, rpc: Rpc, request: Any, timeout_s: float) -> Any:
-    """What a method answers first.
+    """The first answer of a method.
 
     Raises:
-        AioRpcError: it is refused.
+        AioRpcError: the service refused the call.
     """
     method = rpc.descriptor
-    kinds = {
+    kinds: dict[tuple[bool, bool], Callable[..., Any]] = {
         (False, False): channel.unary_unary,
         (False, True): channel.unary_stream,
         (True, False): channel.stream_unary,
@@ -159,7 +159,7 @@ async def first_answer(channel: aio.Channel, rpc: Rpc, request: Any, timeout_s: 
     while True:
         call = multi(timeout=timeout_s)
         try:
-            with suppress(asyncio.InvalidStateError):  # it has ended: what follows says how
+            with suppress(asyncio.InvalidStateError):  # ended already: the next call has the error
                 await call.write(request)
                 if not method.server_streaming:
                     await call.done_writing()

@@ -1,5 +1,5 @@
-"""A subscription as the dispatcher has it, with all of its shells, over a log that is as slow and
-as stingy as one likes: for what happens between a decision and what is done about it."""
+"""A subscription with all of its shells, as in the dispatcher, over a log with small pages and
+arbitrary delays: for events between a decision and its effect."""
 
 import asyncio
 from bisect import bisect_left, bisect_right
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
@@ -26,6 +27,7 @@ from seqgate.services.dispatcher.ports import (
     Letter,
     Ports,
     Run,
+    TopicNotFound,
 )
 from seqgate.services.dispatcher.shell.live import Live
 from seqgate.services.dispatcher.shell.session import Joining, Session
@@ -40,28 +42,31 @@ NAME = "s"
 
 @dataclass
 class Stingy:
-    """See seqgate.services.dispatcher.ports.Log. What is asked of it takes a while, and may fail.
+    """A seqgate.services.dispatcher.ports.Log that is slow and may fail.
 
     Attributes:
-        page_entries: how many entries a page has at most.
-        fails: how likely a call is to fail, at its begin or in its middle.
-        longest_s: how long a step of a call takes at most.
-        fetched: for each look-up, how many entries it was asked for and how many bytes came.
+        page_entries: the most entries of a page.
+        fails: the probability that a step of a call fails; most calls have one before their work
+            and one after.
+        longest_s: the longest delay of a step.
+        is_missing: whether the topic does not exist.
+        fetched: for each look-up, the number of entries requested and of bytes returned.
     """
 
     random: Random
     page_entries: int = 500
     fails: float = 0.0
     longest_s: float = 0.0
+    is_missing: bool = False
     entries: list[StoredEntry] = field(default_factory=list)
     fetched: list[tuple[int, int]] = field(default_factory=list)
     grown: asyncio.Event = field(default_factory=asyncio.Event)
 
     def append(self, key: bytes, payload: bytes = b"", **metadata: Any) -> Position:
-        """Store an entry; where it is."""
+        """Store an entry, and return its position."""
         last = position_of(self.entries[-1]).entry_id if self.entries else -1
         entry = StoredEntry(
-            position=entry_pb2.Position(ledger_id=1, entry_id=last + 1),
+            position=common_pb2.Position(ledger_id=1, entry_id=last + 1),
             metadata=entry_pb2.EntryMetadata(
                 producer_name="p", sequence_id=last + 1, ordering_key=key, **metadata
             ),
@@ -73,7 +78,7 @@ class Stingy:
         return position_of(entry)
 
     def trim(self, entries: int) -> None:
-        """The log has the first of its entries no more."""
+        """Remove the first entries of the log."""
         del self.entries[:entries]
 
     async def _step(self) -> None:
@@ -83,6 +88,8 @@ class Stingy:
 
     async def ends(self, topic: TopicName) -> Ends:
         await self._step()
+        if self.is_missing:
+            raise TopicNotFound("topic not found")
         found = [position_of(each) for each in self.entries]
         return Ends(found[0], found[-1]) if found else Ends(None, None)
 
@@ -161,7 +168,7 @@ class Stingy:
 
 
 class Slow(MemoryCursors):
-    """Cursors that take a while, and may fail when what they were asked is done, or is not."""
+    """Cursors that are slow, and may fail before or after they take effect."""
 
     def __init__(self, random: Random) -> None:
         super().__init__()
@@ -186,7 +193,7 @@ class Slow(MemoryCursors):
 
 
 class Letters:
-    """See seqgate.services.dispatcher.ports.DeadLetters."""
+    """A seqgate.services.dispatcher.ports.DeadLetters that records positions."""
 
     def __init__(self) -> None:
         self.put_: list[Position] = []
@@ -197,7 +204,7 @@ class Letters:
 
 
 class NoFilters:
-    """See seqgate.services.dispatcher.ports.Filters: there are none."""
+    """A seqgate.services.dispatcher.ports.Filters without filters."""
 
     def line(self) -> Any:
         return self
@@ -207,12 +214,12 @@ class NoFilters:
 
 
 class Peer:
-    """A consumer, as it sees its stream.
+    """A consumer, at its end of the stream.
 
     Attributes:
         session: its stream.
-        got: what it received.
-        reading: cleared while it does not read deliveries.
+        got: all deliveries received.
+        reading: clear it to stop reading deliveries.
     """
 
     def __init__(self, live: Live, session: Session) -> None:
@@ -253,12 +260,12 @@ class Peer:
                 self.news.set()
 
     def vanish(self) -> None:
-        """Be gone without a word."""
+        """Disconnect without Leave."""
         self.live.leave(self.session)
         self.session.finish(Draining("it is gone", retry_after_s=0.0))
 
     def acknowledge(self, *deliveries: pb.Delivery) -> None:
-        """Be done with deliveries."""
+        """Acknowledge deliveries."""
         self._requests += 1
         for each in deliveries:
             self.waiting.pop(each.delivery, None)
@@ -266,19 +273,19 @@ class Peer:
         self.session.count_request()
         self.session.acknowledge(self._requests, items)
 
-    def refuse(self, *deliveries: pb.Delivery, delay_ms: int = 0) -> None:
-        """Fail to process deliveries; they come again so soon."""
+    def negative_acknowledge(self, *deliveries: pb.Delivery, delay_ms: int = 0) -> None:
+        """Refuse deliveries, to be redelivered after a delay."""
         self._requests += 1
         for each in deliveries:
             self.waiting.pop(each.delivery, None)
         self.session.count_request()
         items = [Nack(each.delivery, delay_ms) for each in deliveries]
-        self.session.refuse(self._requests, items)
+        self.session.negative_acknowledge(self._requests, items)
 
 
 @dataclass
 class Shell:
-    """A subscription and its world."""
+    """A subscription with its log, cursors and dead letters."""
 
     log: Stingy
     cursors: Slow
@@ -288,7 +295,7 @@ class Shell:
     config: DispatcherConfig
 
     async def join(self, **options: Any) -> Peer:
-        """Somebody connects."""
+        """Connect a consumer."""
         limits = {
             "key_parked_max": self.config.key_parked_max,
             "consumer_parked_max": self.config.consumer_parked_max,
@@ -301,7 +308,7 @@ class Shell:
         return peer
 
     async def mark_delete(self) -> Position | None:
-        """Up to where everything is acknowledged, durably."""
+        """The durable mark-delete position."""
         return (await self.cursors.get(TOPIC, NAME)).mark_delete
 
 
@@ -328,12 +335,12 @@ async def shell(
 
 
 def positions(deliveries: Sequence[pb.Delivery]) -> list[int]:
-    """The entry ids of what was delivered."""
+    """The entry ids of deliveries."""
     return [each.position.entry_id for each in deliveries]
 
 
 async def until(peer: Peer, wanted: Callable[[], bool]) -> None:
-    """Wait until something is true of what a consumer received; its stream goes on as long."""
+    """Wait until a condition on a consumer holds; fail if its stream ends first."""
     while not wanted():
         assert not peer.has_ended
         peer.news.clear()
@@ -343,10 +350,10 @@ async def until(peer: Peer, wanted: Callable[[], bool]) -> None:
 def virtually(
     main: Callable[[], Coroutine[Any, Any, None]], seed: int = 7, limit_s: float = 60.0
 ) -> None:
-    """Run it in virtual time, for so long at most.
+    """Run a coroutine in virtual time, within a limit.
 
     Raises:
-        AssertionError: what was the first to fail, or that it does not end.
+        AssertionError: the first assertion that failed, or the limit passed.
     """
 
     async def bounded() -> None:

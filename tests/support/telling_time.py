@@ -1,4 +1,4 @@
-"""A process that says what time it is whenever it is asked.
+"""A process that writes the time on request.
 
 For each line of its input it writes time.time(), time.time_ns() and time.monotonic().
 """

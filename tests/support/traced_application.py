@@ -1,4 +1,4 @@
-"""An application that records, in a test's process, and how its spans are read."""
+"""An application in the test's process that records spans."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -22,7 +22,7 @@ APPLICATION = "application"
 
 @asynccontextmanager
 async def application(received: Received, patch: pytest.MonkeyPatch) -> AsyncIterator[Tracer]:
-    """The client in this process records as an application's does, with a tracer of its own."""
+    """Have this process's client record spans with its own tracer, as an application does."""
     provider = TracerProvider(
         sampler=ParentBased(ALWAYS_ON),
         resource=Resource.create({"service.name": APPLICATION}),
@@ -36,9 +36,9 @@ async def application(received: Received, patch: pytest.MonkeyPatch) -> AsyncIte
     try:
         yield tracer
     finally:
-        await asyncio.to_thread(provider.shutdown)  # the receiver is in this process's loop
+        await asyncio.to_thread(provider.shutdown)  # the receiver runs in this process's loop
 
 
 def below(received: Received, span: Span) -> Iterator[Span]:
-    """The spans right below one."""
+    """The children of a span."""
     return (each for each in received.trace(span.trace_id) if each.parent_id == span.span_id)

@@ -1,20 +1,20 @@
-"""Waiting for a state, with a bound."""
+"""Waits for a state, with a limit."""
 
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 
 POLL_S = 0.02
-"""How often the state is looked at."""
+"""The polling interval."""
 
 WITHIN_S = 60.0
-"""How long it may take where nothing else is said: a machine may have much else to do."""
+"""The default limit, which allows for a busy machine."""
 
 
 async def eventually(
     state: Callable[[], Awaitable[object] | object], what: str = "", *, within_s: float = WITHIN_S
 ) -> None:
-    """Return when `state()` is true; fail when that takes too long."""
+    """Wait until `state()` is true; fail after `within_s`."""
     try:
         async with asyncio.timeout(within_s):
             while True:

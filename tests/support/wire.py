@@ -1,4 +1,4 @@
-"""A connection that fails: a TCP proxy that loses what the far side answers."""
+"""A failing connection: a TCP proxy that loses answers."""
 
 import asyncio
 from random import Random
@@ -23,13 +23,13 @@ class Wire(Forwarder):
         self._random = random
         self.share = share
         self.cut_next = 0
-        """So many answers are lost, each with its connection."""
+        """The number of next answers to lose together with their connections."""
         self.swallow_next = 0
-        """So many answers are lost; their connections stay, and stay silent."""
+        """The number of next answers to lose on connections that stay open and silent."""
         self.lost = 0
 
     async def back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry answers, but for those that are lost."""
+        """Forward answers, except the lost ones."""
         while answer := await reader.read(CHUNK_BYTES):
             if self.cut_next > 0 or self._unlucky():
                 self.cut_next = max(0, self.cut_next - 1)

@@ -1,19 +1,19 @@
-"""A publishing application as a process of its own, which can be told where to die.
+"""A publishing application as a separate process, which dies at a given point.
 
     python -m tests.support.workload LEDGER TOPIC NAME FOLDER UNTIL CHUNK BATCH
 
-publishes the messages up to number UNTIL, in chunks, in batches of at most BATCH (1: none). After
-each chunk it writes down how far it has come, as an application does that reads its input from
-somewhere; the next run goes on from there, and sends again what came after.
+publishes the messages before number UNTIL, CHUNK at a time, in batches of at most BATCH (1: no
+batching). After each CHUNK it records its progress, like an application that reads an input; when
+restarted it continues from there, and resends later messages.
 
-What it sends and what it is told goes to a journal in FOLDER, before it goes anywhere else. The
-points of an Order (see crash_points) are:
+A journal in FOLDER records requests before they are sent, and receipts. The points of an Order (see
+crash_points) are:
 
-    opened      it is connected
-    written     a request is on its way; no receipt has come
-    receipt     a receipt has come; nobody was told
-    told        all of a chunk is stored, and the application knows
-    noted       and has written down so
+    opened      the producer is connected
+    written     a request was sent, and no receipt has arrived
+    receipt     a receipt has arrived, and the application has not seen it
+    told        the application has seen all receipts of a CHUNK
+    noted       it has recorded its progress
 """
 
 import asyncio
@@ -23,11 +23,11 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from grpc import aio
 
-from seqgate.api.dedup.v1 import dedup_pb2, dedup_pb2_grpc
+from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import Batching, connect
 from seqgate.client import _producer as producer_module
@@ -46,34 +46,35 @@ from tests.support.checkers import (
 )
 from tests.support.crash_points import ORDER, Points
 from tests.support.publisher import Publisher, single
+from tests.support.stubs import dedup_stub
 from tests.support.waiting import eventually
 from tools.stack.stack import Stack
 
 POINTS: Final = ("opened", "written", "receipt", "told", "noted")
 
 FIRST_ID: Final = 2**53 - 10
-"""The first id; doubles stop telling the ids apart soon after."""
+"""The first id; a double cannot distinguish the ids soon after it."""
 
 
 BOOK_STEP: Final = 2**40
-"""How far the ids of a Book are apart: some are beyond what a double tells apart."""
+"""The distance of a Book's ids; a double cannot distinguish some of them."""
 
 
 def message(name: str, number: int) -> tuple[Identity, Content]:
-    """The message with a number: always the same. Ids have gaps."""
+    """The message with a number, always the same. Ids have gaps."""
     sequence_id = FIRST_ID + 2 * number + number // 7
     return Identity(name, sequence_id), Content(f"{name} {number}".encode(), f"key-{number % 5}")
 
 
 @dataclass
 class Journal:
-    """What one application did in all its runs."""
+    """The record of one application over all its runs."""
 
     folder: Path
 
     @property
     def next(self) -> int:
-        """With which message a run begins."""
+        """The number of the next run's first message."""
         file = self.folder / "next"
         return int(file.read_text()) if file.exists() else 0
 
@@ -83,13 +84,13 @@ class Journal:
         scratch.replace(self.folder / "next")
 
     def note(self, *line: object) -> None:
-        # One system call: what was written survives the process.
+        # One system call, so that a written line survives the process.
         file = os.open(self.folder / "journal", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(file, (json.dumps(line) + "\n").encode())
         os.close(file)
 
     def history(self, name: str) -> History:
-        """What happened, for the checkers."""
+        """The history for the checkers."""
         history = History()
         for line in (self.folder / "journal").read_text().splitlines():
             what, number, *told = json.loads(line)
@@ -104,7 +105,7 @@ class Journal:
 
 
 async def read_log(ledger: str, topic: str) -> list[Stored]:
-    """All of a topic, for the checkers."""
+    """All messages of a topic, for the checkers."""
     async with connect(ledger) as client:
         return [
             Stored(
@@ -117,17 +118,17 @@ async def read_log(ledger: str, topic: str) -> list[Stored]:
 
 
 async def judge(ledger: str, dedup: str, topic: str, history: History) -> list[Stored]:
-    """Hold a topic's log against what happened, and deduplication against the log. Returns
-    the log.
+    """Check a topic's log against the history, and the dedup state against the log. Returns the
+    log.
 
     Raises:
-        AssertionError: something is wrong.
+        AssertionError: an anomaly was found.
     """
     log = await read_log(ledger, topic)
     anomalies = log_anomalies(history, log)
     assert not anomalies, report(anomalies)
     async with aio.insecure_channel(dedup) as channel:
-        stub: Any = dedup_pb2_grpc.DedupServiceStub(channel)
+        stub: Any = dedup_stub(channel)
         request = dedup_pb2.ListProducersRequest(topic=topic, page_size=10_000)
 
         async def agrees() -> bool:
@@ -140,12 +141,15 @@ async def judge(ledger: str, dedup: str, topic: str, history: History) -> list[S
 
 
 def _marks(producer: dedup_pb2.Producer) -> Marks:
-    fields = ("persisted_sequence_id", "pushed_sequence_id")
+    fields: tuple[Literal["persisted_sequence_id", "pushed_sequence_id"], ...] = (
+        "persisted_sequence_id",
+        "pushed_sequence_id",
+    )
     return Marks(*(getattr(producer, each) if producer.HasField(each) else None for each in fields))
 
 
 class Book:
-    """What was sent under one name, p, over streams driven by hand, and what was answered."""
+    """Messages sent under the producer name p over streams driven by hand, and their receipts."""
 
     def __init__(self, stack: Stack, topic: str) -> None:
         self.topic = topic
@@ -153,7 +157,7 @@ class Book:
         self.history = History()
 
     def publications(self, numbers: Iterable[int], *, again: int = 0) -> list[pb.Publication]:
-        """Messages by number; `again` sets their request ids apart from earlier ones."""
+        """The messages with these numbers; `again` is added to their request ids."""
         made = []
         for number in numbers:
             identity = Identity("p", number * BOOK_STEP)
@@ -163,7 +167,7 @@ class Book:
         return made
 
     def note(self, publications: Iterable[pb.Publication], receipts: dict[int, pb.Receipt]) -> None:
-        """Note the receipts that came. Each is one of success."""
+        """Record the receipts that arrived, which must be successes."""
         for publication in publications:
             receipt = receipts.get(publication.request_id)
             if receipt is None:
@@ -190,8 +194,8 @@ class Book:
         return await read_log(self._stack.address("ledger"), self.topic)
 
     async def judge(self) -> list[Stored]:
-        addresses = map(self._stack.address, ("ledger", "dedup"))
-        return await judge(*addresses, self.topic, self.history)
+        address = self._stack.address
+        return await judge(address("ledger"), address("dedup"), self.topic, self.history)
 
 
 def _point_outbox(points: Points) -> None:
@@ -208,13 +212,13 @@ def _point_outbox(points: Points) -> None:
             points.reach("receipt")
             return super().receive(receipt)
 
-    producer_module.Outbox = PointedOutbox  # type: ignore[misc]
+    producer_module.Outbox = PointedOutbox  # type: ignore[attr-defined]
 
 
 async def run(
     ledger: str, topic: str, name: str, folder: Path, until: int, chunk: int, batch: int
 ) -> None:
-    """Publish up to a number."""
+    """Publish the messages before a number."""
     points = Points(Path(os.environ[ORDER]))
     _point_outbox(points)
     journal = Journal(folder)

@@ -1,4 +1,4 @@
-"""The rules: what they mean, and which files are refused."""
+"""The rules: their meaning, and invalid files."""
 
 import time
 import tomllib
@@ -67,11 +67,11 @@ def test_without_rules_everything_is_denied() -> None:
         ("A", "a", False),
     ],
 )
-def test_patterns(pattern: str, text: str, does: bool) -> None:
+def test_pattern_matches(pattern: str, text: str, does: bool) -> None:
     assert matches(pattern, text) is does
 
 
-def test_no_pattern_takes_long() -> None:
+def test_every_pattern_is_matched_quickly() -> None:
     began = time.process_time()
     assert matches("a*" * 200, "a" * 1_000)
     assert not matches("*a" * 200 + "b", "a" * 1_000)
@@ -82,9 +82,7 @@ TEXT = st.text("ab/", max_size=6)
 
 
 @given(TEXT, TEXT, TEXT)
-def test_a_pattern_for_a_beginning_is_one_for_all_that_begins_so(
-    head: str, tail: str, part: str
-) -> None:
+def test_a_prefix_pattern_covers_longer_prefixes(head: str, tail: str, part: str) -> None:
     pattern = f"{head}*"
     if matches(pattern, part):
         assert matches(pattern, part + tail)
@@ -107,7 +105,7 @@ def test_a_pattern_for_a_beginning_is_one_for_all_that_begins_so(
         ("acme/shop/_*", "acme/shop/_mine", True),
     ],
 )
-def test_topics(topics: str, asked: str, does: bool) -> None:
+def test_topic_patterns(topics: str, asked: str, does: bool) -> None:
     assert rule(topics=[topics]).allows(ALICE, Need(READ, the_topic(asked))) is does
 
 
@@ -128,7 +126,7 @@ def test_topics(topics: str, asked: str, does: bool) -> None:
         ("acme/shop/*", "other/shop/", False),
     ],
 )
-def test_who_lists_needs_a_right_to_all_that_could_be_listed(
+def test_listing_requires_a_right_to_everything_listed(
     topics: str, prefix: str, does: bool
 ) -> None:
     assert rule(topics=[topics]).allows(ALICE, Need(READ, topics_from(prefix))) is does
@@ -150,7 +148,7 @@ def test_who_lists_needs_a_right_to_all_that_could_be_listed(
         (["seqgate.*"], Part("seqgate.dedup"), True),
     ],
 )
-def test_subscriptions(patterns: list[str] | None, asked: Part | None, does: bool) -> None:
+def test_subscription_patterns(patterns: list[str] | None, asked: Part | None, does: bool) -> None:
     values = {} if patterns is None else {"subscriptions": patterns}
     held = rule(verbs=["consume"], **values)
     assert held.allows(ALICE, Need(CONSUME, the_topic("acme/shop/orders"), asked)) is does
@@ -174,7 +172,7 @@ def test_a_rule_gives_its_verbs_to_its_principals_and_no_others() -> None:
     assert held.allows(two, Need(READ, topic))
 
 
-def test_two_rules_are_not_one() -> None:
+def test_verbs_and_topics_of_different_rules_do_not_combine() -> None:
     held = access(
         """
         [[rules]]
@@ -191,7 +189,7 @@ def test_two_rules_are_not_one() -> None:
     assert not held.allows(ALICE, Need(frozenset({Verb.PUBLISH}), the_topic("a/b/c")))
 
 
-def test_roles_are_given_by_their_table_alone() -> None:
+def test_roles_are_granted_only_by_their_table() -> None:
     held = access(
         """
         [services]
@@ -254,7 +252,7 @@ def test_roles_are_given_by_their_table_alone() -> None:
         ),
     ],
 )
-def test_a_wrong_file_is_refused_with_its_place(text: str, message: str) -> None:
+def test_an_invalid_file_is_refused_with_the_position_of_its_fault(text: str, message: str) -> None:
     with pytest.raises(InvalidAccess, match=message):
         access(text)
 

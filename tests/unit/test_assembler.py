@@ -22,6 +22,7 @@ from seqgate.client._assembler import (
     Piece,
 )
 from seqgate.types import Position
+from tests.support.depth import times
 
 NOW_MS = 1_000_000
 
@@ -253,7 +254,7 @@ def test_rule(steps: list[Step], words: list[str], left: str) -> None:
     assert places(held(assembler)) == left
 
 
-def test_what_is_dropped_says_whose_it_was_and_is_counted_in_chunks() -> None:
+def test_dropped_messages_name_their_producer_and_count_chunks() -> None:
     assembler = Assembler(AssemblyLimits())
     feed(assembler, (A, 0, 1), (A, 1, 2), (A, 1, 3), (A, 1, 4))
     assert assembler.abort("p", "a") == Dropped(
@@ -262,7 +263,7 @@ def test_what_is_dropped_says_whose_it_was_and_is_counted_in_chunks() -> None:
     assert assembler.counts == {DropReason.ABORTED: 2, DropReason.DUPLICATE: 2}
 
 
-def test_a_message_says_whose_it_is() -> None:
+def test_a_message_names_its_producer() -> None:
     assembler = Assembler(AssemblyLimits())
     feed(assembler, (B, 0, 1))
     added = assembler.add(B.piece(1, Position(2, 0)), NOW_MS)
@@ -286,7 +287,7 @@ def test_messages_and_bytes_held_are_counted() -> None:
     assert (assembler.messages, assembler.bytes_held) == (1, 2)
 
 
-def test_clearing_forgets_everything_and_counts_nothing() -> None:
+def test_clearing_drops_everything_uncounted() -> None:
     assembler = Assembler(AssemblyLimits())
     feed(assembler, (A, 0, 1), (B, 0, 2))
     assembler.clear()
@@ -302,20 +303,20 @@ def message(name: int, body: bytes = b"aabb") -> Attempt:
     return Attempt(str(name), body, sequence_id=name)
 
 
-def test_the_oldest_message_goes_when_there_are_too_many() -> None:
+def test_the_oldest_message_is_evicted_beyond_the_message_limit() -> None:
     assembler = Assembler(AssemblyLimits(messages_max=2))
     assert feed(assembler, (message(0), 0, 1), (message(1), 0, 2)) == []
     assert feed(assembler, (message(2), 0, 3)) == ["EVICTED 0: 1"]
     assert feed(assembler, (message(0), 1, 4)) == ["0 ? 4"]
 
 
-def test_a_message_that_starts_again_is_the_newest() -> None:
+def test_a_restarted_message_is_the_newest() -> None:
     assembler = Assembler(AssemblyLimits(messages_max=2))
     feed(assembler, (message(0), 0, 1), (message(1), 0, 2), (message(0), 0, 3))
     assert feed(assembler, (message(2), 0, 4)) == ["EVICTED 1: 2"]
 
 
-def test_messages_that_end_make_room_however_they_end() -> None:
+def test_every_end_of_a_message_frees_its_memory() -> None:
     """Pulsar's count of incomplete messages drifts, and messages go too early."""
     assembler = Assembler(AssemblyLimits(messages_max=2))
     feed(assembler, (B, 0, 0))
@@ -329,7 +330,7 @@ def test_messages_that_end_make_room_however_they_end() -> None:
     assert feed(assembler, (B, 1, 101)) == ["b = xyz: 0 101"]
 
 
-def test_a_message_that_is_not_held_makes_nothing_go() -> None:
+def test_a_message_that_is_not_held_evicts_none() -> None:
     assembler = Assembler(AssemblyLimits(messages_max=1, bytes_max=4, message_bytes_max=4))
     feed(assembler, (message(0), 0, 1))
     assert feed(assembler, (message(1, b"x" * 5), 0, 2)) == ["TOO_LARGE 1: 2"]
@@ -338,7 +339,7 @@ def test_a_message_that_is_not_held_makes_nothing_go() -> None:
     assert feed(assembler, (message(0), 1, 5)) == ["0 = aabb: 1 5"]
 
 
-def test_the_oldest_messages_go_until_the_bytes_fit() -> None:
+def test_the_oldest_messages_are_evicted_until_the_bytes_fit() -> None:
     assembler = Assembler(AssemblyLimits(bytes_max=8, message_bytes_max=8))
     wide = replace(message(3, b"x" * 8), chunk_bytes=5)
     feed(assembler, (message(0), 0, 1), (message(1), 0, 2), (message(2), 0, 3))
@@ -354,7 +355,7 @@ def test_bytes_up_to_the_limit_are_held() -> None:
     assert feed(assembler, (six[1], 1, 4)) == ["EVICTED 0: 1 3"]
 
 
-def test_the_oldest_goes_also_when_it_is_the_one_that_grows() -> None:
+def test_the_oldest_is_evicted_even_while_it_grows() -> None:
     assembler = Assembler(AssemblyLimits(bytes_max=6, message_bytes_max=6))
     six = [message(name, b"aabbcc") for name in range(2)]
     feed(assembler, (six[0], 0, 1), (six[1], 0, 2), (six[1], 1, 3))
@@ -362,7 +363,7 @@ def test_the_oldest_goes_also_when_it_is_the_one_that_grows() -> None:
     assert feed(assembler, (six[1], 2, 5)) == ["1 = aabbcc: 2 3 5"]
 
 
-def test_a_last_chunk_needs_no_room() -> None:
+def test_a_last_chunk_evicts_none() -> None:
     assembler = Assembler(AssemblyLimits(bytes_max=4, message_bytes_max=4))
     feed(assembler, (message(0), 0, 1), (message(1), 0, 2))
     assert feed(assembler, (message(1), 1, 3)) == ["1 = aabb: 2 3"]
@@ -377,7 +378,7 @@ def test_a_last_chunk_needs_no_room() -> None:
     ],
 )
 @pytest.mark.parametrize("limit", [{"message_bytes_max": 4}, {"chunks_max": 2}])
-def test_all_chunks_of_a_message_that_is_too_large_are_refused_alike(
+def test_every_chunk_of_a_message_above_the_limit_is_refused(
     body: bytes, words: list[str], limit: dict[str, int]
 ) -> None:
     assembler = Assembler(AssemblyLimits(**limit))
@@ -388,7 +389,7 @@ def test_all_chunks_of_a_message_that_is_too_large_are_refused_alike(
     assert not assembler._by_message
 
 
-def test_an_attempt_that_is_too_large_ends_the_one_before_all_the_same() -> None:
+def test_an_attempt_above_the_limit_still_ends_its_predecessor() -> None:
     assembler = Assembler(AssemblyLimits(message_bytes_max=7))
     feed(assembler, (A, 0, 1))
     huge = replace(RETRY, total_bytes=2**31 - 1)
@@ -415,7 +416,7 @@ def test_limits_have_bounds(limit: str, least: int, most: int | None) -> None:
             AssemblyLimits(**{limit: most + 1})
 
 
-def test_bytes_are_at_least_one() -> None:
+def test_the_byte_limit_is_at_least_one() -> None:
     with pytest.raises(ValueError, match="bytes_max must be at least 1"):
         AssemblyLimits(bytes_max=0, message_bytes_max=0)
 
@@ -434,7 +435,7 @@ def test_a_message_expires_with_the_age_of_its_chunk_0() -> None:
     assert assembler.counts == {DropReason.EXPIRED: 3}
 
 
-def test_adding_expires_first() -> None:
+def test_adding_expires_old_messages_first() -> None:
     assembler = Assembler(AssemblyLimits(expiry_ms=10))
     take(assembler, (A, 0, 1), now_ms=100)
     take(assembler, (B, 0, 2), now_ms=105)
@@ -444,7 +445,7 @@ def test_adding_expires_first() -> None:
 
 
 @pytest.mark.parametrize("entry_id", [1, 4])
-def test_a_message_that_starts_again_has_its_time_again(entry_id: int) -> None:
+def test_a_restarted_message_has_its_full_time(entry_id: int) -> None:
     assembler = Assembler(AssemblyLimits(expiry_ms=10))
     take(assembler, (A, 0, 1), now_ms=100)
     take(assembler, (B, 0, 2), now_ms=101)
@@ -459,8 +460,8 @@ def test_without_expiry_messages_are_held_for_ever() -> None:
 
 
 def test_messages_still_expire_after_100_000_others_and_nothing_grows() -> None:
-    """In Pulsar's Java client expiry ends with the first message that is completed, and the queue
-    of what may expire grows for ever."""
+    """In Pulsar's Java client expiry ends with the first completed message, and the queue of
+    expiring messages grows forever."""
     assembler = Assembler(AssemblyLimits(expiry_ms=10))
     first, last = (A.piece(each, Position(1, each)) for each in (0, 3))
     pieces = [replace(A, body=b"aab").piece(each, Position(1, each)) for each in (0, 1)]
@@ -665,8 +666,8 @@ class Auditor:
 
 
 @given(logs())
-@settings(deadline=None, max_examples=150)
-def test_every_message_comes_once_in_the_order_of_completion(log: Log) -> None:
+@settings(deadline=None, max_examples=times(quick=50, full=150))
+def test_every_message_is_returned_once_in_the_order_of_completion(log: Log) -> None:
     auditor = Auditor(AssemblyLimits())
     for entry in log.entries:
         auditor.step(entry, NOW_MS)
@@ -678,8 +679,10 @@ def test_every_message_comes_once_in_the_order_of_completion(log: Log) -> None:
 
 
 @given(logs(), st.data())
-@settings(deadline=None, max_examples=150)
-def test_nothing_is_lost_sight_of_however_little_is_held(log: Log, data: st.DataObject) -> None:
+@settings(deadline=None, max_examples=times(quick=50, full=150))
+def test_every_chunk_is_accounted_for_under_the_smallest_limits(
+    log: Log, data: st.DataObject
+) -> None:
     bytes_max = data.draw(st.integers(1, 10))
     auditor = Auditor(
         AssemblyLimits(

@@ -1,4 +1,4 @@
-"""Each thing that must not be in a log is found, and what may be is not."""
+"""Every violation in a log is found, and correct logs pass."""
 
 from random import Random
 
@@ -67,25 +67,25 @@ def kinds(found: list[Row]) -> list[tuple[str, int]]:
         ([(5,), (4, "a", 0, 2)], [(Kind.BACKWARDS, 1)]),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_anomalies_are_named(
     entries: list[tuple[object, ...]], wrong: list[tuple[str, int]]
 ) -> None:
     assert kinds(rows(*entries)) == wrong
 
 
-def test_batches_that_meet_without_being_neighbours_go_backwards() -> None:
+def test_overlapping_batches_that_are_not_adjacent_go_backwards() -> None:
     found = findings(rows((1, 3, 2), (2, 4, 2), apart=2), ids)
     assert [each.kind for each in found] == [Kind.BACKWARDS]
 
 
-def test_a_finding_tells_how_many_ids_and_where_they_were_first() -> None:
+def test_a_finding_counts_its_ids_and_names_their_first_position() -> None:
     (found,) = findings(rows((1, 5, 5), (9,), (4, 12, 9)), ids)
     assert (found.sequence_id, found.ids) == (4, 3)
     assert (found.earlier, found.entry) == (Position(1, 0), Position(1, 2))
 
 
 @given(st.integers(0, 10_000))
-def test_ids_that_are_stored_twice_are_always_found(seed: int) -> None:
+def test_duplicate_ids_are_always_found(seed: int) -> None:
     random = Random(seed)
     entries = []
     for _ in range(30):
@@ -107,7 +107,7 @@ def test_ids_that_are_stored_twice_are_always_found(seed: int) -> None:
 
 
 @given(st.integers(0, 10_000))
-def test_nothing_that_is_found_closely_is_passed_at_first_sight(seed: int) -> None:
+def test_the_quick_check_misses_no_anomaly_of_the_full_one(seed: int) -> None:
     random = Random(seed)
     entries: list[tuple[object, ...]] = []
     for _ in range(12):

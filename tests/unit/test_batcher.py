@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import accumulate, pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,7 @@ def batches(batching: Batching | None, ids: list[int], payload: bytes = b"") -> 
     return [[message.sequence_id for message in parcel] for parcel in parcels]
 
 
-def test_without_batching_each_message_travels_alone() -> None:
+def test_without_batching_each_message_is_sent_alone() -> None:
     assert batches(None, [0, 1, 1]) == [[0], [1], [1]]
 
 
@@ -34,19 +35,19 @@ def test_without_batching_each_message_travels_alone() -> None:
         ([5, 4, 6, 7], [[5], [4], [6, 7]]),
     ],
 )
-def test_batches_close_at_their_size_and_before_a_suspect(
+def test_batches_close_at_their_size_and_before_a_suspected_duplicate(
     ids: list[int], expected: list[list[int]]
 ) -> None:
     assert batches(Batching(messages_max=3), ids) == expected
 
 
-def test_batches_close_before_they_are_too_large() -> None:
+def test_batches_close_before_exceeding_their_size() -> None:
     batching = Batching(messages_max=100, bytes_max=250)
     assert batches(batching, [0, 1, 2, 3, 4], b"x" * 100) == [[0, 1], [2, 3], [4]]
     assert batches(batching, [0, 1], b"x" * 1000) == [[0], [1]]
 
 
-def test_a_message_with_a_delivery_time_travels_alone_in_its_place() -> None:
+def test_a_message_with_a_delivery_time_is_sent_alone_in_order() -> None:
     batcher = Batcher(Batching())
     sent = [
         OutgoingMessage(each, b"", deliver_at_ms=0 if each in (0, 3) else None) for each in range(6)
@@ -56,7 +57,7 @@ def test_a_message_with_a_delivery_time_travels_alone_in_its_place() -> None:
     assert not batcher.collecting
 
 
-def test_what_comes_again_behind_a_message_with_a_delivery_time_travels_alone() -> None:
+def test_a_suspected_duplicate_after_a_delivery_time_is_sent_alone() -> None:
     batcher = Batcher(Batching())
     batcher.add(OutgoingMessage(5, b"", deliver_at_ms=9))
     assert not batcher.collecting
@@ -93,7 +94,7 @@ EU, US, EMPTY, ABSENT = {"region": "eu"}, {"region": "us"}, {"region": ""}, dict
         ([EU, {"zone": "eu"}], [1, 1]),
     ],
 )
-def test_batches_close_before_a_message_that_shows_something_else(
+def test_batches_close_before_different_filter_properties(
     properties: list[dict[str, str]], expected: list[int]
 ) -> None:
     batching = Batching(filter_properties=("region", "zone"))
@@ -103,7 +104,7 @@ def test_batches_close_before_a_message_that_shows_something_else(
     assert [message for parcel in parcels for message in parcel] == sent
 
 
-def test_values_that_do_not_count_share_a_batch() -> None:
+def test_unlisted_property_values_share_a_batch() -> None:
     """PIP-191: 5 and 6 travel together where 1 and 2 are listed."""
     batching = Batching(filter_properties={"version": ["1", "2"], "region": ["eu"]})
     versions = ["5", "6", "1", "1", "2", "6", "5"]
@@ -120,7 +121,7 @@ def test_values_that_do_not_count_share_a_batch() -> None:
         (Batching(bytes_max=2 * 24 + 7, filter_properties=["region"]), [1] * 6),
     ],
 )
-def test_what_a_batch_shows_is_one_condition_of_several(
+def test_filter_properties_are_one_of_several_limits_of_a_batch(
     batching: Batching, expected: list[int]
 ) -> None:
     """A message has 16 bytes and 8 of properties; an entry has these once more."""
@@ -128,21 +129,23 @@ def test_what_a_batch_shows_is_one_condition_of_several(
     assert [len(parcel) for parcel in parcels] == expected
 
 
-def test_a_batch_that_follows_a_full_one_is_as_strict() -> None:
+def test_a_batch_after_a_full_one_is_cut_alike() -> None:
     batching = Batching(bytes_max=2 * 24 + 8 + 1, filter_properties=["region"])
     parcels = parcels_of(batching, messages_of([EU, EU, EU, US, US]))
     assert [len(parcel) for parcel in parcels] == [2, 1, 2]
 
 
 @pytest.mark.parametrize(("bytes_max", "expected"), [(88, [3]), (87, [2, 1])])
-def test_by_key_what_each_entry_shows_counts(bytes_max: int, expected: list[int]) -> None:
+def test_by_key_each_entry_has_its_own_filter_properties(
+    bytes_max: int, expected: list[int]
+) -> None:
     """72 bytes of messages, and 8 for each of two entries."""
     batching = Batching(bytes_max=bytes_max, by_key=True, filter_properties=["region"])
     parcels = parcels_of(batching, messages_of([EU, EU, US]))
     assert [len(parcel) for parcel in parcels] == expected
 
 
-def test_a_suspect_and_a_message_with_a_delivery_time_travel_alone_among_their_equals() -> None:
+def test_suspects_and_delivery_times_are_sent_alone_among_equal_properties() -> None:
     sent = messages_of([EU] * 6)
     sent[2].sequence_id = 1
     sent[4].deliver_at_ms = 7
@@ -150,7 +153,7 @@ def test_a_suspect_and_a_message_with_a_delivery_time_travel_alone_among_their_e
     assert parcels == [sent[:2], sent[2:3], sent[3:4], sent[4:5], sent[5:]]
 
 
-def test_a_key_shows_something_else_and_the_others_do_not_notice() -> None:
+def test_a_change_of_filter_properties_closes_only_its_keys_batch() -> None:
     batching = Batching(by_key=True, filter_properties=["region"])
     sent = messages_of([EU, US, EU, US, US, EU])
     for message, key in zip(sent, "ABABAB", strict=True):
@@ -163,7 +166,7 @@ def test_a_key_shows_something_else_and_the_others_do_not_notice() -> None:
 
 
 @pytest.mark.parametrize("shows", [["region"], []])
-def test_only_so_many_entries_travel_together(shows: list[str]) -> None:
+def test_the_entries_of_a_flush_are_bounded(shows: list[str]) -> None:
     batching = Batching(messages_max=10_000, by_key=True, filter_properties=shows)
     batcher = Batcher(batching)
     count = ENTRIES_MAX + 500
@@ -221,7 +224,7 @@ listings = st.sampled_from(
     st.sampled_from([1, 2, 4, 20]),
     st.sampled_from([30, 55, 60, 80, 120, 1_000]),
 )
-def test_batches_show_what_all_their_messages_show_and_are_as_few_as_order_allows(
+def test_batches_share_filter_properties_and_are_minimal_in_order(
     sent: list[OutgoingMessage],
     listing: list[str] | dict[str, list[str]],
     messages_max: int,
@@ -236,7 +239,7 @@ def test_batches_show_what_all_their_messages_show_and_are_as_few_as_order_allow
 
 
 @given(streams, listings, st.integers(1, 14))
-def test_by_key_entries_show_what_all_their_messages_show_and_are_as_few_as_order_allows(
+def test_by_key_entries_share_filter_properties_and_are_minimal_in_order(
     sent: list[OutgoingMessage], listing: list[str] | dict[str, list[str]], messages_max: int
 ) -> None:
     batching = Batching(messages_max, by_key=True, filter_properties=listing)
@@ -316,7 +319,7 @@ def fewest(sent: Parcel, may_be: Callable[[Parcel], bool]) -> int:
 
 
 @given(st.lists(st.integers(0, 8), max_size=40), st.integers(1, 5))
-def test_nothing_is_lost_or_reordered_and_ids_only_grow_in_a_batch(
+def test_no_message_is_lost_or_reordered_and_ids_grow_within_a_batch(
     ids: list[int], messages_max: int
 ) -> None:
     parcels = batches(Batching(messages_max=messages_max), ids)
@@ -336,6 +339,6 @@ def test_nothing_is_lost_or_reordered_and_ids_only_grow_in_a_batch(
         {"delay_s": -0.1},
     ],
 )
-def test_a_batching_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
+def test_invalid_batching_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"messages_max must|bytes_max must"):
         Batching(**wrong)

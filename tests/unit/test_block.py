@@ -1,5 +1,7 @@
 """Blocks: entries to blobs and back, and as columns."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +37,13 @@ entries = st.builds(
     aborts=st.just("") | names,
 )
 plain = st.builds(single, ids, names, st.binary(max_size=20))
-groups = st.one_of(st.lists(each, min_size=1, max_size=40) for each in (entries, plain))
+groups = st.one_of([st.lists(each, min_size=1, max_size=40) for each in (entries, plain)])
+
+
+def replaced(block: Block, blob: str, value: bytes | None) -> Block:
+    fields: dict[str, Any] = {blob: value}
+    return block._replace(**fields)
+
 
 MANY = [single(each, f"p{each}") for each in range(2_000)]
 FULL = [single(0), batch([4, 6, 9], "q"), marker(1), chunk(7, "u", 0, 2, aborts="v"), single(8)]
@@ -61,12 +69,12 @@ def plainly(run: Columns) -> Columns:
 
 
 @given(groups)
-def test_entries_come_back_as_they_were(group: list[Entry]) -> None:
+def test_entries_are_decoded_unchanged(group: list[Entry]) -> None:
     assert decode_block(block_of(group)) == stored(group)
 
 
 @given(groups)
-def test_without_metadata_or_payloads_these_are_empty(group: list[Entry]) -> None:
+def test_skipped_metadata_and_payloads_are_empty(group: list[Entry]) -> None:
     block = block_of(group)
     lean = [
         each._replace(entry=each.entry._replace(payload=b"", metadata=b""))
@@ -89,7 +97,7 @@ def test_a_blocks_columns_are_those_of_its_entries(group: list[Entry], metadata:
 
 
 @given(groups, st.data())
-def test_a_part_of_a_run_is_the_run_of_a_part(group: list[Entry], data: st.DataObject) -> None:
+def test_slicing_a_run_equals_the_run_of_the_slice(group: list[Entry], data: st.DataObject) -> None:
     first = data.draw(st.integers(0, len(group) - 1))
     last = data.draw(st.integers(first, len(group) - 1))
     part = clip(to_columns(block_of(group)), 7 + first, 7 + last)
@@ -99,7 +107,7 @@ def test_a_part_of_a_run_is_the_run_of_a_part(group: list[Entry], data: st.DataO
 
 
 @given(groups, st.integers(1, 2_000))
-def test_a_run_is_parted_until_each_part_fits(group: list[Entry], bytes_max: int) -> None:
+def test_a_run_is_split_until_each_part_fits(group: list[Entry], bytes_max: int) -> None:
     some = list(parts(to_columns(block_of(group)), bytes_max))
     assert all(each.size == 1 or each.size_bytes <= bytes_max for each in some)
     assert [row for each in some for row in rows_of(each)] == [
@@ -113,7 +121,7 @@ def test_a_run_that_fits_is_one_part() -> None:
     assert len(list(parts(run, run.size_bytes - 1))) == 2
 
 
-def test_a_block_of_many_producers_names_each_once() -> None:
+def test_a_block_stores_each_producer_name_once() -> None:
     run = to_columns(block_of([*MANY, *MANY]))
     assert [*run.producers] == [each.producer for each in MANY]
     assert decode_block(block_of([*MANY, *MANY])) == stored([*MANY, *MANY])
@@ -121,16 +129,16 @@ def test_a_block_of_many_producers_names_each_once() -> None:
 
 @pytest.mark.parametrize("group", [FULL, FULL[3:4], MANY], ids=["some", "one", "many"])
 @pytest.mark.parametrize("blob", ["entries", "metadata", "payloads"])
-def test_damage_is_noticed_in_what_is_read(group: list[Entry], blob: str) -> None:
+def test_damage_is_noticed_in_the_columns_read(group: list[Entry], blob: str) -> None:
     block = block_of(group)
     whole: bytes = getattr(block, blob)
     for damaged in (whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1]), b""):
-        broken = block._replace(**{blob: damaged})
+        broken = replaced(block, blob, damaged)
         for read in (decode_block, to_columns):
             with pytest.raises(EntryCorrupt) as refusal:
                 read(broken)
             where = {"ledger_id": 3, "entry_id": 6 + len(group), "first_entry_id": 7}
             assert refusal.value.details == where
         if blob != "entries":
-            unread = broken._replace(**{blob: None})
+            unread = replaced(broken, blob, None)
             assert len(decode_block(unread)) == to_columns(unread).size == len(group)

@@ -1,4 +1,4 @@
-"""What a service says when it cannot send: nothing of a caller that has gone, all of its own."""
+"""Failures to send: of a departed caller they are not logged, and defects of ours are."""
 
 import asyncio
 from typing import Any
@@ -13,6 +13,7 @@ from seqgate.services.errors import Draining
 from seqgate.services.runtime.drain import Drain
 from seqgate.services.runtime.interceptors import Interceptor, logged, translated
 from seqgate.services.runtime.refusal_log import RefusalLog
+from tests.support.raw_channel import RawChannel
 from tests.support.waiting import eventually
 
 METHOD = "/seqgate.api.test.Service/Stream"
@@ -41,9 +42,7 @@ class Serving:
         limit = [("grpc.max_send_message_length", BYTES_MAX)]
         self._server = aio.server(interceptors=[interceptor], options=limit)
         handler = grpc.unary_stream_rpc_method_handler(self.stream, bytes, bytes)
-        self._server.add_registered_method_handlers(  # type: ignore[attr-defined]
-            "seqgate.api.test.Service", {"Stream": handler}
-        )
+        self._server.add_registered_method_handlers("seqgate.api.test.Service", {"Stream": handler})
         self.port = self._server.add_insecure_port("127.0.0.1:0")
         await self._server.start()
         return self
@@ -51,11 +50,11 @@ class Serving:
     async def __aexit__(self, *_: object) -> None:
         await self._server.stop(None)
 
-    def channel(self) -> aio.Channel:
+    def channel(self) -> RawChannel:
         return aio.insecure_channel(f"127.0.0.1:{self.port}")
 
 
-async def test_a_caller_that_has_gone_is_no_failure() -> None:
+async def test_a_disconnected_caller_is_no_failure() -> None:
     with capture_logs() as lines:
         async with Serving() as serving:
             for count in range(20):
@@ -81,7 +80,7 @@ class Gone:
 
 
 @pytest.mark.parametrize("error", [cygrpc.ExecuteBatchError("Failed"), Draining("no")])
-async def test_what_cannot_be_sent_since_the_caller_has_gone_is_no_failure(
+async def test_a_response_to_a_disconnected_caller_is_no_failure(
     error: Exception,
 ) -> None:
     refusals = RefusalLog()
@@ -91,7 +90,7 @@ async def test_what_cannot_be_sent_since_the_caller_has_gone_is_no_failure(
     assert not refusals.counts
 
 
-async def test_a_response_that_is_too_large_is_a_failure_of_ours() -> None:
+async def test_a_response_above_the_limit_is_an_internal_failure() -> None:
     with capture_logs() as lines:
         async with Serving() as serving, serving.channel() as channel:
             call = channel.unary_stream(METHOD)(b"%d" % (BYTES_MAX + 1))

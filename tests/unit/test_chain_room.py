@@ -35,7 +35,7 @@ class Streams:
         ([40, 60], 1_000, [0, 1]),
     ],
 )
-def test_a_chain_takes_the_room_of_those_that_judged_nothing_for_the_longest(
+def test_a_chain_evicts_the_longest_idle_ones(
     sizes: Sequence[int], size: int, ended: Sequence[int]
 ) -> None:
     streams = Streams(sizes)
@@ -46,14 +46,14 @@ def test_a_chain_takes_the_room_of_those_that_judged_nothing_for_the_longest(
     assert streams.room.used == size + sum(left)
 
 
-def test_who_judges_keeps_its_room_the_longest() -> None:
+def test_judging_keeps_a_chain_from_eviction() -> None:
     streams = Streams([50, 50])
     streams.shares[0].judged(2)
     assert streams.room.take(streams.share(9), 50, 0, 2 + KEPT_S)
     assert streams.ended == [1]
 
 
-def test_room_is_kept_for_a_while() -> None:
+def test_a_new_chain_is_kept_for_a_while() -> None:
     streams = Streams([ROOM])
     new = streams.share(9)
     assert not streams.room.take(new, 1, 0, KEPT_S / 2)
@@ -61,7 +61,7 @@ def test_room_is_kept_for_a_while() -> None:
     assert streams.room.take(new, 1, 0, KEPT_S)
 
 
-def test_room_is_kept_until_something_is_judged() -> None:
+def test_a_chain_is_kept_until_it_judges_or_is_unused_for_too_long() -> None:
     streams = Streams([ROOM])
     second, third = streams.share(1), streams.share(2)
     assert streams.room.take(second, ROOM, 0, KEPT_S)
@@ -70,7 +70,7 @@ def test_room_is_kept_until_something_is_judged() -> None:
     assert streams.ended == [0, 1]
 
 
-def test_a_chain_in_the_place_of_another_takes_its_room() -> None:
+def test_a_replacing_chain_takes_over_the_memory_of_its_predecessor() -> None:
     streams = Streams([60, 40])
     first = streams.shares[0]
     assert streams.room.take(first, 50, 60, 2)
@@ -79,7 +79,7 @@ def test_a_chain_in_the_place_of_another_takes_its_room() -> None:
     assert (streams.ended, streams.room.used) == ([1], 1_000)
 
 
-def test_a_stream_s_own_chains_find_no_more_room_than_there_is() -> None:
+def test_the_chains_of_one_stream_stay_within_the_budget() -> None:
     streams = Streams([60, 40])
     first = streams.shares[0]
     assert not streams.room.take(first, 50, 0, 9)
@@ -88,7 +88,7 @@ def test_a_stream_s_own_chains_find_no_more_room_than_there_is() -> None:
     assert streams.ended == [1]
 
 
-def test_what_is_given_back_is_free() -> None:
+def test_released_memory_is_free() -> None:
     streams = Streams([60, 40])
     for share in streams.shares:
         streams.room.give(share)

@@ -1,4 +1,4 @@
-"""Hooks of channels: what they change, and that each learns of the call's end exactly once."""
+"""Hooks of channels: their changes, and that each learns of the call's end exactly once."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +9,7 @@ import pytest
 from grpc import StatusCode, aio
 
 from seqgate.channels import Call, End, Hook, HookedBlockingChannel, HookedChannel, OnEnd
+from tests.support.raw_channel import RawChannel
 
 SERVICE = "test.Hooks"
 
@@ -43,7 +44,7 @@ def fail(_: Call) -> None:
 def echo(request: bytes, context: grpc.ServicerContext) -> bytes:
     assert 0 < context.time_remaining() < 1800  # of 20 s, not of an hour
     shown = dict(context.invocation_metadata())
-    return f"{shown['own']} {shown['shown']}".encode()
+    return f"{shown['own']!s} {shown['shown']!s}".encode()
 
 
 def count(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -59,7 +60,7 @@ def refuse(request: bytes, context: grpc.ServicerContext) -> bytes:
 @pytest.fixture
 def address() -> Iterator[str]:
     server = grpc.server(ThreadPoolExecutor(2))
-    handlers = {
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
         "echo": grpc.unary_unary_rpc_method_handler(echo),
         "count": grpc.unary_stream_rpc_method_handler(count),
         "refuse": grpc.unary_unary_rpc_method_handler(refuse),
@@ -71,7 +72,7 @@ def address() -> Iterator[str]:
     server.stop(None).wait()
 
 
-def for_asyncio(address: str, *hooks: Hook) -> aio.Channel:
+def for_asyncio(address: str, *hooks: Hook) -> RawChannel:
     return HookedChannel(aio.insecure_channel(address), hooks)
 
 
@@ -95,13 +96,17 @@ async def test_hooks_change_calls_and_learn_how_they_end(address: str) -> None:
 def test_hooks_are_the_same_for_threads(address: str) -> None:
     recorder = Recorder()
     with for_threads(address, show, recorder) as channel:
-        unary = channel.unary_unary(f"/{SERVICE}/echo")
+        unary: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/echo")
         assert unary(b"", timeout=3600, metadata=(("own", "mine"),)) == b"mine yes"
-        stream = channel.unary_stream(f"/{SERVICE}/count")(b"")
+        many: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(
+            f"/{SERVICE}/count"
+        )
+        stream = many(b"")
         assert list(stream) == [b"1", b"2"]
         stream.cancel()  # it has ended already
+        unary = channel.unary_unary(f"/{SERVICE}/refuse")
         with pytest.raises(grpc.RpcError):
-            channel.unary_unary(f"/{SERVICE}/refuse")(b"")
+            unary(b"")
     assert recorder.log == EXPECTED
 
 

@@ -74,12 +74,12 @@ class World:
         ]
 
 
-def test_a_right_history_has_no_anomaly() -> None:
+def test_a_correct_history_has_no_anomaly() -> None:
     world = World()
     assert log_anomalies(world.history, world.log) == []
 
 
-def test_what_failed_may_be_stored_or_not() -> None:
+def test_a_failed_message_may_be_stored_or_not() -> None:
     world = World()
     for sequence_id in (9, 11):
         identity = Identity("q", sequence_id)
@@ -147,7 +147,7 @@ WRONGS: dict[str, tuple[Kind, Callable[[World], object], str]] = {
     ),
     "a key's messages are exchanged": (
         Kind.REORDERED,
-        lambda world: [world.replace(5, content=content(6, "odd"))],
+        lambda world: world.replace(5, content=content(6, "odd")),
         "q#6 at 1:4:-1:0 is behind q#7 at 1:3:-1:1 of key odd",
     ),
     "a message comes from nowhere": (
@@ -169,7 +169,7 @@ WRONGS: dict[str, tuple[Kind, Callable[[World], object], str]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONGS)
-def test_what_is_wrong_is_found_and_named(wrong: str) -> None:
+def test_anomalies_are_found_and_named(wrong: str) -> None:
     kind, make, what = WRONGS[wrong]
     world = World()
     make(world)
@@ -177,7 +177,7 @@ def test_what_is_wrong_is_found_and_named(wrong: str) -> None:
     assert [each for each in found if each.kind is kind and each.what.startswith(what)], found
 
 
-def test_every_kind_of_anomaly_is_shown_to_be_found() -> None:
+def test_every_kind_of_anomaly_has_a_test() -> None:
     of_the_state = {Kind.FORGOTTEN, Kind.IMAGINED}
     assert {kind for kind, _, _ in WRONGS.values()} | of_the_state == set(Kind)
 
@@ -198,7 +198,7 @@ def test_every_kind_of_anomaly_is_shown_to_be_found() -> None:
         ({"p": Marks(4, 4), "q": Marks(8, 8), "big": Marks(2**53, 2**53)}, [Kind.FORGOTTEN] * 2),
     ],
 )
-def test_the_state_is_held_against_the_log(state: dict[str, Marks], expected: list[Kind]) -> None:
+def test_the_state_is_compared_with_the_log(state: dict[str, Marks], expected: list[Kind]) -> None:
     log = World().log
     if "big" in state:
         log.append(Stored(at(5), Identity("big", 2**53 + 1), content(0)))

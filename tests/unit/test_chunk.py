@@ -26,7 +26,7 @@ MOST = LARGE_MESSAGE_BYTES_MAX
         Chunk("uuid", MOST - 1, MOST, MOST),
     ],
 )
-def test_a_chunk_may_be(chunk: Chunk) -> None:
+def test_valid_chunks_are_accepted(chunk: Chunk) -> None:
     assert check_chunk(chunk) is chunk
 
 
@@ -53,12 +53,12 @@ def test_a_chunk_may_be(chunk: Chunk) -> None:
         Chunk("uuid", 0, MOST + 1, MOST + 1),
     ],
 )
-def test_a_chunk_cannot_be(chunk: Chunk) -> None:
+def test_invalid_chunks_are_refused(chunk: Chunk) -> None:
     with pytest.raises(InvalidChunkError):
         check_chunk(chunk)
 
 
-def test_the_chunks_of_an_attempt_share_all_but_their_place() -> None:
+def test_the_chunks_of_an_attempt_differ_only_in_their_index() -> None:
     assert RIGHT.layout == RIGHT._replace(chunk_id=1).layout
     for other in ({"uuid": "other"}, {"num_chunks": 3}, {"total_bytes": 11}):
         assert RIGHT.layout != RIGHT._replace(**other).layout

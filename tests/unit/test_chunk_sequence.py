@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -41,7 +42,7 @@ DONE, INSIDE = durable(5), durable(5, A1)
 
 # The rule, the marks before, the claim, the verdict; and when NEW, what `pushed` is afterwards, and
 # the attempt that ends.
-RULES = [
+RULES: list[tuple[Any, ...]] = [
     ("K1", DONE, one(4, A0), DUPLICATE),
     ("K1", DONE, one(5, A0), DUPLICATE),
     ("K1", DONE, one(5, A3), DUPLICATE),
@@ -166,7 +167,7 @@ def test_a_batch_waits_for_the_chunks_that_are_in_flight(batch: tuple[int, int])
         (INSIDE, [Claim(4, 5), one(5, A2)], [PARTIAL, HELD], (5, A1), {}),
     ],
 )
-def test_claims_of_one_call_see_each_other(
+def test_claims_of_one_call_see_one_another(
     before: Marks,
     claims: list[Claim],
     verdicts: list[Verdict],
@@ -195,7 +196,7 @@ def test_an_id_is_decided_with_the_last_chunk(marks: Marks, decided: int) -> Non
 @pytest.mark.parametrize(
     "marks", [pushed(INSIDE, 5, A2), pushed(INSIDE, 5), pushed(INSIDE, 5, B0), pushed(DONE, 6, A0)]
 )
-def test_a_chunk_let_through_is_in_flight(marks: Marks) -> None:
+def test_an_admitted_chunk_is_in_flight(marks: Marks) -> None:
     assert marks.in_flight
 
 
@@ -265,7 +266,7 @@ def test_copies_in_a_log_that_was_written_without_deduplication(
         (pushed(INSIDE, 6), one(5, A2)),
     ],
 )
-def test_what_is_in_flight_stays_ahead_of_what_is_durable(in_flight: Marks, entry: Claim) -> None:
+def test_marks_in_flight_stay_ahead_of_durable_ones(in_flight: Marks, entry: Claim) -> None:
     alone = durable(entry.highest, entry.chunk)
     after = advance(in_flight, entry.highest, entry.chunk)
     assert after == pushed(alone, in_flight.pushed, in_flight.pushed_chunk)
@@ -282,7 +283,7 @@ def test_what_is_in_flight_stays_ahead_of_what_is_durable(in_flight: Marks, entr
         (pushed(INSIDE, 6), one(7, A0)),
     ],
 )
-def test_what_is_durable_is_in_flight_no_more(in_flight: Marks, entry: Claim) -> None:
+def test_a_durable_chunk_is_no_longer_in_flight(in_flight: Marks, entry: Claim) -> None:
     after = advance(in_flight, entry.highest, entry.chunk)
     assert after == durable(entry.highest, entry.chunk)
 
@@ -353,7 +354,7 @@ class Consumer:
 
 
 @given(calls=st.lists(st.one_of(CLAIMS, st.sampled_from(["store", "store", "fail"])), max_size=60))
-def test_whatever_is_let_through_makes_each_message_once(calls: list[Claim | str]) -> None:
+def test_admitted_chunks_form_each_message_once(calls: list[Claim | str]) -> None:
     live = folded = Marks()
     let_through: list[tuple[Claim, str]] = []
     consumer = Consumer()

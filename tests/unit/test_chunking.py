@@ -1,4 +1,4 @@
-"""How a large message is cut, and what its chunks say of themselves."""
+"""Chunking of large messages, and the metadata of chunks."""
 
 from dataclasses import FrozenInstanceError
 
@@ -55,7 +55,7 @@ def shared(entry: pb.Entry) -> bytes:
     ("asked", "limit", "size"),
     [(0, 100, 100), (1, 100, 1), (99, 100, 99), (100, 100, 100), (101, 100, 100), (0, 1, 1)],
 )
-def test_a_chunk_is_as_large_as_asked_and_as_the_service_takes(
+def test_the_chunk_size_is_the_least_of_request_and_limit(
     asked: int, limit: int, size: int
 ) -> None:
     assert Chunking(asked).size(limit) == size
@@ -85,12 +85,12 @@ def test_chunks_have_no_negative_size() -> None:
         (2**53 + 1, 2, 2**52 + 1),  # where floats would not do
     ],
 )
-def test_a_payload_makes_so_many_chunks(body_bytes: int, chunk_bytes: int, chunks: int) -> None:
+def test_the_number_of_chunks_of_a_payload(body_bytes: int, chunk_bytes: int, chunks: int) -> None:
     assert chunks_of(body_bytes, chunk_bytes) == chunks
 
 
 @given(body_bytes=st.integers(1, 10**12), chunk_bytes=st.integers(1, 10**12))
-def test_chunks_hold_it_all_and_none_is_empty(body_bytes: int, chunk_bytes: int) -> None:
+def test_chunks_cover_the_payload_and_none_is_empty(body_bytes: int, chunk_bytes: int) -> None:
     chunks = chunks_of(body_bytes, chunk_bytes)
     assert (chunks - 1) * chunk_bytes < body_bytes <= chunks * chunk_bytes
 
@@ -99,7 +99,7 @@ def test_chunks_hold_it_all_and_none_is_empty(body_bytes: int, chunk_bytes: int)
 
 
 @given(body=st.binary(min_size=2, max_size=200), chunk_bytes=st.integers(1, 250))
-def test_chunks_end_to_end_are_the_payload(body: bytes, chunk_bytes: int) -> None:
+def test_concatenated_chunks_are_the_payload(body: bytes, chunk_bytes: int) -> None:
     message = large(body, chunk_bytes)
     found = entries(message)
     assert b"".join(entry.payload for entry in found) == body
@@ -113,7 +113,7 @@ def test_chunks_end_to_end_are_the_payload(body: bytes, chunk_bytes: int) -> Non
         assert entry.metadata.payload_crc32c == google_crc32c.value(entry.payload)
 
 
-def test_chunks_differ_in_their_place_and_checksum_only() -> None:
+def test_chunks_differ_only_in_index_and_checksum() -> None:
     message = large(key="k", properties={"a": "b", "c": "d"}, ordering_key=b"o", event_time_ms=9)
     found = entries(message)
     assert len({shared(entry) for entry in found}) == 1
@@ -124,8 +124,8 @@ def test_chunks_differ_in_their_place_and_checksum_only() -> None:
     assert not metadata.HasField("num_messages_in_batch")
 
 
-def test_a_chunk_s_entry_shares_nothing_with_the_others() -> None:
-    """W32: what is done to one entry is not done to the message, nor to entries made before."""
+def test_the_entries_of_chunks_share_no_state() -> None:
+    """W32: a change of one entry affects neither the message nor earlier entries."""
     message = large(properties={"a": "b"})
     before = [entry.SerializeToString(deterministic=True) for entry in entries(message)]
     first = entry_of(message, 0)
@@ -138,7 +138,7 @@ def test_a_chunk_s_entry_shares_nothing_with_the_others() -> None:
     assert after == before
 
 
-def test_making_a_chunk_again_makes_the_same_entry() -> None:
+def test_encoding_a_chunk_again_gives_the_same_entry() -> None:
     message = large()
     assert entries(message) == entries(message)
 
@@ -160,7 +160,7 @@ TEXTS = st.text(max_size=40)
     publish_time_ms=st.sampled_from([0, 2**41, 2**63]),
     cut=st.sampled_from([(2, 1), (200, 1), (300, 7), (129, 128), (60_000, 5)]),
 )
-def test_what_a_chunk_counts_is_never_less_than_what_the_service_counts(
+def test_the_counted_size_of_a_chunk_covers_the_services(
     name: str,
     sequence_id: int,
     key: str | None,
@@ -186,7 +186,7 @@ def test_chunk_ids_of_any_length_are_counted() -> None:
         assert counted_bytes(entry_of(message, chunk_id)) <= message.size_bytes(chunk_id)
 
 
-def test_what_a_chunk_counts_follows_a_new_attempt() -> None:
+def test_the_counted_size_of_a_chunk_follows_a_new_attempt() -> None:
     message = large()
     message.start_again(3)
     assert message.num_chunks == 34
@@ -196,7 +196,7 @@ def test_what_a_chunk_counts_follows_a_new_attempt() -> None:
 # ---- attempts
 
 
-def test_an_attempt_has_a_name_of_its_own() -> None:
+def test_each_attempt_has_a_unique_uuid() -> None:
     message = large()
     names = set()
     for _ in range(50):
@@ -206,7 +206,7 @@ def test_an_attempt_has_a_name_of_its_own() -> None:
     assert entry_of(large(), 0).metadata.uuid != entry_of(large(), 0).metadata.uuid
 
 
-def test_a_new_attempt_has_nothing_of_the_one_before() -> None:
+def test_a_new_attempt_shares_nothing_with_its_predecessor() -> None:
     message = large()
     before = entry_of(message, 0)
     for chunk_id in range(message.num_chunks - 1):
@@ -226,7 +226,7 @@ def test_a_new_attempt_has_nothing_of_the_one_before() -> None:
 
 
 @given(order=st.permutations(range(5)), duplicates=st.sets(st.integers(0, 4)))
-def test_where_a_message_is_is_known_once_all_of_it_is_stored(
+def test_the_id_of_a_message_is_known_once_all_chunks_are_stored(
     order: list[int], duplicates: set[int]
 ) -> None:
     message = large(bytes(50), 10)

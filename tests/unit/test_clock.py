@@ -8,7 +8,7 @@ from seqgate.services.runtime.clock import CautiousClock, SteadyClock
 
 
 @pytest.mark.parametrize("jump_s", [-3_600.0, 3_600.0])
-def test_a_steady_clock_begins_with_the_machines_and_does_not_follow_its_jumps(
+def test_a_steady_clock_starts_at_the_system_time_and_ignores_jumps(
     monkeypatch: pytest.MonkeyPatch, jump_s: float
 ) -> None:
     clock = SteadyClock()
@@ -21,7 +21,7 @@ def test_a_steady_clock_begins_with_the_machines_and_does_not_follow_its_jumps(
 
 
 @pytest.mark.parametrize("jump_ms", [-3_600_000, 0, 3_600_000])
-def test_by_a_cautious_clock_nothing_looks_older_than_it_is(
+def test_a_cautious_clock_never_overstates_age(
     monkeypatch: pytest.MonkeyPatch, jump_ms: int
 ) -> None:
     clock = CautiousClock()

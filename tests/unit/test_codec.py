@@ -11,11 +11,15 @@ from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import Compression, Message, MessageId
 from seqgate.client._codec import OutgoingMessage, decode_entry, encode_batch, encode_single
 from seqgate.errors import CorruptMessageError
+from seqgate.payloads import SingleMessage, pack_batch
+from seqgate.times import timestamp
 
 
 def stored(entry: pb.Entry) -> pb.StoredEntry:
     arrived = pb.Entry.FromString(entry.SerializeToString())
-    back = pb.StoredEntry(metadata=arrived.metadata, payload=arrived.payload, append_time=9)
+    back = pb.StoredEntry(
+        metadata=arrived.metadata, payload=arrived.payload, append_time=timestamp(9)
+    )
     back.position.ledger_id, back.position.entry_id = 3, 4
     return back
 
@@ -33,7 +37,7 @@ messages = st.builds(
 
 
 @given(messages, st.sampled_from(Compression))
-def test_a_message_comes_back_as_it_was(message: OutgoingMessage, compression: Compression) -> None:
+def test_a_message_is_decoded_unchanged(message: OutgoingMessage, compression: Compression) -> None:
     entry = encode_single("p", message, compression=compression, publish_time_ms=7)
     (back,) = decode_entry("a/b/c", stored(entry))
     assert back.id == MessageId(3, 4)
@@ -46,7 +50,7 @@ def test_a_message_comes_back_as_it_was(message: OutgoingMessage, compression: C
     st.lists(st.tuples(messages, st.integers(1, 2**40)), min_size=1, max_size=6),
     st.sampled_from(Compression),
 )
-def test_a_batch_comes_back_as_it_was(
+def test_a_batch_is_decoded_unchanged(
     steps: list[tuple[OutgoingMessage, int]], compression: Compression
 ) -> None:
     sequence_id = 2**53
@@ -85,14 +89,14 @@ def encoded(message: OutgoingMessage) -> entry_pb2.EntryMetadata:
     return entry.metadata
 
 
-def test_a_key_of_bytes_is_written_as_pulsar_does() -> None:
+def test_a_binary_key_is_encoded_like_pulsar() -> None:
     metadata = encoded(OutgoingMessage(0, b"", key=b"\x00\xff"))
     assert (metadata.partition_key, metadata.partition_key_b64_encoded) == ("AP8=", True)
     text = encoded(OutgoingMessage(0, b"", key="AP8="))
     assert (text.partition_key, text.HasField("partition_key_b64_encoded")) == ("AP8=", False)
 
 
-def test_a_delivery_time_is_that_of_the_entry() -> None:
+def test_the_delivery_time_is_stored_in_the_entry() -> None:
     assert encoded(OutgoingMessage(0, b"", deliver_at_ms=0)).HasField("deliver_at_time")
     assert encoded(OutgoingMessage(0, b"", deliver_at_ms=7)).deliver_at_time == 7
     assert not encoded(OutgoingMessage(0, b"")).HasField("deliver_at_time")
@@ -100,19 +104,18 @@ def test_a_delivery_time_is_that_of_the_entry() -> None:
 
 @pytest.mark.parametrize("key", ["%", "AP8", "AP8=\n", "ä", "A"])
 @pytest.mark.parametrize("batched", [False, True])
-def test_a_key_of_bytes_that_is_no_base64_is_noticed(key: str, batched: bool) -> None:
+def test_an_invalid_base64_key_is_reported(key: str, batched: bool) -> None:
     metadata = entry_pb2.EntryMetadata(partition_key=key, partition_key_b64_encoded=True)
     entry = pb.StoredEntry(metadata=metadata)
     if batched:
         single = entry_pb2.SingleMessageMetadata(partition_key=key, partition_key_b64_encoded=True)
-        batch = entry_pb2.BatchPayload(messages=[entry_pb2.SingleMessage(metadata=single)])
-        entry = pb.StoredEntry(payload=batch.SerializeToString())
+        entry = pb.StoredEntry(payload=pack_batch([SingleMessage(single, b"")]))
         entry.metadata.num_messages_in_batch = 1
     with pytest.raises(CorruptMessageError):
         list(decode_entry("a/b/c", entry))
 
 
-def test_without_a_key_nothing_is_said_about_it() -> None:
+def test_key_fields_are_unset_without_a_key() -> None:
     metadata = entry_pb2.EntryMetadata(partition_key_b64_encoded=True)
     (back,) = decode_entry("a/b/c", pb.StoredEntry(metadata=metadata))
     assert same_key(None, back)
@@ -122,7 +125,9 @@ def test_without_a_key_nothing_is_said_about_it() -> None:
     ("key", "ordering_key"),
     [(None, None), ("k", None), (b"k", None), ("k", b"o"), (b"", b""), (None, b"o")],
 )
-def test_a_batch_of_one_key_has_it(key: str | bytes | None, ordering_key: bytes | None) -> None:
+def test_a_batch_with_one_key_has_that_key(
+    key: str | bytes | None, ordering_key: bytes | None
+) -> None:
     some = [OutgoingMessage(i, b"", key=key, ordering_key=ordering_key) for i in range(2)]
     entry = encode_batch("p", some, compression=Compression.NONE, publish_time_ms=0, keyed=True)
     alone = encoded(some[0])
@@ -132,23 +137,30 @@ def test_a_batch_of_one_key_has_it(key: str | bytes | None, ordering_key: bytes 
     assert all(same_key(key, back) for back in decode_entry("a/b/c", stored(entry)))
 
 
-def test_a_batch_of_many_keys_has_none() -> None:
+def test_a_batch_with_many_keys_has_no_key() -> None:
     some = [OutgoingMessage(i, b"", key="k", ordering_key=b"o") for i in range(2)]
     entry = encode_batch("p", some, compression=Compression.NONE, publish_time_ms=0)
     assert not entry.metadata.HasField("partition_key")
     assert not entry.metadata.HasField("ordering_key")
 
 
-def test_keys_are_the_same_when_they_are_of_one_kind() -> None:
-    keys = [(None, None), ("k", None), (b"k", None), ("", None), (b"", None)]
-    keys += [(None, b"k"), (None, b"")]
+def test_keys_of_different_kinds_differ() -> None:
+    keys: list[tuple[str | bytes | None, bytes | None]] = [
+        (None, None),
+        ("k", None),
+        (b"k", None),
+        ("", None),
+        (b"", None),
+        (None, b"k"),
+        (None, b""),
+    ]
     groups = {OutgoingMessage(0, b"", key=key, ordering_key=order).group for key, order in keys}
     assert len(groups) == len(keys)
     for key in ("k", b"k", None):  # the ordering key decides
         assert OutgoingMessage(0, b"", key=key, ordering_key=b"o").group == ("ordering", b"o")
 
 
-def test_what_is_said_of_a_batch_is_said_of_its_messages() -> None:
+def test_properties_of_a_batch_apply_to_its_messages() -> None:
     some = [
         OutgoingMessage(0, b""),
         OutgoingMessage(1, b"", properties={"origin": "own", "a": "b"}),
@@ -164,7 +176,7 @@ def test_what_is_said_of_a_batch_is_said_of_its_messages() -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("shown", [{}, {"origin": "EWR"}])
-def test_a_batch_shows_what_its_messages_show_and_they_keep_their_own(
+def test_a_batch_has_its_filter_properties_and_messages_keep_their_own(
     shown: dict[str, str], count: int
 ) -> None:
     some = [
@@ -188,14 +200,14 @@ def test_a_batch_of_one_has_the_delivery_time_and_the_keys_of_its_message() -> N
     assert (back.key, back.ordering_key, back.event_time_ms) == ("k", b"o", 7)
 
 
-def test_consecutive_ids_cost_nothing() -> None:
+def test_consecutive_ids_take_no_bytes() -> None:
     some = [OutgoingMessage(i, b"") for i in range(5)]
     entry = encode_batch("p", some, compression=Compression.NONE, publish_time_ms=0)
     assert not entry.metadata.sequence_id_steps
 
 
 @pytest.mark.parametrize("compression", [*Compression])
-def test_damage_is_noticed(compression: Compression) -> None:
+def test_damage_is_reported(compression: Compression) -> None:
     message = OutgoingMessage(0, b"hello " * 20)
     entry = stored(encode_single("p", message, compression=compression, publish_time_ms=0))
     entry.payload = bytes([entry.payload[0] ^ 1]) + entry.payload[1:]
@@ -206,7 +218,7 @@ def test_damage_is_noticed(compression: Compression) -> None:
 
 @pytest.mark.parametrize("compression", [Compression.LZ4, Compression.ZLIB, Compression.ZSTD])
 @pytest.mark.parametrize("claimed", [1, 119, 121, 2**31])
-def test_a_payload_that_lies_about_its_size_is_not_unpacked(
+def test_a_payload_with_a_false_size_is_not_decompressed(
     compression: Compression, claimed: int
 ) -> None:
     message = OutgoingMessage(0, b"hello " * 20)
@@ -216,7 +228,7 @@ def test_a_payload_that_lies_about_its_size_is_not_unpacked(
         list(decode_entry("a/b/c", entry))
 
 
-def test_a_batch_that_does_not_hold_what_it_says_is_noticed() -> None:
+def test_a_batch_that_contradicts_its_metadata_is_reported() -> None:
     some = [OutgoingMessage(i, b"") for i in range(3)]
     entry = stored(encode_batch("p", some, compression=Compression.NONE, publish_time_ms=0))
     entry.metadata.num_messages_in_batch = 2

@@ -39,7 +39,7 @@ def ledger_with(monkeypatch: pytest.MonkeyPatch, **environment: str) -> LedgerCo
         (DispatcherConfig, "127.0.0.1:7704"),
     ],
 )
-def test_a_service_starts_without_settings_and_only_for_this_machine(
+def test_a_service_without_settings_listens_only_locally(
     config: type[ServiceConfig], listen: str
 ) -> None:
     assert config().listen == listen
@@ -54,7 +54,7 @@ def test_a_service_starts_without_settings_and_only_for_this_machine(
         ("8", "7", 8),  # the environment comes before the file
     ],
 )
-def test_a_setting_comes_from_the_nearest_source(
+def test_a_setting_is_taken_from_the_nearest_source(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     environment: str | None,
@@ -90,7 +90,7 @@ def test_a_list_in_the_environment_is_json(monkeypatch: pytest.MonkeyPatch) -> N
     assert ledger_with(monkeypatch, auto_create="[]").auto_create == ()
 
 
-def test_each_service_has_settings_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_service_has_its_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEQGATE_DEDUP_LISTEN", "0.0.0.0:1")
     monkeypatch.setenv("SEQGATE_DEDUP_REDIS_URL", "redis://there:1/0")
     assert LedgerConfig().listen == "127.0.0.1:7702"
@@ -115,7 +115,7 @@ def test_each_service_has_settings_of_its_own(monkeypatch: pytest.MonkeyPatch) -
         ("failures_max", 1, 1_000),
     ],
 )
-def test_a_number_has_bounds(
+def test_numbers_are_bounded(
     monkeypatch: pytest.MonkeyPatch, name: str, least: int, most: int
 ) -> None:
     for right in (least, most):
@@ -139,7 +139,7 @@ def test_a_number_has_bounds(
         "slow_reader_s",
     ],
 )
-def test_a_time_is_more_than_nothing_and_at_most_a_day(
+def test_durations_are_above_zero_and_at_most_a_day(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     for right in ("0.001", "86400"):
@@ -164,7 +164,7 @@ def test_a_time_is_more_than_nothing_and_at_most_a_day(
         ("subscriptions_max", 1, 100_000),
     ],
 )
-def test_a_number_of_the_dispatcher_has_bounds(
+def test_numbers_of_the_dispatcher_are_bounded(
     monkeypatch: pytest.MonkeyPatch, name: str, least: float, most: float
 ) -> None:
     for right in (least, most):
@@ -185,7 +185,7 @@ def test_a_number_of_the_dispatcher_has_bounds(
         ("decision_bytes_max", 0, 64 * 1024 * 1024 * 1024),
     ],
 )
-def test_a_number_of_the_filter_service_has_bounds(
+def test_numbers_of_the_filter_service_are_bounded(
     monkeypatch: pytest.MonkeyPatch, name: str, least: int, most: int
 ) -> None:
     for right in (least, most):
@@ -198,7 +198,7 @@ def test_a_number_of_the_filter_service_has_bounds(
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7704", "[::]:7704", "127.0.0.1:0"])
-def test_a_dispatcher_says_where_it_is_reached_unless_it_listens_there(
+def test_a_dispatcher_on_a_wildcard_address_requires_an_advertised_one(
     monkeypatch: pytest.MonkeyPatch, listen: str
 ) -> None:
     assert DispatcherConfig().owner == "127.0.0.1:7704"
@@ -210,9 +210,7 @@ def test_a_dispatcher_says_where_it_is_reached_unless_it_listens_there(
 
 
 @pytest.mark.parametrize("name", ["connection_age_max_s", "store_bytes_max"])
-def test_what_may_be_unlimited_says_so_with_nothing(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_zero_means_unlimited(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     assert getattr(ledger_with(monkeypatch, **{name: "0"}), name) == 0
     for wrong in ("-1", "inf", "nan", "1e300"):
         with pytest.raises(ValidationError, match=name):
@@ -237,7 +235,7 @@ def test_what_may_be_unlimited_says_so_with_nothing(
         ("", False),
     ],
 )
-def test_an_address_to_listen_on_has_a_host_and_a_port(
+def test_listen_addresses_have_a_host_and_a_port(
     monkeypatch: pytest.MonkeyPatch, listen: str, right: bool
 ) -> None:
     if right:
@@ -259,7 +257,7 @@ def test_an_address_to_listen_on_has_a_host_and_a_port(
         ("window_messages = ", "TOML|Invalid"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused(
+def test_an_invalid_file_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, error: str
 ) -> None:
     (tmp_path / "ledger.toml").write_text(text)
@@ -268,22 +266,20 @@ def test_a_file_that_cannot_be_used_is_refused(
         LedgerConfig()
 
 
-def test_a_file_that_is_not_there_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_missing_file_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(FILE, str(tmp_path / "ledger.toml"))
     with pytest.raises(FileNotFoundError, match=r"ledger\.toml"):
         LedgerConfig()
 
 
-def test_settings_do_not_change() -> None:
+def test_settings_are_immutable() -> None:
     config = LedgerConfig()
     with pytest.raises(ValidationError):
         config.window_messages = 1  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("environment", [{"WINDOW_MESSAGES": "0"}, {"CONFIG_FILE": "nowhere.toml"}])
-def test_a_service_with_wrong_settings_says_so_and_does_not_run(
+def test_a_service_with_invalid_settings_reports_them_and_exits(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     environment: dict[str, str],

@@ -1,5 +1,5 @@
-"""Clocks: who is connected is alive, and is not forgotten, and stored again, for lack of activity;
-append times never go back."""
+"""Clocks: a connected producer is alive, so it is not forgotten for inactivity, and its messages
+stored again; append times never go back."""
 
 import asyncio
 import time
@@ -77,8 +77,8 @@ async def test_a_producer_that_returns_just_in_time_is_not_stored_twice(parts: P
     assert await parts.publish(opened, 7) is Status.DUPLICATE
 
 
-async def test_who_is_connected_is_alive_after_what_was_known_is_lost(parts: Parts) -> None:
-    """The log knows when it stored something the last time, and not who was connected since."""
+async def test_connected_producers_stay_alive_after_lost_state(parts: Parts) -> None:
+    """The log has the time of the last append, and not the producers connected since."""
     opened = await parts.open()
     assert await parts.publish(opened, 7) is Status.STORED
     for stored in range(len(parts.store.logs[TOPIC].entries)):
@@ -89,9 +89,9 @@ async def test_who_is_connected_is_alive_after_what_was_known_is_lost(parts: Par
     assert parts.dedup.purge(TOPIC, MINUTE_MS) == []
 
 
-async def test_an_attempt_whose_producer_was_forgotten_is_ended_in_the_log(parts: Parts) -> None:
-    """Whether the producer comes back, or was connected all the time; and by a ledger that never
-    heard of it too."""
+async def test_an_attempt_of_a_forgotten_producer_is_aborted_in_the_log(parts: Parts) -> None:
+    """Whether the producer reconnects, or was connected all the time; and also by a ledger that
+    never knew it."""
     opened = await parts.open()
     assert await parts.publish(opened, chunk(5, "a", 0, 3)) is Status.STORED
     parts.dedup.evict(TOPIC, "p")
@@ -109,7 +109,7 @@ async def test_an_attempt_whose_producer_was_forgotten_is_ended_in_the_log(parts
     assert aborts == ["", "a", "b", "c", ""]
 
 
-async def test_a_producer_that_cannot_be_marked_as_alive_is_not_told_that_it_is_connected(
+async def test_a_producer_that_cannot_be_marked_alive_is_not_opened(
     parts: Parts,
 ) -> None:
     def failing(call: str) -> asyncio.Future[None] | None:
@@ -138,7 +138,8 @@ async def test_producers_are_reported_as_often_as_deduplication_asks(parts: Part
     parts.ledger.close(opened)
 
 
-async def test_the_mistake_is_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.deep
+async def test_the_defect_is_found(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     find("A5").apply(monkeypatch)
     with pytest.raises(AssertionError):
         await test_a_producer_that_returns_just_in_time_is_not_stored_twice(parts)
@@ -175,7 +176,7 @@ def opened_at(opened: Opened) -> Position:
 
 
 @pytest.mark.parametrize("call", ["rollback", "admit"])
-async def test_an_open_that_waits_for_deduplication_says_so(parts: Parts, call: str) -> None:
+async def test_an_open_blocked_by_deduplication_is_reported(parts: Parts, call: str) -> None:
     """And not that a state is being rebuilt."""
     never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     parts.dedup.before = lambda name: never if name == call else None
@@ -187,7 +188,7 @@ async def test_an_open_that_waits_for_deduplication_says_so(parts: Parts, call: 
     never.set_result(None)
 
 
-async def test_an_open_that_waits_for_the_store_says_so(
+async def test_an_open_blocked_by_the_store_is_reported(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append, go_on = parts.store.append, asyncio.Event()

@@ -42,7 +42,7 @@ class Overtaken(MemoryCursorStore):
         return made
 
 
-async def test_an_import_that_another_has_finished_resets_no_cursor_that_is_used() -> None:
+async def test_an_import_finished_by_another_call_resets_no_used_cursor() -> None:
     store = Overtaken()
     managed = ManagedCursors(store, UNUSED, UNUSED)
     with pytest.raises(CursorExists):
@@ -52,7 +52,7 @@ async def test_an_import_that_another_has_finished_resets_no_cursor_that_is_used
     assert await store.look(TOPIC, "c", lambda state: state.head.mark_delete) == (1, 5)
 
 
-async def test_an_import_that_was_cut_short_is_taken_up() -> None:
+async def test_an_interrupted_import_is_resumed() -> None:
     store = MemoryCursorStore()
     await store.create(TOPIC, "c", mark_delete=None, properties={IMPORTING: "begun"})
     managed = ManagedCursors(store, UNUSED, UNUSED)

@@ -23,12 +23,13 @@ from seqgate.services.cursor.core.cursor import (
     CursorState,
     InvalidPosition,
     Range,
+    RevisionConflict,
     Succession,
-    VersionConflict,
 )
 from seqgate.services.cursor.core.state import Head
 from seqgate.services.errors import DomainError, Fenced
 from seqgate.types import Position, TopicName
+from tests.support.depth import times
 
 LEDGERS = {1: 11, 2: 4, 4: 9, 5: 30}  # how many entries each has; ledger 3 has none
 ENTRIES = [Position(ledger, entry) for ledger, size in LEDGERS.items() for entry in range(size)]
@@ -60,7 +61,7 @@ class Model:
     attempts: dict[Position, int] = field(default_factory=dict)
     following: dict[Position, Position] = field(default_factory=dict)
     attached: dict[str, str] = field(default_factory=dict)
-    version: int = 0
+    revision: int = 0
     epoch: int = 0
 
     def covers(self, position: Position) -> bool:
@@ -85,7 +86,7 @@ class Model:
         self.done = {each for each in self.done if not self.passed(each)}
         for kept in (self.batches, self.attempts):
             for position in [each for each in kept if self.covers(each)]:
-                del kept[position]  # type: ignore[attr-defined]
+                del kept[position]
 
     def passed(self, position: Position) -> bool:
         return self.mark_delete is not None and position <= self.mark_delete
@@ -143,13 +144,13 @@ class Cursors(RuleBasedStateMachine):
         self,
         epoch: int | None,
         log_end: Position | None,
-        version: int | None,
+        revision: int | None,
         said: tuple[Succession, ...] = (),
     ) -> Caller:
         return Caller(
             None if epoch is None else self.model.epoch + epoch,
             log_end,
-            None if version is None else self.model.version + version,
+            None if revision is None else self.model.revision + revision,
             said,
         )
 
@@ -157,8 +158,8 @@ class Cursors(RuleBasedStateMachine):
         expected: set[type[DomainError]] = set()
         if caller.epoch is not None and caller.epoch != (self.model.epoch or None):
             expected.add(Fenced)
-        if caller.version not in (None, self.model.version):
-            expected.add(VersionConflict)
+        if caller.revision not in (None, self.model.revision):
+            expected.add(RevisionConflict)
         if caller.log_end is not None and any(each > caller.log_end for each in reached):
             expected.add(InvalidPosition)
         known = dict(self.model.following)
@@ -234,14 +235,14 @@ class Cursors(RuleBasedStateMachine):
                 if len(model.batches[position]) == size:
                     model.done.add(position)
         model.settle()
-        model.version += model.mark_delete != before
+        model.revision += model.mark_delete != before
 
     @rule(
         position=positions,
         attached=st.dictionaries(st.sampled_from("ab"), st.just("1")),
         epoch=epochs,
         log_end=log_ends,
-        version=epochs,
+        revision=epochs,
         said=successions,
     )
     def mark_deletes(
@@ -250,10 +251,10 @@ class Cursors(RuleBasedStateMachine):
         attached: dict[str, str],
         epoch: int | None,
         log_end: Position | None,
-        version: int | None,
+        revision: int | None,
         said: tuple[Succession, ...],
     ) -> None:
-        model, caller = self.model, self.caller(epoch, log_end, version, said)
+        model, caller = self.model, self.caller(epoch, log_end, revision, said)
         expected = self.refusals(caller, [position])
         if model.mark_delete is not None and position < model.mark_delete:
             expected.add(AlreadyMarkDeleted)
@@ -261,17 +262,17 @@ class Cursors(RuleBasedStateMachine):
             model.learn(said)
             model.mark_delete, model.attached = position, attached
             model.settle()
-            model.version += 1
+            model.revision += 1
 
     @rule(mark_delete=st.one_of(st.none(), positions), epoch=epochs)
     def resets(self, mark_delete: Position | None, epoch: int | None) -> None:
         caller = self.caller(epoch, None, None)
         expected = self.refusals(caller, [])
         if self.attempt(expected, lambda: self.state.reset(mark_delete, caller)):
-            following, version = self.model.following, self.model.version + 1
+            following, revision = self.model.following, self.model.revision + 1
             epoch = self.model.epoch
             epoch += 2 if epoch and caller.epoch is None else 0
-            self.model = Model(mark_delete, following=following, version=version, epoch=epoch)
+            self.model = Model(mark_delete, following=following, revision=revision, epoch=epoch)
 
     @rule(
         given=st.lists(st.tuples(positions, st.integers(1, 9)), max_size=8),
@@ -342,7 +343,7 @@ class Cursors(RuleBasedStateMachine):
         assert head.mark_delete == model.mark_delete
         assert head.mark_delete_properties == model.attached
         assert (head.acknowledged, head.partial) == (len(model.done), len(model.batches))
-        assert head.version == model.version
+        assert head.revision == model.revision
         assert self.state.attempts(None, 1_000).counts == sorted(model.attempts.items())
         assert set(self.holes._batches.values) == set(model.batches)
         assert self.holes.successions == model.following
@@ -356,4 +357,6 @@ class Cursors(RuleBasedStateMachine):
 
 
 TestCursors = Cursors.TestCase
-TestCursors.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestCursors.settings = settings(
+    max_examples=times(quick=25, full=60), stateful_step_count=30, deadline=None
+)

@@ -15,7 +15,7 @@ def packed(members: set[int]) -> int:
 
 
 @given(numbers)
-def test_the_runs_of_a_set_put_together_are_the_set(members: set[int]) -> None:
+def test_the_union_of_the_runs_of_a_set_is_the_set(members: set[int]) -> None:
     runs = list(pages.runs(packed(members)))
 
     assert {each for first, last in runs for each in range(first, last + 1)} == members
@@ -24,18 +24,18 @@ def test_the_runs_of_a_set_put_together_are_the_set(members: set[int]) -> None:
         assert pages.union(runs) == packed(members)
 
 
-def test_runs_that_are_neighbours_become_one() -> None:
+def test_adjacent_runs_merge() -> None:
     assert pages.union([(0, 0), (1, 7), (8, 8), (63, 64)]) == packed({*range(9), 63, 64})
 
 
 @given(numbers, st.integers(0, 210))
-def test_how_many_follow_in_a_row(members: set[int], start: int) -> None:
+def test_consecutive_entries_are_counted(members: set[int], start: int) -> None:
     count = 0
     while start + count in members:
         count += 1
     assert pages.ones_from(packed(members), start) == count
 
 
-def test_a_full_page_is_counted_whole() -> None:
+def test_a_full_page_is_counted_as_one_run() -> None:
     assert pages.ones_from(pages.first(65_536), 1) == 65_535
     assert pages.first(0) == 0

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,8 +22,8 @@ from seqgate.services.cursor.core.cursor import (
     InvalidProperty,
     LeaseHeld,
     Range,
+    RevisionConflict,
     Succession,
-    VersionConflict,
 )
 from seqgate.services.cursor.core.state import PAGE_ENTRIES, Batch, Head, Lease
 from seqgate.services.errors import DomainError, Fenced
@@ -83,7 +84,7 @@ def refused(state: CursorState, error: type[DomainError], call: Callable[[], Any
     ("properties", "after"), [({"a": "4"}, {"a": "4"}), ({}, {}), ({"b": "1"}, {"b": "1"})]
 )
 @pytest.mark.parametrize("position", [at(3), at(4), at(0, ledger_id=2)])
-def test_properties_come_with_the_position(
+def test_a_mark_delete_sets_position_and_properties_together(
     position: Position, properties: Mapping[str, str], after: Mapping[str, str]
 ) -> None:
     state = cursor()
@@ -91,7 +92,7 @@ def test_properties_come_with_the_position(
     state.mark_delete(position, properties, NOBODY)
 
     assert (state.head.mark_delete, state.head.mark_delete_properties) == (position, after)
-    assert state.head.version == 2
+    assert state.head.revision == 2
 
 
 def test_acknowledgements_keep_the_properties() -> None:
@@ -100,9 +101,9 @@ def test_acknowledgements_keep_the_properties() -> None:
 
     assert acknowledge(state, run(4)) == at(4)
     assert state.head.mark_delete_properties == {"a": "1"}
-    assert state.head.version == 2
+    assert state.head.revision == 2
     acknowledge(state, run(9))
-    assert state.head.version == 2, "only a mark-delete position that moves is a new version"
+    assert state.head.revision == 2, "only a mark-delete position that moves is a new revision"
 
 
 @pytest.mark.parametrize(
@@ -114,9 +115,9 @@ def test_acknowledgements_keep_the_properties() -> None:
         (at(9), Caller(log_end=at(9)), None),
         (at(10), Caller(log_end=at(9)), InvalidPosition),
         (at(0, ledger_id=2), Caller(log_end=at(9)), InvalidPosition),
-        (at(9), Caller(version=7), None),
-        (at(9), Caller(version=6), VersionConflict),
-        (at(9), Caller(version=8), VersionConflict),
+        (at(9), Caller(revision=7), None),
+        (at(9), Caller(revision=6), RevisionConflict),
+        (at(9), Caller(revision=8), RevisionConflict),
         (at(9), Caller(epoch=3), None),
         (at(9), Caller(epoch=2), Fenced),
         (at(9), Caller(epoch=4), Fenced),  # nobody was granted it
@@ -125,10 +126,10 @@ def test_acknowledgements_keep_the_properties() -> None:
         (at(9), Caller(successions=(Succession(at(9), at(0, ledger_id=2)),)), None),
     ],
 )
-def test_what_a_mark_delete_is_refused_for(
+def test_refusals_of_a_mark_delete(
     position: Position, caller: Caller, error: type[DomainError] | None
 ) -> None:
-    state = cursor(at(5), version=7, lease=Lease("o", 3, 0))
+    state = cursor(at(5), revision=7, lease=Lease("o", 3, 0))
     acknowledge(state, run(7), BatchAck(at(8), 2, (1,)))
     state.record_attempts([at(6), at(8)], NOBODY)
 
@@ -137,7 +138,7 @@ def test_what_a_mark_delete_is_refused_for(
 
     if error is None:
         call()
-        assert (state.head.mark_delete, state.head.version) == (position, 8)
+        assert (state.head.mark_delete, state.head.revision) == (position, 8)
     else:
         refused(state, error, call)
 
@@ -147,13 +148,13 @@ def test_an_epoch_is_fenced_when_there_was_no_lease() -> None:
     refused(state, Fenced, lambda: state.mark_delete(at(1), {}, Caller(epoch=0)))
 
 
-def test_the_refusal_says_where_the_cursor_is() -> None:
+def test_a_refusal_has_the_cursors_position() -> None:
     state = cursor(at(5))
     details = refused(state, AlreadyMarkDeleted, lambda: state.mark_delete(at(4), {}, NOBODY))
     assert details == {"mark_delete": at(5)}
 
 
-def test_a_mark_delete_takes_in_what_follows_and_forgets_what_it_covers() -> None:
+def test_a_mark_delete_absorbs_adjacent_runs_and_forgets_covered_ones() -> None:
     state = cursor(at(0))
     acknowledge(
         state, run(2), run(5, 6), run(9), BatchAck(at(3), 3, (0,)), BatchAck(at(8), 2, (0,))
@@ -171,16 +172,16 @@ def test_a_mark_delete_takes_in_what_follows_and_forgets_what_it_covers() -> Non
 # Acknowledgements, 124, 125, 134.
 
 
-def test_entries_acknowledged_backwards() -> None:
+def test_entries_acknowledged_in_reverse() -> None:
     state = cursor()
     for entry, acknowledged in ((3, 1), (2, 2), (1, 3)):
         assert acknowledge(state, run(entry)) is None
         assert state.head.acknowledged == acknowledged
     assert acknowledge(state, run(2)) is None, "twice changes nothing"
-    assert (state.head.acknowledged, state.head.version) == (3, 0)
+    assert (state.head.acknowledged, state.head.revision) == (3, 0)
 
     assert acknowledge(state, run(0)) == at(3)
-    assert (state.head.acknowledged, state.head.version) == (0, 1)
+    assert (state.head.acknowledged, state.head.revision) == (0, 1)
     assert beyond(state) == []
 
 
@@ -192,7 +193,7 @@ def test_holes_stay_until_they_are_filled() -> None:
     assert acknowledge(state, run(0, 19)) == at(19)
     assert beyond(state) == []
     assert acknowledge(state, run(3, 12)) == at(19), "a stale range is ignored"
-    assert (state.head.acknowledged, state.head.version) == (0, 1)
+    assert (state.head.acknowledged, state.head.revision) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,7 @@ def test_holes_stay_until_they_are_filled() -> None:
         ([run(7, PAGE_ENTRIES - 1), BatchAck(at(6), 1, (0,))], PAGE_ENTRIES - 1, []),
     ],
 )
-def test_the_run_that_touches_moves_the_cursor(
+def test_an_adjacent_run_moves_the_cursor(
     given: list[Range | BatchAck], after: int, left: list[Range]
 ) -> None:
     state = cursor(at(5))
@@ -228,17 +229,17 @@ def test_the_run_that_touches_moves_the_cursor(
         ([run(6), run(8, 10)], Caller(log_end=at(9)), InvalidPosition),
         ([run(6), BatchAck(at(10), 2, (0,))], Caller(log_end=at(9)), InvalidPosition),
         ([run(6)], Caller(epoch=2), Fenced),
-        ([run(6)], Caller(version=1), VersionConflict),
+        ([run(6)], Caller(revision=1), RevisionConflict),
         ([run(6), run(9, 8)], NOBODY, InvalidPosition),
         ([run(6), BatchAck(at(8), 3, (0,))], NOBODY, InvalidPosition),  # it has two
         ([run(6), BatchAck(at(9), 2, (2,))], NOBODY, InvalidPosition),
         ([BatchAck(at(9), 2, (1,)), BatchAck(at(9), 3, (1,))], NOBODY, InvalidPosition),
     ],
 )
-def test_all_of_a_call_or_nothing(
+def test_a_call_is_applied_whole_or_not_at_all(
     given: list[Range | BatchAck], caller: Caller, error: type[DomainError]
 ) -> None:
-    state = cursor(at(5), version=7, lease=Lease("o", 3, 0))
+    state = cursor(at(5), revision=7, lease=Lease("o", 3, 0))
     acknowledge(state, BatchAck(at(8), 2, (1,)))
     refused(state, error, lambda: acknowledge(state, *given, caller=caller))
 
@@ -256,11 +257,11 @@ def test_a_batch_message_by_message() -> None:
     ):
         acknowledge(state, BatchAck(at(6), 10, indexes))
         assert beyond(state) == [BatchAck(at(6), 10, known)]
-        assert (state.head.partial, state.head.acknowledged, state.head.version) == (1, 0, 0)
+        assert (state.head.partial, state.head.acknowledged, state.head.revision) == (1, 0, 0)
 
     assert acknowledge(state, BatchAck(at(6), 10, (1, 9))) == at(6)
     assert beyond(state) == []
-    assert (state.head.partial, state.head.acknowledged, state.head.version) == (0, 0, 1)
+    assert (state.head.partial, state.head.acknowledged, state.head.revision) == (0, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +277,7 @@ def test_a_batch_message_by_message() -> None:
         lambda state: state.reset(at(6), NOBODY),
     ],
 )
-def test_what_ends_the_state_of_a_batch(step: Callable[[CursorState], Any]) -> None:
+def test_the_state_of_a_batch_ends_with(step: Callable[[CursorState], Any]) -> None:
     state = cursor(at(5))
     acknowledge(state, BatchAck(at(7), 3, (0,)))
     state.record_attempts([at(7)], NOBODY)
@@ -289,15 +290,15 @@ def test_what_ends_the_state_of_a_batch(step: Callable[[CursorState], Any]) -> N
 
 
 @pytest.mark.parametrize("size", [3, 4])
-def test_a_batch_that_is_acknowledged_whole_is_acknowledged(size: int) -> None:
-    """Also for a caller who has forgotten how many messages it had."""
+def test_acknowledging_all_messages_acknowledges_the_batch(size: int) -> None:
+    """Also for a caller that no longer knows the size of the batch."""
     state = cursor(at(5))
     acknowledge(state, BatchAck(at(7), 3, (0, 1, 2)))
     acknowledge(state, BatchAck(at(7), size, (0,)), BatchAck(at(3), size, (9,)))
     assert beyond(state) == [run(7)]
 
 
-def test_a_batch_of_which_nothing_is_acknowledged_is_not_kept() -> None:
+def test_a_batch_without_acknowledged_messages_is_not_stored() -> None:
     state = cursor(at(5))
     acknowledge(state, BatchAck(at(7), 3, ()))
     assert (state.holes.batch(at(7)), state.head.partial) == (None, 0)
@@ -331,16 +332,16 @@ def test_the_end_of_a_ledger_is_passed_once_it_is_known(
     assert state.head.mark_delete == after
 
 
-def test_a_mark_delete_at_the_end_of_a_ledger_goes_on_only_if_that_is_acknowledged() -> None:
+def test_a_mark_delete_passes_a_ledgers_end_only_if_its_last_entry_is_acknowledged() -> None:
     state = cursor()
     state.mark_delete(at(9), {}, Caller(successions=(TO_2,)))
     assert state.head.mark_delete == at(9)
     assert acknowledge(state, run(0, 4, ledger_id=2)) == at(4, ledger_id=2)
 
 
-def test_a_ledger_that_goes_on_has_not_ended() -> None:
-    """Whoever says that ledger 1 ends with entry 9 is wrong when entry 10 is acknowledged: to stop
-    is safe, to leave out what may lie behind it is not."""
+def test_a_succession_is_ignored_when_its_ledger_has_later_entries() -> None:
+    """A claim that ledger 1 ends with entry 9 is wrong if entry 10 is acknowledged: to stop is
+    safe, to skip possible later entries is not."""
     state = cursor(at(8))
     acknowledge(state, run(10), caller=Caller(successions=(TO_2,)))
     acknowledge(state, run(0, ledger_id=2))
@@ -348,7 +349,7 @@ def test_a_ledger_that_goes_on_has_not_ended() -> None:
     assert beyond(state) == [run(0, 1, ledger_id=2)]
 
 
-def test_a_ledger_that_goes_on_has_not_ended_in_one_call() -> None:
+def test_a_succession_is_ignored_when_the_same_call_has_later_entries() -> None:
     state = cursor(at(8))
     acknowledge(state, run(10))
     first_of_2 = run(0, ledger_id=2)
@@ -366,7 +367,7 @@ def test_a_ledger_that_goes_on_has_not_ended_in_one_call() -> None:
         ((Succession(at(0, ledger_id=2), at(9)),), ()),
     ],
 )
-def test_successions_that_cannot_be_true(
+def test_contradictory_successions_are_refused(
     said: tuple[Succession, ...], known: tuple[Succession, ...]
 ) -> None:
     state = cursor()
@@ -378,8 +379,8 @@ def test_successions_that_cannot_be_true(
     )
 
 
-@pytest.mark.parametrize("is_known", [True, False], ids=["known", "told in the same call"])
-def test_what_follows_an_entry_is_later_when_the_log_was_trimmed_meanwhile(is_known: bool) -> None:
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "given in the same call"])
+def test_a_succession_moves_forward_after_a_trim(is_known: bool) -> None:
     """A subscription was moved back to where it once read on, and the log begins later now."""
     state = cursor(at(9))
     acknowledge(state, caller=Caller(successions=(TO_2,)))
@@ -407,7 +408,7 @@ def test_the_first_entry_of_a_topic_is_1_0_until_it_is_trimmed() -> None:
     assert (beyond(state), state.head.acknowledged) == ([], 0)
 
 
-def test_a_log_that_is_trimmed_further_begins_later() -> None:
+def test_a_further_trim_moves_the_start_of_the_log() -> None:
     state = cursor()
     for ledger_id in (3, 5, 4):  # the last one knows less
         first = Succession(BEFORE_FIRST, at(0, ledger_id=ledger_id))
@@ -420,14 +421,14 @@ def test_a_log_that_is_trimmed_further_begins_later() -> None:
 
 
 @pytest.mark.parametrize("position", [None, at(2), at(5), at(0, ledger_id=7)])
-def test_a_reset_goes_where_it_is_told(position: Position | None) -> None:
-    state = cursor(at(3), mark_delete_properties={"a": "1"}, properties={"b": "2"}, version=4)
+def test_a_reset_moves_to_the_given_position(position: Position | None) -> None:
+    state = cursor(at(3), mark_delete_properties={"a": "1"}, properties={"b": "2"}, revision=4)
     acknowledge(state, run(6, 8), BatchAck(at(9), 2, (0,)))
     state.record_attempts([at(5)], NOBODY)
 
     state.reset(position, NOBODY)
 
-    expected = cursor(position, properties={"b": "2"}, version=5)
+    expected = cursor(position, properties={"b": "2"}, revision=5)
     assert picture(state) == picture(expected)
 
 
@@ -439,7 +440,7 @@ def test_a_reset_is_fenced() -> None:
 # Reading.
 
 
-def test_pages_of_holes_are_cut_anywhere() -> None:
+def test_pages_of_holes_may_be_cut_anywhere() -> None:
     state = cursor(at(5))
     long = run(20, 3 * PAGE_ENTRIES)
     other = run(0, ledger_id=2)
@@ -474,7 +475,7 @@ def test_reading_begins_after_a_position(after: Position, first: Range | None) -
     assert state.acknowledged(after, 1).ranges == ([] if first is None else [first])
 
 
-def test_a_run_does_not_go_on_in_the_next_ledger() -> None:
+def test_a_run_does_not_span_ledgers() -> None:
     state = cursor()
     runs = [run(1, PAGE_ENTRIES - 1), run(PAGE_ENTRIES, ledger_id=2)]
     acknowledge(state, *runs)
@@ -489,7 +490,7 @@ def test_attempts_are_counted_until_the_entry_is_acknowledged() -> None:
     acknowledge(state, run(8))
     assert state.record_attempts([at(7), at(8), at(5), at(7)], NOBODY) == [1, 0, 0, 2]
     assert state.record_attempts([at(7)], NOBODY) == [3]
-    assert state.head.version == 0
+    assert state.head.revision == 0
 
     acknowledge(state, run(7))
     assert state.record_attempts([at(7)], NOBODY) == [0]
@@ -509,9 +510,7 @@ def test_attempts_are_counted_until_the_entry_is_acknowledged() -> None:
         (1, 2**32 - 1, 2**32 - 1),
     ],
 )
-def test_attempts_that_the_caller_counts_become_at_least_that(
-    before: int, given: int, after: int
-) -> None:
+def test_explicit_attempts_are_a_lower_bound(before: int, given: int, after: int) -> None:
     state = cursor(at(5))
     for _ in range(before):
         state.record_attempts([at(7)], NOBODY)
@@ -520,19 +519,19 @@ def test_attempts_that_the_caller_counts_become_at_least_that(
     assert state.attempts(None, 9) == Attempts([(at(7), after)] if after else [], None)
 
 
-def test_attempts_are_counted_as_often_as_an_entry_is_named() -> None:
+def test_an_entry_named_twice_has_its_highest_count() -> None:
     state = cursor()
     assert state.record_attempts([at(7), at(8), at(7)], NOBODY, [4, 1, 2]) == [4, 1, 4]
 
 
 @pytest.mark.parametrize("given", [[1], [1, 2, 3]])
-def test_attempts_are_given_of_each_position_or_of_none(given: list[int]) -> None:
+def test_attempts_are_given_for_each_position_or_for_none(given: list[int]) -> None:
     state = cursor()
     positions = [at(7), at(8)]
     refused(state, InvalidPosition, lambda: state.record_attempts(positions, NOBODY, given))
 
 
-def test_a_count_of_attempts_has_an_end() -> None:
+def test_counts_of_attempts_saturate() -> None:
     state = cursor()
     state.record_attempts([at(7)], NOBODY, [2**32 - 2])
     assert state.record_attempts([at(7), at(7)], NOBODY) == [2**32 - 1, 2**32 - 1]
@@ -570,21 +569,21 @@ def test_attempts_are_read_in_pages() -> None:
 def test_properties_change(
     put: dict[str, str], remove: list[str], clear: bool, after: dict[str, str]
 ) -> None:
-    state = cursor(at(5), properties={"a": "1", "b": "1", "#seqgate.internal.x": "1"}, version=7)
+    state = cursor(at(5), properties={"a": "1", "b": "1", "#seqgate.internal.x": "1"}, revision=7)
     refused(
         state,
-        VersionConflict,
-        lambda: state.update_properties(put, remove, Caller(version=6), clear=clear),
+        RevisionConflict,
+        lambda: state.update_properties(put, remove, Caller(revision=6), clear=clear),
     )
-    state.update_properties(put, remove, Caller(version=7), clear=clear)
-    assert (state.head.properties, state.head.version) == (after, 8)
+    state.update_properties(put, remove, Caller(revision=7), clear=clear)
+    assert (state.head.properties, state.head.revision) == (after, 8)
 
     state.mark_delete(at(6), {}, NOBODY)
     acknowledge(state, run(7))
     assert state.head.properties == after
 
 
-def test_properties_cannot_become_too_many_step_by_step() -> None:
+def test_the_number_of_properties_is_bounded_across_steps() -> None:
     many = {str(each): "" for each in range(PROPERTIES_MAX)}
     state = cursor(properties=many)
     refused(
@@ -594,14 +593,14 @@ def test_properties_cannot_become_too_many_step_by_step() -> None:
     assert len(state.head.properties) == PROPERTIES_MAX
 
 
-def test_properties_cannot_become_too_large_step_by_step() -> None:
+def test_the_size_of_properties_is_bounded_across_steps() -> None:
     half = "x" * (PROPERTIES_BYTES_MAX // 2 - 1)
     state = cursor(properties={"a": half, "b": half})
     for more in ({"c": ""}, {"a": half + "x"}, {"b": half[1:] + "é"}):
         refused(
             state,
             InvalidProperty,
-            lambda more=more: state.update_properties(more, [], NOBODY, clear=False),
+            partial(state.update_properties, more, [], NOBODY, clear=False),
         )
     state.update_properties({"c": half}, ["a"], NOBODY, clear=False)
     assert state.head.properties.keys() == {"b", "c"}
@@ -615,7 +614,7 @@ def test_properties_cannot_become_too_large_step_by_step() -> None:
     ],
     ids=["many", "large"],
 )
-def test_properties_that_are_beyond_the_bounds_may_become_less(many: dict[str, str]) -> None:
+def test_properties_above_the_bounds_may_shrink(many: dict[str, str]) -> None:
     state = cursor(properties=many)
     last = list(many)[-1]
     state.update_properties({}, [last], NOBODY, clear=False)
@@ -640,14 +639,14 @@ def test_properties_that_are_beyond_the_bounds_may_become_less(many: dict[str, s
         ("b", 10, 1_990),  # nor given away
     ],
 )
-def test_who_gets_the_lease(owner: str, now_ms: int, after: Lease | int) -> None:
-    state = cursor(at(5), version=7, lease=Lease("a", 3, 2_000))
+def test_acquiring_a_lease(owner: str, now_ms: int, after: Lease | int) -> None:
+    state = cursor(at(5), revision=7, lease=Lease("a", 3, 2_000))
     if isinstance(after, int):
         details = refused(state, LeaseHeld, lambda: state.acquire_lease(owner, now_ms, 1_000))
         assert details == {"owner": "a", "remaining_ms": after}
     else:
         assert state.acquire_lease(owner, now_ms, 1_000) == after == state.head.lease
-        assert state.head.version == 7
+        assert state.head.revision == 7
 
 
 def test_the_first_lease() -> None:
@@ -666,7 +665,7 @@ def test_the_first_lease() -> None:
         (None, "a", 0, 1_500, None),
     ],
 )
-def test_who_keeps_the_lease(
+def test_renewing_a_lease(
     lease: Lease | None, owner: str, epoch: int, now_ms: int, expires_ms: int | None
 ) -> None:
     state = cursor(lease=lease)
@@ -689,7 +688,7 @@ def test_who_keeps_the_lease(
         (None, "a", 0, None),
     ],
 )
-def test_who_goes_on_with_the_next_epoch(
+def test_renewing_with_the_next_epoch(
     lease: Lease | None, owner: str, epoch: int, after: Lease | None
 ) -> None:
     state = cursor(lease=lease)
@@ -703,7 +702,7 @@ def test_who_goes_on_with_the_next_epoch(
         assert renew() == after == state.head.lease
 
 
-def test_a_lease_that_was_given_back_is_free_and_its_epoch_is_spent() -> None:
+def test_a_released_lease_is_free_and_its_epoch_is_spent() -> None:
     state = cursor()
     state.acquire_lease("a", 0, 1_000)
     for now_ms in (10, 20):
@@ -718,23 +717,21 @@ def test_a_lease_that_was_given_back_is_free_and_its_epoch_is_spent() -> None:
 
 
 @pytest.mark.parametrize("epoch", [None, 3])
-def test_a_reset_by_somebody_else_than_the_holder_ends_the_lease(epoch: int | None) -> None:
+def test_a_reset_by_another_caller_ends_the_lease(epoch: int | None) -> None:
     state = cursor(at(5), lease=Lease("a", 3, 2_000))
     state.reset(at(1), Caller(epoch=epoch))
     if epoch is not None:
         state.mark_delete(at(6), {}, Caller(epoch=3))
         return
     for own in (3, 4):
-        refused(state, Fenced, lambda own=own: state.mark_delete(at(6), {}, Caller(epoch=own)))
+        refused(state, Fenced, partial(state.mark_delete, at(6), {}, Caller(epoch=own)))
     assert state.head.mark_delete == at(1)
     assert state.acquire_lease("b", 1_000, 1_000).owner == "b"
 
 
 @pytest.mark.parametrize("owner", ["a", "b"])
 @pytest.mark.parametrize("behind_ms", [1, 5_000])
-def test_a_lease_that_was_given_back_is_over_by_a_clock_that_is_behind(
-    owner: str, behind_ms: int
-) -> None:
+def test_a_released_lease_has_expired_even_by_a_slow_clock(owner: str, behind_ms: int) -> None:
     state = cursor()
     state.acquire_lease("a", 9_000, 1_000)
     state.release_lease(1, 9_500)
@@ -745,7 +742,7 @@ def test_a_lease_that_was_given_back_is_over_by_a_clock_that_is_behind(
 
 
 def test_a_million_holes() -> None:
-    """Every second entry: no call may walk entry by entry through what is there."""
+    """Every second entry: no call may iterate over all holes."""
     count = 2 * 16 * PAGE_ENTRIES  # entries; half of them are acknowledged
     state = cursor()
     for number in range(count // PAGE_ENTRIES):
@@ -776,7 +773,7 @@ def test_a_million_holes() -> None:
 # The memory store: a step is done, or not.
 
 
-async def test_a_step_that_fails_half_way_has_not_begun() -> None:
+async def test_a_step_that_fails_halfway_changes_nothing() -> None:
     store = MemoryCursorStore()
     await store.create(TOPIC, "n", mark_delete=None, properties={})
 
@@ -793,7 +790,7 @@ async def test_a_step_that_fails_half_way_has_not_begun() -> None:
     assert await store.look(TOPIC, "n", lambda state: state.holes.next_after(at(9))) is None
 
 
-async def test_successions_are_known_to_all_cursors_of_a_topic() -> None:
+async def test_cursors_of_a_topic_share_its_successions() -> None:
     store = MemoryCursorStore()
     for name in "ab":
         await store.create(TOPIC, name, mark_delete=at(5), properties={})
@@ -818,7 +815,7 @@ def imported(waiting: set[int], size: int = 64) -> CursorState:
 
 
 @pytest.mark.parametrize("size", [4, 10, 64, 100])
-def test_a_batch_takes_the_size_that_it_really_has(size: int) -> None:
+def test_a_guessed_batch_size_is_corrected(size: int) -> None:
     state = imported({1, 3})
     acknowledge(state, BatchAck(at(5), size, (1,)))
     assert state.holes.batch(at(5)) == Batch(size, (1 << size) - 1 & ~(1 << 3))
@@ -829,13 +826,13 @@ def test_a_batch_takes_the_size_that_it_really_has(size: int) -> None:
     assert state.holes.batch(at(5)) is None
 
 
-def test_a_size_without_a_message_that_is_not_acknowledged_cannot_be() -> None:
+def test_a_batch_size_that_contradicts_its_acknowledgements_is_refused() -> None:
     state = imported({1, 3})
     details = refused(state, InvalidPosition, lambda: acknowledge(state, BatchAck(at(5), 3, (1,))))
     assert details["size"] == 64
 
 
-def test_nothing_is_left_of_what_only_seemed_acknowledged() -> None:
+def test_a_batch_acknowledged_by_a_guessed_size_leaves_nothing_behind() -> None:
     state = imported({0, 1, 2})
     acknowledge(state, BatchAck(at(5), 3, ()))
     assert (state.holes.batch(at(5)), state.head.partial) == (None, 0)

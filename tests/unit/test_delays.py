@@ -1,4 +1,4 @@
-"""What is to be delivered later takes so much memory at most, and comes in time all the same."""
+"""Delayed messages take bounded memory, and are still delivered in time."""
 
 from random import Random
 from typing import Any
@@ -58,7 +58,7 @@ def publish(it: Stage, *delays_ms: int) -> None:
 @pytest.mark.parametrize(
     "options", [{"delayed_max": 3}, {"delayed_bytes_max": 3 * (KEPT_BYTES + 1)}]
 )
-def test_as_many_are_kept_as_there_is_room_for(options: dict[str, int]) -> None:
+def test_delayed_entries_are_kept_up_to_the_limit(options: dict[str, Any]) -> None:
     together = DelayedBytes(10**9)
     delays = Delays(Options(**options), together)
     for when_ms in (50, 10, 40, 30, 20):
@@ -70,7 +70,7 @@ def test_as_many_are_kept_as_there_is_room_for(options: dict[str, int]) -> None:
     assert together.size_bytes == 0
 
 
-def test_others_are_left_room_but_for_a_few() -> None:
+def test_delays_leave_room_to_others() -> None:
     together = DelayedBytes(2 * KEPT_LEAST * KEPT_BYTES)
     one, other = Delays(Options(), together), Delays(Options(), together)
     for each in range(10 * KEPT_LEAST):
@@ -84,7 +84,7 @@ def test_others_are_left_room_but_for_a_few() -> None:
     assert together.size_bytes == 0
 
 
-def test_what_is_due_soonest_is_kept() -> None:
+def test_the_soonest_due_entries_are_kept() -> None:
     it = later(500, 300, 400, 100, 200)
     assert it.sub.delayed == 5
     assert len(it.sub.lanes) == 2
@@ -93,7 +93,7 @@ def test_what_is_due_soonest_is_kept() -> None:
         assert it.got(1) == [entry_id]
 
 
-def test_a_message_comes_when_it_is_due_and_not_before_wherever_it_was(seed: int) -> None:
+def test_a_message_is_delivered_exactly_when_due(seed: int) -> None:
     random = Random(seed)
     delays_ms = [random.randrange(1, 1_000) for _ in range(300)]
     it = Stage(delayed_max=7)
@@ -107,7 +107,7 @@ def test_a_message_comes_when_it_is_due_and_not_before_wherever_it_was(seed: int
     assert it.sub.delayed == 0
 
 
-def test_the_log_is_read_again_about_twice_for_as_many_as_there_is_room_for(seed: int) -> None:
+def test_the_log_is_scanned_about_twice_per_full_memory(seed: int) -> None:
     random = Random(seed)
     delays_ms = [random.randrange(1, 1_000) for _ in range(2_000)]
     it = Stage(delayed_max=100)
@@ -119,7 +119,7 @@ def test_the_log_is_read_again_about_twice_for_as_many_as_there_is_room_for(seed
     assert it.sub.totals["scanned_entries"] <= (2 * 2_000 / 100 + 2) * 2_000
 
 
-def test_what_comes_in_its_order_is_read_again_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ordered_delays_are_scanned_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seqgate.services.dispatcher.core.delays.STRETCH_ENTRIES", 64)
     it = Stage(delayed_max=100)
     it.connect(1, 10_000)
@@ -130,7 +130,7 @@ def test_what_comes_in_its_order_is_read_again_about_once(monkeypatch: pytest.Mo
     assert it.sub.totals["scanned_entries"] <= 40 * 1_200  # pages of 1,000 go beyond a stretch
 
 
-def test_what_is_due_all_at_once_waits_for_room() -> None:
+def test_entries_due_at_once_wait_for_room() -> None:
     it = Stage(delayed_max=2, consumer_parked_max=4, key_parked_max=2)
     it.connect(1, 3)
     publish(it, *[100] * 50)
@@ -142,7 +142,7 @@ def test_what_is_due_all_at_once_waits_for_room() -> None:
     assert sorted(got) == list(range(50))
 
 
-def test_what_was_postponed_comes_before_what_waits_behind_it() -> None:
+def test_a_postponed_entry_precedes_later_ones_of_its_key() -> None:
     it = stage(permits=2, kind=SubscriptionType.EXCLUSIVE, delayed_max=1)
     it.publish(A, deliver_at_ms=50)
     it.publish(A, deliver_at_ms=100)
@@ -157,7 +157,7 @@ def test_what_was_postponed_comes_before_what_waits_behind_it() -> None:
 # ---- what holds its key
 
 
-def test_a_key_is_held_by_a_message_that_is_not_remembered() -> None:
+def test_a_postponed_message_outside_memory_holds_its_key() -> None:
     it = stage(delay_holds_key=True, delayed_max=1)
     it.publish(B, deliver_at_ms=50)
     it.publish(A, deliver_at_ms=100)
@@ -172,7 +172,7 @@ def test_a_key_is_held_by_a_message_that_is_not_remembered() -> None:
     assert it.got(1) == [1, 2, 4]
 
 
-def test_what_waits_behind_a_message_goes_with_it() -> None:
+def test_entries_behind_a_postponed_message_are_postponed_with_it() -> None:
     it = stage(delay_holds_key=True, delayed_max=1)
     it.publish(A, deliver_at_ms=100)
     it.publish(A, A)
@@ -183,7 +183,7 @@ def test_what_waits_behind_a_message_goes_with_it() -> None:
     assert it.got(1) == [3, 0, 1, 2]
 
 
-def test_keys_beyond_those_that_are_remembered_wait_with_their_slots(
+def test_keys_beyond_the_limit_wait_by_slot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("seqgate.services.dispatcher.core.delays.HELD_KEYS_MAX", 100)
@@ -200,11 +200,11 @@ def test_keys_beyond_those_that_are_remembered_wait_with_their_slots(
 # ---- what else becomes of it
 
 
-def test_what_is_acknowledged_with_what_follows_it_never_comes() -> None:
+def test_an_entry_acknowledged_cumulatively_is_never_delivered() -> None:
     it = stage(kind=SubscriptionType.EXCLUSIVE, delayed_max=1)
     it.publish(A, B, C, deliver_at_ms=100)
     it.publish(A)
-    effects, _, number = it.sub.acknowledge_through(1, it.item(3), 0)
+    effects, _, number = it.sub.acknowledge_cumulative(1, it.item(3), 0)
     it.do(effects)
     assert number
     assert sorted(it.acknowledged()) == [0, 1, 2, 3]
@@ -213,7 +213,7 @@ def test_what_is_acknowledged_with_what_follows_it_never_comes() -> None:
     assert it.sub.delayed == 0
 
 
-def test_what_the_log_has_no_more_is_passed() -> None:
+def test_trimmed_entries_are_skipped() -> None:
     it = later(300, 100, 200, 300, 300)
     gone = it.log[3]
     it.log[3] = Entry(gone.position, None)
@@ -225,12 +225,12 @@ def test_what_the_log_has_no_more_is_passed() -> None:
     assert it.sub.delayed == 3
 
 
-def test_nothing_is_scanned_while_too_much_is_not_durable() -> None:
+def test_scans_stop_while_too_many_acknowledgements_are_not_durable() -> None:
     it = Stage(delayed_max=1)
     it.connect(1, 10)
     publish(it, 100, 100, 100)
     it.holds = (Persist,)
-    it.publish(*[None] * UNSETTLED_MAX)  # type: ignore[list-item]
+    it.publish(*[None] * UNSETTLED_MAX)  # type: ignore[arg-type]
     it.wait(100)
     assert not any(isinstance(each, Scan) for each in it.effects)
     assert it.got(1) == [0]
@@ -243,7 +243,7 @@ def test_nothing_is_scanned_while_too_much_is_not_durable() -> None:
 # ---- which were postponed
 
 
-def test_a_stretch_is_left_out_until_something_of_it_may_be_due(
+def test_a_range_is_skipped_until_one_of_its_entries_may_be_due(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("seqgate.services.dispatcher.core.delays.STRETCH_ENTRIES", 4)
@@ -267,7 +267,7 @@ def test_a_stretch_is_left_out_until_something_of_it_may_be_due(
     assert (len(some), some.soonest_ms, some.first(at(0))) == (0, NEVER_MS, None)
 
 
-def test_postponed_entries_are_a_set(seed: int) -> None:
+def test_postponed_entries_behave_like_a_set(seed: int) -> None:
     random, some, model = Random(seed), Postponed(), set[Position]()
     for _ in range(2_000):
         position = Position(random.choice((1, 2)), random.randrange(20_000))

@@ -1,7 +1,6 @@
 """The demo's input, its journal, and its plan."""
 
 from collections import Counter as Multiset
-from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -11,15 +10,23 @@ import pytest
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import MessageId, Receipt
+from tools.demo.dataset import (
+    Original,
+    by_airport,
+    by_carrier,
+    load_flights,
+    load_weather,
+    months_for,
+)
 from tools.demo.faults import Kind, plan
-from tools.demo.flights import Flight, by_carrier, load_flights, read_flights, write_flights
-from tools.demo.journal import Acknowledged, Counter, Journal, acknowledged
-from tools.demo.line import Gate, one_by_one
-from tools.demo.stations import CHUNK_BYTES
-from tools.demo.weather import Weather, by_airport, load_weather, months_for
+from tools.demo.publisher import Progress, note_receipts
+from tools.demo.publishing import CHUNK_BYTES
+from tools.demo.relay import Gate, one_by_one
+from tools.stack.journal import Journal
 
 
-def test_every_flight_is_a_message_of_its_own() -> None:
+@pytest.mark.deep
+def test_every_flight_is_a_separate_message() -> None:
     carriers = by_carrier(load_flights())
     assert sum(len(flights) for flights in carriers.values()) == 336_776
     assert len(carriers) == 16
@@ -29,30 +36,22 @@ def test_every_flight_is_a_message_of_its_own() -> None:
         assert ids[0] > 2**53
 
 
-def test_flights_come_back_from_a_file(tmp_path: Path) -> None:
-    flights = [
-        Flight("UA", 2**60 + 1, "N14228", "EWR", "IAH", b'{"flight":"1545"}'),
-        Flight("UA", 2**60 + 2, None, "LGA", "MIA", b"{}"),
-    ]
-    write_flights(tmp_path / "UA", flights)
-    assert read_flights(tmp_path / "UA", "UA") == flights
-
-
-def test_a_journal_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_progress_resumes_where_it_stopped(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "UA")
+    journal.write("sent", messages=2)
     receipt = Receipt(MessageId(1, 2, -1, 3), 7, duplicate=False)
-    with closing(Journal(tmp_path, "UA")) as journal:
-        journal.count(Counter.SENT, 2)
-        journal.settle([receipt, Receipt(MessageId(1, 4), 8, duplicate=True)], 2)
-    with closing(Journal(tmp_path, "UA")) as journal:
-        journal.settle([], 1)  # a stretch that was sent again: the checkpoint never goes back
-        assert [journal[each] for each in Counter] == [2, 2, 2, 1, 0]
-    with (tmp_path / "UA.receipts").open("a") as file:
-        file.write("9 1:5")  # a crash in the middle of a line
-    Journal(tmp_path, "UA").close()
-    assert list(acknowledged(tmp_path, "UA")) == [
-        Acknowledged(7, "1:2:-1:3"),
-        Acknowledged(8, "1:4:-1"),
-    ]
+    note_receipts(journal, [receipt, Receipt(MessageId(1, 4), 8, duplicate=True)], 2)
+    journal.close()
+    seen = Progress(tmp_path, "UA").read()  # by another process
+    with (tmp_path / "UA.jsonl").open("a") as file:
+        file.write('{"t": 1, "e": "se')  # a crash in the middle of a line
+    journal = Journal(tmp_path, "UA")
+    note_receipts(journal, [], 1)  # a stretch that was sent again: the checkpoint never goes back
+    journal.close()
+    for progress in (seen.read(), Progress(tmp_path, "UA").read()):
+        assert (progress.checkpoint, progress.sent) == (2, 2)
+        assert (progress.duplicates, progress.rewinds) == (1, 0)
+        assert progress.receipts == [(7, "1:2:-1:3"), (8, "1:4:-1")]
 
 
 def test_each_plan_has_every_fault_in_order() -> None:
@@ -78,22 +77,23 @@ def test_the_weather_is_a_large_message_for_each_airport_and_month() -> None:
         assert load_weather(2)[airport] == weather[:2]
 
 
-def test_a_table_is_cut_by_airport_and_month() -> None:
+def weather(airport: str, month: str, table: bytes) -> Original:
+    return Original(airport, int(month), airport, {"origin": airport, "month": month}, table)
+
+
+def test_a_table_is_split_by_airport_and_month() -> None:
     head = b"origin,year,month,temp\n"
     rows = [b"JFK,2013,2,1\n", b"EWR,2013,10,2\n", b"EWR,2013,9,3\n", b"JFK,2013,2,4\n"]
     assert by_airport(head + b"".join(rows)) == {
-        "EWR": [
-            Weather("EWR", 201309, head + rows[2]),
-            Weather("EWR", 201310, head + rows[1]),
-        ],
-        "JFK": [Weather("JFK", 201302, head + rows[0] + rows[3])],
+        "EWR": [weather("EWR", "201309", head + rows[2]), weather("EWR", "201310", head + rows[1])],
+        "JFK": [weather("JFK", "201302", head + rows[0] + rows[3])],
     }
 
 
 @pytest.mark.parametrize(
     ("flights", "months"), [(1, 2), (56_000, 2), (84_000, 3), (336_776, 12), (10**9, 12)]
 )
-def test_fewer_flights_come_with_fewer_months(flights: int, months: int) -> None:
+def test_fewer_flights_span_fewer_months(flights: int, months: int) -> None:
     assert months_for(flights) == months
 
 
@@ -120,14 +120,14 @@ def test_an_attempt_stops_once_somewhere_in_its_middle() -> None:
     assert places == {1, 2, 3, 4}
 
 
-def test_nothing_stops_that_is_no_chunk_or_comes_after_the_end() -> None:
+def test_only_chunks_before_the_last_may_be_stopped_at() -> None:
     gate = Gate(Random(0))
     assert not gate.stops(EntryMetadata(sequence_id=7))
     gate.open()
     assert not any(stops(gate, "a"))
 
 
-def test_the_line_takes_requests_apart() -> None:
+def test_requests_are_split_into_single_publications() -> None:
     opening = pb.PublishRequest(open=pb.Open(topic="t"))
     assert list(one_by_one(opening)) == [opening]
     both = [pb.Publication(request_id=3, resume=True), pb.Publication(request_id=4)]

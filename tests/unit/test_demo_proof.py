@@ -4,22 +4,23 @@ from dataclasses import replace
 
 import pytest
 
-from seqgate.api.entry.v1.entry_pb2 import EntryMetadata, Position
+from seqgate.api.common.v1.common_pb2 import Position
+from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import Dropped, DropReason, Message, MessageId
-from tools.demo.chunk_proof import ChunkProof, LargeFindings
-from tools.demo.flights import Flight
-from tools.demo.line import Standing
-from tools.demo.proof import Findings, Proof
+from tools.demo.dataset import Original
+from tools.demo.proof import ChunkProof, Findings, MessageProof
+from tools.demo.relay import Crashes, Stalled
+from tools.demo.report import broken
 
 FLIGHTS = [
-    Flight("UA", 10, "N1", "JFK", "LAX", b"ten"),
-    Flight("UA", 11, None, "JFK", "BOS", b"eleven"),
-    Flight("DL", 10, "N2", "EWR", "ATL", b"other"),
+    Original("UA", 10, "N1", {"origin": "JFK", "destination": "LAX"}, b"ten"),
+    Original("UA", 11, None, {"origin": "JFK", "destination": "BOS"}, b"eleven"),
+    Original("DL", 10, "N2", {"origin": "EWR", "destination": "ATL"}, b"other"),
 ]
 
 
-def stored(flight: Flight, entry_id: int) -> Message:
+def stored(flight: Original, entry_id: int) -> Message:
     return Message(
         topic="nyc/2013/flights",
         id=MessageId(1, entry_id),
@@ -39,7 +40,7 @@ GOOD = [stored(flight, entry_id) for entry_id, flight in enumerate(FLIGHTS)]
 def judge(
     messages: list[Message], receipts: list[tuple[str, int, str]], marks: dict[str, int | None]
 ) -> Findings:
-    proof = Proof(FLIGHTS)
+    proof = MessageProof(FLIGHTS)
     for message in messages:
         proof.see_message(message)
     for receipt in receipts:
@@ -49,10 +50,10 @@ def judge(
     return proof.findings()
 
 
-def test_a_whole_log_is_found_whole() -> None:
+def test_a_complete_log_passes() -> None:
     findings = judge(GOOD, [("UA", 11, "1:1:-1")], {"UA": 11, "DL": 10})
-    assert (findings.stored, findings.receipts, findings.broken) == (3, 1, 0)
-    assert findings.examples == {}
+    assert (findings.counts["stored"], findings.counts["receipts"]) == (3, 1)
+    assert (findings.broken, findings.examples, broken(findings.counts)) == (0, {}, [])
 
 
 @pytest.mark.parametrize(
@@ -70,25 +71,25 @@ def test_a_whole_log_is_found_whole() -> None:
 )
 def test_an_anomaly_in_the_log_is_found(anomaly: str, messages: list[Message]) -> None:
     findings = judge(messages, [], {})
-    assert getattr(findings, anomaly) == findings.broken == 1
-    assert list(findings.examples) == [anomaly]
+    assert findings.counts[anomaly] == findings.broken == 1
+    assert list(findings.examples) == broken(findings.counts) == [anomaly]
 
 
 @pytest.mark.parametrize("message_id", ["1:2:-1", "1:1:-1:0"])
-def test_a_receipt_that_names_another_place_is_found(message_id: str) -> None:
+def test_a_receipt_with_a_wrong_position_is_found(message_id: str) -> None:
     findings = judge(GOOD, [("UA", 11, message_id)], {})
-    assert findings.receipts_wrong == findings.broken == 1
+    assert findings.counts["receipts_wrong"] == findings.broken == 1
 
 
-def test_a_receipt_for_what_is_not_in_the_log_is_found() -> None:
+def test_a_receipt_for_a_missing_message_is_found() -> None:
     findings = judge(GOOD[:2], [("DL", 10, "1:2:-1")], {})
-    assert (findings.receipts_wrong, findings.lost) == (1, 1)
+    assert (findings.counts["receipts_wrong"], findings.counts["lost"]) == (1, 1)
 
 
 @pytest.mark.parametrize("mark", [None, 10, 12])
-def test_a_mark_that_is_not_where_the_log_ends_is_found(mark: int | None) -> None:
+def test_a_mark_that_differs_from_the_log_is_found(mark: int | None) -> None:
     findings = judge(GOOD, [], {"UA": mark})
-    assert findings.marks_wrong == findings.broken == 1
+    assert findings.counts["marks_wrong"] == findings.broken == 1
 
 
 def entry(entry_id: int, uuid: str, chunk_id: int, aborts: str = "") -> pb.StoredEntry:
@@ -114,16 +115,16 @@ LOG = [
 ]
 READ = [4]
 TOLD = ["old"]
-CRASHES = [[Standing("EWR", "old", 2)]]
+CRASHES = [[Stalled("EWR", "old", 2)]]
 
 
 def judge_chunks(
     log: list[pb.StoredEntry],
     read: list[int],
     told: list[str],
-    crashes: list[list[Standing]],
+    crashes: Crashes,
     messages: Findings | None = None,
-) -> LargeFindings:
+) -> Findings:
     proof = ChunkProof()
     for stored_entry in log:
         proof.see_entry(stored_entry)
@@ -131,16 +132,21 @@ def judge_chunks(
         proof.see_message(stored(FLIGHTS[0], entry_id))
     for uuid in told:
         proof.see_dropped(Dropped(DropReason.ABORTED, "EWR", 201301, uuid, ()))
-    for standing in crashes:
-        proof.see_crash(standing)
-    return proof.findings(messages or Findings(), sent=1)
+    return proof.findings(messages or Findings(), sent=1, crashes=crashes)
 
 
-def test_a_large_message_that_crashed_halfway_is_found_whole() -> None:
+def test_a_large_message_interrupted_by_a_crash_is_complete() -> None:
     found = judge_chunks(LOG, READ, TOLD, CRASHES)
-    assert (found.large_messages_sent, found.large_messages_read) == (1, 1)
-    assert (found.large_messages_chunks, found.large_message_attempts_aborted) == (5, 1)
-    assert (found.large_message_crashes, found.broken, found.examples) == (1, 0, {})
+    assert (found.examples, broken(found.counts)) == ({}, [])
+    assert found.counts == {
+        "large_messages_sent": 1,
+        "large_messages_read": 1,
+        "large_messages_chunks": 5,
+        "large_messages_wrong": 0,
+        "large_message_crashes": 1,
+        "large_message_attempts_aborted": 1,
+        "orphan_chunks_delivered": 0,
+    }
 
 
 @pytest.mark.parametrize(
@@ -158,42 +164,44 @@ def test_an_anomaly_among_the_chunks_is_found(
     anomaly: str, log: list[pb.StoredEntry], read: list[int], told: list[str]
 ) -> None:
     found = judge_chunks(log, read, told, CRASHES)
-    assert getattr(found, anomaly) == found.broken == 1
-    assert list(found.examples) == [anomaly]
+    assert found.counts[anomaly] == 1
+    assert list(found.examples) == broken(found.counts) == [anomaly]
 
 
 def test_a_large_message_that_is_not_read_once_is_found() -> None:
     for read in ([], [4, 4]):
-        assert judge_chunks(LOG, read, TOLD, CRASHES).broken == 1
+        found = judge_chunks(LOG, read, TOLD, CRASHES)
+        assert found.counts["large_messages_wrong"] == found.broken == 1
 
 
-def test_a_large_message_that_is_not_the_original_is_found() -> None:
-    messages = Findings(altered=1, examples={"altered": ["EWR"]})
+def test_an_altered_large_message_is_found() -> None:
+    messages = Findings("altered")
+    messages.note("altered", "EWR")
     found = judge_chunks(LOG, READ, TOLD, CRASHES, messages)
-    assert (found.large_messages_wrong, found.broken) == (1, 1)
+    assert found.counts["large_messages_wrong"] == 1
+    assert broken(found.counts) == ["large_messages_wrong"]
     assert found.examples == {"altered": ["EWR"]}
 
 
 @pytest.mark.parametrize(
-    "standing",
+    "stalled",
     [
         [],
-        [Standing("EWR", "old", 3)],  # more than the log has
-        [Standing("EWR", "new", 3)],  # the message was complete
-        [Standing("EWR", "old", 0)],  # it was not begun
-        [Standing("EWR", "none", 1)],
-        [Standing("JFK", "old", 1)],
+        [Stalled("EWR", "old", 3)],  # more than the log has
+        [Stalled("EWR", "new", 3)],  # the message was complete
+        [Stalled("EWR", "old", 0)],  # it was not begun
+        [Stalled("EWR", "none", 1)],
+        [Stalled("JFK", "old", 1)],
     ],
 )
-def test_a_crash_counts_only_if_the_log_has_half_a_message(standing: list[Standing]) -> None:
-    found = judge_chunks(LOG, READ, TOLD, [standing])
-    assert (found.large_message_crashes, found.broken) == (0, 1)
+def test_a_crash_counts_only_if_the_log_has_half_a_message(stalled: list[Stalled]) -> None:
+    found = judge_chunks(LOG, READ, TOLD, [stalled])
+    assert broken(found.counts) == ["large_message_crashes"]
 
 
-def test_nothing_is_proved_without_an_attempt_that_was_ended() -> None:
-    found = judge_chunks(LOG[2:], READ, [], [[Standing("EWR", "new", 1)]])
-    assert (found.large_message_attempts_aborted, found.large_message_crashes) == (1, 1)
-    assert found.large_messages_wrong == 1
+def test_the_proof_requires_an_aborted_attempt() -> None:
+    found = judge_chunks(LOG[2:], READ, [], [[Stalled("EWR", "new", 1)]])
+    assert broken(found.counts) == ["large_messages_wrong"]
     whole = [entry(0, "new", 0), entry(1, "new", 1), entry(2, "new", 2)]
-    found = judge_chunks(whole, [2], [], [[Standing("EWR", "new", 1)]])
-    assert (found.large_message_attempts_aborted, found.broken) == (0, 1)
+    found = judge_chunks(whole, [2], [], [[Stalled("EWR", "new", 1)]])
+    assert broken(found.counts) == ["large_message_attempts_aborted"]

@@ -11,7 +11,7 @@ def nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SEQGATE_TEST_SEED", raising=False)
 
 
-def test_nobody_goes_deep_without_being_asked() -> None:
+def test_tests_are_quick_by_default() -> None:
     assert not is_deep()
     assert times(quick=3, full=100) == 3
     assert deep(quick="a", full="b") == "a"
@@ -28,14 +28,15 @@ def test_full_depth_is_multiplied(monkeypatch: pytest.MonkeyPatch, depth: str, c
 
 
 @pytest.mark.parametrize("depth", ["0", "-1", "deep"])
-def test_a_depth_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch, depth: str) -> None:
+def test_an_invalid_depth_is_refused(monkeypatch: pytest.MonkeyPatch, depth: str) -> None:
     monkeypatch.setenv(SETTING, depth)
     with pytest.raises(ValueError, match=r"above 0|convert"):
         times(quick=3, full=100)
 
 
 def test_every_case_has_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases, seen = list(range(10)), []
+    cases = list(range(10))
+    seen: list[int] = []
     for seed in range(3):
         monkeypatch.setenv("SEQGATE_TEST_SEED", str(seed))
         seen += some_of(cases, every=3)

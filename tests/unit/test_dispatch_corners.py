@@ -37,7 +37,7 @@ from tests.unit.test_subscription import A, B, Stage, filtered, stage
 # ---- large messages
 
 
-def test_a_key_waits_while_a_part_of_the_message_whose_turn_it_is_is_in_flight() -> None:
+def test_a_key_waits_while_a_chunk_of_its_next_message_is_in_flight() -> None:
     it = begun(SubscriptionType.KEY_SHARED, "attempt")
     it.publish(A, chunk=chunks("attempt", 3)[1])
     assert it.got(1) == [1]
@@ -51,7 +51,7 @@ def test_a_key_waits_while_a_part_of_the_message_whose_turn_it_is_is_in_flight()
     assert it.got(1) == [0, 1, 2]
 
 
-def test_a_message_that_is_brought_back_comes_before_other_keys_whoever_permits_how_much() -> None:
+def test_a_message_read_again_precedes_other_keys_under_any_permits() -> None:
     it = begun(SubscriptionType.KEY_SHARED, "attempt", permits=1)
     no_room(it, 0)
     assert it.sub.consumers[1].permits == 0
@@ -65,7 +65,9 @@ def test_a_message_that_is_brought_back_comes_before_other_keys_whoever_permits_
     assert got == [0, 1, 2, 3, 4]
 
 
-def test_what_no_more_is_kept_back_for_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_beyond_the_limit_of_withheld_ones_is_delivered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("seqgate.services.dispatcher.core.delivering.KEPT_BACK_MAX", 1)
     it = begun(SubscriptionType.KEY_SHARED, "attempt")
     no_room(it, 0)
@@ -73,7 +75,7 @@ def test_what_no_more_is_kept_back_for_is_delivered(monkeypatch: pytest.MonkeyPa
     assert it.got(1) == [1]
 
 
-def test_what_is_kept_back_and_rejected_by_other_filters_is_kept_no_more() -> None:
+def test_a_withheld_chunk_that_new_filters_reject_is_released() -> None:
     it = filtered()
     for attempt in ("one", "two"):
         it.publish(A, chunk=chunks(attempt, 3)[0])
@@ -91,7 +93,9 @@ def test_what_is_kept_back_and_rejected_by_other_filters_is_kept_no_more() -> No
     assert not it.sub.lanes
 
 
-def test_of_too_many_rejected_messages_the_rest_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rests_of_rejected_messages_beyond_the_limit_are_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("seqgate.services.dispatcher.core.judging.REJECTED_ATTEMPTS_MAX", 1)
     it = filtered()
     for attempt in ("one", "two"):
@@ -103,9 +107,7 @@ def test_of_too_many_rejected_messages_the_rest_is_passed(monkeypatch: pytest.Mo
     assert it.sub.totals["rejected_entries"] == 3
 
 
-def test_where_keys_have_no_order_the_chunks_of_a_message_that_was_judged_late_have_theirs() -> (
-    None
-):
+def test_without_key_order_chunks_judged_late_stay_in_order() -> None:
     it = filtered(in_order=False, max_in_flight_per_key=1)
     it.holds = (Judge,)
     it.publish(B)
@@ -129,7 +131,7 @@ def _attempts() -> tuple[LargeMessages, Settling]:
     return LargeMessages(settling), settling
 
 
-def test_of_too_many_attempts_that_are_over_the_oldest_is_forgotten(
+def test_the_oldest_of_too_many_ended_attempts_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("seqgate.services.dispatcher.core.large.OVER_MAX", 1)
@@ -141,8 +143,8 @@ def test_of_too_many_attempts_that_are_over_the_oldest_is_forgotten(
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_only_the_chunks_of_the_attempt_that_ended_are_over(is_whole: bool) -> None:
-    """While nobody deduplicates, the same attempt may be in the log more than once."""
+def test_only_chunks_of_the_ended_attempt_are_over(is_whole: bool) -> None:
+    """Without deduplication the same attempt may be in the log more than once."""
     large, _ = _attempts()
     first, last = chunks("attempt", 2)
     large.record_read(first, Position(1, 0), A)
@@ -154,7 +156,7 @@ def test_only_the_chunks_of_the_attempt_that_ended_are_over(is_whole: bool) -> N
     assert over == ([] if is_whole else [2])
 
 
-def test_what_continues_a_message_that_was_acknowledged_and_forgotten_is_headless(
+def test_a_chunk_after_a_forgotten_acknowledged_message_is_headless(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("seqgate.services.dispatcher.core.large.FINISHED_MAX", 1)
@@ -166,14 +168,14 @@ def test_what_continues_a_message_that_was_acknowledged_and_forgotten_is_headles
     assert large.is_headless(chunks("one", 2)[1], Position(1, 1))
 
 
-def test_a_message_of_which_nothing_is_known_any_more_is_noted_as_dead() -> None:
+def test_a_forgotten_message_is_recorded_as_dead() -> None:
     large, _ = _attempts()
     large.record_dead("forgotten", Position(1, 0), A)
     assert large.is_dead(Chunk("forgotten", is_last=True, number=1))
 
 
 @pytest.mark.parametrize("kind", list(SubscriptionType))
-def test_a_large_message_of_which_a_chunk_is_given_back_comes_whole_again(
+def test_a_large_message_with_a_returned_chunk_is_redelivered_whole(
     kind: SubscriptionType,
 ) -> None:
     it = begun(kind, "attempt")
@@ -185,7 +187,7 @@ def test_a_large_message_of_which_a_chunk_is_given_back_comes_whole_again(
     assert it.got(1) == ([0, 1, 2, 3] if it.options.orders_keys else [0, 1, 2])
 
 
-def test_a_chunk_that_is_acknowledged_is_not_taken_back_with_the_others() -> None:
+def test_an_acknowledged_chunk_is_not_revoked_with_the_others() -> None:
     it = begun(SubscriptionType.SHARED, "attempt")
     for each in chunks("attempt", 3)[1:]:
         it.publish(A, chunk=each)
@@ -196,9 +198,9 @@ def test_a_chunk_that_is_acknowledged_is_not_taken_back_with_the_others() -> Non
     assert it.got(1) == [0, 2]
 
 
-def test_what_waits_of_an_unfinished_message_is_not_acknowledged_with_what_comes_after_it() -> None:
+def test_cumulative_acknowledgement_spares_waiting_chunks_of_an_unfinished_message() -> None:
     it = begun(SubscriptionType.EXCLUSIVE, "attempt")
-    it.refuse(1, 0, delay_ms=100)
+    it.negative_acknowledge(1, 0, delay_ms=100)
     lane = next(iter(it.sub.lanes.values()))
     assert it.sub.parking.take_before(lane, Position(1, 9), whole=frozenset()) == []
     assert it.sub.parking.take_before(lane, Position(1, 9), whole={"attempt"}) == [Position(1, 0)]
@@ -223,7 +225,7 @@ def taken_over(waits: dict[Position, int], **options: Any) -> Stage:
     return made
 
 
-def test_what_filters_failed_at_waits_no_longer_because_others_have_the_subscription() -> None:
+def test_a_takeover_does_not_restart_the_wait_of_a_failed_entry() -> None:
     it = taken_over({Position(1, 0): -BEGAN_MS})
     it.publish(A, verdict=FILTER_FAILED)
     it.publish(B, verdict=FILTER_FAILED)
@@ -236,7 +238,7 @@ def test_what_filters_failed_at_waits_no_longer_because_others_have_the_subscrip
     assert it.sub.waits == {}
 
 
-def test_what_is_kept_back_waits_no_longer_because_others_have_the_subscription() -> None:
+def test_a_takeover_does_not_restart_the_wait_of_a_withheld_chunk() -> None:
     it = taken_over({Position(1, 0): -BEGAN_MS})
     for each in chunks("attempt", 3)[:2]:
         it.publish(A, chunk=each)
@@ -247,7 +249,7 @@ def test_what_is_kept_back_waits_no_longer_because_others_have_the_subscription(
 
 
 @pytest.mark.parametrize("over", ["accepted", "judged anew"])
-def test_what_filters_fail_at_again_after_that_was_over_begins_anew(over: str) -> None:
+def test_a_new_filter_failure_restarts_the_wait(over: str) -> None:
     it = taken_over({Position(1, 0): -BEGAN_MS})
     it.publish(A, verdict=FILTER_FAILED)
     it.now_ms = 5
@@ -261,7 +263,7 @@ def test_what_filters_fail_at_again_after_that_was_over_begins_anew(over: str) -
     assert it.sub.waits == {Position(1, 0): 5}
 
 
-def test_what_is_kept_back_again_after_its_turn_begins_anew() -> None:
+def test_a_chunk_withheld_again_restarts_its_wait() -> None:
     it = taken_over({Position(1, 0): -BEGAN_MS})
     for each in chunks("attempt", 3)[:2]:
         it.publish(A, chunk=each)
@@ -273,7 +275,7 @@ def test_what_is_kept_back_again_after_its_turn_begins_anew() -> None:
     assert it.sub.waits == {Position(1, 0): 5}
 
 
-def test_of_those_that_wait_the_oldest_are_known() -> None:
+def test_the_oldest_waiting_entries_are_remembered() -> None:
     it = taken_over({}, consumer_parked_max=1_000)
     for each in range(WAITS_MAX + 5):
         it.publish(b"%d" % each, verdict=FILTER_FAILED)
@@ -305,7 +307,7 @@ def test_a_key_is_withheld_for_one_reason_at_a_time_and_since_the_first_time() -
     ]
 
 
-def test_a_key_that_is_withheld_and_has_no_work_left_is_forgotten() -> None:
+def test_a_withheld_key_without_entries_is_forgotten() -> None:
     it = stage(permits=0)
     it.publish(A)
     lane, parking = it.sub.lanes[A], it.sub.parking
@@ -319,8 +321,8 @@ def test_a_key_that_is_withheld_and_has_no_work_left_is_forgotten() -> None:
 # ---- what is acknowledged otherwise
 
 
-def test_what_the_cursor_has_passed_is_not_delivered() -> None:
-    """Somebody moved it, as far as a succession or another instance says."""
+def test_entries_before_the_cursor_are_not_delivered() -> None:
+    """It was moved, according to a succession or another instance."""
     it = stage(permits=1)
     it.holds = (Persist,)
     it.publish(A, A, A)
@@ -330,7 +332,7 @@ def test_what_the_cursor_has_passed_is_not_delivered() -> None:
     assert it.got(1) == [0, 2]
 
 
-def test_what_the_cursor_has_passed_meanwhile_is_not_rejected_again() -> None:
+def test_entries_passed_meanwhile_are_not_rejected_again() -> None:
     it = filtered(permits=1)
     it.holds = (Judge, Persist)
     it.publish(B)
@@ -344,7 +346,7 @@ def test_what_the_cursor_has_passed_meanwhile_is_not_rejected_again() -> None:
     assert it.sub.totals["rejected_entries"] == 0
 
 
-def test_a_batch_that_is_acknowledged_message_by_message_is_done_with_the_last_of_them() -> None:
+def test_a_batch_acknowledged_message_by_message_ends_with_the_last() -> None:
     it = stage()
     it.holds = (Persist,)
     it.publish(A, messages=2)
@@ -360,7 +362,7 @@ def test_a_batch_that_is_acknowledged_message_by_message_is_done_with_the_last_o
 
 
 @pytest.mark.parametrize("remembered", [1, 20_000])
-def test_what_is_due_by_now_is_acknowledged_with_what_comes_after_it(remembered: int) -> None:
+def test_cumulative_acknowledgement_includes_entries_due_by_now(remembered: int) -> None:
     """Whether it was remembered until then, or was postponed and is read again."""
     it = stage(
         kind=SubscriptionType.EXCLUSIVE, permits=1, delay_holds_key=False, delayed_max=remembered
@@ -370,13 +372,13 @@ def test_what_is_due_by_now_is_acknowledged_with_what_comes_after_it(remembered:
     assert it.got(1) == [2]
     it.wait(100)
     assert it.got(1) == []
-    effects, outcome, _ = it.sub.acknowledge_through(1, Ack(it.tokens[2].delivery), it.now_ms)
+    effects, outcome, _ = it.sub.acknowledge_cumulative(1, Ack(it.tokens[2].delivery), it.now_ms)
     it.do(effects)
     assert outcome is Outcome.DONE
     assert sorted(it.acknowledged()) == [0, 1, 2]
 
 
-def test_who_left_before_leaves_nothing_behind() -> None:
+def test_leaving_twice_changes_nothing() -> None:
     it = stage()
     it.publish(A)
     it.leave(7)
@@ -392,61 +394,61 @@ MUTANTS: list[tuple[type, str, str, Callable[[], None]]] = [
         Subscription,
         "if entries else self._scanned_to",
         "if entries else self.read_position",
-        scenarios.test_a_page_of_a_scan_that_finds_nothing_says_nothing_of_what_was_read_meanwhile,
+        scenarios.test_an_empty_page_of_a_scan_does_not_cover_entries_read_meanwhile,
     ),
     (
         Settling,
         "flight.pending | _pending(self._batch, flight.position)",
         "flight.pending",
-        scenarios.test_acknowledgements_of_one_batch_by_several_deliveries_all_count,
+        scenarios.test_acknowledgements_of_a_batch_add_up_across_deliveries,
     ),
     (
         Delivering,
         "return Reason.RETRY",
         "pass",
-        test_a_key_waits_while_a_part_of_the_message_whose_turn_it_is_is_in_flight,
+        test_a_key_waits_while_a_chunk_of_its_next_message_is_in_flight,
     ),
     (
         Lane,
         "return any(position in positions for positions in kept_back.values())",
         "return False",
-        test_a_key_waits_while_a_part_of_the_message_whose_turn_it_is_is_in_flight,
+        test_a_key_waits_while_a_chunk_of_its_next_message_is_in_flight,
     ),
     (
         Delivering,
         "if consumer.gathering is not None:\n                self._offer",
         "if False:\n                self._offer",
-        test_a_message_that_is_brought_back_comes_before_other_keys_whoever_permits_how_much,
+        test_a_message_read_again_precedes_other_keys_under_any_permits,
     ),
     (
         Parking,
         "lane.waiting.insert(*aside)",
         "lane.waiting.append(*aside)",
-        test_where_keys_have_no_order_the_chunks_of_a_message_that_was_judged_late_have_theirs,
+        test_without_key_order_chunks_judged_late_stay_in_order,
     ),
     (
         Parking,
         "self._discard_kept(lane, positions)",
         "pass",
-        test_what_is_kept_back_and_rejected_by_other_filters_is_kept_no_more,
+        test_a_withheld_chunk_that_new_filters_reject_is_released,
     ),
     (
         Delivering,
         "if position in self._settling.acknowledged:",
         "if False:",
-        test_what_the_cursor_has_passed_is_not_delivered,
+        test_entries_before_the_cursor_are_not_delivered,
     ),
     (
         Judging,
         "if not self._settling.is_settled(position):\n                self._ack",
         "self._ack",
-        test_what_the_cursor_has_passed_meanwhile_is_not_rejected_again,
+        test_entries_passed_meanwhile_are_not_rejected_again,
     ),
     (
         Flights,
         "last = flight.position",
         "pass",
-        lambda: test_a_large_message_of_which_a_chunk_is_given_back_comes_whole_again(
+        lambda: test_a_large_message_with_a_returned_chunk_is_redelivered_whole(
             SubscriptionType.EXCLUSIVE
         ),
     ),
@@ -454,13 +456,13 @@ MUTANTS: list[tuple[type, str, str, Callable[[], None]]] = [
         Flights,
         "if not flight.is_settling:\n",
         "if True:\n",
-        test_a_chunk_that_is_acknowledged_is_not_taken_back_with_the_others,
+        test_an_acknowledged_chunk_is_not_revoked_with_the_others,
     ),
     (
         Parking,
         "if chunk is None or chunk.attempt in whole:",
         "if True:",
-        test_what_waits_of_an_unfinished_message_is_not_acknowledged_with_what_comes_after_it,
+        test_cumulative_acknowledgement_spares_waiting_chunks_of_an_unfinished_message,
     ),
     (
         Parking,
@@ -478,25 +480,25 @@ MUTANTS: list[tuple[type, str, str, Callable[[], None]]] = [
         Parking,
         "self._release(lane)\n            lane.timer_ms",
         "pass\n            lane.timer_ms",
-        test_a_key_that_is_withheld_and_has_no_work_left_is_forgotten,
+        test_a_withheld_key_without_entries_is_forgotten,
     ),
     (
         Verdicts,
         "since_ms = self._waits.since_ms(position, now_ms) if before is None else before",
         "since_ms = now_ms if before is None else before",
-        test_what_filters_failed_at_waits_no_longer_because_others_have_the_subscription,
+        test_a_takeover_does_not_restart_the_wait_of_a_failed_entry,
     ),
     (
         Parking,
         "since_ms = self._waits.since_ms(position, now_ms)",
         "since_ms = now_ms",
-        test_what_is_kept_back_waits_no_longer_because_others_have_the_subscription,
+        test_a_takeover_does_not_restart_the_wait_of_a_withheld_chunk,
     ),
     (
         Subscription,
         "if consumer in self.consumers:\n                self.flights.lose",
         "if True:\n                self.flights.lose",
-        test_who_left_before_leaves_nothing_behind,
+        test_leaving_twice_changes_nothing,
     ),
 ]
 

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.simulation.dispatch import World
+from tests.support.depth import times
 
 ENTRIES_MAX = 60
 
@@ -52,14 +53,14 @@ class Dispatching(RuleBasedStateMachine):
         (self.world.leave if dies else self.world.close)(number)
 
     @precondition(lambda self: self.world.where)
-    @rule(what=st.sampled_from(["settle", "refuse", "give back", "renew"]))
+    @rule(what=st.sampled_from(["settle", "negative_acknowledge", "give back", "renew"]))
     def somebody_answers(self, what: str) -> None:
         number, held = self.world.random.choice(list(self.world.where.values()))
         match what:
             case "settle":
                 self.world.settle_some(number)
-            case "refuse":
-                self.world.refuse(number, [held])
+            case "negative_acknowledge":
+                self.world.negative_acknowledge(number, [held])
             case "give back":
                 self.world.give_back(number, [held])
             case _:
@@ -91,7 +92,7 @@ class Dispatching(RuleBasedStateMachine):
 
 TestDispatching = Dispatching.TestCase
 TestDispatching.settings = settings(
-    max_examples=100,
+    max_examples=times(quick=40, full=100),
     stateful_step_count=20,
     derandomize=True,
     deadline=None,

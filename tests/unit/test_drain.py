@@ -1,7 +1,7 @@
 """Going away in good order, and a caller's deadline."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 import pytest
@@ -35,12 +35,11 @@ class Wire:
 # ---- Drain
 
 
-async def test_a_drain_is_told_to_everyone_who_waits() -> None:
+async def test_a_drain_wakes_all_waiters() -> None:
     drain = Drain()
     waiting = [asyncio.create_task(drain.wait()) for _ in range(3)]
     await asyncio.sleep(0)
-    assert not drain.begun
-    assert not any(each.done() for each in waiting)
+    assert not any([drain.begun, *(each.done() for each in waiting)])
 
     drain.begin()
     drain.begin()  # twice is once
@@ -50,7 +49,7 @@ async def test_a_drain_is_told_to_everyone_who_waits() -> None:
     await drain.wait()  # also whoever comes late
 
 
-async def test_the_end_of_a_drain_is_another_thing_than_its_beginning() -> None:
+async def test_the_start_and_the_end_of_a_drain_are_separate_events() -> None:
     drain = Drain()
     over = asyncio.create_task(drain.wait_over())
     drain.begin()
@@ -60,7 +59,7 @@ async def test_the_end_of_a_drain_is_another_thing_than_its_beginning() -> None:
     await over
 
 
-async def test_new_work_is_refused_once_a_drain_began() -> None:
+async def test_new_work_is_refused_during_a_drain() -> None:
     drain = Drain()
     drain.check()
     drain.begin()
@@ -83,20 +82,20 @@ async def test_a_drain_waits_for_the_last_stream() -> None:
     assert await drain.emptied(SOON_S)
 
 
-async def test_a_stream_that_fails_has_gone_too() -> None:
+async def test_a_failed_stream_counts_as_ended() -> None:
     drain = Drain()
     with pytest.raises(ValueError, match="broken"), drain.stream():
         raise ValueError("broken")
     assert await drain.emptied(SOON_S)
 
 
-async def test_a_stream_brings_what_its_caller_sends_until_the_caller_is_done() -> None:
+async def test_a_stream_yields_requests_until_the_caller_is_done() -> None:
     wire = Wire([1, 2, aio.EOF, 3])
     assert [each async for each in Drain().requests(wire)] == [1, 2]
     assert wire.sent.qsize() == 1
 
 
-async def test_a_stream_brings_nothing_more_once_a_drain_began() -> None:
+async def test_a_stream_yields_nothing_after_a_drain_began() -> None:
     drain, wire = Drain(), Wire([1])
     requests = drain.requests(wire)
     assert await anext(requests) == 1
@@ -108,7 +107,7 @@ async def test_a_stream_brings_nothing_more_once_a_drain_began() -> None:
     assert wire.cancelled == 1  # nobody reads on behalf of a stream that has ended
 
 
-async def test_what_has_arrived_when_a_drain_begins_is_not_lost() -> None:
+async def test_requests_received_before_a_drain_are_not_lost() -> None:
     drain, wire = Drain(), Wire()
     requests = drain.requests(wire)
     waiting = asyncio.create_task(anext(requests, "the end"))
@@ -120,11 +119,12 @@ async def test_what_has_arrived_when_a_drain_begins_is_not_lost() -> None:
     assert await anext(requests, "the end") == "the end"
 
 
-async def test_a_stream_that_is_dropped_leaves_nothing_behind() -> None:
+async def test_a_dropped_stream_leaves_no_task() -> None:
     before = asyncio.all_tasks()
     drain, wire = Drain(), Wire([1])
     requests = drain.requests(wire)
     assert await anext(requests) == 1
+    assert isinstance(requests, AsyncGenerator)
     await requests.aclose()
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == before
@@ -159,7 +159,7 @@ async def remaining_s(
         (-1.0, None, 0.0, 0.0),
     ],
 )
-async def test_a_call_takes_no_longer_than_its_caller_waits(
+async def test_a_call_ends_at_its_callers_deadline(
     caller_s: float | None, at_most_s: float | None, least_s: float | None, most_s: float | None
 ) -> None:
     left_s = await remaining_s(caller_s, at_most_s)
@@ -170,7 +170,7 @@ async def test_a_call_takes_no_longer_than_its_caller_waits(
         assert least_s <= left_s <= most_s
 
 
-async def test_time_passes() -> None:
+async def test_the_time_left_decreases() -> None:
     left_s = await remaining_s(60.0, None, later_s=SOON_S)
     assert left_s is not None
     assert left_s < 60.0

@@ -1,4 +1,4 @@
-"""Policies that are set by calls: what each replica goes by, and when."""
+"""Policies set by calls: the values in effect on each replica, and when."""
 
 import asyncio
 import json
@@ -119,7 +119,7 @@ def at_most(limit: int) -> Policy:
 # ---- what counts
 
 
-async def test_what_one_replica_sets_the_others_go_by(world: World) -> None:
+async def test_a_policy_set_on_one_replica_applies_to_all(world: World) -> None:
     assert await limit(world.two) == Sourced(10_000, Source.DEFAULT)
     for each in range(1, 200):
         setting, following = (world.one, world.two) if each % 2 else (world.two, world.one)
@@ -148,7 +148,7 @@ async def test_a_call_wins_over_the_file_on_the_cluster(world: World) -> None:
     assert world.cursors.cursors == {}, "nothing is left of what was removed"
 
 
-async def test_a_file_that_changes_counts_at_once(world: World) -> None:
+async def test_a_changed_file_applies_at_once(world: World) -> None:
     await world.one.set(OF_NAMESPACE, at_most(6))
     assert await limit(world.one) == Sourced(6, Source.NAMESPACE)
     world.file.policies = Policies.parse({"topic": {str(ORDERS): {"max_producers": 9}}})
@@ -163,7 +163,7 @@ async def test_a_policy_replaces_the_one_before_as_a_whole(world: World) -> None
     assert (await world.two.effective(ORDERS)).enabled == Sourced(value=True, source=Source.DEFAULT)
 
 
-async def test_other_namespaces_and_topics_are_not_concerned(world: World) -> None:
+async def test_a_policy_does_not_affect_other_namespaces_and_topics(world: World) -> None:
     await world.one.set(OF_ORDERS, at_most(1))
     await world.one.set(OF_NAMESPACE, at_most(2))
     for name in ("public/default2/orders", "public2/default/orders"):
@@ -173,14 +173,14 @@ async def test_other_namespaces_and_topics_are_not_concerned(world: World) -> No
     )
 
 
-async def test_what_was_set_outlasts_every_replica_and_the_state_store(world: World) -> None:
+async def test_policies_survive_replicas_and_the_state_store(world: World) -> None:
     await world.one.set(OF_ORDERS, at_most(4))
     world.store = Store()
     assert await limit(world.replica()) == Sourced(4, Source.TOPIC)
     assert world.cursors.cursors[PLACE, "orders"].properties == {PROPERTY: '{"max_producers": 4}'}
 
 
-async def test_a_state_store_that_forgot_its_token_makes_everybody_read_again(
+async def test_a_lost_token_makes_all_replicas_read_again(
     world: World,
 ) -> None:
     assert (await limit(world.two)).source is Source.DEFAULT
@@ -190,7 +190,7 @@ async def test_a_state_store_that_forgot_its_token_makes_everybody_read_again(
     assert await limit(world.two) == Sourced(4, Source.TOPIC)
 
 
-async def test_between_two_tokens_nothing_is_read_twice(world: World) -> None:
+async def test_policies_are_read_once_per_token(world: World) -> None:
     for _ in range(10):
         await limit(world.one)
         await limit(world.one, OTHER)
@@ -201,7 +201,7 @@ async def test_between_two_tokens_nothing_is_read_twice(world: World) -> None:
     assert world.cursors.reads == 5
 
 
-async def test_only_so_much_is_cached(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_cache_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CACHED_MAX", 3)
     topics = [TopicName.parse(f"public/default/t{i}") for i in range(10)]
     for topic in topics:
@@ -220,7 +220,7 @@ async def test_only_so_much_is_cached(world: World, monkeypatch: pytest.MonkeyPa
     ("nth", "level", "source"),
     [(1, OF_ORDERS, Source.TOPIC), (2, OF_NAMESPACE, Source.NAMESPACE)],
 )
-async def test_an_old_value_that_was_read_between_the_write_and_the_token_does_not_stay(
+async def test_a_value_read_between_write_and_token_is_read_again(
     world: World, nth: int, level: Level, source: Source
 ) -> None:
     """A reader that has the old value in its hands, while all of a SetPolicy happens."""
@@ -242,7 +242,7 @@ async def test_an_old_value_that_was_read_between_the_write_and_the_token_does_n
     assert await limit(world.two) == Sourced(4, source)
 
 
-async def test_a_write_that_is_not_told_counts_when_everything_is_read_again(world: World) -> None:
+async def test_an_unannounced_write_applies_at_the_next_full_read(world: World) -> None:
     assert (await limit(world.two)).source is Source.DEFAULT
     world.store.loses_tokens = True
     await world.one.set(OF_ORDERS, at_most(4))
@@ -251,7 +251,7 @@ async def test_a_write_that_is_not_told_counts_when_everything_is_read_again(wor
     assert await limit(world.two) == Sourced(4, Source.TOPIC)
 
 
-async def test_reading_again_goes_on_by_itself(world: World) -> None:
+async def test_policies_are_read_again_periodically(world: World) -> None:
     await limit(world.two)
     world.store.loses_tokens = True
     await world.one.set(OF_ORDERS, at_most(4))
@@ -274,7 +274,7 @@ async def test_reading_again_goes_on_by_itself(world: World) -> None:
     assert await limit(world.two) == Sourced(4, Source.TOPIC)
 
 
-def test_an_unexpected_error_in_the_policy_file_changes_nothing(tmp_path: Path) -> None:
+def test_an_unexpected_error_in_the_policy_file_keeps_the_policies(tmp_path: Path) -> None:
     path = tmp_path / "policies.toml"
     path.write_text("[cluster]\nmax_producers = 5\n")
     file = PolicyFile(path, interval_s=0)
@@ -287,7 +287,7 @@ def test_an_unexpected_error_in_the_policy_file_changes_nothing(tmp_path: Path) 
     assert file.policies.effective(ORDERS).max_producers.value == 7
 
 
-async def test_a_policy_that_cannot_be_read_keeps_no_others_from_being_read_again(
+async def test_an_unreadable_policy_does_not_stop_the_reading_of_others(
     world: World,
 ) -> None:
     await world.one.set(OF_NAMESPACE, at_most(9))
@@ -304,7 +304,7 @@ async def test_a_policy_that_cannot_be_read_keeps_no_others_from_being_read_agai
         await world.two.get(other)
 
 
-async def test_reading_again_ends_at_a_new_token(world: World) -> None:
+async def test_a_periodic_read_ends_at_a_new_token(world: World) -> None:
     await limit(world.two)
 
     async def set_meanwhile() -> None:
@@ -317,7 +317,7 @@ async def test_reading_again_ends_at_a_new_token(world: World) -> None:
     assert await limit(world.two) == Sourced(4, Source.TOPIC)
 
 
-async def test_a_call_that_failed_is_made_again_and_counts(world: World) -> None:
+async def test_a_failed_change_can_be_retried(world: World) -> None:
     assert (await limit(world.two)).source is Source.DEFAULT
     world.store.available = False
     with pytest.raises(StateUnavailable):
@@ -328,7 +328,7 @@ async def test_a_call_that_failed_is_made_again_and_counts(world: World) -> None
     assert await limit(world.two) == Sourced(4, Source.TOPIC)
 
 
-async def test_a_write_of_unknown_outcome_makes_everybody_look(world: World) -> None:
+async def test_a_write_with_an_unknown_outcome_makes_all_replicas_read_again(world: World) -> None:
     assert (await limit(world.two)).source is Source.DEFAULT
 
     async def fail() -> None:
@@ -341,7 +341,7 @@ async def test_a_write_of_unknown_outcome_makes_everybody_look(world: World) -> 
     assert await limit(world.two) == Sourced(4, Source.TOPIC)
 
 
-async def test_a_caller_who_goes_away_leaves_no_replica_behind(world: World) -> None:
+async def test_a_cancelled_change_leaves_no_replica_outdated(world: World) -> None:
     assert (await limit(world.two)).source is Source.DEFAULT
     written = asyncio.Event()
 
@@ -359,9 +359,9 @@ async def test_a_caller_who_goes_away_leaves_no_replica_behind(world: World) -> 
     assert await limit(world.two) == Sourced(4, Source.TOPIC)
 
 
-async def test_who_asks_after_a_call_has_returned_sees_what_it_set(seed: int) -> None:
-    """Three replicas, two who set, and readers, in every order that chance makes of them. Of what
-    was set, the numbers grow; a reader may see nothing older than what was set before it asked."""
+async def test_a_read_after_a_change_sees_it(seed: int) -> None:
+    """Three replicas, two writers, and readers, in random order. Written numbers grow; a reader may
+    see no value older than those written before its call."""
     for each in range(seed, seed + HISTORIES):
         await _play(Random(each), each)
 
@@ -407,7 +407,7 @@ async def _play(random: Random, seed: int) -> None:
 # ---- when somebody is away
 
 
-async def test_without_the_cursor_service_what_is_known_is_used_and_the_rest_refused(
+async def test_without_the_cursor_service_known_policies_apply_and_others_are_refused(
     world: World,
 ) -> None:
     await world.one.set(OF_ORDERS, at_most(4))
@@ -427,7 +427,7 @@ async def test_without_the_cursor_service_what_is_known_is_used_and_the_rest_ref
     assert await limit(world.two) == Sourced(4, Source.TOPIC)
 
 
-async def test_what_is_known_under_an_older_token_is_not_used(world: World) -> None:
+async def test_policies_of_an_older_token_are_not_used(world: World) -> None:
     await limit(world.one)
     world.cursors.available = False
     with pytest.raises(CursorsUnavailable):
@@ -436,14 +436,14 @@ async def test_what_is_known_under_an_older_token_is_not_used(world: World) -> N
         await limit(world.one)
 
 
-async def test_without_the_state_store_it_cannot_be_told_what_counts(world: World) -> None:
+async def test_without_the_state_store_policies_are_unavailable(world: World) -> None:
     await limit(world.one)
     world.store.available = False
     with pytest.raises(StateUnavailable):
         await limit(world.one)
 
 
-async def test_without_a_cursor_service_the_file_alone_counts_and_nobody_is_asked() -> None:
+async def test_without_a_cursor_service_only_the_file_applies() -> None:
     store = Store()
     policies = DurablePolicies(File(max_producers=5), NoCursors(), store)
     assert await limit(policies) == Sourced(5, Source.CLUSTER)
@@ -455,7 +455,7 @@ async def test_without_a_cursor_service_the_file_alone_counts_and_nobody_is_aske
     await policies.set(OF_ORDERS, NOTHING)
 
 
-async def test_a_system_topic_never_deduplicates_and_nobody_is_asked(world: World) -> None:
+async def test_a_system_topic_never_deduplicates_and_reads_no_policy(world: World) -> None:
     system = TopicName.parse("public/default/__changes")
     for policy in (Policy(enabled=True), NOTHING):
         with pytest.raises(InvalidPolicy) as refusal:
@@ -485,7 +485,7 @@ async def test_a_system_topic_never_deduplicates_and_nobody_is_asked(world: Worl
         '{"on_full": []}',
     ],
 )
-async def test_what_cannot_be_read_is_refused_until_it_is_set_again(
+async def test_an_unreadable_policy_is_refused_until_it_is_set_again(
     world: World, text: str
 ) -> None:
     await world.cursors.put_property(PLACE, "orders", PROPERTY, text)
@@ -496,7 +496,7 @@ async def test_what_cannot_be_read_is_refused_until_it_is_set_again(
     assert await limit(world.one) == Sourced(4, Source.TOPIC)
 
 
-async def test_values_of_a_newer_release_are_left_out(world: World) -> None:
+async def test_values_of_a_newer_release_are_ignored(world: World) -> None:
     text = json.dumps({"max_producers": 3, "colour": "blue"})
     await world.cursors.put_property(PLACE, NAMESPACE, PROPERTY, text)
     assert await limit(world.one) == Sourced(3, Source.NAMESPACE)
@@ -508,7 +508,7 @@ async def test_a_cursor_without_the_property_sets_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize(("longer_by", "kept"), [(0, True), (1, False)])
-async def test_a_namespace_of_a_long_name_keeps_no_policies(
+async def test_a_namespace_with_a_long_name_has_no_policies(
     world: World, longer_by: int, kept: bool
 ) -> None:
     """So none can have been set, and its topics are served."""
@@ -537,7 +537,7 @@ async def test_a_deleted_topic_leaves_no_policy(world: World) -> None:
     assert world.cursors.cursors.keys() == {(PLACE, NAMESPACE)}
 
 
-async def test_topics_that_come_and_go_make_nobody_read_again(world: World) -> None:
+async def test_created_and_deleted_topics_cause_no_reads(world: World) -> None:
     token = await world.store.policy_token()
     await world.one.forget(ORDERS)
     assert await world.store.policy_token() == token

@@ -1,4 +1,4 @@
-"""Which part of a backlog is looked at, and what that says of the rest."""
+"""The sample of a backlog, and the estimate of the rest."""
 
 import math
 import random
@@ -42,7 +42,7 @@ AFTER = [
 
 
 @pytest.mark.parametrize(("mark_delete", "left"), AFTER, ids=str)
-def test_what_a_log_has_after_a_position(mark_delete: Position | None, left: list[Run]) -> None:
+def test_entries_after_a_position(mark_delete: Position | None, left: list[Run]) -> None:
     assert after(LEDGERS, mark_delete) == left
 
 
@@ -59,7 +59,7 @@ def test_entries_are_counted_over_ledgers() -> None:
 
 
 @given(st.integers(0, 100_000), st.integers(1, 20_000), st.randoms(use_true_random=False))
-def test_blocks_are_spread_evenly_and_overlap_nowhere(
+def test_blocks_are_spread_evenly_without_overlap(
     total: int, entries_max: int, lots: random.Random
 ) -> None:
     drawn = [lots.random() for _ in range(entries_max // BLOCK_ENTRIES + 1)]
@@ -78,23 +78,23 @@ def test_blocks_are_spread_evenly_and_overlap_nowhere(
         assert each + length <= math.ceil((number + 1) * part)
 
 
-def test_of_all_that_there_is_nothing_is_guessed() -> None:
+def test_a_complete_count_is_exact() -> None:
     blocks = [Block(250, 3), Block(100, 0)]
     assert estimate(blocks, 350, is_complete=True) == (3, 3, 3)
     assert estimate([], 0, is_complete=True) == (0, 0, 0)
 
 
-def test_who_has_seen_nothing_knows_nothing() -> None:
+def test_an_estimate_without_samples_spans_everything() -> None:
     assert estimate([], 1_000, is_complete=False) == (0, 0, 1_000)
 
 
-def test_blocks_that_are_each_like_all_are_worth_their_entries() -> None:
+def test_representative_blocks_count_as_their_entries() -> None:
     about, low, high = estimate([Block(250, 125)] * 40, 1_000_000, is_complete=False)
     assert about == 500_000
     assert (low, high) == (490_299, 509_701)
 
 
-def test_blocks_that_are_alike_inside_are_worth_one_entry_each() -> None:
+def test_uniform_blocks_count_as_one_entry_each() -> None:
     blocks = [Block(250, 250), Block(250, 0)] * 20
     about, low, high = estimate(blocks, 1_000_000, is_complete=False)
     assert about == 500_000
@@ -103,13 +103,13 @@ def test_blocks_that_are_alike_inside_are_worth_one_entry_each() -> None:
 
 
 @pytest.mark.parametrize("hits", [0, 250])
-def test_what_no_block_or_every_block_shows_may_still_be_otherwise_elsewhere(hits: int) -> None:
+def test_a_unanimous_sample_still_has_an_interval(hits: int) -> None:
     about, low, high = estimate([Block(250, hits)] * 40, 1_000_000, is_complete=False)
     assert about == hits * 4_000
     assert 80_000 < high - low < 100_000
 
 
-def test_wilsons_interval_is_what_the_books_say() -> None:
+def test_wilsons_interval_matches_published_values() -> None:
     low, high = wilson(0.1, 100)
     assert (round(low, 4), round(high, 4)) == (0.0552, 0.1744)
     assert wilson(0.0, 10)[0] == 0.0
@@ -118,7 +118,7 @@ def test_wilsons_interval_is_what_the_books_say() -> None:
 
 @pytest.mark.parametrize("run_length", [1, 100, 5_000])
 @pytest.mark.parametrize("share", [0.02, 0.4])
-def test_the_truth_is_in_the_interval_as_often_as_is_said(
+def test_the_interval_covers_the_truth_as_often_as_promised(
     share: float, run_length: int, seed: int
 ) -> None:
     """Of a backlog in runs of entries that are alike."""

@@ -1,4 +1,4 @@
-"""What we publish: names that applications may rely on."""
+"""The public names that applications may rely on."""
 
 import importlib
 
@@ -52,7 +52,7 @@ def test_every_exported_name_exists_and_is_documented() -> None:
             assert exported.__doc__, name
 
 
-def test_these_errors_may_be_caught() -> None:
+def test_the_exported_errors_can_be_caught() -> None:
     names = {name for name in vars(seqgate.errors) if name.endswith("Error")}
     assert names == {
         "AuthenticationError",
@@ -80,7 +80,7 @@ def test_these_errors_may_be_caught() -> None:
     }
 
 
-def test_services_are_not_imported_by_the_name_of_their_folder() -> None:
+def test_services_are_imported_as_seqgate_services() -> None:
     """It can be found in a checkout's root; each module would be there twice."""
     with pytest.raises(ImportError, match=r"seqgate\.services"):
         importlib.import_module("services")

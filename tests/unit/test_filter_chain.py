@@ -1,4 +1,4 @@
-"""Chains of filters: verdicts, what is remembered of them, and batches judged a part at a time."""
+"""Chains of filters: verdicts, their cache, and batches judged in parts."""
 
 from collections.abc import Sequence
 
@@ -130,7 +130,7 @@ LATER = "properties.region == 'eu' ? duration('0s') : duration('2s')"
         (["duration('0s') - duration('1us')"], {}, (FailureReason.INVALID_DELAY, 0, 0)),
     ],
 )
-def test_a_chain_decides(
+def test_verdicts_of_a_chain(
     texts: list[str], fields: dict[str, object], expected: tuple[object, int | None, int]
 ) -> None:
     judged = chain(*texts, topic="a/b/c", mine="yes", unread="")
@@ -165,7 +165,7 @@ def test_a_chain_decides(
         ("key == ''", {"sequence_id": 2**63}, True),
     ],
 )
-def test_what_is_read_of_an_entry_is_bounded(
+def test_the_data_read_from_an_entry_is_bounded(
     text: str, fields: dict[str, object], is_judged: bool
 ) -> None:
     result, index, _ = outcome(decide(chain(text), **fields))
@@ -174,7 +174,7 @@ def test_what_is_read_of_an_entry_is_bounded(
         assert index is None
 
 
-def test_of_the_subscription_only_what_is_read_is_handed_on() -> None:
+def test_only_the_subscription_properties_read_are_passed() -> None:
     named = chain("subscription.mine == 'yes'", mine="yes", other="x")
     assert named.values(reader_of(named)(entry()))["subscription"] == {"mine": "yes"}
 
@@ -210,7 +210,7 @@ def test_of_the_subscription_only_what_is_read_is_handed_on() -> None:
         (["true"], EU, {"num_messages_in_batch": 2, "sequence_id": 2**64 - 1}, True),
     ],
 )
-def test_entries_that_differ_in_nothing_that_is_read_have_one_key(
+def test_entries_with_equal_reads_share_a_key(
     texts: list[str], one: dict[str, object], other: dict[str, object], are_alike: bool
 ) -> None:
     read = reader_of(chain(*texts))
@@ -225,7 +225,7 @@ def test_reading_changes_nothing() -> None:
     assert metadata.SerializeToString() == before
 
 
-def test_chains_of_other_content_have_other_keys() -> None:
+def test_chains_of_different_content_have_different_keys() -> None:
     chains = [
         chain(IN_EU),
         chain(IN_EU, IN_EU),
@@ -248,7 +248,7 @@ def decision_of(number: int) -> Decision:
     return Decision(REJECT, number)
 
 
-def test_what_is_asked_for_stays_and_the_rest_is_forgotten() -> None:
+def test_used_verdicts_stay_cached_and_others_are_evicted() -> None:
     memo = Memo(10, 10**6)
     wanted = (b"", ("wanted",))
     memo.put(wanted, decision_of(0), 6)
@@ -261,7 +261,7 @@ def test_what_is_asked_for_stays_and_the_rest_is_forgotten() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 2_000)), max_size=200))
-def test_the_memory_stays_within_its_bounds(asked: Sequence[tuple[int, int]]) -> None:
+def test_the_cache_stays_within_its_bounds(asked: Sequence[tuple[int, int]]) -> None:
     bytes_max = 20 * KEY_BYTES
     memo = Memo(16, bytes_max)
     for number, size in asked:
@@ -276,7 +276,7 @@ def test_the_memory_stays_within_its_bounds(asked: Sequence[tuple[int, int]]) ->
         assert memo.size_bytes == sum(KEY_BYTES + weight_of(each) for each in kept)
 
 
-def test_nothing_is_remembered_where_nothing_may_be() -> None:
+def test_a_cache_of_size_zero_remembers_nothing() -> None:
     for memo in (Memo(0, 10**6), Memo(10**6, 0), Memo(1, 1)):
         memo.put((b"", ("a",)), decision_of(0), 1)
         assert len(memo) == 0
@@ -295,7 +295,7 @@ def judged_in_turns(
     return judging, turns
 
 
-def test_a_batch_has_each_decision_once() -> None:
+def test_a_batch_lists_each_decision_once() -> None:
     judging, _ = judged_in_turns(
         chain(IN_EU), Memo(100, 10**6), 10**9, *[entry(**EU), entry(**US)] * 50, entry()
     )
@@ -308,7 +308,7 @@ def test_a_batch_has_each_decision_once() -> None:
     ]
 
 
-def test_decisions_that_are_equal_are_one() -> None:
+def test_equal_decisions_are_merged() -> None:
     """Of entries that differ, and of a chain that was made again."""
     memo = Memo(100, 10**6)
     for remembered in (0, 1):
@@ -329,7 +329,7 @@ def test_an_empty_batch_has_no_decisions() -> None:
     assert (judging.outcomes(), turns) == (([], []), 1)
 
 
-def test_others_have_their_turn_after_so_many_steps() -> None:
+def test_a_long_batch_yields_after_a_number_of_steps() -> None:
     judged = chain("key != 'x'")
     distinct = [entry(partition_key=str(number)) for number in range(100)]
     memo = Memo(1_000, 10**6)
@@ -346,7 +346,7 @@ def test_others_have_their_turn_after_so_many_steps() -> None:
     st.integers(1, 200),
     st.integers(0, 6),
 )
-def test_turns_and_memory_change_no_verdict(regions: list[str], steps: int, kept: int) -> None:
+def test_yielding_and_caching_change_no_verdict(regions: list[str], steps: int, kept: int) -> None:
     judged = chain(IN_EU)
     entries = [entry(properties={"region": each} if each else {}) for each in regions]
     judging, _ = judged_in_turns(judged, Memo(kept, 10**6), steps, *entries)
@@ -359,7 +359,7 @@ def test_turns_and_memory_change_no_verdict(regions: list[str], steps: int, kept
 # ---- programs
 
 
-def test_programs_are_kept_by_their_text_and_the_oldest_goes() -> None:
+def test_programs_are_cached_by_text_and_the_oldest_is_evicted() -> None:
     filters = Filters(
         CelEngine(), Memo(0, 0), programs_max=3, program_bytes_max=10**9, chain_bytes_max=2**20
     )
@@ -373,7 +373,7 @@ def test_programs_are_kept_by_their_text_and_the_oldest_goes() -> None:
     assert filters.program("sequence_id > 3") is not filters.program("sequence_id > 1")
 
 
-def test_programs_take_so_much_memory() -> None:
+def test_the_memory_of_programs_is_bounded() -> None:
     size = FILTERS.program("sequence_id > 0").compiled.size_bytes
     filters = Filters(
         CelEngine(), Memo(0, 0), programs_max=100, program_bytes_max=3 * size, chain_bytes_max=2**20

@@ -1,4 +1,4 @@
-"""Which chain an entry has, what is kept of chains that are no more needed, and how."""
+"""The chain of an entry, the storage of chains, and the removal of unneeded ones."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,6 @@ from seqgate.services.dispatcher.filtering.chains import (
     STRETCHES_MAX,
     Chain,
     Chains,
-    Filter,
     Policy,
     Stretch,
     TooManyFilters,
@@ -21,6 +20,7 @@ from seqgate.services.dispatcher.filtering.chains import (
     from_properties,
     to_properties,
 )
+from seqgate.services.dispatcher.ports import Filter
 from seqgate.types import Position
 
 PROPERTY_BYTES_MAX = 4 * 1024
@@ -53,7 +53,7 @@ def made(*changes: tuple[Position | None, Chain]) -> Chains:
     return chains
 
 
-def test_nothing_is_filtered_where_no_chain_applies() -> None:
+def test_positions_without_a_chain_are_unfiltered() -> None:
     assert Chains().at(at(0)) == NO_FILTERS
     assert not Chains().filters_any
     chains = made((at(5), A))
@@ -61,22 +61,22 @@ def test_nothing_is_filtered_where_no_chain_applies() -> None:
     assert chains.filters_any
 
 
-def test_a_chain_applies_from_its_position_on_and_the_one_before_up_to_there() -> None:
+def test_a_chain_applies_from_its_start_and_its_predecessor_before_it() -> None:
     chains = made((None, A), (at(5), B), (at(2, 3), C))
     assert chains.at(at(4)) == A
     assert chains.at(at(5)) == chains.at(at(999, 2)) == chains.at(at(1, 3)) == B
     assert chains.at(at(2, 3)) == C
 
 
-def test_a_change_replaces_all_that_applied_from_there_on() -> None:
+def test_a_change_replaces_all_chains_from_its_start_on() -> None:
     chains = made((None, A), (at(5), B), (at(9), C))
     assert [each.chain for each in changed(chains, at(5), C).applied] == [A, C]
     assert [each.chain for each in changed(chains, at(4), NO_FILTERS).applied] == [A, NO_FILTERS]
     assert [each.chain for each in changed(chains, None, B).applied] == [B]
 
 
-def test_a_change_to_what_applies_anyway_is_none() -> None:
-    """A request is made again when its answer was lost, or by who sets the same every minute."""
+def test_setting_the_same_chain_is_no_change() -> None:
+    """A request is repeated when its answer was lost, or by a periodic job."""
     chains = made((None, A), (at(5), B))
     for start in (at(5), at(6)):
         assert changed(chains, start, B) is chains
@@ -86,12 +86,13 @@ def test_a_change_to_what_applies_anyway_is_none() -> None:
     shadowed = changed(chains, at(5), C, is_shadow=True)
     for start in (at(5), at(6)):
         assert changed(shadowed, start, C, is_shadow=True) is shadowed
-    for start in (None, at(4)):
-        assert changed(shadowed, start, C, is_shadow=True).shadow == Stretch(start, C)
+    starts: tuple[Position | None, ...] = (None, at(4))
+    for earlier in starts:
+        assert changed(shadowed, earlier, C, is_shadow=True).shadow == Stretch(earlier, C)
     assert changed(chains, None, NO_FILTERS, is_shadow=True) is chains
 
 
-def test_a_version_stands_for_one_expression() -> None:
+def test_a_version_has_one_expression() -> None:
     chains = changed(made((None, A), (at(5), B)), None, C, is_shadow=True)
     assert chains.other_than(Chain((*B.filters, *A.filters)), is_shadow=False) is None
     other = chain("a", "false")
@@ -115,12 +116,12 @@ def test_a_version_stands_for_one_expression() -> None:
         '{"format":1,"app',
     ],
 )
-def test_what_cannot_be_read_says_so(text: str) -> None:
+def test_unreadable_chains_are_reported(text: str) -> None:
     with pytest.raises(UnknownFormat):
         from_properties({f"{PREFIX}0000": text})
 
 
-def test_what_only_acknowledged_entries_need_is_forgotten() -> None:
+def test_chains_of_acknowledged_entries_only_are_forgotten() -> None:
     chains = made((at(3), A), (at(5), B), (at(9), C))
     assert chains.needed_after(None) == chains
     assert chains.needed_after(at(1)) == chains
@@ -135,7 +136,7 @@ def test_what_only_acknowledged_entries_need_is_forgotten() -> None:
         assert list(chains.needed_after(mark_delete).applied) == expected
 
 
-def test_filters_that_nothing_needs_any_more_are_none() -> None:
+def test_filters_without_entries_are_removed() -> None:
     chains = made((None, A), (at(5), NO_FILTERS))
     assert chains.needed_after(at(3)).filters_any
     gone = chains.needed_after(at(4))
@@ -143,7 +144,7 @@ def test_filters_that_nothing_needs_any_more_are_none() -> None:
     assert len(gone.changes) == 2
 
 
-def test_a_shadow_chain_is_beside_the_others() -> None:
+def test_a_shadow_chain_is_independent_of_the_others() -> None:
     chains = changed(made((None, A)), at(5), B, is_shadow=True)
     assert chains.at(at(9)) == A
     assert chains.shadow == Stretch(at(5), B)
@@ -153,7 +154,7 @@ def test_a_shadow_chain_is_beside_the_others() -> None:
     assert [each.is_shadow for each in chains.changes] == [True, False]
 
 
-def test_the_last_changes_are_kept() -> None:
+def test_the_latest_changes_are_kept() -> None:
     chains = Chains()
     for number in range(CHANGES_MAX + 3):
         chains = changed(chains, None, chain(f"f{number}"))
@@ -164,7 +165,7 @@ def test_the_last_changes_are_kept() -> None:
     assert newest.caller == "ipv4:192.0.2.1:1"
 
 
-def test_more_chains_than_may_be_needed_are_refused() -> None:
+def test_chains_beyond_the_limit_are_refused() -> None:
     chains = made(*((at(number), chain(str(number))) for number in range(STRETCHES_MAX)))
     with pytest.raises(TooManyFilters):
         changed(chains, at(STRETCHES_MAX), A)
@@ -173,7 +174,7 @@ def test_more_chains_than_may_be_needed_are_refused() -> None:
     assert changed(fewer, at(STRETCHES_MAX), A).at(at(99)) == A
 
 
-def test_chains_that_are_too_long_are_refused_and_changes_give_way(
+def test_chains_above_the_size_limit_are_refused_and_the_history_shrinks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "STATE_BYTES_MAX", 2_000)
@@ -189,7 +190,7 @@ def test_chains_that_are_too_long_are_refused_and_changes_give_way(
     assert changed(fuller, at(1), chain("longer", "x" * 800)).at(at(1)).filters[0].name == "longer"
 
 
-def test_there_is_room_for_the_longest_chains_before_and_after_a_change_and_beside_it() -> None:
+def test_the_longest_chains_fit_with_a_change_and_a_shadow_chain() -> None:
     filters = [Filter(f"{number}" * 100, 2**64 - 1, "\u00fc" * 2_048) for number in range(16)]
     long = Chain(tuple(filters))
     chains = made((None, long), (at(1), long._replace(policy=Policy.REJECT)))
@@ -205,7 +206,7 @@ CHANGES = st.lists(st.tuples(POSITIONS, CHAINS, st.booleans()), max_size=6)
 
 
 @given(CHANGES)
-def test_what_is_kept_is_read_back(changes: list[tuple[Position | None, Chain, bool]]) -> None:
+def test_chains_are_read_back_unchanged(changes: list[tuple[Position | None, Chain, bool]]) -> None:
     chains = Chains()
     properties = {"mine": "1", f"{PREFIX}9999": "old"}
     for start, new, is_shadow in changes:
@@ -220,7 +221,7 @@ def test_what_is_kept_is_read_back(changes: list[tuple[Position | None, Chain, b
     assert bool(put) == (chains != Chains())
 
 
-def test_what_is_long_is_cut_into_pieces_that_a_cursor_takes() -> None:
+def test_long_chains_are_split_into_cursor_properties() -> None:
     chains = made((None, chain("long", "'ü' == \"\n\"" * 900)))
     put, remove = to_properties(chains, {})
     assert len(put) > 1

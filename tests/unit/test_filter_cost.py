@@ -1,4 +1,4 @@
-"""What expressions may cost, and that the bound holds: no expression can keep a worker busy."""
+"""The cost of expressions, and that the bound holds: no expression can keep a worker busy."""
 
 import re
 from collections.abc import Callable
@@ -66,13 +66,13 @@ def refusal(text: str) -> str:
         " || ".join(f"properties.r == '{number}'" for number in range(150)),
     ],
 )
-def test_what_filters_are_for_is_cheap(text: str) -> None:
+def test_typical_filters_are_cheap(text: str) -> None:
     found = cost(text)
     assert 0 < found.steps <= COST_MAX
     assert found.iterations <= ITERATIONS_MAX
 
 
-def test_iterations_are_those_of_the_largest_entry() -> None:
+def test_iterations_are_counted_for_the_largest_entry() -> None:
     assert cost("key == ''").iterations == 0
     assert cost("properties.all(k, true)").iterations == PROPERTIES_MAX
     assert cost("subscription.all(k, true)").iterations == SUBSCRIPTION_PROPERTIES_MAX
@@ -80,7 +80,7 @@ def test_iterations_are_those_of_the_largest_entry() -> None:
     assert cost("properties.map(k, k).all(k, true)").iterations == PROPERTIES_MAX * 2
 
 
-def test_texts_of_a_loop_are_together_as_long_as_the_entry_s() -> None:
+def test_the_texts_of_a_loop_total_at_most_the_entrys() -> None:
     once = cost("properties.x.matches('^a+$')").steps
     assert cost("properties.exists(k, properties[k].matches('^a+$'))").steps < 2 * once + 40_000
 
@@ -118,11 +118,11 @@ def test_texts_of_a_loop_are_together_as_long_as_the_entry_s() -> None:
         ("google.protobuf.Int32Value{value: 1} == 1", "not supported in filters (struct_expr)"),
     ],
 )
-def test_what_could_keep_a_worker_busy_is_refused(text: str, message: str) -> None:
+def test_expensive_expressions_are_refused(text: str, message: str) -> None:
     assert refusal(text).startswith(message)
 
 
-def test_macros_are_inside_each_other_so_often() -> None:
+def test_the_nesting_of_macros_is_bounded() -> None:
     def nested(times: int) -> str:
         return "".join(f"[1].all(v{n}, " for n in range(times)) + "true" + ")" * times
 
@@ -130,7 +130,7 @@ def test_macros_are_inside_each_other_so_often() -> None:
     assert refusal(nested(LOOPS_MAX + 1)) == "macros nested too deeply (limit 3)"
 
 
-def test_an_expression_is_so_long() -> None:
+def test_the_length_of_an_expression_is_bounded() -> None:
     for filling in ("x", "é"):
         size = len(filling.encode())
         literal = filling * ((EXPRESSION_BYTES_MAX - len("key == ''")) // size)
@@ -138,13 +138,13 @@ def test_an_expression_is_so_long() -> None:
         assert refusal(f"key == '{literal}{filling}{filling}'").endswith("bytes long (limit 4,096)")
 
 
-def test_an_expression_holds_no_control_characters_but_white_space() -> None:
+def test_control_characters_other_than_white_space_are_refused() -> None:
     assert cost("key\t==\r\n''")
     for wrong in "\x00\x01\x1b\x7f":
         assert refusal(f"key == '{wrong}'") == "control character in expression"
 
 
-def test_a_regular_expression_is_so_large() -> None:
+def test_the_size_of_a_regular_expression_is_bounded() -> None:
     assert cost(f"topic.matches('a{{{REGEX_SIZE_MAX // 20}}}')")
     assert "instructions (limit 2,000)" in refusal(
         f"topic.matches('(?:a{{{REGEX_SIZE_MAX // 2}}}){{3}}')"
@@ -177,7 +177,7 @@ def test_a_regular_expression_is_so_large() -> None:
         ("x{,5}", 5),
     ],
 )
-def test_counted_repetitions_count(pattern: str, size: int) -> None:
+def test_counted_repetitions_add_to_the_cost(pattern: str, size: int) -> None:
     found = program_size(pattern)
     assert found >= size
     assert found <= 3 * size + 12
@@ -209,7 +209,7 @@ PATTERNS = st.recursive(
 
 
 @given(PATTERNS)
-def test_a_pattern_is_never_larger_than_was_thought(made: Made) -> None:
+def test_the_size_of_a_pattern_is_never_underestimated(made: Made) -> None:
     pattern, letters = made
     re.compile(pattern)
     assert program_size(pattern) >= letters
@@ -246,7 +246,7 @@ def test_a_pattern_is_never_larger_than_was_thought(made: Made) -> None:
         ("[{'a': 'b'}].exists(properties, properties.a == '')", Reads()),
     ],
 )
-def test_an_expression_reads_so_much(text: str, reads: Reads) -> None:
+def test_the_data_read_by_an_expression_is_bounded(text: str, reads: Reads) -> None:
     assert Reads.of(ENGINE.compile(text).tree) == reads
 
 
@@ -263,7 +263,7 @@ def test_an_expression_reads_so_much(text: str, reads: Reads) -> None:
         "properties.all(k, properties.map(j, j).size() > 0)",
     ],
 )
-def test_the_engine_makes_no_more_iterations_than_were_counted(text: str) -> None:
+def test_the_engine_stays_within_the_counted_iterations(text: str) -> None:
     """The engine's own budget counts: with just as many elements as it allows, nothing fails."""
     tree = ENGINE.compile(text)
     properties = {f"{number:03}": "v" for number in range(PROPERTIES_MAX)}
@@ -287,8 +287,10 @@ def test_the_engine_makes_no_more_iterations_than_were_counted(text: str) -> Non
         lambda n: "properties.exists(k, k in [" + ", ".join(["key"] * n) + "])",
     ],
 )
-def test_what_grows_is_refused_before_it_is_dear(make: Callable[[int], str]) -> None:
-    """However large it is made: what is let through is within the limits."""
+def test_growing_expressions_are_refused_before_they_are_expensive(
+    make: Callable[[int], str],
+) -> None:
+    """For any size: accepted expressions are within the limits."""
     for size in (1, 2, 3, 5, 10, 20, 40, 80, 160, 320, 640, 1280):
         try:
             found = cost(make(size))

@@ -1,4 +1,4 @@
-"""Where sub-expressions stand, and what is shown of them."""
+"""Positions of sub-expressions, and the values shown for them."""
 
 import pytest
 
@@ -79,7 +79,7 @@ def shown(text: str, **values: object) -> list[tuple[int, str, str]]:
         ),
     ],
 )
-def test_each_part_stands_where_it_is_written(text: str, parts: list[str]) -> None:
+def test_each_part_has_its_source_position(text: str, parts: list[str]) -> None:
     assert [part for _, part, _ in shown(text)] == parts
 
 
@@ -100,7 +100,7 @@ def test_each_part_is_shown_with_its_value() -> None:
     }
 
 
-def test_depth_says_what_is_a_part_of_what() -> None:
+def test_depth_gives_the_nesting_of_parts() -> None:
     assert [(depth, part) for depth, part, _ in shown("!(key == '')")] == [
         (0, "!(key == '')"),
         (1, "key == ''"),
@@ -108,7 +108,7 @@ def test_depth_says_what_is_a_part_of_what() -> None:
     ]
 
 
-def test_of_many_parts_the_outer_ones_are_shown() -> None:
+def test_outer_parts_are_shown_first_when_there_are_many() -> None:
     text = " || ".join(f"key == '{number}'" for number in range(150))
     found = shown(text)
     assert len(found) == STEPS_MAX

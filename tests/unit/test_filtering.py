@@ -1,5 +1,5 @@
-"""What a subscription's filters say of its entries, over filters in memory: what is remembered,
-what it means that there is no answer, and what a change amid it all does."""
+"""Verdicts of a subscription's filters, over filters in memory: caching, outages, and changes amid
+judging."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pytest
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
-from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.services.cursors import CursorsUnavailable
@@ -93,7 +93,7 @@ def entry(number: int, region: str | None = None, messages: int = 1, **more: Any
     )
     if messages > 1:
         metadata.num_messages_in_batch = messages
-    position = entry_pb2.Position(ledger_id=1, entry_id=number)
+    position = common_pb2.Position(ledger_id=1, entry_id=number)
     return StoredEntry(position=position, metadata=metadata)
 
 
@@ -155,7 +155,7 @@ def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- what is remembered
 
 
-async def test_entries_that_do_not_differ_in_what_is_read_are_asked_about_once(
+async def test_entries_with_equal_reads_are_judged_once(
     world: World,
 ) -> None:
     world.use(chain("eu"))
@@ -166,14 +166,14 @@ async def test_entries_that_do_not_differ_in_what_is_read_are_asked_about_once(
     assert world.counts() == {"accepted": 3, "rejected": 2, "rescheduled": 1}
 
 
-async def test_what_hardly_ever_comes_again_is_not_remembered(world: World) -> None:
+async def test_rarely_recurring_entries_are_not_cached(world: World) -> None:
     world.use(chain("even"))
     for _ in range(2):
         assert await world.page(entry(0), entry(1)) == [ACCEPT, REJECT]
     assert world.filters.asked == 4
 
 
-async def test_what_is_long_is_not_remembered_and_what_is_old_is_forgotten(
+async def test_long_keys_are_not_cached_and_old_ones_are_evicted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "VERDICTS_MAX", 4)
@@ -189,7 +189,7 @@ async def test_what_is_long_is_not_remembered_and_what_is_old_is_forgotten(
     assert world.filters.asked == 8
 
 
-async def test_other_filters_and_other_properties_have_other_verdicts(world: World) -> None:
+async def test_verdicts_are_cached_per_chain_and_properties(world: World) -> None:
     world.use(chain("mine"), {"region": "eu", "other": "x"})
     assert await world.page(*entries("eu", "us")) == [ACCEPT, REJECT]
     world.use(chain("mine"), {"region": "us"})
@@ -201,14 +201,14 @@ async def test_other_filters_and_other_properties_have_other_verdicts(world: Wor
     assert await world.page(*entries("eu")) == [ACCEPT]
 
 
-async def test_each_entry_has_the_chain_of_its_position(world: World) -> None:
+async def test_each_entry_is_judged_by_the_chain_of_its_position(world: World) -> None:
     stretches = (Stretch(at(1), chain("eu")), Stretch(at(3), chain("none")))
     world.filtering.use(Chains(stretches), {})
     assert await world.page(*entries("us", "us", "eu", "eu")) == [ACCEPT, REJECT, ACCEPT, REJECT]
     assert world.counts() == {"accepted": 1, "rejected": 2}
 
 
-async def test_markers_and_what_is_acknowledged_are_nobodys_question(world: World) -> None:
+async def test_markers_and_acknowledged_entries_are_not_judged(world: World) -> None:
     acknowledged = Acknowledged(at(0))
     acknowledged.add(at(2))
     world.use(chain("none"))
@@ -233,7 +233,7 @@ async def test_messages_of_a_batch_are_counted(world: World) -> None:
     ("policy", "verdict"),
     [(Policy.PARK, FILTER_FAILED), (Policy.ACCEPT, ACCEPT), (Policy.REJECT, REJECT)],
 )
-async def test_a_policy_says_what_a_failure_means(
+async def test_the_failure_policy_decides_on_failures(
     world: World, policy: Policy, verdict: int
 ) -> None:
     world.use(chain("none", policy=policy)._replace(filters=(Filter("f", 3, "eu"),)))
@@ -248,7 +248,7 @@ async def test_a_policy_says_what_a_failure_means(
         assert why is None
 
 
-async def test_why_an_entry_is_parked_is_known_until_it_is_judged_otherwise(
+async def test_the_cause_of_a_parked_entry_is_kept_until_a_new_verdict(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outage_limits, "FAILED_MAX", 2)
@@ -279,14 +279,15 @@ async def test_why_an_entry_is_parked_is_known_until_it_is_judged_otherwise(
     ("policy", "verdict"),
     [(Policy.PARK, UNJUDGED), (Policy.ACCEPT, ACCEPT), (Policy.REJECT, REJECT)],
 )
-async def test_a_policy_says_what_an_outage_means_for_what_is_not_known(
+async def test_the_outage_policy_decides_on_uncached_entries(
     world: World, policy: Policy, verdict: int
 ) -> None:
     world.use(chain("eu", policy=policy))
     world.filters.available = False
     assert await world.page(*entries("eu")) == [verdict]
-    assert world.filtering.outage is not None
-    assert world.filtering.outage.since_ms == 1_000
+    outage = world.filtering.outage
+    assert outage is not None
+    assert outage.since_ms == 1_000
     world.filters.available = True
     await eventually(lambda: asyncio.get_running_loop().time() > world.filtering._ask_after_s)
     assert await world.page(*entries("eu")) == [ACCEPT]
@@ -296,7 +297,7 @@ async def test_a_policy_says_what_an_outage_means_for_what_is_not_known(
     assert world.counts()["UNAVAILABLE"] == 2
 
 
-async def test_who_waits_for_a_verdict_gets_it_when_the_service_is_back(world: World) -> None:
+async def test_waiting_pages_are_judged_when_the_service_returns(world: World) -> None:
     world.use(chain("eu"))
     world.filters.available = False
     for count in range(1, 4):
@@ -308,7 +309,7 @@ async def test_who_waits_for_a_verdict_gets_it_when_the_service_is_back(world: W
     assert world.counts() == {"accepted": 1, "rejected": 1}
 
 
-async def test_what_is_known_need_not_wait(world: World) -> None:
+async def test_cached_verdicts_need_no_service(world: World) -> None:
     world.use(chain("eu"))
     await world.page(*entries("eu"))
     world.filters.available = False
@@ -316,7 +317,7 @@ async def test_what_is_known_need_not_wait(world: World) -> None:
     assert await world.filtering.again([]) == {}
 
 
-async def test_between_failures_the_service_is_left_alone(
+async def test_the_service_is_not_called_between_retries(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outage_limits, "BACKOFF_FIRST_S", 600.0)
@@ -331,7 +332,7 @@ async def test_between_failures_the_service_is_left_alone(
 # ---- changes
 
 
-async def test_a_page_is_judged_by_what_counts_when_it_goes_in(world: World) -> None:
+async def test_a_page_is_judged_by_the_chain_when_it_enters(world: World) -> None:
     world.use(chain("eu"))
     world.filters.answers.clear()
     asked = asyncio.create_task(world.page(*entries("us", "eu")))
@@ -352,7 +353,7 @@ async def test_a_page_waits_for_a_change_that_is_being_made(world: World) -> Non
     assert await asked == [REJECT]
 
 
-async def test_who_waits_for_a_verdict_is_told_when_the_chains_change(
+async def test_waiting_pages_are_woken_when_the_chains_change(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outage_limits, "BACKOFF_FIRST_S", 600.0)
@@ -419,7 +420,7 @@ class LosingAnswers(MemoryCursors):
         return changed
 
 
-async def test_a_change_whose_answer_is_lost_is_made_once_and_noted_once() -> None:
+async def test_a_change_with_a_lost_answer_is_made_and_recorded_once() -> None:
     world = Changing()
     await world.begin(LosingAnswers())
     assert await world.change(chain("eu"), at(2))
@@ -445,7 +446,7 @@ async def test_a_version_has_one_expression_as_long_as_it_is_needed() -> None:
     await world.change(other, at(3), is_shadow=True)
 
 
-async def test_a_shadow_chain_touches_nothing_of_what_is_applied() -> None:
+async def test_a_shadow_chain_does_not_affect_the_applied_one() -> None:
     world = Changing()
     await world.begin(MemoryCursors())
     await world.change(chain("eu"), None)
@@ -479,7 +480,7 @@ async def test_properties_that_no_filter_reads_change_nothing(world: World) -> N
     assert world.filters.asked == asked + 2  # of the other chain it is known
 
 
-async def test_who_is_being_prepared_for_other_properties_is_not_used(world: World) -> None:
+async def test_a_line_prepared_for_old_properties_is_not_used(world: World) -> None:
     world.use(chain("mine"), {"region": "eu"})
     world.filters.answers.clear()
     asked = asyncio.create_task(world.page(*entries("eu", "us")))
@@ -490,7 +491,7 @@ async def test_who_is_being_prepared_for_other_properties_is_not_used(world: Wor
     assert await world.page(*entries("eu", "us")) == [REJECT, ACCEPT]
 
 
-async def test_counts_of_an_old_chain_go_on_however_many_others_came(
+async def test_counts_of_an_old_chain_continue_beside_many_others(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tally_limits, "CHAINS_MAX", 2)
@@ -521,7 +522,7 @@ async def test_a_shadow_chain_changes_nothing_and_is_counted(world: World) -> No
     assert world.counts(is_shadow=True) == {"rejected": 2}
 
 
-async def test_nobody_waits_for_a_shadow_chain(world: World) -> None:
+async def test_a_shadow_chain_delays_nothing(world: World) -> None:
     world.filtering.use(Chains(shadow=Stretch(None, chain("eu"))), {})
     assert world.filtering.is_on
     assert await world.page(*entries("eu")) == [ACCEPT]  # what it reads is not known yet
@@ -539,7 +540,7 @@ async def test_nobody_waits_for_a_shadow_chain(world: World) -> None:
     assert world.counts() == {}
 
 
-async def test_a_shadow_chain_that_cannot_keep_up_is_not_asked_about_all(
+async def test_a_slow_shadow_chain_skips_entries(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shadow_limits, "WAITING_MAX", 3)
@@ -560,7 +561,7 @@ async def test_a_shadow_chain_that_cannot_keep_up_is_not_asked_about_all(
 # ---- trying
 
 
-async def test_what_is_tried_counts_nowhere(world: World) -> None:
+async def test_a_trial_is_not_counted(world: World) -> None:
     world.use(chain("eu"), {"region": "us"})
     trial = world.filtering.trial(chain("mine"))
     for _ in range(2):
@@ -594,7 +595,7 @@ def followed(recorded: Recorded, some: list[StoredEntry]) -> list[StoredEntry]:
     return some
 
 
-async def test_one_span_is_of_all_followed_entries_that_are_asked_about(
+async def test_one_span_covers_all_traced_entries_of_a_call(
     recorded: Recorded,
 ) -> None:
     world = World()
@@ -619,7 +620,7 @@ async def test_one_span_is_of_all_followed_entries_that_are_asked_about(
     }
 
 
-async def test_what_is_remembered_or_nobody_follows_has_no_span(recorded: Recorded) -> None:
+async def test_cached_or_untraced_entries_have_no_span(recorded: Recorded) -> None:
     world = World()
     world.use(chain("eu"))
     await world.page(*entries("us", "eu"))
@@ -627,7 +628,7 @@ async def test_what_is_remembered_or_nobody_follows_has_no_span(recorded: Record
     assert {span.name for span in recorded.spans} == {"message"}
 
 
-async def test_a_span_says_that_there_was_no_answer(recorded: Recorded) -> None:
+async def test_a_span_records_a_missing_answer(recorded: Recorded) -> None:
     world = World()
     world.use(chain("eu"))
     await world.page(*entries("us"))

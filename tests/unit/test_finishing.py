@@ -27,7 +27,7 @@ class Topic:
         self.has_stopped = True
 
 
-async def test_a_topic_that_is_let_go_while_others_finish_ends_nothing() -> None:
+async def test_a_topic_released_during_a_drain_does_not_interrupt_it() -> None:
     deduplicator: Any = None
     async with asyncio.TaskGroup() as tasks:
         ledger = Ledger(LedgerConfig(), MemoryLedgerStore(), deduplicator, MemoryCursors(), tasks)

@@ -61,9 +61,7 @@ def test_a_part_applied_is_every_entry_advanced(marks: Marks, log: list[Entry]) 
 
 
 @given(MARKS, LOG, st.lists(st.integers(0, 60), max_size=4))
-def test_it_does_not_matter_where_a_log_is_cut(
-    marks: Marks, log: list[Entry], cuts: list[int]
-) -> None:
+def test_folding_is_independent_of_the_cut(marks: Marks, log: list[Entry], cuts: list[int]) -> None:
     edges = [0, *sorted(min(cut, len(log)) for cut in cuts), len(log)]
     parts = parts_of(log)
     ranges = [folded(parts[first:last]) for first, last in pairwise(edges)]
@@ -81,7 +79,7 @@ def test_then_is_associative(first: list[Entry], second: list[Entry], third: lis
 
 
 @given(MARKS, LOG, LOG)
-def test_entries_that_a_base_covers_already_may_be_folded_again(
+def test_entries_covered_by_the_base_may_be_folded_again(
     marks: Marks, log: list[Entry], rest: list[Entry]
 ) -> None:
     covered = sequential(marks, log)

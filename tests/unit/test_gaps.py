@@ -1,4 +1,4 @@
-"""Of which keys it is remembered that a message was dead-lettered, and what follows from that."""
+"""Keys with dead-lettered messages: which are remembered, and the effect."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def gap(entry_id: int) -> Gap:
 
 
 @pytest.mark.parametrize("after", AFTER)
-def test_what_follows_a_gap_is_beyond_it_and_nothing_else_is(after: AfterDeadLetter) -> None:
+def test_only_later_entries_are_beyond_a_gap(after: AfterDeadLetter) -> None:
     gaps = Gaps(Options(after_dead_letter=after), {})
     assert gaps.add(b"key", gap(5)) is None
     assert gaps.gap(b"key") == gap(5)
@@ -32,7 +32,7 @@ def test_what_follows_a_gap_is_beyond_it_and_nothing_else_is(after: AfterDeadLet
     assert not gaps.is_beyond(b"other", Position(1, 6), after)
 
 
-def test_what_becomes_of_a_key_stays_as_it_was_when_the_options_change() -> None:
+def test_a_keys_rule_is_kept_when_the_options_change() -> None:
     kept = {b"key": KeyState(AfterDeadLetter.HOLD, gap(1))}
     gaps = Gaps(Options(after_dead_letter=AfterDeadLetter.TAIL), kept)
     assert gaps.after(b"key") is AfterDeadLetter.HOLD
@@ -44,12 +44,12 @@ def test_what_becomes_of_a_key_stays_as_it_was_when_the_options_change() -> None
     assert gaps.after(b"key") is AfterDeadLetter.TAIL
 
 
-def test_in_a_pool_nothing_follows_anything() -> None:
+def test_an_unordered_subscription_has_no_gaps() -> None:
     gaps = Gaps(Options(kind=SubscriptionType.SHARED, after_dead_letter=AfterDeadLetter.HOLD), {})
     assert gaps.after(b"key") is AfterDeadLetter.CONTINUE
 
 
-def test_of_too_many_gaps_the_oldest_is_forgotten_but_none_that_holds_a_key() -> None:
+def test_the_oldest_gap_that_holds_no_key_is_forgotten() -> None:
     held = {b"held": KeyState(AfterDeadLetter.HOLD, gap(0))}
     gaps = Gaps(Options(), held)
     for each in range(GAPS_MAX - 1):

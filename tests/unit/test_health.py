@@ -1,4 +1,4 @@
-"""A process that is not ready says what it lacks, and why."""
+"""A process that is not ready reports the missing dependency, and the cause."""
 
 import asyncio
 from typing import Any
@@ -10,7 +10,7 @@ from seqgate.services.runtime.health import WHY_MAX, Readiness
 from tests.support.waiting import eventually
 
 
-async def test_what_is_not_ready_says_why() -> None:
+async def test_unready_services_report_the_cause() -> None:
     failing: dict[str, Exception | None] = {
         "ledger": ValueError("will not send a token to ipv4:10.0.0.1:1 without TLS"),
         "dedup": aio.AioRpcError(
@@ -50,3 +50,22 @@ async def test_what_is_not_ready_says_why() -> None:
         "ledger": "ValueError: will not send a token to ipv4:10.0.0.1:1 without TLS",
     }
     assert (ready["event"], ready["missing"]) == ("ready", [])
+
+
+async def test_a_failing_dependency_is_checked_more_often_than_a_healthy_one() -> None:
+    checks = 0
+
+    async def check() -> None:
+        nonlocal checks
+        checks += 1
+        if checks < 3:
+            raise RuntimeError("not yet")
+
+    readiness = Readiness({"ledger": check}, [], interval_s=3600)
+    with capture_logs() as logs:
+        watching = asyncio.create_task(readiness.watch())
+        await eventually(lambda: len(logs) > 1, "it is ready")
+        watching.cancel()
+        await asyncio.wait([watching])
+    assert [each["event"] for each in logs] == ["not ready", "ready"]
+    assert checks == 3

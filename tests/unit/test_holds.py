@@ -1,4 +1,4 @@
-"""What ends a hold of a producer's stream."""
+"""The end of a hold of a producer's stream."""
 
 import pytest
 
@@ -17,15 +17,16 @@ from tests.simulation.defects import find
         (True, Fenced("it is for another epoch"), False),
     ],
 )
-def test_a_publication_that_is_refused_ends_a_hold_if_it_resumes_and_is_for_this_stream(
+def test_a_refused_publication_with_resume_on_this_stream_ends_a_hold(
     resume: bool, error: DomainError, ends: bool
 ) -> None:
     assert servicer._ends_hold(pb.Publication(resume=resume), error) is ends
 
 
-def test_the_mistake_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.deep
+def test_the_defect_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     find("A17").apply(monkeypatch)
     with pytest.raises(AssertionError):
-        test_a_publication_that_is_refused_ends_a_hold_if_it_resumes_and_is_for_this_stream(
+        test_a_refused_publication_with_resume_on_this_stream_ends_a_hold(
             True, InvalidPublication("it has no entries"), True
         )

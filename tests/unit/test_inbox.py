@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client._assembler import AssemblyLimits
 from seqgate.client._breaker import Breaker
@@ -17,7 +19,9 @@ from seqgate.client._inbox import Inbox, ReceiverLimits
 from seqgate.client._message import Received
 from seqgate.client._subscribing import Incomplete, RetryPolicy
 from seqgate.errors import SeqgateError, StaleTokenError, UnavailableError
+from seqgate.times import duration
 from seqgate.types import Position
+from tests.support.depth import times
 from tests.support.fake_dispatcher import EPOCH, Broker, Stream
 
 KEYS = ("a", "b", "c")
@@ -96,8 +100,8 @@ class World:
         subscribe = pb.Subscribe(
             consumer_name="c",
             options=pb.SubscriptionOptions(type=self.kind),  # type: ignore[arg-type]
-            create_at=pb.Start(earliest=pb.Earliest()),
-            ack_timeout_ms=self.ack_timeout_ms,
+            create_at=common_pb2.Start(earliest=common_pb2.Earliest()),
+            ack_timeout=duration(self.ack_timeout_ms) if self.ack_timeout_ms else None,
         )
         self.number = self.broker.subscribe(subscribe)
         self.stream: Stream = self.broker.streams[self.number]
@@ -228,12 +232,12 @@ class World:
             self.inbox.acknowledge(handed.message.token, self.waiter("ack"))
             self.settle_up()
 
-    def refuse(self, at: int) -> None:
+    def negative_acknowledge(self, at: int) -> None:
         if not self.handed:
             return
         handed = self.handed[at % len(self.handed)]
         now_ms = self.broker.clock_ms
-        self.inbox.refuse(handed.message.token, 10, now_ms, self.waiter("nack"))
+        self.inbox.negative_acknowledge(handed.message.token, 10, now_ms, self.waiter("nack"))
         self.forget(handed)
         self.settle_up()
 
@@ -249,7 +253,7 @@ class World:
             self.inbox.unlock(self.busy.pop(at % len(self.busy)))
 
     def seek(self) -> None:
-        self.inbox.seek(pb.Start(earliest=pb.Earliest()), self.waiter("seek"))
+        self.inbox.seek(common_pb2.Start(earliest=common_pb2.Earliest()), self.waiter("seek"))
         self.settle_up()
 
     def give_away(self, at: int) -> None:
@@ -300,8 +304,8 @@ class World:
             self.settle_up()
 
 
-def _is_last(metadata: object) -> bool:
-    return metadata.chunk_id == metadata.num_chunks_from_msg - 1  # type: ignore[attr-defined]
+def _is_last(metadata: entry_pb2.EntryMetadata) -> bool:
+    return metadata.chunk_id == metadata.num_chunks_from_msg - 1
 
 
 def run(world: World, steps: list[tuple[str, int]]) -> None:
@@ -334,7 +338,7 @@ def run(world: World, steps: list[tuple[str, int]]) -> None:
             case "ack":
                 world.acknowledge(number)
             case "nack":
-                world.refuse(number)
+                world.negative_acknowledge(number)
             case "flush":
                 world.inbox.flush()
             case "persist":
@@ -376,7 +380,7 @@ def steps(*more: str) -> st.SearchStrategy[list[tuple[str, int]]]:
     return st.lists(step, max_size=120)
 
 
-@settings(max_examples=300)
+@settings(max_examples=times(quick=80, full=300))
 @given(
     st.sampled_from(TYPES),
     st.sampled_from((0, 100)),
@@ -391,7 +395,7 @@ def test_each_message_is_handed_out_in_order_until_it_is_acknowledged(
     world.finish()
 
 
-@settings(max_examples=200)
+@settings(max_examples=times(quick=60, full=200))
 @given(st.sampled_from(TYPES), steps("publish large", "publish large", "seek"))
 def test_large_messages_are_handed_out_whole(kind: int, history: list[tuple[str, int]]) -> None:
     world = World(kind)
@@ -399,7 +403,7 @@ def test_large_messages_are_handed_out_whole(kind: int, history: list[tuple[str,
     world.finish()
 
 
-@settings(max_examples=300)
+@settings(max_examples=times(quick=80, full=300))
 @given(
     st.sampled_from(TYPES),
     st.integers(1, 3),
@@ -431,9 +435,9 @@ def test_any_number_of_interleaved_large_messages_arrives_with_default_limits(ki
 
 
 @pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("is_behind", [False, True], ids=["as they come", "all at once"])
+@pytest.mark.parametrize("is_behind", [False, True], ids=["one by one", "all at once"])
 def test_chunks_without_room_are_delivered_twice_at_most(kind: int, is_behind: bool) -> None:
-    """However many keys there are, and whatever order their chunks come in."""
+    """For any number of keys, and any order of their chunks."""
     random = Random(7)
     world = World(kind, assembly=AssemblyLimits(messages_max=2))
     left = dict.fromkeys(map(str, range(15)), 8)

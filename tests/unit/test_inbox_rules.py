@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import google_crc32c
 import pytest
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.client._assembler import AssemblyLimits, DropReason
@@ -26,6 +27,7 @@ from seqgate.client._subscribing import (
 )
 from seqgate.errors import CorruptMessageError, InvalidRequestError, StaleTokenError
 from seqgate.message_id import EARLIEST_ID, LATEST_ID, ChunkMessageId, MessageId
+from seqgate.times import timestamp
 from seqgate.types import Position
 
 NOW_MS = 1_000
@@ -91,7 +93,7 @@ def chunk(number: int, chunk_id: int, num_chunks: int = 3, body: bytes = b"aabbc
 
 
 def _delivery(number: int, metadata: entry_pb2.EntryMetadata, payload: bytes) -> pb.Delivery:
-    position = entry_pb2.Position(ledger_id=1, entry_id=number)
+    position = common_pb2.Position(ledger_id=1, entry_id=number)
     return pb.Delivery(delivery=number, position=position, metadata=metadata, payload=payload)
 
 
@@ -103,7 +105,7 @@ def revoke(inbox: Inbox, *numbers: int) -> None:
     inbox.receive(pb.ConsumeResponse(revoked=pb.Revoked(deliveries=numbers)), NOW_MS)
 
 
-def settle(inbox: Inbox, request_id: int, *outcomes: pb.Outcome) -> None:
+def settle(inbox: Inbox, request_id: int, *outcomes: pb.SettleOutcome.ValueType) -> None:
     settled = pb.Settled(request_id=request_id, outcomes=outcomes)
     inbox.receive(pb.ConsumeResponse(settled=settled), NOW_MS)
 
@@ -239,7 +241,7 @@ def test_only_the_item_with_a_stale_token_fails() -> None:
     for message in taken(inbox):
         inbox.acknowledge(message.token, message.key)
     (request,) = sent(inbox, "acknowledge")
-    settle(inbox, request.acknowledge.request_id, pb.OUTCOME_STALE, pb.OUTCOME_DONE)
+    settle(inbox, request.acknowledge.request_id, pb.SETTLE_OUTCOME_STALE, pb.SETTLE_OUTCOME_DONE)
     errors = {waiter: type(error) for waiter, error in inbox.take_resolved()}
     assert errors == {"a": StaleTokenError, "b": type(None)}
 
@@ -251,7 +253,7 @@ def test_a_stale_token_ends_its_batch() -> None:
     assert message is not None
     inbox.acknowledge(message.token, "ack")
     (request,) = sent(inbox, "acknowledge")
-    settle(inbox, request.acknowledge.request_id, pb.OUTCOME_STALE)
+    settle(inbox, request.acknowledge.request_id, pb.SETTLE_OUTCOME_STALE)
     assert inbox.take(NOW_MS) is None
     assert (inbox.buffered, inbox.unacked) == (0, 0)
 
@@ -283,12 +285,12 @@ def test_later_messages_of_a_refused_key_wait_for_the_answer() -> None:
     deliver(inbox, plain(1, "a"), plain(2, "a"), plain(3, "b"))
     message = inbox.take(NOW_MS)
     assert message is not None
-    inbox.refuse(message.token, 0, NOW_MS, "nack")
-    (request,) = sent(inbox, "refuse")
+    inbox.negative_acknowledge(message.token, 0, NOW_MS, "nack")
+    (request,) = sent(inbox, "negative_acknowledge")
     deliver(inbox, plain(4, "a"))
     assert [each.id.entry_id for each in taken(inbox)] == [3]
     revoke(inbox, 2)
-    settle(inbox, request.refuse.request_id)
+    settle(inbox, request.negative_acknowledge.request_id)
     # What the service did not revoke counts.
     assert [each.id.entry_id for each in taken(inbox)] == [4]
 
@@ -298,12 +300,12 @@ def test_refusing_a_message_of_a_batch_ends_the_delivery() -> None:
     deliver(inbox, batch(1, 3))
     message = inbox.take(NOW_MS)
     assert message is not None
-    inbox.refuse(message.token, None, NOW_MS, "nack")
+    inbox.negative_acknowledge(message.token, None, NOW_MS, "nack")
     assert inbox.take(NOW_MS) is None
     assert inbox.buffered == 0
-    (request,) = sent(inbox, "refuse")
-    (refusal,) = request.refuse.refusals
-    assert not refusal.HasField("delay_ms")
+    (request,) = sent(inbox, "negative_acknowledge")
+    (refusal,) = request.negative_acknowledge.negative_acknowledgements
+    assert not refusal.HasField("delay")
 
 
 def test_an_acknowledged_message_cannot_be_refused() -> None:
@@ -311,11 +313,11 @@ def test_an_acknowledged_message_cannot_be_refused() -> None:
     deliver(inbox, plain(1))
     (message,) = taken(inbox)
     inbox.acknowledge(message.token, "ack")
-    inbox.refuse(message.token, 0, NOW_MS, "nack")
+    inbox.negative_acknowledge(message.token, 0, NOW_MS, "nack")
     ((waiter, error),) = inbox.take_resolved()
     assert waiter == "nack"
     assert isinstance(error, StaleTokenError)
-    assert sent(inbox, "refuse") == []
+    assert sent(inbox, "negative_acknowledge") == []
 
 
 # ---- large messages
@@ -347,7 +349,8 @@ def test_an_incomplete_message_that_is_revoked_in_part_is_given_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("incomplete", "what"), [(Incomplete.REFUSE, "refuse"), (Incomplete.ACKNOWLEDGE, "acknowledge")]
+    ("incomplete", "what"),
+    [(Incomplete.REFUSE, "negative_acknowledge"), (Incomplete.ACKNOWLEDGE, "acknowledge")],
 )
 def test_incomplete_messages_are_refused_or_acknowledged_as_configured(
     incomplete: Incomplete, what: str
@@ -402,7 +405,7 @@ def braked(inbox: Inbox, delivery: pb.Delivery) -> None:
     deliver(inbox, delivery)
     message = inbox.take(NOW_MS)
     assert message is not None
-    inbox.refuse(message.token, 0, NOW_MS, "nack")
+    inbox.negative_acknowledge(message.token, 0, NOW_MS, "nack")
     assert inbox.breaker_state is BreakerState.OPEN
     assert inbox.due_ms == NOW_MS + 1_000
 
@@ -476,7 +479,7 @@ def test_every_kind_of_acknowledgement_of_a_probe_closes_the_breaker(how: str) -
     if how == "by its id":
         inbox.acknowledge_id(probe.id, "ack")
     else:
-        inbox.acknowledge_through(probe.token, "ack")
+        inbox.acknowledge_cumulative(probe.token, "ack")
     assert inbox.breaker_state is BreakerState.CLOSED
 
 
@@ -484,10 +487,10 @@ def test_a_repeated_acknowledgement_is_one_outcome() -> None:
     inbox = connected(breaker=Breaker(outcomes=3, ratio=0.6))
     deliver(inbox, *(plain(number, str(number)) for number in range(3)))
     first, second, third = taken(inbox)
-    inbox.refuse(first.token, 0, NOW_MS, "nack")
+    inbox.negative_acknowledge(first.token, 0, NOW_MS, "nack")
     inbox.acknowledge(second.token, "ack")
     inbox.acknowledge(second.token, "again")
-    inbox.refuse(third.token, 0, NOW_MS, "nack")
+    inbox.negative_acknowledge(third.token, 0, NOW_MS, "nack")
     assert inbox.breaker_state is BreakerState.OPEN
 
 
@@ -496,9 +499,9 @@ def test_revoked_and_damaged_messages_are_no_outcomes() -> None:
     deliver(inbox, plain(1, "a"), plain(2, "b"))
     first, second = taken(inbox)
     revoke(inbox, first.token.delivery)
-    inbox.refuse(first.token, 0, NOW_MS, "late")
+    inbox.negative_acknowledge(first.token, 0, NOW_MS, "late")
     inbox.acknowledge(second.token, "ack")
-    inbox.refuse(second.token, 0, NOW_MS, "nack")
+    inbox.negative_acknowledge(second.token, 0, NOW_MS, "nack")
     broken = plain(3, "c")
     broken.payload = b"?"
     deliver(inbox, broken)
@@ -513,7 +516,7 @@ def test_a_batch_that_waits_for_the_breaker_is_renewed() -> None:
     failing, of_first = inbox.take(NOW_MS), inbox.take(NOW_MS)
     assert failing is not None
     assert of_first is not None
-    inbox.refuse(failing.token, 0, NOW_MS, "nack")
+    inbox.negative_acknowledge(failing.token, 0, NOW_MS, "nack")
     assert inbox.take(NOW_MS) is None
     inbox.renew_waiting(NOW_MS)
     (request,) = sent(inbox, "renew")
@@ -530,18 +533,18 @@ def test_a_batch_that_waits_for_the_breaker_is_renewed() -> None:
 @pytest.mark.parametrize(
     ("place", "expected"),
     [
-        ("earliest", pb.Start(earliest=pb.Earliest())),
-        ("latest", pb.Start(latest=pb.Latest())),
-        (EARLIEST_ID, pb.Start(earliest=pb.Earliest())),
-        (LATEST_ID, pb.Start(latest=pb.Latest())),
+        ("earliest", common_pb2.Start(earliest=common_pb2.Earliest())),
+        ("latest", common_pb2.Start(latest=common_pb2.Latest())),
+        (EARLIEST_ID, common_pb2.Start(earliest=common_pb2.Earliest())),
+        (LATEST_ID, common_pb2.Start(latest=common_pb2.Latest())),
         (MessageId(2, 5), (2, 5)),
         (MessageId(2, -1), (2, 0)),
         (MessageId(2, 5, batch_index=3), (2, 5)),
         (ChunkMessageId(MessageId(1, 4), MessageId(2, 5)), (1, 4)),
-        (datetime(1970, 1, 1, 0, 0, 1, 1500, tzinfo=UTC), pb.Start(time=1_001)),
+        (datetime(1970, 1, 1, 0, 0, 1, 1500, tzinfo=UTC), common_pb2.Start(time=timestamp(1_001))),
     ],
 )
-def test_a_place_in_the_log(place: Place, expected: pb.Start | tuple[int, int]) -> None:
+def test_encoding_of_positions(place: Place, expected: common_pb2.Start | tuple[int, int]) -> None:
     wire = start_to_wire(place)
     if isinstance(expected, tuple):
         assert (wire.at.ledger_id, wire.at.entry_id) == expected
@@ -550,7 +553,7 @@ def test_a_place_in_the_log(place: Place, expected: pb.Start | tuple[int, int]) 
 
 
 @pytest.mark.parametrize("place", ["first", datetime(1969, 1, 1, tzinfo=UTC), 3, None])
-def test_an_invalid_place_in_the_log_is_refused(place: Place) -> None:
+def test_an_invalid_position_is_refused(place: Place) -> None:
     with pytest.raises(InvalidRequestError):
         start_to_wire(place)
 
@@ -617,7 +620,7 @@ def test_a_gap_has_its_position_and_attempts() -> None:
 
 def test_a_seek_is_not_answered_by_another_consumers_seek() -> None:
     inbox = connected()
-    inbox.seek(pb.Start(earliest=pb.Earliest()), "seek")
+    inbox.seek(common_pb2.Start(earliest=common_pb2.Earliest()), "seek")
     (request,) = sent(inbox, "seek")
     for _ in range(3):  # the last is of this one
         inbox.receive(pb.ConsumeResponse(sought=pb.Sought()), NOW_MS)

@@ -1,4 +1,6 @@
-"""What a subscription makes of chunks that nobody can put together, one scenario each."""
+"""Chunks that cannot be assembled, in a subscription: one scenario each."""
+
+from typing import Any
 
 import pytest
 
@@ -39,7 +41,7 @@ def passed(effects: list[Effect]) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_rest_of_a_message_that_began_before_the_subscription_is_passed(
+def test_the_rest_of_a_message_older_than_the_subscription_is_skipped(
     kind: SubscriptionType,
 ) -> None:
     it = stage(kind=kind)
@@ -55,7 +57,7 @@ def test_the_rest_of_a_message_that_began_before_the_subscription_is_passed(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_rest_of_a_message_whose_beginning_was_acknowledged_is_passed(
+def test_the_rest_of_a_message_with_an_acknowledged_start_is_skipped(
     kind: SubscriptionType,
 ) -> None:
     it = stage(kind=kind)
@@ -69,7 +71,7 @@ def test_the_rest_of_a_message_whose_beginning_was_acknowledged_is_passed(
     assert passed(it.effects) == [2]
 
 
-def test_what_filters_rejected_with_its_first_chunk_is_rejected_and_not_passed() -> None:
+def test_chunks_of_a_rejected_message_are_rejected() -> None:
     it = stage(is_filtered=True)
     first, second, last = chunks("attempt", 3)
     it.publish(A, chunk=first, verdict=REJECT)
@@ -79,7 +81,7 @@ def test_what_filters_rejected_with_its_first_chunk_is_rejected_and_not_passed()
     assert it.sub.totals["rejected_entries"] == 3
 
 
-def test_a_rest_that_was_not_kept_is_passed_when_it_is_read_again() -> None:
+def test_an_evicted_rest_is_skipped_when_it_is_read_again() -> None:
     it = stage(permits=1, key_parked_max=1, consumer_parked_max=1)
     first, second, last = chunks("attempt", 3)
     it.publish(A, chunk=first)
@@ -93,7 +95,7 @@ def test_a_rest_that_was_not_kept_is_passed_when_it_is_read_again() -> None:
     assert passed(it.effects) == [2, 3]
 
 
-def test_of_very_many_unfinished_messages_none_is_passed_by_mistake(
+def test_none_of_very_many_unfinished_messages_is_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("seqgate.services.dispatcher.core.large.UNFINISHED_MAX", 2)
@@ -108,7 +110,7 @@ def test_of_very_many_unfinished_messages_none_is_passed_by_mistake(
 
 
 @pytest.mark.parametrize("kind", [SubscriptionType.KEY_SHARED, SubscriptionType.EXCLUSIVE])
-def test_of_very_many_finished_messages_that_wait_to_be_read_again_none_is_passed_by_mistake(
+def test_none_of_very_many_finished_messages_to_read_again_is_skipped(
     kind: SubscriptionType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("seqgate.services.dispatcher.core.large.FINISHED_MAX", 1)
@@ -125,7 +127,7 @@ def test_of_very_many_finished_messages_that_wait_to_be_read_again_none_is_passe
     assert passed(it.effects) == []
 
 
-def test_what_continues_nothing_is_passed_behind_messages_that_were_forgotten(
+def test_a_headless_chunk_after_forgotten_messages_is_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("seqgate.services.dispatcher.core.large.FINISHED_MAX", 1)
@@ -139,7 +141,7 @@ def test_what_continues_nothing_is_passed_behind_messages_that_were_forgotten(
     assert passed(it.effects) == [6]
 
 
-def test_who_takes_over_passes_what_is_left_of_a_message_that_was_acknowledged_in_part() -> None:
+def test_a_takeover_skips_the_rest_of_a_partly_acknowledged_message() -> None:
     before = stage()
     for each in chunks("attempt", 2):
         before.publish(A, chunk=each)
@@ -151,7 +153,7 @@ def test_who_takes_over_passes_what_is_left_of_a_message_that_was_acknowledged_i
     assert passed(it.effects) == [1]
 
 
-def begun(kind: SubscriptionType, *attempts: str, **options: object) -> Stage:
+def begun(kind: SubscriptionType, *attempts: str, **options: Any) -> Stage:
     """With c1 connected, who has the first chunks of large messages of three chunks each."""
     it = stage(kind=kind, **options)
     for each in attempts:
@@ -168,7 +170,7 @@ def no_room(it: Stage, *entries: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_kept_back_is_passed_with_the_last_chunk(kind: SubscriptionType) -> None:
+def test_withheld_chunks_are_skipped_with_the_last_one(kind: SubscriptionType) -> None:
     it = begun(kind, "attempt")
     _, second, last = chunks("attempt", 3)
     it.publish(A, chunk=second)
@@ -181,7 +183,7 @@ def test_what_is_kept_back_is_passed_with_the_last_chunk(kind: SubscriptionType)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_message_that_there_is_no_room_for_comes_whole_when_it_is_the_turn_of_its_last(
+def test_a_message_without_room_is_delivered_whole_at_its_last_chunk(
     kind: SubscriptionType,
 ) -> None:
     it = begun(kind, "one", "two")
@@ -199,7 +201,7 @@ def test_a_message_that_there_is_no_room_for_comes_whole_when_it_is_the_turn_of_
 
 
 @pytest.mark.parametrize("turn", [1, 2, 3, 16])
-def test_what_failed_and_is_kept_back_holds_nothing_before_the_last_of_its_message(
+def test_a_failed_withheld_chunk_holds_nothing_before_its_last_chunk(
     turn: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many entries are looked at at a time."""
@@ -209,21 +211,21 @@ def test_what_failed_and_is_kept_back_holds_nothing_before_the_last_of_its_messa
         it.publish(A, chunk=chunks(attempt, 3)[number])
     assert it.got(1) == [3, 4, 5, 6]
     no_room(it, 1)
-    it.refuse(1, 0)
+    it.negative_acknowledge(1, 0)
     assert it.got(1) == [2, 4, 5, 0, 3, 6]
 
 
-def test_what_is_dead_is_not_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_chunks_are_not_withheld(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seqgate.services.dispatcher.core.delivering.KEPT_BACK_MAX", 2)
     it = begun(SubscriptionType.EXCLUSIVE, "one", "two", "three", redeliveries_max=0)
     it.publish(A, chunk=chunks("one", 3)[1])
     no_room(it, 1, 0)
-    it.refuse(1, 3)
+    it.negative_acknowledge(1, 3)
     assert letters(it) == [0, 3]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_chunks_kept_back_of_a_message_that_will_not_be_finished_are_acknowledged(
+def test_withheld_chunks_of_an_aborted_message_are_acknowledged(
     kind: SubscriptionType,
 ) -> None:
     it = begun(kind, "one", "two")
@@ -238,10 +240,10 @@ def test_chunks_kept_back_of_a_message_that_will_not_be_finished_are_acknowledge
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_chunks_in_flight_of_a_message_that_will_not_be_finished_are_taken_back(
+def test_chunks_in_flight_of_an_aborted_message_are_revoked(
     kind: SubscriptionType,
 ) -> None:
-    """Whoever has them may not get what ends their message, and would wait for the rest."""
+    """Their consumer may not receive the abort, and would wait for the rest."""
     it = begun(kind, "one", "two")
     it.publish(A, chunk=chunks("one", 3)[1])
     it.publish(A)
@@ -258,7 +260,7 @@ def test_chunks_in_flight_of_a_message_that_will_not_be_finished_are_taken_back(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_chunks_that_wait_of_a_message_that_will_not_be_finished_are_delivered_to_nobody(
+def test_waiting_chunks_of_an_aborted_message_are_not_delivered(
     kind: SubscriptionType,
 ) -> None:
     it = stage(permits=0, kind=kind)
@@ -273,7 +275,7 @@ def test_chunks_that_wait_of_a_message_that_will_not_be_finished_are_delivered_t
     assert passed(it.effects) == []
 
 
-def test_a_chunk_that_was_not_kept_of_a_message_that_is_over_is_delivered_to_nobody() -> None:
+def test_an_evicted_chunk_of_an_ended_message_is_not_delivered() -> None:
     it = stage(permits=1, key_parked_max=1, consumer_parked_max=1)
     it.publish(A)
     it.publish(A)
@@ -287,7 +289,7 @@ def test_a_chunk_that_was_not_kept_of_a_message_that_is_over_is_delivered_to_nob
     assert sorted(it.acknowledged()) == [0, 1, 2, 3]
 
 
-def test_chunks_that_wait_for_their_last_for_a_day_are_dead_lettered_and_so_is_the_rest() -> None:
+def test_a_message_unfinished_for_a_day_is_dead_lettered_whole() -> None:
     it = begun(SubscriptionType.EXCLUSIVE, "one", "two")
     no_room(it, 1)
     it.publish(A, chunk=chunks("two", 3)[1])
@@ -304,20 +306,22 @@ def test_chunks_that_wait_for_their_last_for_a_day_are_dead_lettered_and_so_is_t
 
 
 @pytest.mark.parametrize("refused", [(0,), (0, 1, 2)])
-def test_a_message_whose_letter_holds_its_key_is_all_in_the_letter(refused: tuple[int]) -> None:
+def test_a_message_that_holds_its_key_is_dead_lettered_whole(
+    refused: tuple[int, ...],
+) -> None:
     it = stage(redeliveries_max=0, after_dead_letter=AfterDeadLetter.HOLD)
     for each in chunks("attempt", 3):
         it.publish(A, chunk=each)
     it.publish(A)
     it.got(1)
-    it.refuse(1, *refused)
-    for each in {0, 1, 2}.difference(refused):
-        it.give_back(1, each)
+    it.negative_acknowledge(1, *refused)
+    for delivery in {0, 1, 2}.difference(refused):
+        it.give_back(1, delivery)
     assert letters(it) == [0, 1, 2]
     assert it.reason(A) is Reason.HELD
 
 
-def test_a_key_that_is_released_amid_a_letter_is_not_held_however_often_it_is_released() -> None:
+def test_a_key_released_amid_a_dead_letter_is_not_held() -> None:
     """The cursor forgets it with the first time: it would be held here, and nowhere else."""
     it = stage(redeliveries_max=0, after_dead_letter=AfterDeadLetter.HOLD)
     for each in chunks("attempt", 2):
@@ -325,7 +329,7 @@ def test_a_key_that_is_released_amid_a_letter_is_not_held_however_often_it_is_re
     it.publish(A)
     it.got(1)
     it.holds = (DeadLetter,)
-    it.refuse(1, 0)
+    it.negative_acknowledge(1, 0)
     it.do(it.sub.dead_lettered(Position(1, 0), A, 0))
     assert letters(it) == [0, 1]
     it.do(it.sub.release_key(A, 0))
@@ -336,14 +340,14 @@ def test_a_key_that_is_released_amid_a_letter_is_not_held_however_often_it_is_re
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_of_a_message_is_taken_back_for_its_letter_when_a_chunk_failed_too_often(
+def test_a_message_is_revoked_whole_when_a_chunk_failed_too_often(
     kind: SubscriptionType,
 ) -> None:
     it = stage(kind=kind, redeliveries_max=0)
     for each in chunks("attempt", 3)[:2]:
         it.publish(A, chunk=each)
     assert it.got(1) == [0, 1]
-    it.refuse(1, 1)
+    it.negative_acknowledge(1, 1)
     it.publish(A, chunk=chunks("attempt", 3)[2])
     it.publish(A)
     assert letters(it) == [0, 1, 2]
@@ -351,7 +355,7 @@ def test_all_of_a_message_is_taken_back_for_its_letter_when_a_chunk_failed_too_o
     assert it.sub.totals["returned"] == 1
 
 
-def test_a_chunk_that_is_dead_lettered_as_it_is_delivered_is_not_sent() -> None:
+def test_a_chunk_dead_lettered_on_delivery_is_not_sent() -> None:
     it = stage(permits=0, redeliveries_max=0)
     it.sub.settling.attempts[Position(1, 1)] = 1
     for each in chunks("attempt", 2):
@@ -365,7 +369,7 @@ def test_a_chunk_that_is_dead_lettered_as_it_is_delivered_is_not_sent() -> None:
     assert it.sub.totals["returned"] == 0
 
 
-def test_a_chunk_does_not_wait_for_a_consumer_that_left_with_an_acknowledgement_pending() -> None:
+def test_a_chunk_does_not_wait_for_a_departed_consumer() -> None:
     it = stage(permits=0, kind=SubscriptionType.SHARED)
     it.connect(2, 2)
     for each in chunks("attempt", 3)[:2]:
@@ -373,26 +377,26 @@ def test_a_chunk_does_not_wait_for_a_consumer_that_left_with_an_acknowledgement_
     assert it.got(2) == [0, 1]
     it.holds = (Persist,)
     it.acknowledge(2, 1)
-    it.refuse(2, 0)
+    it.negative_acknowledge(2, 0)
     it.permit(1, 5)
     assert it.got(1) == []
     it.do(it.sub.close(2, 0))
     assert it.got(1) == [0]
 
 
-def test_a_message_that_ends_behind_a_letter_with_its_tail_is_all_in_the_letters() -> None:
-    """Its first chunk was before the letter, at a consumer who would never have got the rest."""
+def test_a_message_that_ends_in_a_dead_lettered_tail_is_dead_lettered_whole() -> None:
+    """Its first chunk, before the letter, was at a consumer that would never have got the rest."""
     it = stage(redeliveries_max=0, after_dead_letter=AfterDeadLetter.TAIL)
     first, last = chunks("attempt", 2)
     it.publish(A, chunk=first)
     it.publish(A)
-    it.refuse(1, 1)
+    it.negative_acknowledge(1, 1)
     it.publish(A, chunk=last)
     assert letters(it) == [1, 0, 2]
     assert it.sub.unacked == 0
 
 
-def test_a_message_that_was_forgotten_is_all_in_the_letter(
+def test_a_forgotten_message_is_dead_lettered_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("seqgate.services.dispatcher.core.large.FINISHED_MAX", 1)
@@ -401,7 +405,7 @@ def test_a_message_that_was_forgotten_is_all_in_the_letter(
         for each in chunks(name, 2):
             it.publish(A, chunk=each)
     it.publish(A)
-    it.refuse(1, 1)
+    it.negative_acknowledge(1, 1)
     assert letters(it) == [0, 1]
     assert it.got(1) == [0, 1, 2, 3, 4, 2, 3, 4]
 
@@ -411,17 +415,17 @@ def letters(it: Stage) -> list[int]:
     return [each.position.entry_id for each in it.effects if isinstance(each, DeadLetter)]
 
 
-def test_more_chunks_than_are_kept_back_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_chunks_beyond_the_limit_of_withheld_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seqgate.services.dispatcher.core.subscription.KEPT_BACK_MAX", 1)
     it = begun(SubscriptionType.EXCLUSIVE, "one", "two")
     no_room(it, 0, 1)
     assert it.sub.attempts == {Position(1, 1): 1}
 
 
-def test_who_acknowledges_all_before_a_message_does_not_mean_one_that_is_unfinished_there() -> None:
+def test_cumulative_acknowledgement_spares_an_unfinished_message() -> None:
     it = begun(SubscriptionType.EXCLUSIVE, "one")
     it.publish(A)
-    effects, outcome, _ = it.sub.acknowledge_through(1, Ack(it.tokens[1].delivery), 0)
+    effects, outcome, _ = it.sub.acknowledge_cumulative(1, Ack(it.tokens[1].delivery), 0)
     it.do(effects)
     assert outcome is Outcome.DONE
     assert it.acknowledged() == [1]
@@ -429,15 +433,15 @@ def test_who_acknowledges_all_before_a_message_does_not_mean_one_that_is_unfinis
         it.publish(A, chunk=each)
     it.publish(A)
     assert it.got(1) == [1, 2, 3, 4]
-    it.do(it.sub.acknowledge_through(1, Ack(it.tokens[4].delivery), 0)[0])
+    it.do(it.sub.acknowledge_cumulative(1, Ack(it.tokens[4].delivery), 0)[0])
     assert it.acknowledged() == [1, 0, 2, 3, 4]
 
 
-def test_an_entry_that_the_dead_letter_topic_does_not_take_is_passed_and_its_key_goes_on() -> None:
+def test_an_entry_refused_by_the_dead_letter_topic_is_skipped_and_its_key_continues() -> None:
     it = stage(redeliveries_max=0)
     it.holds = (DeadLetter,)
     it.publish(A, A, B)
-    it.refuse(1, 0)
+    it.negative_acknowledge(1, 0)
     assert it.got(1) == [0, 1, 2]
     it.do(it.sub.dead_lettered(Position(1, 0), A, 0, Because.LETTER_REFUSED))
     assert it.got(1) == [1]
@@ -446,7 +450,7 @@ def test_an_entry_that_the_dead_letter_topic_does_not_take_is_passed_and_its_key
     assert it.sub.totals["dead_lettered"] == 0
 
 
-def test_what_has_a_number_as_a_dead_letter_is_delivered_to_nobody() -> None:
+def test_an_entry_numbered_as_a_dead_letter_is_not_delivered() -> None:
     durable = Durable(Acknowledged(None), doomed=frozenset({Position(1, 0)}))
     it = Stage()
     it.sub = Subscription(it.options, Ring(), durable)

@@ -1,4 +1,4 @@
-"""What producers have unanswered is bounded for all together; a surprise stays with its topic."""
+"""Unanswered bytes of all producers share one bound; an unexpected error affects one topic."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -144,18 +144,19 @@ async def flood(parts: Parts) -> int:
     return most
 
 
-async def test_producers_that_flood_are_held_to_one_budget() -> None:
+async def test_flooding_producers_share_one_budget() -> None:
     async with running() as parts:
         assert await flood(parts) <= BUDGET_BYTES
 
 
-async def test_windows_that_add_up_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.deep
+async def test_windows_that_add_up_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     find("B6").apply(monkeypatch)
     async with running() as parts:
         assert await flood(parts) > BUDGET_BYTES
 
 
-async def test_what_is_larger_than_the_budget_is_taken_when_nothing_else_is() -> None:
+async def test_a_publication_above_the_budget_is_taken_alone() -> None:
     async with running() as parts:
         opened = await parts.open(ONE)
         entry = single(1, "p", b"x" * (2 * BUDGET_BYTES))
@@ -164,7 +165,7 @@ async def test_what_is_larger_than_the_budget_is_taken_when_nothing_else_is() ->
         parts.ledger.close(opened)
 
 
-async def test_what_a_stream_that_ends_had_unanswered_is_held_no_longer() -> None:
+async def test_an_ended_stream_frees_its_unanswered_bytes() -> None:
     async with running() as parts:
         streams = [await parts.open(topic) for topic in (ONE, OTHER)]
         parts.store.let.clear()
@@ -178,7 +179,7 @@ async def test_what_a_stream_that_ends_had_unanswered_is_held_no_longer() -> Non
         parts.store.let.set()
 
 
-async def test_who_waits_for_room_goes_on_when_there_is_some() -> None:
+async def test_a_blocked_stream_resumes_when_budget_is_free() -> None:
     budget = Budget(100)
     budget.take(100)
     waiting = asyncio.create_task(budget.room())
@@ -189,7 +190,8 @@ async def test_who_waits_for_room_goes_on_when_there_is_some() -> None:
     assert (budget.used, budget.free) == (99, 1)
 
 
-async def test_receipts_that_are_not_read_end_the_stream_when_there_are_too_many(
+@pytest.mark.deep
+async def test_too_many_unread_receipts_end_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert await left_unread() <= RECEIPTS_MAX
@@ -217,7 +219,7 @@ async def left_unread() -> int:
         return most
 
 
-async def test_a_surprise_in_one_topic_is_the_matter_of_that_topic() -> None:
+async def test_an_unexpected_error_affects_only_its_topic() -> None:
     async with running() as parts:
         one, other = await parts.open(ONE), await parts.open(OTHER)
         parts.dedup.surprised = ONE
@@ -240,7 +242,8 @@ async def test_a_surprise_in_one_topic_is_the_matter_of_that_topic() -> None:
             parts.ledger.close(each)
 
 
-async def test_a_surprise_that_is_not_contained_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.deep
+async def test_an_uncontained_error_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     find("B6").apply(monkeypatch)
     with pytest.raises(BaseExceptionGroup):
         await surprise()
@@ -269,7 +272,7 @@ class Replaying(Parts):
         self._read = self.store.replay
         self._confirm = self.dedup.confirm
         self.store.replay = self.replay  # type: ignore[method-assign]
-        self.dedup.confirm = self.confirm  # type: ignore[method-assign]
+        self.dedup.confirm = self.confirm  # type: ignore[method-assign,assignment]
 
     async def replay(self, *args: Any, **named: Any) -> Any:
         self.pages += 1
@@ -297,14 +300,14 @@ async def replay(parts: Replaying) -> int:
     return parts.most
 
 
-async def test_so_many_pages_of_replays_are_held_at_a_time() -> None:
+async def test_pages_of_concurrent_replays_are_bounded() -> None:
     async with asyncio.TaskGroup() as tasks:
         parts = Replaying(tasks)
         assert await replay(parts) == REPLAYS_MAX
         await parts.ledger.finish(1)
 
 
-async def test_pages_of_all_topics_at_once_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unbounded_pages_of_replays_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seqgate.services.ledger.service.REPLAYS_MAX", len(REPLAYED))
     async with asyncio.TaskGroup() as tasks:
         parts = Replaying(tasks)
@@ -312,7 +315,7 @@ async def test_pages_of_all_topics_at_once_are_seen(monkeypatch: pytest.MonkeyPa
         await parts.ledger.finish(1)
 
 
-async def test_a_topic_that_cannot_be_replayed_keeps_no_place() -> None:
+async def test_a_failed_replay_releases_its_slot() -> None:
     async with asyncio.TaskGroup() as tasks:
         parts = Replaying(tasks)
         parts.let.set()
@@ -325,6 +328,6 @@ async def test_a_topic_that_cannot_be_replayed_keeps_no_place() -> None:
                 raise DedupUnavailable("away")
             return await confirm(*args)
 
-        parts.dedup.confirm = fails  # type: ignore[method-assign]
+        parts.dedup.confirm = fails  # type: ignore[method-assign,assignment]
         assert await replay(parts) <= REPLAYS_MAX
         await parts.ledger.finish(1)

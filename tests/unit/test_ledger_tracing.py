@@ -1,4 +1,4 @@
-"""The spans of a topic that is written: a table of who is followed, and what is below what."""
+"""The spans of a topic that is written: which publications have them, and their parents."""
 
 import pytest
 from opentelemetry import trace
@@ -38,7 +38,7 @@ def unit(entry: Entry, session: int = 1) -> Unit:
     return unit_of(session, entry.lowest, [entry])
 
 
-def test_a_publication_is_below_its_sender_until_it_is_answered(recorded: Recorded) -> None:
+def test_a_publication_span_is_a_child_of_its_sender_until_answered(recorded: Recorded) -> None:
     of = TopicTracing(TOPIC)
     units = [unit(traced(0)), unit(single(1))]
     of.arrived(units)
@@ -53,7 +53,7 @@ def test_a_publication_is_below_its_sender_until_it_is_answered(recorded: Record
     assert (publish.attributes or {})[names.RECEIPT] == "STORED"
 
 
-def test_a_group_is_stored_below_each_and_its_work_below_the_first(recorded: Recorded) -> None:
+def test_a_group_is_linked_to_each_publication_and_a_child_of_the_first(recorded: Recorded) -> None:
     of = TopicTracing(TOPIC)
     entries = [single(0), traced(1), traced(2)]
     of.arrived([unit(entry) for entry in entries])
@@ -69,7 +69,7 @@ def test_a_group_is_stored_below_each_and_its_work_below_the_first(recorded: Rec
     assert {(span.attributes or {})[names.GROUP_ENTRIES] for span in (first, second)} == {3}
 
 
-def test_what_is_stored_is_confirmed_once(recorded: Recorded) -> None:
+def test_stored_entries_are_confirmed_in_one_span(recorded: Recorded) -> None:
     of = TopicTracing(TOPIC)
     entries = [traced(0), traced(1)]
     units = [unit(entry) for entry in entries]
@@ -87,7 +87,7 @@ def test_what_is_stored_is_confirmed_once(recorded: Recorded) -> None:
     assert (admit.attributes or {})[names.ENTRIES] == 2
 
 
-def test_a_group_that_is_not_stored_fails_and_is_not_confirmed(recorded: Recorded) -> None:
+def test_a_failed_group_has_no_confirmation_span(recorded: Recorded) -> None:
     of = TopicTracing(TOPIC)
     entries = [traced(0), traced(1)]
     of.arrived([unit(entry) for entry in entries])
@@ -101,7 +101,7 @@ def test_a_group_that_is_not_stored_fails_and_is_not_confirmed(recorded: Recorde
     ]
 
 
-def test_no_more_is_kept_for_a_confirmation_than_it_is_linked_to(recorded: Recorded) -> None:
+def test_contexts_kept_for_a_confirmation_are_bounded_by_its_links(recorded: Recorded) -> None:
     of = TopicTracing(TOPIC)
     entries = [traced(number) for number in range(2 * spans.LINKS_MAX)]
     of.arrived([unit(entry) for entry in entries])
@@ -113,7 +113,7 @@ def test_no_more_is_kept_for_a_confirmation_than_it_is_linked_to(recorded: Recor
     assert len(recorded.one(f"confirm {TOPIC}").links) == spans.LINKS_MAX
 
 
-def test_what_was_sent_again_has_two_spans_and_the_newer_goes_on(recorded: Recorded) -> None:
+def test_a_retried_publication_has_two_spans_and_the_newer_continues(recorded: Recorded) -> None:
     of = TopicTracing(TOPIC)
     before, again = unit(traced(0), session=1), unit(traced(0), session=2)
     of.arrived([before])
@@ -128,7 +128,7 @@ def test_what_was_sent_again_has_two_spans_and_the_newer_goes_on(recorded: Recor
     assert append.parent.span_id == answered.context.span_id
 
 
-def test_all_entries_of_a_unit_are_below_one_span(recorded: Recorded) -> None:
+def test_all_entries_of_a_unit_share_a_parent_span(recorded: Recorded) -> None:
     of = TopicTracing(TOPIC)
     entries = [traced(0), traced(1)]
     both = unit_of(1, 1, entries)
@@ -142,7 +142,7 @@ def test_all_entries_of_a_unit_are_below_one_span(recorded: Recorded) -> None:
     ] * 2
 
 
-def test_a_topic_that_is_lost_ends_all(recorded: Recorded) -> None:
+def test_losing_a_topic_ends_all_spans(recorded: Recorded) -> None:
     of = TopicTracing(TOPIC)
     of.aligned("takeover", is_aligning=True)
     of.arrived([unit(traced(0))])
@@ -155,7 +155,7 @@ def test_a_topic_that_is_lost_ends_all(recorded: Recorded) -> None:
     assert recorded.spans == [publish, recover]
 
 
-def test_nothing_is_looked_at_where_nobody_asks_for_spans(
+def test_without_tracing_nothing_is_inspected(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")

@@ -16,6 +16,7 @@ from seqgate.services.dispatcher.core.effects import FILTER_FAILED, Entry, Optio
 from seqgate.services.dispatcher.core.selectors import Placement
 from seqgate.services.dispatcher.core.verdicts import WAITS
 from seqgate.services.dispatcher.errors import SubscriptionBusy, TooManyConsumers
+from seqgate.services.dispatcher.letters.graveyard import default_topic
 from seqgate.services.dispatcher.ports import (
     Cursor,
     CursorsRefused,
@@ -32,6 +33,7 @@ from seqgate.types import Position, TopicName
 from tests.support.waiting import eventually
 
 TOPIC = TopicName.parse("test/live/topic")
+DLQ = default_topic(TOPIC, "s")
 
 
 class HeldUp(MemoryCursors):
@@ -49,7 +51,7 @@ class HeldUp(MemoryCursors):
         return await super().get(topic, name)
 
 
-async def test_who_connects_while_the_lease_is_lost_is_told() -> None:
+async def test_a_consumer_connecting_while_the_lease_is_lost_is_refused() -> None:
     cursors = HeldUp()
     await cursors.create(TOPIC, "s", None, {})
     unused: Any = None
@@ -61,7 +63,7 @@ async def test_who_connects_while_the_lease_is_lost_is_told() -> None:
         await live.load()
         cursors.answers.clear()
         cursors.asked.clear()
-        joining = Joining("c", Options(redeliveries_max=7), Placement.AUTO_SPLIT, None, (), 1, 0)
+        joining = Joining("c", Options(redeliveries_max=7), Placement.AUTO_SPLIT, DLQ, (), 1, 0)
         connecting = asyncio.create_task(live.subscribe(joining))
         await cursors.asked.wait()
         live.stop(Fenced("the lease on the subscription was lost"))
@@ -84,9 +86,7 @@ class Refusing(MemoryCursors):
         raise CursorsRefused("refused", because="INVALID_POSITION")
 
 
-async def test_a_persist_that_is_refused_for_good_ends_in_the_subscription_being_taken_anew() -> (
-    None
-):
+async def test_a_permanently_refused_persist_makes_the_subscription_reopen() -> None:
     cursors = Refusing()
     await cursors.create(TOPIC, "s", None, {})
     unused: Any = None
@@ -126,7 +126,7 @@ async def dispatching(cursors: MemoryCursors, **settings: Any) -> AsyncIterator[
         await dispatcher.finish(1)
 
 
-async def test_no_more_subscriptions_are_taken_at_once_than_there_may_be() -> None:
+async def test_open_subscriptions_are_bounded() -> None:
     cursors = Slow()
     for name in "abc":
         await cursors.create(TOPIC, name, None, {})
@@ -138,7 +138,7 @@ async def test_no_more_subscriptions_are_taken_at_once_than_there_may_be() -> No
         assert sum(isinstance(each, TooManyConsumers) for each in taken) == 1
 
 
-async def test_a_subscription_that_was_lost_makes_room_for_itself() -> None:
+async def test_a_lost_subscription_frees_its_slot() -> None:
     cursors = MemoryCursors()
     await cursors.create(TOPIC, "a", None, {})
     async with dispatching(cursors, subscriptions_max=1) as dispatcher:
@@ -147,7 +147,7 @@ async def test_a_subscription_that_was_lost_makes_room_for_itself() -> None:
         assert await dispatcher.live(TOPIC, "a") is not lost
 
 
-async def test_a_lease_lasts_from_when_it_was_asked_for_however_late_the_answer_came() -> None:
+async def test_a_lease_runs_from_its_request_despite_a_late_answer() -> None:
     cursors = MemoryCursors()
     await cursors.create(TOPIC, "s", None, {})
     loop = asyncio.get_running_loop()
@@ -156,7 +156,7 @@ async def test_a_lease_lasts_from_when_it_was_asked_for_however_late_the_answer_
     async def fails(*_: Any) -> None:
         raise CursorsUnavailable("nobody answers")
 
-    cursors.renew = fails  # type: ignore[method-assign]
+    cursors.renew = fails  # type: ignore[method-assign,assignment]
     async with aio.insecure_channel("127.0.0.1:1") as channel, asyncio.TaskGroup() as tasks:
         filters = GrpcFilters(channel, timeout_s=1)
         ports = Ports(unused, cursors, unused, filters, "me", lambda: 0)
@@ -169,7 +169,7 @@ async def test_a_lease_lasts_from_when_it_was_asked_for_however_late_the_answer_
         await live.close(1)
 
 
-async def test_a_subscription_whose_closing_is_cut_off_renews_its_lease_no_more() -> None:
+async def test_a_subscription_cut_off_while_closing_stops_renewing_its_lease() -> None:
     cursors = MemoryCursors()
     await cursors.create(TOPIC, "s", None, {})
     async with dispatching(cursors) as dispatcher:
@@ -180,14 +180,14 @@ async def test_a_subscription_whose_closing_is_cut_off_renews_its_lease_no_more(
             releasing.set()
             await asyncio.Event().wait()
 
-        cursors.release = hangs  # type: ignore[method-assign]
+        cursors.release = hangs  # type: ignore[method-assign,assignment]
         closing = asyncio.create_task(live.close(60))
         await releasing.wait()
         await end(closing)
         assert live.stopped is not None
 
 
-async def test_a_dispatcher_that_has_given_everything_back_keeps_nothing_that_comes_late() -> None:
+async def test_a_drained_dispatcher_keeps_no_late_subscription() -> None:
     cursors = HeldUp()
     await cursors.create(TOPIC, "s", None, {})
     async with dispatching(cursors) as dispatcher:
@@ -215,10 +215,10 @@ class SlowToDelete(MemoryCursors):
         await super().delete(topic, name)
 
 
-async def test_nobody_connects_to_a_subscription_that_is_being_deleted_because_nobody_is() -> None:
+async def test_no_consumer_connects_to_a_subscription_under_deletion() -> None:
     cursors = SlowToDelete()
     await cursors.create(TOPIC, "s", None, {})
-    joining = Joining("c", Options(), Placement.AUTO_SPLIT, None, (), 1, 0)
+    joining = Joining("c", Options(), Placement.AUTO_SPLIT, DLQ, (), 1, 0)
     async with dispatching(cursors) as dispatcher:
         live = await dispatcher.live(TOPIC, "s")
         deleting = asyncio.create_task(dispatcher.delete(TOPIC, "s", force=False))
@@ -233,7 +233,7 @@ async def test_nobody_connects_to_a_subscription_that_is_being_deleted_because_n
             await connecting
 
 
-async def test_a_subscription_that_was_lost_meanwhile_is_not_deleted() -> None:
+async def test_a_subscription_lost_meanwhile_is_not_deleted() -> None:
     cursors = MemoryCursors()
     await cursors.create(TOPIC, "s", None, {})
     async with dispatching(cursors) as dispatcher:
@@ -244,7 +244,7 @@ async def test_a_subscription_that_was_lost_meanwhile_is_not_deleted() -> None:
             live.stop(Fenced("the lease on the subscription was lost"))
         with pytest.raises(Fenced):
             await deleting
-        assert await cursors.get(TOPIC, "s")
+        await cursors.get(TOPIC, "s")  # SubscriptionNotFound if it were deleted
 
 
 async def test_consumers_whose_streams_end_together_leave_together() -> None:
@@ -255,16 +255,16 @@ async def test_consumers_whose_streams_end_together_leave_together() -> None:
         options = Options(redeliveries_max=7)
         sessions = [
             await live.subscribe(
-                Joining(name, options, Placement.CONSISTENT_HASHING, None, (), 1, 0)
+                Joining(name, options, Placement.CONSISTENT_HASHING, DLQ, (), 1, 0)
             )
             for name in ("a", "b", "c", "d")
         ]
-        before = live.assignment_version
+        before = live.assignment_revision
         for session in sessions[1:]:
             live.leave(session)
         assert set(live.sessions) == {sessions[0].consumer}
         await eventually(lambda: set(live.machine.consumers) == {sessions[0].consumer})
-        assert live.assignment_version == before + 1, "the one that is left is told once"
+        assert live.assignment_revision == before + 1, "the one that is left is told once"
         live.leave(sessions[0])
         joined = await live.subscribe(sessions[0].joining)
         assert set(live.machine.consumers) == {joined.consumer}, "who left before is not there"
@@ -272,10 +272,10 @@ async def test_consumers_whose_streams_end_together_leave_together() -> None:
 
 def joining_as(name: str) -> Joining:
     options = Options(redeliveries_max=7)
-    return Joining(name, options, Placement.CONSISTENT_HASHING, None, (), 1, 0)
+    return Joining(name, options, Placement.CONSISTENT_HASHING, DLQ, (), 1, 0)
 
 
-async def test_consumers_who_connect_together_are_told_what_they_own_once() -> None:
+async def test_consumers_that_connect_together_cause_one_assignment_each() -> None:
     cursors = MemoryCursors()
     await cursors.create(TOPIC, "s", None, {})
     async with dispatching(cursors) as dispatcher:
@@ -284,10 +284,10 @@ async def test_consumers_who_connect_together_are_told_what_they_own_once() -> N
         sessions = await asyncio.gather(*(live.subscribe(joining_as(each)) for each in names))
         assert [each.joining.name for each in sessions] == names
         assert set(live.machine.consumers) == set(live.sessions) == {s.consumer for s in sessions}
-        assert live.assignment_version == len(names)
+        assert live.assignment_revision == len(names)
 
 
-async def test_of_those_who_connect_together_each_is_refused_alone() -> None:
+async def test_consumers_that_connect_together_are_refused_individually() -> None:
     cursors = MemoryCursors()
     await cursors.create(TOPIC, "s", None, {})
     other = joining_as("other")._replace(options=Options(redeliveries_max=8))
@@ -301,7 +301,7 @@ async def test_of_those_who_connect_together_each_is_refused_alone() -> None:
         assert {*live.sessions.values()} == {first, last}
 
 
-async def test_whoever_goes_while_others_take_it_in_has_gone() -> None:
+async def test_a_consumer_cancelled_during_a_joint_connect_is_removed() -> None:
     cursors = MemoryCursors()
     await cursors.create(TOPIC, "s", None, {})
     async with dispatching(cursors) as dispatcher:
@@ -323,7 +323,7 @@ async def test_whoever_goes_while_others_take_it_in_has_gone() -> None:
 # ---- since when something waits
 
 
-async def test_since_when_entries_wait_is_durable_and_known_to_who_has_them_next(
+async def test_the_waiting_time_of_entries_is_durable_across_owners(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("seqgate.services.dispatcher.cursor.waiting.KEEP_S", 0.001)
@@ -355,7 +355,7 @@ async def test_since_when_entries_wait_is_durable_and_known_to_who_has_them_next
         await eventually(is_over)
 
 
-async def test_who_gives_a_subscription_back_says_since_when_entries_wait() -> None:
+async def test_a_released_subscription_persists_the_waiting_time_of_entries() -> None:
     """Also where it was had for less than it takes until that is written by itself."""
     cursors = MemoryCursors()
     await cursors.create(TOPIC, "s", None, {})
@@ -366,7 +366,7 @@ async def test_who_gives_a_subscription_back_says_since_when_entries_wait() -> N
     assert (await cursors.get(TOPIC, "s")).properties == {WAITS: "1:0@5"}
 
 
-async def test_what_cannot_be_written_now_is_written_later(
+async def test_a_failed_write_is_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("seqgate.services.dispatcher.cursor.waiting.KEEP_S", 0.001)
@@ -390,7 +390,7 @@ async def test_what_cannot_be_written_now_is_written_later(
         assert live.stopped is None
 
 
-async def test_changes_that_nobody_waits_for_any_more_are_so_many_at_most(
+async def test_abandoned_changes_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(work, "WAITING_CHANGES_MAX", 2)

@@ -32,6 +32,7 @@ from seqgate.services.runtime.interceptors import Interceptor, logged, translate
 from seqgate.services.runtime.load import ASKED_BYTES, Load, weighed
 from seqgate.services.runtime.refusal_log import RefusalLog, in_stream
 from seqgate.services.runtime.sqlite import connections
+from tests.support.raw_channel import RawChannel
 from tests.support.waiting import eventually
 
 PATH = "/seqgate.api.test.Service/"
@@ -74,13 +75,11 @@ class Serving:
             "Large": grpc.unary_unary_rpc_method_handler(self.large, bytes, bytes),
             "Stream": grpc.stream_stream_rpc_method_handler(self.stream, bytes, bytes),
         }
-        self._server.add_registered_method_handlers(  # type: ignore[attr-defined]
-            "seqgate.api.test.Service", handlers
-        )
+        self._server.add_registered_method_handlers("seqgate.api.test.Service", handlers)
         health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), self._server)
         port = self._server.add_insecure_port("127.0.0.1:0")
         await self._server.start()
-        self.channel = aio.insecure_channel(f"127.0.0.1:{port}")
+        self.channel: RawChannel = aio.insecure_channel(f"127.0.0.1:{port}")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -122,7 +121,7 @@ async def test_a_call_beyond_the_limit_is_refused_before_anything_happens() -> N
     assert (serving.load.calls, serving.load.asked_bytes) == (0, 0)
 
 
-def test_a_host_that_has_half_of_everything_leaves_an_eighth_to_others() -> None:
+def test_a_caller_with_half_of_the_limit_leaves_an_eighth_to_others() -> None:
     load = Load(calls_max=16, streams_max=16)
     for kind in (load.call, load.stream):
         with ExitStack() as one, ExitStack() as others:
@@ -140,7 +139,7 @@ def test_a_host_that_has_half_of_everything_leaves_an_eighth_to_others() -> None
     assert (load.calls, load.streams) == (0, 0)
 
 
-async def test_a_request_that_has_no_room_is_refused_and_the_largest_one_finds_room_alone() -> None:
+async def test_a_request_without_room_is_refused_and_the_largest_fits_alone() -> None:
     async with Serving(Load(bytes_max=1000)) as serving:
         served = serving.ask(b"x" * 3000)
         await serving.have_begun(1)
@@ -157,7 +156,7 @@ async def test_a_request_that_has_no_room_is_refused_and_the_largest_one_finds_r
     assert serving.load.asked_bytes == 0
 
 
-async def test_an_answer_weighs_until_its_call_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_counts_until_its_call_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     load, weighed_at = Load(bytes_max=1000), list[int]()
     answered = load.answered
 
@@ -202,7 +201,7 @@ async def _read_to_end(call: Any) -> None:
         pass
 
 
-async def test_what_a_stream_asks_is_weighed_and_the_stream_goes_on() -> None:
+async def test_requests_on_a_stream_count_and_the_stream_continues() -> None:
     async with Serving(Load(bytes_max=1000)) as serving:
         first, second = serving.open(), serving.open()
         await first.write(b"x" * 900)
@@ -216,12 +215,13 @@ async def test_what_a_stream_asks_is_weighed_and_the_stream_goes_on() -> None:
         assert await second.read() == b"done"
 
 
-async def test_health_is_told_however_busy_a_service_is() -> None:
+async def test_health_is_served_under_full_load() -> None:
     async with Serving(Load(calls_max=1)) as serving:
         served = serving.ask()
         await serving.have_begun(1)
         await refusal_of(serving.ask())
-        stub: Any = health_pb2_grpc.HealthStub(serving.channel)
+        channel: Any = serving.channel
+        stub: Any = health_pb2_grpc.HealthStub(channel)
         answer = await stub.Check(health_pb2.HealthCheckRequest())
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
         serving.on.set()
@@ -276,7 +276,7 @@ class Held:
 
 
 @pytest.mark.parametrize("way", ["write", "read"])
-async def test_a_store_for_which_too_much_waits_refuses_more(
+async def test_a_store_with_a_full_queue_refuses_more(
     store: sqlite.Connections, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "WAITING_MAX", 2)
@@ -298,7 +298,7 @@ async def test_a_store_for_which_too_much_waits_refuses_more(
     assert done == [3]
 
 
-async def test_what_waits_for_a_store_weighs_as_much_as_was_asked(
+async def test_the_queue_of_a_store_counts_the_requested_bytes(
     store: sqlite.Connections,
 ) -> None:
     store._writes._budget.bytes_max = 1000
@@ -321,7 +321,7 @@ def _counted(store: sqlite.Connections) -> int:
 # ---- chains of filters
 
 
-async def test_the_chains_of_all_streams_have_one_budget() -> None:
+async def test_the_chains_of_all_streams_share_one_budget() -> None:
     filters = Filters(
         CelEngine(), Memo(0, 0), programs_max=10, program_bytes_max=2**20, chain_bytes_max=1
     )
@@ -332,7 +332,7 @@ async def test_the_chains_of_all_streams_have_one_budget() -> None:
     taken = filters.chain_room.used
     assert taken > 0
     refused = await second.ask(chain("false"))
-    assert "SERVICE_BUSY" in str(refused.refused)
+    assert "SERVICE_BUSY" in str(refused.error)
     assert (await first.ask(chain("true"))).HasField("chain_set")  # in the place of the one before
     assert filters.chain_room.used == taken
     first.end()
@@ -344,7 +344,7 @@ async def test_the_chains_of_all_streams_have_one_budget() -> None:
     assert filters.chain_room.used == 0
 
 
-async def test_a_batch_that_takes_long_makes_room_for_other_chains(
+async def test_a_long_batch_yields_to_other_chains(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(filter_servicer, "TURN_STEPS", 1)

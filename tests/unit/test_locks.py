@@ -1,4 +1,4 @@
-"""What is installed: nothing but files whose hashes are in a lock."""
+"""Only files whose hashes are in a lock are installed."""
 
 import re
 
@@ -22,7 +22,7 @@ def test_every_package_of_every_lock_has_hashes_and_the_images_locks_are_part_of
             assert all(re.fullmatch(r"[0-9a-f]{64}", hash_) for hash_ in each.hashes)
 
 
-def test_a_lock_is_read_as_it_is_written() -> None:
+def test_a_lock_is_read_as_written() -> None:
     lock = Lock(
         "# Ours.\n",
         [
@@ -38,12 +38,12 @@ def test_a_lock_is_read_as_it_is_written() -> None:
 
 
 @pytest.mark.parametrize("line", ["foo", "foo>=1", "-e ."])
-def test_what_is_not_pinned_is_no_part_of_a_lock(line: str) -> None:
+def test_an_unpinned_package_is_not_part_of_a_lock(line: str) -> None:
     with pytest.raises(ValueError, match="pinned"):
         parse(f"a==1\n{line}\n")
 
 
-def test_a_lock_that_lacks_a_hash_or_a_package_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_without_a_hash_or_a_package_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = parse(LOCKS[0].read_text())
     less = whole._replace(packages=[each for each in whole.packages if each.name != "redis"])
     with pytest.raises(LookupError, match="redis"):
@@ -56,7 +56,7 @@ def test_a_lock_that_lacks_a_hash_or_a_package_is_found(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("path", ["tools/dev/venv.sh", "deploy/docker/Dockerfile"])
-def test_whatever_is_installed_from_an_index_is_installed_by_its_hash(path: str) -> None:
+def test_every_package_from_an_index_is_installed_by_hash(path: str) -> None:
     text = (ROOT / path).read_text().replace("\\\n", " ")
     commands = re.findall(r"(?:pip install|^\s*pip) [^&\n]*", text, flags=re.MULTILINE)
     assert commands

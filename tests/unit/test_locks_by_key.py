@@ -5,7 +5,7 @@ import asyncio
 from seqgate.services.runtime.locks import Locks
 
 
-async def test_who_was_just_woken_and_who_comes_then_do_not_hold_a_key_together() -> None:
+async def test_a_woken_waiter_and_a_newcomer_do_not_share_a_key() -> None:
     locks: Locks[str] = Locks()
     holding = 0
     most = 0
@@ -28,7 +28,7 @@ async def test_who_was_just_woken_and_who_comes_then_do_not_hold_a_key_together(
     assert not locks._users
 
 
-async def test_keys_do_not_wait_for_one_another() -> None:
+async def test_keys_do_not_block_one_another() -> None:
     locks: Locks[str] = Locks()
     async with locks.of("a"), asyncio.timeout(1), locks.of("b"):
         assert set(locks._locks) == {"a", "b"}

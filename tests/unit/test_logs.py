@@ -32,7 +32,7 @@ def objects(text: str) -> list[Any]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_a_line_names_the_span_in_which_it_is_written() -> None:
+def test_a_line_names_its_current_span() -> None:
     without, within = objects(
         written("log.info('a')\nwith trace.use_span(span):\n    log.info('b', x=1)")
     )
@@ -43,7 +43,7 @@ def test_a_line_names_the_span_in_which_it_is_written() -> None:
     assert within["x"] == 1
 
 
-def test_what_libraries_say_is_a_line_like_ours() -> None:
+def test_lines_of_libraries_have_our_format() -> None:
     program = """
 logging.getLogger("lib").debug("silent")
 logging.getLogger("lib").info("silent")
@@ -72,7 +72,7 @@ asyncio.run(main())
 @pytest.mark.parametrize(
     ("level", "expected"), [("info", ["error"]), ("debug", ["debug", "error"])]
 )
-def test_that_an_answer_finds_nobody_is_no_error_and_what_else_grpc_says_is(
+def test_grpcs_abandoned_answers_are_no_errors_and_its_other_errors_are(
     level: str, expected: list[str]
 ) -> None:
     program = """
@@ -86,13 +86,13 @@ for error in (cygrpc.ExecuteBatchError("failed"), cygrpc.InternalError("failed")
     assert [line["level"] for line in objects(written(program, level=level))] == expected
 
 
-def test_less_severe_lines_than_asked_for_are_not_written() -> None:
+def test_lines_below_the_level_are_not_written() -> None:
     program = "log.warning('a')\nlogging.getLogger('lib').warning('b')\nlog.error('c')"
     assert [each["event"] for each in objects(written(program, level="error"))] == ["c"]
 
 
 @pytest.mark.parametrize("format_", ["json", "text"])
-def test_a_traceback_does_not_show_what_variables_hold(format_: str) -> None:
+def test_a_traceback_shows_no_values_of_variables(format_: str) -> None:
     program = """
 def work(secret):
     raise ValueError("no")
@@ -107,7 +107,7 @@ except ValueError:
 
 
 @pytest.mark.parametrize(("format_", "is_text"), [("auto", True), ("text", True), ("json", False)])
-def test_a_terminal_gets_text_unless_json_is_asked_for(format_: str, *, is_text: bool) -> None:
+def test_a_terminal_gets_text_by_default(format_: str, *, is_text: bool) -> None:
     ours, theirs = pty.openpty()
     try:
         command = [sys.executable, "-c", START + "log.info('here', x=1)", "info", format_]
@@ -120,6 +120,6 @@ def test_a_terminal_gets_text_unless_json_is_asked_for(format_: str, *, is_text:
     assert line.startswith("{") is not is_text
 
 
-def test_a_pipe_gets_json_unless_text_is_asked_for() -> None:
+def test_a_pipe_gets_json_by_default() -> None:
     assert objects(written("log.info('a')"))[0]["event"] == "a"
     assert not written("log.info('a')", format_="text").startswith("{")

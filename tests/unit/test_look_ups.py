@@ -1,4 +1,4 @@
-"""A look-up costs what it asks for, and is nobody else's wait."""
+"""A look-up reads only the blocks it needs, and delays no other."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -63,13 +63,14 @@ async def look_far_apart(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[
         return opened
 
 
-async def test_only_blocks_that_may_hold_what_is_asked_for_are_opened(
+async def test_a_look_up_decodes_only_blocks_that_may_hold_its_ids(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert sorted(await look_far_apart(tmp_path, monkeypatch)) == [0, 2, 2 * BLOCKS - 2]
 
 
-async def test_a_look_up_of_all_between_is_seen(
+@pytest.mark.deep
+async def test_a_look_up_of_the_whole_range_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find("B3").apply(monkeypatch)
@@ -128,7 +129,7 @@ def send(opened: Opened, *sequence_ids: int) -> None:
     opened.topic.submit(opened.session, units)
 
 
-async def test_the_look_up_of_one_producer_is_not_the_wait_of_another(
+async def test_producers_do_not_wait_for_each_others_look_ups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Although their messages were judged together; and a long one is done in parts."""

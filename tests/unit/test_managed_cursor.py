@@ -91,7 +91,7 @@ def refused(record: bytes, entry: bytes = b"") -> InvalidManagedCursor:
 # ---- which record
 
 
-def test_a_cursor_closed_in_good_order() -> None:
+def test_a_cleanly_closed_cursor() -> None:
     record = bytes.fromhex((DATA / "closed.hex").read_text())
     assert import_managed_cursor(record, b"") == Imported(
         mark_delete=Position(5, 3),
@@ -104,7 +104,7 @@ def test_a_cursor_closed_in_good_order() -> None:
     )
 
 
-def test_the_entry_of_the_cursor_ledger_counts_whole() -> None:
+def test_the_entry_of_the_cursor_ledger_replaces_the_record() -> None:
     record = info(
         77, 5, 3, text(5, long("old", 1)), text(9, string("old", "x")),
         text(4, run((5, 4), (5, 6))), text(7, batch(5, 9, 1)), text(8, string("own", "1")),
@@ -119,7 +119,7 @@ def test_the_entry_of_the_cursor_ledger_may_be_behind_the_record() -> None:
     assert imported.mark_delete == Position(2, 1)
 
 
-def test_a_lost_cursor_ledger_leaves_the_older_pair_as_a_pair() -> None:
+def test_a_lost_cursor_ledger_leaves_the_older_position_and_properties() -> None:
     """W18: Pulsar keeps the position, and drops the properties."""
     record = info(77, 5, 3, text(5, long("p", 7)), text(4, run((5, 4), (5, 6))))
     imported = import_managed_cursor(record, b"")
@@ -128,12 +128,12 @@ def test_a_lost_cursor_ledger_leaves_the_older_pair_as_a_pair() -> None:
     assert imported.ranges == (Range(Position(5, 5), 6),)
 
 
-def test_an_entry_of_a_ledger_that_the_record_does_not_name_is_refused() -> None:
+def test_an_entry_of_another_ledger_than_the_records_is_refused() -> None:
     assert refused(closed(5, 3), position(5, 2)).field == "position_info"
 
 
 @pytest.mark.parametrize("record", [number(1, 77), number(1, -1)])
-def test_no_position_at_all_is_refused(record: bytes) -> None:
+def test_a_missing_position_is_refused(record: bytes) -> None:
     """Pulsar would read the record as 0:0."""
     refused(record)
 
@@ -154,7 +154,7 @@ BOTH_IN_ENTRY = (text(9, string("a", "3:1")), text(4, long("a", 2)), text(4, lon
     ("record", "entry"),
     [(closed(5, 3, *NEW_FIRST), b""), (info(77, 1, 0), position(5, 3, *BOTH_IN_ENTRY))],
 )
-def test_the_new_form_counts_as_a_whole(record: bytes, entry: bytes) -> None:
+def test_the_new_form_replaces_the_legacy_one(record: bytes, entry: bytes) -> None:
     assert import_managed_cursor(record, entry).mark_delete_properties == {"a": "3:1"}
 
 
@@ -200,7 +200,7 @@ def test_positions(
 
 
 @pytest.mark.parametrize("place_", [(0, 3), (0, -1), (-1, 0), (-2, -1), (5, -2), (-(2**63), 1)])
-def test_positions_that_cannot_be_are_refused(place_: tuple[int, int]) -> None:
+def test_invalid_positions_are_refused(place_: tuple[int, int]) -> None:
     refused(closed(*place_))
 
 
@@ -255,9 +255,7 @@ def test_ranges(
         ((-1, 6), (5, 5)),
     ],
 )
-def test_ranges_that_do_not_say_enough_are_refused(
-    lower: tuple[int, int], upper: tuple[int, int]
-) -> None:
+def test_incomplete_ranges_are_refused(lower: tuple[int, int], upper: tuple[int, int]) -> None:
     refused(closed(5, 3, text(4, run(lower, upper))))
 
 
@@ -283,7 +281,7 @@ def test_a_bitmap_with_as_many_holes_as_pulsar_keeps() -> None:
     assert imported.ranges[-1] == Range(Position(5, 399_998), 399_998)
 
 
-def test_ranges_count_before_bitmaps() -> None:
+def test_ranges_take_precedence_over_bitmaps() -> None:
     bitmap = number(1, 5) + words(1 << 30)
     entry = position(5, 3, text(3, run((5, 6), (5, 8))), text(6, bitmap))
     assert import_managed_cursor(number(1, 77), entry).ranges == (Range(Position(5, 7), 8),)
@@ -297,7 +295,7 @@ def test_ranges_count_before_bitmaps() -> None:
         [words(8)],
     ],
 )
-def test_bitmaps_that_cannot_be_are_refused(bitmaps: list[bytes]) -> None:
+def test_invalid_bitmaps_are_refused(bitmaps: list[bytes]) -> None:
     refused(number(1, 77), position(5, 0, *(text(6, bitmap) for bitmap in bitmaps)))
 
 
@@ -315,7 +313,7 @@ def test_bitmaps_that_cannot_be_are_refused(bitmaps: list[bytes]) -> None:
         ((*[0] * 156, 0x8000), 10_000, {9_999}),  # a batch has no more messages
     ],
 )  # fmt: skip
-def test_what_is_not_acknowledged_of_a_batch_is_what_waits(
+def test_the_set_bits_of_a_batch_are_its_unacknowledged_messages(
     values: tuple[int, ...], size: int, waiting: set[int]
 ) -> None:
     """Scenario 129, through both stores."""
@@ -341,7 +339,7 @@ def test_what_is_not_acknowledged_of_a_batch_is_what_waits(
         [text(7, batch(5, 9, 1)), text(4, run((5, 4), (5, 6))), text(4, run((5, 7), (5, 11)))],
     ],
 )
-def test_a_batch_that_does_not_count_is_left_out(fields: list[bytes]) -> None:
+def test_a_batch_without_effect_is_left_out(fields: list[bytes]) -> None:
     assert import_managed_cursor(closed(5, 3, *fields), b"").batches == ()
 
 
@@ -366,7 +364,7 @@ def test_batches_beside_ranges() -> None:
         [text(1, number(1, 5)) + words(1)],
     ],
 )
-def test_batches_that_cannot_be_are_refused(fields: list[bytes]) -> None:
+def test_invalid_batches_are_refused(fields: list[bytes]) -> None:
     refused(closed(5, 3, *(text(7, field) for field in fields)))
 
 
@@ -394,15 +392,15 @@ def test_batches_that_cannot_be_are_refused(fields: list[bytes]) -> None:
         (b"cursorsLedgerId: -1\nmarkDeleteLedgerId: 5\nmarkDeleteEntryId: 3\n", b""),
     ],
 )
-def test_bytes_that_are_no_such_records_are_refused(record: bytes, entry: bytes) -> None:
+def test_malformed_records_are_refused(record: bytes, entry: bytes) -> None:
     refused(record, entry)
 
 
-def test_a_compressed_record_is_refused_as_one() -> None:
+def test_a_compressed_record_is_refused_as_compressed() -> None:
     assert "compressed" in refused(bytes.fromhex("4778 00000004 0801 1064 ffff")).message
 
 
-def test_unknown_fields_are_passed_over() -> None:
+def test_unknown_fields_are_skipped() -> None:
     unknown = number(6, 1_700_000_000_000) + text(200, b"x")
     record = closed(5, 3, text(4, run((5, 6), (5, 8)) + number(99, 1)), unknown)
     assert import_managed_cursor(record, b"").ranges == (Range(Position(5, 7), 8),)
@@ -418,16 +416,14 @@ def test_unknown_fields_are_passed_over() -> None:
         (number(1, 77), position(5, 3, number(6, 4)), 6),
     ],
 )  # fmt: skip
-def test_a_field_that_has_become_something_else_is_refused(
-    record: bytes, entry: bytes, number_: int
-) -> None:
+def test_a_field_of_a_changed_type_is_refused(record: bytes, entry: bytes, number_: int) -> None:
     """Scenario 136: an unknown version is refused, and nothing of it dropped."""
     assert refused(record, entry).details["number"] == number_
 
 
 @given(record=st.binary(max_size=60), entry=st.binary(max_size=60))
 @example(record=closed(5, 3), entry=b"\x00")
-def test_no_bytes_do_harm(record: bytes, entry: bytes) -> None:
+def test_arbitrary_bytes_are_imported_or_refused(record: bytes, entry: bytes) -> None:
     for each in (record, closed(5, 3) + record):
         with suppress(InvalidManagedCursor):
             import_managed_cursor(each, entry)
@@ -442,7 +438,7 @@ FIELDS = st.recursive(
 
 
 @given(record=st.lists(FIELDS).map(b"".join), entry=st.lists(FIELDS).map(b"".join))
-def test_no_fields_do_harm(record: bytes, entry: bytes) -> None:
+def test_arbitrary_fields_are_imported_or_refused(record: bytes, entry: bytes) -> None:
     for first, second in ((closed(5, 3) + record, b""), (info(7, 5, 3), position(5, 3) + entry)):
         with suppress(InvalidManagedCursor):
             imported = import_managed_cursor(first, second)
@@ -464,7 +460,7 @@ def head_of(imported: Imported) -> Head:
     return written
 
 
-def test_what_is_written() -> None:
+def test_an_exported_record() -> None:
     written = head(Position(5, 3), p="7")
     written.properties = {"k": "v"}
     exported = export_managed_cursor(
@@ -477,7 +473,7 @@ def test_what_is_written() -> None:
     )  # fmt: skip
 
 
-def test_words_are_written_one_by_one_and_without_empty_ones_at_the_end() -> None:
+def test_words_are_written_unpacked_without_trailing_zeros() -> None:
     """Pulsar's proto2 does not pack them."""
     ack = BatchAck(Position(5, 9), 200, tuple(range(66, 200)))
     exported = export_managed_cursor(head(Position(5, 3)), [], [ack])
@@ -493,7 +489,7 @@ def test_words_are_written_one_by_one_and_without_empty_ones_at_the_end() -> Non
         (Position(SEQUENCE_ID_MAX, SEQUENCE_ID_MAX), (SEQUENCE_ID_MAX, SEQUENCE_ID_MAX)),
     ],
 )
-def test_positions_are_written(mark_delete: Position | None, written: tuple[int, int]) -> None:
+def test_an_exported_position(mark_delete: Position | None, written: tuple[int, int]) -> None:
     assert export_managed_cursor(head(mark_delete), [], []) == closed(*written)
 
 
@@ -517,14 +513,14 @@ def test_positions_are_written(mark_delete: Position | None, written: tuple[int,
         ("9" * 5_000, False),
     ],
 )
-def test_the_legacy_form_is_written_when_all_fits(value: str, is_number: bool) -> None:
+def test_the_legacy_form_is_written_when_all_values_fit(value: str, is_number: bool) -> None:
     exported = export_managed_cursor(head(Position(5, 3), a="1", b=value), [], [])
     new = text(9, string("a", "1")) + text(9, string("b", value))
     legacy = text(5, long("a", 1)) + text(5, long("b", int(value))) if is_number else b""
     assert exported == closed(5, 3, legacy, new)
 
 
-def test_what_is_ours_keeps_nothing_out_of_the_legacy_form() -> None:
+def test_internal_properties_do_not_prevent_the_legacy_form() -> None:
     """A snapshot of deduplication goes back to Pulsar: its numbers are all that it knows."""
     ours = "#seqgate.internal.dedup"
     exported = export_managed_cursor(head(Position(5, 3), p="7", **{ours: "{}"}), [], [])
@@ -532,7 +528,7 @@ def test_what_is_ours_keeps_nothing_out_of_the_legacy_form() -> None:
     assert exported == closed(5, 3, text(5, long("p", 7)), new)
 
 
-def test_legacy_in_both_forms_out() -> None:
+def test_a_legacy_record_is_exported_in_both_forms() -> None:
     legacy = text(5, long("p", 7))
     imported = import_managed_cursor(closed(5, 3, legacy), b"")
     assert export_managed_cursor(head_of(imported), [], []) == closed(
@@ -572,7 +568,7 @@ def beyond(draw: st.DrawFn) -> tuple[list[Range], list[BatchAck]]:
 
 
 @given(mark_delete=MARK_DELETE, attached=PROPERTIES, own=PROPERTIES, apart=beyond(), data=st.data())
-def test_what_is_written_is_read_as_it_was(
+def test_an_exported_record_is_imported_unchanged(
     mark_delete: Position | None,
     attached: dict[str, str],
     own: dict[str, str],
@@ -592,7 +588,7 @@ def test_what_is_written_is_read_as_it_was(
 
 
 @given(entries=st.sets(st.integers(0, 300), min_size=1))
-def test_a_bitmap_says_what_its_runs_say(entries: set[int]) -> None:
+def test_a_bitmap_equals_its_runs(entries: set[int]) -> None:
     values = [0] * 5
     for entry_id in entries:
         values[entry_id // 64] |= 1 << entry_id % 64

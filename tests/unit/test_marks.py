@@ -1,4 +1,4 @@
-"""What a store says of a producer is what deduplication's fold makes of its entries."""
+"""A store's mark of a producer equals deduplication's fold over its entries."""
 
 from functools import reduce
 
@@ -47,14 +47,16 @@ def test_the_mark_is_what_deduplication_folds(log: list[Entry]) -> None:
 
 
 @given(LOG, LOG)
-def test_the_last_entries_are_enough(before: list[Entry], log: list[Entry]) -> None:
+def test_the_last_entries_determine_the_mark(before: list[Entry], log: list[Entry]) -> None:
     base = folded(Mark(), before)
     if base.chunk is None:
         assert last_mark(base, reversed(log)) == folded(base, log)
 
 
 @given(LOG, st.lists(st.integers(0, 20), max_size=3))
-def test_what_is_rebuilt_after_trims_is_what_was_served(log: list[Entry], cuts: list[int]) -> None:
+def test_state_rebuilt_after_trims_equals_the_served_state(
+    log: list[Entry], cuts: list[int]
+) -> None:
     """Unless a message is cut that might be completed: it never is."""
     kept, start, cut = -1, 0, False
     for until in sorted(min(each, len(log)) for each in cuts):
@@ -71,7 +73,7 @@ def test_what_is_rebuilt_after_trims_is_what_was_served(log: list[Entry], cuts: 
 
 
 @given(LOG, st.integers(0, 20))
-def test_what_is_rebuilt_is_ahead_only_amid_a_message_that_the_rest_settles(
+def test_rebuilt_state_is_ahead_only_amid_an_unfinished_message(
     log: list[Entry], until: int
 ) -> None:
     decided, _ = remembered(folded(Mark(), log[:until]), log[until:])
@@ -89,14 +91,14 @@ def test_what_is_rebuilt_is_ahead_only_amid_a_message_that_the_rest_settles(
 
 
 @given(LOG, st.integers(0, 20))
-def test_a_cut_is_announced(log: list[Entry], until: int) -> None:
+def test_every_cut_is_detected(log: list[Entry], until: int) -> None:
     placed = [(Position(1, place), entry) for place, entry in enumerate(log) if not entry.marker]
     mark = folded(Mark(), log)
     _, cut = remembered(folded(Mark(), log[:until]), log[until:])
     assert is_cut(mark, reversed(placed), Position(1, until)) or not cut
 
 
-def test_a_chunk_of_something_else_does_not_hide_the_message_that_is_open() -> None:
+def test_a_foreign_chunk_does_not_hide_the_open_message() -> None:
     log = [chunk(5, "a", 0, 3), chunk(7, "b", 1, 2)]
     placed = [(Position(1, place), entry) for place, entry in enumerate(log)]
     mark = folded(Mark(), log)

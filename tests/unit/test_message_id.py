@@ -4,9 +4,11 @@ The golden bytes are Pulsar's; tests/unit/test_message_id_interop.py asks its cl
 """
 
 import copy
+import operator
 import pickle
 from dataclasses import FrozenInstanceError
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -81,7 +83,7 @@ def everything(each: MessageId) -> tuple[object, ...]:
 # Values
 
 
-def test_most_messages_are_neither_in_a_partition_nor_in_a_batch() -> None:
+def test_ids_default_to_no_partition_and_no_batch() -> None:
     assert everything(MessageId(5, 9)) == everything(MessageId(5, 9, -1, -1, 0))
     assert MessageId(5, 9).position == Position(5, 9)
 
@@ -109,7 +111,7 @@ def test_the_chunks_of_a_chunk_id_are_plain_ids() -> None:
         (MessageId(5, 7), MessageId(5, 9, -1, 0), "a chunk is in a batch"),
     ],
 )
-def test_what_is_no_range_of_chunks_is_refused(
+def test_an_invalid_range_of_chunks_is_refused(
     first: MessageId, last: MessageId, reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason):
@@ -117,7 +119,7 @@ def test_what_is_no_range_of_chunks_is_refused(
 
 
 @pytest.mark.parametrize("message_id", [MessageId(1, 2, 3, 4, 10), UNPARTITIONED])
-def test_ids_are_values(message_id: MessageId) -> None:
+def test_ids_are_immutable_values(message_id: MessageId) -> None:
     with pytest.raises(FrozenInstanceError):
         message_id.entry_id = 3  # type: ignore[misc]
     assert not hasattr(message_id, "__dict__")
@@ -144,19 +146,21 @@ def test_an_entry_is_before_its_batch_and_a_partition_decides_first() -> None:
     assert all(earlier < later for earlier, later in pairwise(ordered))
 
 
-def test_a_chunk_id_is_the_same_key_as_its_last_chunk() -> None:
+def test_a_chunk_id_equals_its_last_chunks_id_as_a_key() -> None:
     """Pulsar's hashes differ, which broke the redelivery of chunked messages
     (apache/pulsar#25229)."""
     chunked, last = IN_PARTITION, MessageId(1, 1, 1)
     assert chunked == last
     assert last == chunked
     assert hash(chunked) == hash(last)
-    assert {chunked: "held"}[last] == "held"
-    assert {last: "held"}[chunked] == "held"
+    by_chunked: dict[MessageId, str] = {chunked: "held"}
+    assert by_chunked[last] == "held"
+    by_last = {last: "held"}
+    assert by_last[chunked] == "held"
     assert chunked == chunk(MessageId(1, 0, 1), last)
 
 
-def test_a_batchs_size_makes_no_difference() -> None:
+def test_the_batch_size_does_not_affect_comparison() -> None:
     assert MessageId(1, 2, 3, 4, 10) == MessageId(1, 2, 3, 4, -1)
     assert hash(MessageId(1, 2, 3, 4, 10)) == hash(MessageId(1, 2, 3, 4, -1))
     assert not MessageId(1, 2, 3, 4, 9) < MessageId(1, 2, 3, 4, 10)
@@ -164,17 +168,12 @@ def test_a_batchs_size_makes_no_difference() -> None:
 
 @pytest.mark.parametrize("message_id", [MessageId(1, 1, 1), IN_PARTITION])
 @pytest.mark.parametrize("other", [(1, 1, 1, -1), Position(1, 1), "1:1:1", 1, None])
-def test_an_id_is_like_nothing_else(message_id: MessageId, other: object) -> None:
+def test_an_id_equals_no_other_type(message_id: MessageId, other: Any) -> None:
     assert message_id != other
     assert other != message_id
-    for compare in (
-        lambda: message_id < other,
-        lambda: message_id <= other,
-        lambda: message_id > other,
-        lambda: message_id >= other,
-    ):
+    for compare in (operator.lt, operator.le, operator.gt, operator.ge):
         with pytest.raises(TypeError):
-            compare()
+            compare(message_id, other)
 
 
 @given(ids | near_ids, ids | near_ids)
@@ -229,7 +228,7 @@ def test_ids_are_written_as_pulsar_writes_them(message_id: MessageId, text: str)
         (f"0:0:{SEQUENCE_ID_MAX}:{SEQUENCE_ID_MAX}", MessageId(0, 0, *[SEQUENCE_ID_MAX] * 2)),
     ],
 )
-def test_other_ways_to_write_an_id_are_understood(text: str, message_id: MessageId) -> None:
+def test_other_spellings_of_an_id_are_parsed(text: str, message_id: MessageId) -> None:
     assert everything(MessageId.parse(text)) == everything(message_id)
 
 
@@ -247,13 +246,13 @@ def test_other_ways_to_write_an_id_are_understood(text: str, message_id: Message
         *["5:9:-1;5:7:-1", "(5,9,-1,-1);(5,7,-1,-1)", "5:9:1;5:9:0"],  # the first is after the last
     ],
 )
-def test_what_is_no_id_is_refused(text: str) -> None:
+def test_invalid_ids_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a message id"):
         MessageId.parse(text)
 
 
 @given(ids)
-def test_what_is_written_can_be_read(message_id: MessageId) -> None:
+def test_a_formatted_id_is_parsed_unchanged(message_id: MessageId) -> None:
     back = MessageId.parse(str(message_id))
     assert type(back) is type(message_id)
     assert str(back) == str(message_id)
@@ -261,7 +260,7 @@ def test_what_is_written_can_be_read(message_id: MessageId) -> None:
 
 
 @given(st.text(alphabet="0123-:;(),", max_size=24))
-def test_a_text_is_an_id_or_is_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:
         message_id = MessageId.parse(text)
     except ValueError:
@@ -278,7 +277,7 @@ def test_ids_are_encoded_as_pulsars_java_client_does(message_id: MessageId, data
 
 
 @pytest.mark.parametrize(("message_id", "data"), JAVA + CPP)
-def test_what_pulsars_clients_encode_is_understood(message_id: MessageId, data: str) -> None:
+def test_ids_encoded_by_pulsars_clients_are_decoded(message_id: MessageId, data: str) -> None:
     decoded = MessageId.from_bytes(bytes.fromhex(data))
     assert type(decoded) is type(message_id)
     assert decoded == message_id
@@ -306,7 +305,7 @@ def test_what_pulsars_clients_encode_is_understood(message_id: MessageId, data: 
         ("08 01 10 02 30 0a", MessageId(1, 2)),
     ],
 )
-def test_other_bytes_of_an_id_are_understood(data: str, message_id: MessageId) -> None:
+def test_other_encodings_of_an_id_are_decoded(data: str, message_id: MessageId) -> None:
     assert everything(MessageId.from_bytes(bytes.fromhex(data))) == everything(message_id)
 
 
@@ -315,7 +314,7 @@ def test_an_id_with_a_batch_index_and_a_first_chunk_is_a_batch_id() -> None:
     assert everything(MessageId.from_bytes(data)) == everything(MessageId(1, 2, 3, 4, 10))
 
 
-def test_what_else_a_first_chunk_says_is_ignored() -> None:
+def test_other_fields_of_a_first_chunk_are_ignored() -> None:
     data = bytes.fromhex("08 01 10 02 3a 0e 08 01 10 01 20 04 30 0a 3a 04 08 01 10 00")
     expected = chunk(MessageId(1, 1), MessageId(1, 2))
     assert everything(MessageId.from_bytes(data)) == everything(expected)
@@ -330,7 +329,7 @@ def test_the_id_of_a_topics_message_keeps_its_first_chunk() -> None:
     assert str(decoded) == "5:7:2;5:9:2"
 
 
-def test_what_is_unset_is_not_written() -> None:
+def test_unset_fields_are_not_encoded() -> None:
     assert MessageId(1, 2, -1).to_bytes().hex(" ") == "08 01 10 02 30 00"
     assert MessageId(1, 2, -1, 4, -1).to_bytes().hex(" ") == "08 01 10 02 20 04"
     assert MessageId.from_bytes(bytes.fromhex("08 01 10 02")).partition == -1
@@ -361,12 +360,12 @@ def test_what_is_unset_is_not_written() -> None:
         ("08 01 10 02 3a 04 08 01 10 03", "first chunk 1:3:-1 is after its last 1:2:-1"),
     ],
 )
-def test_bytes_that_are_no_id_are_refused(data: str, reason: str) -> None:
+def test_malformed_bytes_are_refused(data: str, reason: str) -> None:
     with pytest.raises(ValueError, match=f"not a message id.*{reason}"):
         MessageId.from_bytes(bytes.fromhex(data))
 
 
-def test_a_first_chunk_without_end_is_refused() -> None:
+def test_endlessly_nested_first_chunks_are_refused() -> None:
     data = b""
     for _ in range(200):
         size = len(data)
@@ -377,7 +376,7 @@ def test_a_first_chunk_without_end_is_refused() -> None:
 
 
 @pytest.mark.parametrize("data", [None, "08011002", 5])
-def test_what_are_no_bytes_is_a_mistake(data: object) -> None:
+def test_decoding_other_types_raises_type_error(data: object) -> None:
     with pytest.raises(TypeError):
         MessageId.from_bytes(data)  # type: ignore[arg-type]
 
@@ -391,13 +390,13 @@ def test_what_are_no_bytes_is_a_mistake(data: object) -> None:
         *[chunk(MessageId(0, -2), MessageId(0, 0)), chunk(MessageId(0, 0), MessageId(0, 2**63))],
     ],
 )
-def test_an_id_out_of_bounds_is_not_written(message_id: MessageId) -> None:
+def test_an_id_out_of_bounds_is_not_encoded(message_id: MessageId) -> None:
     with pytest.raises(ValueError, match="out of bounds"):
         message_id.to_bytes()
 
 
 @given(ids)
-def test_what_is_encoded_can_be_decoded(message_id: MessageId) -> None:
+def test_an_encoded_id_is_decoded_unchanged(message_id: MessageId) -> None:
     back = MessageId.from_bytes(message_id.to_bytes())
     assert back == message_id
     assert type(back) is type(message_id)
@@ -416,7 +415,7 @@ varint = st.binary(max_size=9).map(lambda data: bytes(each | 128 for each in dat
         lambda fields: b"".join(bytes([tag]) + value for tag, value in fields)
     )
 )
-def test_bytes_are_an_id_or_are_refused(data: bytes) -> None:
+def test_any_bytes_are_decoded_or_refused(data: bytes) -> None:
     try:
         message_id = MessageId.from_bytes(data)
     except ValueError:

@@ -28,12 +28,16 @@ entries = st.integers(-1, 3) | st.integers(0, SEQUENCE_ID_MAX)
 small = st.integers(-1, 2) | st.integers(0, 2**31 - 1)
 places = st.tuples(entries, entries)
 single_ids = st.builds(MessageId, entries, entries, small, small, small)
-# In one partition, as all chunks are: theirs writes the first one's only if the last one has one.
-chunk_ids = st.builds(
-    lambda ends, partition: ChunkMessageId(*[MessageId(*end, partition) for end in sorted(ends)]),
-    st.tuples(places, places),
-    small,
-)
+
+
+def chunk_id(ends: tuple[tuple[int, int], tuple[int, int]], partition: int) -> ChunkMessageId:
+    """In one partition, as all chunks are: theirs writes the first one's only if the last one has
+    one."""
+    first, last = sorted(ends)
+    return ChunkMessageId(MessageId(*first, partition), MessageId(*last, partition))
+
+
+chunk_ids = st.builds(chunk_id, st.tuples(places, places), small)
 
 
 def theirs(each: MessageId) -> pulsar.MessageId:
@@ -47,15 +51,15 @@ def in_their_words(each: MessageId) -> str:
 
 
 @pytest.mark.parametrize("message_id", SINGLE, ids=str)
-def test_what_they_write_we_read(message_id: MessageId) -> None:
+def test_ids_encoded_by_pulsars_client_are_decoded(message_id: MessageId) -> None:
     back = MessageId.from_bytes(theirs(message_id).serialize())
     assert type(back) is MessageId
     assert back == message_id
     assert MessageId.parse(str(theirs(message_id))) == message_id
 
 
-@pytest.mark.parametrize("message_id", SINGLE + CHUNKS, ids=str)
-def test_what_we_write_they_read(message_id: MessageId) -> None:
+@pytest.mark.parametrize("message_id", [*SINGLE, *CHUNKS], ids=str)
+def test_encoded_ids_are_decoded_by_pulsars_client(message_id: MessageId) -> None:
     back = pulsar.MessageId.deserialize(message_id.to_bytes())
     assert str(back) == in_their_words(message_id)
     assert (back.ledger_id(), back.entry_id()) == message_id.position
@@ -63,7 +67,9 @@ def test_what_we_write_they_read(message_id: MessageId) -> None:
 
 
 @pytest.mark.parametrize("message_id", CHUNKS, ids=str)
-def test_a_chunk_id_comes_back_from_them_with_its_first_chunk(message_id: ChunkMessageId) -> None:
+def test_a_chunk_id_keeps_its_first_chunk_through_pulsars_client(
+    message_id: ChunkMessageId,
+) -> None:
     """Their package cannot make one, only read it and write it again, in their form."""
     again = pulsar.MessageId.deserialize(message_id.to_bytes()).serialize()
     assert again != message_id.to_bytes()
@@ -72,19 +78,19 @@ def test_a_chunk_id_comes_back_from_them_with_its_first_chunk(message_id: ChunkM
         assert str(back) == str(message_id)
 
 
-def test_a_batchs_size_survives_them() -> None:
+def test_the_batch_size_survives_pulsars_client() -> None:
     again = pulsar.MessageId.deserialize(MessageId(1, 2, 3, 4, 10).to_bytes()).serialize()
     assert MessageId.from_bytes(again).batch_size == 10
 
 
-def test_the_first_and_the_last_id_are_theirs() -> None:
+def test_the_earliest_and_latest_ids_are_pulsars() -> None:
     assert MessageId.from_bytes(pulsar.MessageId.earliest.serialize()) == EARLIEST_ID
     assert MessageId.from_bytes(pulsar.MessageId.latest.serialize()) == LATEST_ID
     assert pulsar.MessageId.deserialize(EARLIEST_ID.to_bytes()) == pulsar.MessageId.earliest
     assert pulsar.MessageId.deserialize(LATEST_ID.to_bytes()) == pulsar.MessageId.latest
 
 
-def test_the_id_of_a_topics_message_is_read_by_either_side() -> None:
+def test_topic_message_ids_are_read_by_both_sides() -> None:
     data = CHUNKS[0].to_bytes()
     with_topic = pulsar.MessageId.deserialize(data, topic="persistent://a/b/c-partition-1")
     assert str(with_topic) == in_their_words(CHUNKS[0])
@@ -94,7 +100,7 @@ def test_the_id_of_a_topics_message_is_read_by_either_side() -> None:
 
 
 @given(single_ids | chunk_ids)
-def test_every_id_comes_back_from_them(message_id: MessageId) -> None:
+def test_every_id_survives_pulsars_client(message_id: MessageId) -> None:
     back = pulsar.MessageId.deserialize(message_id.to_bytes())
     assert str(back) == in_their_words(message_id)
     ours = MessageId.from_bytes(back.serialize())

@@ -13,13 +13,13 @@ from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import Compression, MessageId, Receipt, _tracing
 from seqgate.client._chunking import LargeMessage
 from seqgate.client._codec import (
-    Message,
     OutgoingMessage,
     decode_entry,
     encode_batch,
     encode_single,
     seal_message,
 )
+from seqgate.client._message import Message
 from seqgate.client._tracing import Publishing, shared_context
 from seqgate.errors import StaleSequenceIdError
 from seqgate.telemetry import extract, names
@@ -170,7 +170,7 @@ def test_a_batch_whose_messages_have_their_own_contexts_is_a_clients(
         assert (span.attributes or {})[names.MESSAGING_MESSAGE_ID] == "3:4:-1"
 
 
-def test_what_is_left_of_a_batch_is_sent_again_with_its_context(recorded: Recorded) -> None:
+def test_the_rest_of_a_batch_is_sent_again_with_its_context(recorded: Recorded) -> None:
     spans = Publishing(TOPIC, is_batching=True)
     messages = [outgoing(1), outgoing(2), outgoing(3)]
     sent(spans, *messages, batch=True)
@@ -181,7 +181,7 @@ def test_what_is_left_of_a_batch_is_sent_again_with_its_context(recorded: Record
     assert all(names_span(message, send) for message in again)
 
 
-def test_a_context_that_a_message_has_is_kept_and_linked_to(recorded: Recorded) -> None:
+def test_the_existing_context_of_a_message_is_kept_and_linked(recorded: Recorded) -> None:
     spans = Publishing(TOPIC, is_batching=False)
     message = outgoing(traceparent=OTHER)
     spans.begin(message, "p", MESSAGE_BYTES_MAX)
@@ -213,7 +213,7 @@ def test_the_chunks_of_a_large_message_carry_one_context(recorded: Recorded) -> 
     ]
 
 
-def test_without_room_no_context_is_written(recorded: Recorded) -> None:
+def test_no_context_is_added_above_the_size_limit(recorded: Recorded) -> None:
     many = {f"name-{at}": "" for at in range(128)}
     for full in (many, {"large": "é" * 63 * 1024}):
         alone = Publishing(TOPIC, is_batching=False)
@@ -225,7 +225,7 @@ def test_without_room_no_context_is_written(recorded: Recorded) -> None:
         assert [each.properties for each in sent(batched, *messages, batch=True)] == [full, {}]
 
 
-def test_where_nothing_is_recorded_nothing_is_added(recording: Recording) -> None:
+def test_without_recording_no_context_is_added(recording: Recording) -> None:
     recorded = recording(ParentBased(ALWAYS_OFF))
     for is_batching in (False, True):
         spans = Publishing(TOPIC, is_batching=is_batching)
@@ -245,7 +245,7 @@ class Untouchable:
         raise AssertionError("nobody records anything")
 
 
-def test_a_process_without_a_provider_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_a_provider_creates_no_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "get_tracer_provider", trace.ProxyTracerProvider)
     assert not _tracing.is_traced()
     publishing = _tracing.Publishing("public/default/t", is_batching=False)

@@ -1,4 +1,4 @@
-"""Metrics: the catalogue agrees with what the services know, and telling them harms nobody."""
+"""Metrics: the catalogue agrees with the services, and reporting does no harm."""
 
 import asyncio
 import threading
@@ -100,7 +100,7 @@ def test_no_two_metrics_have_one_name() -> None:
 
 
 @pytest.mark.parametrize("metric", CATALOGUE, ids=lambda each: each.name)
-def test_a_metric_says_what_it_is(metric: Metric) -> None:
+def test_every_metric_has_a_description(metric: Metric) -> None:
     assert metric.description
     assert metric.unit
     assert set(metric.services) <= set(told.SERVICES)
@@ -114,7 +114,7 @@ def test_a_metric_says_what_it_is(metric: Metric) -> None:
 
 
 @pytest.mark.parametrize("metric", CATALOGUE, ids=lambda each: each.name)
-def test_how_many_series_a_metric_has_is_bounded_below_what_the_library_tells_apart(
+def test_the_series_of_a_metric_stay_below_the_librarys_limit(
     metric: Metric,
 ) -> None:
     library_max = 2_000  # then it counts together: opentelemetry-sdk's cardinality limit
@@ -144,9 +144,7 @@ def names(values: Iterable[Enum]) -> set[str]:
         (told.RPC_CODE, names(StatusCode)),
     ],
 )
-def test_closed_sets_are_those_that_the_services_know(
-    attribute: told.Attribute, known: set[str]
-) -> None:
+def test_closed_sets_are_those_of_the_services(attribute: told.Attribute, known: set[str]) -> None:
     assert set(attribute.values) == known
 
 
@@ -158,7 +156,7 @@ def test_buckets_of_calls_are_those_of_the_conventions() -> None:
 # ---- topics
 
 
-def test_only_topics_that_were_asked_for_are_told_apart() -> None:
+def test_only_selected_topics_have_a_label() -> None:
     labels = TopicLabels(["a/b/*", "a/?/c"])
     assert labels.of("a/b/one") == "a/b/one"
     assert labels.of("a/x/c") == "a/x/c"
@@ -168,7 +166,7 @@ def test_only_topics_that_were_asked_for_are_told_apart() -> None:
     assert TopicLabels().of("a/b/one") == OTHER
 
 
-def test_no_more_topics_are_told_apart_than_may_be() -> None:
+def test_labeled_topics_are_bounded() -> None:
     labels = TopicLabels(["*/*/*"])
     first = {labels.of(f"a/b/{number}") for number in range(TOPICS_MAX)}
     assert len(first) == TOPICS_MAX
@@ -176,7 +174,7 @@ def test_no_more_topics_are_told_apart_than_may_be() -> None:
     assert labels.of("a/b/0") == "a/b/0"
 
 
-def test_a_topic_keeps_its_label_when_it_was_forgotten_how_it_is_told(
+def test_a_topic_keeps_its_label_after_eviction_from_the_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runtime, "LABELS_MAX", 3)
@@ -191,7 +189,7 @@ def test_a_topic_keeps_its_label_when_it_was_forgotten_how_it_is_told(
 
 
 @pytest.mark.parametrize("pattern", ["", "a", "a/b", "a/b/c/d"])
-def test_a_pattern_that_names_no_topic_is_refused(pattern: str) -> None:
+def test_an_invalid_topic_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(ValidationError, match="tenant/namespace/name"):
         LedgerConfig(metrics_topics=(pattern,))
 
@@ -205,7 +203,7 @@ def test_an_address_for_scrapes_has_a_host_and_a_port(listen: str) -> None:
 # ---- reading
 
 
-async def test_what_is_read_is_told_with_its_attributes(telling_: Telling) -> None:
+async def test_measurements_are_reported_with_their_attributes(telling_: Telling) -> None:
     telling_.metrics.tell(COUNTER, lambda: [(("a/b/c", "STORED"), 3), ((OTHER, "STALE"), 1)])
     telling_.metrics.tell(GAUGE, lambda: [((OTHER,), 0.5)])
     found = await telling_.collect()
@@ -227,7 +225,7 @@ async def test_a_histogram_has_the_bounds_of_the_catalogue(telling_: Telling) ->
     assert found[()].count == 1
 
 
-async def test_what_cannot_be_read_is_left_out_and_the_rest_is_told(telling_: Telling) -> None:
+async def test_a_failing_measurement_is_left_out(telling_: Telling) -> None:
     def fail() -> list[tuple[tuple[str, ...], float]]:
         raise LookupError("no more")
 
@@ -250,7 +248,7 @@ async def test_everything_is_read_in_the_event_loop(telling_: Telling) -> None:
     assert threads == {threading.get_ident()}
 
 
-async def test_one_collection_reads_once_however_many_metrics_there_are(
+async def test_one_collection_reads_once_for_all_metrics(
     telling_: Telling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime, "READING_S", 60)
@@ -268,7 +266,7 @@ async def test_one_collection_reads_once_however_many_metrics_there_are(
     assert reads == 1
 
 
-async def test_a_loop_that_does_not_come_is_not_waited_for_and_what_was_read_before_is_told(
+async def test_a_blocked_event_loop_makes_a_scrape_repeat_earlier_values(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runtime, "READING_S", 0)
@@ -292,7 +290,7 @@ async def test_a_loop_that_does_not_come_is_not_waited_for_and_what_was_read_bef
     await telling.close()
 
 
-async def test_where_nobody_is_told_nothing_is_read_or_recorded() -> None:
+async def test_without_a_reader_nothing_is_measured() -> None:
     def never() -> list[tuple[tuple[str, ...], float]]:
         raise AssertionError
 
@@ -301,7 +299,7 @@ async def test_where_nobody_is_told_nothing_is_read_or_recorded() -> None:
     OFF.histogram(HISTOGRAM)(1.0, "STORED")
 
 
-async def test_without_an_exporter_and_an_address_there_is_nobody_to_tell(
+async def test_without_an_exporter_and_an_address_metrics_are_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("OTEL_METRICS_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT"):
@@ -316,7 +314,7 @@ async def test_without_an_exporter_and_an_address_there_is_nobody_to_tell(
         assert metrics is OFF
 
 
-async def test_who_cannot_listen_for_scrapes_does_not_start() -> None:
+async def test_a_service_that_cannot_listen_for_scrapes_does_not_start() -> None:
     with pytest.raises(OSError):
         async with telling(LedgerConfig(metrics_listen="192.0.2.1:9464")):  # of no machine
             raise AssertionError
@@ -325,7 +323,7 @@ async def test_who_cannot_listen_for_scrapes_does_not_start() -> None:
 # ---- what is counted
 
 
-def test_topics_together_are_summed_and_others_are_always_told() -> None:
+def test_unlabeled_topics_are_summed_and_always_reported() -> None:
     assert dict(summed([])) == {(OTHER,): 0}
     assert dict(summed([("a/b/c", 1), (OTHER, 2), (OTHER, 3)])) == {("a/b/c",): 1, (OTHER,): 5}
     assert dict(summed([("a/b/c", 1), ("a/b/c", 3)], max)) == {("a/b/c",): 3, (OTHER,): 0}
@@ -350,9 +348,7 @@ class Recorded:
         self.values.append(value)
 
 
-def test_a_recovery_counts_once_for_the_first_cause_and_lasts_until_the_writer_judges_again() -> (
-    None
-):
+def test_a_recovery_counts_its_first_cause_and_lasts_until_the_writer_judges() -> None:
     metrics = LedgerMetrics()
     durations = metrics.recovery_duration = Recorded()
     now_s = 0.0
@@ -369,7 +365,7 @@ def test_a_recovery_counts_once_for_the_first_cause_and_lasts_until_the_writer_j
     assert metrics.recoveries == {"takeover": 1, "changed": 1}
 
 
-async def test_denials_and_streams_are_told(telling_: Telling) -> None:
+async def test_denials_and_streams_are_reported(telling_: Telling) -> None:
     denials, drain = RefusalLog(), Drain()
     tell_calls(telling_.metrics, drain, RefusalLog(), denials)
     method = "/seqgate.api.ledger.v1.LedgerService/Publish"
@@ -383,7 +379,7 @@ async def test_denials_and_streams_are_told(telling_: Telling) -> None:
     assert found[told.STREAMS.name][()].value == 1
 
 
-async def test_what_there_was_no_room_for_is_told_by_the_limit(telling_: Telling) -> None:
+async def test_refusals_for_lack_of_room_are_counted_by_limit(telling_: Telling) -> None:
     refusals = RefusalLog()
     tell_calls(telling_.metrics, Drain(), refusals, None)
     for limit in ("calls_max", "calls_max", "streams_max"):
@@ -424,7 +420,7 @@ POSITIONS = st.builds(Position, st.integers(1, 3), st.integers(65_500, 65_580))
 
 
 @given(st.none() | POSITIONS, st.sets(POSITIONS, max_size=12))
-def test_holes_lie_beyond_the_mark_delete_position_and_before_what_is_acknowledged(
+def test_holes_lie_between_the_mark_delete_position_and_acknowledged_entries(
     mark_delete: Position | None, acknowledged: set[Position]
 ) -> None:
     pages = Pages()
@@ -447,7 +443,7 @@ def test_holes_lie_beyond_the_mark_delete_position_and_before_what_is_acknowledg
     ("took_s", "interval_s", "rest_s"),
     [(0.1, 15.0, 15.0), (2.0, 15.0, 40.0), (100.0, 15.0, 60.0), (100.0, 300.0, 300.0)],
 )
-def test_after_a_long_look_there_is_a_longer_rest_and_an_end_to_it(
+def test_the_pause_after_a_survey_grows_with_its_duration_up_to_a_bound(
     took_s: float, interval_s: float, rest_s: float
 ) -> None:
     assert survey_rest_s(took_s, interval_s) == rest_s

@@ -12,7 +12,7 @@ from tests.support.waiting import eventually
 FILTER = [sys.executable, "-m", "seqgate.services.filter"]
 
 
-async def test_a_process_that_nobody_waits_for_any_more_is_killed(tmp_path: Path) -> None:
+async def test_an_abandoned_process_is_killed(tmp_path: Path) -> None:
     nursery = Nursery()
     environment = {**os.environ, "SEQGATE_FILTER_LISTEN": "127.0.0.1:0"}
     with (tmp_path / "log").open("ab") as log:

@@ -46,13 +46,14 @@ from tests.unit.test_outbox import (
     message,
     position,
     receipt,
+    resume_after_s,
     sent,
     status,
     stored_at,
 )
 
 GAP, CONFLICT = pb.RECEIPT_STATUS_CHUNK_GAP, pb.RECEIPT_STATUS_LAYOUT_CONFLICT
-UNKNOWN: pb.ReceiptStatus = 99  # type: ignore[assignment]  # of a newer service
+UNKNOWN: pb.ReceiptStatus.ValueType = 99  # type: ignore[assignment]  # of a newer service
 
 Place = tuple[int, int | None]
 
@@ -116,7 +117,7 @@ def overtaken(publication: pb.Publication) -> pb.Receipt:
     return receipt(publication.request_id, STALE, fates=[FATE_STALE])
 
 
-def of(publication: pb.Publication, what: pb.ReceiptStatus) -> pb.Receipt:
+def of(publication: pb.Publication, what: pb.ReceiptStatus.ValueType) -> pb.Receipt:
     """A receipt that says nothing more."""
     if what == FAILED:
         return failed(publication.request_id, "STORE_FULL", 0.25)
@@ -136,7 +137,7 @@ def exact(told: Receipt | SeqgateError) -> tuple[str, int, bool]:
 # ---- sending
 
 
-def test_all_chunks_go_out_side_by_side_in_their_message_s_place() -> None:
+def test_all_chunks_are_sent_in_a_row_in_their_messages_place() -> None:
     outbox = outbox_with(0, large(3), 4, large(8, 5), 9)
     expected = [(0, None), (3, 0), (3, 1), (3, 2), (4, None), (8, 0), (8, 1), (9, None)]
     publications = sent(outbox)
@@ -157,7 +158,7 @@ def test_a_chunk_is_one_message_of_the_window(window: int) -> None:
 
 
 @pytest.mark.parametrize(("chunks_in_window", "count"), [(0.5, 1), (1.0, 1), (2.0, 2), (2.5, 2)])
-def test_no_more_bytes_of_chunks_are_out_than_the_window_has(
+def test_bytes_of_chunks_in_flight_stay_within_the_window(
     chunks_in_window: float, count: int
 ) -> None:
     big = large(0, 12)
@@ -169,7 +170,7 @@ def test_no_more_bytes_of_chunks_are_out_than_the_window_has(
     assert len(sent(outbox)) == 1
 
 
-def test_a_request_holds_about_so_many_bytes_of_chunks() -> None:
+def test_the_bytes_of_chunks_in_a_request_are_bounded() -> None:
     big = large(0, 12)
     outbox = outbox_with(big)
     requests = []
@@ -215,7 +216,7 @@ def test_after_a_reconnection_the_chunks_without_a_receipt_are_sent_again(
     assert exact(resolved.outcome) == ("1:5:-1;1:7:-1", 3, stored_count == 3)
 
 
-def test_a_receipt_that_comes_twice_counts_once() -> None:
+def test_a_repeated_receipt_counts_once() -> None:
     outbox = outbox_with(large(3))
     first, second, third = sent(outbox)
     for _ in range(3):
@@ -245,7 +246,7 @@ def test_a_receipt_that_comes_twice_counts_once() -> None:
     ],
     ids=["elsewhere", "stale", "trimmed", "refused", "unknown", "stored nowhere", "nowhere"],
 )
-def test_one_chunk_s_answer_may_settle_the_message_and_leaves_no_chunk_behind(
+def test_a_receipt_that_settles_the_message_drops_its_other_chunks(
     which: int, answer: Callable[[pb.Publication], pb.Receipt], outcome: type
 ) -> None:
     outbox = outbox_with(0, large(3, 20), 4, window=4)
@@ -263,7 +264,7 @@ def test_one_chunk_s_answer_may_settle_the_message_and_leaves_no_chunk_behind(
     assert (outbox.pending, outbox.outstanding) == (0, 0)
 
 
-def test_a_message_that_is_there_as_another_attempt_is_where_that_is() -> None:
+def test_a_message_stored_by_another_attempt_has_its_position() -> None:
     outbox = outbox_with(large(3))
     first, *_ = sent(outbox)
     (resolved,) = outbox.receive(elsewhere(first, 7, 9))
@@ -271,7 +272,7 @@ def test_a_message_that_is_there_as_another_attempt_is_where_that_is() -> None:
 
 
 @pytest.mark.parametrize("late", [STORED, SKIPPED, FAILED, GAP, CONFLICT, REFUSED, UNKNOWN])
-def test_whatever_comes_after_the_outcome_is_absorbed(late: pb.ReceiptStatus) -> None:
+def test_receipts_after_the_outcome_are_absorbed(late: pb.ReceiptStatus.ValueType) -> None:
     outbox = outbox_with(large(3), 4, window=3)
     first, second, third = sent(outbox)
     assert len(outbox.receive(overtaken(first))) == 1
@@ -297,7 +298,7 @@ def test_an_outcome_while_the_stream_is_held_leaves_no_chunk_behind() -> None:
     assert outbox.pending == 1
 
 
-def test_a_broken_attempt_whose_message_gets_an_outcome_is_not_started_again() -> None:
+def test_a_broken_attempt_of_a_settled_message_is_not_restarted() -> None:
     outbox = outbox_with(large(3), 4)
     first, second, third, small = sent(outbox)
     outbox.receive(of(first, GAP))
@@ -322,8 +323,8 @@ def test_an_outcome_leaves_no_chunk_for_the_next_stream() -> None:
 
 @pytest.mark.parametrize("said", [GAP, CONFLICT])
 @pytest.mark.parametrize("where", [0, 1, 2])
-def test_an_attempt_that_cannot_go_on_becomes_a_new_one_in_the_same_place(
-    said: pb.ReceiptStatus, where: int
+def test_a_broken_attempt_restarts_in_the_same_place(
+    said: pb.ReceiptStatus.ValueType, where: int
 ) -> None:
     outbox = outbox_with(0, large(3), 4)
     small, *chunks, after = sent(outbox)
@@ -333,9 +334,9 @@ def test_an_attempt_that_cannot_go_on_becomes_a_new_one_in_the_same_place(
         answer = stored(each, index) if index < where else of(each, said)
         assert outbox.receive(answer) == []
         assert sent(outbox) == []
-    assert outbox.resume_after_s is None  # one is still out
+    assert resume_after_s(outbox) is None  # one is still out
     outbox.receive(of(after, SKIPPED))
-    assert outbox.resume_after_s == 0
+    assert resume_after_s(outbox) == 0
     outbox.resume()
 
     again = sent(outbox)
@@ -348,7 +349,7 @@ def test_an_attempt_that_cannot_go_on_becomes_a_new_one_in_the_same_place(
     assert exact(told[2][0].outcome) == ("1:5:-1;1:7:-1", 3, False)
 
 
-def test_receipts_of_an_earlier_attempt_say_nothing_of_the_new_one() -> None:
+def test_receipts_of_an_earlier_attempt_do_not_affect_the_new_one() -> None:
     outbox = outbox_with(large(3))
     old = sent(outbox)
     for each in old:
@@ -361,7 +362,7 @@ def test_receipts_of_an_earlier_attempt_say_nothing_of_the_new_one() -> None:
     assert outbox.outstanding == 3
 
 
-def test_a_failure_in_the_middle_goes_on_with_the_same_attempt() -> None:
+def test_a_failure_midway_continues_the_same_attempt() -> None:
     outbox = outbox_with(0, large(3), 4)
     small, first, second, third, after = sent(outbox)
     for each, said in ((small, STORED), (first, STORED), (second, FAILED), (third, SKIPPED)):
@@ -380,7 +381,7 @@ def test_a_failure_in_the_middle_goes_on_with_the_same_attempt() -> None:
     assert exact(resolved.outcome) == ("1:0:-1;1:2:-1", 3, False)
 
 
-def test_a_disconnection_does_not_forget_that_an_attempt_cannot_go_on() -> None:
+def test_a_broken_attempt_is_remembered_across_a_disconnection() -> None:
     outbox = outbox_with(large(3), 4)
     publications = sent(outbox)
     outbox.receive(of(publications[0], GAP))
@@ -418,8 +419,8 @@ def test_smaller_chunks_make_a_new_attempt(
 
 
 @pytest.mark.parametrize("was_sent", [False, True])
-def test_what_was_one_entry_is_cut_where_only_smaller_ones_are_taken_now(was_sent: bool) -> None:
-    """The service came back with a smaller limit while the message waited."""
+def test_a_single_entry_is_chunked_when_the_limit_is_lowered(was_sent: bool) -> None:
+    """The service restarted with a lower limit while the message waited."""
     outbox = outbox_with(2)
     whole = OutgoingMessage(3, bytes(range(10)))
     whole.sealed = seal_message("p", whole, compression=Compression.NONE, publish_time_ms=0)
@@ -440,7 +441,7 @@ def test_what_was_one_entry_is_cut_where_only_smaller_ones_are_taken_now(was_sen
     assert [exact(each.outcome) for each in told] == [("1:0:-1;1:2:-1", 3, False)]
 
 
-def test_what_was_one_entry_and_is_in_the_log_is_told_so_when_it_comes_in_chunks() -> None:
+def test_a_stored_entry_sent_again_in_chunks_is_a_duplicate() -> None:
     outbox = outbox_with()
     whole = OutgoingMessage(3, bytes(range(10)))
     whole.sealed = seal_message("p", whole, compression=Compression.NONE, publish_time_ms=0)
@@ -453,7 +454,7 @@ def test_what_was_one_entry_and_is_in_the_log_is_told_so_when_it_comes_in_chunks
     assert outbox.unresolved == []
 
 
-def test_several_large_messages_start_again_each_in_its_place() -> None:
+def test_several_large_messages_restart_in_their_places() -> None:
     outbox = outbox_with(large(1), large(3), 4, large(6))
     before = sent(outbox)
     for each in before:
@@ -465,8 +466,8 @@ def test_several_large_messages_start_again_each_in_its_place() -> None:
     assert changed == [True] * 3 + [False] * 4 + [True] * 3
 
 
-def test_a_small_message_has_no_attempt_to_start_again() -> None:
-    """Nothing that a service says of chunks is a success of what is none."""
+def test_a_small_message_has_no_attempt_to_restart() -> None:
+    """No status for chunks is a success for a message that is no chunk."""
     for said in (GAP, CONFLICT, UNKNOWN):
         outbox = outbox_with(3)
         (publication,) = sent(outbox)
@@ -477,7 +478,7 @@ def test_a_small_message_has_no_attempt_to_start_again() -> None:
 # ---- giving up, and what is asked
 
 
-def test_giving_up_tells_a_large_message_once() -> None:
+def test_giving_up_fails_a_large_message_once() -> None:
     outbox = outbox_with(0, large(3), 4, window=3)
     publications = sent(outbox)
     outbox.receive(stored(publications[1], 1))
@@ -489,7 +490,7 @@ def test_giving_up_tells_a_large_message_once() -> None:
     assert outbox.fail_all(error) == []
 
 
-def test_an_outbox_tells_of_a_large_message_until_it_has_an_outcome() -> None:
+def test_an_outbox_reports_a_large_message_until_its_outcome() -> None:
     outbox = outbox_with(large(3), 4)
     assert (outbox.pending, outbox.oldest_added_at) == (4, 0)
     publications = sent(outbox)
@@ -501,7 +502,7 @@ def test_an_outbox_tells_of_a_large_message_until_it_has_an_outcome() -> None:
     assert ([each.sequence_id for each in outbox.unresolved], outbox.oldest_added_at) == ([4], 1)
 
 
-def test_what_is_only_absorbed_is_not_overdue() -> None:
+def test_absorbed_receipts_are_not_overdue() -> None:
     outbox = outbox_with(large(3))
     first, *_ = sent(outbox)
     outbox.receive(overtaken(first))

@@ -1,4 +1,4 @@
-"""What performs the decisions of a machine (services/dispatcher/shell/performing.py)."""
+"""Performs the effects of a machine (services/dispatcher/shell/performing.py)."""
 
 import asyncio
 from random import Random
@@ -16,18 +16,19 @@ async def _due_during_a_change() -> None:
         peer = await it.join(retry_first_ms=20)
         peer.session.permit(2)
         await until(peer, lambda: len(peer.got) == 1)
-        peer.refuse(*peer.got, delay_ms=20)
+        peer.negative_acknowledge(*peer.got, delay_ms=20)
         async with it.live.changing:
             await asyncio.sleep(0.05)
         await until(peer, lambda: len(peer.got) == 2)
         assert positions(peer.got) == [0, 0]
 
 
-def test_what_is_due_during_a_change_happens_when_that_is_over() -> None:
+def test_work_due_during_a_change_is_done_after_it() -> None:
     virtually(_due_during_a_change)
 
 
-def test_without_that_it_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.deep
+def test_work_due_during_a_change_is_lost_with_the_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     find("A8").apply(monkeypatch)
     with pytest.raises(AssertionError):
         virtually(_due_during_a_change)
@@ -53,5 +54,5 @@ async def _small_portions() -> None:
         assert max(portions) == 3
 
 
-def test_the_machine_is_given_as_many_entries_at_a_time_as_is_set() -> None:
+def test_the_machine_gets_pages_of_the_configured_size() -> None:
     virtually(_small_portions)

@@ -9,7 +9,7 @@ MIB = 1024 * 1024
 
 @pytest.mark.parametrize("budget", [1, MIB, 64 * MIB])
 def test_permits_before_the_first_message_are_bounded_by_the_budget(budget: int) -> None:
-    """By the budget, where messages are as large as they are thought to be; one always comes."""
+    """By the budget, if messages have the assumed size; one is always delivered."""
     permits = Permits(ReceiverLimits(messages=1_000, size_bytes=budget))
     granted = permits.grant(0, 0)
     assert granted == max(1, budget // EXPECTED_BYTES)

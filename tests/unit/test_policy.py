@@ -100,7 +100,7 @@ def effective_of(layers: list[Policy], topic: TopicName = ORDERS) -> EffectivePo
 def test_a_call_wins_over_the_file_on_its_level_and_on_no_more_specific_one(
     setting: tuple[bool, ...],
 ) -> None:
-    """Each of the 32 ways in which a value may be set, and not be set."""
+    """Each of the 32 combinations of set and unset levels."""
     layers = [Policy(max_producers=i + 1) if sets else NOTHING for i, sets in enumerate(setting)]
     expected = Sourced(10_000, Source.DEFAULT)
     if True in setting:
@@ -120,10 +120,8 @@ TOPICS = st.sampled_from([ORDERS, TopicName.parse("public/default/__changes")])
 
 
 @given(st.lists(POLICIES, min_size=len(LAYERS), max_size=len(LAYERS)), TOPICS)
-def test_each_value_is_that_of_the_last_who_wrote_over_the_others(
-    layers: list[Policy], topic: TopicName
-) -> None:
-    """Against the plainest way: each writes over what was, the strongest last."""
+def test_each_value_comes_from_the_last_writer(layers: list[Policy], topic: TopicName) -> None:
+    """Against the plain algorithm: each layer overwrites the values, the strongest last."""
     expected = EffectivePolicy()
     for policy, (_, source) in reversed(list(zip(layers, LAYERS, strict=True))):
         for name, value in as_set(policy).items():
@@ -139,12 +137,12 @@ def as_set(policy: Policy) -> dict[str, Any]:
 
 
 @given(POLICIES)
-def test_a_policy_is_read_as_it_was_written(policy: Policy) -> None:
+def test_a_policy_is_read_as_written(policy: Policy) -> None:
     assert Policy.parse("level", policy.values) == policy
     assert policy.values.keys() == as_set(policy).keys()
 
 
-def test_other_topics_are_not_concerned() -> None:
+def test_a_policy_does_not_affect_other_topics() -> None:
     text = '[topic."public/default/orders"]\nenabled = false\n'
     other = TopicName.parse("public/default/orders2")
     assert policies(text).effective(other).enabled.value
@@ -183,7 +181,7 @@ def test_a_system_topic_never_deduplicates() -> None:
         '[topic."public/default/or{ders"]\nenabled = true',
     ],
 )
-def test_a_wrong_policy_is_refused(text: str) -> None:
+def test_an_invalid_policy_is_refused(text: str) -> None:
     with pytest.raises(InvalidPolicy) as refusal:
         policies(text)
     assert refusal.value.field is not None
@@ -202,7 +200,7 @@ def test_a_wrong_policy_is_refused(text: str) -> None:
         ("snapshot_interval_s", 86_400),
     ],
 )
-def test_bounds_are_inside(name: str, value: int) -> None:
+def test_bounds_are_inclusive(name: str, value: int) -> None:
     effective = policies(f"[cluster]\n{name} = {value}").effective(ORDERS)
     assert getattr(effective, name).value == value
 
@@ -216,7 +214,7 @@ def test_a_namespace_is_tenant_and_namespace(name: str) -> None:
     "name",
     ["", "a", "a/", "/b", "a/b/c", "a/b/", "a/@", "a/ü", "a/b\n", "persistent://a/b", "a/" * 99],
 )
-def test_what_cannot_be_a_namespace_is_refused_with_its_field(name: str) -> None:
+def test_an_invalid_namespace_is_refused_with_its_field(name: str) -> None:
     with pytest.raises(InvalidPolicy) as refusal:
         check_namespace(name, "namespace")
     assert refusal.value.field == "namespace"

@@ -38,7 +38,7 @@ def test_runs_are_a_queue_of_positions(steps: list[tuple[int, int]], data: st.Da
     st.sets(st.integers(0, 99)),
     st.integers(0, 30),
 )
-def test_runs_forget_entries_wherever_they_are(
+def test_runs_remove_entries_anywhere(
     steps: list[tuple[int, int]], gone: set[int], taken: int
 ) -> None:
     runs, position, model = Runs(), Position(1, 0), list[Parked]()
@@ -61,7 +61,7 @@ def test_runs_forget_entries_wherever_they_are(
     st.integers(0, 60),
     st.data(),
 )
-def test_runs_take_entries_in_their_places(
+def test_runs_insert_entries_in_order(
     places: list[tuple[int, int]], appended: int, data: st.DataObject
 ) -> None:
     """Also among those that are left when some were taken."""
@@ -79,7 +79,7 @@ def test_runs_take_entries_in_their_places(
         assert len(runs) == len(model)
 
 
-def test_neighbours_are_one_run_however_many_they_are() -> None:
+def test_adjacent_entries_are_one_run() -> None:
     runs = Runs()
     for entry_id in range(100_000):
         runs.append(Position(1, entry_id), 1)
@@ -88,7 +88,7 @@ def test_neighbours_are_one_run_however_many_they_are() -> None:
     assert len(runs) == 100_000
 
 
-def test_a_run_takes_32_bytes_and_one_that_is_taken_is_not_kept() -> None:
+def test_a_run_takes_32_bytes_and_is_freed_when_taken() -> None:
     runs = Runs()
     for entry_id in range(0, 20_000, 2):
         runs.append(Position(1, entry_id), 1)
@@ -107,7 +107,7 @@ def test_a_run_takes_32_bytes_and_one_that_is_taken_is_not_kept() -> None:
     st.none() | POSITIONS,
     st.lists(POSITIONS, max_size=20),
 )
-def test_what_was_added_or_is_before_the_mark_delete_position_is_acknowledged(
+def test_added_entries_and_those_before_the_cursor_are_acknowledged(
     ranges: list[tuple[Position, int]], mark_delete: Position | None, others: list[Position]
 ) -> None:
     acknowledged = Acknowledged(None)
@@ -147,7 +147,7 @@ def test_an_entry_beyond_the_mark_delete_position_takes_a_bit() -> None:
     assert len(acknowledged._chunks) <= 1
 
 
-def test_a_whole_stretch_takes_nothing_but_its_place() -> None:
+def test_a_full_range_takes_no_bits() -> None:
     acknowledged = Acknowledged(Position(1, 0))
     acknowledged.add_range(Position(1, 4096), 400 * 4096 - 1)
 

@@ -29,7 +29,7 @@ VALUES = {"origin": ["EWR", "JFK", ""], "carrier": ["UA"]}
         (VALUES, {"carrier": ""}, {}),
     ],
 )
-def test_what_is_listed_is_shown(
+def test_listed_properties_are_projected(
     given: Sequence[str] | Mapping[str, list[str]],
     properties: dict[str, str],
     expected: dict[str, str],
@@ -40,7 +40,7 @@ def test_what_is_listed_is_shown(
         assert projection.of({}) == {}
 
 
-def test_messages_that_show_the_same_share_it() -> None:
+def test_messages_with_equal_projections_share_it() -> None:
     projection = Projection(listed(NAMES))
     first = projection.of({"origin": "EWR", "tail": "N1"})
     assert projection.of({"tail": "N2", "origin": "EWR"}) is first
@@ -49,7 +49,7 @@ def test_messages_that_show_the_same_share_it() -> None:
 
 
 @pytest.mark.parametrize("letter", ["x", "ä"])
-def test_what_is_shown_has_a_largest_size(letter: str) -> None:
+def test_the_size_of_a_projection_is_bounded(letter: str) -> None:
     projection = Projection(listed(["origin"]))
     room = (PROJECTION_BYTES_MAX - len("origin")) // len(letter.encode())
     for _ in range(2):  # what was refused is not remembered
@@ -72,7 +72,7 @@ def test_what_is_shown_has_a_largest_size(letter: str) -> None:
         {"a": ["x" * 32_768, "x"]},
     ],
 )
-def test_lists_at_their_bounds_are_taken(given: Any) -> None:
+def test_lists_at_their_bounds_are_accepted(given: Any) -> None:
     batching = Batching(filter_properties=given)
     assert list(batching.filter_properties) == list(dict.fromkeys(given))
     assert (batching.projection is None) == (not given)
@@ -100,12 +100,12 @@ def test_lists_at_their_bounds_are_taken(given: Any) -> None:
         {"origin": [str(each) for each in range(1_001)]},
     ],
 )
-def test_lists_that_cannot_be_are_refused(given: Any) -> None:
+def test_invalid_lists_are_refused(given: Any) -> None:
     with pytest.raises(ValueError, match=r"filter[_ ]propert"):
         Batching(filter_properties=given)
 
 
-def test_a_list_is_the_batchings_own() -> None:
+def test_a_list_is_copied() -> None:
     names, values = ["origin"], {"origin": ["EWR"]}
     by_name, by_value = Batching(filter_properties=names), Batching(filter_properties=values)
     names.append("carrier")

@@ -1,5 +1,5 @@
-"""Every value that an attribute of these metrics may have comes about: as it is told, after what
-brings it about. A value that is added needs a scenario here."""
+"""Every value of an attribute of these metrics is provoked by a scenario. A new value needs a
+scenario here."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -119,7 +119,7 @@ class Written:
         self.failures: list[Exception] = []
         self.ledger = Ledger(
             LedgerConfig(auto_create=["*"]),
-            self,  # type: ignore[arg-type]
+            self,
             self.dedup,
             MemoryCursors(),
             tasks,
@@ -228,7 +228,7 @@ CAUSES: dict[str, Callable[[Written], Any]] = {
 
 
 @pytest.mark.parametrize("cause", told.CAUSE.values)
-async def test_each_cause_of_a_recovery(
+async def test_recoveries_are_counted_by_cause(
     telling: Telling, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "BACKOFF_MAX_S", 0.001)
@@ -246,7 +246,7 @@ async def test_each_cause_of_a_recovery(
 
 
 @pytest.mark.parametrize("error", [StoreFull("no room"), StoreUnavailable("it does not answer")])
-async def test_what_could_not_be_stored_is_told_as_failed(
+async def test_failed_publications_are_counted_as_failed(
     telling: Telling, error: Exception
 ) -> None:
     async with writing(telling) as it:
@@ -264,7 +264,7 @@ async def test_what_could_not_be_stored_is_told_as_failed(
 # ---- deduplication
 
 
-async def test_what_is_claimed_twice_by_one_writer_is_in_flight(telling: Telling) -> None:
+async def test_an_id_claimed_twice_by_one_writer_is_in_flight(telling: Telling) -> None:
     async with asyncio.TaskGroup() as tasks:
         world = World(tasks)
         metrics = DedupMetrics(telling.metrics)
@@ -279,7 +279,7 @@ async def test_what_is_claimed_twice_by_one_writer_is_in_flight(telling: Telling
         await world.snapshots.finish(1)
 
 
-async def test_who_is_inactive_is_told_as_forgotten_for_that(telling: Telling) -> None:
+async def test_inactive_producers_are_counted_as_forgotten(telling: Telling) -> None:
     async with asyncio.TaskGroup() as tasks:
         world = World(tasks, producer_inactivity_timeout_minutes=1)
         world.dedup._metrics = DedupMetrics(telling.metrics)
@@ -291,7 +291,7 @@ async def test_who_is_inactive_is_told_as_forgotten_for_that(telling: Telling) -
         await world.snapshots.finish(1)
 
 
-async def test_snapshots_that_fail_and_restores_that_nobody_answers(
+async def test_failed_snapshots_and_unanswered_restores(
     telling: Telling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
@@ -323,7 +323,7 @@ async def test_snapshots_that_fail_and_restores_that_nobody_answers(
 
 
 @pytest.mark.parametrize("work", told.WORK.values)
-async def test_each_work_in_which_something_unforeseen_happens(telling: Telling, work: str) -> None:
+async def test_unexpected_errors_are_counted_by_task(telling: Telling, work: str) -> None:
     async with asyncio.TaskGroup() as tasks:
         world = World(tasks)
         await world.append(3)
@@ -395,14 +395,14 @@ def in_flight_limit() -> Stage:
 def retry_delay() -> Stage:
     it = stage()
     it.publish(A)
-    it.refuse(1, 0, delay_ms=100)
+    it.negative_acknowledge(1, 0, delay_ms=100)
     return it
 
 
 def retry() -> Stage:
     it = stage()
     it.publish(A, A)
-    it.refuse(1, 0)
+    it.negative_acknowledge(1, 0)
     return it
 
 
@@ -410,7 +410,7 @@ def recording() -> Stage:
     it = stage(redeliveries_max=3)
     it.holds = (Record,)
     it.publish(A, A)
-    it.refuse(1, 0)
+    it.negative_acknowledge(1, 0)
     return it
 
 
@@ -424,14 +424,14 @@ def dead_lettering() -> Stage:
     it = stage(redeliveries_max=0)
     it.holds = (DeadLetter,)
     it.publish(A, A)
-    it.refuse(1, 0)
+    it.negative_acknowledge(1, 0)
     return it
 
 
 def held() -> Stage:
     it = stage(redeliveries_max=0, after_dead_letter=AfterDeadLetter.HOLD)
     it.publish(A, A)
-    it.refuse(1, 0)
+    it.negative_acknowledge(1, 0)
     return it
 
 
@@ -452,7 +452,7 @@ def subscription_limit() -> Stage:
 def returned_limit() -> Stage:
     it = stage(returned_max=1)
     it.publish(C)
-    it.refuse(1, 0, delay_ms=100)
+    it.negative_acknowledge(1, 0, delay_ms=100)
     it.publish(A)
     return it
 
@@ -496,7 +496,7 @@ REASONS: dict[str, Callable[[], Stage]] = {
 
 
 @pytest.mark.parametrize("reason", told.KEY_REASON.values)
-async def test_each_reason_for_which_a_key_is_withheld(telling: Telling, reason: str) -> None:
+async def test_withheld_keys_are_counted_by_reason(telling: Telling, reason: str) -> None:
     tell(telling, REASONS[reason]())
     assert await value(telling, told.KEYS, reason=reason) == 1
     if reason in told.WITHHELD_REASON.values:
@@ -529,7 +529,7 @@ STATES: dict[str, Callable[[], Stage]] = {
 
 
 @pytest.mark.parametrize("state", told.SUBSCRIPTION_STATE.values)
-async def test_each_state_of_a_subscription(telling: Telling, state: str) -> None:
+async def test_subscriptions_are_counted_by_state(telling: Telling, state: str) -> None:
     tell(telling, STATES[state]())
     told_: Sequence[float] = [
         await value(telling, told.SUBSCRIPTIONS, state=each)

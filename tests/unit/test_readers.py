@@ -1,4 +1,4 @@
-"""What readers have not taken is bounded for all together, and who takes nothing makes room."""
+"""Unread pages of all readers share one bound, and a slow reader is ended when others wait."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.services.errors import DomainError
@@ -82,7 +83,9 @@ class Parts(NamedTuple):
 
     def read(self, count: int = 1) -> list[Caller]:
         """Readers of the whole topic."""
-        request = pb.ReadRequest(topic=str(TOPIC), earliest=pb.Earliest())
+        request = pb.ReadRequest(
+            topic=str(TOPIC), start=common_pb2.Start(earliest=common_pb2.Earliest())
+        )
         return [Caller().call(self.servicer.Read, request) for _ in range(count)]
 
 
@@ -118,16 +121,17 @@ async def crowd() -> int:
         return parts.room.peak_bytes
 
 
-async def test_readers_that_take_nothing_are_held_to_one_budget() -> None:
+async def test_slow_readers_share_one_budget() -> None:
     assert await crowd() <= BUDGET_BYTES
 
 
-async def test_pages_that_add_up_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.deep
+async def test_pages_that_add_up_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     find("B6").apply(monkeypatch)
     assert await crowd() > BUDGET_BYTES
 
 
-async def test_who_takes_nothing_while_others_wait_makes_room_for_them() -> None:
+async def test_a_slow_reader_is_ended_when_others_wait() -> None:
     async with reading(slow_reader_s=0.05) as parts:
         slow = parts.read(20)
         (quick,) = parts.read()
@@ -147,7 +151,7 @@ async def test_who_takes_nothing_while_others_wait_makes_room_for_them() -> None
                 assert await each.all() == COUNT
 
 
-async def test_while_nobody_waits_a_reader_may_take_its_time() -> None:
+async def test_a_slow_reader_is_kept_while_no_other_waits() -> None:
     async with reading(slow_reader_s=0.001) as parts:
         (slow,) = parts.read()
         for _ in range(10):
@@ -156,8 +160,8 @@ async def test_while_nobody_waits_a_reader_may_take_its_time() -> None:
         assert await slow.all() == COUNT
 
 
-async def test_an_entry_that_is_larger_than_the_budget_is_read_all_the_same() -> None:
-    settings = {"read_bytes_max": 64 * 1024, "max_message_bytes": 1_024}
+async def test_an_entry_above_the_budget_is_still_read() -> None:
+    settings: dict[str, Any] = {"read_bytes_max": 64 * 1024, "max_message_bytes": 1_024}
     async with reading(count=3, **settings) as parts:
         callers = parts.read(3)
         for each in callers:
@@ -166,7 +170,7 @@ async def test_an_entry_that_is_larger_than_the_budget_is_read_all_the_same() ->
             assert await each.all() == 3
 
 
-async def test_what_a_stream_that_is_gone_had_read_is_held_no_longer() -> None:
+async def test_an_ended_stream_frees_its_pages() -> None:
     async with reading(slow_reader_s=3_600) as parts:
         callers = parts.read(20)
         async with asyncio.timeout(20):
@@ -179,11 +183,11 @@ async def test_what_a_stream_that_is_gone_had_read_is_held_no_longer() -> None:
 
 
 @pytest.mark.parametrize("method", ["Read", "ReadEntries", "ReadColumns"])
-async def test_more_streams_than_may_be_are_told_to_come_again(method: str) -> None:
-    at = entry_pb2.Position(ledger_id=1, entry_id=0)
+async def test_streams_beyond_the_limit_are_told_to_retry(method: str) -> None:
+    at = common_pb2.Position(ledger_id=1, entry_id=0)
     topic = str(TOPIC)
     request = {
-        "Read": pb.ReadRequest(topic=topic, earliest=pb.Earliest()),
+        "Read": pb.ReadRequest(topic=topic, start=common_pb2.Start(earliest=common_pb2.Earliest())),
         "ReadEntries": pb.ReadEntriesRequest(topic=topic, positions=[at]),
         "ReadColumns": pb.ReadColumnsRequest(topic=topic),
     }[method]
@@ -205,12 +209,12 @@ async def test_more_streams_than_may_be_are_told_to_come_again(method: str) -> N
         assert again.responses
 
 
-async def test_positions_that_are_not_there_do_not_end_a_read_of_others() -> None:
+async def test_missing_positions_do_not_end_a_read_of_others() -> None:
     asked = [Position(1, each) for each in range(COUNT)]
     gone = [Position(0, each) for each in range(5_000)]
     request = pb.ReadEntriesRequest(
         topic=str(TOPIC),
-        positions=[entry_pb2.Position(**each._asdict()) for each in [*gone, *asked]],
+        positions=[common_pb2.Position(**each._asdict()) for each in [*gone, *asked]],
     )
     async with reading(b"x") as parts:
         caller = Caller().call(parts.servicer.ReadEntries, request)

@@ -1,8 +1,8 @@
-"""What a rebuild reads must not be trimmed while it reads it."""
+"""Entries that a rebuild reads must not be trimmed meanwhile."""
 
 import pytest
 
-from seqgate.api.entry.v1.entry_pb2 import Position as WirePosition
+from seqgate.api.common.v1.common_pb2 import Position as WirePosition
 from seqgate.api.ledger.v1.ledger_pb2 import Topic
 from seqgate.jobs.rebuild.loading import is_trimmed
 from seqgate.jobs.rebuild.plan import TopicPlan
@@ -18,7 +18,7 @@ def topic(first: tuple[int, int] | None) -> Topic:
     ("first", "trimmed"),
     [((1, 0), False), ((1, 4), False), ((1, 5), True), ((2, 0), True), (None, True)],
 )
-def test_a_trim_of_what_was_planned_is_noticed(
+def test_a_trim_of_planned_entries_is_noticed(
     first: tuple[int, int] | None, *, trimmed: bool
 ) -> None:
     plan = TopicPlan("a/b/c", 1, None, Position(2, 9), Position(1, 4), ())

@@ -1,4 +1,4 @@
-"""What a receipt says of messages that were not stored now."""
+"""Receipts for messages that were not stored by this publication."""
 
 import pytest
 
@@ -33,7 +33,7 @@ STALE = Receipt(Status.STALE, None, (Missing.STALE,))
         ([batch([1, 2]), batch([0, 3, 4])], 3, [0, 1, 2]),
     ],
 )
-def test_fates_are_told_of_these_ids(
+def test_fates_belong_to_the_given_ids(
     entries: list[Entry], first_new: int | None, ids: list[int]
 ) -> None:
     assert repeated_ids(Repeated(unit_of(1, 1, entries), first_new, 99)) == ids
@@ -57,7 +57,7 @@ def test_fates_are_told_of_these_ids(
         ([batch([7, 8])], [WHOLE, Found(HERE, 0)], Status.DUPLICATE, False),
     ],
 )
-def test_success_is_said_only_of_what_is_in_the_log(
+def test_success_is_reported_only_for_stored_messages(
     entries: list[Entry], fates: list[Fate], status: Status, compact: bool
 ) -> None:
     receipt = receipt_of(Repeated(unit_of(1, 1, entries), None, 99), fates)
@@ -108,7 +108,7 @@ def attempt(uuid: str, chunks: int) -> Unfinished:
         ),
     ],
 )
-def test_a_chunk_is_told_where_it_is_or_what_became_of_its_message(
+def test_a_chunk_gets_its_position_or_the_fate_of_its_message(
     entry: Entry, fate: Fate, finished: bool, receipt: Receipt
 ) -> None:
     decided = 7 if finished else 6
@@ -118,13 +118,13 @@ def test_a_chunk_is_told_where_it_is_or_what_became_of_its_message(
 @pytest.mark.parametrize(("first_new", "status"), [(None, Status.STALE), (8, Status.PARTIAL)])
 def test_an_incomplete_message_is_not_in_the_log(first_new: int | None, status: Status) -> None:
     unit = unit_of(1, 1, [batch([6, 7, 8])])
-    fates = [Found(HERE, 0), attempt("a", 2), *([] if first_new else [Found(HERE, 2)])]
+    fates: list[Fate] = [Found(HERE, 0), attempt("a", 2), *([] if first_new else [Found(HERE, 2)])]
     receipt = receipt_of(Repeated(unit, first_new, 7), fates)
     assert receipt.status is status
     assert receipt.fates == (fates[0], Missing.STALE, *fates[2:])
 
 
-def test_a_batch_that_is_partly_new_names_where_to_go_on() -> None:
+def test_a_partly_new_batch_names_its_first_new_message() -> None:
     receipt = receipt_of(
         Repeated(unit_of(1, 1, [batch([4, 5, 6])]), 6, 5), [Found(HERE, 0), Missing.STALE]
     )

@@ -92,7 +92,7 @@ async def receipt(opened: Opened, sequence_id: int) -> Receipt:
 
 
 @pytest.mark.parametrize("entries_max", [0, ENTRIES, ENTRIES + 1])
-async def test_what_is_not_too_much_is_replayed_to_the_end(entries_max: int) -> None:
+async def test_a_replay_within_the_limit_runs_to_the_end(entries_max: int) -> None:
     async with running(inline_replay_entries_max=entries_max) as parts:
         seen: list[tuple[int, int]] = []
         parts.dedup.on_confirm = lambda each: seen.append((each.remaining, parts.lacking))
@@ -103,7 +103,7 @@ async def test_what_is_not_too_much_is_replayed_to_the_end(entries_max: int) -> 
         assert parts.dedup.asked.count("confirm") == 4
 
 
-async def test_a_long_replay_waits_for_a_state_and_goes_on_by_itself() -> None:
+async def test_a_long_replay_waits_for_a_state_and_resumes_by_itself() -> None:
     async with running(inline_replay_entries_max=ENTRIES - 1) as parts:
         assert parts.lacking == 0, "nobody has asked yet"
         refusal = await parts.refusal()
@@ -120,7 +120,7 @@ async def test_a_long_replay_waits_for_a_state_and_goes_on_by_itself() -> None:
         assert (parts.dedup.confirmed[TOPIC], parts.lacking) == (TAIL, 0)
 
 
-async def test_producers_that_are_connected_are_told_that_the_topic_waits() -> None:
+async def test_connected_producers_learn_that_the_topic_waits() -> None:
     async with running(inline_replay_entries_max=ENTRIES) as parts:
         opened = await parts.open()
         assert (await receipt(opened, 100)).status is Status.STORED
@@ -136,8 +136,8 @@ async def test_producers_that_are_connected_are_told_that_the_topic_waits() -> N
         parts.ledger.close(opened)
 
 
-async def test_a_replay_that_is_under_way_is_not_cut_off() -> None:
-    """Deduplication fails in the middle: what is left is replayed, and is not too much."""
+async def test_a_running_replay_is_not_interrupted() -> None:
+    """Deduplication fails midway: the rest is replayed, and is within the limit."""
     async with running(inline_replay_entries_max=ENTRIES) as parts:
 
         def fails_once(confirmation: Confirmation) -> None:
@@ -192,7 +192,7 @@ class Damage:
         return before or found
 
 
-async def test_a_damaged_entry_is_no_verdict_and_a_loaded_state_leads_past_it(
+async def test_a_damaged_entry_gives_no_verdict_until_a_state_is_loaded_past_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with running() as parts:
@@ -214,7 +214,7 @@ async def test_a_damaged_entry_is_no_verdict_and_a_loaded_state_leads_past_it(
         assert parts.dedup.confirmed[TOPIC] == TAIL
 
 
-async def test_what_was_trimmed_belongs_to_a_replay_from_nothing() -> None:
+async def test_a_replay_from_the_start_counts_trimmed_entries() -> None:
     """It is counted at its beginning, and not again."""
     async with running(inline_replay_entries_max=3) as parts:
         await parts.ledger.trim(TOPIC, Position(1, 5))

@@ -1,4 +1,4 @@
-"""Where Redis is, as one text."""
+"""Addresses of Redis, as URLs."""
 
 import pytest
 
@@ -60,7 +60,7 @@ TLS = {"ssl": True}
         ("rediss+cluster://one/0", RedisUrl(Served.CLUSTER, (Node("one", 6379),), options=TLS)),
     ],
 )
-def test_a_url_says_where_and_how(text: str, meant: RedisUrl) -> None:
+def test_valid_urls_are_parsed(text: str, meant: RedisUrl) -> None:
     assert parse_redis_url(text) == meant
 
 
@@ -101,7 +101,7 @@ def test_a_url_says_where_and_how(text: str, meant: RedisUrl) -> None:
         "redis+sentinel://me:secret@word@here/m",
     ],
 )
-def test_a_url_that_cannot_be_is_refused_and_not_repeated(
+def test_an_invalid_url_is_refused_without_quoting_it(
     monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     with pytest.raises(ValueError):

@@ -104,7 +104,7 @@ def test_groups_and_their_lines_are_bounded(
     assert "sub:new" in new
 
 
-def test_flush_logs_what_was_suppressed(refusals: RefusalLog, capsys: Printed) -> None:
+def test_flush_logs_suppressed_refusals(refusals: RefusalLog, capsys: Printed) -> None:
     for _ in range(7):
         refusals.record("refused", BUSY)
     refusals.record("refused", WRONG)

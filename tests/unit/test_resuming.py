@@ -49,7 +49,7 @@ async def _beyond() -> None:
         assert positions(peer.got) == list(range(1, 201))
 
 
-def test_what_is_stored_behind_a_cursor_that_was_ahead_of_the_log_is_delivered() -> None:
+def test_entries_stored_below_a_cursor_ahead_of_the_log_are_delivered() -> None:
     virtually(_beyond)
 
 
@@ -61,8 +61,24 @@ async def _nothing_stored() -> None:
         await _delivered(it, [0])
 
 
-def test_so_is_the_first_entry_of_a_log() -> None:
+def test_the_first_entry_below_a_cursor_ahead_of_the_log_is_delivered() -> None:
     virtually(_nothing_stored)
+
+
+async def _no_topic() -> None:
+    """The topic is yet to be created, or its log was lost."""
+    async with shell(Random(7)) as it:
+        it.log.is_missing = True
+        await it.cursors.reset(TOPIC, NAME, at(1), it.live.epoch)
+        await it.live.load()
+        assert await it.mark_delete() is None
+        it.log.is_missing = False
+        it.log.append(b"k")
+        await _delivered(it, [0])
+
+
+def test_a_cursor_of_a_missing_topic_skips_no_entry_that_is_stored_later() -> None:
+    virtually(_no_topic)
 
 
 async def _single_ones() -> None:
@@ -82,7 +98,7 @@ async def _single_ones() -> None:
         await _delivered(it, [0, 3, 4, 6, 7, 8, 9, 10, 11])
 
 
-def test_what_is_acknowledged_within_the_log_stays_so() -> None:
+def test_acknowledgements_within_the_log_are_kept() -> None:
     virtually(_single_ones)
 
 
@@ -98,12 +114,13 @@ async def _within() -> None:
         assert at(3) in it.live.machine.acknowledged
 
 
-def test_a_cursor_that_is_within_the_log_is_not_touched() -> None:
+def test_a_cursor_within_the_log_is_not_changed() -> None:
     virtually(_within)
 
 
-@pytest.mark.parametrize("shown", [_beyond, _nothing_stored, _single_ones])
-def test_believing_the_cursor_is_found(
+@pytest.mark.deep
+@pytest.mark.parametrize("shown", [_beyond, _nothing_stored, _no_topic, _single_ones])
+def test_trusting_the_cursor_is_found(
     shown: Callable[[], Coroutine[Any, Any, None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find("A9").apply(monkeypatch)
@@ -124,7 +141,7 @@ async def _moved_back_after_a_letter() -> None:
         assert positions(peer.got) == [0]
 
 
-def test_what_was_dead_lettered_is_delivered_again_to_who_moves_back() -> None:
+def test_dead_lettered_entries_are_delivered_again_after_a_reset() -> None:
     virtually(_moved_back_after_a_letter)
 
 
@@ -137,5 +154,5 @@ async def _moved_back_after_passing() -> None:
         assert it.live._performing.passed == {at(0): Because.CYCLE}
 
 
-def test_what_was_passed_is_told_no_more_of_what_is_delivered_again() -> None:
+def test_gaps_of_redelivered_entries_are_forgotten() -> None:
     virtually(_moved_back_after_passing)

@@ -1,4 +1,4 @@
-"""Who is forgotten, and who is not."""
+"""The producers that are forgotten, and those that are kept."""
 
 from seqgate.services.dedup.core.retention import JUMPS_MAX, Jumps, forgettable
 from seqgate.services.dedup.core.sequence import Marks
@@ -15,13 +15,13 @@ def test_the_inactive_are_purged() -> None:
     assert chosen.evict == []
 
 
-def test_on_a_full_topic_the_most_recently_active_stay() -> None:
+def test_a_full_topic_keeps_the_most_recently_active_producers() -> None:
     producers = [(f"p{i:02}", Tracked(IDLE, i)) for i in range(15)]
     chosen = forgettable(producers, inactive_before_ms=0, keep_at_most=10)
     assert [name for name, _ in chosen.evict] == [f"p{i:02}" for i in range(5)]
 
 
-def test_what_is_in_flight_is_never_forgotten() -> None:
+def test_producers_with_claims_in_flight_are_never_forgotten() -> None:
     producers = [("busy", Tracked(BUSY, 0)), ("idle", Tracked(IDLE, 5))]
     chosen = forgettable(producers, inactive_before_ms=3, keep_at_most=0)
     assert chosen.purge == []
@@ -35,7 +35,7 @@ def test_a_purge_makes_room_before_anyone_is_evicted() -> None:
     assert chosen.evict == []
 
 
-def test_names_decide_between_equals() -> None:
+def test_ties_are_broken_by_name() -> None:
     producers = [("b", Tracked(IDLE, 1)), ("a", Tracked(IDLE, 1))]
     chosen = forgettable(producers, inactive_before_ms=0, keep_at_most=1)
     assert chosen.evict == [("a", 1)]
@@ -44,7 +44,7 @@ def test_names_decide_between_equals() -> None:
 HOUR_MS = 3_600_000
 
 
-def test_a_clock_that_was_set_forward_is_allowed_for_until_it_cannot_matter() -> None:
+def test_a_clock_set_forward_extends_timeouts_while_it_matters() -> None:
     jumps = Jumps()
     assert not jumps.look(1_000_000, 0)
     assert jumps.look(1_010_000, 10_000)
@@ -60,7 +60,7 @@ def test_a_clock_that_was_set_forward_is_allowed_for_until_it_cannot_matter() ->
     assert jumps.allowance_ms(HOUR_MS, 40_000) == 2 * HOUR_MS
 
 
-def test_small_jumps_add_up_and_many_are_few() -> None:
+def test_small_jumps_add_up_and_many_are_merged() -> None:
     jumps = Jumps()
     jumps.look(0, 0)
     for each in range(1, 11):

@@ -1,4 +1,6 @@
-"""What each method of each service needs."""
+"""The rights that each method of each service needs."""
+
+from typing import Any
 
 import pytest
 from google.protobuf.message_factory import GetMessageClass
@@ -7,6 +9,7 @@ from seqgate.api.cursor.v1 import cursor_pb2, managed_pb2
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.filter.v1 import filter_pb2
+from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.services.cursor.rights import RIGHTS as CURSOR
 from seqgate.services.dispatcher.rights import RIGHTS as DISPATCHER
@@ -42,7 +45,7 @@ def allows(access: Access, right: Right, request: object) -> bool:
     return bool(needs) and all(access.allows(ALICE, need) for need in needs)
 
 
-def test_no_method_is_forgotten() -> None:
+def test_every_method_has_a_right() -> None:
     named = {rpc.path for rpc in rpcs()}
     assert named == {path for table in TABLES.values() for path in table}
     assert {rpc.name for rpc in rpcs()} == {
@@ -52,13 +55,13 @@ def test_no_method_is_forgotten() -> None:
 
 @by_rpc
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_gives_what_it_is_for_and_nothing_else(rpc: Rpc, verb: str) -> None:
+def test_a_verb_grants_only_its_methods(rpc: Rpc, verb: str) -> None:
     assert allows(rules(verb), rpc.right, rpc.request()) is (verb in rpc.verbs)
 
 
 @by_rpc
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_gives_nothing_in_another_namespace(rpc: Rpc, verb: str) -> None:
+def test_a_verb_grants_nothing_in_another_namespace(rpc: Rpc, verb: str) -> None:
     if rpc.service == "filter" and rpc.descriptor.name != "Evaluate":
         return  # these are about no topic
     elsewhere = rpc.request("acme/shops/orders")
@@ -68,9 +71,9 @@ def test_a_verb_gives_nothing_in_another_namespace(rpc: Rpc, verb: str) -> None:
 
 @by_rpc
 @pytest.mark.parametrize("verb", ["consume", "administer", "keep"])
-def test_a_right_to_a_subscription_is_none_to_another_or_to_the_topic(rpc: Rpc, verb: str) -> None:
+def test_a_right_to_a_subscription_covers_no_other_and_not_the_topic(rpc: Rpc, verb: str) -> None:
     fields = {field.name for field in rpc.descriptor.input_type.fields}
-    one = fields & {"subscription", "subscribe"} or (rpc.service == "cursor" and "name" in fields)
+    one = fields & {"subscription", "subscribe"} or "cursor" in fields
     given = rules(verb, subscriptions="billing")
     if rpc.name == "ledger.GetTopic" or rpc.service == "filter":
         return  # it is enough to have to do with the topic
@@ -80,14 +83,14 @@ def test_a_right_to_a_subscription_is_none_to_another_or_to_the_topic(rpc: Rpc, 
 
 @by_rpc
 @pytest.mark.parametrize("role", ROLES)
-def test_a_role_gives_what_its_service_asks_for(rpc: Rpc, role: str) -> None:
+def test_a_role_grants_the_calls_of_its_service(rpc: Rpc, role: str) -> None:
     access = Access.parse({"services": {role: ["sub:alice"]}})
     assert access.has_role(ALICE, rpc.right.roles) is (role in rpc.roles)
 
 
 @by_rpc
 @pytest.mark.parametrize("topic", ["", "orders", "a/b", "a/b/c/d", "a/b/", "*/*/*", "a/b/*"])
-def test_what_cannot_be_a_topic_is_never_allowed(rpc: Rpc, topic: str) -> None:
+def test_invalid_topics_are_never_allowed(rpc: Rpc, topic: str) -> None:
     everything = Access.parse(
         {"rules": [{"principals": ["sub:*"], "verbs": list(VERBS), "topics": ["*/?*/?*"]}]}
     )
@@ -102,11 +105,11 @@ def test_what_cannot_be_a_topic_is_never_allowed(rpc: Rpc, topic: str) -> None:
     assert not allowed
 
 
-def test_system_topics_and_cursors_are_for_those_who_name_them() -> None:
+def test_system_topics_and_cursors_need_an_explicit_rule() -> None:
+    moved = cursor_pb2.MarkDeleteRequest(topic="acme/shop/orders", cursor="seqgate.dedup")
     for verb in VERBS:
-        create = cursor_pb2.CreateCursorRequest(topic="acme/shop/__dedup_policies", name="x")
+        create = cursor_pb2.CreateCursorRequest(topic="acme/shop/__dedup_policies", cursor="x")
         assert not allows(rules(verb), CURSOR[path("cursor", "CreateCursor")], create)
-        moved = cursor_pb2.MarkDeleteRequest(topic="acme/shop/orders", name="seqgate.dedup")
         assert not allows(rules(verb), CURSOR[path("cursor", "MarkDelete")], moved)
     explicit = rules("keep", subscriptions="seqgate.*")
     assert allows(explicit, CURSOR[path("cursor", "MarkDelete")], moved)
@@ -122,7 +125,7 @@ LISTS = {
 }  # fmt: skip
 
 WITHIN = {
-    "cursor.ListAttempts", "dedup.ListProducers", "ledger.ListLedgers",
+    "cursor.ListAcknowledged", "cursor.ListAttempts", "dedup.ListProducers", "ledger.ListLedgers",
     "ledger.ListTrimmedProducers",
 }  # fmt: skip
 """Lists of what one topic, or one cursor, has, which the request names."""
@@ -169,7 +172,7 @@ class Fixed:
         return self._access
 
 
-def test_no_list_is_forgotten() -> None:
+def test_every_list_is_filtered() -> None:
     lists = {rpc.name for rpc in rpcs() if rpc.descriptor.name.startswith("List")}
     assert lists == LISTS.keys() | WITHIN
     assert {rpc.name for rpc in rpcs() if rpc.right.shown is not None} == LISTS.keys()
@@ -178,7 +181,7 @@ def test_no_list_is_forgotten() -> None:
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize(("topics", "subscriptions"), GIVEN)
 @pytest.mark.parametrize("name", LISTS)
-def test_a_list_shows_what_its_caller_may_read_one_by_one(
+def test_a_list_shows_only_items_that_its_caller_may_get(
     name: str, topics: str, subscriptions: str | None, verb: str
 ) -> None:
     if subscriptions is not None and verb not in ("consume", "administer", "keep"):
@@ -204,7 +207,7 @@ def test_a_list_shows_what_its_caller_may_read_one_by_one(
     assert found == expected
 
 
-def test_services_are_shown_everything() -> None:
+def test_services_see_complete_lists() -> None:
     right = CURSOR[path("cursor", "ListCursors")]
     access = Access.parse({"services": {"ledger": ["sub:alice"]}})
     guard = Guard(Fixed(access), Tokens(), {"m": right}, certificates=False)  # type: ignore[arg-type]
@@ -214,11 +217,11 @@ def test_services_are_shown_everything() -> None:
 
 
 @pytest.mark.parametrize("name", ["seqgate.dead.letter.1:2", "#seqgate.internal.x"])
-def test_what_services_act_on_is_written_by_services_alone(name: str) -> None:
+def test_internal_properties_are_written_only_by_services(name: str) -> None:
     info = managed_pb2.ManagedCursorInfo(
         cursor_properties=[managed_pb2.ManagedStringProperty(name=name, value="v")]
     )
-    where = {"topic": "acme/shop/orders", "name": "billing"}
+    where: dict[str, Any] = {"topic": "acme/shop/orders", "cursor": "billing"}
     requests = {
         "CreateCursor": cursor_pb2.CreateCursorRequest(**where, properties={name: "v"}),
         "UpdateCursorProperties": cursor_pb2.UpdateCursorPropertiesRequest(
@@ -236,7 +239,7 @@ def test_what_services_act_on_is_written_by_services_alone(name: str) -> None:
     assert allows(everything, CURSOR[path("cursor", "UpdateCursorProperties")], harmless)
 
 
-def test_who_names_a_dead_letter_topic_needs_the_right_to_publish_there() -> None:
+def test_a_dead_letter_topic_requires_the_right_to_publish_there() -> None:
     consume = DISPATCHER[path("dispatcher", "Consume")]
     subscribe = dispatcher_pb2.Subscribe(topic="acme/shop/orders", subscription="billing")
     subscribe.options.dead_letter_topic = "acme/shop/secrets"
@@ -249,7 +252,7 @@ def test_who_names_a_dead_letter_topic_needs_the_right_to_publish_there() -> Non
     )
 
 
-def test_producers_names_of_services_are_for_services() -> None:
+def test_producer_names_of_services_are_reserved() -> None:
     publish = LEDGER[path("ledger", "Publish")]
     opening = ledger_pb2.Open(topic="acme/shop/orders-billing-DLQ")
     for name in ("seqgate.dead/acme/shop/orders/billing", "seqgate.", "seqgate.x"):
@@ -267,32 +270,30 @@ def test_producers_names_of_services_are_for_services() -> None:
     [
         ("ledger.Publish", ledger_pb2.PublishRequest()),
         ("ledger.Publish", ledger_pb2.PublishRequest(publications=ledger_pb2.Publications())),
-        ("dedup.Exchange", dedup_pb2.ExchangeRequest(request_id=1)),
-        ("dedup.LoadState", dedup_pb2.LoadStateRequest()),
+        ("dedup.Exchange", writer_pb2.ExchangeRequest(request_id=1)),
+        ("dedup.LoadState", writer_pb2.LoadStateRequest()),
         ("dedup.SetPolicy", dedup_pb2.SetPolicyRequest()),
         ("dispatcher.Consume", dispatcher_pb2.ConsumeRequest()),
         ("dispatcher.Consume", dispatcher_pb2.ConsumeRequest(seek=dispatcher_pb2.Seek())),
         ("filter.Evaluate", filter_pb2.EvaluateRequest(batch=filter_pb2.Batch())),
     ],
 )
-def test_a_message_that_names_nothing_needs_nothing_by_itself(
-    method: str, request_: object
-) -> None:
+def test_a_request_without_a_topic_needs_no_right_of_its_own(method: str, request_: object) -> None:
     (rpc,) = [rpc for rpc in rpcs() if rpc.name == method]
     assert list(rpc.right.needs(request_)) == []
 
 
 @pytest.mark.parametrize("which", ["admit", "confirm", "rollback"])
-def test_each_request_of_an_exchange_is_about_its_topic(which: str) -> None:
+def test_each_request_of_an_exchange_needs_a_right_to_its_topic(which: str) -> None:
     (rpc,) = [rpc for rpc in rpcs() if rpc.name == "dedup.Exchange"]
-    request = dedup_pb2.ExchangeRequest()
+    request = writer_pb2.ExchangeRequest()
     getattr(request, which).topic = "acme/shop/orders"
     assert allows(rules("keep"), rpc.right, request)
     getattr(request, which).topic = "acme/other/orders"
     assert not allows(rules("keep"), rpc.right, request)
 
 
-def test_a_policy_of_a_namespace_is_about_all_of_its_topics() -> None:
+def test_a_namespace_policy_needs_a_right_to_all_its_topics() -> None:
     (rpc,) = [rpc for rpc in rpcs() if rpc.name == "dedup.SetPolicy"]
     request = dedup_pb2.SetPolicyRequest(namespace="acme/shop")
     assert allows(rules("administer", "acme/shop/*"), rpc.right, request)

@@ -1,4 +1,4 @@
-"""Settings, names, tokens, files and denials: what needs no connection."""
+"""Settings, names, tokens, files and denials, without a connection."""
 
 import json
 from collections.abc import Mapping
@@ -115,8 +115,8 @@ def test_an_open_service_does_not_start_unless_allowed(tmp_path: Path, listen: s
         allowed = told(tmp_path, *names, listen=listen, allow_insecure=True)
         check_exposure(allowed)
         assert exposure(allowed)
-    for names in (MUTUAL, (*TLS_ONLY, *TOKENS)):
-        config = told(tmp_path, *names, listen=listen)
+    for enough in (MUTUAL, (*TLS_ONLY, *TOKENS)):
+        config = told(tmp_path, *enough, listen=listen)
         check_exposure(config)
         assert not exposure(config)
 
@@ -349,7 +349,7 @@ def test_a_changed_file_is_reread_unless_invalid(tmp_path: Path) -> None:
 
 
 def test_replacing_a_symbolic_link_is_a_change(tmp_path: Path) -> None:
-    """As Kubernetes replaces what it mounts."""
+    """As Kubernetes updates mounted files."""
     for version in ("1", "2"):
         (tmp_path / version).mkdir()
         (tmp_path / version / "f").write_text(version)

@@ -1,4 +1,4 @@
-"""Who owns which slot, against the vectors of the reference (section 2) and any history."""
+"""The owners of slots, against the vectors of the reference (section 2) and random histories."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -77,7 +77,7 @@ def changed(before: Snapshot, after: Snapshot) -> dict[int, tuple[int | None, in
 # A ring, as Pulsar's tests and the reference have it.
 
 
-def test_three_points_each_give_the_ranges_that_pulsars_own_test_expects() -> None:
+def test_three_points_each_give_the_ranges_of_pulsars_test() -> None:
     selector = ring("consumer1", "consumer2", "consumer3", points=3)
 
     assert selector.ranges(C1) == spans((14359, 18366), (29991, 39817), (52980, 60442))
@@ -85,7 +85,7 @@ def test_three_points_each_give_the_ranges_that_pulsars_own_test_expects() -> No
     assert selector.ranges(C3) == spans((6669, 14358), (18367, 29990), (63680, 65183))
 
 
-def test_where_a_consumer_has_its_points() -> None:
+def test_points_of_a_consumer() -> None:
     assert ring_points("c1", 0, 5) == [34662, 61273, 23534, 54464, 29173]
 
 
@@ -95,7 +95,7 @@ def test_three_consumers_have_299_points_since_two_of_300_collide() -> None:
     assert len(points[0] | points[1] | points[2]) == 299
 
 
-def test_three_consumers_own_what_the_reference_says() -> None:
+def test_three_consumers_own_the_reference_ranges() -> None:
     selector = ring("c1", "c2", "c3")
 
     assert shares(selector) == {C1: 20340, C2: 21396, C3: 23799}
@@ -108,7 +108,7 @@ def test_three_consumers_own_what_the_reference_says() -> None:
     ]  # fmt: skip
 
 
-def test_two_consumers_own_what_the_reference_says() -> None:
+def test_two_consumers_own_the_reference_ranges() -> None:
     selector = ring("c1", "c2")
 
     assert shares(selector) == {C1: 30966, C2: 34569}
@@ -117,7 +117,7 @@ def test_two_consumers_own_what_the_reference_says() -> None:
     assert owner_of(selector, "slowKey") == C2
 
 
-def test_who_joins_takes_slots_only_for_itself() -> None:
+def test_a_joining_consumer_takes_slots_only_for_itself() -> None:
     selector = ring("c1", "c2")
     before = selector.snapshot()
     selector.add(C3, name="c3")
@@ -127,7 +127,7 @@ def test_who_joins_takes_slots_only_for_itself() -> None:
     assert {new for _, new in found.values()} == {C3}
 
 
-def test_who_leaves_gives_only_its_own_away_and_finds_it_when_it_comes_back() -> None:
+def test_a_leaving_consumer_gives_up_only_its_slots_and_regains_them() -> None:
     selector = ring("c1", "c2", "c3")
     before = selector.snapshot()
     selector.remove(C2)
@@ -141,7 +141,7 @@ def test_who_leaves_gives_only_its_own_away_and_finds_it_when_it_comes_back() ->
     assert selector.snapshot() == before
 
 
-def test_in_another_order_16_slots_have_another_owner() -> None:
+def test_another_order_of_joins_gives_16_slots_another_owner() -> None:
     one, other = Ring(), Ring()
     for consumer in (C1, C2, C3):
         one.add(consumer, name=f"c{consumer}")
@@ -158,7 +158,7 @@ def test_two_consumers_of_one_name_share_all_slots() -> None:
     assert [owner_of(selector, f"key-{number}") for number in range(3)] == [1, 2, 1]
 
 
-def test_of_equal_names_the_lowest_index_that_is_free_is_taken() -> None:
+def test_equal_names_take_the_lowest_free_index() -> None:
     selector = ring("w", "w", "w", points=3)
     before = selector.snapshot()
     selector.remove(2)
@@ -171,14 +171,14 @@ def test_of_equal_names_the_lowest_index_that_is_free_is_taken() -> None:
 @pytest.mark.parametrize(
     ("consumers", "least", "most"), [(2, 0.85, 1.15), (10, 0.91, 1.19), (100, 0.70, 1.23)]
 )
-def test_how_unequal_the_shares_on_a_ring_are(consumers: int, least: float, most: float) -> None:
+def test_inequality_of_the_shares_on_a_ring(consumers: int, least: float, most: float) -> None:
     selector = ring(*(f"consumer-{number}" for number in range(consumers)))
     mean = RING_SLOTS / consumers
     of_mean = [share / mean for share in shares(selector).values()]
     assert (round(min(of_mean), 2), round(max(of_mean), 2)) == (least, most)
 
 
-def test_who_weighs_three_times_as_much_has_three_times_the_points() -> None:
+def test_a_threefold_weight_gives_threefold_points() -> None:
     selector = ring("c1", "c2")
     before = selector.snapshot()
     selector.add(C3, name="c3", weight=3)
@@ -198,7 +198,7 @@ def test_the_largest_weight_is_100() -> None:
     assert selector.snapshot() == ((SlotRange(1, SLOT_MAX), C1),)
 
 
-def test_who_has_all_its_points_where_others_were_first_owns_nothing_until_they_leave() -> None:
+def test_a_consumer_whose_points_all_collide_owns_nothing_until_the_others_leave() -> None:
     selector = Ring(points=40, size=3)
     selector.add(C1, name="c1")
     selector.add(C2, name="c2")
@@ -212,7 +212,7 @@ def test_who_has_all_its_points_where_others_were_first_owns_nothing_until_they_
     assert selector.ranges(C3) == ()
 
 
-def test_messages_without_a_key_come_to_all_consumers() -> None:
+def test_messages_without_a_key_reach_all_consumers() -> None:
     selector = ring("c1", "c2", "c3")
     keys = [f"p-{each}".encode() for each in range(300)]
     found = Counter(selector.owner(selector.slot(key)) for key in keys)
@@ -223,7 +223,7 @@ def test_messages_without_a_key_come_to_all_consumers() -> None:
 # Ranges that are split.
 
 
-def test_ranges_are_split_and_joined_step_by_step_as_the_reference_says() -> None:
+def test_ranges_split_and_join_like_the_reference() -> None:
     selector = AutoSplit()
     a, b, c, d, e, f = range(1, 7)
 
@@ -255,7 +255,7 @@ def test_ranges_are_split_and_joined_step_by_step_as_the_reference_says() -> Non
     }
 
 
-def test_four_consumers_of_64_slots_have_the_ranges_that_pulsars_own_test_expects() -> None:
+def test_four_consumers_of_64_slots_have_the_ranges_of_pulsars_test() -> None:
     selector = AutoSplit(size=64)
     for consumer in range(1, 5):
         selector.add(consumer, name="equal")
@@ -267,7 +267,7 @@ def test_four_consumers_of_64_slots_have_the_ranges_that_pulsars_own_test_expect
     ]
 
 
-def test_of_an_odd_number_of_slots_who_joins_gets_one_more() -> None:
+def test_a_joining_consumer_gets_the_larger_half_of_an_odd_range() -> None:
     selector = AutoSplit(size=7)
     for consumer in range(1, 5):
         selector.add(consumer, name="equal")
@@ -279,7 +279,7 @@ def test_of_an_odd_number_of_slots_who_joins_gets_one_more() -> None:
     ]
 
 
-def test_who_finds_no_slot_left_is_refused_and_the_others_keep_theirs() -> None:
+def test_a_consumer_without_a_free_slot_is_refused_alone() -> None:
     selector = AutoSplit(size=2)
     selector.add(C1, name="c1")
     selector.add(C2, name="c2")
@@ -297,7 +297,7 @@ def test_who_finds_no_slot_left_is_refused_and_the_others_keep_theirs() -> None:
     assert selector.ranges(C3) == spans((0, 1))
 
 
-def test_the_key_that_would_have_slot_0_belongs_to_the_lowest_range() -> None:
+def test_a_key_with_hash_0_belongs_to_the_lowest_range() -> None:
     selector = AutoSplit()
     selector.add(C1, name="c1")
     selector.add(C2, name="c2")
@@ -316,7 +316,7 @@ def sticky(*ranges: list[tuple[int, int]]) -> Sticky:
     return made
 
 
-def test_a_key_comes_to_who_named_its_slot() -> None:
+def test_a_key_goes_to_the_consumer_that_named_its_slot() -> None:
     selector = sticky([(0, 32767)], [(32768, 65535)])
     assert selector.slot(b"a") == 27058
     assert selector.slot(b"A") == 63438
@@ -338,9 +338,7 @@ def test_a_key_comes_to_who_named_its_slot() -> None:
         ([(7, 7), (7, 7)], {"slot": 7}),
     ],
 )
-def test_ranges_that_cannot_be_are_refused(
-    ranges: list[tuple[int, int]], details: dict[str, int]
-) -> None:
+def test_invalid_ranges_are_refused(ranges: list[tuple[int, int]], details: dict[str, int]) -> None:
     selector = sticky([(40, 50)])
     before = selector.snapshot()
     with pytest.raises(InvalidKeyRange) as refused:
@@ -363,7 +361,7 @@ def test_ranges_that_cannot_be_are_refused(
         ([(60000, 65535)], "c1", 65535, 65535),
     ],
 )
-def test_slots_that_somebody_has_are_refused_and_it_is_named(
+def test_owned_slots_are_refused_with_their_owner(
     wanted: list[tuple[int, int]], consumer: str, first: int, last: int
 ) -> None:
     selector = sticky([(100, 199), (65535, 65535)], [(300, 349)])
@@ -380,7 +378,7 @@ def test_slots_that_somebody_has_are_refused_and_it_is_named(
     assert selector.ranges(C3) == spans(*wanted)
 
 
-def test_a_gap_belongs_to_nobody_until_somebody_names_it() -> None:
+def test_an_unnamed_range_has_no_owner() -> None:
     selector = sticky([(0, 9)], [(20, 29)])
     assert [selector.owner(slot) for slot in (9, 10, 19, 20, 30, 65535)] == [
         C1, None, None, C2, None, None,
@@ -394,7 +392,7 @@ def test_a_gap_belongs_to_nobody_until_somebody_names_it() -> None:
     assert selector.snapshot() == ((SlotRange(10, 19), C3), (SlotRange(20, 29), C2))
 
 
-def test_ranges_that_are_neighbours_are_told_as_one() -> None:
+def test_adjacent_ranges_are_reported_as_one() -> None:
     selector = sticky([(30, 40), (10, 20), (21, 29), (42, 42)])
     assert selector.ranges(C1) == spans((10, 40), (42, 42))
     assert selector.ranges(C2) == ()
@@ -417,7 +415,7 @@ def probes(wanted: SlotRange) -> set[int]:
         st.integers(0, 9) | st.lists(st.builds(SlotRange, edges, edges), max_size=3), max_size=15
     )
 )
-def test_named_ranges_are_owned_as_they_were_named(steps: list[int | list[SlotRange]]) -> None:
+def test_named_ranges_are_owned_exactly(steps: list[int | list[SlotRange]]) -> None:
     selector = Sticky()
     held: dict[int, set[int]] = {}
     for consumer, step in enumerate(steps):
@@ -502,7 +500,7 @@ class History:
 
 @selectors
 @given(history=histories)
-def test_every_slot_has_one_owner_and_the_snapshot_says_who(
+def test_every_slot_has_one_owner_in_the_snapshot(
     make: Callable[[], Selector], slots: range, history: list[tuple[str, int] | int]
 ) -> None:
     world = History(make())
@@ -521,7 +519,7 @@ def test_every_slot_has_one_owner_and_the_snapshot_says_who(
 
 @selectors
 @given(history=histories)
-def test_slots_move_only_to_who_joins_and_from_who_leaves(
+def test_slots_move_only_to_joining_and_from_leaving_consumers(
     make: Callable[[], Selector], slots: range, history: list[tuple[str, int] | int]
 ) -> None:
     world = History(make())
@@ -537,7 +535,7 @@ def test_slots_move_only_to_who_joins_and_from_who_leaves(
 
 @selectors
 @given(history=histories)
-def test_a_join_that_is_taken_back_leaves_everything_as_it_was(
+def test_an_undone_join_changes_nothing(
     make: Callable[[], Selector], slots: range, history: list[tuple[str, int] | int]
 ) -> None:
     world = History(make())
@@ -552,7 +550,7 @@ def test_a_join_that_is_taken_back_leaves_everything_as_it_was(
 
 
 @given(histories)
-def test_a_slot_of_a_ring_belongs_to_the_next_point_and_that_to_who_had_it_first(
+def test_a_slot_belongs_to_the_first_holder_of_the_next_point(
     history: list[tuple[str, int] | int],
 ) -> None:
     world = History(Ring(points=4, size=RING_SIZE))
@@ -579,7 +577,7 @@ def test_a_slot_of_a_ring_belongs_to_the_next_point_and_that_to_who_had_it_first
     st.lists(st.text(max_size=5), min_size=1, max_size=8, unique=True),
     st.randoms(use_true_random=False),
 )
-def test_on_a_ring_without_collisions_it_does_not_matter_who_came_when(
+def test_without_collisions_the_order_of_joins_does_not_matter(
     names: list[str], random: Random
 ) -> None:
     points = [point for name in names for point in set(ring_points(name, 0, 5))]
@@ -599,7 +597,7 @@ def test_on_a_ring_without_collisions_it_does_not_matter_who_came_when(
 
 
 @given(histories)
-def test_ranges_that_are_split_stay_one_for_each_consumer(
+def test_split_ranges_stay_contiguous_per_consumer(
     history: list[tuple[str, int] | int],
 ) -> None:
     world = History(AutoSplit(SPLIT_SIZE))
@@ -636,7 +634,9 @@ tables = st.lists(st.none() | st.integers(1, 3), max_size=16)
 
 
 @given(tables, tables)
-def test_moves_are_what_is_different(before: list[int | None], after: list[int | None]) -> None:
+def test_moves_are_the_differences_between_snapshots(
+    before: list[int | None], after: list[int | None]
+) -> None:
     length = max(len(before), len(after))
     before += [None] * (length - len(before))
     after += [None] * (length - len(after))

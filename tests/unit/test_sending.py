@@ -1,4 +1,4 @@
-"""From deliveries to what is sent (services/dispatcher/shell/sending.py), and the room for it."""
+"""From deliveries to responses (services/dispatcher/shell/sending.py), and their budget."""
 
 import asyncio
 from collections.abc import Callable
@@ -42,7 +42,7 @@ async def _evicted() -> None:
         assert it.live.machine.totals["passed_entries"] == 0
 
 
-def test_what_is_evicted_while_something_else_is_fetched_is_fetched_as_well() -> None:
+def test_entries_evicted_during_a_fetch_are_fetched_too() -> None:
     virtually(_evicted)
 
 
@@ -69,11 +69,11 @@ async def _trimmed() -> None:
             await asyncio.sleep(0.001)
 
 
-def test_what_the_log_has_no_more_is_acknowledged_counted_and_costs_no_permit() -> None:
+def test_trimmed_entries_are_acknowledged_counted_and_take_no_permit() -> None:
     virtually(_trimmed)
 
 
-async def _fetching(entries: int, size_bytes: int, **settings: int) -> Shell:
+async def _fetching(entries: int, size_bytes: int, **settings: Any) -> Shell:
     """A consumer that did not read, and then does; nothing is kept."""
     async with shell(Random(7), cache_bytes_max=0, **settings) as it:
         for _ in range(entries):
@@ -85,7 +85,7 @@ async def _fetching(entries: int, size_bytes: int, **settings: int) -> Shell:
         return it
 
 
-def test_a_consumer_has_no_more_fetched_than_its_stream_may() -> None:
+def test_fetched_bytes_of_a_consumer_stay_within_its_stream_limit() -> None:
     async def main() -> None:
         it = await _fetching(100, 50_000, stream_bytes_max=200_000)
         assert max(size_bytes for _, size_bytes in it.log.fetched) <= 200_000
@@ -95,7 +95,7 @@ def test_a_consumer_has_no_more_fetched_than_its_stream_may() -> None:
     virtually(main)
 
 
-def test_one_entry_is_sent_whatever_its_size() -> None:
+def test_an_entry_of_any_size_is_sent_alone() -> None:
     async def main() -> None:
         it = await _fetching(5, 50_000, stream_bytes_max=1, streams_bytes_max=1)
         assert {asked for asked, _ in it.log.fetched} == {1}
@@ -103,7 +103,7 @@ def test_one_entry_is_sent_whatever_its_size() -> None:
     virtually(main)
 
 
-def test_entries_of_many_keys_are_fetched_few_times_though_they_come_in_another_order() -> None:
+def test_entries_of_many_keys_out_of_order_are_fetched_in_few_calls() -> None:
     async def main() -> None:
         async with shell(Random(7), cache_bytes_max=0, stream_bytes_max=400_000) as it:
             for each in range(300):
@@ -135,7 +135,7 @@ async def _left_out() -> int:
         return max(taken)
 
 
-def test_an_entry_that_is_larger_than_a_stream_may_have_is_fetched_with_nothing_beside_it() -> None:
+def test_an_entry_above_the_stream_limit_is_fetched_alone() -> None:
     async def main() -> None:
         assert await _left_out() <= 10_100
 
@@ -144,7 +144,11 @@ def test_an_entry_that_is_larger_than_a_stream_may_have_is_fetched_with_nothing_
 
 async def _stalled() -> tuple[Peer, Peer, Shell]:
     """One consumer does not read what takes up all room, and another one wants some."""
-    settings = {"streams_bytes_max": 40_000, "slow_consumer_s": 2, "cache_bytes_max": 0}
+    settings: dict[str, Any] = {
+        "streams_bytes_max": 40_000,
+        "slow_consumer_s": 2,
+        "cache_bytes_max": 0,
+    }
     async with shell(Random(7), **settings) as it:
         for _ in range(30):
             it.log.append(b"k", bytes(10_000))
@@ -158,7 +162,7 @@ async def _stalled() -> tuple[Peer, Peer, Shell]:
         return one, two, it
 
 
-def test_who_does_not_read_is_cut_off_when_others_wait_for_its_room_and_they_get_all() -> None:
+def test_a_slow_reader_is_cut_off_when_others_wait_and_they_get_everything() -> None:
     async def main() -> None:
         one, two, _ = await _stalled()
         assert one.has_ended
@@ -167,7 +171,7 @@ def test_who_does_not_read_is_cut_off_when_others_wait_for_its_room_and_they_get
     virtually(main)
 
 
-def test_a_look_up_that_fails_holds_no_room() -> None:
+def test_a_failed_fetch_frees_its_budget() -> None:
     async def main() -> None:
         async with shell(Random(7), cache_bytes_max=0) as it:
             it.log.append(b"k", KB)
@@ -192,7 +196,7 @@ def test_a_look_up_that_fails_holds_no_room() -> None:
     virtually(main)
 
 
-def test_who_waits_for_room_has_its_turn_in_order_and_gives_up_without_a_trace() -> None:
+def test_waiters_for_budget_are_served_in_order_and_cancel_cleanly() -> None:
     async def main() -> None:
         room = Room(100, slow_s=1)
         first, second, third = (room.share(lambda: None) for _ in range(3))
@@ -217,11 +221,12 @@ def test_who_waits_for_room_has_its_turn_in_order_and_gives_up_without_a_trace()
     virtually(main)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("id_", "shown"),
     [
-        ("A1", test_what_is_evicted_while_something_else_is_fetched_is_fetched_as_well),
-        ("B1", test_a_consumer_has_no_more_fetched_than_its_stream_may),
+        ("A1", test_entries_evicted_during_a_fetch_are_fetched_too),
+        ("B1", test_fetched_bytes_of_a_consumer_stay_within_its_stream_limit),
     ],
 )
 def test_a_defect_of_sending_is_found(

@@ -1,4 +1,4 @@
-"""Rules N1 to N4, and what Seqgate adds to them (reference 1.6)."""
+"""Rules N1 to N4, and Seqgate's additions (reference 1.6)."""
 
 import pytest
 from hypothesis import given
@@ -64,13 +64,13 @@ def test_batches(
         ([(10, 12), (9, 9)], [NEW, IN_FLIGHT]),
     ],
 )
-def test_claims_of_one_call_see_each_other(
+def test_claims_of_one_call_see_one_another(
     claims: list[tuple[int, int]], verdicts: list[Verdict]
 ) -> None:
     assert admit(Marks(), [Claim(*each) for each in claims])[1] == verdicts
 
 
-def test_nothing_overtakes_what_must_wait_or_be_cut() -> None:
+def test_no_claim_overtakes_one_that_waits_or_is_cut() -> None:
     marks, verdicts, _ = admit(Marks(5, 5), [Claim(4, 8), Claim(9, 9), Claim(3, 3), Claim(10, 10)])
     assert verdicts == [PARTIAL, HELD, DUPLICATE, HELD]
     assert marks == Marks(5, 5)
@@ -84,7 +84,7 @@ def test_a_withdrawn_id_is_new_again() -> None:
 
 
 @pytest.mark.parametrize(("keep", "pushed"), [(NEVER, 4), (3, 4), (5, 5), (7, 7), (9, 7)])
-def test_withdrawing_keeps_what_is_still_in_flight(keep: int, pushed: int) -> None:
+def test_withdrawing_keeps_claims_still_in_flight(keep: int, pushed: int) -> None:
     assert withdraw(Marks(4, 7), keep) == Marks(4, pushed)
 
 
@@ -110,7 +110,7 @@ def test_the_last_entry_of_the_log_decides(before: Marks, entry: int, after: Mar
         max_size=60,
     )
 )
-def test_no_id_is_let_through_twice_unless_its_first_copy_failed(
+def test_no_id_is_admitted_twice_unless_its_first_copy_failed(
     calls: list[tuple[str, int, int]],
 ) -> None:
     marks = Marks()

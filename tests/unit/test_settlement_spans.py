@@ -1,4 +1,4 @@
-"""Spans that last until what a consumer asked for is durable, and those of dead letters."""
+"""Spans that last until a consumer's settlement is durable, and those of dead letters."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
+from seqgate.api.common.v1.common_pb2 import Position as WirePosition
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
-from seqgate.api.entry.v1.entry_pb2 import Position as WirePosition
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.services.dispatcher import spans as message_spans
 from seqgate.services.dispatcher.adapters.memory import MemoryCursors
@@ -54,7 +54,7 @@ def ended(recorded: Recorded) -> list[str]:
     return [span.name for span in recorded.spans]
 
 
-def test_a_span_ends_when_what_it_is_about_is_durable(recorded: Recorded) -> None:
+def test_a_span_ends_when_its_settlement_is_durable(recorded: Recorded) -> None:
     answers, told = Answers(), Told()
     spans = {name: recorded.tracer.start_span(name) for name in ("now", "1", "2", "2, too")}
     for number, name in ((0, "now"), (1, "1"), (2, "2"), (2, "2, too")):
@@ -70,7 +70,7 @@ def test_a_span_ends_when_what_it_is_about_is_durable(recorded: Recorded) -> Non
     assert told.told == [settled_response(number) for number in (0, 1, 2, 2, 9)]
 
 
-def test_a_span_says_that_what_it_is_about_will_not_be_durable_here(recorded: Recorded) -> None:
+def test_a_span_records_that_its_settlement_was_lost(recorded: Recorded) -> None:
     answers, told = Answers(), Told()
     answers.give(told, pb.ConsumeResponse(), 1, span=recorded.tracer.start_span("settle"))
     answers.stop(Fenced("another instance has it"))
@@ -105,7 +105,7 @@ class Letters:
 
 
 @pytest.mark.parametrize("is_followed", [True, False])
-async def test_a_dead_letter_has_a_span_for_each_time_that_it_is_tried(
+async def test_a_dead_letter_has_a_span_for_each_attempt(
     recorded: Recorded, is_followed: bool
 ) -> None:
     properties: dict[str, str] = {}

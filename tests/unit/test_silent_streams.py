@@ -13,6 +13,7 @@ from seqgate.services.runtime.drain import Drain
 from seqgate.services.runtime.interceptors import FIRST_MESSAGE_TIMEOUT_S, Interceptor, translated
 from seqgate.services.runtime.refusal_log import RefusalLog
 from tests.simulation.ground import Network, Process, installed, passes, run, virtual_loop
+from tests.support.raw_channel import raw
 
 PATH = "/seqgate.api.test.Service/"
 
@@ -33,23 +34,21 @@ async def serve() -> None:
         "read_all": grpc.stream_stream_rpc_method_handler(read_all, bytes, bytes),
         "iterate": grpc.stream_stream_rpc_method_handler(iterate, bytes, bytes),
     }
-    server.add_registered_method_handlers(  # type: ignore[attr-defined]
-        "seqgate.api.test.Service", handlers
-    )
+    server.add_registered_method_handlers("seqgate.api.test.Service", handlers)
     server.add_insecure_port("[::]:7000")
     await server.start()
     await server.wait_for_termination()
 
 
 @pytest.mark.parametrize("method", ["read_all", "iterate"])
-def test_a_stream_without_a_first_message_ends_in_time(method: str) -> None:
+def test_a_stream_without_a_first_message_times_out(method: str) -> None:
     assert FIRST_MESSAGE_TIMEOUT_S == 30
 
     async def main() -> None:
         with installed(Network(virtual_loop())):
             Process("server").start(serve)
             await passes(1)
-            async with aio.insecure_channel("server:7000") as channel:
+            async with raw(aio.insecure_channel("server:7000")) as channel:
                 began_s = asyncio.get_running_loop().time()
                 call = channel.stream_stream(PATH + method)()
                 with pytest.raises(aio.AioRpcError) as caught:
@@ -63,13 +62,13 @@ def test_a_stream_without_a_first_message_ends_in_time(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["read_all", "iterate"])
-def test_a_stream_that_has_spoken_may_be_silent(method: str) -> None:
+def test_a_stream_may_be_silent_after_its_first_message(method: str) -> None:
 
     async def main() -> None:
         with installed(Network(virtual_loop())):
             Process("server").start(serve)
             await passes(1)
-            async with aio.insecure_channel("server:7000") as channel:
+            async with raw(aio.insecure_channel("server:7000")) as channel:
                 call = channel.stream_stream(PATH + method)()
                 for message in (b"1", b"2"):
                     await call.write(message)

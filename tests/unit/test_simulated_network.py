@@ -1,4 +1,4 @@
-"""The network of simulations: cuts, resets, silence, and what a dead process has sent."""
+"""The network of simulations: cuts, resets, silence, and messages of dead processes."""
 
 import asyncio
 import time
@@ -11,6 +11,7 @@ import pytest
 from grpc import StatusCode, aio
 
 from tests.simulation.ground import Network, Process, installed, passes, run, uniform, virtual_loop
+from tests.support.raw_channel import RawChannel
 
 PATH = "/test.Service/"
 
@@ -27,13 +28,11 @@ class Served:
     async def run(self, port: int = 7000) -> None:
         """A process's main coroutine."""
         server = aio.server()
-        handlers = {
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Echo": grpc.unary_unary_rpc_method_handler(self._echo),
             "Chat": grpc.stream_stream_rpc_method_handler(self._chat),
         }
-        server.add_registered_method_handlers(  # type: ignore[attr-defined]
-            "test.Service", handlers
-        )
+        server.add_registered_method_handlers("test.Service", handlers)
         assert server.add_insecure_port(f"[::]:{port}") == port
         await server.start()
         await server.wait_for_termination()
@@ -83,11 +82,11 @@ KEEPALIVE = [
 ]
 
 
-def channel(options: Any = FAST, target: str = "dns:///server:7000") -> aio.Channel:
+def channel(options: Any = FAST, target: str = "dns:///server:7000") -> RawChannel:
     return aio.insecure_channel(target, options=options)
 
 
-def test_calls_take_as_long_as_their_way() -> None:
+def test_calls_take_the_delay_of_their_links() -> None:
     async def body(network: Network, served: Served, process: Process) -> None:
         network.link("world", "server").delay = uniform(1, 2)
         network.link("server", "world").delay = uniform(3, 4)
@@ -100,7 +99,7 @@ def test_calls_take_as_long_as_their_way() -> None:
     play(body)
 
 
-def test_what_is_cut_waits_until_it_heals() -> None:
+def test_traffic_on_a_cut_link_waits_until_it_heals() -> None:
     async def body(network: Network, served: Served, process: Process) -> None:
         async with channel() as to_server:
             echo = to_server.unary_unary(PATH + "Echo")
@@ -116,7 +115,7 @@ def test_what_is_cut_waits_until_it_heals() -> None:
     play(body)
 
 
-def test_a_reply_may_be_cut_off_alone() -> None:
+def test_replies_may_be_cut_off_alone() -> None:
     async def body(network: Network, served: Served, process: Process) -> None:
         async with channel() as to_server:
             echo = to_server.unary_unary(PATH + "Echo")
@@ -162,7 +161,7 @@ def test_a_half_open_connection_ends_by_keepalive_at_each_end() -> None:
     play(body)
 
 
-def test_a_machine_that_vanishes_tells_nobody() -> None:
+def test_a_vanished_machine_closes_no_connection() -> None:
     async def body(network: Network, served: Served, process: Process) -> None:
         async with channel(KEEPALIVE) as to_server:
             call = to_server.stream_stream(PATH + "Chat")()
@@ -182,7 +181,7 @@ def test_a_machine_that_vanishes_tells_nobody() -> None:
     play(body)
 
 
-def test_a_process_that_is_killed_breaks_its_connections_and_one_of_its_name_returns() -> None:
+def test_a_killed_process_breaks_its_connections_and_its_name_can_return() -> None:
     async def body(network: Network, served: Served, process: Process) -> None:
         async with channel() as to_server:
             echo = to_server.unary_unary(PATH + "Echo")
@@ -202,7 +201,7 @@ def test_a_process_that_is_killed_breaks_its_connections_and_one_of_its_name_ret
     play(body)
 
 
-def test_what_a_process_sent_before_it_died_may_arrive() -> None:
+def test_messages_sent_before_a_crash_may_arrive() -> None:
     arrived = set()
 
     for seed in range(40):
@@ -228,7 +227,7 @@ def test_what_a_process_sent_before_it_died_may_arrive() -> None:
     assert {0, 3} <= arrived
 
 
-def test_a_process_that_is_stopped_answers_when_it_goes_on() -> None:
+def test_a_paused_process_answers_when_it_resumes() -> None:
     async def body(network: Network, served: Served, process: Process) -> None:
         async with channel() as to_server:
             echo = to_server.unary_unary(PATH + "Echo")
@@ -267,7 +266,7 @@ def test_a_reply_may_be_lost_after_the_server_has_acted() -> None:
     play(body)
 
 
-def test_what_waits_at_a_cut_may_arrive_after_its_sender_died() -> None:
+def test_messages_held_at_a_cut_may_arrive_after_their_sender_died() -> None:
     arrived = set()
 
     for seed in range(20):
@@ -298,7 +297,7 @@ def test_what_waits_at_a_cut_may_arrive_after_its_sender_died() -> None:
     assert arrived == {0, 1}
 
 
-def test_a_server_that_stops_leaves_nobody_without_an_answer() -> None:
+def test_a_stopping_server_answers_every_call() -> None:
     for seed in range(20):
 
         async def body(network: Network, served: Served, process: Process) -> None:
@@ -312,10 +311,10 @@ def test_a_server_that_stops_leaves_nobody_without_an_answer() -> None:
 
             async def serve() -> None:
                 server = aio.server()
-                handler = grpc.unary_unary_rpc_method_handler(slow)
-                server.add_registered_method_handlers(  # type: ignore[attr-defined]
-                    "test.Service", {"Slow": handler}
+                handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(
+                    slow
                 )
+                server.add_registered_method_handlers("test.Service", {"Slow": handler})
                 server.add_insecure_port("[::]:9000")
                 await server.start()
                 await passes(20)
@@ -335,7 +334,7 @@ def test_a_server_that_stops_leaves_nobody_without_an_answer() -> None:
         play(body, seed)
 
 
-def test_loss_breaks_connections_and_nothing_is_out_of_order() -> None:
+def test_loss_breaks_connections_without_reordering() -> None:
     async def body(network: Network, served: Served, process: Process) -> None:
         for way in (("world", "server"), ("server", "world")):
             network.link(*way).loss = 0.02
@@ -350,6 +349,7 @@ def test_loss_breaks_connections_and_nothing_is_out_of_order() -> None:
                         await call.write(b"%d" % number)
                     await call.done_writing()
                     while (each := await call.read()) is not aio.EOF:
+                        assert isinstance(each, bytes)
                         got.append(int(each))
                 except (aio.AioRpcError, asyncio.InvalidStateError):
                     ends += 1
@@ -360,7 +360,7 @@ def test_loss_breaks_connections_and_nothing_is_out_of_order() -> None:
     play(body)
 
 
-def test_nothing_arrives_that_was_sent_after_what_was_lost() -> None:
+def test_nothing_sent_after_a_loss_arrives() -> None:
     async def body(network: Network, served: Served, process: Process) -> None:
         there, back = network.link("world", "server"), network.link("server", "world")
         there.delay = back.delay = uniform(0.1, 0.1)
@@ -381,7 +381,7 @@ def test_nothing_arrives_that_was_sent_after_what_was_lost() -> None:
     play(body)
 
 
-def test_names_may_come_to_mean_something_else() -> None:
+def test_names_may_resolve_to_other_addresses_later() -> None:
     async def body(network: Network, served: Served, process: Process) -> None:
         other = Served()
         Process("other").start(other.run)
@@ -404,7 +404,7 @@ def test_names_may_come_to_mean_something_else() -> None:
     play(body)
 
 
-def test_where_nobody_listens_calls_fail_and_across_a_cut_they_time_out() -> None:
+def test_calls_to_a_closed_port_fail_and_across_a_cut_they_time_out() -> None:
     async def body(network: Network, served: Served, process: Process) -> None:
         async with channel(target="server:7001") as to_nobody:
             began = time.monotonic()
@@ -432,14 +432,14 @@ def test_a_port_has_one_listener() -> None:
     play(body)
 
 
-def test_a_connection_has_an_age_and_its_calls_outlive_it() -> None:
+def test_a_connection_has_a_maximum_age_and_its_calls_outlive_it() -> None:
     async def body(network: Network, served: Served, process: Process) -> None:
         async def serve() -> None:
             server = aio.server(options=[("grpc.max_connection_age_ms", 1000)])
-            handlers = {"Chat": grpc.stream_stream_rpc_method_handler(served._chat)}
-            server.add_registered_method_handlers(  # type: ignore[attr-defined]
-                "test.Service", handlers
-            )
+            handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+                "Chat": grpc.stream_stream_rpc_method_handler(served._chat)
+            }
+            server.add_registered_method_handlers("test.Service", handlers)
             server.add_insecure_port("[::]:8000")
             await server.start()
             await server.wait_for_termination()

@@ -43,7 +43,7 @@ async def for_ever(said: list[Any]) -> None:
         said.append("finally")
 
 
-def test_what_is_killed_runs_nothing_again_not_even_finally() -> None:
+def test_a_killed_process_runs_nothing_not_even_finally() -> None:
     async def main() -> list[Any]:
         said: list[Any] = []
         process = Process("one")
@@ -69,7 +69,7 @@ def test_a_process_that_kills_itself_gets_no_further() -> None:
             try:
                 said.append("before")
                 await process.die()
-                said.append("after")
+                said.append("after")  # type: ignore[unreachable]
             finally:
                 said.append("finally")
 
@@ -81,7 +81,7 @@ def test_a_process_that_kills_itself_gets_no_further() -> None:
     assert run(main, seed=1) == ["before"]
 
 
-def test_what_is_started_in_an_empty_context_belongs_to_the_process() -> None:
+def test_tasks_started_in_an_empty_context_belong_to_the_process() -> None:
     async def main() -> list[str]:
         said: list[str] = []
         process = Process("one")
@@ -108,7 +108,7 @@ def test_what_is_started_in_an_empty_context_belongs_to_the_process() -> None:
     assert run(main, seed=1) == ["one"] * 3
 
 
-def test_a_task_runs_in_its_process_whoever_wakes_it() -> None:
+def test_a_task_runs_in_its_process_when_another_wakes_it() -> None:
     async def main() -> list[str]:
         said: list[str] = []
         event = asyncio.Event()
@@ -130,7 +130,7 @@ def test_a_task_runs_in_its_process_whoever_wakes_it() -> None:
     assert run(main, seed=1) == ["waiting", "world"]
 
 
-def test_what_is_stopped_is_late() -> None:
+def test_a_paused_process_is_late() -> None:
     async def main() -> list[float]:
         said: list[float] = []
         process = Process("one")
@@ -154,7 +154,7 @@ def test_what_is_stopped_is_late() -> None:
     assert run(main, seed=1) == [1.0, 6.5, 7.5, 8.5]
 
 
-def test_signals_are_each_processs_own() -> None:
+def test_signals_are_per_process() -> None:
     async def main() -> None:
         async def serve() -> None:
             told = asyncio.Event()
@@ -190,7 +190,7 @@ def test_a_process_ends_with_its_main_coroutine() -> None:
     run(main, seed=1)
 
 
-def test_clocks_are_each_processs_own() -> None:
+def test_clocks_are_per_process() -> None:
     async def main() -> None:
         async def clocks() -> tuple[float, float]:
             return time.time(), time.monotonic()

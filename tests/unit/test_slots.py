@@ -76,7 +76,7 @@ VECTORS = [
 
 
 @pytest.mark.parametrize(("key", "whole", "masked", "ring", "ranges"), VECTORS)
-def test_a_key_has_the_slots_that_pulsar_gives_it(
+def test_keys_have_pulsars_slots(
     key: bytes, whole: int, masked: int, ring: int, ranges: int
 ) -> None:
     assert mmh3.hash(key, 0, signed=False) == whole
@@ -107,7 +107,7 @@ def test_an_entry_without_a_key_is_its_own_key(
     ("encoded", "key", "whole", "ring"),
     [(True, bytes(range(4)), 0xF4C0EC39, 24827), (False, b"AAECAw==", 0x9173FC06, 3451)],
 )
-def test_of_a_key_in_base64_the_bytes_are_hashed(
+def test_the_decoded_bytes_of_a_base64_key_are_hashed(
     encoded: bool, key: bytes, whole: int, ring: int
 ) -> None:
     found = key_of(None, "AAECAw==", base64_encoded=encoded, producer="p", sequence_id=1)
@@ -142,7 +142,7 @@ def test_the_first_and_the_last_slot_of_a_ring_have_keys(number: int, slot: int)
     ("one", "other", "slot"),
     [(107, 411, 52221), (12, 540, 25709), (18, 783, 25742), (330, 792, 53683)],
 )
-def test_different_keys_meet_in_one_slot_of_a_ring(one: int, other: int, slot: int) -> None:
+def test_different_keys_may_share_a_slot_of_a_ring(one: int, other: int, slot: int) -> None:
     assert ring_slot(f"key-{one}".encode()) == ring_slot(f"key-{other}".encode()) == slot
 
 
@@ -150,16 +150,16 @@ def test_different_keys_meet_in_one_slot_of_a_ring(one: int, other: int, slot: i
     ("one", "other", "slot"),
     [(358, 522, 25429), (547, 585, 43812), (166, 620, 32427), (0, 1174, 63679)],
 )
-def test_different_keys_meet_in_one_slot_of_ranges(one: int, other: int, slot: int) -> None:
+def test_different_keys_may_share_a_slot_of_ranges(one: int, other: int, slot: int) -> None:
     assert range_slot(f"key-{one}".encode()) == range_slot(f"key-{other}".encode()) == slot
 
 
-def test_of_2000_keys_25_come_to_a_slot_that_another_has_on_a_ring() -> None:
+def test_25_of_2000_keys_share_a_slot_of_a_ring() -> None:
     assert 2000 - len({ring_slot(f"key-{number}".encode()) for number in range(2000)}) == 25
 
 
 @given(st.binary(max_size=40), st.integers(2, RANGE_SLOTS))
-def test_every_slot_is_one_that_can_be_owned(key: bytes, slots: int) -> None:
+def test_every_slot_can_be_owned(key: bytes, slots: int) -> None:
     assert 1 <= ring_slot(key) <= RING_SLOTS
     assert 1 <= ring_slot(key, slots) <= slots
     assert 1 <= range_slot(key) <= RANGE_SLOTS - 1
@@ -185,7 +185,7 @@ def test_every_slot_is_one_that_can_be_owned(key: bytes, slots: int) -> None:
         (None, None, None, None, NO_KEY),
     ],
 )
-def test_what_is_there_first_is_the_key(
+def test_the_first_field_present_is_the_key(
     ordering_key: bytes | None,
     partition_key: str | None,
     producer: str | None,
@@ -202,7 +202,7 @@ def test_what_is_there_first_is_the_key(
     assert found == key
 
 
-def test_an_ordering_key_that_is_empty_has_slot_1() -> None:
+def test_an_empty_ordering_key_has_slot_1() -> None:
     key = key_of(b"", "p", base64_encoded=False, producer="p", sequence_id=7)
     assert (ring_slot(key), range_slot(key)) == (1, 1)
 
@@ -228,7 +228,7 @@ def partition_key(text: str) -> bytes:
         ("+/+/", b"\xfb\xff\xbf"),
     ],
 )
-def test_base64_is_what_javas_decoder_reads(text: str, key: bytes) -> None:
+def test_base64_is_decoded_like_java(text: str, key: bytes) -> None:
     assert partition_key(text) == key
 
 
@@ -256,19 +256,19 @@ def test_base64_is_what_javas_decoder_reads(text: str, key: bytes) -> None:
         "AA=\n=",
     ],
 )
-def test_a_text_that_is_no_base64_is_a_key_as_it_is(text: str) -> None:
+def test_text_that_is_not_base64_is_used_as_the_key(text: str) -> None:
     assert partition_key(text) == text.encode()
 
 
 @given(st.binary(max_size=50))
-def test_what_was_encoded_is_decoded(key: bytes) -> None:
+def test_encoded_keys_are_decoded(key: bytes) -> None:
     text = base64.b64encode(key).decode()
     assert partition_key(text) == key
     assert partition_key(text.rstrip("=")) == key
 
 
 @given(st.text("AQgw+/=- \n", max_size=12))
-def test_any_text_is_a_key(text: str) -> None:
+def test_any_text_is_a_valid_key(text: str) -> None:
     digits = text.rstrip("=")
     padded = digits + "=" * (-len(digits) % 4)
     expected = text.encode()

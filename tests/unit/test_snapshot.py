@@ -36,25 +36,25 @@ states = st.lists(
 
 
 @given(states)
-def test_what_is_read_is_what_was_written(producers: list[Persisted]) -> None:
+def test_a_snapshot_is_read_back_unchanged(producers: list[Persisted]) -> None:
     properties = encode(Frozen(7, AT, 100, producers))
     assert decode(properties, now_ms=0) == Snapshot(7, AT, sorted(producers))
 
 
-def test_a_complete_id_is_a_bare_number_as_pulsar_writes_it() -> None:
+def test_a_complete_id_is_a_bare_number_like_pulsars() -> None:
     properties = encode(Frozen(7, AT, 0, [Persisted("p", 41, None, 5), Persisted("q", 9, HALF, 6)]))
     about = json.loads(properties.pop(ABOUT))
     assert properties == {"p": "41", "q": "9/1/3/300/two%2F%C2%BD%20%2520"}
     assert about == {"layout": 1, "incarnation": 7, "position": [3, 41], "active_ms": [5, 6]}
 
 
-def test_what_pulsar_wrote_is_of_any_log_and_active_now() -> None:
+def test_a_snapshot_of_pulsar_fits_any_log_and_counts_as_active_now() -> None:
     snapshot = decode({"p": "41"}, now_ms=99)
     assert snapshot == Snapshot(None, None, [Persisted("p", 41, None, 99)])
     assert snapshot.is_of(7, AT)
 
 
-def test_a_snapshot_is_of_one_incarnation_and_one_position() -> None:
+def test_a_snapshot_belongs_to_one_incarnation_and_position() -> None:
     snapshot = decode(encode(Frozen(7, AT, 0, [])), now_ms=0)
     assert snapshot.is_of(7, AT)
     assert not snapshot.is_of(8, AT)
@@ -83,7 +83,7 @@ def test_a_snapshot_is_of_one_incarnation_and_one_position() -> None:
         {"p": "1", ABOUT: '{"layout": 1, "incarnation": 1, "position": [1, 1], "active_ms": []}'},
     ],
 )
-def test_what_cannot_be_understood_is_not_used_in_part(properties: dict[str, str]) -> None:
+def test_an_unreadable_snapshot_is_not_used_in_part(properties: dict[str, str]) -> None:
     with pytest.raises(UnreadableSnapshot):
         decode(properties, now_ms=0)
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_understood_is_not_used_in_part(properties: dict[str, str
         (None, Position(3, 50), None, False),
     ],
 )
-def test_a_snapshot_is_loaded_where_it_covers_more_than_the_state_and_not_more_than_the_log(
+def test_a_snapshot_is_loaded_if_newer_than_the_state_and_within_the_log(
     snapshot: Position | None,
     log_end: Position | None,
     confirmed: Position | None,

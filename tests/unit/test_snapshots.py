@@ -1,4 +1,4 @@
-"""When snapshots are taken, and what a failure changes: nothing."""
+"""The times of snapshots, and that a failure changes nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -22,7 +22,7 @@ from seqgate.services.dedup.snapshots import Snapshots, SnapshotTooLarge, Taken
 from seqgate.services.deduplication import Behind, Confirmation, ProducerEntries, Writer
 from seqgate.services.runtime.cursors import MemoryCursors, NoCursors
 from seqgate.services.runtime.metrics import OFF
-from seqgate.services.runtime.metrics import OTHER as ALL_OTHERS
+from seqgate.telemetry.metrics import OTHER as ALL_OTHERS
 from seqgate.types import DEDUP_CURSOR, Position, TopicName
 from tests.support.policies import FixedPolicies
 from tests.support.waiting import eventually
@@ -106,7 +106,7 @@ async def looking(world: World) -> AsyncIterator[None]:
         task.cancel()
 
 
-async def test_after_so_many_entries_the_state_is_attached_to_the_last_of_them(make: Make) -> None:
+async def test_a_snapshot_is_taken_after_the_configured_number_of_entries(make: Make) -> None:
     world = make()
     await world.append(9)
     assert world.mark is None
@@ -115,7 +115,7 @@ async def test_after_so_many_entries_the_state_is_attached_to_the_last_of_them(m
     assert world.kept == {"p": 8, "q": 9}
 
 
-async def test_the_count_begins_anew_with_each_snapshot_and_survives_another_process(
+async def test_the_count_restarts_with_each_snapshot_and_survives_a_restart(
     make: Make,
 ) -> None:
     world = make()
@@ -136,22 +136,22 @@ async def test_a_replay_is_followed_by_one_snapshot(make: Make) -> None:
     await world.marked(50)
 
 
-async def test_by_time_where_something_is_new(make: Make) -> None:
+async def test_snapshots_are_taken_by_time_when_the_state_changed(make: Make) -> None:
     world = make(snapshot_entries=0, snapshot_interval_s=60)
     await world.append(3)
     async with looking(world):
         await world.marked(2)
-        version = world.cursors.cursors[TOPIC, DEDUP_CURSOR].version
+        revision = world.cursors.cursors[TOPIC, DEDUP_CURSOR].revision
         await world.append(1)
         world.now_ms += 59_000
         assert world.mark == (1, 2)
         world.now_ms += 1_000
         await world.marked(3)
         world.now_ms += 600_000
-    assert world.cursors.cursors[TOPIC, DEDUP_CURSOR].version == version + 1
+    assert world.cursors.cursors[TOPIC, DEDUP_CURSOR].revision == revision + 1
 
 
-async def test_a_clock_that_went_back_does_not_put_it_off(make: Make) -> None:
+async def test_a_clock_set_back_does_not_delay_a_snapshot(make: Make) -> None:
     world = make(snapshot_entries=0, snapshot_interval_s=60)
     await world.append(1)
     async with looking(world):
@@ -161,7 +161,7 @@ async def test_a_clock_that_went_back_does_not_put_it_off(make: Make) -> None:
         await world.marked(1)
 
 
-async def test_interval_0_is_never_by_time(make: Make) -> None:
+async def test_interval_0_disables_snapshots_by_time(make: Make) -> None:
     world = make(snapshot_entries=0)
     await world.append(3)
     async with looking(world):
@@ -170,14 +170,14 @@ async def test_interval_0_is_never_by_time(make: Make) -> None:
     assert world.mark is None
 
 
-async def test_a_process_that_goes_takes_the_last_ones(make: Make) -> None:
+async def test_a_stopping_process_takes_final_snapshots(make: Make) -> None:
     world = make()
     await world.append(3)
     await world.snapshots.finish(1)
     assert world.mark == (1, 2)
 
 
-async def test_forgotten_producers_are_gone_from_the_snapshot_too(make: Make) -> None:
+async def test_forgotten_producers_leave_the_snapshot_too(make: Make) -> None:
     world = make(producer_inactivity_timeout_minutes=1)
     await world.append(5, "idle")
     world.now_ms += 70_000
@@ -189,7 +189,7 @@ async def test_forgotten_producers_are_gone_from_the_snapshot_too(make: Make) ->
     assert world.mark == (1, 9)
 
 
-async def test_a_clock_that_is_set_forward_forgets_nobody_before_the_time(make: Make) -> None:
+async def test_a_clock_set_forward_forgets_no_producer_early(make: Make) -> None:
     world = make(producer_inactivity_timeout_minutes=1)
     steady_ms = 0
     world.dedup = Deduplication(
@@ -228,7 +228,7 @@ async def test_a_clock_that_is_set_forward_forgets_nobody_before_the_time(make: 
         purging.cancel()
 
 
-async def test_a_failure_keeps_the_one_before_and_disables_none_after(
+async def test_a_failed_snapshot_keeps_the_previous_and_allows_the_next(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FAILURE_REST_S", 0.001)
@@ -244,7 +244,7 @@ async def test_a_failure_keeps_the_one_before_and_disables_none_after(
     await eventually(lambda: not world.snapshots.error(TOPIC), "the failure is over")
 
 
-async def test_one_that_is_asked_for_fails_aloud(make: Make) -> None:
+async def test_a_requested_snapshot_raises_when_it_fails(make: Make) -> None:
     world = make()
     await world.append(1)
     world.cursors.available = False
@@ -252,7 +252,7 @@ async def test_one_that_is_asked_for_fails_aloud(make: Make) -> None:
         await world.snapshots.take(TOPIC)
 
 
-async def test_a_topic_has_one_taken_at_a_time(make: Make) -> None:
+async def test_a_topic_takes_one_snapshot_at_a_time(make: Make) -> None:
     world = make()
     await world.append(1)
     under_way = most = 0
@@ -294,7 +294,7 @@ async def test_a_slow_replica_never_replaces_a_newer_snapshot(make: Make) -> Non
     assert world.kept == {"p": 5, "q": 6}
 
 
-async def test_a_state_that_went_back_does_not_take_the_snapshot_along(make: Make) -> None:
+async def test_a_state_that_went_back_does_not_replace_the_snapshot(make: Make) -> None:
     world = make()
     await world.append(10)
     await world.marked(9)
@@ -318,7 +318,7 @@ async def test_a_state_too_large_is_refused_by_name(
     assert world.mark == (1, 0)
 
 
-async def test_no_cursor_is_made_for_a_state_that_does_not_fit(
+async def test_no_cursor_is_created_for_a_state_that_does_not_fit(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SNAPSHOT_BYTES_MAX", 100)
@@ -331,7 +331,7 @@ async def test_no_cursor_is_made_for_a_state_that_does_not_fit(
         assert world.snapshots.error(TOPIC) == "state too large for a snapshot (limit 100 bytes)"
 
 
-async def test_a_cursor_is_made_where_its_first_snapshot_is(
+async def test_a_cursor_is_created_at_its_first_snapshot(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that dies before it attaches anything leaves nothing that holds the log back."""
@@ -353,7 +353,7 @@ async def test_a_cursor_is_made_where_its_first_snapshot_is(
     assert await world.snapshots.take(TOPIC) == Taken(Position(1, 6), 1)
 
 
-async def test_a_snapshot_whose_state_outgrew_it_is_let_go_before_a_trim(
+async def test_a_snapshot_outgrown_by_its_state_is_dropped_before_a_trim(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SNAPSHOT_BYTES_MAX", 200)
@@ -379,7 +379,7 @@ async def test_a_snapshot_whose_state_outgrew_it_is_let_go_before_a_trim(
     assert not world.snapshots.error(TOPIC)
 
 
-async def test_nothing_is_kept_of_what_is_not_there_or_not_wanted(make: Make) -> None:
+async def test_topics_without_state_or_deduplication_have_no_snapshot(make: Make) -> None:
     world = make()
     assert await world.snapshots.take(TOPIC) is None
     await world.dedup.rollback(TOPIC, Writer(1, 1, None), None, [])
@@ -392,7 +392,7 @@ async def test_nothing_is_kept_of_what_is_not_there_or_not_wanted(make: Make) ->
     assert not world.cursors.cursors
 
 
-async def test_without_a_cursor_service_there_are_none(make: Make) -> None:
+async def test_without_a_cursor_service_there_are_no_snapshots(make: Make) -> None:
     world = make()
     world.snapshots = Snapshots(
         world.store,
@@ -417,7 +417,7 @@ async def forgotten(world: World) -> Behind:
     return outcome
 
 
-async def test_a_state_that_was_lost_begins_with_the_snapshot(make: Make) -> None:
+async def test_lost_state_is_restored_from_the_snapshot(make: Make) -> None:
     world = make()
     await world.append(10)
     await world.marked(9)
@@ -460,13 +460,13 @@ async def damaged(world: World, **changes: Any) -> Behind:
         {"mark_delete": None},
     ],
 )
-async def test_a_cursor_that_was_changed_by_hand_is_no_snapshot(
+async def test_a_manually_changed_cursor_is_no_snapshot(
     make: Make, changes: dict[str, Any]
 ) -> None:
     assert await damaged(make(), **changes) == Behind(None)
 
 
-async def test_a_snapshot_of_another_incarnation_is_none_of_this(make: Make) -> None:
+async def test_a_snapshot_of_another_incarnation_is_not_used(make: Make) -> None:
     world = make()
     await world.append(3)
     await world.snapshots.take(TOPIC)
@@ -475,7 +475,7 @@ async def test_a_snapshot_of_another_incarnation_is_none_of_this(make: Make) -> 
     assert outcome == Behind(None)
 
 
-async def test_while_the_cursor_service_is_away_everything_is_replayed(make: Make) -> None:
+async def test_without_an_answer_from_the_cursor_service_everything_is_replayed(make: Make) -> None:
     world = make()
     await world.append(3)
     await world.snapshots.take(TOPIC)
@@ -483,7 +483,7 @@ async def test_while_the_cursor_service_is_away_everything_is_replayed(make: Mak
     assert await forgotten(world) == Behind(None)
 
 
-async def test_what_pulsar_left_counts(make: Make) -> None:
+async def test_a_snapshot_left_by_pulsar_is_used(make: Make) -> None:
     world = make()
     world.cursors.cursors[TOPIC, DEDUP_CURSOR] = Cursor(
         DEDUP_CURSOR, Position(1, 4), {"p": "4"}, {}, 1
@@ -502,7 +502,7 @@ async def test_a_snapshot_of_a_newer_incarnation_is_not_forgotten(make: Make) ->
     assert world.mark is None
 
 
-async def test_a_loaded_state_is_kept_to_what_policy_allows_the_most_recent_first(
+async def test_a_loaded_state_is_limited_by_policy_to_the_most_recent_producers(
     make: Make,
 ) -> None:
     world = make(max_producers=2)
@@ -539,7 +539,7 @@ async def with_one_unreadable(world: World) -> None:
     world.snapshots._policies = world.dedup._policies = policies
 
 
-async def test_a_topic_whose_policy_cannot_be_read_keeps_no_others_from_being_purged(
+async def test_an_unreadable_policy_does_not_stop_the_purge_of_other_topics(
     make: Make,
 ) -> None:
     world = make(producer_inactivity_timeout_minutes=1)
@@ -549,7 +549,7 @@ async def test_a_topic_whose_policy_cannot_be_read_keeps_no_others_from_being_pu
     assert world.store.states[TOPIC].producers == {}
 
 
-async def test_a_topic_whose_policy_cannot_be_read_keeps_no_others_from_their_snapshots(
+async def test_an_unreadable_policy_does_not_stop_snapshots_of_other_topics(
     make: Make,
 ) -> None:
     world = make(snapshot_interval_s=1)
@@ -559,7 +559,7 @@ async def test_a_topic_whose_policy_cannot_be_read_keeps_no_others_from_their_sn
         await world.marked(4)
 
 
-async def test_a_snapshot_that_others_came_before_too_often_is_still_wanted_at_the_end(
+async def test_a_snapshot_with_too_many_conflicts_is_taken_at_the_end(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = make(snapshot_entries=0)
@@ -601,7 +601,7 @@ async def with_a_surprise(world: World) -> DedupMetrics:
     return world.snapshots._metrics
 
 
-async def test_a_surprise_in_a_snapshot_is_counted_and_the_snapshot_is_tried_again(
+async def test_an_unexpected_error_in_a_snapshot_is_counted_and_retried(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FAILURE_REST_S", 0.001)
@@ -623,7 +623,7 @@ async def test_a_surprise_in_a_snapshot_is_counted_and_the_snapshot_is_tried_aga
     assert world.snapshots._metrics.snapshots["failed"] == failures["snapshot"] + 1
 
 
-async def test_a_surprise_in_the_last_snapshot_keeps_no_others_from_theirs(
+async def test_an_unexpected_error_in_a_final_snapshot_does_not_stop_the_others(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = make(snapshot_entries=0)
@@ -634,7 +634,7 @@ async def test_a_surprise_in_the_last_snapshot_keeps_no_others_from_theirs(
     assert world.mark == (1, 4)
 
 
-async def test_a_surprise_in_one_topic_keeps_no_others_from_their_snapshots(make: Make) -> None:
+async def test_an_unexpected_error_does_not_stop_snapshots_of_other_topics(make: Make) -> None:
     world = make(snapshot_interval_s=1)
     metrics = await with_a_surprise(world)
     world.now_ms += 2_000
@@ -643,7 +643,7 @@ async def test_a_surprise_in_one_topic_keeps_no_others_from_their_snapshots(make
     assert metrics.failures["snapshot"] > 0
 
 
-async def test_a_surprise_in_one_topic_keeps_no_others_from_being_purged(make: Make) -> None:
+async def test_an_unexpected_error_does_not_stop_the_purge_of_other_topics(make: Make) -> None:
     world = make(producer_inactivity_timeout_minutes=1)
     metrics = await with_a_surprise(world)
     world.now_ms += 70_000
@@ -652,7 +652,7 @@ async def test_a_surprise_in_one_topic_keeps_no_others_from_being_purged(make: M
     assert metrics.failures == {"purge": 1}
 
 
-async def test_looking_for_what_is_due_outlasts_surprises(
+async def test_the_survey_outlasts_unexpected_errors(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = make(snapshot_interval_s=1, snapshot_entries=0, producer_inactivity_timeout_minutes=1)
@@ -678,9 +678,7 @@ async def test_looking_for_what_is_due_outlasts_surprises(
 # ---- many topics
 
 
-async def test_no_more_is_remembered_than_of_so_many_topics(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_remembered_topics_are_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TOPICS_MAX", 3)
     world = make()
     world.cursors.available = False
@@ -695,7 +693,7 @@ async def test_no_more_is_remembered_than_of_so_many_topics(
     assert len(snapshots._taking) == len(snapshots._wanted) == 3
 
 
-async def test_a_topic_for_which_there_was_no_room_has_its_snapshot_with_the_next_confirmation(
+async def test_a_topic_beyond_the_limit_gets_its_snapshot_at_the_next_confirmation(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "TOPICS_MAX", 0)
@@ -725,7 +723,7 @@ async def test_a_survey_remembers_labels_and_not_topics(
     assert len(survey._unsaved_since_ms) == 2
 
 
-async def test_so_many_snapshots_are_read_at_a_time(
+async def test_concurrent_snapshot_reads_are_bounded(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "READING_MAX", 2)
@@ -750,16 +748,17 @@ async def test_so_many_snapshots_are_read_at_a_time(
     assert most == 2
 
 
-async def test_so_many_snapshots_are_taken_at_a_time(make: Make) -> None:
+async def test_concurrent_snapshots_are_bounded(make: Make) -> None:
     world = make()
-    freeze, on, taking = world.store.freeze, asyncio.Event(), []
+    freeze, on = world.store.freeze, asyncio.Event()
+    taking: list[TopicName] = []
 
     async def held(topic: TopicName) -> Any:
         taking.append(topic)
         await on.wait()
         return await freeze(topic)
 
-    world.store.freeze = held
+    world.store.freeze = held  # type: ignore[method-assign]
     topics = [TopicName.parse(f"test/snapshots/{number}") for number in range(9)]
     asked = [asyncio.create_task(world.snapshots.take(topic)) for topic in topics]
     await eventually(lambda: len(taking) == module.TAKING_MAX, "some are taken")

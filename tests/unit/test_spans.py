@@ -1,4 +1,4 @@
-"""Spans of what is done beyond calls."""
+"""Spans of work other than calls."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +8,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
 from opentelemetry.trace import SpanKind, StatusCode
 
-from seqgate.api.entry.v1.entry_pb2 import TraceContext
+from seqgate.api.common.v1.common_pb2 import TraceContext
 from seqgate.services.errors import StoreFull
 from seqgate.telemetry import inject, names, spans
 from tests.support.recorded import Recorded, links
@@ -29,7 +29,7 @@ def message(recorded: Recorded) -> dict[str, str]:
     return properties
 
 
-def test_a_part_is_below_what_is_current_and_nowhere_else(recorded: Recorded) -> None:
+def test_a_part_is_a_child_of_the_current_span_only(recorded: Recorded) -> None:
     with spans.part("alone"):
         assert not spans.carrier()
     with recorded.tracer.start_as_current_span("whole"), spans.part("part", {"a": 1}):
@@ -44,7 +44,7 @@ def test_a_part_is_below_what_is_current_and_nowhere_else(recorded: Recorded) ->
     assert part.parent.span_id == whole.context.span_id
 
 
-def test_a_databases_work_is_said_as_the_conventions_say_it(recorded: Recorded) -> None:
+def test_database_spans_follow_the_conventions(recorded: Recorded) -> None:
     with recorded.tracer.start_as_current_span("whole"):
         with spans.database(names.REDIS, "EVALSHA", "admit"):
             pass
@@ -59,7 +59,7 @@ def test_a_databases_work_is_said_as_the_conventions_say_it(recorded: Recorded) 
     }
 
 
-def test_what_is_done_for_several_is_below_the_first_and_linked_to_the_others(
+def test_a_shared_span_is_a_child_of_the_first_and_linked_to_the_others(
     recorded: Recorded,
 ) -> None:
     contexts = spans.followed([message(recorded), {}, message(recorded), message(recorded)])
@@ -72,7 +72,7 @@ def test_what_is_done_for_several_is_below_the_first_and_linked_to_the_others(
     assert links(group) == [(each.trace_id, each.span_id) for each in others]
 
 
-def test_no_more_is_linked_than_is_kept(recorded: Recorded) -> None:
+def test_links_are_bounded(recorded: Recorded) -> None:
     contexts = spans.followed([message(recorded)] * (2 * spans.LINKS_MAX))
     assert len(contexts) == spans.LINKS_MAX + 1
     with spans.shared("group", contexts):
@@ -80,7 +80,7 @@ def test_no_more_is_linked_than_is_kept(recorded: Recorded) -> None:
     assert len(recorded.one("group").links) == spans.LINKS_MAX
 
 
-def test_what_nobody_follows_is_not_below_what_is_current(recorded: Recorded) -> None:
+def test_untraced_work_is_no_child_of_the_current_span(recorded: Recorded) -> None:
     with recorded.tracer.start_as_current_span("stream"):
         with spans.shared("group", []), spans.part("part"):
             pass
@@ -95,7 +95,7 @@ def off() -> TraceContext:
     return TraceContext(traceparent=f"00-{1:032x}-{1:016x}-00")
 
 
-def test_what_a_message_on_a_stream_asks_for_is_below_who_asked(recorded: Recorded) -> None:
+def test_work_for_a_stream_message_is_a_child_of_its_sender(recorded: Recorded) -> None:
     with recorded.tracer.start_as_current_span("asking") as asking:
         carried = TraceContext(**spans.carrier())
     with recorded.tracer.start_as_current_span("stream"), spans.asked("asked", carried):
@@ -106,13 +106,13 @@ def test_what_a_message_on_a_stream_asks_for_is_below_who_asked(recorded: Record
     assert asked.parent.span_id == asking.get_span_context().span_id
 
 
-def test_what_nobody_asked_for_is_a_trace_of_its_own(recorded: Recorded) -> None:
+def test_background_work_is_a_trace_of_its_own(recorded: Recorded) -> None:
     with recorded.tracer.start_as_current_span("else"), spans.own("own"):
         pass
     assert recorded.one("own").parent is None
 
 
-def test_a_sampler_has_its_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sampler_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = Recorded(ALWAYS_OFF)
     monkeypatch.setattr(spans, "_TRACER", recorded.tracer)
     with spans.own("own"), spans.part("part"):
@@ -120,7 +120,7 @@ def test_a_sampler_has_its_say(monkeypatch: pytest.MonkeyPatch) -> None:
     assert recorded.spans == []
 
 
-def test_what_fails_says_so(recorded: Recorded) -> None:
+def test_a_failed_span_records_its_failure(recorded: Recorded) -> None:
     with pytest.raises(StoreFull), spans.own("full"):
         raise StoreFull("no room")
     with pytest.raises(asyncio.CancelledError), spans.own("given up"):
@@ -132,7 +132,7 @@ def test_what_fails_says_so(recorded: Recorded) -> None:
     assert not trace.get_current_span().is_recording()
 
 
-def test_what_another_process_does_is_below_what_has_handed_it_on(recorded: Recorded) -> None:
+def test_work_of_another_process_is_a_child_of_its_starter(recorded: Recorded) -> None:
     with recorded.tracer.start_as_current_span("asking") as asking:
         handed = spans.handed_on()
     with recorded.tracer.start_as_current_span("else"), spans.joined("joined", handed, {"a": 1}):
@@ -143,7 +143,7 @@ def test_what_another_process_does_is_below_what_has_handed_it_on(recorded: Reco
     assert joined.parent.span_id == asking.get_span_context().span_id
 
 
-def test_what_is_not_recorded_is_not_recorded_by_who_it_is_handed_to(recorded: Recorded) -> None:
+def test_unsampled_work_stays_unsampled_in_another_process(recorded: Recorded) -> None:
     off = {"traceparent": f"00-{1:032x}-{1:016x}-00"}
     with spans.joined("joined", off), spans.part("part"):
         assert spans.handed_on() == off
@@ -152,7 +152,7 @@ def test_what_is_not_recorded_is_not_recorded_by_who_it_is_handed_to(recorded: R
     assert [span.name for span in recorded.spans] == ["else"]
 
 
-def test_a_process_is_below_who_started_it(recorded: Recorded) -> None:
+def test_the_span_of_a_process_is_a_child_of_its_starter(recorded: Recorded) -> None:
     with spans.command("first", {"TRACEPARENT": "damaged"}) as first:
         variables = spans.environment()
         assert list(variables) == ["TRACEPARENT"]
@@ -164,7 +164,7 @@ def test_a_process_is_below_who_started_it(recorded: Recorded) -> None:
     assert parent.span_id == first.get_span_context().span_id
 
 
-def test_work_for_another_thread_has_the_span_of_who_asked_for_it(recorded: Recorded) -> None:
+def test_work_on_another_thread_has_the_span_of_its_caller(recorded: Recorded) -> None:
     def work() -> None:
         with spans.part("part"):
             pass
@@ -178,7 +178,7 @@ def test_work_for_another_thread_has_the_span_of_who_asked_for_it(recorded: Reco
     assert parent.span_id == whole.get_span_context().span_id
 
 
-def test_a_failure_says_its_first_line(recorded: Recorded) -> None:
+def test_a_failure_records_its_first_line(recorded: Recorded) -> None:
     with pytest.raises(ValueError, match="first"), spans.own("whole"):
         raise ValueError("first\n  at java.lang.Thread")
     assert recorded.one("whole").status.description == "first"

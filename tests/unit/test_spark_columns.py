@@ -1,4 +1,4 @@
-"""Reading columns: what the ledger sends becomes Arrow's, whatever happens to the stream."""
+"""Reading columns: the ledger's columns become Arrow's, despite failures of the stream."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from seqgate.errors import DataLossError, MessagesTrimmedError, UnavailableError
@@ -49,7 +50,7 @@ def columns(log: Log) -> list[pb.EntryColumns]:
         for entries in of_ledger:
             block = _columns(entries)
             block.ledger_id, block.first_entry_id = ledger_id, entry_id
-            block.append_time = append_ms
+            block.append_time.FromMilliseconds(append_ms)
             blocks.append(block)
             entry_id += len(entries)
             append_ms += 1
@@ -95,7 +96,7 @@ def rows_of(log: Log) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("entries", [1, 50, 10_000])
-def test_every_column_says_what_the_log_does(seed: int, entries: int) -> None:
+def test_every_column_agrees_with_the_log(seed: int, entries: int) -> None:
     log = make_log(Random(seed), 5, 20, careless=True)
     schema = pa.schema(list(COLUMNS.items()))
     runs = runs_of(TOPIC, iter([columns(log)]), entries)
@@ -104,7 +105,7 @@ def test_every_column_says_what_the_log_does(seed: int, entries: int) -> None:
 
 
 @given(st.integers(0, 10_000), st.lists(st.integers(0, 12), max_size=3), st.integers(1, 200))
-def test_folding_columns_in_parts_is_every_entry_advanced(
+def test_folding_columns_in_parts_equals_folding_each_entry(
     seed: int, cuts: list[int], entries: int
 ) -> None:
     log = make_log(Random(seed), 3, 12, careless=seed % 2 == 0)
@@ -154,9 +155,13 @@ class Fragile(pb_grpc.LedgerServiceServicer):
                 context.abort(grpc.StatusCode.DATA_LOSS, "damaged")
             yield pb.ReadColumnsResponse(blocks=pb.EntryBlocks(blocks=[block]))
         if self.streams % 2:
-            yield pb.ReadColumnsResponse(draining=pb.Draining())
+            yield pb.ReadColumnsResponse(draining=common_pb2.Draining())
         else:
             context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+
+def fragile(blocks: list[pb.EntryColumns], damaged: int = -1) -> Fragile:
+    return Fragile(blocks, damaged)  # type: ignore[abstract]  # a ledger that Spark reads
 
 
 @contextmanager
@@ -170,10 +175,10 @@ def serving(ledger: Fragile) -> Iterator[str]:
         server.stop(None).wait()
 
 
-def test_a_stream_that_breaks_goes_on_after_the_last_entry(seed: int) -> None:
+def test_a_broken_stream_resumes_after_the_last_entry(seed: int) -> None:
     log = make_log(Random(seed), 3, 6)
     blocks = columns(log)
-    ledger = Fragile(blocks)
+    ledger = fragile(blocks)
     *_, (last, _, _) = log.stored
     with serving(ledger) as address, connected(address) as stub:
         groups = list(read_blocks(stub, Range(TOPIC, None, last, 0), timeout_s=20))
@@ -181,9 +186,9 @@ def test_a_stream_that_breaks_goes_on_after_the_last_entry(seed: int) -> None:
     assert ledger.streams == len(blocks)
 
 
-def test_what_lies_before_damage_comes_first(seed: int) -> None:
+def test_entries_before_damage_are_returned_first(seed: int) -> None:
     blocks = columns(make_log(Random(seed), 3, 6))
-    with serving(Fragile(blocks, damaged=3)) as address, connected(address) as stub:
+    with serving(fragile(blocks, damaged=3)) as address, connected(address) as stub:
         wanted = Range(TOPIC, None, Position(9, 0), 0)
         runs: list[Run] = []
         with pytest.raises(DataLossError) as failure:
@@ -192,7 +197,7 @@ def test_what_lies_before_damage_comes_first(seed: int) -> None:
     assert sum(run.count for run in runs) == sum(block.count for block in blocks[:3])
 
 
-def test_a_ledger_that_stays_away_is_given_up() -> None:
+def test_an_unreachable_ledger_is_given_up() -> None:
     with connected("127.0.0.1:1") as stub, pytest.raises(UnavailableError):
         list(read_blocks(stub, Range(TOPIC, None, Position(1, 0), 0), timeout_s=0.05))
 
@@ -210,12 +215,16 @@ class Trimming(Fragile):
         self.streams += 1
         yield pb.ReadResponse(started=pb.Started())
         if self.streams == 1:
-            yield pb.ReadResponse(draining=pb.Draining())
+            yield pb.ReadResponse(draining=common_pb2.Draining())
             return
         last = min(Position(2, 4), Position(request.through.ledger_id, request.through.entry_id))
-        if Position(request.at.ledger_id, request.at.entry_id) <= last:
-            gone = pb.EntriesTrimmed(first=request.at, last=to_position(last))
+        if Position(request.start.at.ledger_id, request.start.at.entry_id) <= last:
+            gone = pb.EntriesTrimmed(first=request.start.at, last=to_position(last))
             yield pb.ReadResponse(trimmed=gone)
+
+
+def trimming() -> Trimming:
+    return Trimming([])  # type: ignore[abstract]  # a ledger that Spark reads
 
 
 def a_topic(first: Position | None, last: Position | None) -> pb.Topic:
@@ -236,12 +245,12 @@ def a_topic(first: Position | None, last: Position | None) -> pb.Topic:
         (Position(2, 1), Position(9, 9), Position(3, 0), ("2:1", "2:4")),
     ],
 )
-def test_who_begins_below_what_is_left_of_a_log_is_told(
+def test_a_start_in_trimmed_entries_is_reported(
     start: Position, through: Position, first: Position | None, missed: tuple[str, str]
 ) -> None:
     topics = [a_topic(first, Position(3, 1))]
     with (
-        serving(Trimming([])) as address,
+        serving(trimming()) as address,
         connected(address) as stub,
         pytest.raises(MessagesTrimmedError) as caught,
     ):
@@ -261,29 +270,31 @@ def test_who_begins_below_what_is_left_of_a_log_is_told(
         (Bounds(Position(1, 5), Position(1, 2)), Position(2, 5), Position(3, 1)),
     ],
 )
-def test_who_misses_nothing_is_not_asked_about(
+def test_a_start_without_missing_entries_is_not_reported(
     bounds: Bounds, first: Position | None, last: Position | None
 ) -> None:
-    ledger = Trimming([])
+    ledger = trimming()
     with serving(ledger) as address, connected(address) as stub:
         check_not_trimmed(stub, [a_topic(first, last)], bounds, 20)
     assert not ledger.streams
 
 
-def test_a_place_between_ledgers_of_which_nothing_was_trimmed_is_no_miss() -> None:
+def test_a_start_between_untrimmed_ledgers_misses_nothing() -> None:
     topics = [a_topic(Position(4, 0), Position(4, 1))]
-    with serving(Trimming([])) as address, connected(address) as stub:
+    with serving(trimming()) as address, connected(address) as stub:
         check_not_trimmed(stub, topics, Bounds(Position(3, 0)), 20)
 
 
 @pytest.mark.parametrize("option", ["fail", "skip"])
-def test_what_is_trimmed_between_plan_and_task_is_missed(seed: int, option: str) -> None:
+def test_entries_trimmed_between_plan_and_task_are_reported_as_missing(
+    seed: int, option: str
+) -> None:
     log = make_log(Random(seed), 3, 6)
     blocks = columns(log)
     *_, (last, _, _) = log.stored
     count = sum(1 for _ in log.stored)
     schema = from_arrow_schema(pa.schema([("entry_id", pa.int64())]))
-    with serving(Fragile(blocks)) as address:
+    with serving(fragile(blocks)) as address:
         options = {"ledger": address, "topics": TOPIC, "trimmed": option}
         reader = SeqgateDataSource(options).reader(schema)
 
@@ -301,6 +312,6 @@ def test_what_is_trimmed_between_plan_and_task_is_missed(seed: int, option: str)
 
 
 @given(st.builds(Position, st.integers(1, 9), st.integers(0, 9)))
-def test_a_place_is_just_after_the_one_just_before_it(position: Position) -> None:
+def test_just_after_inverts_just_before(position: Position) -> None:
     assert just_after(just_before(position)) == position
     assert just_after(None) == Position(1, 0)

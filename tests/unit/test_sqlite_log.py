@@ -10,7 +10,7 @@ import pytest
 
 from seqgate.services.errors import StoreFull
 from seqgate.services.runtime import sqlite
-from seqgate.services.runtime.sqlite import Connections, Share, connections
+from seqgate.services.runtime.sqlite import Connections, DiskShare, connections
 from tests.simulation.defects import find
 from tests.support.waiting import eventually
 
@@ -91,12 +91,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-async def test_the_log_is_bounded_while_four_readers_read_on(tmp_path: Path) -> None:
+async def test_the_write_ahead_log_is_bounded_beside_four_long_readers(tmp_path: Path) -> None:
     assert await grown(tmp_path, writes=100) < LOG_BYTES + 4 * ROW_BYTES
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("small")
-async def test_a_log_that_is_left_alone_is_seen(
+async def test_an_unbounded_write_ahead_log_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find("B4").apply(monkeypatch)
@@ -106,7 +107,7 @@ async def test_a_log_that_is_left_alone_is_seen(
 async def test_a_reader_that_does_not_end_fills_a_store_with_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A refusal, until it is through; the log takes no more than its share twice, and a group."""
+    """Writes are refused until it ends; the log takes at most twice its share, and a group."""
     monkeypatch.setattr(sqlite, "CHECKPOINT_WAIT_MS", 1)
     monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 1)
     limit = sqlite.LOG_SHARE * LOG_BYTES
@@ -130,7 +131,7 @@ async def test_a_reader_that_does_not_end_fills_a_store_with_a_limit(
         await store.write(insert)
 
 
-async def test_a_limit_is_one_to_the_database_and_its_log(tmp_path: Path) -> None:
+async def test_a_limit_covers_the_database_and_its_log(tmp_path: Path) -> None:
     limit = 2_000_000
     path = tmp_path / "s.db"
     async with connections(path, readers=1, prepare=table, size_max_bytes=limit) as store:
@@ -149,4 +150,4 @@ async def test_a_limit_is_one_to_the_database_and_its_log(tmp_path: Path) -> Non
     ],
 )
 def test_a_limit_is_divided(limit: int, share: tuple[int, int]) -> None:
-    assert Share.of(limit) == share
+    assert DiskShare.of(limit) == share

@@ -25,7 +25,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("error", [apsw.IOError("disk I/O error"), apsw.FullError("full")])
-async def test_a_disk_that_fails_for_a_moment_is_waited_for(
+async def test_a_brief_disk_failure_is_retried(
     tmp_path: Path, error: apsw.Error, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "OPEN_RETRY_S", 0.001)
@@ -39,7 +39,7 @@ async def test_a_disk_that_fails_for_a_moment_is_waited_for(
     ("error", "refusal"),
     [(apsw.IOError("disk I/O error"), StoreUnavailable), (apsw.FullError("full"), StoreFull)],
 )
-async def test_a_disk_that_fails_for_too_long_is_a_failure(
+async def test_a_long_disk_failure_is_raised(
     tmp_path: Path,
     error: apsw.Error,
     refusal: type[DomainError],
@@ -51,7 +51,7 @@ async def test_a_disk_that_fails_for_too_long_is_a_failure(
             raise AssertionError
 
 
-async def test_a_place_where_no_database_can_be_is_a_failure_at_once(tmp_path: Path) -> None:
+async def test_an_invalid_path_fails_at_once(tmp_path: Path) -> None:
     prepare = Failing(apsw.IOError(), times=0)
     with pytest.raises(StoreUnavailable):
         async with connections(tmp_path / "none" / "a.db", readers=1, prepare=prepare):

@@ -1,4 +1,4 @@
-"""The error catalogue: every refusal of every service, and what the client makes of it."""
+"""The error catalogue: every refusal of every service, and the client's error for it."""
 
 import importlib
 import pkgutil
@@ -45,7 +45,7 @@ def test_every_refusal_is_known_to_the_client_and_documented(refusal: type[Domai
     assert isinstance(refusal.kind, Kind)
 
 
-def test_the_client_knows_exactly_the_reasons_that_services_give() -> None:
+def test_the_client_knows_exactly_the_reasons_of_the_services() -> None:
     assert set(BY_REASON) == {refusal.reason for refusal in refusals()} | {"INTERNAL"}
 
 
@@ -57,7 +57,7 @@ def test_one_reason_means_one_kind_everywhere() -> None:
 
 
 @pytest.mark.parametrize("refusal", refusals(), ids=lambda each: each.__module__ + each.__name__)
-def test_a_refusal_crosses_the_wire_whole(refusal: type[DomainError]) -> None:
+def test_a_refusal_is_decoded_unchanged(refusal: type[DomainError]) -> None:
     original = refusal("in words", retry_after_s=0.25, topic="a/b/c", flag=True, count=3)
     received = error_of_status(
         status_pb2.Status.FromString(status_of(original).SerializeToString())
@@ -116,7 +116,7 @@ def test_an_internal_error_reveals_no_internals() -> None:
         (grpc.StatusCode.UNIMPLEMENTED, InternalError),
     ],
 )
-def test_a_status_without_a_reason_goes_by_its_code(
+def test_a_status_without_a_reason_maps_by_its_code(
     code: grpc.StatusCode, kind: type[SeqgateError]
 ) -> None:
     error = error_of_status(status_pb2.Status(code=code.value[0], message="from a proxy"))

@@ -1,4 +1,4 @@
-"""What a subscription decides: one scenario each."""
+"""The decisions of a subscription: one scenario each."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -124,9 +124,11 @@ class Stage:
         self.do(effects)
         return outcomes
 
-    def refuse(self, consumer: int, *entries: int, delay_ms: int = 0) -> list[Outcome]:
+    def negative_acknowledge(
+        self, consumer: int, *entries: int, delay_ms: int = 0
+    ) -> list[Outcome]:
         items = [Nack(self.tokens[each].delivery, delay_ms) for each in entries]
-        effects, outcomes = self.sub.refuse(consumer, items, self.now_ms)
+        effects, outcomes = self.sub.negative_acknowledge(consumer, items, self.now_ms)
         self.do(effects)
         return outcomes
 
@@ -161,7 +163,7 @@ def stage(permits: int = 100, **options: Any) -> Stage:
     return made
 
 
-def test_27_no_more_is_sent_than_there_are_permits() -> None:
+def test_27_deliveries_stay_within_the_permits() -> None:
     it = stage(permits=5)
     it.publish(*[A] * 10)
     assert it.got(1) == [0, 1, 2, 3, 4]
@@ -169,7 +171,7 @@ def test_27_no_more_is_sent_than_there_are_permits() -> None:
     assert it.got(1) == [5, 6, 7]
 
 
-def test_28_a_batch_may_use_more_permits_than_there_are_and_then_nothing_is_sent() -> None:
+def test_28_a_batch_may_exceed_the_permits_and_stops_deliveries() -> None:
     it = stage(permits=3)
     it.publish(A, B, messages=10)
     assert it.got(1) == [0]
@@ -179,7 +181,7 @@ def test_28_a_batch_may_use_more_permits_than_there_are_and_then_nothing_is_sent
     assert it.got(1) == [1]
 
 
-def test_29_and_36_a_key_whose_owner_takes_nothing_waits_alone_and_in_order() -> None:
+def test_29_and_36_a_key_whose_owner_has_no_permits_waits_alone_in_order() -> None:
     it = stage(permits=100)
     it.connect(2, 0)
     it.publish(B, A, B, A)
@@ -190,7 +192,7 @@ def test_29_and_36_a_key_whose_owner_takes_nothing_waits_alone_and_in_order() ->
     assert it.got(2) == [0, 2, 4]
 
 
-def test_30_a_consumer_with_too_much_unacknowledged_goes_on_at_half_of_it() -> None:
+def test_30_a_consumer_at_its_unacknowledged_limit_resumes_at_half() -> None:
     it = stage(consumer_unacked_max=10)
     it.publish(*[A] * 20)
     assert it.got(1) == list(range(10))
@@ -205,12 +207,12 @@ def test_32_at_the_limit_of_the_subscription_only_redeliveries_proceed() -> None
     it = stage(unacked_max=2)
     it.publish(A, B, C)
     assert it.got(1) == [0, 1]
-    it.refuse(1, 1)
+    it.negative_acknowledge(1, 1)
     assert it.got(1) == [1]
     assert it.reason(C) is Reason.SUBSCRIPTION_LIMIT
 
 
-def test_34_permits_of_somebody_who_left_change_nothing() -> None:
+def test_34_permits_of_a_departed_consumer_change_nothing() -> None:
     it = stage()
     it.leave(1)
     it.permit(1, 100)
@@ -218,7 +220,7 @@ def test_34_permits_of_somebody_who_left_change_nothing() -> None:
     assert it.sent == {}
 
 
-def test_39_and_41_who_takes_nothing_holds_nobody_up_however_much_waits() -> None:
+def test_39_and_41_a_consumer_without_permits_does_not_block_others() -> None:
     it = stage(permits=0, consumer_parked_max=10, key_parked_max=5)
     it.connect(2, 1_000)
     it.publish(*[A] * 200, *[B] * 100)
@@ -246,7 +248,7 @@ def test_45_to_47_and_118_a_key_in_flight_drains_before_it_moves_and_others_move
     assert it.got(2) == [3]
 
 
-def test_50_what_drains_at_somebody_who_dies_comes_first() -> None:
+def test_50_draining_entries_of_a_crashed_consumer_come_first() -> None:
     it = stage()
     it.publish(B)
     it.connect(2, 100)
@@ -255,7 +257,7 @@ def test_50_what_drains_at_somebody_who_dies_comes_first() -> None:
     assert it.got(2) == [0, 1]
 
 
-def test_54_a_silent_owner_loses_the_key_at_the_deadline_and_its_token_is_dead() -> None:
+def test_54_a_silent_owner_loses_the_key_at_the_deadline_and_its_token_is_stale() -> None:
     it = stage(drain_deadline_ms=500)
     it.publish(B, B)
     old = it.tokens[0]
@@ -269,7 +271,7 @@ def test_54_a_silent_owner_loses_the_key_at_the_deadline_and_its_token_is_dead()
     assert it.acknowledge(1, 0) == [Outcome.STALE]
 
 
-def test_55_what_is_returned_did_not_fail() -> None:
+def test_55_a_returned_message_does_not_count_as_failed() -> None:
     it = stage()
     it.publish(B)
     it.connect(2, 100)
@@ -278,17 +280,22 @@ def test_55_what_is_returned_did_not_fail() -> None:
     assert it.tokens[0].attempts == 0
 
 
-def test_60_and_131_a_token_counts_once_and_only_its_owners() -> None:
+def test_60_and_131_a_token_settles_once_and_only_for_its_owner() -> None:
     it = stage()
     it.connect(2, 100)
     it.publish(A)
-    assert it.acknowledge(2, 0) == it.refuse(2, 0) == it.give_back(2, 0) == [Outcome.STALE]
+    assert (
+        it.acknowledge(2, 0)
+        == it.negative_acknowledge(2, 0)
+        == it.give_back(2, 0)
+        == [Outcome.STALE]
+    )
     assert it.acknowledge(1, 0) == [Outcome.DONE]
     assert it.acknowledge(1, 0) == [Outcome.STALE]
     assert it.sub.unacked == 0
 
 
-def test_61_and_62_of_a_batch_only_what_is_left_is_shown_again() -> None:
+def test_61_and_62_only_unacknowledged_messages_of_a_batch_are_redelivered() -> None:
     it = stage()
     it.publish(A, messages=5)
     it.acknowledge(1, 0, messages=0b101)
@@ -301,7 +308,7 @@ def test_61_and_62_of_a_batch_only_what_is_left_is_shown_again() -> None:
     assert not it.sub.lanes
 
 
-def test_64_what_is_not_durable_is_not_acknowledged() -> None:
+def test_64_an_acknowledgement_is_confirmed_only_when_durable() -> None:
     it = stage()
     it.publish(B)
     it.connect(2, 100)
@@ -313,11 +320,11 @@ def test_64_what_is_not_durable_is_not_acknowledged() -> None:
     assert it.got(2) == [1]
 
 
-def test_66_to_68_what_failed_comes_first_and_what_follows_is_taken_back() -> None:
+def test_66_to_68_a_failed_message_comes_first_and_later_ones_are_revoked() -> None:
     it = stage()
     it.publish(A, A, A, B)
     it.got(1)
-    it.refuse(1, 0, 2, delay_ms=100)
+    it.negative_acknowledge(1, 0, 2, delay_ms=100)
     assert [each for each in it.effects if isinstance(each, Revoke)] == [Revoke(1, (2,))]
     assert it.got(1) == []
     it.wait(100)
@@ -327,17 +334,17 @@ def test_66_to_68_what_failed_comes_first_and_what_follows_is_taken_back() -> No
     assert [it.tokens[each].attempts for each in (0, 1, 2)] == [1, 0, 1]
 
 
-def test_70_the_block_survives_whoever_refused() -> None:
+def test_70_a_failed_message_blocks_its_key_beyond_its_consumer() -> None:
     it = stage()
     it.publish(A, A)
-    it.refuse(1, 0)
+    it.negative_acknowledge(1, 0)
     it.leave(1)
     it.connect(2, 100)
     assert it.got(2) == [0]
     assert it.reason(A) is Reason.RETRY
 
 
-def test_72_who_dies_failed_at_the_first_message_of_each_key() -> None:
+def test_72_a_crash_fails_the_first_message_of_each_key() -> None:
     it = stage()
     it.publish(A, A, B)
     it.leave(1)
@@ -345,11 +352,11 @@ def test_72_who_dies_failed_at_the_first_message_of_each_key() -> None:
     assert [it.tokens[each].attempts for each in (0, 1, 2)] == [1, 0, 1]
 
 
-def test_73_after_so_many_attempts_a_message_is_dead_lettered_and_acknowledged() -> None:
+def test_73_a_message_is_dead_lettered_and_acknowledged_after_its_last_attempt() -> None:
     it = stage(redeliveries_max=2)
     it.publish(A, A)
     for _ in range(3):
-        it.refuse(1, 0)
+        it.negative_acknowledge(1, 0)
     dead = [each for each in it.effects if isinstance(each, DeadLetter)]
     assert dead == [DeadLetter(Position(1, 0), A, 3, AfterDeadLetter.CONTINUE)]
     assert it.got(1) == [0, 1, 0, 0, 1]
@@ -361,7 +368,7 @@ def test_73_after_so_many_attempts_a_message_is_dead_lettered_and_acknowledged()
 def test_76_a_key_is_held_until_it_is_released() -> None:
     it = stage(redeliveries_max=0, after_dead_letter=AfterDeadLetter.HOLD)
     it.publish(A, A)
-    it.refuse(1, 0)
+    it.negative_acknowledge(1, 0)
     assert it.reason(A) is Reason.HELD
     it.got(1)
     it.do(it.sub.release_key(A, 0))
@@ -371,12 +378,12 @@ def test_76_a_key_is_held_until_it_is_released() -> None:
 def test_76_the_tail_of_a_key_is_dead_lettered_in_order() -> None:
     it = stage(redeliveries_max=0, after_dead_letter=AfterDeadLetter.TAIL)
     it.publish(A, A, B, A)
-    it.refuse(1, 0)
+    it.negative_acknowledge(1, 0)
     dead = [each.position.entry_id for each in it.effects if isinstance(each, DeadLetter)]
     assert dead == [0, 1, 3]
 
 
-def test_77_what_times_out_fails_and_its_token_is_dead() -> None:
+def test_77_a_timed_out_message_fails_and_its_token_is_stale() -> None:
     it = Stage()
     it.connect(1, 10, ack_timeout_ms=100)
     it.publish(A)
@@ -388,7 +395,7 @@ def test_77_what_times_out_fails_and_its_token_is_dead() -> None:
     assert it.acknowledge(1, 0) == [Outcome.STALE]
 
 
-def test_80_and_81_whoever_comes_next_gets_everything_from_the_first_unacknowledged_on() -> None:
+def test_80_and_81_the_next_consumer_starts_at_the_first_unacknowledged_entry() -> None:
     it = stage(permits=3)
     it.publish(A, B, A, A)
     it.leave(1)
@@ -397,7 +404,7 @@ def test_80_and_81_whoever_comes_next_gets_everything_from_the_first_unacknowled
     assert [each for each in it.got(2) if each != 1] == [0, 2, 3, 4]
 
 
-def test_85_a_message_that_is_to_come_later_holds_its_key_only_if_that_is_asked_for() -> None:
+def test_85_a_delayed_message_holds_its_key_only_on_request() -> None:
     for holds, first in ((False, [1]), (True, [])):
         it = stage(delay_holds_key=holds)
         it.publish(A, deliver_at_ms=100)
@@ -407,20 +414,20 @@ def test_85_a_message_that_is_to_come_later_holds_its_key_only_if_that_is_asked_
         assert sorted([*first, *it.got(1)]) == [0, 1]
 
 
-def test_86_many_that_are_due_at_once_need_no_further_event() -> None:
+def test_86_many_entries_due_at_once_need_no_further_event() -> None:
     it = stage()
     it.publish(*[A, B, C] * 10, deliver_at_ms=100)
     it.wait(100)
     assert len(it.got(1)) == 30
 
 
-def test_everything_up_to_a_message_is_acknowledged_whatever_became_of_it() -> None:
+def test_cumulative_acknowledgement_covers_entries_in_every_state() -> None:
     it = stage(kind=SubscriptionType.EXCLUSIVE)
     it.publish(A, deliver_at_ms=1_000)
     it.publish(A, B, A)
-    it.refuse(1, 1, delay_ms=0)
+    it.negative_acknowledge(1, 1, delay_ms=0)
     it.acknowledge(1, 1)
-    effects, outcome, _ = it.sub.acknowledge_through(1, Ack(it.tokens[3].delivery), 0)
+    effects, outcome, _ = it.sub.acknowledge_cumulative(1, Ack(it.tokens[3].delivery), 0)
     it.do(effects)
     assert outcome is Outcome.DONE
     assert not it.sub.lanes
@@ -431,11 +438,11 @@ def test_the_rest_of_a_refused_large_message_follows_it() -> None:
     it = stage(max_in_flight_per_key=1, consumer_unacked_max=1)
     for is_last in (False, False, True):
         it.publish(A, chunk=Chunk("attempt", is_last))
-    it.refuse(1, 0)
+    it.negative_acknowledge(1, 0)
     assert it.got(1) == [0, 1, 2, 0, 1, 2]
 
 
-def test_a_large_message_goes_on_where_it_began() -> None:
+def test_a_large_message_stays_with_its_consumer() -> None:
     it = stage()
     it.publish(B, chunk=Chunk("attempt", is_last=False))
     it.connect(2, 100)
@@ -446,10 +453,10 @@ def test_a_large_message_goes_on_where_it_began() -> None:
     assert it.got(2) == [2]
 
 
-def test_who_has_too_much_returned_gets_nothing_new_until_half_of_it_is_delivered() -> None:
+def test_a_consumer_at_its_returned_limit_resumes_at_half() -> None:
     it = stage(returned_max=4)
     it.publish(*[b"key-%d" % each for each in range(10, 14)])
-    it.refuse(1, 0, 1, 2, 3, delay_ms=100)
+    it.negative_acknowledge(1, 0, 1, 2, 3, delay_ms=100)
     it.got(1)
     it.publish(A)
     assert it.got(1) == []
@@ -458,7 +465,7 @@ def test_who_has_too_much_returned_gets_nothing_new_until_half_of_it_is_delivere
     assert sorted(it.got(1)) == [0, 1, 2, 3, 4]
 
 
-def test_timers_of_what_is_settled_are_not_kept() -> None:
+def test_timers_of_settled_deliveries_are_dropped() -> None:
     it = Stage()
     it.connect(1, 1_000_000, ack_timeout_ms=3_600_000)
     for entry in range(5_000):
@@ -467,7 +474,7 @@ def test_timers_of_what_is_settled_are_not_kept() -> None:
     assert len(it.sub.timers) <= 1
 
 
-def test_of_what_somebody_had_who_dies_the_first_message_failed_whatever_was_renewed() -> None:
+def test_a_crash_fails_the_first_message_per_key_despite_renewal() -> None:
     it = Stage()
     it.connect(1, 100, ack_timeout_ms=1_000)
     it.publish(A, A)
@@ -477,7 +484,7 @@ def test_of_what_somebody_had_who_dies_the_first_message_failed_whatever_was_ren
     assert [it.tokens[each].attempts for each in (0, 1)] == [1, 0]
 
 
-def test_what_times_out_at_once_fails_in_the_order_of_the_log() -> None:
+def test_simultaneous_timeouts_fail_in_log_order() -> None:
     it = Stage()
     it.connect(1, 100, ack_timeout_ms=1_000)
     it.publish(A, A)
@@ -486,7 +493,7 @@ def test_what_times_out_at_once_fails_in_the_order_of_the_log() -> None:
     assert [it.tokens[each].attempts for each in (0, 1)] == [1, 0]
 
 
-def test_what_drains_too_long_comes_in_its_order_and_has_not_failed() -> None:
+def test_entries_that_drain_too_long_come_in_order_without_failing() -> None:
     it = Stage(drain_deadline_ms=500)
     it.connect(1, 100)
     it.publish(B, deliver_at_ms=100)
@@ -517,7 +524,7 @@ def test_the_last_messages_of_a_batch_may_become_durable_while_it_waits_again() 
     assert it.sub.parked == it.sub.unacked == 0
 
 
-def test_everything_up_to_a_message_is_settled_only_by_a_token_that_counts() -> None:
+def test_cumulative_acknowledgement_requires_a_valid_token() -> None:
     it = stage(kind=SubscriptionType.EXCLUSIVE)
     it.publish(A, A, messages=2)
     it.holds = (Persist,)
@@ -526,18 +533,18 @@ def test_everything_up_to_a_message_is_settled_only_by_a_token_that_counts() -> 
         (1, Ack(99), Outcome.STALE),
         (1, Ack(it.tokens[1].delivery, 0b100), Outcome.INVALID),
     ):
-        assert it.sub.acknowledge_through(consumer, item, 0) == ([], outcome, 0)
-    effects, outcome, number = it.sub.acknowledge_through(1, Ack(it.tokens[1].delivery, 0b01), 0)
+        assert it.sub.acknowledge_cumulative(consumer, item, 0) == ([], outcome, 0)
+    effects, outcome, number = it.sub.acknowledge_cumulative(1, Ack(it.tokens[1].delivery, 0b01), 0)
     assert outcome is Outcome.DONE
     assert effects == [Persist(number, (Position(1, 0),), ((Position(1, 1), 2, 0b01),), ())]
 
 
-def test_it_is_said_when_a_key_that_waits_is_looked_at_again() -> None:
+def test_the_next_retry_of_a_waiting_key_is_reported() -> None:
     it = stage(delay_holds_key=True, drain_deadline_ms=500)
     it.publish(A)
     lane = it.sub.lanes[A]
     assert it.sub.retry_at_ms(lane) is None
-    it.refuse(1, 0, delay_ms=70)
+    it.negative_acknowledge(1, 0, delay_ms=70)
     assert (lane.reason, it.sub.retry_at_ms(lane)) == (Reason.RETRY_DELAY, 70)
     it.publish(C, deliver_at_ms=90)
     lane = it.sub.lanes[C]
@@ -552,7 +559,7 @@ def test_it_is_said_when_a_key_that_waits_is_looked_at_again() -> None:
     assert it.sub.owner_of(slot) == 2
 
 
-def test_a_key_that_may_drain_for_ever_is_not_said_to_be_looked_at() -> None:
+def test_a_key_that_drains_without_a_deadline_has_no_next_retry() -> None:
     it = stage()
     it.publish(B)
     it.connect(2, 100)
@@ -561,7 +568,7 @@ def test_a_key_that_may_drain_for_ever_is_not_said_to_be_looked_at() -> None:
     assert (lane.reason, it.sub.retry_at_ms(lane)) == (Reason.DRAINING, None)
 
 
-def test_of_a_pool_who_got_nothing_comes_first() -> None:
+def test_a_shared_subscription_serves_consumers_in_turn() -> None:
     it = stage(kind=SubscriptionType.SHARED)
     it.connect(2, 100)
     for _ in range(4):
@@ -571,7 +578,7 @@ def test_of_a_pool_who_got_nothing_comes_first() -> None:
     assert [it.sub.owner_of(slot) for slot in it.sub.parking.slots.values()] == [None]
 
 
-def test_many_keys_move_to_whoever_owns_them_now() -> None:
+def test_many_keys_move_to_their_new_owners() -> None:
     it = stage(permits=0)
     it.publish(*[b"key-%d" % each for each in range(3_000)])
     it.connect(2)
@@ -586,7 +593,7 @@ def test_many_keys_move_to_whoever_owns_them_now() -> None:
     assert (len(it.got(1)), len(it.got(2))) == tuple(parked)
 
 
-def test_a_scan_that_finds_nothing_more_is_over() -> None:
+def test_a_scan_without_further_entries_ends() -> None:
     it = stage(permits=0, consumer_parked_max=1, key_parked_max=1)
     it.holds = (Scan,)
     it.publish(A, A)
@@ -596,21 +603,21 @@ def test_a_scan_that_finds_nothing_more_is_over() -> None:
     assert it.sub.lagging == 0
 
 
-def test_a_key_that_is_released_while_its_message_is_on_its_way_is_not_held() -> None:
+def test_a_key_released_during_dead_lettering_is_not_held() -> None:
     it = stage(redeliveries_max=0, after_dead_letter=AfterDeadLetter.HOLD)
     it.publish(A, A)
-    it.refuse(1, 0)
+    it.negative_acknowledge(1, 0)
     assert it.reason(A) is Reason.HELD
     it.holds = (DeadLetter,)
     it.do(it.sub.release_key(A, 0))
-    it.refuse(1, 1)
+    it.negative_acknowledge(1, 1)
     assert it.reason(A) is Reason.DEAD_LETTERING
     it.do(it.sub.release_key(A, 0))  # nothing is held yet
     it.do(it.sub.dead_lettered(Position(1, 1), A, 0))
     assert it.sub.keys[A].after is AfterDeadLetter.HOLD
 
 
-def test_a_key_drains_for_as_long_as_it_may_whatever_else_it_waits_for() -> None:
+def test_other_timers_do_not_change_the_drain_of_a_key() -> None:
     for deadline_ms, taken in ((500, [0, 1]), (0, [])):
         it = stage(delay_holds_key=True, drain_deadline_ms=deadline_ms)
         it.publish(B)
@@ -623,7 +630,7 @@ def test_a_key_drains_for_as_long_as_it_may_whatever_else_it_waits_for() -> None
         assert it.got(2) == taken
 
 
-def test_a_key_that_comes_back_to_its_owner_drains_no_more() -> None:
+def test_a_key_that_returns_to_its_owner_stops_draining() -> None:
     it = stage(drain_deadline_ms=500)
     it.publish(B)
     it.connect(2, 100)
@@ -634,7 +641,7 @@ def test_a_key_that_comes_back_to_its_owner_drains_no_more() -> None:
     assert it.acknowledge(1, 0) == [Outcome.DONE]
 
 
-def test_a_key_that_moves_on_has_no_more_time_to_drain() -> None:
+def test_moving_a_key_again_does_not_extend_its_drain() -> None:
     first, second = Ring(), Ring()
     for selector, consumers in ((first, (1, 2)), (second, (1, 2, 3))):
         for each in consumers:
@@ -654,7 +661,7 @@ def test_a_key_that_moves_on_has_no_more_time_to_drain() -> None:
     assert it.got(3) == [0]
 
 
-def test_what_is_acknowledged_in_parts_is_made_durable_whole_if_nothing_is_left() -> None:
+def test_a_batch_acknowledged_in_parts_is_persisted_whole() -> None:
     it = stage()
     it.publish(A, A, messages=2)
     it.holds = (Persist,)
@@ -665,7 +672,7 @@ def test_what_is_acknowledged_in_parts_is_made_durable_whole_if_nothing_is_left(
     assert it.effects[-1] == Persist(2, (Position(1, 1),), (), ())
 
 
-def test_who_has_acknowledged_a_key_that_moves_is_not_asked_to_give_it_back() -> None:
+def test_a_consumer_that_acknowledged_a_moving_key_is_not_asked_to_return_it() -> None:
     it = stage()
     it.publish(B, C, B)
     it.holds = (Persist,)
@@ -680,13 +687,13 @@ def test_who_has_acknowledged_a_key_that_moves_is_not_asked_to_give_it_back() ->
     assert not [each for each in it.effects if isinstance(each, Drain)]
 
 
-def test_what_failed_before_a_message_is_settled_with_everything_up_to_it() -> None:
+def test_cumulative_acknowledgement_settles_earlier_failed_messages() -> None:
     it = stage(kind=SubscriptionType.EXCLUSIVE)
     it.publish(A, A)
     it.holds = (Persist, Record)
     it.acknowledge(1, 1)
-    it.refuse(1, 0, delay_ms=1_000)
-    effects, outcome, number = it.sub.acknowledge_through(1, Ack(it.tokens[1].delivery), 0)
+    it.negative_acknowledge(1, 0, delay_ms=1_000)
+    effects, outcome, number = it.sub.acknowledge_cumulative(1, Ack(it.tokens[1].delivery), 0)
     assert (effects, outcome, number) == ([], Outcome.DONE, 2)
     it.do(it.sub.persisted(None, 0))
     assert it.effects[-1] == Persist(2, (Position(1, 0),), (), ())
@@ -708,7 +715,7 @@ def filtered(permits: int = 100, **options: Any) -> Stage:
     return made
 
 
-def test_92_what_filters_reject_is_acknowledged_and_costs_nobody_a_permit() -> None:
+def test_92_rejected_entries_are_acknowledged_and_take_no_permit() -> None:
     it = filtered(permits=2)
     it.publish(A, A, B, verdict=REJECT)
     it.publish(A, B)
@@ -717,7 +724,7 @@ def test_92_what_filters_reject_is_acknowledged_and_costs_nobody_a_permit() -> N
     assert it.sub.totals["rejected_entries"] == 3
 
 
-def test_93_a_backlog_that_is_rejected_goes_away_though_nobody_takes_anything() -> None:
+def test_93_a_rejected_backlog_is_acknowledged_without_permits() -> None:
     it = filtered(permits=0)
     it.says = dict.fromkeys(range(5_000), REJECT)
     it.publish(*[A, B, C] * 300, verdict=UNJUDGED)
@@ -726,7 +733,7 @@ def test_93_a_backlog_that_is_rejected_goes_away_though_nobody_takes_anything() 
     assert not it.sub.lanes
 
 
-def test_95_and_96_a_message_that_is_put_off_holds_its_key_and_nothing_else() -> None:
+def test_95_and_96_a_rescheduled_message_holds_only_its_key() -> None:
     it = filtered(permits=3)
     it.publish(A, verdict=100)
     it.publish(A, B)
@@ -745,7 +752,7 @@ def test_95_and_96_a_message_that_is_put_off_holds_its_key_and_nothing_else() ->
     assert it.sub.totals["put_off"] == 2
 
 
-def test_96_a_message_is_not_put_off_for_longer_nor_more_often_than_it_may() -> None:
+def test_96_rescheduling_is_bounded_in_time_and_number() -> None:
     it = filtered(reschedule_max_ms=10, reschedules_max=2)
     it.says = {0: 1_000}
     it.publish(A, verdict=1_000)
@@ -758,7 +765,7 @@ def test_96_a_message_is_not_put_off_for_longer_nor_more_often_than_it_may() -> 
     assert it.got(1) == [0]
 
 
-def test_where_keys_have_no_order_what_waits_for_filters_holds_nothing() -> None:
+def test_without_key_order_unjudged_entries_hold_nothing() -> None:
     for options in ({"in_order": False}, {"kind": SubscriptionType.SHARED}):
         it = filtered(**options)
         it.holds = (Judge,)
@@ -777,7 +784,7 @@ def test_where_keys_have_no_order_what_waits_for_filters_holds_nothing() -> None
         assert it.got(1) == [1]
 
 
-def test_100_where_filters_fail_a_key_waits_alone_and_goes_on_in_order() -> None:
+def test_100_a_key_with_failed_filters_waits_alone_and_resumes_in_order() -> None:
     it = filtered()
     it.publish(A, verdict=FILTER_FAILED)
     it.publish(A, B)
@@ -792,7 +799,7 @@ def test_100_where_filters_fail_a_key_waits_alone_and_goes_on_in_order() -> None
     assert it.got(1) == [0, 1, 3]
 
 
-def test_101_while_nobody_answers_only_what_is_judged_goes_on_and_then_all_in_order() -> None:
+def test_101_during_an_outage_only_judged_entries_proceed_and_then_all_in_order() -> None:
     it = filtered()
     it.holds = (Judge,)
     it.publish(A)
@@ -808,7 +815,7 @@ def test_101_while_nobody_answers_only_what_is_judged_goes_on_and_then_all_in_or
     assert it.acknowledged() == [0, 4, 2]
 
 
-def test_of_each_key_the_first_is_asked_about_before_the_second_of_any() -> None:
+def test_the_first_entry_of_each_key_is_judged_before_second_ones() -> None:
     it = filtered()
     it.holds = (Judge,)
     it.publish(A, verdict=UNJUDGED)
@@ -825,7 +832,7 @@ def test_of_each_key_the_first_is_asked_about_before_the_second_of_any() -> None
     assert it.asked() == [*range(3, 11)]
 
 
-def test_nothing_more_is_read_while_too_much_is_unjudged() -> None:
+def test_reading_stops_while_too_many_entries_are_unjudged() -> None:
     it = filtered(permits=100_000)
     it.holds = (Judge,)
     it.publish(*[b"%d" % each for each in range(UNJUDGED_MAX)], verdict=UNJUDGED)
@@ -836,7 +843,7 @@ def test_nothing_more_is_read_while_too_much_is_unjudged() -> None:
     assert len([each for each in it.effects if isinstance(each, Read)]) == len(reads) + 1
 
 
-def test_of_a_pool_nothing_more_is_read_while_as_much_waits_for_filters_as_may_wait() -> None:
+def test_a_shared_subscription_stops_reading_at_the_limit_of_failed_entries() -> None:
     it = filtered(kind=SubscriptionType.SHARED, consumer_parked_max=2)
     it.publish(A, verdict=FILTER_FAILED)
     assert not it.is_full()
@@ -847,7 +854,7 @@ def test_of_a_pool_nothing_more_is_read_while_as_much_waits_for_filters_as_may_w
     assert not it.is_full()
 
 
-def test_of_keys_at_which_filters_fail_so_many_wait_and_the_others_come_later(
+def test_parked_keys_with_failed_filters_are_bounded_and_others_come_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert BEYOND_ROOM_MAX == 10_000
@@ -862,14 +869,14 @@ def test_of_keys_at_which_filters_fail_so_many_wait_and_the_others_come_later(
     assert it.sub.parked == 0
 
 
-def test_what_comes_back_is_judged_again_and_what_is_in_flight_never() -> None:
+def test_redelivered_entries_are_judged_again_and_those_in_flight_are_not() -> None:
     it = filtered()
     it.holds = (Judge,)
     it.publish(A, A, B)
     it.refilter(start=0)
     assert not [each for each in it.effects if isinstance(each, Judge)]
     it.got(1)
-    it.refuse(1, 0)
+    it.negative_acknowledge(1, 0)
     assert it.asked() == [0, 1]
     assert it.got(1) == []
     it.holds = ()
@@ -879,27 +886,27 @@ def test_what_comes_back_is_judged_again_and_what_is_in_flight_never() -> None:
     assert it.acknowledged() == [0]
 
 
-def test_what_failed_too_often_is_dead_lettered_whatever_filters_would_say() -> None:
+def test_a_message_that_failed_too_often_is_dead_lettered_despite_filters() -> None:
     it = filtered(redeliveries_max=0)
     it.says = {0: REJECT}
     it.publish(A, A)
-    it.refuse(1, 0)
+    it.negative_acknowledge(1, 0)
     assert [each.position.entry_id for each in it.effects if isinstance(each, DeadLetter)] == [0]
     assert it.sub.totals["rejected_entries"] == 0
 
 
-def test_what_is_missing_is_still_said_after_what_follows_it_was_rejected() -> None:
+def test_a_gap_is_reported_after_the_next_message_was_rejected() -> None:
     it = filtered(redeliveries_max=0)
     it.publish(A, A, A)
     it.says = {1: REJECT}
-    it.refuse(1, 0)
+    it.negative_acknowledge(1, 0)
     assert it.got(1) == [0, 1, 2, 2]
     gap = it.tokens[2].gap
     assert gap is not None
     assert gap.position == Position(1, 0)
 
 
-def test_what_filters_said_before_they_changed_counts_no_more() -> None:
+def test_verdicts_of_replaced_filters_are_ignored() -> None:
     it = filtered()
     it.holds = (Judge,)
     it.publish(A, verdict=UNJUDGED)
@@ -913,7 +920,7 @@ def test_what_filters_said_before_they_changed_counts_no_more() -> None:
     assert it.got(1) == [0]
 
 
-def test_other_filters_judge_what_waits_from_where_they_apply() -> None:
+def test_new_filters_judge_waiting_entries_from_their_start() -> None:
     it = filtered(permits=0)
     it.publish(A, B, A, B)
     it.says = dict.fromkeys(range(4), REJECT)
@@ -923,7 +930,7 @@ def test_other_filters_judge_what_waits_from_where_they_apply() -> None:
     assert sorted(it.got(1)) == [0, 1]
 
 
-def test_without_filters_whatever_waited_for_them_is_delivered() -> None:
+def test_removing_filters_delivers_the_entries_that_waited_for_them() -> None:
     it = filtered()
     it.holds = (Judge,)
     it.publish(A, verdict=UNJUDGED)
@@ -931,7 +938,7 @@ def test_without_filters_whatever_waited_for_them_is_delivered() -> None:
     it.publish(C, verdict=1_000)
     it.refilter(is_filtered=False)
     assert sorted(it.got(1)) == [0, 1, 2]
-    it.refuse(1, 0)
+    it.negative_acknowledge(1, 0)
     assert it.got(1) == [0]
 
 
@@ -948,7 +955,7 @@ def test_the_chunks_of_a_large_message_share_the_verdict_of_the_first() -> None:
     assert it.got(1) == [3, 4, 5]
 
 
-def test_the_chunks_of_a_large_message_that_wait_are_judged_as_one() -> None:
+def test_waiting_chunks_of_a_large_message_are_judged_as_one() -> None:
     it = filtered(permits=0)
     it.publish(A, chunk=Chunk("attempt", is_last=False), verdict=100)
     it.wait(60)
@@ -966,7 +973,7 @@ def test_the_chunks_of_a_large_message_that_wait_are_judged_as_one() -> None:
     assert it.got(1) == [2]
 
 
-def test_what_was_passed_over_is_judged_when_there_is_room_and_rejected_only_once() -> None:
+def test_lagging_entries_are_judged_with_room_and_rejected_once() -> None:
     it = filtered(permits=0, key_parked_max=1, consumer_parked_max=1)
     it.holds = (Scan,)
     it.publish(A, A, A)
@@ -979,7 +986,7 @@ def test_what_was_passed_over_is_judged_when_there_is_room_and_rejected_only_onc
     assert it.acknowledged() == [3, 2]
 
 
-def test_what_is_read_while_a_page_of_a_scan_is_under_way_is_scanned_for_as_well() -> None:
+def test_entries_read_during_a_page_of_a_scan_are_scanned_too() -> None:
     it = stage(permits=0, consumer_parked_max=1, key_parked_max=1)
     it.holds = (Scan,)
     it.publish(A, A)
@@ -991,7 +998,7 @@ def test_what_is_read_while_a_page_of_a_scan_is_under_way_is_scanned_for_as_well
     assert sorted(it.got(1)) == [0, 1, 2]
 
 
-def test_a_page_of_a_scan_that_finds_nothing_says_nothing_of_what_was_read_meanwhile() -> None:
+def test_an_empty_page_of_a_scan_does_not_cover_entries_read_meanwhile() -> None:
     it = stage(permits=0, consumer_parked_max=1, key_parked_max=1)
     it.holds = (Scan,)
     it.publish(A, A)
@@ -1002,7 +1009,7 @@ def test_a_page_of_a_scan_that_finds_nothing_says_nothing_of_what_was_read_meanw
     assert it.got(1) == [0, 2]
 
 
-def test_a_page_of_a_scan_may_be_cut_anywhere() -> None:
+def test_pages_of_a_scan_may_be_cut_anywhere() -> None:
     it = stage(permits=0, consumer_parked_max=1, key_parked_max=1)
     it.holds = (Scan,)
     it.publish(A, A, A, A)
@@ -1012,7 +1019,7 @@ def test_a_page_of_a_scan_may_be_cut_anywhere() -> None:
     assert sorted(it.got(1)) == [0, 1, 2, 3]
 
 
-def test_the_rest_of_a_large_message_waits_for_a_permit_of_whoever_has_its_first_chunks() -> None:
+def test_the_rest_of_a_large_message_waits_for_permits_of_its_consumer() -> None:
     it = stage(permits=1)
     it.publish(B, chunk=Chunk("attempt", is_last=False))
     it.connect(2, 100)
@@ -1039,13 +1046,11 @@ def _batch_in_part(*, is_under_way: bool) -> Stage:
     return it
 
 
-def test_a_message_that_was_acknowledged_does_not_come_again_with_its_batch_when_that_fails() -> (
-    None
-):
+def test_an_acknowledged_message_is_not_redelivered_with_its_failed_batch() -> None:
     for is_under_way in (True, False):
         it = _batch_in_part(is_under_way=is_under_way)
         entry = len(it.log) - 1
-        it.refuse(1, entry)
+        it.negative_acknowledge(1, entry)
         assert it.tokens[entry].unacked == 0b101
         it.give_back(1, entry)
         assert it.tokens[entry].unacked == 0b101
@@ -1055,7 +1060,7 @@ def test_a_message_that_was_acknowledged_does_not_come_again_with_its_batch_when
         assert it.tokens[entry].unacked == 0b101
 
 
-def test_acknowledgements_of_one_batch_by_several_deliveries_all_count() -> None:
+def test_acknowledgements_of_a_batch_add_up_across_deliveries() -> None:
     it = _batch_in_part(is_under_way=False)
     it.give_back(1, 1)
     it.acknowledge(1, 1, messages=0b001)
@@ -1069,19 +1074,19 @@ def test_acknowledgements_of_one_batch_by_several_deliveries_all_count() -> None
     assert Position(1, 1) in it.sub.acknowledged
 
 
-def test_a_key_that_is_held_is_released_by_the_key_of_any_message_where_all_are_one() -> None:
+def test_any_key_releases_the_held_key_of_a_totally_ordered_subscription() -> None:
     it = stage(
         kind=SubscriptionType.EXCLUSIVE, redeliveries_max=0, after_dead_letter=AfterDeadLetter.HOLD
     )
     it.publish(A, B)
-    it.refuse(1, 0)
+    it.negative_acknowledge(1, 0)
     assert it.got(1) == [0, 1]
     assert it.reason(it.sub.lane_key(A)) is Reason.HELD
     it.do(it.sub.release_key(A, 0))
     assert it.got(1) == [1]
 
 
-def test_what_filters_failed_at_for_a_day_goes_to_the_dead_letter_topic() -> None:
+def test_entries_whose_filters_failed_for_a_day_are_dead_lettered() -> None:
     it = stage()
     it.publish(A, verdict=FILTER_FAILED)
     it.publish(A, B)
@@ -1096,7 +1101,7 @@ def test_what_filters_failed_at_for_a_day_goes_to_the_dead_letter_topic() -> Non
     assert [each.position.entry_id for each in it.effects if isinstance(each, DeadLetter)] == [0]
 
 
-def test_of_a_pool_what_filters_failed_at_for_a_day_is_dead_lettered_too() -> None:
+def test_a_shared_subscription_dead_letters_entries_failed_for_a_day() -> None:
     it = stage(kind=SubscriptionType.SHARED, is_filtered=True)
     it.says[0] = FILTER_FAILED
     it.publish(A, verdict=UNJUDGED)
@@ -1104,7 +1109,7 @@ def test_of_a_pool_what_filters_failed_at_for_a_day_is_dead_lettered_too() -> No
     assert it.acknowledged() == [0]
 
 
-def test_the_first_entry_that_filters_failed_at_is_known() -> None:
+def test_the_first_entry_with_failed_filters_is_known() -> None:
     it = stage(is_filtered=True)
     assert it.sub.judging.first_failed() is None
     it.publish(B, A, verdict=FILTER_FAILED)
@@ -1114,7 +1119,7 @@ def test_the_first_entry_that_filters_failed_at_is_known() -> None:
     assert it.sub.judging.first_failed() is None
 
 
-def test_an_entry_that_filters_failed_at_is_known_while_others_judge_it() -> None:
+def test_an_entry_with_failed_filters_is_known_while_new_ones_judge_it() -> None:
     it = filtered()
     it.publish(A, verdict=FILTER_FAILED)
     it.holds = (Judge,)
@@ -1128,7 +1133,7 @@ def test_an_entry_that_filters_failed_at_is_known_while_others_judge_it() -> Non
     assert it.sub.judging.first_failed() is None
 
 
-def test_what_filters_failed_at_before_a_take_over_is_known_before_they_are_asked_again() -> None:
+def test_failed_entries_are_known_after_a_takeover_before_they_are_judged() -> None:
     it = stage(is_filtered=True, waits={Position(1, 1): 0})
     it.holds = (Judge,)
     it.publish(A, B, C, verdict=UNJUDGED)
@@ -1137,7 +1142,7 @@ def test_what_filters_failed_at_before_a_take_over_is_known_before_they_are_aske
     assert it.sub.judging.first_failed() is None
 
 
-def test_a_chunk_that_waited_before_a_take_over_may_have_waited_for_its_message() -> None:
+def test_a_chunk_that_waited_before_a_takeover_may_have_been_withheld() -> None:
     it = stage(is_filtered=True, waits={Position(1, 0): 0})
     it.holds = (Judge,)
     it.publish(A, chunk=Chunk("attempt", is_last=False), verdict=UNJUDGED)
@@ -1165,28 +1170,32 @@ def _rejected_while_nothing_is_durable() -> None:
     assert it.got(1) == [len(it.log) - 1]
 
 
-def test_reading_stops_while_much_that_was_rejected_is_not_durable() -> None:
+def test_reading_stops_while_too_many_rejections_are_not_durable() -> None:
     _rejected_while_nothing_is_durable()
 
 
-def test_without_that_it_is_remembered_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.deep
+def test_without_that_stop_rejections_accumulate_without_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     find("B2").apply(monkeypatch)
     with pytest.raises(AssertionError):
         _rejected_while_nothing_is_durable()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("id_", "shown"),
     [
         (
             "A16",
-            test_the_rest_of_a_large_message_waits_for_a_permit_of_whoever_has_its_first_chunks,
+            test_the_rest_of_a_large_message_waits_for_permits_of_its_consumer,
         ),
         (
             "F2",
-            test_a_message_that_was_acknowledged_does_not_come_again_with_its_batch_when_that_fails,
+            test_an_acknowledged_message_is_not_redelivered_with_its_failed_batch,
         ),
-        ("F11", test_what_is_read_while_a_page_of_a_scan_is_under_way_is_scanned_for_as_well),
+        ("F11", test_entries_read_during_a_page_of_a_scan_are_scanned_too),
     ],
 )
 def test_a_defect_of_the_machine_is_found(
@@ -1197,9 +1206,7 @@ def test_a_defect_of_the_machine_is_found(
         shown()
 
 
-def test_since_when_a_key_is_withheld_does_not_begin_anew_when_something_else_happens_to_it() -> (
-    None
-):
+def test_other_events_do_not_restart_the_withheld_time_of_a_key() -> None:
     it = stage(max_in_flight_per_key=1)
     it.publish(A, A)
     it.wait(10)

@@ -1,4 +1,4 @@
-"""What nobody foresaw in one subscription of the dispatcher is that one's matter."""
+"""An unexpected error in one subscription of the dispatcher affects only that one."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -83,7 +83,7 @@ def _in_acknowledging(peer: Peer) -> None:
 
 def _in_a_timer(peer: Peer) -> None:
     peer.live.machine.tick = surprise  # type: ignore[method-assign]
-    peer.refuse(*peer.got, delay_ms=10)
+    peer.negative_acknowledge(*peer.got, delay_ms=10)
 
 
 def _in_permitting(peer: Peer) -> None:
@@ -131,13 +131,14 @@ async def _surprised(happens: Callable[[Peer], Any]) -> None:
 
 
 @pytest.mark.parametrize("happens", SURPRISES)
-def test_a_surprise_in_a_subscription_ends_its_streams_and_it_is_taken_anew(
+def test_an_unexpected_error_ends_a_subscriptions_streams_and_reopens_it(
     happens: Callable[[Peer], Any],
 ) -> None:
     virtually(lambda: _surprised(happens))
 
 
-def test_without_that_everything_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.deep
+def test_an_uncontained_error_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     find("B6-subscription").apply(monkeypatch)
     with pytest.raises(BaseException) as ended:
         virtually(lambda: _surprised(_in_reading))
@@ -166,7 +167,7 @@ async def _lost(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not before._work._running
 
 
-def test_a_lease_that_is_lost_while_it_loads_leaves_nothing_behind(
+def test_a_lease_lost_while_loading_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     virtually(lambda: _lost(monkeypatch))

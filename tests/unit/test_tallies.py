@@ -1,4 +1,4 @@
-"""What is told of each filter follows from what was counted for its chain."""
+"""The reported counts of each filter follow from the tallies of its chain."""
 
 import pytest
 
@@ -24,11 +24,11 @@ def rows(tallies: Tallies) -> dict[tuple[bool, str, int], tuple[int, ...]]:
     return {(row.is_shadow, row.name, row.version): shown(row) for row in tallies.rows()}
 
 
-def test_nothing_was_counted() -> None:
+def test_empty_tallies() -> None:
     assert Tallies().rows() == []
 
 
-def test_a_filter_accepted_what_the_next_one_was_asked_about() -> None:
+def test_an_entry_judged_by_a_later_filter_was_accepted_by_earlier_ones() -> None:
     tallies = Tallies()
     for place, said, entries in [
         (None, ACCEPTED, 10),
@@ -52,7 +52,7 @@ def test_a_filter_accepted_what_the_next_one_was_asked_about() -> None:
     assert every.processed.messages == 250
 
 
-def test_a_version_counts_apart_and_so_does_a_shadow_chain() -> None:
+def test_versions_and_shadow_chains_are_counted_separately() -> None:
     tallies = Tallies()
     tallies.of((("a", 1),), None, ACCEPTED, is_shadow=False).add(1, 1)
     tallies.of((("a", 2),), 0, REJECTED, is_shadow=False).add(2, 2)
@@ -68,7 +68,7 @@ def test_a_version_counts_apart_and_so_does_a_shadow_chain() -> None:
     }
 
 
-def test_of_the_oldest_chains_only_the_sum_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_sum_of_the_oldest_chains_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CHAINS_MAX", 2)
     tallies = Tallies()
     for version in range(5):
@@ -82,7 +82,7 @@ def test_of_the_oldest_chains_only_the_sum_is_kept(monkeypatch: pytest.MonkeyPat
     }
 
 
-def test_a_chain_that_somebody_judges_by_is_kept_however_old(
+def test_a_chain_in_use_is_kept_at_any_age(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "CHAINS_MAX", 2)

@@ -1,4 +1,4 @@
-"""What telemetry stands on: names, variables, contexts in messages. No connection."""
+"""The basis of telemetry: names, variables, contexts in messages; without a connection."""
 
 from collections.abc import Mapping
 
@@ -41,7 +41,7 @@ def test_names_are_those_of_the_conventions() -> None:
     assert names.GRPC in systems
 
 
-def test_names_of_our_own_are_below_ours() -> None:
+def test_our_own_names_have_our_prefix() -> None:
     for value in (names.PRODUCER_NAME, names.SEQUENCE_ID, names.REASON):
         assert value.startswith("seqgate.")
         assert value not in CONVENTIONS.values()
@@ -67,7 +67,7 @@ ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4317"}
         ({**ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, OTLP),
     ],
 )
-def test_the_exporter_that_variables_ask_for(variables: Mapping[str, str], exporter: str) -> None:
+def test_the_exporter_selected_by_variables(variables: Mapping[str, str], exporter: str) -> None:
     assert exporter_asked_for("TRACES", variables) == exporter
 
 
@@ -79,7 +79,7 @@ def test_the_exporter_that_variables_ask_for(variables: Mapping[str, str], expor
         {**ENDPOINT, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/json"},
     ],
 )
-def test_what_there_is_not_is_refused(variables: Mapping[str, str]) -> None:
+def test_unsupported_exporters_are_refused(variables: Mapping[str, str]) -> None:
     with pytest.raises(TelemetrySettingError):
         exporter_asked_for("TRACES", variables)
 
@@ -94,7 +94,7 @@ def test_what_there_is_not_is_refused(variables: Mapping[str, str]) -> None:
         max_size=3,
     ),
 )
-def test_a_context_comes_back_from_properties(
+def test_a_context_is_read_back_from_properties(
     trace_id: int, span_id: int, sampled: bool, state: dict[str, str]
 ) -> None:
     flags = TraceFlags(TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT)
@@ -110,8 +110,8 @@ def test_a_context_comes_back_from_properties(
 
 
 @given(st.text(max_size=80))
-def test_what_is_no_context_is_none(text: str) -> None:
-    """Whatever an application writes there: at worst it names no trace."""
+def test_properties_without_a_context_have_none(text: str) -> None:
+    """For anything that an application writes there: at worst there is no trace."""
     found = extract({"traceparent": text, "tracestate": text})
     assert not found.is_valid or found.trace_id
 
@@ -127,7 +127,7 @@ def test_what_is_no_context_is_none(text: str) -> None:
         "00-4bf92f3577b34da6a3ce929d0e0e473-00f067aa0ba902b7-01",
     ],
 )
-def test_a_damaged_context_is_none(text: str) -> None:
+def test_a_damaged_context_is_ignored(text: str) -> None:
     assert not extract({"traceparent": text}).is_valid
     assert trace_id_of({"traceparent": text}) == ""
 
@@ -145,11 +145,11 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
         (TRACE, ""),
     ],
 )
-def test_a_trace_is_one_of_the_standards_form(value: str, expected: str) -> None:
+def test_only_the_standards_form_is_a_trace(value: str, expected: str) -> None:
     assert trace_id_of({"traceparent": value}) == expected
 
 
-def test_nothing_is_written_of_no_span() -> None:
+def test_no_context_is_written_without_a_span() -> None:
     properties: dict[str, str] = {}
     inject(extract({}), properties)
     assert properties == {}

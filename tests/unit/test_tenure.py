@@ -1,4 +1,4 @@
-"""What was sent before a reset or other properties never counts after them, late or again."""
+"""Calls from before a reset or a change of properties never apply after it, late or repeated."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -95,7 +95,7 @@ async def in_doubt(cursors: Delaying) -> Tenure:
 @pytest.mark.parametrize(
     "error", [lambda: CursorsUnavailable("no answer", retry_after_s=1), asyncio.CancelledError]
 )
-async def test_a_late_acknowledgement_does_not_skip_what_a_reset_gives_again(
+async def test_a_late_acknowledgement_does_not_skip_redelivered_entries(
     error: Callable[[], BaseException],
 ) -> None:
     cursors = Delaying()
@@ -109,7 +109,7 @@ async def test_a_late_acknowledgement_does_not_skip_what_a_reset_gives_again(
     assert (await cursors.cursor()).mark_delete is None
 
 
-async def test_a_late_reset_does_not_take_back_what_was_acknowledged_since() -> None:
+async def test_a_late_reset_does_not_undo_later_acknowledgements() -> None:
     cursors = Delaying()
     tenure = await held(cursors)
     cursors.lost = ["reset"]
@@ -132,7 +132,7 @@ async def test_late_properties_do_not_undo_newer_ones() -> None:
     assert (await cursors.cursor()).own == {"filters": "new"}
 
 
-async def test_an_acknowledgement_that_is_repeated_does_not_skip_what_a_reset_gives_again() -> None:
+async def test_a_repeated_acknowledgement_does_not_skip_redelivered_entries() -> None:
     cursors = Delaying()
     tenure = await held(cursors)
     cursors.repeated = ["persist"]
@@ -152,7 +152,7 @@ async def test_a_repeated_count_of_attempts_does_not_outlast_a_reset() -> None:
     assert [each async for each in tenure.attempts()] == []
 
 
-async def test_a_reset_that_is_repeated_does_not_take_back_what_was_acknowledged_since() -> None:
+async def test_a_repeated_reset_does_not_undo_later_acknowledgements() -> None:
     cursors = Delaying()
     tenure = await held(cursors)
     cursors.repeated = ["reset"]
@@ -162,7 +162,7 @@ async def test_a_reset_that_is_repeated_does_not_take_back_what_was_acknowledged
     assert (await cursors.cursor()).mark_delete == FIRST
 
 
-async def test_properties_that_are_repeated_do_not_undo_newer_ones() -> None:
+async def test_repeated_properties_do_not_undo_newer_ones() -> None:
     cursors = Delaying()
     tenure = await held(cursors)
     cursors.repeated = ["set"]
@@ -172,7 +172,7 @@ async def test_properties_that_are_repeated_do_not_undo_newer_ones() -> None:
     assert (await cursors.cursor()).own == {"filters": "new"}
 
 
-async def test_what_only_adds_up_stays_in_its_epoch() -> None:
+async def test_commutative_calls_keep_the_epoch() -> None:
     cursors = Delaying()
     tenure = await held(cursors)
     epoch = tenure.epoch
@@ -184,7 +184,7 @@ async def test_what_only_adds_up_stays_in_its_epoch() -> None:
     assert tenure.epoch == epoch
 
 
-async def test_properties_that_are_set_at_once_are_all_there() -> None:
+async def test_concurrently_set_properties_are_all_stored() -> None:
     cursors = Delaying()
     tenure = await held(cursors)
     await asyncio.gather(*(tenure.set_properties({str(at): "1"}, ()) for at in range(20)))
@@ -192,7 +192,7 @@ async def test_properties_that_are_set_at_once_are_all_there() -> None:
 
 
 @pytest.mark.parametrize("is_done", [False, True])
-async def test_the_next_epoch_is_asked_for_again_when_its_answer_is_lost(is_done: bool) -> None:
+async def test_the_next_epoch_is_requested_again_when_its_answer_is_lost(is_done: bool) -> None:
     cursors = Delaying()
     cursors.is_done_at_once = is_done
     tenure = await in_doubt(cursors)
@@ -208,7 +208,7 @@ async def test_the_next_epoch_is_asked_for_again_when_its_answer_is_lost(is_done
     assert await tenure.persist(ACK) == FIRST
 
 
-async def test_calls_that_meet_the_next_epoch_on_their_way_are_done_by_it() -> None:
+async def test_calls_overtaken_by_the_next_epoch_succeed_in_it() -> None:
     cursors = Delaying()
     tenure = await in_doubt(cursors)
     both = asyncio.gather(tenure.reset(None), tenure.renew(), tenure.persist(ACK))
@@ -216,7 +216,7 @@ async def test_calls_that_meet_the_next_epoch_on_their_way_are_done_by_it() -> N
     assert await tenure.persist(ACK) == FIRST
 
 
-async def test_who_lost_the_lease_is_fenced_whatever_it_does() -> None:
+async def test_a_lost_lease_fences_every_call() -> None:
     cursors = Delaying()
     tenure = await in_doubt(cursors)
     await cursors.release(TOPIC, "s", tenure.epoch)
@@ -236,7 +236,7 @@ async def test_who_lost_the_lease_is_fenced_whatever_it_does() -> None:
 
 
 @pytest.mark.parametrize("is_made_again", [False, True])
-async def test_who_asks_late_to_go_on_does_not_take_what_its_successor_of_the_same_name_has(
+async def test_a_late_renewal_does_not_take_the_lease_of_a_namesake_successor(
     is_made_again: bool,
 ) -> None:
     cursors = Delaying()

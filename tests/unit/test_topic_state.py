@@ -1,4 +1,4 @@
-"""The gate in front of the verdicts: what a state that is not the writer's answers."""
+"""The gate before the verdicts: the answers of a state that does not match the writer."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def entries(after: Position | None, through: Position, *highest: int) -> Confirm
         (Writer(2, 1, Position(9, 9)), Behind(None)),
     ],
 )
-def test_who_asks_decides(writer: Writer, answer: Any) -> None:
+def test_answers_depend_on_the_writer(writer: Writer, answer: Any) -> None:
     outcome = ask(state_at(AT_3), writer)
     assert isinstance(outcome, answer) if isinstance(answer, type) else outcome == answer
 
@@ -73,14 +73,16 @@ def test_zombies_are_fenced(writer: Writer) -> None:
         ask(state_at(AT_3), writer)
 
 
-def test_a_topic_that_redis_lost_is_behind_unless_its_log_is_empty() -> None:
+def test_a_topic_lost_by_redis_is_behind_unless_its_log_is_empty() -> None:
     assert ask(None, Writer(1, 2, AT_3)) == Behind(None)
     assert isinstance(ask(None, Writer(1, 2, None)), Judged)
 
 
-def test_a_confirmation_is_applied_before_anything_is_judged() -> None:
+def test_a_confirmation_is_applied_before_claims_are_judged() -> None:
     state = state_at(AT_3)
-    outcome = ask(state, Writer(1, 2, Position(1, 5)), confirmation=entries(AT_3, (1, 5), 6, 7))
+    outcome = ask(
+        state, Writer(1, 2, Position(1, 5)), confirmation=entries(AT_3, Position(1, 5), 6, 7)
+    )
     assert outcome.producers[0].verdicts == [Verdict.DUPLICATE]
     assert state.confirmed == (1, 5)
 
@@ -102,7 +104,7 @@ def test_confirming_again_is_harmless() -> None:
     assert state.counts.confirmed_entries == 2
 
 
-def test_a_takeover_withdraws_what_the_writer_before_let_through() -> None:
+def test_a_takeover_withdraws_claims_of_the_previous_writer() -> None:
     state = state_at(AT_3)
     assert ask(state, Writer(1, 2, AT_3)).producers[0].verdicts == [Verdict.NEW]
     assert ask(state, Writer(1, 2, AT_3)).producers[0].verdicts == [Verdict.IN_FLIGHT]

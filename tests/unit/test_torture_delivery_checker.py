@@ -1,4 +1,4 @@
-"""The torture's checker of deliveries finds whatever is wrong with some, and nothing else."""
+"""The torture's checker of deliveries finds every violation, and nothing else."""
 
 from collections.abc import Callable
 
@@ -6,9 +6,9 @@ import pytest
 
 from seqgate.client import SubscriptionType
 from seqgate.types import Position
+from tools.stack.journal import Line
 from tools.torture.delivery_checker import Subscription, check_deliveries
 from tools.torture.evidence import Entry, Log, Place, Progress, Stored
-from tools.torture.journal import Line
 
 COUNT = 6
 KEY = "k"
@@ -163,24 +163,24 @@ def damage_one(history: History) -> None:
         (damage_one, "DAMAGED"),
     ],
 )
-def test_what_is_planted_is_found(plant: Callable[[History], None], kind: str) -> None:
+def test_planted_violations_are_found(plant: Callable[[History], None], kind: str) -> None:
     history = History()
     plant(history)
     assert kind in history.kinds
 
 
 @pytest.mark.parametrize("kind", SubscriptionType)
-def test_nothing_is_found_where_nothing_is_wrong(kind: SubscriptionType) -> None:
+def test_a_correct_run_has_no_violations(kind: SubscriptionType) -> None:
     assert History(kind).kinds == set()
 
 
-def test_what_is_not_shared_by_key_has_no_order() -> None:
+def test_subscriptions_without_keys_have_no_order() -> None:
     history = History(SubscriptionType.SHARED)
     deliver_first_out_of_order(history)
     assert history.kinds == set()
 
 
-def test_what_is_acknowledged_through_needs_no_answer_of_its_own() -> None:
+def test_a_cumulative_acknowledgement_covers_earlier_entries() -> None:
     history = History(SubscriptionType.EXCLUSIVE)
     for number in (1, 2, 3):
         history.forget(number, "ask", "done")
@@ -190,7 +190,7 @@ def test_what_is_acknowledged_through_needs_no_answer_of_its_own() -> None:
     assert history.kinds == set()
 
 
-def test_nobody_acknowledges_through_what_nobody_got() -> None:
+def test_a_cumulative_acknowledgement_of_undelivered_entries_is_a_violation() -> None:
     history = History(SubscriptionType.EXCLUSIVE)
     history.forget(1, "given", "ask", "done")
     for line in history.journals["a"]:
@@ -199,14 +199,14 @@ def test_nobody_acknowledges_through_what_nobody_got() -> None:
     assert "UNSEEN" in history.kinds
 
 
-def test_a_letter_stands_for_an_acknowledgement() -> None:
+def test_a_dead_letter_counts_as_an_acknowledgement() -> None:
     history = History()
     history.forget(2, "ask", "done")
     history.letters = ["1:2"]
     assert history.kinds == set()
 
 
-def test_what_fails_and_comes_again_is_in_order() -> None:
+def test_redelivered_failures_are_in_order() -> None:
     history = History()
     history.forget(5, "ask", "done")
     history.deliver(5, to="a", token=9)

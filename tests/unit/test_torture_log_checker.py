@@ -1,12 +1,12 @@
-"""The torture's checker of logs finds whatever is wrong with one, and nothing else."""
+"""The torture's checker of logs finds every violation, and nothing else."""
 
 from collections.abc import Callable
 
 import pytest
 
 from seqgate.types import Position
+from tools.stack.journal import Line
 from tools.torture.evidence import Entry, Log, Place, Stored, place_of, with_trimmed
-from tools.torture.journal import Line
 from tools.torture.log_checker import check_log, check_reader
 from tools.torture.roles import ProducerRole
 
@@ -124,13 +124,13 @@ def read_another_one(history: History) -> None:
         (read_another_one, "DAMAGED"),
     ],
 )
-def test_what_is_planted_is_found(plant: Callable[[History], None], kind: str) -> None:
+def test_planted_violations_are_found(plant: Callable[[History], None], kind: str) -> None:
     history = History()
     plant(history)
     assert kind in history.kinds
 
 
-def test_nothing_is_found_where_nothing_is_wrong() -> None:
+def test_a_correct_log_has_no_violations() -> None:
     assert History().kinds == set()
 
 
@@ -152,7 +152,7 @@ def test_a_flush_by_key_may_interleave_its_ids() -> None:
     assert history.kinds == set()
 
 
-def test_what_is_trimmed_counts_as_its_reader_saw_it() -> None:
+def test_trimmed_entries_count_as_their_reader_saw_them() -> None:
     history = History()
     read = [
         {**line, "p": "p", "s": 10 + at, "key": f"k{at % 2}"}
@@ -164,7 +164,7 @@ def test_what_is_trimmed_counts_as_its_reader_saw_it() -> None:
     assert history.kinds == set()
 
 
-def test_a_refusal_of_what_is_trimmed_is_none_of_order() -> None:
+def test_a_refusal_of_a_trimmed_id_is_no_reordering() -> None:
     history = History()
     history.told[5] = {"t": 5, "e": "refused", "n": 2, "why": "TRIMMED"}
     assert history.kinds == set()
@@ -178,5 +178,5 @@ def test_a_refusal_of_what_is_trimmed_is_none_of_order() -> None:
         ("3:4:-1;3:9:-1", Place(Position(3, 9), 0)),
     ],
 )
-def test_a_message_is_in_its_last_entry(text: str, place: Place) -> None:
+def test_a_large_message_is_at_its_last_entry(text: str, place: Place) -> None:
     assert place_of(text) == place

@@ -1,15 +1,15 @@
-"""When faults have stopped: who is slow, and who is stuck."""
+"""After faults have stopped: slow subscriptions, and stuck ones."""
 
 from seqgate.types import Position
 from tests.simulation.ground import run, virtual_loop
 from tools.torture.evidence import Progress
-from tools.torture.settling import STANDS_STILL_S, while_it_moves
+from tools.torture.settling import STANDS_STILL_S, all_acknowledged
 
 SLOW, STUCK = ("t", "slow"), ("t", "stuck")
 ENTRIES = 100
 
 
-def test_who_moves_is_slow_however_long_it_takes_and_who_does_not_is_stuck() -> None:
+def test_a_moving_subscription_is_slow_and_a_standing_one_is_stuck() -> None:
     settled: list[tuple[str, str]] = []
 
     async def last(topic: str) -> Position:
@@ -20,7 +20,7 @@ def test_who_moves_is_slow_however_long_it_takes_and_who_does_not_is_stuck() -> 
         return Progress(Position(1, moved))
 
     async def wait() -> float:
-        assert await while_it_moves(
+        assert await all_acknowledged(
             [SLOW, STUCK], last, progress, lambda *where: settled.append(where)
         ) == [STUCK]
         return virtual_loop().time()

@@ -1,4 +1,4 @@
-"""What a trim removes, and what retention removes by itself: nothing above any cursor."""
+"""Trims, and automatic ones by retention: neither removes entries above a cursor."""
 
 import asyncio
 import time
@@ -87,7 +87,7 @@ async def parts() -> AsyncIterator[Parts]:
         yield parts
 
 
-async def test_without_cursors_nothing_holds_a_trim_back(parts: Parts) -> None:
+async def test_without_cursors_nothing_limits_a_trim(parts: Parts) -> None:
     trimmed, held_back_by = await parts.ledger.trim(TOPIC, Position(1, 3))
     assert (trimmed.removed_entries, trimmed.first, held_back_by) == (3, (1, 3), [])
 
@@ -101,7 +101,7 @@ async def test_without_cursors_nothing_holds_a_trim_back(parts: Parts) -> None:
         (FAR, (1, 3), ["a", "b"]),
     ],
 )
-async def test_a_trim_goes_as_far_as_the_cursor_that_has_acknowledged_the_least(
+async def test_a_trim_stops_at_the_slowest_cursor(
     parts: Parts, before: Position, first: Position, held_back_by: list[str]
 ) -> None:
     parts.cursors.place({TOPIC: {"c": Position(1, 4), "b": Position(1, 2), "a": Position(1, 2)}})
@@ -110,7 +110,7 @@ async def test_a_trim_goes_as_far_as_the_cursor_that_has_acknowledged_the_least(
     assert (trim.trimmed.first, trim.held_back_by) == (first, held_back_by)
 
 
-async def test_a_cursor_that_has_acknowledged_nothing_holds_back_everything(parts: Parts) -> None:
+async def test_a_cursor_without_acknowledgements_prevents_a_trim(parts: Parts) -> None:
     parts.cursors.place({TOPIC: {"late": Position(1, 0), "never": None}})
     trim = await parts.ledger.trim(TOPIC, Position(1, 1))
     assert trim == Trim(trim.trimmed, ["never"])
@@ -118,7 +118,7 @@ async def test_a_cursor_that_has_acknowledged_nothing_holds_back_everything(part
 
 
 @pytest.mark.parametrize("mark_delete", [Position(1, 4), Position(1, SEQUENCE_ID_MAX)])
-async def test_a_cursor_at_the_end_of_a_ledger_lets_all_of_it_go(
+async def test_a_cursor_at_the_end_of_a_ledger_allows_a_trim_of_all_of_it(
     parts: Parts, mark_delete: Position
 ) -> None:
     parts.cursors.place({TOPIC: {"c": mark_delete}})
@@ -128,14 +128,14 @@ async def test_a_cursor_at_the_end_of_a_ledger_lets_all_of_it_go(
     assert (trim.trimmed.first, trim.held_back_by) == ((2, 0), ["c"])
 
 
-async def test_a_cursor_at_the_end_of_the_log_holds_nothing_back(parts: Parts) -> None:
+async def test_a_cursor_at_the_end_of_the_log_limits_nothing(parts: Parts) -> None:
     parts.cursors.place({TOPIC: {"c": Position(2, 2)}})
     trim = await parts.ledger.trim(TOPIC, FAR)
     assert (trim.trimmed.removed_entries, trim.trimmed.first) == (8, None)
     assert trim.held_back_by == []
 
 
-async def test_nothing_is_removed_while_cursors_cannot_be_asked(parts: Parts) -> None:
+async def test_nothing_is_removed_while_the_cursor_service_is_unavailable(parts: Parts) -> None:
     parts.cursors.available = False
     with pytest.raises(CursorsUnavailable):
         await parts.ledger.trim(TOPIC, FAR)
@@ -147,7 +147,7 @@ async def test_nothing_is_removed_while_cursors_cannot_be_asked(parts: Parts) ->
 # ---- deduplication's own cursor
 
 
-async def test_deduplication_moves_its_cursor_out_of_the_way(parts: Parts) -> None:
+async def test_deduplication_advances_its_cursor_for_a_trim(parts: Parts) -> None:
     own = {DEDUP_CURSOR: Position(1, 1), "c": Position(1, 3)}
     parts.cursors.place({TOPIC: own})
 
@@ -165,20 +165,20 @@ async def test_deduplication_moves_its_cursor_out_of_the_way(parts: Parts) -> No
     assert parts.dedup.asked == ["snapshot"]
 
 
-async def test_where_deduplication_keeps_nothing_its_cursor_does_not_count(parts: Parts) -> None:
+async def test_without_deduplication_state_its_cursor_is_ignored(parts: Parts) -> None:
     parts.cursors.place({TOPIC: {DEDUP_CURSOR: None, "c": Position(1, 3)}})
     trim = await parts.ledger.trim(TOPIC, Position(1, 4))
     assert (trim.trimmed.first, trim.held_back_by) == ((1, 4), [])
 
 
-async def test_without_a_new_snapshot_a_trim_goes_as_far_as_the_old_one(parts: Parts) -> None:
+async def test_without_a_new_snapshot_a_trim_stops_at_the_old_one(parts: Parts) -> None:
     parts.cursors.place({TOPIC: {DEDUP_CURSOR: Position(1, 1)}})
     parts.dedup.available = False
     trim = await parts.ledger.trim(TOPIC, Position(2, 0))
     assert (trim.trimmed.first, trim.held_back_by) == ((1, 2), [DEDUP_CURSOR])
 
 
-async def test_cursors_that_are_gone_after_a_snapshot_stop_the_trim(parts: Parts) -> None:
+async def test_a_cursor_service_lost_after_the_snapshot_stops_the_trim(parts: Parts) -> None:
     parts.cursors.place({TOPIC: {DEDUP_CURSOR: Position(1, 1)}})
 
     def snapshot(topic: TopicName) -> Position:
@@ -194,13 +194,13 @@ async def test_cursors_that_are_gone_after_a_snapshot_stop_the_trim(parts: Parts
 # ---- retention
 
 
-async def test_retention_that_keeps_everything_has_nothing_to_do(parts: Parts) -> None:
+async def test_unlimited_retention_removes_nothing(parts: Parts) -> None:
     with parts.trimming() as task:
         await task
     assert await parts.first() == (1, 0)
 
 
-async def test_what_is_too_old_is_removed_up_to_the_cursors(parts: Parts) -> None:
+async def test_old_entries_are_removed_up_to_the_cursors(parts: Parts) -> None:
     now_ms = time.time_ns() // 1_000_000
     await parts.fill(OTHER, append_ms=now_ms)
     parts.cursors.place({TOPIC: {"c": Position(1, 2)}})
@@ -213,7 +213,7 @@ async def test_what_is_too_old_is_removed_up_to_the_cursors(parts: Parts) -> Non
     assert await parts.first(OTHER) == (1, 0), "young enough"
 
 
-async def test_a_clock_that_is_set_forward_ages_no_entry(
+async def test_a_clock_set_forward_ages_no_entry(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await parts.fill(OTHER, append_ms=time.time_ns() // 1_000_000)
@@ -226,7 +226,7 @@ async def test_a_clock_that_is_set_forward_ages_no_entry(
     assert await parts.first(OTHER) == (1, 0)
 
 
-async def test_what_is_too_much_is_removed_the_oldest_first(parts: Parts) -> None:
+async def test_excess_entries_are_removed_oldest_first(parts: Parts) -> None:
     (size_bytes,) = {each.size_bytes for each in parts.store.logs[TOPIC].entries}
     with parts.trimming(retention_bytes=2 * size_bytes):
         await eventually(lambda: reaches(parts, Position(2, 1)))
@@ -235,7 +235,7 @@ async def test_what_is_too_much_is_removed_the_oldest_first(parts: Parts) -> Non
     assert await parts.first() == (2, 1)
 
 
-async def test_a_topic_that_cannot_be_trimmed_does_not_stop_the_others(
+async def test_a_failed_trim_does_not_stop_other_topics(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damaged = TopicName.parse("public/default/damaged")
@@ -287,14 +287,14 @@ async def reaches(parts: Parts, first: Position | None, topic: TopicName = TOPIC
 # ---- deleting
 
 
-async def test_a_topic_goes_with_its_state_and_its_cursors(parts: Parts) -> None:
+async def test_deleting_a_topic_deletes_its_state_and_cursors(parts: Parts) -> None:
     parts.cursors.place({TOPIC: {"c": None}, OTHER: {"c": None}})
     await parts.ledger.delete(TOPIC, force=False)
     assert parts.cursors.placed == {OTHER: {"c": None}}
     assert parts.dedup.asked == [f"forget {TOPIC} 1 deleted"]
 
 
-async def test_cursors_that_could_not_be_removed_are_removed_later(parts: Parts) -> None:
+async def test_cursors_whose_removal_failed_are_removed_later(parts: Parts) -> None:
     parts.cursors.place({TOPIC: {"c": None}, OTHER: {"c": None}})
     await parts.fill(OTHER)
     parts.cursors.available = False
@@ -318,7 +318,7 @@ async def swept(parts: Parts, ledger: Ledger | None = None) -> None:
         sweeping.cancel()
 
 
-async def test_cursors_that_are_left_are_removed_after_a_restart(parts: Parts) -> None:
+async def test_leftover_cursors_are_removed_after_a_restart(parts: Parts) -> None:
     parts.cursors.place({TOPIC: {"c": None}})
     parts.cursors.available = False
     await parts.ledger.delete(TOPIC, force=False)
@@ -327,7 +327,7 @@ async def test_cursors_that_are_left_are_removed_after_a_restart(parts: Parts) -
     assert parts.cursors.placed == {}
 
 
-async def test_cursors_that_cannot_be_removed_hold_no_others_back(
+async def test_a_failed_removal_of_cursors_does_not_block_others(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts.cursors.place({TOPIC: {"c": None}, OTHER: {"c": None}})
@@ -353,7 +353,7 @@ async def test_cursors_that_cannot_be_removed_hold_no_others_back(
         sweeping.cancel()
 
 
-async def test_a_topic_that_is_made_again_while_it_is_deleted_keeps_its_new_cursors(
+async def test_a_topic_recreated_during_its_deletion_keeps_its_new_cursors(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts.cursors.place({TOPIC: {"old": None}})
@@ -381,7 +381,7 @@ async def test_a_topic_that_is_made_again_while_it_is_deleted_keeps_its_new_curs
 
 
 @pytest.mark.parametrize("failing", ["dedup", "cursors"])
-async def test_a_topic_is_deleted_though_its_belongings_cannot_be(
+async def test_a_topic_is_deleted_although_its_state_and_cursors_cannot_be(
     parts: Parts, failing: str
 ) -> None:
     parts.cursors.place({TOPIC: {"c": None}})
@@ -393,7 +393,7 @@ async def test_a_topic_is_deleted_though_its_belongings_cannot_be(
     assert (TOPIC in parts.cursors.placed) == (failing == "cursors")
 
 
-async def test_a_topic_whose_deletion_fails_at_once_is_still_the_one_that_is_written(
+async def test_a_topic_whose_deletion_fails_keeps_its_writer(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opening = Opening(TOPIC, "p", initial_sequence_id=None, takeover=False, instance=b"")
@@ -441,15 +441,16 @@ async def open_other_meanwhile(parts: Parts, monkeypatch: pytest.MonkeyPatch, ve
 
 
 @pytest.mark.parametrize("verb", ["trim", "delete"])
-async def test_who_opens_a_topic_does_not_wait_for_what_is_done_to_another(
+async def test_opening_a_topic_does_not_wait_for_another_topic(
     parts: Parts, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     await open_other_meanwhile(parts, monkeypatch, verb)
     assert not parts.ledger._changing._locks
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("verb", ["trim", "delete"])
-async def test_a_lock_for_all_topics_is_seen(
+async def test_a_lock_for_all_topics_is_found(
     parts: Parts, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     find("B5").apply(monkeypatch)
@@ -457,7 +458,7 @@ async def test_a_lock_for_all_topics_is_seen(
         await open_other_meanwhile(parts, monkeypatch, verb)
 
 
-async def test_a_long_trim_lets_others_at_its_topic_between_its_steps(
+async def test_a_long_trim_yields_its_topic_between_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "REMOVE_BLOCKS_MAX", 1)

@@ -14,7 +14,7 @@ from seqgate.types import InvalidNameError, TopicName, check_producer_name
         ("__system", "public/default/__system"),
     ],
 )
-def test_topics_are_named_as_people_name_them(text: str, full: str) -> None:
+def test_valid_topic_names_are_parsed(text: str, full: str) -> None:
     assert str(TopicName.expand(text)) == full
 
 
@@ -25,7 +25,7 @@ def test_topics_are_named_as_people_name_them(text: str, full: str) -> None:
         *["a/b/..", "a/b/c\n", "a/b/ü", "a/b/" + "c" * 252],
     ],
 )
-def test_what_cannot_be_a_topic_is_refused(text: str) -> None:
+def test_invalid_topic_names_are_refused(text: str) -> None:
     with pytest.raises(InvalidNameError):
         TopicName.parse(text)
 
@@ -35,11 +35,11 @@ def test_the_longest_topic_name_is_255_bytes_long() -> None:
 
 
 @pytest.mark.parametrize("name", ["p", "naïve 📈", "a" * 255, "{x}", "with space"])
-def test_producers_are_named_freely(name: str) -> None:
+def test_valid_producer_names_are_accepted(name: str) -> None:
     assert check_producer_name(name) == name
 
 
 @pytest.mark.parametrize("name", ["", "a" * 256, "ü" * 128, "a\nb", "a\x00", "a\x7f", "\ud800"])
-def test_what_cannot_be_a_producer_is_refused(name: str) -> None:
+def test_invalid_producer_names_are_refused(name: str) -> None:
     with pytest.raises(InvalidNameError):
         check_producer_name(name)

@@ -1,5 +1,6 @@
-"""What a service's command line says and refuses."""
+"""The help and the refusals of a service's command line."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from seqgate.services.cursor.config import CursorConfig
 from seqgate.services.dedup.config import DedupConfig
 from seqgate.services.dispatcher.config import DispatcherConfig
+from seqgate.services.extra import require_services
 from seqgate.services.filter.config import FilterConfig
 from seqgate.services.ledger.config import LedgerConfig
 from seqgate.services.runtime.config import ServiceConfig
@@ -114,5 +116,63 @@ def test_an_unknown_variable_is_an_error(
         "PATH",
     ],
 )
-def test_what_is_known_or_not_ours_may_be_there(name: str) -> None:
+def test_known_and_foreign_variables_are_accepted(name: str) -> None:
     assert not list(faults(LedgerConfig, (), [name]))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("WINDOW_MESSAGES", "many", "input should be a valid integer, unable to parse string"),
+        ("WINDOW_MESSAGES", "0", "input should be greater than or equal to 1"),
+        ("LISTEN", "nowhere", "must be host:port"),
+    ],
+)
+def test_a_wrong_value_is_a_line_without_the_value(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    value: str,
+    said: str,
+) -> None:
+    monkeypatch.setenv(f"SEQGATE_LEDGER_{name}", value)
+    assert run_service(LedgerConfig, never) == 2
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert error.startswith(f"ledger: SEQGATE_LEDGER_{name}: ")
+    assert said in error
+
+
+def test_a_password_in_a_wrong_value_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SEQGATE_DEDUP_REDIS_URL", "http://:hunter2@redis")
+    assert run_service(DedupConfig, never) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("dedup: SEQGATE_DEDUP_REDIS_URL: ")
+    assert "hunter2" not in error
+
+
+def test_an_unknown_key_of_the_file_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "ledger.toml").write_text("window_mesages = 5\n")
+    monkeypatch.setenv("SEQGATE_LEDGER_CONFIG_FILE", str(tmp_path / "ledger.toml"))
+    assert run_service(LedgerConfig, never) == 2
+    assert capsys.readouterr().err == (
+        "ledger: unknown key 'window_mesages' in the file that SEQGATE_LEDGER_CONFIG_FILE names\n"
+    )
+
+
+def test_a_service_without_its_extra_says_how_to_install_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        require_services(ModuleNotFoundError("No module named 'apsw'", name="apsw"))
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        "a service needs the packages of an extra (apsw is missing): "
+        "pip install 'seqgate[services]'\n"
+    )
+    with pytest.raises(ModuleNotFoundError):
+        require_services(ModuleNotFoundError("no", name="seqgate.services.ledger.live"))

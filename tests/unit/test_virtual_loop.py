@@ -40,7 +40,7 @@ def test_time_jumps_to_the_next_timer() -> None:
     assert time.monotonic() - began < 60
 
 
-def test_a_wait_that_nothing_ends_is_a_deadlock() -> None:
+def test_an_endless_wait_is_reported_as_a_deadlock() -> None:
     async def wait() -> None:
         await asyncio.Event().wait()
 
@@ -57,9 +57,9 @@ def test_a_run_has_a_limit() -> None:
         run(tick, seed=1, limit_s=100)
 
 
-def test_who_is_busy_makes_timers_late() -> None:
+def test_a_busy_task_does_not_starve_timers() -> None:
     async def main() -> list[str]:
-        said = []
+        said: list[str] = []
         asyncio.get_running_loop().call_later(0.001, said.append, "timer")
         while not said:
             await asyncio.sleep(0)
@@ -103,7 +103,7 @@ def test_the_time_module_tells_virtual_time() -> None:
     assert (time.time, time.monotonic, RefusalLog.__init__.__defaults__) == real
 
 
-def test_chance_comes_from_the_seed() -> None:
+def test_random_numbers_come_from_the_seed() -> None:
     async def main() -> list[object]:
         from seqgate.client._channel import Backoff
 
@@ -126,7 +126,7 @@ def test_chance_comes_from_the_seed() -> None:
 
 
 @pytest.mark.parametrize("shuffle", Shuffle)
-def test_the_seed_reorders_what_is_ready(shuffle: Shuffle) -> None:
+def test_the_seed_reorders_ready_callbacks(shuffle: Shuffle) -> None:
     async def main() -> list[str]:
         said: list[str] = []
 
@@ -162,7 +162,7 @@ def test_work_for_an_executor_takes_virtual_time_and_no_thread() -> None:
     assert 0 < run(main, seed=1) < 0.1
 
 
-def test_what_nobody_catches_is_kept() -> None:
+def test_uncaught_exceptions_are_kept() -> None:
     async def main() -> None:
         def fail() -> None:
             raise ValueError("unforeseen")
@@ -217,7 +217,7 @@ run(main, seed=SEED, tell_digest=print)
 """
 
 
-def test_one_seed_is_one_run_in_another_interpreter_too() -> None:
+def test_a_seed_gives_the_same_run_in_another_interpreter() -> None:
     def digest(seed: int) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)}
         return subprocess.run(

@@ -1,4 +1,4 @@
-"""What may fail is repeated until it succeeds."""
+"""Work that may fail is repeated until it succeeds."""
 
 import asyncio
 from contextlib import suppress
@@ -27,9 +27,7 @@ LONGEST_S = 30.0
     ],
     ids=lambda each: getattr(each, "reason", None),
 )
-def test_what_fails_is_tried_again_soon_and_then_later_each_time(
-    error: DomainError, longest_s: float
-) -> None:
+def test_failed_work_is_retried_with_growing_delays(error: DomainError, longest_s: float) -> None:
     tried_s: list[float] = []
 
     async def fail() -> None:
@@ -48,7 +46,7 @@ def test_what_fails_is_tried_again_soon_and_then_later_each_time(
     assert waits_s == pytest.approx(expected, rel=0.01)
 
 
-def test_what_is_stopped_ends_although_a_cancellation_is_lost() -> None:
+def test_stopped_work_ends_although_a_cancellation_is_lost() -> None:
     async def stubborn(runs: asyncio.Event) -> None:
         runs.set()
         with suppress(asyncio.CancelledError):
@@ -66,7 +64,7 @@ def test_what_is_stopped_ends_although_a_cancellation_is_lost() -> None:
     run(stop, seed=0, limit_s=60)
 
 
-def test_what_is_begun_is_finished_beyond_the_deadline_of_whoever_asked() -> None:
+def test_a_started_change_is_finished_beyond_its_callers_deadline() -> None:
     left_s: list[float | None] = []
 
     async def call_late() -> None:
@@ -99,8 +97,8 @@ async def _begun(work: Work, over: asyncio.Event) -> int:
             continue
         except ServiceBusy as refusal:
             refused.append(refusal)
-    (refusal,) = refused
-    assert (refusal.retry_after_s, refusal.details) == (
+    (last,) = refused
+    assert (last.retry_after_s, last.details) == (
         RETRY_AFTER_S,
         {"limit": "WAITING_CHANGES_MAX"},
     )
@@ -131,14 +129,14 @@ async def _changes(asked_bytes: int) -> int:
     [(0, 6), (1, 6), (3, 3), (5, 2), (11, 1)],
     ids=["by their number", "both", "by what all take", "all of it", "one finds room alone"],
 )
-def test_so_many_changes_wait_at_most_and_those_beyond_are_refused(
+def test_waiting_changes_are_bounded_and_further_ones_refused(
     asked_bytes: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "WAITING_CHANGES_MAX", 3)
     assert run(lambda: _changes(asked_bytes), seed=0) == most
 
 
-def test_what_begins_after_everything_has_stopped_ends_too() -> None:
+def test_work_started_after_the_stop_ends_too() -> None:
     async def for_ever() -> None:
         await asyncio.Event().wait()
 

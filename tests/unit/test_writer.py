@@ -92,7 +92,7 @@ _ERRORS: Final = {
 
 
 @pytest.mark.parametrize("story", sorted(each.stem for each in STORIES.glob("*.txt")))
-def test_story(story: str) -> None:
+def test_golden_transcript(story: str) -> None:
     file = STORIES / f"{story}.txt"
     written = file.read_text()
     told = tell(written)
@@ -101,11 +101,11 @@ def test_story(story: str) -> None:
     assert told == written
 
 
-def test_there_are_stories() -> None:
+def test_golden_transcripts_exist() -> None:
     assert len(list(STORIES.glob("*.txt"))) >= 12
 
 
-def test_what_streams_left_unfinished_is_forgotten_with_them() -> None:
+def test_unfinished_attempts_of_closed_streams_are_forgotten() -> None:
     """Also where nothing of theirs was stored in the end."""
     teller = Teller()
     for line in (

@@ -8,7 +8,6 @@ not, for rates and for latencies.
 
 import argparse
 import asyncio
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
@@ -18,20 +17,22 @@ from typing import Any, Final, NamedTuple
 from rich.console import Console
 
 from tools.bench import (
-    admit,
+    claims,
     clients,
     dispatch,
     filtered,
     filtering,
     limits,
+    prices,
     rebuild,
     recovery,
     report,
     store,
 )
 from tools.bench.bench import SECONDS, UNDEDUPLICATED, Bench, null_ledger
-from tools.bench.figures import BenchError, Measurement
-from tools.bench.worker import ROOT
+from tools.bench.figures import Measurement
+from tools.bench.rounds import BenchError
+from tools.stack.child import ChildFailed, cancel_on_sigterm
 from tools.stack.stack import Stack, StackError
 
 WIDTH: Final = 160  # of tables, without a terminal
@@ -49,14 +50,14 @@ GROUPS: Final = {
     "disk": Group(limits.disk),
     "redis": Group(limits.redis),
     "grpc": Group(limits.grpc),
-    "admit": Group(admit.unary, needs=("redis", "grpc")),
-    "exchange": Group(admit.exchange, needs=("redis", "grpc")),
+    "admit": Group(claims.unary, needs=("redis", "grpc")),
+    "exchange": Group(claims.exchange, needs=("redis", "grpc")),
     "store": Group(store.append, needs=("disk",)),
     "publish": Group(clients.publish, needs=("disk", "redis", "grpc")),
     "read": Group(clients.read),
-    "price": Group(clients.price),
-    "tracing": Group(clients.tracing),
-    "metrics": Group(clients.metrics),
+    "price": Group(prices.price),
+    "tracing": Group(prices.tracing),
+    "metrics": Group(prices.metrics),
     "large": Group(clients.large, needs=("disk",)),
     "dispatch": Group(dispatch.dispatch),
     "filter": Group(filtering.filtering),
@@ -68,9 +69,7 @@ GROUPS: Final = {
 
 async def run(options: argparse.Namespace, console: Console) -> str:
     """Measure, and print each group when it is done, until terminated. Returns the report."""
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    cancel_on_sigterm()
     scratch = options.report.resolve().parent
     scratch.mkdir(parents=True, exist_ok=True)
     # Beside the project: a temporary file system may be memory, where fdatasync costs nothing.
@@ -82,33 +81,14 @@ async def run(options: argparse.Namespace, console: Console) -> str:
             bench = Bench(stack, folder, null, options.seconds_per_measurement)
             done: list[tuple[str, Sequence[Measurement]]] = []
             for group in options.groups:
-                measurements = await _while_running(stack, GROUPS[group].measure(bench))
+                measurements = await stack.while_running(GROUPS[group].measure(bench))
                 bench.note(measurements)
                 done.append((group, measurements))
                 report.print_group(console, group, measurements)
             return report.as_json(done)
 
 
-async def _while_running(
-    stack: Stack, measuring: Coroutine[Any, Any, list[Measurement]]
-) -> list[Measurement]:
-    """What is measured, unless a process of the stack ends meanwhile."""
-    work = asyncio.create_task(measuring)
-    ending = asyncio.create_task(stack.wait())
-    try:
-        await asyncio.wait({work, ending}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            name = ending.result()
-            raise BenchError(f"{name} ended:\n{stack.log_tail(name)}")
-        return work.result()
-    finally:
-        for task in (work, ending):
-            task.cancel()
-        await asyncio.wait({work, ending})
-
-
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.bench",
         description=__doc__,
@@ -117,7 +97,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--only",
         default=",".join(GROUPS),
-        help=f"groups, separated by commas, of {', '.join(GROUPS)}; what they need comes along",
+        help=f"groups, separated by commas, of {', '.join(GROUPS)}; limits' groups are added",
     )
     parser.add_argument(
         "--seconds-per-measurement",
@@ -129,9 +109,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--report",
         type=Path,
-        default=ROOT / "build" / "bench" / "report.json",
-        help="where the report is written, beside what is measured with (default: "
-        "build/bench/report.json)",
+        default=Path("build/bench/report.json"),
+        help="the report's file; services keep their data beside it (default: %(default)s)",
     )
     given = parser.parse_args(arguments)
     asked = given.only.split(",")
@@ -152,7 +131,7 @@ def main() -> int:
         text = asyncio.run(run(options, console))
     except (KeyboardInterrupt, asyncio.CancelledError):
         return INTERRUPTED
-    except (BenchError, StackError) as error:
+    except (BenchError, ChildFailed, StackError) as error:
         print(error, file=sys.stderr)
         return 1
     options.report.write_text(text + "\n")

@@ -1,7 +1,6 @@
 """What every group of measurements has: running services, time, and the limits found so far."""
 
 import math
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -9,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tools.bench.figures import ROUNDS, BenchError, Limit, Measurement, Round
-from tools.bench.load import Workload
+from tools.bench.figures import Limit, Measurement, in_series
+from tools.bench.load import Workload, figures
 from tools.bench.logs import Logs, fill
-from tools.bench.worker import child, in_worker
+from tools.bench.rounds import ROUNDS, BenchError, Round
+from tools.stack.child import python_process
 from tools.stack.stack import Stack
+from tools.stack.worker import in_worker
 
 SECONDS: Final = 0.4  # a round, unless asked otherwise
 UNDEDUPLICATED: Final = "bench/off"  # the namespace where policy switches deduplication off
@@ -28,8 +29,6 @@ class NullLedger(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """See the module."""
-
     stack: Stack
     folder: Path
     null: NullLedger
@@ -48,6 +47,10 @@ class Bench:
     def limit(self, name: str, *, each: float = 1) -> Limit:
         """A rate that was found, as the limit of something of which one call does `each`."""
         return Limit(name, self._found[name].value * each)
+
+    def series(self, name: str, *names: str) -> Limit:
+        """The rate of doing these one after the other, as a limit."""
+        return Limit(name, in_series(*(self._found[each].value for each in names)))
 
     def scaled(self, number: int) -> int:
         """Less of something where rounds are shorter than usual."""
@@ -68,6 +71,13 @@ class Bench:
         )
         return done
 
+    async def compare(
+        self, workloads: Sequence[Workload], *, paired: bool = False, **how: Any
+    ) -> list[Measurement]:
+        """What these workloads do a second, each beside its limits; `how`: see `load`."""
+        rounds = await self.load(workloads, **how)
+        return list(figures(workloads, rounds, paired=paired).values())
+
     @asynccontextmanager
     async def another(
         self, *, logs: Sequence[Logs] = (), policies: str = "", **services: Any
@@ -83,7 +93,7 @@ class Bench:
             stack = Stack(Path(name), **services)
             stack.policy_file.write_text(policies)
             if logs:
-                await fill(stack.folder / "ledger" / "ledger.db", logs)
+                await fill(stack.store("ledger"), logs)
             async with stack:
                 yield Bench(stack, stack.folder, self.null, self.seconds)
 
@@ -91,14 +101,9 @@ class Bench:
 @asynccontextmanager
 async def null_ledger() -> AsyncIterator[NullLedger]:
     """The services that only answer, in a process of their own."""
-    async with child("tools.bench.null_ledger") as process:
+    async with python_process("tools.bench.null_ledger") as process:
         assert process.stdout is not None
         port = (await process.stdout.readline()).decode().strip()
         if not port:
             raise BenchError("the null ledger did not start")
         yield NullLedger(f"127.0.0.1:{port}", process.pid)
-
-
-def command(module: str) -> tuple[str, ...]:
-    """The command that runs a module of the benchmark in the place of a service."""
-    return (sys.executable, "-m", f"tools.bench.{module}")

@@ -1,72 +1,16 @@
-"""Rounds of something, and the figure that they come to, beside its limit.
+"""The figure that rounds come to, beside its limit.
 
 A figure is the median of its rounds, between the lowest and the highest. On a shared machine a mean
 is mostly about the neighbours.
 """
 
-import asyncio
 import math
 import statistics
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-ROUNDS: Final = 3
-CALLS_MAX: Final = 200_000  # calls in a round
-
-
-class BenchError(Exception):
-    """The benchmark did not measure what it meant to."""
-
-
-# ---- rounds
-
-
-class Round(NamedTuple):
-    """Calls, how long they took together, how long each took (where known), and the processor time
-    of each process meanwhile (where metered)."""
-
-    calls: int
-    elapsed_s: float
-    latencies_s: Sequence[float] = ()
-    cpu_s: Mapping[str, float] = {}
-
-    @property
-    def rate(self) -> float:
-        """Calls a second."""
-        return self.calls / self.elapsed_s
-
-
-async def one_round(call: Callable[[], Awaitable[object]], seconds: float) -> Round:
-    """Call for so many seconds, one call at a time."""
-    await asyncio.sleep(0)  # the call may never wait, and signals must get through
-    latencies_s: list[float] = []
-    began = now = time.perf_counter()
-    while now < began + seconds and len(latencies_s) < CALLS_MAX:
-        await call()
-        ended = time.perf_counter()
-        latencies_s.append(ended - now)
-        now = ended
-    return Round(len(latencies_s), now - began, latencies_s)
-
-
-async def in_turn(
-    calls: Sequence[Callable[[], Awaitable[object]]], seconds: float
-) -> list[list[Round]]:
-    """Rounds of each call, after a call to warm up. The calls take turns: a disturbance of one
-    disturbs the others too."""
-    for call in calls:
-        await call()
-    turns = [[await one_round(call, seconds) for call in calls] for _ in range(ROUNDS)]
-    return [list(rounds) for rounds in zip(*turns, strict=True)]
-
-
-async def rounds_of(call: Callable[[], Awaitable[object]], seconds: float) -> list[Round]:
-    """Rounds of one call, after a call to warm up."""
-    (rounds,) = await in_turn([call], seconds)
-    return rounds
-
+from tools.bench.rounds import Round
 
 # ---- statistics
 
@@ -77,11 +21,6 @@ class Spread(NamedTuple):
     value: float
     lowest: float
     highest: float
-
-
-def median(values: Sequence[float]) -> float:
-    """The middle value, or the mean of the two middle ones."""
-    return float(statistics.median(values))
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -95,7 +34,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def over_rounds(values: Sequence[float]) -> Spread:
     """The median of one value a round."""
-    return Spread(median(values), min(values), max(values))
+    return Spread(statistics.median(values), min(values), max(values))
 
 
 def percentile_over_rounds(rounds: Sequence[Sequence[float]], share: float) -> Spread:
@@ -120,7 +59,7 @@ def in_series(*rates: float) -> float:
 
 
 class Limit(NamedTuple):
-    """What a figure cannot exceed, in its unit; a latency cannot fall below it."""
+    """The most that a figure can reach, in its unit; of a latency, the least."""
 
     name: str
     value: float
@@ -136,10 +75,11 @@ class Measurement:
     """A figure.
 
     Attributes:
+        unit: of a rate, `.../s`; of any other figure, less is better.
         values: the figure of each round.
         limit: None: it has none, or is a limit itself.
         paired: the limit's rounds were measured in turn with these; ratios are of the pairs.
-        payload_bytes: payload of one of what is counted; None: no figure in MB/s.
+        payload_bytes: payload of one message or entry; None: no figure in MB/s.
     """
 
     name: str
@@ -147,19 +87,16 @@ class Measurement:
     spread: Spread
     values: Sequence[float]
     limit: "Limit | Measurement | None" = None
-    lower_is_better: bool = False
     cpu: Mapping[str, float] | None = None
     payload_bytes: int | None = None
     paired: bool = False
 
     @property
     def value(self) -> float:
-        """The figure itself."""
         return self.spread.value
 
     @property
     def mb_per_s(self) -> float | None:
-        """Megabytes of payload a second."""
         return None if self.payload_bytes is None else self.value * self.payload_bytes / 1e6
 
     @property
@@ -172,13 +109,12 @@ class Measurement:
 
     @property
     def ratio(self) -> float | None:
-        """How close the figure comes to its limit."""
         if self.limit is None:
             return None
-        pairs = self.pairs
-        if pairs is not None:
+        if (pairs := self.pairs) is not None:
             return pairs.value
-        return ratio(self.value, self.limit.value, lower_is_better=self.lower_is_better)
+        lower_is_better = not self.unit.endswith("/s")
+        return ratio(self.value, self.limit.value, lower_is_better=lower_is_better)
 
 
 def rate(
@@ -190,7 +126,8 @@ def rate(
     payload_bytes: int | None = None,
     paired: bool = False,
 ) -> Measurement:
-    """`unit` a second, where a call does `each` of them, beside the lowest limit."""
+    """`unit` a second, where a call does `each` of them, beside the lowest limit. `paired` counts
+    where there is one."""
     values = [one.rate * each for one in rounds]
     comparable = [_per_message(limit, payload_bytes) for limit in limits]
     return Measurement(
@@ -201,7 +138,7 @@ def rate(
         min(comparable, key=lambda limit: limit.value, default=None),
         cpu=_cpu_percent(rounds),
         payload_bytes=payload_bytes,
-        paired=paired,
+        paired=paired and bool(limits),
     )
 
 
@@ -212,8 +149,7 @@ def latency(
     millis = [[each * 1000 for each in one.latencies_s] for one in rounds]
     spread = percentile_over_rounds(millis, share)
     values = [percentile(each, share) for each in millis]
-    name = f"{name}, p{share * 100:.0f}"
-    return Measurement(name, "ms", spread, values, limit, lower_is_better=True)
+    return Measurement(f"{name}, p{share * 100:.0f}", "ms", spread, values, limit)
 
 
 def computing(
@@ -222,9 +158,7 @@ def computing(
     """Microseconds of a process for each `unit`; neighbours on the machine change little of it."""
     calls = sum(one.calls for one in rounds)
     value = sum(one.cpu_s[process] for one in rounds) * 1e6 / calls
-    spread = Spread(value, value, value)
-    values = [value] * len(rounds)
-    return Measurement(name, f"µs/{unit}", spread, values, limit, lower_is_better=True)
+    return Measurement(name, f"µs/{unit}", over_rounds([value]), [value] * len(rounds), limit)
 
 
 def _per_message(limit: Limit | Measurement, payload_bytes: int | None) -> Limit | Measurement:
@@ -238,9 +172,7 @@ def _per_message(limit: Limit | Measurement, payload_bytes: int | None) -> Limit
 def _cpu_percent(rounds: Sequence[Round]) -> Mapping[str, float] | None:
     """By process, in percent of one core, over all rounds."""
     elapsed_s = sum(one.elapsed_s for one in rounds)
-    totals: dict[str, float] = {}
-    for one in rounds:
-        for name, seconds in one.cpu_s.items():
-            totals[name] = totals.get(name, 0.0) + seconds
+    names = rounds[0].cpu_s
+    totals = {name: sum(one.cpu_s[name] for one in rounds) for name in names}
     # Clocks tick: the time of others is a small difference of large numbers.
     return {name: max(0.0, 100 * each / elapsed_s) for name, each in totals.items()} or None

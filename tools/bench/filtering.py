@@ -2,16 +2,15 @@
 
   a Python function over dicts          the same decision, without a language
     engine                              the expression, evaluated again and again
-      judging                           keys, memory and packing, in this process
-        over the stream                 the service; beside a stream that accepts everything
+  the service, over its stream          beside a stream that accepts everything
 
 Few property sets: decisions are remembered. All distinct: each batch is for a new chain, so that
 nothing was seen before.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
 
 from grpc import aio
 
@@ -19,21 +18,15 @@ from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.filter.v1 import filter_pb2 as pb
 from seqgate.api.filter.v1.filter_pb2_grpc import FilterServiceStub
 from seqgate.services.filter.adapters.cel import CelEngine
-from seqgate.services.filter.core.judging import Judging
-from seqgate.services.filter.core.memo import Memo
-from seqgate.services.filter.metadata import reader_of
-from seqgate.services.filter.service import Filters, chain_of
 from tools.bench.bench import Bench
-from tools.bench.figures import ROUNDS, BenchError, Measurement, Round, in_turn, one_round, rate
-from tools.bench.worker import Meter
+from tools.bench.figures import Measurement, rate
+from tools.bench.rounds import BenchError, Call, Round, in_turn
 
 BATCH: Final = 1_000  # entries in a batch
 FEW: Final = 10  # property sets, where there are few
 WINDOW: Final = 4  # batches that are under way at a time
+VOLLEY: Final = 20  # batches of a call
 EXPRESSION: Final = "properties.origin == 'JFK' && properties.carrier != 'UA'"
-
-DECISIONS: Final = 200_000
-DECISION_BYTES: Final = 128 * 1024 * 1024  # both as in the service
 
 
 class Kind(NamedTuple):
@@ -45,14 +38,12 @@ class Kind(NamedTuple):
 
     @property
     def topics(self) -> Iterator[str]:
-        """The topic of each batch."""
         if self.are_distinct:
             return (f"bench/filter/t{number}" for number in itertools.count())
         return itertools.repeat("bench/filter/t")
 
     @property
     def metadata(self) -> list[EntryMetadata]:
-        """What a batch has."""
         if self.is_shared:
             return [EntryMetadata(properties=_properties(number)) for number in range(FEW)]
         return [
@@ -74,25 +65,27 @@ DISTINCT: Final = Kind("all distinct", are_distinct=True)
 
 
 async def filtering(bench: Bench) -> list[Measurement]:
-    """Everything, from the plain function to the stream."""
     found = await _alone(bench)
     for kind in (FEW_SETS, FEW_SHARED, DISTINCT):
         async with (
             aio.insecure_channel(bench.stack.address("filter")) as service,
             aio.insecure_channel(bench.null.address) as null,
         ):
-            streams = (
-                _Stream(kind, null, bench.pids("null"), with_chains=False),
-                _Stream(kind, service, bench.pids("filter"), with_chains=True),
-            )
-            for each in streams:
-                await each.go_on()  # what only the first batch pays
-            turns = [[await each.round(bench.seconds) for each in streams] for _ in range(ROUNDS)]
-        answered, judged = zip(*turns, strict=True)
-        bare = rate(f"bare stream, {kind.name}", "verdicts", answered, each=BATCH)
-        stream = f"stream, {kind.name}"
-        found += [bare, rate(stream, "verdicts", judged, bare, each=BATCH, paired=True)]
+            bare, stream = f"bare stream, {kind.name}", f"stream, {kind.name}"
+            volleys = {
+                bare: _volley(kind, null, with_chains=False),
+                stream: _volley(kind, service, with_chains=True),
+            }
+            pids = {bare: bench.pids("null"), stream: bench.pids("filter")}
+            found += _beside(await in_turn(volleys, bench.seconds, pids), BATCH * VOLLEY)
     return found
+
+
+def _beside(rounds: Mapping[str, list[Round]], each: int) -> list[Measurement]:
+    """The rate of the least work, and that of all the work beside it."""
+    (least, those), (name, these) = rounds.items()
+    limit = rate(least, "verdicts", those, each=each)
+    return [limit, rate(name, "verdicts", these, limit, each=each, paired=True)]
 
 
 # ---- in this process
@@ -100,7 +93,7 @@ async def filtering(bench: Bench) -> list[Measurement]:
 
 async def _alone(bench: Bench) -> list[Measurement]:
     program = CelEngine().compile(EXPRESSION)
-    entries = [dict(_properties(number)) for number in range(BATCH)]
+    entries = [_properties(number) for number in range(BATCH)]
     values = [{"properties": each} for each in entries]
 
     async def by_function() -> None:
@@ -111,79 +104,39 @@ async def _alone(bench: Bench) -> list[Measurement]:
         for each in values:
             program.evaluate(each)
 
-    calls = [by_function, by_engine, _judging(FEW_SETS), _judging(DISTINCT)]
-    plain, language, few, distinct = await in_turn(calls, bench.seconds)
-
-    def figure(name: str, rounds: Sequence[Round], *limit: Measurement) -> Measurement:
-        return rate(name, "verdicts", rounds, *limit, each=BATCH, paired=bool(limit))
-
-    function = figure("Python function", plain)
-    engine = figure("engine", language, function)
-    return [
-        function,
-        engine,
-        figure(f"judging, {FEW_SETS.name}", few, function),
-        figure(f"judging, {DISTINCT.name}", distinct, engine),
-    ]
-
-
-def _judging(kind: Kind) -> Callable[[], Any]:
-    memo = Memo(DECISIONS, DECISION_BYTES)
-    filters = Filters(
-        CelEngine(), memo, programs_max=1, program_bytes_max=DECISION_BYTES, chain_bytes_max=2**20
-    )
-    program = filters.program(EXPRESSION)
-    metadata = pb.Batch(metadata=kind.metadata).metadata
-    topics = kind.topics
-
-    async def judge() -> None:
-        chain = chain_of([program], next(topics), {})
-        judging = Judging(chain, reader_of(chain), memo, metadata)
-        while judging.go_on(DECISION_BYTES):
-            pass
-
-    return judge
+    calls = {"Python function": by_function, "engine": by_engine}
+    return _beside(await in_turn(calls, bench.seconds), BATCH)
 
 
 # ---- over the stream
 
 
-class _Stream:
-    """A stream on which batches are judged, some at a time. It ends with its channel."""
+def _volley(kind: Kind, channel: aio.Channel, *, with_chains: bool) -> Call:
+    """A call that has VOLLEY batches judged, WINDOW at a time, over a stream that ends with its
+    channel."""
+    stub = FilterServiceStub(channel)
+    stream = stub.Evaluate()
+    requests = _requests(kind, with_chains=with_chains)
 
-    def __init__(
-        self, kind: Kind, channel: aio.Channel, pids: dict[str, int], *, with_chains: bool
-    ) -> None:
-        stub = FilterServiceStub(channel)
-        self._call: Any = stub.Evaluate()
-        self._requests = _requests(kind, with_chains=with_chains)
-        self._pids = pids
+    async def send() -> None:
+        for each in next(requests):
+            await stream.write(each)
 
-    async def round(self, seconds: float) -> Round:
-        """Batches for so many seconds."""
-        meter = Meter(self._pids)
-        for _ in range(WINDOW):
-            await self._send()
-        with meter:
-            found = await one_round(self.go_on, seconds)
-        for _ in range(WINDOW):
-            await self._receive()
-        return meter.round(found.calls)
-
-    async def go_on(self) -> None:
-        """A batch more, and the answer to the first one that is under way."""
-        await self._send()
-        await self._receive()
-
-    async def _send(self) -> None:
-        for each in next(self._requests):
-            await self._call.write(each)
-
-    async def _receive(self) -> None:
-        while (answer := await self._call.read()).HasField("chain_set"):
-            pass
-        if len(answer.verdicts.which) != BATCH:
+    async def receive() -> None:
+        answer = await stream.read()
+        while isinstance(answer, pb.EvaluateResponse) and answer.HasField("chain_set"):
+            answer = await stream.read()
+        if not isinstance(answer, pb.EvaluateResponse) or len(answer.verdicts.which) != BATCH:
             raise BenchError(f"not judged: {answer}")
+
+    async def volley() -> None:
+        for number in range(VOLLEY + WINDOW):
+            if number >= WINDOW:
+                await receive()
+            if number < VOLLEY:
+                await send()
+
+    return volley
 
 
 def _requests(kind: Kind, *, with_chains: bool) -> Iterator[list[pb.EvaluateRequest]]:
@@ -194,11 +147,9 @@ def _requests(kind: Kind, *, with_chains: bool) -> Iterator[list[pb.EvaluateRequ
     batch = pb.EvaluateRequest(batch=pb.Batch(metadata=metadata, which=which))
     last = None
     for topic in kind.topics:
-        if with_chains and topic != last:
-            chain = pb.Chain(filters=filters, topic=topic)
-            yield [pb.EvaluateRequest(set_chain=pb.SetChain(chain=chain)), batch]
-        else:
-            yield [batch]
+        chain = pb.SetChain(chain=pb.Chain(filters=filters, topic=topic))
+        is_new = with_chains and topic != last
+        yield [*([pb.EvaluateRequest(set_chain=chain)] if is_new else []), batch]
         last = topic
 
 

@@ -1,19 +1,22 @@
 """What the machine, Redis and gRPC allow, without any service of ours."""
 
 import os
+from functools import partial
 from typing import Any, Final
 
 from grpc import aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from seqgate.services.dedup.adapters.connect import connect_redis
 from seqgate.services.dedup.adapters.redis import RedisStateStore
+from seqgate.services.runtime.channels import health_check
 from tools.bench.bench import Bench
-from tools.bench.figures import Measurement, in_turn, latency, rate, rounds_of
-from tools.bench.writer import CLAIMS, admit_through, claims_text
+from tools.bench.figures import Measurement, latency, rate
+from tools.bench.rounds import Call, in_turn
+from tools.bench.writer import CLAIMS, admit_through
 
 BLOCK_BYTES: Final = (1_000, 20_000, 100_000, 1_000_000)  # the sizes that are written at a time
 RING_BYTES: Final = 16 * 1024 * 1024
@@ -36,31 +39,27 @@ STREAM: Final = "gRPC stream ping-pong"
 
 
 def admit_script(claims: int) -> str:
-    """The name of the limit for so many claims."""
-    return f"Redis admit script, {claims_text(claims)}"
+    return f"Redis admit script, {CLAIMS[claims]}"
 
 
 async def disk(bench: Bench) -> list[Measurement]:
     """How often a block can be made durable, one after the other."""
     path = bench.folder / "ring"
-    found = []
     with path.open("wb", buffering=0) as ring:
         # Written once, so that no later write has to allocate: SQLite's log is used again, too.
         ring.write(bytes(RING_BYTES))
         os.fsync(ring.fileno())
-        for size_bytes in BLOCK_BYTES:
-            block = os.urandom(size_bytes)
 
-            async def write(block: bytes = block) -> None:
-                if ring.tell() + len(block) > RING_BYTES:
-                    ring.seek(0)
-                ring.write(block)
-                os.fdatasync(ring.fileno())
+        async def write(block: bytes) -> None:
+            if ring.tell() + len(block) > RING_BYTES:
+                ring.seek(0)
+            ring.write(block)
+            os.fdatasync(ring.fileno())
 
-            rounds = await rounds_of(write, bench.seconds)
-            found.append(rate(fdatasync(size_bytes), "calls", rounds))
+        calls = {fdatasync(each): partial(write, os.urandom(each)) for each in BLOCK_BYTES}
+        rounds = await in_turn(calls, bench.seconds)
     path.unlink()
-    return found
+    return [rate(name, "calls", each) for name, each in rounds.items()]
 
 
 async def redis(bench: Bench) -> list[Measurement]:
@@ -68,13 +67,16 @@ async def redis(bench: Bench) -> list[Measurement]:
     url = bench.stack.redis_url
     async with connect_redis(url, timeout_s=REDIS_TIMEOUT_S, connections_max=1) as connection:
         client: Any = connection  # its types mix text and bytes
-        calls = {PING: client.ping, TRIVIAL_SCRIPT: client.register_script("return 1")}
+        calls: dict[str, Call] = {
+            PING: client.ping,
+            TRIVIAL_SCRIPT: client.register_script("return 1"),
+        }
         store = RedisStateStore(connection)
         for claims in CLAIMS:
             call = await admit_through(store, f"bench/raw/admit-{claims}", claims)
             calls[admit_script(claims)] = call
-        rounds = await in_turn(list(calls.values()), bench.seconds)
-    return [rate(name, "calls", each) for name, each in zip(calls, rounds, strict=True)]
+        rounds = await in_turn(calls, bench.seconds)
+    return [rate(name, "calls", each) for name, each in rounds.items()]
 
 
 async def grpc(bench: Bench) -> list[Measurement]:
@@ -84,10 +86,10 @@ async def grpc(bench: Bench) -> list[Measurement]:
         aio.insecure_channel(bench.stack.address("ledger")) as ledger,
         aio.insecure_channel(bench.null.address) as null_ledger,
     ):
-        health: Any = health_pb2_grpc.HealthStub(ledger)
+        health = health_check(ledger)
 
         async def check() -> None:
-            await health.Check(health_pb2.HealthCheckRequest())
+            await health(health_pb2.HealthCheckRequest())
 
         stub = pb_grpc.LedgerServiceStub(null_ledger)
         stream = stub.Publish()
@@ -101,11 +103,10 @@ async def grpc(bench: Bench) -> list[Measurement]:
             await stream.write(request)
             await stream.read()
 
-        unary, streamed = await in_turn([check, publish], bench.seconds)
+        rounds = await in_turn({UNARY: check, STREAM: publish}, bench.seconds)
         stream.cancel()
     return [
-        rate(UNARY, "calls", unary),
-        latency(UNARY, 0.5, unary),
-        rate(STREAM, "calls", streamed),
-        latency(STREAM, 0.5, streamed),
+        figure
+        for name, each in rounds.items()
+        for figure in (rate(name, "calls", each), latency(name, 0.5, each))
     ]

@@ -5,19 +5,19 @@ of them. Each round is bounded in time and in messages.
 """
 
 import asyncio
-import itertools
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
-from typing import Final, NamedTuple
+from typing import Final
 
 from seqgate.client import Batching, Chunking, Client, Producer, Receipt, connect
 from seqgate.telemetry import tracing
-from tools.bench.figures import CALLS_MAX, BenchError, Round
-from tools.bench.worker import Meter
+from tools.bench.figures import Limit, Measurement, rate
+from tools.bench.rounds import CALLS_MAX, BenchError, Meter, Round, one_round
 
 PENDING_MAX: Final = 10_000  # entries that a producer has pending: the client's own default
 PENDING_BYTES_MAX: Final = 20 * 1024 * 1024
@@ -29,36 +29,57 @@ BURST_BYTES: Final = 4 * 1024 * 1024
 
 RESEND_MESSAGES: Final = 20_000
 READ_MESSAGES: Final = 20_000
-READ_BYTES: Final = 20 * 1024 * 1024  # of what is read; whichever comes first
+READ_BYTES: Final = 20 * 1024 * 1024  # of a topic that is read, whichever comes first
 BATCHING: Final = Batching(messages_max=1_000, bytes_max=1024 * 1024, delay_s=0.01)
 """Batches are full: a producer that sends all it can waits for no clock."""
 
 
 @dataclass(kw_only=True)
 class Workload(ABC):
-    """One thing to measure, on the ledger at `address`. `pids`: whose processor time is metered,
-    beside the client's."""
+    """One thing to measure, on the service at `address`.
+
+    Attributes:
+        limits: to compare with: limits, and names of workloads of the same load.
+        pids: whose processor time is metered, beside the client's.
+        seconds: of a round; set when it runs.
+        in_bytes: the figure is in MB/s, too.
+    """
 
     name: str
     address: str
     topic: str
+    limits: Sequence[Limit | str] = ()
     pids: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0
-    """Of a round; set when it runs."""
     payload_bytes: int = 100
     in_bytes: bool = False
-    """The figure is in MB/s, too."""
 
     async def prepare(self) -> None:  # noqa: B027 - most have nothing to prepare
-        """Store what is to be sent again, read or delivered."""
+        """Store the messages that rounds resend, read or deliver."""
 
     @abstractmethod
     async def round(self, meter: Meter) -> Round:
         """One round."""
 
 
+def figures(
+    workloads: Sequence[Workload], rounds: Mapping[str, Sequence[Round]], *, paired: bool = False
+) -> dict[str, Measurement]:
+    """Messages a second of each, by name. A workload comes after its limits."""
+    found: dict[str, Measurement] = {}
+    for each in workloads:
+        found[each.name] = rate(
+            each.name,
+            "messages",
+            rounds[each.name],
+            *(found[limit] if isinstance(limit, str) else limit for limit in each.limits),
+            payload_bytes=each.payload_bytes if each.in_bytes else None,
+            paired=paired,
+        )
+    return found
+
+
 def run(workloads: Sequence[Workload], rounds: int, seconds: float) -> dict[str, list[Round]]:
-    """The rounds of each workload, by its name."""
     with tracing("bench"):
         return asyncio.run(_run(workloads, rounds, seconds))
 
@@ -79,12 +100,15 @@ async def _run(
 
 @dataclass(kw_only=True)
 class Publish(Workload):
-    """New messages, as many as may be pending."""
+    """New messages, as many as may be pending.
+
+    Attributes:
+        chunk_bytes: the size of chunks that messages are cut into; 0: none.
+    """
 
     batched: bool = False
     producers: int = 1
     chunk_bytes: int = 0
-    """Messages are cut into chunks of so many bytes; 0: they are not."""
 
     async def round(self, meter: Meter) -> Round:
         async with connect(self.address) as client:
@@ -126,23 +150,32 @@ class Publish(Workload):
         numbered: bool = False,
         duplicate: bool = False,
     ) -> int:
-        """Send as much as may be pending, until it is time or enough, and wait until all of it is
-        stored: as new, or each as a duplicate. `numbered`: with sequence ids from 0."""
-        payload, pace = self.payload, _Pace.of(self.payload_bytes, self.chunk_bytes)
+        """Send bursts, as much as may be pending, until it is time or enough, and wait until all of
+        it is stored: as new, or each as a duplicate. `numbered`: with sequence ids from 0."""
+        payload = self.payload
+        burst = max(1, min(BURST_MESSAGES, BURST_BYTES // self.payload_bytes))
+        entry_bytes = self.chunk_bytes or self.payload_bytes
+        entries = burst * -(-self.payload_bytes // entry_bytes)
+        pending_max = min(PENDING_MAX, PENDING_BYTES_MAX // entry_bytes) - entries
         waiting: deque[asyncio.Future[Receipt]] = deque()
+
+        async def settle(*, all_of_it: bool = False) -> None:
+            while waiting and (
+                all_of_it or waiting[0].done() or producer.pending_messages > pending_max
+            ):
+                receipt = await waiting.popleft()
+                if receipt.duplicate != duplicate:
+                    raise BenchError(f"a message came back as {receipt}")
+
         count = 0
-        for first in _bursts(pace.messages, until, count_max):
-            for number in range(first, first + pace.messages):
+        while not count or (count < count_max and time.perf_counter() < until):
+            for number in range(count, count + burst):
                 sequence_id = number if numbered else None
                 waiting.append(producer.send_nowait(payload, sequence_id=sequence_id))
-            count += pace.messages
+            count += burst
             await asyncio.sleep(0)
-            while producer.pending_messages + pace.entries > pace.pending_max:
-                _check(await waiting.popleft(), duplicate=duplicate)
-            while waiting and waiting[0].done():
-                _check(waiting.popleft().result(), duplicate=duplicate)
-        for each in waiting:
-            _check(await each, duplicate=duplicate)
+            await settle()
+        await settle(all_of_it=True)
         return count
 
 
@@ -175,19 +208,10 @@ class OneAtATime(Publish):
     """Each message waits for the receipt of the one before it."""
 
     async def round(self, meter: Meter) -> Round:
-        payload = self.payload
-        latencies_s: list[float] = []
         async with connect(self.address) as client, self.producer(client) as producer:
-            await producer.send(payload)
-            with meter:
-                now = time.perf_counter()
-                until = now + self.seconds
-                while now < until and len(latencies_s) < CALLS_MAX:
-                    await producer.send(payload)
-                    ended = time.perf_counter()
-                    latencies_s.append(ended - now)
-                    now = ended
-        return meter.round(len(latencies_s), latencies_s)
+            send = partial(producer.send, self.payload)
+            await send()
+            return await one_round(send, self.seconds, meter)
 
 
 class Read(Publish):
@@ -211,31 +235,3 @@ class Read(Publish):
                                 raise BenchError("a message is not what was published")
                             count += 1
         return meter.round(count)
-
-
-class _Pace(NamedTuple):
-    """Messages in a burst, the entries that these are, and the entries that may be pending."""
-
-    messages: int
-    entries: int
-    pending_max: int
-
-    @classmethod
-    def of(cls, payload_bytes: int, chunk_bytes: int) -> "_Pace":
-        messages = max(1, min(BURST_MESSAGES, BURST_BYTES // payload_bytes))
-        entry_bytes = chunk_bytes or payload_bytes
-        entries = messages * -(-payload_bytes // entry_bytes)
-        return cls(messages, entries, min(PENDING_MAX, PENDING_BYTES_MAX // entry_bytes))
-
-
-def _bursts(messages: int, until: float, count_max: int) -> Iterator[int]:
-    """Where each burst begins; there is always a first."""
-    for first in itertools.count(0, messages):
-        yield first
-        if first + messages >= count_max or time.perf_counter() >= until:
-            return
-
-
-def _check(receipt: Receipt, *, duplicate: bool) -> None:
-    if receipt.duplicate != duplicate:
-        raise BenchError(f"a message came back as {receipt}")

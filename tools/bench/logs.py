@@ -44,12 +44,10 @@ class Logs(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """How many blocks a topic has."""
         return -(-self.entries // BLOCK_ENTRIES)
 
 
 def producer(number: int) -> str:
-    """The name of a producer."""
     return f"producer-{number}"
 
 
@@ -79,7 +77,6 @@ async def fill(path: Path, all_logs: Sequence[Logs]) -> None:
 
 
 def entry(producer: str, sequence_id: int, payload: bytes = b"") -> Entry:
-    """A message, as the store takes it."""
     return Entry(
         producer=producer,
         lowest=sequence_id,

@@ -7,34 +7,78 @@ process writes its port to standard output, and ends when its standard input doe
 
 import asyncio
 import sys
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from itertools import count, cycle, islice
 from typing import Any, Final
 
 from grpc import aio
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
-from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.services.dispatcher.shell.sending import RESPONSE_ENTRIES_MAX
 from seqgate.services.ledger.config import LedgerConfig
 from seqgate.services.ledger.service import READ_BYTES_MAX, READ_ENTRIES_MAX
+from seqgate.times import timestamp
 from tools.stack.handlers import handlers
 
-PAGES: Final = 20  # that a read gets: what is kept of a topic, repeated
+PAGES: Final = 20  # times that a read repeats a topic's kept entries
 
 Context = aio.ServicerContext[Any, Any]
-Pages = list[pb.ReadResponse]
 
 
-class NullLedger:
-    """Answers every publication with STORED. Keeps only what one answer to a reader holds, or one
-    large message."""
+class Kept:
+    """The first entries of a topic: as many as one answer to a reader holds, or the chunks of the
+    first large message."""
+
+    def __init__(self) -> None:
+        self.pages: list[pb.ReadResponse] = []
+        self._entries = 0
+        self._is_full = False
+
+    def add(self, entry: pb.Entry) -> None:
+        """Keep an entry, if there is room."""
+        chunks = entry.metadata.num_chunks_from_msg
+        if self._is_full or (chunks > 1 and entry.metadata.chunk_id != self._entries):
+            return
+        fits = self.pages and self.pages[-1].ByteSize() + entry.ByteSize() <= READ_BYTES_MAX
+        if self.pages and chunks <= 1 and not fits:
+            self._is_full = True
+            return
+        if not fits:
+            self.pages.append(pb.ReadResponse())
+        self.pages[-1].entries.entries.add(
+            position=common_pb2.Position(ledger_id=1, entry_id=self._entries),
+            metadata=entry.metadata,
+            payload=entry.payload,
+            append_time=timestamp(1),
+        )
+        self._entries += 1
+        self._is_full = self._entries >= (chunks if chunks > 1 else READ_ENTRIES_MAX)
+
+    def deliveries(self) -> list[dispatcher_pb2.Delivery]:
+        kept = [entry for page in self.pages for entry in page.entries.entries]
+        return [
+            dispatcher_pb2.Delivery(
+                delivery=number,
+                position=each.position,
+                metadata=each.metadata,
+                payload=each.payload,
+                append_time=each.append_time,
+            )
+            for number, each in enumerate(kept, start=1)
+        ]
+
+
+class NullServices:
+    """Answers every publication with STORED and every permit with the topic's kept entries, and
+    accepts every entry."""
 
     def __init__(self, config: LedgerConfig) -> None:
         self._config = config
-        self._pages: dict[str, Pages] = {}
+        self._kept: defaultdict[str, Kept] = defaultdict(Kept)
 
     async def publish(self, _requests: object, context: Context) -> None:
         opening = (await context.read()).open
@@ -48,45 +92,31 @@ class NullLedger:
             max_chunks=self._config.max_chunks,
         )
         await context.write(pb.PublishResponse(opened=opened))
+        kept = self._kept[opening.topic]
         entry_ids = count()
         while (request := await context.read()) is not aio.EOF:
-            publications = request.publications.publications
             response = pb.PublishResponse()
-            for publication in publications:
+            for publication in request.publications.publications:
+                kept.add(publication.entries[0])
                 response.receipts.receipts.add(
                     request_id=publication.request_id,
                     status=pb.RECEIPT_STATUS_STORED,
-                    position=entry_pb2.Position(ledger_id=1, entry_id=next(entry_ids)),
+                    position=common_pb2.Position(ledger_id=1, entry_id=next(entry_ids)),
                 )
-            pages = self._pages.setdefault(opening.topic, [])
-            _keep(pages, [each.entries[0] for each in publications])
             await context.write(response)
 
     async def read(
         self, request: pb.ReadRequest, _context: Context
     ) -> AsyncIterator[pb.ReadResponse]:
-        pages = self._pages[request.topic]
         yield pb.ReadResponse(started=pb.Started())
         for _ in range(PAGES):
-            for page in pages:
+            for page in self._kept[request.topic].pages:
                 yield page
 
     async def consume(self, _requests: object, context: Context) -> None:
-        """Answer each permit with as many of the messages that are kept, again and again."""
-        topic = (await context.read()).subscribe.topic
+        deliveries = self._kept[(await context.read()).subscribe.topic].deliveries()
         subscribed = dispatcher_pb2.Subscribed(epoch=1)
         await context.write(dispatcher_pb2.ConsumeResponse(subscribed=subscribed))
-        kept = [entry for page in self._pages[topic] for entry in page.entries.entries]
-        deliveries = [
-            dispatcher_pb2.Delivery(
-                delivery=number,
-                position=each.position,
-                metadata=each.metadata,
-                payload=each.payload,
-                append_time=each.append_time,
-            )
-            for number, each in enumerate(kept, start=1)
-        ]
         while (request := await context.read()) is not aio.EOF:
             if request.HasField("acknowledge"):
                 settled = dispatcher_pb2.Settled(request_id=request.acknowledge.request_id)
@@ -97,49 +127,11 @@ class NullLedger:
                 await context.write(dispatcher_pb2.ConsumeResponse(deliveries=page))
 
     async def evaluate(self, _requests: object, context: Context) -> None:
-        """Accept every entry."""
-        accept = filter_pb2.Outcome(verdict=filter_pb2.VERDICT_ACCEPT)
+        accept = filter_pb2.FilterOutcome(verdict=filter_pb2.FILTER_VERDICT_ACCEPT)
         while (request := await context.read()) is not aio.EOF:
-            batch = request.batch
-            which = [0] * len(batch.which or batch.metadata)
+            which = [0] * len(request.batch.which or request.batch.metadata)
             verdicts = filter_pb2.Verdicts(outcomes=[accept], which=which)
             await context.write(filter_pb2.EvaluateResponse(verdicts=verdicts))
-
-
-def _keep(pages: Pages, entries: list[pb.Entry]) -> None:
-    """Keep a topic's longest request, or the chunks of its first message."""
-    if entries[0].metadata.num_chunks_from_msg > 1:
-        for entry in entries:
-            if entry.metadata.chunk_id != sum(len(page.entries.entries) for page in pages):
-                continue  # the message is kept, and this is of another
-            if not pages or pages[-1].ByteSize() + entry.ByteSize() > READ_BYTES_MAX:
-                pages.append(pb.ReadResponse())
-            _add(pages[-1], entry, entry.metadata.chunk_id)
-        return
-    longest = entries[:READ_ENTRIES_MAX]
-    if pages and len(pages[0].entries.entries) >= len(longest):
-        return
-    page = pb.ReadResponse()
-    size_bytes = 0
-    for entry_id, entry in enumerate(longest):
-        size_bytes += entry.ByteSize()
-        if entry_id and size_bytes > READ_BYTES_MAX:
-            break
-        _add(page, entry, entry_id)
-    pages[:] = [page]
-
-
-def _add(page: pb.ReadResponse, entry: pb.Entry, entry_id: int) -> None:
-    page.entries.entries.add(
-        position=entry_pb2.Position(ledger_id=1, entry_id=entry_id),
-        metadata=entry.metadata,
-        payload=entry.payload,
-        append_time=1,
-    )
-
-
-def _service(module: Any, name: str) -> Any:
-    return module.DESCRIPTOR.services_by_name[name]
 
 
 async def main() -> None:
@@ -151,12 +143,15 @@ async def main() -> None:
             ("grpc.max_send_message_length", config.message_bytes_max),
         ]
     )
-    null = NullLedger(config)
+    null = NullServices(config)
+    ledger = pb.DESCRIPTOR.services_by_name["LedgerService"]
+    dispatcher = dispatcher_pb2.DESCRIPTOR.services_by_name["DispatcherService"]
+    filters = filter_pb2.DESCRIPTOR.services_by_name["FilterService"]
     server.add_generic_rpc_handlers(
         [
-            handlers(_service(pb, "LedgerService"), Publish=null.publish, Read=null.read),
-            handlers(_service(dispatcher_pb2, "DispatcherService"), Consume=null.consume),
-            handlers(_service(filter_pb2, "FilterService"), Evaluate=null.evaluate),
+            handlers(ledger, Publish=null.publish, Read=null.read),
+            handlers(dispatcher, Consume=null.consume),
+            handlers(filters, Evaluate=null.evaluate),
         ]
     )
     port = server.add_insecure_port("127.0.0.1:0")

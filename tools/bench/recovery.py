@@ -8,31 +8,34 @@ a publish after a loss against one after none:
 """
 
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from grpc import aio
 from redis.asyncio import Redis
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.cursor.v1 import cursor_pb2
 from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
-from seqgate.api.entry.v1 import entry_pb2
-from seqgate.client import Client, connect
+from seqgate.api.internal.dedup.v1 import writer_pb2
+from seqgate.api.internal.dedup.v1.writer_pb2_grpc import DedupWriterServiceStub
+from seqgate.client import Client, Producer, connect
 from seqgate.client._channel import open_channel
-from seqgate.message_id import MessageId
 from seqgate.services.dedup.adapters.connect import connect_redis
 from seqgate.services.dedup.adapters.keys import topic_key
 from seqgate.services.dedup.adapters.redis import RedisStateStore
 from seqgate.services.dedup.core.topic import Persisted
+from seqgate.times import timestamp
 from seqgate.types import DEDUP_CURSOR, Position, TopicName
 from tools.bench import logs
 from tools.bench.bench import Bench
-from tools.bench.figures import ROUNDS, BenchError, Measurement, Round, latency, rate, rounds_of
+from tools.bench.figures import Measurement, latency, rate
 from tools.bench.logs import INCARNATION, LEDGER_ID, Logs
-from tools.stack.stack import Stack
+from tools.bench.rounds import ROUNDS, BenchError, Took, in_turn, one_round, rounds_of
 
 PRODUCERS: Final = (10, 1_000, 10_000, 100_000)
 """How many producers a topic has whose snapshot is taken."""
@@ -51,7 +54,7 @@ PATIENT: Final = {
 }
 """The largest states are to be measured, and not refused, also where others use the machine."""
 
-CONFIRMED_WITHIN_S: Final = 30.0  # until what is stored is confirmed
+CONFIRMED_WITHIN_S: Final = 30.0  # until stored entries are confirmed
 POLICIES: Final = """[cluster]
 max_producers = 100000
 producer_inactivity_timeout_minutes = 0
@@ -60,136 +63,39 @@ snapshot_interval_s = 0
 """
 """Snapshots are taken when they are asked for, and after a load."""
 
-NOTHING_LOST: Final = "publish, nothing lost"
-
 
 def loading(states: int) -> str:
-    """The name of the figure for so many states."""
     return f"LoadState, {states:,} states a call"
 
 
 async def recovery(bench: Bench) -> list[Measurement]:
-    """Loads, snapshots, recoveries."""
-    lost = [_Lost(snapshot=True, replayed=bench.scaled(each)) for each in TAILS]
-    lost += [_Lost(snapshot=False, replayed=bench.scaled(each)) for each in WHOLE]
+    losses = [Loss(snapshot=True, replayed=bench.scaled(each)) for each in TAILS]
+    losses += [Loss(snapshot=False, replayed=bench.scaled(each)) for each in WHOLE]
+    found = []
+    stored = [each.logs for each in losses]
     async with (
-        bench.another(
-            logs=[each.logs for each in lost], policies=POLICIES, environment=PATIENT
-        ) as own,
-        _services(own.stack) as services,
+        bench.another(logs=stored, policies=POLICIES, environment=PATIENT) as own,
+        open_channel(own.stack.address("dedup")) as dedup,
+        open_channel(own.stack.address("cursor")) as cursor,
+        connect_redis(own.stack.redis_url, timeout_s=REDIS_TIMEOUT_S, connections_max=1) as redis,
+        connect(own.stack.address("ledger")) as client,
     ):
-        found = []
+        services = _Services(
+            DedupServiceStub(dedup),
+            DedupWriterServiceStub(dedup),
+            CursorServiceStub(cursor),
+            redis,
+            client,
+            bench.seconds,
+        )
         for states in (logs.PRODUCERS, bench.scaled(LOADED_MAX)):
-            found += await _loads(bench, services, states)
+            found += await services.loads(states)
         for producers in PRODUCERS:
-            found += await _snapshots(bench, services, bench.scaled(producers))
-        return [*found, *await _recoveries(bench, services, lost)]
+            found += await services.snapshots(bench.scaled(producers))
+        return [*found, *await services.recoveries(losses)]
 
 
-class _Services(NamedTuple):
-    """Stubs and clients of the stack."""
-
-    dedup: Any
-    cursor: Any
-    redis: Redis
-    client: Client
-
-
-@asynccontextmanager
-async def _services(stack: Stack) -> AsyncIterator[_Services]:
-    async with (
-        open_channel(stack.address("dedup")) as dedup,
-        open_channel(stack.address("cursor")) as cursor,
-        connect_redis(stack.redis_url, timeout_s=REDIS_TIMEOUT_S, connections_max=1) as redis,
-        connect(stack.address("ledger")) as client,
-    ):
-        stubs = (DedupServiceStub(dedup), CursorServiceStub(cursor))
-        yield _Services(*stubs, redis, client)
-
-
-# ---- loads
-
-
-async def _loads(bench: Bench, services: _Services, states: int) -> list[Measurement]:
-    """A load in the place of the one before, by the service and by its adapter alone."""
-    marks = [(logs.producer(number), number) for number in range(states)]
-    now_ms = time.time_ns() // 1_000_000
-    store = RedisStateStore(services.redis)
-    alone = TopicName.parse(f"bench/load/{states}-alone")
-    persisted = [Persisted(producer, highest, None, now_ms) for producer, highest in marks]
-
-    async def run_script() -> None:
-        through = Position(LEDGER_ID, states)
-        await store.load(alone, INCARNATION, through, persisted, replacing=True, taken_ms=None)
-
-    pages = list(_pages(f"bench/load/{states}", states, marks))
-    script = f"Redis load script, {states:,} states a call"
-    rounds = await rounds_of(run_script, bench.seconds)
-    limit = rate(script, "states", rounds, each=states)
-    rounds = await rounds_of(lambda: _load(services, pages), bench.seconds)
-    return [limit, rate(loading(states), "states", rounds, limit, each=states)]
-
-
-async def _load(services: _Services, pages: Sequence[dedup_pb2.LoadStateRequest]) -> None:
-    answer = await services.dedup.LoadState(iter(pages))
-    if not answer.loaded or answer.left_out:
-        raise BenchError(f"a load was answered with {answer}")
-
-
-def _pages(
-    topic: str, last: int, marks: Iterable[tuple[str, int]]
-) -> Iterator[dedup_pb2.LoadStateRequest]:
-    """What LoadState takes; the state covers the log up to the entry `last`."""
-    through = entry_pb2.Position(ledger_id=LEDGER_ID, entry_id=last)
-    header = dedup_pb2.LoadHeader(
-        topic=topic, incarnation=INCARNATION, through=through, replace=True
-    )
-    yield dedup_pb2.LoadStateRequest(header=header)
-    now_ms = time.time_ns() // 1_000_000
-    states = [
-        dedup_pb2.ProducerState(name=producer, highest_sequence_id=highest, last_active=now_ms)
-        for producer, highest in marks
-    ]
-    for first in range(0, len(states), PAGE_PRODUCERS):
-        yield dedup_pb2.LoadStateRequest(producers=states[first : first + PAGE_PRODUCERS])
-
-
-# ---- snapshots
-
-
-async def _snapshots(bench: Bench, services: _Services, producers: int) -> list[Measurement]:
-    """A snapshot after another, of a state that does not change."""
-    topic, bare = f"bench/snapshot/{producers}", f"bench/snapshot/{producers}-bare"
-    marks = [(logs.producer(number), number) for number in range(producers)]
-    await _load(services, list(_pages(topic, producers, marks)))
-
-    async def take() -> None:
-        request = dedup_pb2.TakeSnapshotRequest(topic=topic)
-        if (await services.dedup.TakeSnapshot(request)).producers != producers:
-            raise BenchError(f"the snapshot of {topic} lacks producers")
-
-    taken = await rounds_of(take, bench.seconds)
-    snapshot = cursor_pb2.GetCursorRequest(topic=topic, name=DEDUP_CURSOR)
-    cursor = (await services.cursor.GetCursor(snapshot)).cursor
-    await services.cursor.CreateCursor(
-        cursor_pb2.CreateCursorRequest(topic=bare, name=DEDUP_CURSOR)
-    )
-    move = cursor_pb2.MarkDeleteRequest(
-        topic=bare,
-        name=DEDUP_CURSOR,
-        position=cursor.mark_delete,
-        properties=cursor.mark_delete_properties,
-    )
-    moved = await rounds_of(lambda: services.cursor.MarkDelete(move), bench.seconds)
-    noun = f"{producers:,} producers"
-    limit = latency(f"MarkDelete with the properties of {noun}", 0.5, moved)
-    return [limit, latency(f"TakeSnapshot, {noun}", 0.5, taken, limit)]
-
-
-# ---- recoveries
-
-
-class _Lost(NamedTuple):
+class Loss(NamedTuple):
     """A topic that Redis loses: whether there is a snapshot, and how many entries are replayed."""
 
     snapshot: bool
@@ -197,64 +103,143 @@ class _Lost(NamedTuple):
 
     @property
     def logs(self) -> Logs:
-        """Its log, of which the snapshot covers the first part."""
         covered = max(logs.PRODUCERS, self.replayed) if self.snapshot else 0
         kind = "snapshot" if self.snapshot else "whole"
         return Logs(f"bench/{kind}/{self.replayed}-", 1, covered + self.replayed)
 
     @property
     def topic(self) -> str:
-        """Its name."""
         return f"{self.logs.prefix}0"
 
     @property
     def name(self) -> str:
-        """Of the figure."""
-        if self.snapshot:
-            return f"publish after a loss, a snapshot and {self.replayed:,} entries"
-        return f"publish after a loss, no snapshot, {self.replayed:,} entries"
+        kind = "a snapshot and" if self.snapshot else "no snapshot,"
+        return f"publish after a loss, {kind} {self.replayed:,} entries"
 
 
-async def _recoveries(
-    bench: Bench, services: _Services, lost: Sequence[_Lost]
-) -> list[Measurement]:
-    async with services.client.producer("bench/recovery/nothing-lost") as producer:
-        rounds = await rounds_of(lambda: producer.send(b""), bench.seconds)
-    nothing = latency(NOTHING_LOST, 0.5, rounds)
-    found = [nothing]
-    for each in lost:
-        rounds = [Round(1, after_s, [after_s]) async for after_s in _losses(services, each)]
-        found.append(latency(each.name, 0.5, rounds, nothing))
-    return found
+class _Services(NamedTuple):
+    """Stubs and clients of the stack, and how long a round takes."""
 
+    dedup: Any
+    dedup_writer: Any
+    cursor: Any
+    redis: Redis
+    client: Client
+    seconds: float
 
-async def _losses(services: _Services, lost: _Lost) -> AsyncIterator[float]:
-    """How long the publish takes after each loss, in seconds. What was published after the losses
-    before is replayed as well: an entry each."""
-    key = topic_key(TopicName.parse(lost.topic))
-    async with services.client.producer(lost.topic, name="bench") as producer:
+    async def loads(self, states: int) -> list[Measurement]:
+        """A load in the place of the one before, by the service and by its adapter alone."""
+        marks = [(logs.producer(number), number) for number in range(states)]
+        now_ms = time.time_ns() // 1_000_000
+        store = RedisStateStore(self.redis)
+        alone = TopicName.parse(f"bench/load/{states}-alone")
+        through = Position(LEDGER_ID, states)
+        persisted = [Persisted(producer, highest, None, now_ms) for producer, highest in marks]
+
+        async def run_script() -> None:
+            await store.load(alone, INCARNATION, through, persisted, replacing=True, taken_ms=None)
+
+        load = partial(self._load, list(_pages(f"bench/load/{states}", states, marks)))
+        script = f"Redis load script, {states:,} states a call"
+        rounds = await in_turn({script: run_script, loading(states): load}, self.seconds)
+        limit = rate(script, "states", rounds[script], each=states)
+        return [limit, rate(loading(states), "states", rounds[loading(states)], limit, each=states)]
+
+    async def snapshots(self, producers: int) -> list[Measurement]:
+        """A snapshot after another, of a state that does not change."""
+        topic, bare = f"bench/snapshot/{producers}", f"bench/snapshot/{producers}-bare"
+        marks = [(logs.producer(number), number) for number in range(producers)]
+        await self._load(list(_pages(topic, producers, marks)))
+
+        async def take() -> None:
+            request = dedup_pb2.TakeSnapshotRequest(topic=topic)
+            if (await self.dedup.TakeSnapshot(request)).producers != producers:
+                raise BenchError(f"the snapshot of {topic} lacks producers")
+
+        await take()
+        snapshot = cursor_pb2.GetCursorRequest(topic=topic, cursor=DEDUP_CURSOR)
+        cursor = (await self.cursor.GetCursor(snapshot)).cursor
+        create = cursor_pb2.CreateCursorRequest(topic=bare, cursor=DEDUP_CURSOR)
+        await self.cursor.CreateCursor(create)
+        move = cursor_pb2.MarkDeleteRequest(
+            topic=bare,
+            cursor=DEDUP_CURSOR,
+            position=cursor.mark_delete,
+            properties=cursor.mark_delete_properties,
+        )
+
+        async def mark_delete() -> None:
+            await self.cursor.MarkDelete(move)
+
+        noun = f"{producers:,} producers"
+        moving, taking = f"MarkDelete with the properties of {noun}", f"TakeSnapshot, {noun}"
+        rounds = await in_turn({moving: mark_delete, taking: take}, self.seconds)
+        limit = latency(moving, 0.5, rounds[moving])
+        return [limit, latency(taking, 0.5, rounds[taking], limit)]
+
+    async def recoveries(self, losses: Sequence[Loss]) -> list[Measurement]:
+        """A publish after each loss, beside one after none."""
+        async with self.client.producer("bench/recovery/nothing-lost") as producer:
+            rounds = await rounds_of(partial(producer.send, b""), self.seconds)
+        nothing = latency("publish, nothing lost", 0.5, rounds)
+        found = [nothing]
+        for loss in losses:
+            async with self.client.producer(loss.topic, name="bench") as producer:
+                lose = partial(self._lose, loss, producer)
+                rounds = [await one_round(lose, 0) for _ in range(ROUNDS)]
+            found.append(latency(loss.name, 0.5, rounds, nothing))
+        return found
+
+    async def _lose(self, loss: Loss, producer: Producer) -> Took:
+        """Lose a topic's state, and publish, which is timed. What was published after the losses
+        before is replayed as well: an entry each."""
         receipt = await producer.send(b"")
-        for _ in range(ROUNDS):
-            if lost.snapshot:
-                await _snapshot(services, lost, receipt.message_id)
-            if not await services.redis.delete(key):
-                raise BenchError(f"there is no {key}")
-            began = time.perf_counter()
-            receipt = await producer.send(b"")
-            yield time.perf_counter() - began
+        if loss.snapshot:
+            await self._snapshot(loss, receipt.message_id.entry_id)
+        key = topic_key(TopicName.parse(loss.topic))
+        if not await self.redis.delete(key):
+            raise BenchError(f"there is no {key}")
+        began = time.perf_counter()
+        await producer.send(b"")
+        return Took(time.perf_counter() - began)
+
+    async def _snapshot(self, loss: Loss, last: int) -> None:
+        """Have a snapshot at the log's last entry, or one that leaves entries to be replayed.
+        Stored entries are confirmed a little later, which moves a state loaded meanwhile."""
+        covered = loss.logs.entries - loss.replayed - 1 if loss.replayed else last
+        request = dedup_pb2.TakeSnapshotRequest(topic=loss.topic)
+        until = time.monotonic() + CONFIRMED_WITHIN_S
+        while time.monotonic() < until:
+            if loss.replayed:
+                there = cursor_pb2.DeleteCursorRequest(topic=loss.topic, cursor=DEDUP_CURSOR)
+                with suppress(aio.AioRpcError):  # the first time, it is not
+                    await self.cursor.DeleteCursor(there)
+                await self._load(list(_pages(loss.topic, covered, logs.highest(covered + 1))))
+            if (await self.dedup.TakeSnapshot(request)).position.entry_id == covered:
+                return
+        raise BenchError(f"there is no snapshot of {loss.topic} at {covered}")
+
+    async def _load(self, pages: Sequence[writer_pb2.LoadStateRequest]) -> None:
+        answer = await self.dedup_writer.LoadState(iter(pages))
+        if not answer.loaded or answer.left_out:
+            raise BenchError(f"a load was answered with {answer}")
 
 
-async def _snapshot(services: _Services, lost: _Lost, newest: MessageId) -> None:
-    """Have a snapshot that leaves so many entries to be replayed."""
-    last = newest.entry_id
-    if lost.replayed:
-        last = lost.logs.entries - lost.replayed - 1
-        there = cursor_pb2.DeleteCursorRequest(topic=lost.topic, name=DEDUP_CURSOR)
-        with suppress(aio.AioRpcError):  # the first time, it is not
-            await services.cursor.DeleteCursor(there)
-        await _load(services, list(_pages(lost.topic, last, logs.highest(last + 1))))
-    request = dedup_pb2.TakeSnapshotRequest(topic=lost.topic)
-    until = time.monotonic() + CONFIRMED_WITHIN_S
-    while (await services.dedup.TakeSnapshot(request)).position.entry_id != last:
-        if time.monotonic() > until:  # what is stored is confirmed a little later
-            raise BenchError(f"there is no snapshot of {lost.topic} at {last}")
+def _pages(
+    topic: str, last: int, marks: Iterable[tuple[str, int]]
+) -> Iterator[writer_pb2.LoadStateRequest]:
+    """What LoadState takes; the state covers the log up to the entry `last`."""
+    through = common_pb2.Position(ledger_id=LEDGER_ID, entry_id=last)
+    header = writer_pb2.LoadHeader(
+        topic=topic, incarnation=INCARNATION, through=through, replace=True
+    )
+    yield writer_pb2.LoadStateRequest(header=header)
+    now_ms = time.time_ns() // 1_000_000
+    states = [
+        writer_pb2.ProducerState(
+            name=producer, highest_sequence_id=highest, last_active=timestamp(now_ms)
+        )
+        for producer, highest in marks
+    ]
+    for first in range(0, len(states), PAGE_PRODUCERS):
+        yield writer_pb2.LoadStateRequest(producers=states[first : first + PAGE_PRODUCERS])

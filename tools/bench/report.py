@@ -14,32 +14,23 @@ BUSY_PERCENT: Final = 85.0
 """From here on a process has hardly time for more: one thread does most of its work. Where others
 are busy, the figure says little about us."""
 
+NUMBERS: Final = ("value", "min … max", "MB/s", "ratio")
+
 
 def as_json(groups: Sequence[tuple[str, Sequence[Measurement]]]) -> str:
-    """The whole report."""
     measurements = [_fields(group, each) for group, found in groups for each in found]
     return json.dumps({"machine": machine.description(), "measurements": measurements}, indent=2)
 
 
 def print_group(console: Console, group: str, measurements: Sequence[Measurement]) -> None:
     """The table of a group, without columns that would be empty."""
-    columns: dict[str, list[str]] = {
-        "figure": [each.name for each in measurements],
-        "value": [_number(each.value) for each in measurements],
-        "unit": [each.unit for each in measurements],
-        "min … max": [_range(each) for each in measurements],
-        "MB/s": [_number(each.mb_per_s) if each.mb_per_s else "" for each in measurements],
-        "limit": [_limit(each) for each in measurements],
-        "ratio": [_ratio(each) for each in measurements],
-        "% of a core: who is busy": [_computing(each) for each in measurements],
-    }
+    rows = [_cells(each) for each in measurements]
     table = Table(title=group, title_justify="left", title_style="bold")
-    shown = {name: cells for name, cells in columns.items() if name == "limit" or any(cells)}
+    shown = [name for name in rows[0] if name == "limit" or any(row[name] for row in rows)]
     for name in shown:
-        is_number = name in ("value", "min … max", "MB/s", "ratio")
-        table.add_column(name, justify="right" if is_number else "left")
-    for row in zip(*shown.values(), strict=True):
-        table.add_row(*row)
+        table.add_column(name, justify="right" if name in NUMBERS else "left")
+    for row in rows:
+        table.add_row(*(row[name] for name in shown))
     console.print(table)
 
 
@@ -73,27 +64,21 @@ def _fields(group: str, measurement: Measurement) -> dict[str, Any]:
     return fields
 
 
-def _range(measurement: Measurement) -> str:
-    return f"{_number(measurement.spread.lowest)} … {_number(measurement.spread.highest)}"
-
-
-def _limit(measurement: Measurement) -> str:
-    limit = measurement.limit
-    return f"{_number(limit.value)}  {limit.name}" if limit else ""
-
-
-def _ratio(measurement: Measurement) -> str:
-    ratio, pairs = measurement.ratio, measurement.pairs
-    if ratio is None:
-        return ""
-    return f"{ratio:.0%}" + (f"\n{pairs.lowest:.0%} … {pairs.highest:.0%}" if pairs else "")
-
-
-def _computing(measurement: Measurement) -> str:
-    if measurement.cpu is None:
-        return ""
-    shares = ", ".join(f"{name} {percent:.0f}" for name, percent in measurement.cpu.items())
-    return f"{shares}: {busy(measurement)}"
+def _cells(measurement: Measurement) -> dict[str, str]:
+    limit, ratio, pairs = measurement.limit, measurement.ratio, measurement.pairs
+    _, lowest, highest = measurement.spread
+    shares = ", ".join(f"{name} {each:.0f}" for name, each in (measurement.cpu or {}).items())
+    between = f"\n{pairs.lowest:.0%} … {pairs.highest:.0%}" if pairs else ""
+    return {
+        "figure": measurement.name,
+        "value": _number(measurement.value),
+        "unit": measurement.unit,
+        "min … max": f"{_number(lowest)} … {_number(highest)}",
+        "MB/s": _number(measurement.mb_per_s) if measurement.mb_per_s else "",
+        "limit": f"{_number(limit.value)}  {limit.name}" if limit else "",
+        "ratio": "" if ratio is None else f"{ratio:.0%}{between}",
+        "% of a core: who is busy": f"{shares}: {busy(measurement)}" if shares else "",
+    }
 
 
 def _number(value: float) -> str:

@@ -9,8 +9,9 @@ from seqgate.services.ledger.ports import LedgerStore
 from seqgate.types import Position, TopicName
 from tools.bench import limits
 from tools.bench.bench import Bench
-from tools.bench.figures import Measurement, rate, rounds_of
+from tools.bench.figures import Measurement, rate
 from tools.bench.logs import METADATA, entry
+from tools.bench.rounds import rounds_of
 
 ENTRIES: Final = (1, 100, 1_000)
 PAYLOAD_BYTES: Final = (100, 1_000)

@@ -1,22 +1,21 @@
-"""A consumer of the demo: a crew that works on flights, those of each aircraft in their order.
-
-It writes down what it begins and what it ends, so that the demo can judge afterwards. The crew that
-is told to refuses some flights at first; one that gets SIGUSR1 sticks on the next flight that it is
-given, and goes on with all others, until it gets SIGUSR2.
+"""A consumer: a crew that works on flights, those of each aircraft in order.
 
     python -m tools.demo.crew LEDGER DISPATCHER FOLDER NAME SHARE_REFUSED SEED
+
+It records in its journal what it begins, refuses and ends. It refuses a share of the flights at
+first. After SIGUSR1 it sticks on the next flight that it begins, and goes on with all others, until
+SIGUSR2. It ends on SIGTERM.
 """
 
 import asyncio
-import os
 import signal
 import sys
-import time
 from pathlib import Path
 from random import Random
 from typing import Final
 
 from seqgate.client import Received, RetryPolicy, connect, process_by_key
+from tools.stack.journal import Journal
 
 TOPIC: Final = "nyc/2013/aircraft"
 SUBSCRIPTION: Final = "crews"
@@ -27,30 +26,21 @@ WORK_S: Final = 0.001  # of work on a flight, at least
 
 
 class Refused(Exception):
-    """A flight that a crew does not manage at first."""
+    """A crew does not manage a flight at first."""
 
 
 class Crew:
-    """What it does with a flight."""
-
-    def __init__(self, folder: Path, name: str, share_refused: float, random: Random) -> None:
-        self._log = os.open(folder / f"{name}.work", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    def __init__(self, journal: Journal, share_refused: float, random: Random) -> None:
+        self._journal = journal
         self._share_refused = share_refused
         self._random = random
         self._sticks = False
         self._may_go_on = asyncio.Event()
-        self._may_go_on.set()
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGUSR1, self.stick)
+        loop.add_signal_handler(signal.SIGUSR1, self._stick)
         loop.add_signal_handler(signal.SIGUSR2, self._may_go_on.set)
 
-    def stick(self) -> None:
-        """Stop at the next flight."""
-        self._sticks = True
-        self._may_go_on.clear()
-
     async def work(self, flight: Received) -> None:
-        """Begin a flight, and end it."""
         self._write("begin", flight)
         if self._sticks:
             self._sticks = False
@@ -62,16 +52,18 @@ class Crew:
             raise Refused
         self._write("end", flight)
 
+    def _stick(self) -> None:
+        self._sticks = True
+
     def _write(self, what: str, flight: Received) -> None:
-        line = f"{what} {time.monotonic_ns()} {flight.id} {flight.attempts} {flight.key or '-'}\n"
-        os.write(self._log, line.encode())
+        self._journal.write(what, id=str(flight.id), key=flight.key)
 
 
 async def run(
     ledger: str, dispatcher: str, folder: Path, name: str, share_refused: float, seed: str
 ) -> None:
     """Work until SIGTERM."""
-    crew = Crew(folder, name, share_refused, Random(f"{seed}/{name}"))
+    crew = Crew(Journal(folder, name), share_refused, Random(f"{seed}/{name}"))
     async with connect(ledger, dispatcher) as client:
         consumer = client.consumer(
             TOPIC,

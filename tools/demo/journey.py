@@ -1,18 +1,11 @@
 """One message's journey, from the span that it is published in to its acknowledgement.
 
-`make demo TRACE=1` has the services of the demo send their spans to a receiver: one call in a
-thousand, and everything that one message meets which is published, consumed and acknowledged in the
-end, by a process of its own:
-
-    python -m tools.demo.journey LEDGER DISPATCHER
-
-which records what it does as OTEL_* say, and prints its trace id. Then its journey is printed as a
-tree, and all spans are in trace.jsonl, one JSON object a line.
+With `make demo TRACE=1`, the services send the demo the spans of one call in a thousand, and all
+spans of one message, which a worker publishes, consumes and acknowledges in the end. Its journey is
+printed as a tree; all spans are in trace.jsonl, one JSON object a line.
 """
 
 import asyncio
-import os
-import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,8 +15,8 @@ from opentelemetry import trace
 
 from seqgate.client import connect
 from seqgate.telemetry import tracing
-from tools.demo.applications import ApplicationFailed
 from tools.stack.stack import Stack
+from tools.stack.worker import in_worker
 from tools.trace.receiver import Received, otlp_receiver
 from tools.trace.tree import journey, write_spans
 
@@ -34,67 +27,56 @@ TIMEOUT_S: Final = 60.0  # how long the message may take to arrive
 
 
 class Following:
-    """Spans of a stack's services, if they are wanted."""
+    """Spans of a stack's services; None: they are not traced."""
 
-    def __init__(self, received: Received | None = None) -> None:
+    def __init__(self, received: Received | None) -> None:
         self._received = received
         self._trace_id = ""
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Settings of the services."""
-        if self._received is None:
-            return {}
-        return {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": self._received.endpoint,
-            "OTEL_METRICS_EXPORTER": "none",
-            "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
-            "OTEL_TRACES_SAMPLER_ARG": FOLLOWED,
-        }
+        """The stack's settings."""
+        return {} if self._received is None else self._received.environment(FOLLOWED)
 
     async def travel(self, stack: Stack) -> None:
         """Send one message through the services.
 
         Raises:
-            ApplicationFailed: it did not arrive.
+            ChildFailed: it did not arrive.
         """
-        if self._received is None:
-            return
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tools.demo.journey"),
-            *(stack.address("ledger"), stack.address("dispatcher")),
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, **self.environment, "OTEL_TRACES_SAMPLER": "parentbased_always_on"},
-        )
-        said, _ = await process.communicate()
-        if process.returncode:
-            raise ApplicationFailed(f"the traced message failed with {process.returncode}")
-        self._trace_id = said.decode().strip()
+        if self._received is not None:
+            addresses = [stack.address(each) for each in ("ledger", "dispatcher")]
+            environment = {**self.environment, "OTEL_TRACES_SAMPLER": "parentbased_always_on"}
+            self._trace_id = await in_worker(__name__, *addresses, environment=environment)
 
     def show(self, folder: Path) -> None:
-        """Print the journey, and write all spans. Once the services have ended: then they have sent
-        what they have."""
-        if self._received is None:
-            return
-        write_spans(folder / "trace.jsonl", self._received.spans)
-        print("one message's journey:")
-        for line in journey(self._received.spans, self._trace_id):
-            print(f"  {line}")
-        print(f"spans: {folder / 'trace.jsonl'} ({len(self._received.spans):,})")
+        """Print the journey, and write all spans. Call it once the services have ended: then all
+        spans have arrived."""
+        if self._received is not None:
+            write_spans(folder / "trace.jsonl", self._received.spans)
+            print("one message's journey:")
+            for line in journey(self._received.spans, self._trace_id):
+                print(f"  {line}")
+            print(f"spans: {folder / 'trace.jsonl'} ({len(self._received.spans):,})")
 
 
 @asynccontextmanager
 async def following(*, wanted: bool) -> AsyncIterator[Following]:
-    """A receiver, where it is wanted, while the context lasts."""
-    if not wanted:
-        yield Following()
-        return
-    async with otlp_receiver() as received:
-        yield Following(received)
+    """Receive spans, if wanted, while the context lasts."""
+    if wanted:
+        async with otlp_receiver() as received:
+            yield Following(received)
+    else:
+        yield Following(None)
 
 
-async def travel(ledger: str, dispatcher: str) -> str:
+def run(ledger: str, dispatcher: str) -> str:
     """Publish one message, consume it and acknowledge it. Returns its trace id."""
+    with tracing("demo"):
+        return asyncio.run(_travel(ledger, dispatcher))
+
+
+async def _travel(ledger: str, dispatcher: str) -> str:
     tracer = trace.get_tracer("seqgate.demo")
     async with connect(ledger, dispatcher) as client:
         async with client.producer(TOPIC, name="traveller") as producer:
@@ -105,14 +87,3 @@ async def travel(ledger: str, dispatcher: str) -> str:
             with consumer.processing(message):
                 await consumer.ack(message)
     return f"{span.get_span_context().trace_id:032x}"
-
-
-def main() -> int:
-    ledger, dispatcher = sys.argv[1:]
-    with tracing("demo"):
-        print(asyncio.run(travel(ledger, dispatcher)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,68 +1,137 @@
-"""Is every message in the log, once, in order, as it was, and where its receipt says?
+"""Is every message in the log, once, in order, unaltered, and where its receipt says?
 
-The log is held against the data set, message by message. Nothing that a service or a producer says
-about itself is believed.
+`prove` collects the evidence: the log as a reader gets it and entry by entry, the producers'
+receipts, and the deduplication state. Two machines hold it against the data set: MessageProof
+judges messages; ChunkProof judges the attempts to publish large messages. Nothing is believed that
+a service or a producer says about itself.
 """
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
 from typing import Final
 
-from seqgate.client import Message
-from tools.demo.flights import Flight
-from tools.demo.weather import Weather
+from grpc import aio
+
+from seqgate.api.dedup.v1 import dedup_pb2, dedup_pb2_grpc
+from seqgate.api.ledger.v1 import ledger_pb2, ledger_pb2_grpc
+from seqgate.client import Dropped, DropReason, Message, connect
+from seqgate.types import Position
+from tools.demo.dataset import Original, Originals
+from tools.demo.publisher import TOPIC, Progress
+from tools.demo.relay import Crashes, Stalled
+from tools.demo.report import Screen
+from tools.stack.stack import Stack
 
 EXAMPLES_MAX: Final = 3  # examples of each broken promise that are kept
 
 
-@dataclass(slots=True, kw_only=True)
-class Noted:
-    """Counters of broken promises, with examples."""
+async def prove(
+    stack: Stack,
+    folder: Path,
+    carriers: Originals,
+    airports: Originals,
+    crashes: Crashes,
+    screen: Screen,
+) -> tuple["Findings", "Findings"]:
+    """Collect all evidence, and judge the flights and the large messages. `folder` has the
+    producers' journals."""
+    flights, weather = list(chain(*carriers.values())), list(chain(*airports.values()))
+    of_flights, of_weather, of_chunks = MessageProof(flights), MessageProof(weather), ChunkProof()
+    step = screen.step("proving", len(flights) + len(weather))
+    seen = 0
+    async with (
+        connect(stack.address("ledger")) as client,
+        client.reader(TOPIC, follow=False, on_dropped=of_chunks.see_dropped) as reader,
+    ):
+        async for message in reader:
+            if message.producer_name in airports:
+                of_weather.see_message(message)
+                of_chunks.see_message(message)
+            else:
+                of_flights.see_message(message)
+            seen += 1
+            if seen % 1_000 == 0:
+                step(seen)
+    step(seen)
+    async for stored in _entries(stack):
+        of_chunks.see_entry(stored)
+    persisted = await marks(stack)
+    for proof, producers in ((of_flights, carriers), (of_weather, airports)):
+        for name in producers:
+            for receipt in Progress(folder, name).read().receipts:
+                proof.see_receipt(name, *receipt)
+            proof.see_mark(name, persisted.get(name))
+    messages = of_weather.findings()
+    return of_flights.findings(), of_chunks.findings(messages, len(weather), crashes)
 
-    examples: dict[str, list[str]] = field(default_factory=dict)
 
-    def note(self, anomaly: str, example: str) -> None:
-        """Count a broken promise, and keep an example."""
-        setattr(self, anomaly, getattr(self, anomaly) + 1)
-        examples = self.examples.setdefault(anomaly, [])
+async def _entries(stack: Stack) -> AsyncIterator[ledger_pb2.StoredEntry]:
+    """The log, entry by entry, without payloads."""
+    async with aio.insecure_channel(stack.address("ledger")) as channel:
+        stub = ledger_pb2_grpc.LedgerServiceStub(channel)
+        request = ledger_pb2.ReadRequest(topic=TOPIC, metadata_only=True)
+        request.start.earliest.SetInParent()
+        async for response in stub.Read(request):
+            for stored in response.entries.entries:
+                yield stored
+
+
+async def batches_cut(stack: Stack) -> int:
+    """How many batches overlapped what was stored, since Redis last lost its state."""
+    async with aio.insecure_channel(stack.address("dedup")) as channel:
+        stub = dedup_pb2_grpc.DedupServiceStub(channel)
+        request = dedup_pb2.GetTopicStatusRequest(topic=TOPIC)
+        return int((await stub.GetTopicStatus(request, timeout=10)).counts.partial_claims)
+
+
+async def marks(stack: Stack) -> dict[str, int | None]:
+    """The last id of each producer that deduplication knows to be stored."""
+    found: dict[str, int | None] = {}
+    request = dedup_pb2.ListProducersRequest(topic=TOPIC)
+    async with aio.insecure_channel(stack.address("dedup")) as channel:
+        stub = dedup_pb2_grpc.DedupServiceStub(channel)
+        while True:
+            page = await stub.ListProducers(request, timeout=10)
+            for each in page.producers:
+                known = each.HasField("persisted_sequence_id")
+                found[each.name] = each.persisted_sequence_id if known else None
+            if not page.next_page_token:
+                return found
+            request.page_token = page.next_page_token
+
+
+class Findings:
+    """Broken promises, counted, with examples."""
+
+    def __init__(self, *promises: str) -> None:
+        self.counts = dict.fromkeys(promises, 0)  # and how much was looked at
+        self.examples: dict[str, list[str]] = {}
+        self.broken = 0
+
+    def note(self, promise: str, example: str) -> None:
+        self.counts[promise] += 1
+        self.broken += 1
+        examples = self.examples.setdefault(promise, [])
         if len(examples) < EXAMPLES_MAX:
             examples.append(example)
 
 
-@dataclass(slots=True)
-class Findings(Noted):
-    """What was found. All but `stored` and `receipts` should be 0."""
+class MessageProof:
+    """Takes messages in the log's order, then receipts and marks; `findings` judges them."""
 
-    stored: int = 0
-    stored_twice: int = 0
-    lost: int = 0
-    out_of_order: int = 0
-    altered: int = 0
-    unknown: int = 0
-    receipts: int = 0
-    receipts_wrong: int = 0
-    marks_wrong: int = 0
-
-    @property
-    def broken(self) -> int:
-        """How many promises are broken."""
-        of_messages = (
-            self.stored_twice + self.lost + self.out_of_order + self.altered + self.unknown
-        )
-        return of_messages + self.receipts_wrong + self.marks_wrong
-
-
-class Proof:
-    """Collects evidence; `findings` judges it."""
-
-    def __init__(self, originals: Iterable[Flight | Weather]) -> None:
+    def __init__(self, originals: Iterable[Original]) -> None:
         self._expected = {(each.producer, each.sequence_id): each for each in originals}
         self._where: dict[tuple[str, int], str] = {}
         self._last: dict[str, int] = {}
-        self._findings = Findings()
+        self._receipts = 0
+        self._findings = Findings(
+            *("stored_twice", "lost", "out_of_order", "altered", "unknown"),
+            *("receipts_wrong", "marks_wrong"),
+        )
 
     def see_message(self, message: Message) -> None:
-        """The log holds this, after what was seen before."""
         identity = (message.producer_name, message.sequence_id)
         where = str(message.id)
         original = self._expected.get(identity)
@@ -73,7 +142,6 @@ class Proof:
             self._findings.note("stored_twice", f"{identity} at {self._where[identity]}, {where}")
             return
         self._where[identity] = where
-        self._findings.stored += 1
         if message.sequence_id <= self._last.get(message.producer_name, -1):
             self._findings.note("out_of_order", f"{identity} at {where}")
         self._last[message.producer_name] = message.sequence_id
@@ -82,20 +150,105 @@ class Proof:
             self._findings.note("altered", f"{identity} at {where}")
 
     def see_receipt(self, producer: str, sequence_id: int, message_id: str) -> None:
-        """A producer has this receipt. Comes after all messages."""
-        self._findings.receipts += 1
+        self._receipts += 1
         where = self._where.get((producer, sequence_id))
         if where != message_id:
             example = f"({producer}, {sequence_id}): {message_id}, is at {where}"
             self._findings.note("receipts_wrong", example)
 
     def see_mark(self, producer: str, persisted: int | None) -> None:
-        """Deduplication has this as the producer's last id. Comes after all messages."""
         if persisted != self._last.get(producer):
             self._findings.note("marks_wrong", f"{producer}: {persisted}")
 
     def findings(self) -> Findings:
-        """The verdict, once everything was seen."""
         for identity in self._expected.keys() - self._where.keys():
             self._findings.note("lost", str(identity))
+        self._findings.counts |= {"stored": len(self._where), "receipts": self._receipts}
         return self._findings
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """An attempt to publish a message, by its producer's name and its uuid."""
+
+    name: tuple[str, str]
+    num_chunks: int = 0
+    chunk_ids: list[int] = field(default_factory=list)
+    aborted: bool = False
+    reported: bool = False
+    """A reader reported that it dropped the chunks."""
+
+    @property
+    def complete(self) -> bool:
+        return len(self.chunk_ids) == self.num_chunks
+
+
+class ChunkProof:
+    """Did crashes interrupt large messages, and did any reader get the chunks that they left?
+
+    An interrupted attempt leaves its first chunks in the log; it is aborted there, and none of them
+    may reach a reader.
+    """
+
+    def __init__(self) -> None:
+        self._attempts: dict[tuple[str, str], _Attempt] = {}
+        self._attempt_at: dict[Position, _Attempt] = {}
+        self._read: list[Position] = []
+
+    def see_entry(self, stored: ledger_pb2.StoredEntry) -> None:
+        """Take the next entry of the log."""
+        metadata = stored.metadata
+        if stored.aborts:
+            self._attempt(metadata.producer_name, stored.aborts).aborted = True
+        if metadata.num_chunks_from_msg > 1:
+            attempt = self._attempt(metadata.producer_name, metadata.uuid)
+            attempt.chunk_ids.append(metadata.chunk_id)
+            attempt.num_chunks = metadata.num_chunks_from_msg
+            position = Position(stored.position.ledger_id, stored.position.entry_id)
+            self._attempt_at[position] = attempt
+
+    def see_message(self, message: Message) -> None:
+        self._read.append(message.id.position)
+
+    def see_dropped(self, dropped: Dropped) -> None:
+        if dropped.reason is DropReason.ABORTED:
+            self._attempt(dropped.producer, dropped.uuid).reported = True
+
+    def findings(self, messages: Findings, sent: int, crashes: Crashes) -> Findings:
+        """Judge what was seen, with the findings about the messages themselves. `sent` is how many
+        there should be."""
+        found = Findings("orphan_chunks_delivered", "large_messages_wrong")
+        found.broken = found.counts["large_messages_wrong"] = messages.broken
+        found.examples |= messages.examples
+        if len(self._read) != sent:
+            found.note("large_messages_wrong", f"{len(self._read)} were read, {sent} sent")
+        for position in self._read:
+            attempt = self._attempt_at.get(position)
+            if attempt is not None and (attempt.aborted or not attempt.complete):
+                found.note("orphan_chunks_delivered", f"{attempt.name} at {position}")
+        attempts = self._attempts.values()
+        for attempt in attempts:
+            in_order = attempt.chunk_ids == list(range(len(attempt.chunk_ids)))
+            if attempt.chunk_ids and (attempt.aborted == attempt.complete or not in_order):
+                found.note("large_messages_wrong", str(attempt))
+            if attempt.aborted != attempt.reported:
+                found.note("large_messages_wrong", f"{attempt.name} aborted, or reported to be")
+        found.counts |= {
+            "large_messages_sent": sent,
+            "large_messages_read": len(self._read),
+            "large_messages_chunks": len(self._attempt_at),
+            "large_message_crashes": sum(any(map(self._was_hit, each)) for each in crashes),
+            "large_message_attempts_aborted": sum(each.aborted for each in attempts),
+        }
+        return found
+
+    def _attempt(self, producer: str, uuid: str) -> _Attempt:
+        name = (producer, uuid)
+        return self._attempts.setdefault(name, _Attempt(name))
+
+    def _was_hit(self, stalled: Stalled) -> bool:
+        """Whether the log agrees that the attempt was begun, and not complete."""
+        attempt = self._attempt(stalled.producer, stalled.uuid)
+        return 1 <= stalled.chunks <= len(attempt.chunk_ids) and (
+            stalled.chunks < attempt.num_chunks
+        )

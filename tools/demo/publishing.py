@@ -1,86 +1,202 @@
 """Everything is published while things go wrong.
 
-A fault comes when so many flights are stored as the plan says. If it touches what the weather
-stations do, it also waits until each of them is in the middle of a message.
+Four processes publish for the carriers, one for the weather stations; a killed process is restarted
+until all its messages are stored. A fault comes at its share of stored flights. One that interrupts
+the stations also waits until each of them is within a message.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
-from tools.demo.airlines import Airlines
-from tools.demo.faults import Fault, Kind, happen, plan
-from tools.demo.journal import Counter
-from tools.demo.line import Standing
-from tools.demo.screen import Screen
-from tools.demo.stations import Stations
+from tools.demo.dataset import Originals
+from tools.demo.faults import Fault, Kind, plan
+from tools.demo.publisher import Progress, keep_originals
+from tools.demo.relay import Crashes, Relay
+from tools.demo.report import Screen
+from tools.stack.application import Application
+from tools.stack.redis_server import copy_files
 from tools.stack.stack import Stack
 
-LOOK_INTERVAL_S: Final = 0.05
+PUBLISHER: Final = "tools.demo.publisher"
+PROCESSES: Final = 4  # over which the carriers are spread
+
+CHUNK_BYTES: Final = (4 * 1024, 2 * 1024, 5 * 1024, 3 * 1024)
+"""Chunk sizes, from one start of the stations' process to the next: a month makes 12 to 33."""
+
+POLL_S: Final = 0.05
 
 
-class Publishing:
-    """See the module.
+async def publish(
+    stack: Stack, folder: Path, carriers: Originals, airports: Originals, seed: int, screen: Screen
+) -> tuple[dict[str, Any], Crashes]:
+    """Publish everything, and return the figures."""
+    random = Random(seed)
+    ledger = stack.address("ledger")
+    async with Relay(ledger, random) as relay:
+        sizes = cycle(CHUNK_BYTES)
+        airlines = _Publishers("airline", ledger, folder, carriers, PROCESSES, random.random)
+        stations = _Publishers("station", relay.address, folder, airports, 1, lambda: next(sizes))
+        screen.tell(f"services are ready; {len(carriers)} carriers publish {airlines.messages:,}")
+        publishing = _Publishing(stack, airlines, stations, relay, screen)
+        return await publishing.run(random), publishing.crashes
 
-    Attributes:
-        faults: how many things went wrong.
-        crashes: the large messages that each crash interrupted.
-    """
+
+class _Publishers:
+    """Producers of one kind, spread over processes, each with another option at each start."""
 
     def __init__(
-        self, screen: Screen, stack: Stack, airlines: Airlines, stations: Stations
+        self,
+        kind: str,
+        target: str,
+        folder: Path,
+        originals: Originals,
+        processes: int,
+        option: Callable[[], object],
     ) -> None:
-        self._screen = screen
-        self._stack = stack
-        self._airlines = airlines
-        self._stations = stations
-        self._step = screen.step("publishing", airlines.flights)
-        self.faults = 0
-        self.crashes: list[list[Standing]] = []
+        for name, own in originals.items():
+            keep_originals(folder, name, own)
+        self._progress = {name: Progress(folder, name) for name in originals}
+        self._counts = {name: len(own) for name, own in originals.items()}
+        self.messages = sum(self._counts.values())
+        self.crashes = 0
 
-    async def run(self, random: Random) -> None:
-        """Publish; returns when all of it is acknowledged."""
+        names = list(originals)
+
+        def application(number: int) -> Application:
+            own, log = names[number::processes], folder / f"{kind}-{number}.log"
+            return Application(PUBLISHER, lambda: [kind, target, folder, option(), *own], log)
+
+        self._applications = [application(each) for each in range(min(processes, len(names)))]
+
+    async def run(self) -> None:
+        """Run the processes until everything is published; they do not outlive this call.
+
+        Raises:
+            ApplicationFailed: one failed.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for application in self._applications:
+                    tasks.create_task(application.run())
+        finally:
+            for application in self._applications:
+                await application.end()
+
+    async def kill_one(self, random: Random) -> None:
+        """SIGKILL one of the processes that still run, unless everything is published."""
+        running = [each for each in self._applications if each.process and each.ended() is None]
+        if running and self.unfinished():
+            await random.choice(running).end()
+            self.crashes += 1
+
+    def read(self) -> dict[str, Progress]:
+        """Each producer's progress, up to now."""
+        return {name: each.read() for name, each in self._progress.items()}
+
+    def stored(self) -> int:
+        return sum(each.checkpoint for each in self.read().values())
+
+    def unfinished(self) -> set[str]:
+        """The producers that have not published everything."""
+        return {name for name, each in self.read().items() if each.checkpoint < self._counts[name]}
+
+
+@dataclass
+class _Publishing:
+    """Runs the publishers, and makes the planned faults happen."""
+
+    stack: Stack
+    airlines: _Publishers
+    stations: _Publishers
+    relay: Relay
+    screen: Screen
+    faults: int = 0
+    crashes: Crashes = field(default_factory=list)
+
+    async def run(self, random: Random) -> dict[str, Any]:
+        """Publish, and return the figures when everything is acknowledged."""
+        started = time.monotonic()
+        step = self.screen.step("publishing", self.airlines.messages)
         async with asyncio.TaskGroup() as tasks:
-            publishing = [
-                tasks.create_task(each.publish()) for each in (self._airlines, self._stations)
-            ]
+            for publishers in (self.airlines, self.stations):
+                tasks.create_task(publishers.run())
             for fault in plan(random):
-                await self._until(publishing, partial(self._is_time, fault))
+                while not self._is_due(fault):
+                    step(self.airlines.stored())
+                    await asyncio.sleep(POLL_S)
                 # State that is lost when everything is stored would not come back: publishing
                 # brings it back.
-                if self._stored == self._airlines.flights and not self._stations.publishing:
+                if not self._unfinished():
                     break
-                await self._happen(fault.kind)
-            self._stations.line.open()
-            await self._until(publishing, lambda: False)
-        self._step(self._airlines.flights)
+                await self._happen(fault.kind, random)
+            self.relay.gate.open()
+            while self._unfinished():
+                step(self.airlines.stored())
+                await asyncio.sleep(POLL_S)
+        step(self.airlines.messages)
+        return self._figures(time.monotonic() - started)
 
-    @property
-    def _stored(self) -> int:
-        return self._airlines.total(Counter.CHECKPOINT)
+    def _unfinished(self) -> set[str]:
+        return self.airlines.unfinished() | self.stations.unfinished()
 
-    async def _until(
-        self, publishing: list[asyncio.Task[None]], enough: Callable[[], bool]
-    ) -> None:
-        """Show the progress, until it is enough or everything is published."""
-        while not all(task.done() for task in publishing) and not enough():
-            self._step(self._stored)
-            await asyncio.wait(publishing, timeout=LOOK_INTERVAL_S)
+    def _is_due(self, fault: Fault) -> bool:
+        """Whether a fault's time has come, and every station that it is to interrupt is within a
+        message. Once everything is stored, every fault is due."""
+        if self.airlines.stored() < fault.at * self.airlines.messages:
+            return False
+        stalled = {attempt.producer for attempt in self.relay.stalled}
+        return not fault.kind.interrupts_stations or self.stations.unfinished() <= stalled
 
-    def _is_time(self, fault: Fault) -> bool:
-        is_due = self._stored >= fault.at * self._airlines.flights
-        return is_due and (self._stations.stand or not fault.kind.interrupts_stations)
+    def _figures(self, publish_s: float) -> dict[str, Any]:
+        messages, progress = self.airlines.messages, self.airlines.read().values()
+        sent = sum(each.sent for each in progress)
+        return {
+            "flights": messages,
+            "sent": sent,
+            "resent": sent - messages,
+            "duplicates": sum(each.duplicates for each in progress),
+            "rewinds": sum(each.rewinds for each in progress),
+            "faults": self.faults,
+            "airline_crashes": self.airlines.crashes,
+            "station_crashes": self.stations.crashes,
+            "publish_s": round(publish_s, 1),
+            "messages_per_s": round(sent / publish_s),
+        }
 
-    async def _happen(self, kind: Kind) -> None:
-        standing = self._stations.line.standing if kind.interrupts_stations else []
-        began = time.monotonic()
-        await happen(kind, self._stack, self._airlines, self._stations)
+    async def _happen(self, kind: Kind, random: Random) -> None:
+        """Make a fault happen; returns when everything runs again."""
+        stalled = self.relay.stalled if kind.interrupts_stations else []
+        began, crashes = time.monotonic(), self.stations.crashes
+        await self._break(kind, random)
+        if self.stations.crashes > crashes:
+            self.relay.drop_streams()
         self.faults += 1
-        where = f", inside {len(standing)} large messages" if standing else ""
-        self._screen.tell(f"{kind.value}{where}: {time.monotonic() - began:.2f} s")
-        if standing:
-            self.crashes.append(standing)
-            self._stations.line.release(standing)
+        where = f", inside {len(stalled)} large messages" if stalled else ""
+        self.screen.tell(f"{kind.text}{where}: {time.monotonic() - began:.2f} s")
+        if stalled:
+            self.crashes.append(stalled)
+            self.relay.gate.release(attempt.uuid for attempt in stalled)
+
+    async def _break(self, kind: Kind, random: Random) -> None:
+        """Kill, wipe or restore what a fault is about, and restart the services."""
+        files, copy = self.stack.folder / "redis", self.stack.folder / "redis-copy"
+        if kind in (Kind.KILL_AIRLINE, Kind.KILL_BOTH):
+            await self.airlines.kill_one(random)
+        if kind is Kind.KILL_STATIONS:
+            await self.stations.kill_one(random)
+        for name in kind.killed:
+            await self.stack.kill(name)
+        if kind is Kind.COPY_REDIS:
+            await asyncio.to_thread(copy_files, files, copy)
+        if kind is Kind.WIPE_REDIS:
+            await self.stack.ask_redis("redis", "FLUSHALL")
+        if kind is Kind.RESTORE_REDIS:
+            await asyncio.to_thread(copy_files, copy, files)
+        for name in reversed(kind.killed):
+            await self.stack.run(name)

@@ -7,7 +7,7 @@ python -m tools.dev.documents    exit 1 if a name or a link leads nowhere
     documents        every relative link exists, and so does the heading after its #
                      code in backticks exists: a path (`services/ledger/core/writer.py`,
                      `services/*/rights.py`), a function (`seqgate/client/_outbox.py:receive`), or
-                     a module (`test_crash_points.py`). The changelog may name what is gone.
+                     a module (`test_crash_points.py`). The changelog may name removed code.
     docs/decisions   README.md lists every decision
 """
 
@@ -19,10 +19,12 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from tools.dev.command import carry_out
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 SKIPPED: Final = frozenset({"build", "data", "dist", "node_modules", "__pycache__"})
-"""Folders that are generated or hold no text of ours. Hidden ones are skipped too."""
+"""Folders of generated files, or without our text. Hidden ones are skipped too."""
 
 TEXT: Final = frozenset(
     {"", ".env", ".lua", ".md", ".mjs", ".proto", ".py", ".pyi", ".sh", ".toml", ".yaml"}
@@ -124,15 +126,5 @@ def anchors(document: Path) -> frozenset[str]:
     return frozenset(re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings)
 
 
-def main() -> int:
-    if sys.argv[1:]:
-        print(__doc__, file=sys.stderr)
-        return 2
-    found = faults()
-    for each in found:
-        print(each)
-    return 1 if found else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(carry_out(__doc__, {"": faults}))

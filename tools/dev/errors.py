@@ -1,13 +1,12 @@
-"""The catalogue of reasons: what each refusal means, and what to do about it.
+"""The catalogue of reasons: what each refusal means, and its remedy.
 
 python -m tools.dev.errors            write docs/errors.md
 python -m tools.dev.errors --check    exit 1 if the page is stale, or a reason lacks a meaning or a
                                       remedy of its own
 
 A reason is documented where it is raised: by the docstring of its class, which names in backticks
-the details that the code does not show. Reasons that have no class of their own are in WORDS.
-What to do next is in REMEDIES: a remedy fits one reason only, and the fields and settings that it
-names exist.
+the details that the code does not show. Reasons without a class of their own are in WORDS. Remedies
+are in REMEDIES: each fits one reason only, and the fields and settings that it names exist.
 """
 
 import ast
@@ -29,6 +28,7 @@ from seqgate.errors import BY_REASON, SeqgateError
 from seqgate.services import errors
 from seqgate.services.errors import DomainError, Kind
 from seqgate.services.runtime.status import code_name
+from tools.dev.command import carry_out
 from tools.dev.remedies import REMEDIES, RETRY, RETRY_OF, WORDS
 
 E = TypeVar("E", bound=Exception)
@@ -44,39 +44,37 @@ SHARED: Final = {
     "seqgate.services.deduplication": "dedup, ledger",
     "seqgate.services.runtime.deduplication": "dedup",
 }
-"""Which services give the refusals of a shared module; otherwise all do."""
+"""The services that raise the refusals of a shared module; all of them by default."""
 
 INSIDE: Final = "Stays inside the service"
 """Marks the docstring of a refusal that callers never see."""
 
 WORDS_MIN: Final = 4
-"""A remedy of fewer words says nothing that its kind does not."""
+"""A shorter remedy adds nothing to its kind."""
 
 NO_DETAILS: Final = ("message", "field", "retry_after_s")
-"""Arguments of a refusal that are not among its details."""
+"""Arguments of a refusal that are not details."""
 
 
 class Reason(NamedTuple):
-    """A reason of the services."""
-
     name: str
     kind: Kind | None
     meanings: Mapping[str, str]
-    """By the service that raises it."""
+    """By service."""
     details: frozenset[str]
     tells_when: bool = False
-    """Whether a refusal gives a delay for the retry, at least sometimes."""
+    """Some refusals give a delay for the retry."""
 
 
 class ClientReason(NamedTuple):
-    """A reason of the client, the command line or a job alone."""
+    """A reason that only the client, the command line or a job raises."""
 
     name: str
     type: str
     meaning: str
 
 
-# ---- what there is
+# ---- the reasons
 
 
 def service_reasons() -> list[Reason]:
@@ -93,7 +91,7 @@ def service_reasons() -> list[Reason]:
 
 
 def client_reasons() -> list[ClientReason]:
-    """Every reason that no service raises, by name."""
+    """Every reason that is not a service's, by name."""
     for package in (seqgate, tools):
         _import_all(package)
     of_services = {each.name for each in service_reasons()}
@@ -122,7 +120,7 @@ def literals() -> set[str]:
 
 
 def faults() -> list[str]:
-    """Reasons without a meaning or a remedy, and words without a reason."""
+    """Reasons without a meaning or a remedy, and texts without a reason."""
     found = []
     reasons = service_reasons()
     for each in reasons:
@@ -144,8 +142,8 @@ def faults() -> list[str]:
 
 
 def remedy_faults(remedies: Mapping[str, str]) -> list[str]:
-    """Remedies that are missing, of the generic kind, shared, or name a field or setting that
-    neither the protos nor the code have."""
+    """Remedies that are missing, generic, shared, or name a field or setting that neither the
+    protos nor the code have."""
     plain = {name: _plain(text) for name, text in remedies.items()}
     generic = {_plain(text) for text in _kinds().values()}
     uses = Counter(plain.values())
@@ -202,7 +200,7 @@ def _words(refusal: type[Exception]) -> str:
 
 @cache
 def _identifiers() -> frozenset[str]:
-    """The words of protos and code, in which fields, settings and options are named."""
+    """All words of protos and code, among which are the names of fields, settings and options."""
     files = [*(ROOT / "protos").rglob("*.proto")]
     for folder in ("seqgate", "services"):
         files += (each for each in (ROOT / folder).rglob("*.py") if "api" not in each.parts)
@@ -211,7 +209,7 @@ def _identifiers() -> frozenset[str]:
 
 @cache
 def _arguments() -> dict[str, frozenset[str]]:
-    """The names that refusals are given details by, for each class."""
+    """The names of the details that the code passes to each class of refusals."""
     found: dict[str, set[str]] = defaultdict(set)
     for name, call in _calls(ROOT / "services"):
         for keyword in call.keywords:
@@ -246,7 +244,7 @@ def _import_all(package: ModuleType) -> None:
 
 
 def _subclasses(base: type[E]) -> Iterator[type[E]]:
-    """Those of ours, in no order; tests have more."""
+    """Our subclasses, in no order; tests define more."""
     for each in base.__subclasses__():
         if each.__module__.split(".")[0] in ("seqgate", "tools"):
             yield each
@@ -257,7 +255,6 @@ def _subclasses(base: type[E]) -> Iterator[type[E]]:
 
 
 def page() -> str:
-    """The text of docs/errors.md."""
     lines = [_HEAD]
     lines += ["| kind | gRPC code | in general | retry |", "| --- | --- | --- | --- |"]
     for kind, remedy in _kinds().items():
@@ -323,7 +320,7 @@ def _shown(kind: Kind) -> str:
 
 
 def _kinds() -> dict[Kind, str]:
-    """The advice that services/errors.py gives beside each kind."""
+    """The advice for each kind in services/errors.py."""
     tree = ast.parse(Path(errors.__file__).read_text())
     (body,) = (
         each.body for each in tree.body if isinstance(each, ast.ClassDef) and each.name == "Kind"
@@ -336,33 +333,19 @@ def _kinds() -> dict[Kind, str]:
     return found
 
 
-def check() -> int:
-    """Print what is missing or stale; 1 if anything is."""
+def check() -> list[str]:
+    """Faults of the catalogue, and a stale page."""
     found = faults()
     if not PAGE.exists() or PAGE.read_text() != page():
         found.append("docs/errors.md is stale: run make errors")
-    for each in found:
-        print(each)
-    return 1 if found else 0
+    return found
 
 
-def write() -> int:
-    """Write the page."""
+def write() -> list[str]:
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text(page())
-    return 0
-
-
-def main() -> int:
-    match sys.argv[1:]:
-        case []:
-            return write()
-        case ["--check"]:
-            return check()
-        case _:
-            print(__doc__, file=sys.stderr)
-            return 2
+    return []
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(carry_out(__doc__, {"": write, "--check": check}))

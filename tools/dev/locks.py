@@ -1,17 +1,16 @@
-"""The locks: what is installed, with the hashes of all files that a version has, so that one lock
-serves every machine and every Python, and nothing else than these files is ever installed.
+"""The lock files: pinned packages with the hashes of all files of each version, so that one lock
+serves every machine and every Python, and nothing but these files is ever installed.
 
-python -m tools.dev.locks            write the hashes anew, and the images' locks
-python -m tools.dev.locks --check    exit 1 if a package lacks hashes, or an image's lock is not
-                                     what would be written; asks no index
+python -m tools.dev.locks            update the hashes, and write the images' locks
+python -m tools.dev.locks --check    exit 1 if a package lacks hashes, or an image's lock is stale;
+                                     asks no index
 
-To change what is installed: change requirements.lock (`name==version`, as `pip freeze` writes it),
-and run this. It asks the index that pip is set up with for the files of each version. What the
-images install, deploy/docker/*.lock, is the part of requirements.lock that pyproject.toml's extras
-need, as installed here.
+To change a package, edit requirements.lock (`name==version`, as `pip freeze` writes it) and run
+this. It asks pip's configured index for the files of each version. The images' locks,
+deploy/docker/*.lock, are the part of requirements.lock that pyproject.toml's extras need, according
+to the packages installed here.
 """
 
-import argparse
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,23 +18,25 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from tools.dev.command import carry_out
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 LOCKS: Final = (ROOT / "requirements.lock", ROOT / "requirements-checkov.lock")
-"""What is written by hand, but for the hashes."""
+"""Written by hand, except for the hashes."""
 
 IMAGES: Final = {
     ROOT / "deploy" / "docker" / "services.lock": ("services", "cli"),
     ROOT / "deploy" / "docker" / "jobs.lock": ("services", "cli", "spark"),
 }
-"""What is generated whole: the extras that an image has."""
+"""Generated: the lock of each image, and the extras that it installs."""
 
 BUILDS: Final = "setuptools"
-"""What sdists are built with: in every lock."""
+"""Builds sdists; part of every lock."""
 
 MACHINES: Final = ("x86_64", "aarch64")
 PYTHONS: Final = ("3.11.2", "3.11.9", "3.12.4", "3.13.1", "3.14.0")
-"""For which what the images need is looked up."""
+"""Python versions and machines for which the images' needs are resolved."""
 
 IMAGE_HEADER: Final = """\
 # What the image installs: a part of requirements.lock, made by `python -m tools.dev.locks`.
@@ -45,48 +46,45 @@ HASH: Final = "    --hash=sha256:"
 
 
 class Pinned(NamedTuple):
-    """A package of a lock: name==version, perhaps with a marker, and its files' hashes."""
+    """A package of a lock: name==version, optionally with a marker, and the hashes of its files."""
 
     requirement: str
     hashes: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """As packages are compared."""
+        """The canonical name."""
         return canonical(self.requirement.partition("==")[0])
 
     @property
     def version(self) -> str:
-        """What comes after ==."""
         return self.requirement.partition("==")[2].partition(";")[0].strip()
 
     def lines(self) -> str:
-        """As the lock has it."""
         parts = [self.requirement, *(f"{HASH}{each}" for each in self.hashes)]
         return " \\\n".join(parts) + "\n"
 
 
 class Lock(NamedTuple):
-    """A lock: what is said at its beginning, and its packages."""
+    """A lock: its opening comment, and its packages."""
 
     header: str
     packages: list[Pinned]
 
     def text(self) -> str:
-        """The file."""
         return self.header + "".join(each.lines() for each in self.packages)
 
 
 def canonical(name: str) -> str:
-    """A package's name as packages are compared: foo-bar for Foo_Bar."""
+    """A package's canonical name: foo-bar for Foo_Bar."""
     return name.strip().lower().replace("_", "-").replace(".", "-")
 
 
 def parse(text: str) -> Lock:
-    """Read a lock, with hashes or without.
+    """Parse a lock, with or without hashes.
 
     Raises:
-        ValueError: a line is neither a comment nor a package that is pinned.
+        ValueError: a line is neither a comment nor a pinned package.
     """
     header: list[str] = []
     packages: list[Pinned] = []
@@ -104,25 +102,25 @@ def parse(text: str) -> Lock:
 
 
 class Index:
-    """The index that pip is set up with, asked by pip's own parts. What lies in folders of this
-    machine does not count: others have no such folder."""
+    """pip's configured index, queried by pip's own classes. Local folders are ignored, because
+    other machines lack them."""
 
     def __init__(self) -> None:
         from pip._internal.commands import create_command
 
-        logging.getLogger("pip").setLevel(logging.ERROR)  # folders that it passes over
+        logging.getLogger("pip").setLevel(logging.ERROR)  # silences notes on skipped folders
         install: Any = create_command("install")
         options, _ = install.parse_args(["--no-cache-dir"])
-        # pip has no public way to ask for all files of a version.
+        # pip has no public interface to all files of a version.
         session = install._build_session(options)  # noqa: SLF001
         finder = install._build_package_finder(options, session)  # noqa: SLF001
         self._collector: Any = finder._link_collector  # noqa: SLF001
 
     def hashes(self, package: Pinned) -> tuple[str, ...]:
-        """Those of all files of a version.
+        """The hashes of all files of a version.
 
         Raises:
-            LookupError: the index has none, or does not say the hash of one.
+            LookupError: the index has no file of it, or gives no hash of one.
         """
         from pip._vendor.packaging.version import Version
 
@@ -132,7 +130,7 @@ class Index:
             if version is None or version != Version(package.version):
                 continue
             if link.hash_name != "sha256":
-                raise LookupError(f"the index says no hash of {link.filename}")
+                raise LookupError(f"the index gives no sha256 hash of {link.filename}")
             found.add(str(link.hash))
         if not found:
             raise LookupError(f"the index has no file of {package.requirement}")
@@ -151,7 +149,7 @@ class Index:
 
 
 def _version(filename: str) -> Any:
-    """The version of a wheel or an sdist; None: it is neither."""
+    """The version of a wheel or an sdist; None for other files."""
     from pip._vendor.packaging import utils
 
     try:
@@ -163,11 +161,11 @@ def _version(filename: str) -> Any:
 
 
 def needed(extras: Sequence[str], lock: Lock) -> list[Pinned]:
-    """The part of a lock that extras of this project need, as what is installed here says, on any
-    machine and Python that counts.
+    """The part of a lock that extras of this project need on any supported machine and Python,
+    according to the packages installed here.
 
     Raises:
-        LookupError: something of it is not in the lock.
+        LookupError: a needed package is not in the lock.
     """
     pinned = {each.name: each for each in lock.packages}
     wanted = {BUILDS}
@@ -189,12 +187,12 @@ def needed(extras: Sequence[str], lock: Lock) -> list[Pinned]:
 
 
 def _requirements(name: str, extras: Iterable[str]) -> Iterator[Any]:
-    """What an installed package needs, on any of the machines."""
+    """The requirements of an installed package, on any of the machines."""
     from pip._vendor.packaging.requirements import Requirement
 
     try:
         texts = distribution(name).requires or []
-    except PackageNotFoundError:  # for other Pythons than this one: it needs nothing, as of now
+    except PackageNotFoundError:  # a package for other Pythons; it counts as needing nothing
         return
     for text in texts:
         requirement = Requirement(text)
@@ -222,15 +220,13 @@ def _environments() -> Iterator[dict[str, str]]:
 
 
 def image_locks() -> dict[Path, str]:
-    """What the images' locks should be."""
     lock = parse(LOCKS[0].read_text())
     return {
         path: Lock(IMAGE_HEADER, needed(extras, lock)).text() for path, extras in IMAGES.items()
     }
 
 
-def write() -> None:
-    """Write all locks."""
+def write() -> list[str]:
     index = Index()
     for path in LOCKS:
         lock = parse(path.read_text())
@@ -238,30 +234,18 @@ def write() -> None:
         path.write_text(Lock(lock.header, packages).text())
     for path, text in image_locks().items():
         path.write_text(text)
+    return []
 
 
 def faults() -> Iterator[str]:
-    """What is wrong with the locks as they are."""
     for path in LOCKS:
         for each in parse(path.read_text()).packages:
             if not each.hashes:
-                yield f"{path.name}: {each.requirement} has no hash"
+                yield f"{path.name}: {each.requirement} has no hash; run make locks"
     for path, text in image_locks().items():
         if not path.exists() or path.read_text() != text:
-            yield f"{path.name} is not what would be written"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="only say what is wrong")
-    if not parser.parse_args().check:
-        write()
-        return 0
-    found = list(faults())
-    for each in found:
-        print(f"{each}; run python -m tools.dev.locks", file=sys.stderr)
-    return 1 if found else 0
+            yield f"{path.name} is stale; run make locks"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(carry_out(__doc__, {"": write, "--check": faults}))

@@ -1,11 +1,10 @@
-"""The wire contract: generate seqgate/api from protos/, compare, and lint.
+"""The wire contract: generates seqgate/api from protos/, compares, and lints.
 
 python -m tools.dev.protos            write seqgate/api
-python -m tools.dev.protos --check    exit 1 if seqgate/api is not what would be written
-python -m tools.dev.protos --lint     exit 1 if buf finds fault with protos/
+python -m tools.dev.protos --check    exit 1 if seqgate/api is stale
+python -m tools.dev.protos --lint     exit 1 if buf finds faults in protos/
 """
 
-import filecmp
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import grpc_tools
 from google.rpc import status_pb2
+
+from tools.dev.command import carry_out
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOS = ROOT / "protos"
@@ -59,66 +60,41 @@ def generate(out: Path) -> None:
 
 
 def differences(left: Path, right: Path) -> list[str]:
-    """Paths that are in only one of the trees, or not the same in both."""
+    """Paths in only one of the trees, or with different contents."""
 
-    def files(root: Path) -> set[Path]:
-        return {
-            path.relative_to(root)
-            for path in root.rglob("*")
-            if path.is_file() and path.suffix in {".py", ".pyi"}
-        }
+    def files(root: Path) -> dict[str, bytes]:
+        found = (path for path in root.rglob("*") if path.suffix in {".py", ".pyi"})
+        return {str(path.relative_to(root)): path.read_bytes() for path in found}
 
     ours, theirs = files(left), files(right)
-    found = [str(path) for path in sorted(ours ^ theirs)]
-    found += [
-        str(path)
-        for path in sorted(ours & theirs)
-        if not filecmp.cmp(left / path, right / path, shallow=False)
-    ]
-    return found
+    return sorted({path for path, _ in ours.items() ^ theirs.items()})
 
 
-def lint() -> int:
-    """Hand buf an image of protos/; it resolves no import itself, so it needs no network."""
+def lint() -> list[str]:
+    """Pass buf a compiled image of protos/, because it would need a network to resolve imports."""
     with tempfile.TemporaryDirectory() as scratch:
         image = Path(scratch) / "image.binpb"
         protoc("--include_imports", "--include_source_info", f"--descriptor_set_out={image}")
         buf = Path(sysconfig.get_path("scripts")) / "buf"
         command = [str(buf), "lint", str(image), "--config", str(PROTOS / "buf.yaml")]
-        return subprocess.run(command, check=False).returncode
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+    return (done.stdout + done.stderr).splitlines() or ["buf failed"] * (done.returncode != 0)
 
 
-def check() -> int:
-    """Compare seqgate/api with what protos/ would generate."""
+def check() -> list[str]:
     with tempfile.TemporaryDirectory() as scratch:
         generate(Path(scratch))
         stale = differences(Path(scratch) / "seqgate" / "api", GENERATED)
-    for path in stale:
-        print(f"seqgate/api/{path} is not what protos/ would generate: run make protos")
-    return 1 if stale else 0
+    return [f"seqgate/api/{path} is stale: run make protos" for path in stale]
 
 
-def write() -> int:
-    """Replace seqgate/api."""
+def write() -> list[str]:
     with tempfile.TemporaryDirectory() as scratch:
         generate(Path(scratch))
         shutil.rmtree(GENERATED, ignore_errors=True)
         shutil.copytree(Path(scratch) / "seqgate" / "api", GENERATED)
-    return 0
-
-
-def main() -> int:
-    match sys.argv[1:]:
-        case []:
-            return write()
-        case ["--check"]:
-            return check()
-        case ["--lint"]:
-            return lint()
-        case _:
-            print(__doc__, file=sys.stderr)
-            return 2
+    return []
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(carry_out(__doc__, {"": write, "--check": check, "--lint": lint}))

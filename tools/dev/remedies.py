@@ -30,7 +30,7 @@ RETRY_OF: Final[Mapping[str, str]] = {
     "TOPIC_IN_USE": "yes, once the producers are closed, or with `force`",
     "WINDOW_EXCEEDED": "yes, on a new stream",
 }
-"""Where a retry differs from what the kind says."""
+"""Retries that differ from the kind's."""
 
 WORDS: Final[Mapping[str, str]] = {
     "INTERNAL": "The service hit a bug. The response carries no details; the service logs them on "
@@ -107,7 +107,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "`highest_sequence_id` no lower than its `sequence_id`. Only a ledger makes claims: report it "
     "if yours does.",
     "INVALID_CONSUMER": "Correct the field that is named: `consumer_name` has up to 255 bytes, "
-    "`weight` is 0 to 100, `ack_timeout_ms` is 0 (never) or 100 to 86,400,000 milliseconds, and "
+    "`weight` is 0 to 100, `ack_timeout` is absent (never) or 100 ms to a day, and "
     "there are at most 1,000 `ranges`.",
     "INVALID_CURSOR_NAME": "Name the cursor with 1 to 255 bytes of UTF-8 without control "
     "characters.",
@@ -119,14 +119,14 @@ REMEDIES: Final[Mapping[str, str]] = {
     "INVALID_KEY_RANGE": "Set `ranges` to at least one range, each with `first` <= `last` and both "
     "from 0 to 65,535, none overlapping another.",
     "INVALID_LEASE": "Set `owner` to 1 to 255 bytes of UTF-8 without control characters, and "
-    "`duration_ms` to 100 to 3,600,000 milliseconds.",
+    "`duration` to 100 ms to an hour.",
     "INVALID_MANAGED_CURSOR": "Export Pulsar's `ManagedCursorInfo` again from its metadata store, "
     "uncompressed, with the last entry of the cursor ledger that belongs to it "
     "(`seqgate cursor import TOPIC NAME INFO_FILE POSITION_FILE`). The details name the record "
     "and the number of the field that is wrong.",
     "INVALID_OPTIONS": "Set `options.type`, and keep the limits: `max_in_flight_per_key` 10,000, "
     "`max_unacked` and `max_unacked_per_consumer` 1,000,000, `max_redeliveries` 1,000, "
-    "`drain_deadline_ms` 86,400,000 milliseconds. `dead_letter_topic` is another topic.",
+    "`drain_deadline` 1 ms to a day. `dead_letter_topic` is another topic.",
     "INVALID_PAGE": "Set the page size within the limit that the message gives. Send `page_token` "
     "exactly as the previous response had it and for the same topic; to start over, leave it "
     "empty.",
@@ -255,7 +255,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "them.",
     "TOPIC_NOT_FOUND": "Check the name against `seqgate topic ls`. Publishing creates a topic if "
     "`auto_create` of the ledger matches its namespace.",
-    "VERSION_CONFLICT": "Get the cursor again, apply the change to what it holds now, and send "
+    "REVISION_CONFLICT": "Get the cursor again, apply the change to what it holds now, and send "
     "that with the new `version`.",
     "WINDOW_EXCEEDED": "Have no more unanswered than `window_messages` and `window_bytes`, which "
     "`Opened` grants; the client keeps to them. The ledger's settings of the same names raise "
@@ -303,4 +303,4 @@ REMEDIES: Final[Mapping[str, str]] = {
     "WRONG_USAGE": "Correct the argument that is named; the command's `--help` shows what it "
     "takes.",
 }
-"""What the caller or the operator does next, for each reason."""
+"""The next step of the caller or the operator, for each reason."""

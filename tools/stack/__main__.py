@@ -2,8 +2,8 @@
 
 python -m tools.stack run --dir DIR [--endpoints FILE] [--port-base N]
 
-Keeps its data in DIR and goes on from it. Writes all addresses to FILE as JSON when everything is
-healthy. Ends on SIGTERM or Ctrl-C, with 0; with 1 when a process ended by itself.
+Data is kept in DIR across runs. Once everything is healthy, all addresses are written to FILE as
+JSON. Ends on SIGTERM or Ctrl-C with 0, and with 1 when a process ended unexpectedly.
 """
 
 import argparse
@@ -28,15 +28,8 @@ async def run(folder: Path, endpoints: Path | None, port_base: int | None) -> in
             for service in SERVICES:
                 print(f"{service:10} {stack.address(service)}")
             print(f"{'redis':10} {stack.redis_url}", flush=True)
-            stopping = asyncio.create_task(told.wait())
-            ending = asyncio.create_task(stack.wait())
-            await asyncio.wait({stopping, ending}, return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            ending.cancel()
-            if told.is_set():
-                return 0
-            print(f"{ending.result()} ended:\n{stack.log_tail(ending.result())}", file=sys.stderr)
-            return 1
+            await stack.while_running(told.wait())
+            return 0
     except StackError as error:
         print(error, file=sys.stderr)
         return 1
@@ -46,9 +39,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.stack", description=__doc__)
     commands = parser.add_subparsers(required=True)
     runs = commands.add_parser("run", help="run all services in the foreground")
-    runs.add_argument("--dir", type=Path, required=True, help="where data is kept")
-    runs.add_argument("--endpoints", type=Path, help="where to write the addresses as JSON")
-    runs.add_argument("--port-base", type=int, help="the first of the ports; default: free ones")
+    runs.add_argument("--dir", type=Path, required=True, help="folder of the data")
+    runs.add_argument("--endpoints", type=Path, help="file for the addresses, as JSON")
+    runs.add_argument("--port-base", type=int, help="first of consecutive ports (default: free)")
     given = parser.parse_args()
     try:
         return asyncio.run(run(given.dir, given.endpoints, given.port_base))

@@ -1,36 +1,39 @@
-"""Children that do not outlive us.
+"""Children that do not outlive this process.
 
-The kernel sends them SIGTERM when the process that started them dies, however it dies. `setpriv`
-(util-linux) asks for that and becomes the command; where it does not exist, children are only
-stopped in good order. Asking between fork and exec, in Python, would run gRPC's fork handlers in a
-child that has none of its threads.
+The kernel sends them SIGTERM when their parent dies, however it dies. `setpriv` (util-linux)
+requests that and then becomes the command; where it does not exist, children are stopped by orderly
+shutdown only. Requesting it between fork and exec, in Python, would run gRPC's fork handlers in a
+child without their threads.
 """
 
 import asyncio
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from signal import Signals
-from typing import Protocol
+from typing import Final, Protocol
+
+LOG_LINES: Final = 15  # lines of a failed process's log that are shown
+
+
+class ChildFailed(Exception):
+    """A child ended with an error, or did not end in time."""
 
 
 class Child(Protocol):
-    """A process that we started."""
-
     @property
-    def pid(self) -> int:
-        """Its id."""
-        ...
+    def pid(self) -> int: ...
 
     @property
     def returncode(self) -> int | None:
-        """Its exit status, negative for a signal; None: it runs."""
+        """The exit status, negative for a signal; None while it runs."""
         ...
 
-    async def wait(self) -> int:
-        """Its exit status, when it has ended."""
-        ...
+    async def wait(self) -> int: ...
 
 
 async def start_process(command: Sequence[str], log: int, environment: Mapping[str, str]) -> Child:
@@ -38,29 +41,59 @@ async def start_process(command: Sequence[str], log: int, environment: Mapping[s
 
     Args:
         command: the command.
-        log: the descriptor of the file that it writes to.
-        environment: all of its variables.
+        log: the descriptor of the file for its output.
+        environment: its complete environment.
     """
     return await asyncio.create_subprocess_exec(
-        *bound_to_us(command),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        env=environment,
+        *bound_to_us(command), stdin=DEVNULL, stdout=log, stderr=log, env=environment
     )
 
 
+@asynccontextmanager
+async def python_process(
+    module: str,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    stderr: int | None = None,
+) -> AsyncIterator[Process]:
+    """`python -m module`, with pipes to its standard input and output; killed at the end."""
+    process = await asyncio.create_subprocess_exec(
+        *bound_to_us([sys.executable, "-m", module, *arguments]),
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=stderr,
+        env={**os.environ, **(environment or {})},
+    )
+    try:
+        yield process
+    finally:
+        tell(process, Signals.SIGKILL)
+        await process.wait()
+
+
 def bound_to_us(command: Sequence[str]) -> list[str]:
-    """The command that runs `command` for as long as this process lives."""
     setpriv = shutil.which("setpriv")
     return [*([setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []), *command]
 
 
-def tell(process: Child, number: Signals) -> None:
-    """Send a signal to a process, if it still runs.
+def cancel_on_sigterm() -> None:
+    """Have SIGTERM cancel the current task, so that clean-up runs."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(Signals.SIGTERM, task.cancel)
 
-    Process.kill() and its like look first whether the process has ended, and if it just has, they
-    take its exit status away: who waits for it is told 255 (Python 3.11).
+
+def tail(log: Path) -> str:
+    """The last lines of a log, for errors about its process."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return "\n".join(lines[-LOG_LINES:])
+
+
+def tell(process: Child, number: Signals) -> None:
+    """Send a signal to a process, if it runs.
+
+    Process.kill() and its like first poll whether the process has ended. If it just has, they take
+    its exit status away, and its waiter gets 255 (Python 3.11).
     """
     if process.returncode is None:
         with suppress(ProcessLookupError):

@@ -1,60 +1,57 @@
-"""A TCP proxy on loopback. What goes wrong on the way is up to whoever makes one of it."""
+"""A TCP proxy on loopback, whose subclasses break connections."""
 
 import asyncio
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, Self
 
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 """One side of a connection."""
 
 CHUNK_BYTES: Final = 64 * 1024
-"""How much is read from a connection at a time."""
+"""The most bytes read from a connection at a time."""
 
 
 class Forwarder:
-    """Forwards each connection to a port on this machine. Subclasses say what becomes of the bytes
-    on the way: `there` and `back`."""
+    """Forwards each connection to a port on this machine. Subclasses override `there` and `back` to
+    disturb its bytes."""
 
     def __init__(self, *targets: int) -> None:
         """
         Args:
-            targets: the ports to forward to: a connection goes to the first that takes it.
+            targets: ports to forward to; a connection goes to the first that accepts it.
         """
         self.targets = targets
-        """A change counts for connections from then on."""
+        """A change applies to new connections."""
         self.port = 0
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def address(self) -> str:
-        """Where it listens."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def connections(self) -> int:
-        """How many there are now."""
         return len(self._tasks)
 
     async def there(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry what is asked; the connection ends when this does."""
+        """Forward requests. The connection ends when this returns."""
         await forward(reader, writer)
 
     async def back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry what is answered, likewise."""
+        """Forward answers. The connection ends when this returns."""
         await forward(reader, writer)
 
     def pumps(self, near: Ends, far: Ends) -> Sequence[Coroutine[object, object, None]]:
-        """What carries a connection's bytes; the first that ends, ends the connection."""
+        """The two directions of a connection, which ends with the first of them."""
         return self.there(near[0], far[1]), self.back(far[0], near[1])
 
     async def opened(self) -> Ends:
-        """Connect to the first target that takes the connection.
+        """Connect to the first target that accepts.
 
         Raises:
-            OSError: none does.
+            OSError: none accepts.
         """
         for target in self.targets[:-1]:
             with suppress(OSError):
@@ -62,7 +59,7 @@ class Forwarder:
         return await asyncio.open_connection("127.0.0.1", self.targets[-1])
 
     def cut(self) -> int:
-        """End all connections; returns how many there were."""
+        """End all connections. Returns their number."""
         for task in self._tasks:
             task.cancel()
         return len(self._tasks)
@@ -72,12 +69,7 @@ class Forwarder:
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.close()
         self.cut()
@@ -111,7 +103,6 @@ class Forwarder:
 
 
 async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Carry everything, as it comes."""
     while some := await reader.read(CHUNK_BYTES):
         writer.write(some)
         await writer.drain()

@@ -1,4 +1,4 @@
-"""Some methods of a service, without the others: for stand-ins."""
+"""Serves single methods of a service, for fakes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,16 +9,15 @@ from google.protobuf.message_factory import GetMessageClass
 
 
 def handlers(service: ServiceDescriptor, **methods: Callable[..., Any]) -> grpc.GenericRpcHandler:
-    """Serve these methods, which answer with streams; all others are UNIMPLEMENTED."""
+    """Serve these methods; the service's others are UNIMPLEMENTED."""
     found = {}
     for name, method in methods.items():
         described = service.methods_by_name[name]
-        make = (
-            grpc.stream_stream_rpc_method_handler
-            if described.client_streaming
-            else grpc.unary_stream_rpc_method_handler
+        asked, answered = (
+            "stream" if streams else "unary"
+            for streams in (described.client_streaming, described.server_streaming)
         )
-        found[name] = make(
+        found[name] = getattr(grpc, f"{asked}_{answered}_rpc_method_handler")(
             method,
             request_deserializer=GetMessageClass(described.input_type).FromString,
             response_serializer=GetMessageClass(described.output_type).SerializeToString,

@@ -9,18 +9,18 @@ from contextlib import suppress
 from typing import Final
 
 PORTS: Final = range(10_240, 32_768)
-"""Below those that Linux gives to connections: one of them could take a port that is free now."""
+"""Below Linux's ephemeral ports, from which a connection could take a port that is free now."""
 
 RESERVED_MAX: Final = 100
-"""How many ports a process keeps others from, the latest ones: each costs a file descriptor."""
+"""The most ports that a process reserves, the newest ones: each costs a file descriptor."""
 
 _choice: Final = random.SystemRandom()
 _reserved: Final[deque[int]] = deque()
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports that nobody listens on now, and that nobody who asks here gets soon. Somebody
-    else may still take one before it is used."""
+    """Different ports that are free now, and not given to another caller soon. A process that does
+    not use this module may still take one."""
     ports: list[int] = []
     while len(ports) < count:
         port = _choice.choice(PORTS)
@@ -37,7 +37,7 @@ def _is_free(port: int) -> bool:
 
 
 def _reserve(port: int) -> bool:
-    """Take the port's name among Linux's abstract sockets, which nobody else can then."""
+    """Reserve a port by binding an abstract Unix socket of its name, which no other process can."""
     if sys.platform != "linux":
         return True
     name = socket.socket(socket.AF_UNIX)

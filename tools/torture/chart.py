@@ -1,4 +1,4 @@
-"""Pictures over time, as SVG: lines, and bars of what lasted."""
+"""Charts over time, as SVG: lines, and bars for durations."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -16,22 +16,19 @@ COLOURS: Final = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df")
 
 Point = tuple[float, float]
 Span = tuple[float, float, str]
-"""From when to when, in seconds, and what it was."""
+"""Start and end in seconds, and a description."""
 
 
 class Axis:
-    """Seconds from left to right."""
-
     def __init__(self, seconds: float) -> None:
         self.seconds = max(seconds, 1.0)
 
     def x(self, at_s: float) -> float:
-        """Where a time is."""
         share = min(max(at_s / self.seconds, 0.0), 1.0)
         return round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
 
     def ticks(self, bottom: float) -> str:
-        """Lines with times, from the top to `bottom`."""
+        """Lines with time labels, from the top to `bottom`."""
         step = _step(self.seconds / TICKS)
         marks = [step * at for at in range(int(self.seconds / step) + 1)]
         return "".join(
@@ -42,7 +39,7 @@ class Axis:
 
 
 def lines(axis: Axis, named: Mapping[str, Sequence[Point]], unit: str, *, log: bool = False) -> str:
-    """Lines, each with its name. `log`: heights are logarithms, and what is below 1 is 1."""
+    """Draw named lines. With `log` the scale is logarithmic, and values below 1 count as 1."""
     highest = max((value for points in named.values() for _, value in points), default=1.0)
     top = max(highest, 1.0)
 
@@ -69,18 +66,17 @@ def lines(axis: Axis, named: Mapping[str, Sequence[Point]], unit: str, *, log: b
     return f"<div>{keys}</div>{_svg(HEIGHT + 20, parts)}"
 
 
-def bars(axis: Axis, rows: Mapping[str, Sequence[Span]], *, alarming: Sequence[str] = ()) -> str:
-    """A row for each name, with what lasted in it; what took no time is a mark."""
+def bars(axis: Axis, rows: Mapping[str, Sequence[Span]], *, style: str = "bar") -> str:
+    """Draw a row of bars for each name; an instant is a short mark."""
     bottom = ROW * max(1, len(rows))
     parts = [axis.ticks(bottom)]
     for at, (name, spans) in enumerate(rows.items()):
         y = at * ROW
         parts.append(f'<text class="label" x="{LEFT - 6}" y="{y + 13}">{escape(name)}</text>')
-        kind = "alarm" if name in alarming else "bar"
         for began_s, ended_s, what in spans:
             width = max(3.0, axis.x(ended_s) - axis.x(began_s))
             parts.append(
-                f'<rect class="{kind}" x="{axis.x(began_s)}" y="{y + 3}" width="{width:.1f}" '
+                f'<rect class="{style}" x="{axis.x(began_s)}" y="{y + 3}" width="{width:.1f}" '
                 f'height="{ROW - 6}"><title>{escape(what)}</title></rect>'
             )
     return _svg(bottom + 20, parts)

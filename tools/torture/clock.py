@@ -1,10 +1,10 @@
-"""A service whose clock can be set, and nobody else's.
+"""A service with its own clock.
 
     python -m tools.torture.clock FILE seqgate.services.ledger
 
-runs the module as it is. `time.time` and `time.time_ns` are ahead of the machine's by what FILE
-says, which is mapped into memory: a change counts at once. What is monotonic stays so, as it does
-on a machine whose clock is set.
+runs the module unchanged, with `time.time` and `time.time_ns` shifted by the offset in FILE. FILE
+is mapped into memory, so a change takes effect at once. Monotonic clocks are not shifted, as on a
+machine whose clock is set.
 """
 
 import mmap
@@ -19,13 +19,13 @@ _SHIFT: Final = struct.Struct("<q")
 
 
 def shift_clock(file: Path, seconds: float) -> None:
-    """Set a process's clock: by so many seconds from the machine's, negative for back."""
+    """Set a process's clock to this offset from the machine's, in seconds."""
     with file.open("r+b" if file.exists() else "w+b") as target:
         target.write(_SHIFT.pack(round(seconds * 1e9)))
 
 
 class Clock:
-    """The machine's clock, shifted by what a file says."""
+    """The machine's clock, shifted by the offset in a file."""
 
     def __init__(self, file: Path) -> None:
         with file.open("r+b") as source:
@@ -33,12 +33,10 @@ class Clock:
         self._machines_ns = time.time_ns
 
     def time_ns(self) -> int:
-        """As time.time_ns."""
         (shift_ns,) = _SHIFT.unpack_from(self._map)
         return self._machines_ns() + int(shift_ns)
 
     def time(self) -> float:
-        """As time.time."""
         return self.time_ns() / 1e9
 
 

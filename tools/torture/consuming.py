@@ -1,64 +1,39 @@
-"""A consumer of the torture.
+"""A consumer of the torture. It writes these lines:
 
-given    a message was handed out, with the token of its delivery
-ask      before it is acknowledged; `through`: with everything before it
-done     the answer: durably
-not      the answer: not, and why
-refuse   before it is refused
+given    a message was received, with the token of its delivery
+ask      about to acknowledge it; `through`: cumulatively
+done     the acknowledgement is durable
+not      the acknowledgement failed, and why
+refuse   about to refuse it
 """
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
-from random import Random
+from functools import partial
 from typing import Final
 
-from seqgate.client import (
-    AssemblyLimits,
-    Client,
-    Consumer,
-    Received,
-    RetryPolicy,
-    SubscriptionType,
-)
+from seqgate.client import AssemblyLimits, Consumer, Received, RetryPolicy, SubscriptionType
 from seqgate.errors import ConsumerClosedError, CorruptMessageError, SeqgateError, StaleTokenError
 from seqgate.message_id import ChunkMessageId
-from tools.torture.journal import Journal
 from tools.torture.messages import read
-from tools.torture.roles import ConsumerRole
+from tools.torture.roles import ConsumerRole, Work
 
 RETRY: Final = RetryPolicy(min_s=0.05, max_s=1.0)
 
+CONCURRENCY: Final = 8  # messages that a consumer works on at a time
+
 LONG_SHARE: Final = 0.002
 LONG_S: Final = 1.5
-"""How many messages take long, and how long that is at most."""
+"""The share of messages that take long, and the longest time of one."""
 
 
-class Consuming:
-    """One role's work."""
-
-    def __init__(self, role: ConsumerRole, client: Client, journal: Journal, random: Random):
-        self._role = role
-        self._client = client
-        self._journal = journal
-        self._random = random
-
-    @property
-    def is_finished(self) -> bool:
-        """It may end whenever it is over."""
-        return True
-
+class Consuming(Work[ConsumerRole]):
     async def run(self, over: asyncio.Event) -> None:
-        """Consume until it is over.
-
-        Raises:
-            SeqgateError: the consumer ended; call again to go on.
-        """
         role = self._role
         consumer = self._client.consumer(
             role.topic,
             role.subscription,
-            type=role.subscription_type,
+            type=role.type,
             options=role.options,
             name=role.name,
             retry=RETRY,
@@ -69,14 +44,7 @@ class Consuming:
         )
         async with consumer:
             self._journal.write("joined")
-            working = [asyncio.create_task(self._work(consumer)) for _ in range(role.concurrency)]
-            ending = asyncio.create_task(over.wait())
-            await asyncio.wait([*working, ending], return_when=asyncio.FIRST_COMPLETED)
-            for task in (*working, ending):
-                task.cancel()
-            for result in await asyncio.gather(*working, return_exceptions=True):
-                if isinstance(result, Exception):
-                    raise result
+            await self._until(over, *(self._work(consumer) for _ in range(CONCURRENCY)))
 
     async def _work(self, consumer: Consumer) -> None:
         while True:
@@ -110,52 +78,37 @@ class Consuming:
             at=message.append_time_ms,
             n=message.attempts,
         )
-        long = self._random.random() < LONG_SHARE
+        role, random = self._role, self._random
+        long = random.random() < LONG_SHARE
         await asyncio.sleep(
-            self._random.uniform(0, LONG_S)
-            if long
-            else self._random.expovariate(1 / self._role.work_s)
+            random.uniform(0, LONG_S) if long else random.expovariate(1 / role.work_s)
         )
-        if (said.is_poison and self._role.is_strict) or (
-            self._random.random() < self._role.refused_share
-        ):
+        if (said.is_poison and role.is_strict) or random.random() < role.refused_share:
             self._journal.write("refuse", k=token)
             with suppress(StaleTokenError):
                 await consumer.nack(message)
             return
-        if self._random.random() < self._role.through_share:
-            assert self._role.subscription_type is SubscriptionType.EXCLUSIVE
+        if random.random() < role.through_share:
+            assert role.type is SubscriptionType.EXCLUSIVE
             self._journal.write("ask", k=token, through=True)
             try:
                 await consumer.ack_through(message)
             except SeqgateError as error:
                 self._journal.write("not", k=token, why=error.reason)
-                raise_closed(error)
+                if not isinstance(error, StaleTokenError):  # the consumer has ended
+                    raise
             else:
                 self._journal.write("done", k=token)
             return
         self._journal.write("ask", k=token)
-        consumer.ack_nowait(message).add_done_callback(self._answered(token))
+        consumer.ack_nowait(message).add_done_callback(partial(self._answered, token))
 
-    def _answered(self, token: list[int]) -> Callable[["asyncio.Future[None]"], None]:
-        def note(done: "asyncio.Future[None]") -> None:
-            if done.cancelled():
-                return
-            error = done.exception()
-            if error is None:
-                self._journal.write("done", k=token)
-            else:
-                reason = error.reason if isinstance(error, SeqgateError) else repr(error)
-                self._journal.write("not", k=token, why=reason)
-
-        return note
-
-
-def raise_closed(error: SeqgateError) -> None:
-    """Whoever works on must not go on with a consumer that has ended.
-
-    Raises:
-        SeqgateError: the error, unless it is about one token.
-    """
-    if not isinstance(error, StaleTokenError):
-        raise error
+    def _answered(self, token: list[int], done: "asyncio.Future[None]") -> None:
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is None:
+            self._journal.write("done", k=token)
+        else:
+            reason = error.reason if isinstance(error, SeqgateError) else repr(error)
+            self._journal.write("not", k=token, why=reason)

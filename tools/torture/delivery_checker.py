@@ -1,42 +1,41 @@
-"""What is wrong with a subscription's deliveries, by what its consumers were given, asked and
-answered, and by what is acknowledged in the end.
+"""Checks a subscription's deliveries: consumers' journals against the log and the cursor.
 
-    UNSEEN       acknowledged, and nobody who was given it asked for that
-    FORGOTTEN    its acknowledgement was answered, and it is not acknowledged
-    RESURRECTED  delivered again after its acknowledgement was answered
-    REORDERED    delivered first after a later message of its key was
-    OVERTAKEN    a later message of its key was acknowledged before anybody asked that of it
-    SHARED_KEY   given to one consumer while another one had a message of its key that it then
-                 acknowledged
-    ONE_TOKEN    handed out twice under one token
-    UNWANTED     delivered, and the subscription's filter rejects it
+    UNSEEN       acknowledged, but by no consumer that received it
+    FORGOTTEN    its acknowledgement was confirmed, and the cursor does not have it
+    RESURRECTED  delivered again after its acknowledgement was confirmed
+    REORDERED    first delivered after a later message of its key
+    OVERTAKEN    a later message of its key was acknowledged before its own was requested
+    SHARED_KEY   delivered while another consumer held a message of its key, which that consumer
+                 then acknowledged
+    ONE_TOKEN    delivered twice under one token
+    UNWANTED     delivered although the subscription's filter rejects it
     INVENTED     delivered, or dead-lettered, and not in the log
-    BURIED_TWICE more than one letter of it is in the dead letter topic
-    BURIED_DONE  in the dead letter topic, and its acknowledgement was answered
+    BURIED_TWICE in the dead letter topic more than once
+    BURIED_DONE  in the dead letter topic, and its acknowledgement was confirmed
     DAMAGED      not what was sent
 
-Every delivery has a token, the subscription's epoch and a number that grows within it: so tokens
-say in which order the service delivered, however late a process reads its stream. Messages that
-were to be delivered later take no part in the order of their key.
+Every delivery has a token: the subscription's epoch, and a number that grows within it. Tokens give
+the order of deliveries by the service, however late a process reads its stream. Delayed messages
+take no part in the order of their key.
 """
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from seqgate.client import SubscriptionType
 from seqgate.types import Position
+from tools.stack.journal import Line
 from tools.torture.evidence import Log, Place, Progress, Stored, place_of
-from tools.torture.journal import Line
-from tools.torture.violation import Violation
+from tools.torture.violation import Found, Violation, violations
 
 NEVER = 2**63
 
 
 class Token(NamedTuple):
-    """Names a message of a delivery."""
+    """Identifies a message of a delivery."""
 
     epoch: int
     delivery: int
@@ -45,7 +44,7 @@ class Token(NamedTuple):
 
 @dataclass(slots=True)
 class Given:
-    """A message as a consumer was given it, and what became of it; times in nanoseconds."""
+    """A received message and its fate; times in nanoseconds."""
 
     token: Token
     consumer: str
@@ -59,12 +58,12 @@ class Given:
 
 @dataclass
 class Subscription:
-    """What is known of one.
+    """The evidence on a subscription.
 
     Attributes:
         consumers: the journals of its consumers, by role.
-        letters: which entries its dead letter topic has.
-        wanted: the place that its filter wants; None: it has none.
+        letters: the origins of the letters in its dead letter topic.
+        wanted: the place that its filter accepts; None without a filter.
     """
 
     name: str
@@ -75,12 +74,13 @@ class Subscription:
     wanted: str | None = None
     given: list[Given] = field(default_factory=list)
 
-
-Found = Iterable[tuple[str, str, int | None]]
+    @property
+    def done(self) -> dict[Place, Given]:
+        """Messages whose acknowledgement was confirmed."""
+        return {each.place: each for each in self.given if each.done_ns is not None}
 
 
 def check_deliveries(log: Log, subscription: Subscription) -> list[Violation]:
-    """Everything that is wrong."""
     where = f"{log.topic} {subscription.name}"
     found: list[tuple[str, str, int | None]] = []
     subscription.given = []
@@ -97,12 +97,11 @@ def check_deliveries(log: Log, subscription: Subscription) -> list[Violation]:
     found += _letters(subscription, log, buried)
     if subscription.type is not SubscriptionType.SHARED:
         found += _of_keys(subscription, log.messages, buried)
-    return [Violation(kind, where, what, at_ns) for kind, what, at_ns in found]
+    return violations(where, found)
 
 
 def _given(role: str, lines: Sequence[Line]) -> tuple[list[Given], list[tuple[str, str, int]]]:
-    """What one consumer was given. Its processes follow one another: each is a consumer of its
-    own."""
+    """The deliveries in one consumer's journal. Each process that wrote it counts as a consumer."""
     given: dict[Token, Given] = {}
     wrong: list[tuple[str, str, int]] = []
     consumer = role
@@ -111,7 +110,7 @@ def _given(role: str, lines: Sequence[Line]) -> tuple[list[Given], list[tuple[st
         if event == "started":
             consumer = f"{role} ({line['pid']})"
         if event == "corrupt":
-            wrong.append(("DAMAGED", f"{consumer} was given {line['what']}", line["t"]))
+            wrong.append(("DAMAGED", f"{consumer} received {line['what']}", line["t"]))
         if "k" not in line:
             continue
         token = Token(*line["k"])
@@ -120,7 +119,7 @@ def _given(role: str, lines: Sequence[Line]) -> tuple[list[Given], list[tuple[st
                 wrong.append(("ONE_TOKEN", f"{line['u']} under {token} at {consumer}", line["t"]))
             given[token] = Given(token, consumer, place_of(line["id"]), line["u"], line["t"])
             if line["key"] != line["key_is"]:
-                wrong.append(("DAMAGED", f"{line['u']} with the key {line['key']}", line["t"]))
+                wrong.append(("DAMAGED", f"{line['u']} has the key {line['key']}", line["t"]))
         elif event == "ask":
             given[token].asked_ns = line["t"]
             given[token].through = bool(line.get("through"))
@@ -133,13 +132,13 @@ def _not_what_was_sent(subscription: Subscription, stored: Mapping[Place, Stored
     for each in subscription.given:
         message = stored.get(each.place)
         if message is None or message.uid != each.uid:
-            yield "INVENTED", f"{each.uid} at {each.place}: there is {message}", each.at_ns
+            yield "INVENTED", f"{each.uid} at {each.place}: the log has {message}", each.at_ns
         elif subscription.wanted not in (None, message.wanted_in):
             yield "UNWANTED", f"{each.uid} at {each.place} is of {message.wanted_in}", each.at_ns
 
 
 def _resurrected(given: Sequence[Given]) -> Found:
-    """`given` is in the order of its tokens."""
+    """`given` is sorted by token."""
     done: dict[Place, Given] = {}
     through: Given | None = None
     for each in given:
@@ -158,7 +157,8 @@ def _resurrected(given: Sequence[Given]) -> Found:
 
 
 def _asked(given: Sequence[Given]) -> dict[Place, int]:
-    """When somebody who was given it first asked to acknowledge it; with another one counts."""
+    """When the acknowledgement of each message was first requested by a consumer that received it,
+    alone or cumulatively."""
     asked: dict[Place, int] = {}
 
     def note(place: Place, at_ns: int) -> None:
@@ -179,7 +179,7 @@ def _against_the_cursor(
 ) -> Found:
     asked = _asked(subscription.given)
     seen = {each.place: each for each in subscription.given}
-    done = {each.place: each for each in subscription.given if each.done_ns is not None}
+    done = subscription.done
     progress = subscription.progress
     for message in messages:
         place = message.place
@@ -187,10 +187,10 @@ def _against_the_cursor(
         is_wanted = subscription.wanted in (None, message.wanted_in)
         if is_acknowledged and is_wanted and place not in asked and place.position not in buried:
             last = seen.get(place)
-            how = "never given" if last is None else f"given to {last.consumer}, who did not ask"
+            how = "not delivered" if last is None else f"delivered to {last.consumer}, not acked"
             yield "UNSEEN", f"{message.uid} at {place}: {how}", None if last is None else last.at_ns
         if place in done and not is_acknowledged and progress.is_whole:
-            # Of a batch the rest may be open: then the entry is not acknowledged whole.
+            # The rest of a batch may be open; then the cursor does not count the entry.
             in_entry = [each for each in messages if each.place.position == place.position]
             if all(each.place in done for each in in_entry):
                 each = done[place]
@@ -200,15 +200,15 @@ def _against_the_cursor(
 def _letters(subscription: Subscription, log: Log, buried: set[Position]) -> Found:
     for origin, count in Counter(subscription.letters).items():
         if count > 1:
-            yield "BURIED_TWICE", f"{origin or 'nobody knows what'}: {count} letters", None
+            yield "BURIED_TWICE", f"{origin or 'unknown origin'}: {count} letters", None
     places: dict[Position, list[Place]] = defaultdict(list)
     for message in log.messages:
         places[message.place.position].append(message.place)
     positions = {entry.position for entry in log.entries} | set(places)
-    done = {each.place: each for each in subscription.given if each.done_ns is not None}
+    done = subscription.done
     for position in buried:
         if position not in positions:
-            yield "INVENTED", f"a letter of {position}", None
+            yield "INVENTED", f"a letter of {position}, which is not in the log", None
         of_entry = places.get(position, [])
         if of_entry and all(place in done for place in of_entry):
             each = done[of_entry[0]]
@@ -240,7 +240,7 @@ def _of_keys(
 
 
 def _first_deliveries(key: str, given: Sequence[Given]) -> Found:
-    """`given` is in the order of its tokens."""
+    """`given` is sorted by token."""
     highest: Place | None = None
     seen: set[Place] = set()
     for each in given:

@@ -1,13 +1,13 @@
-"""What the checkers go by: journals of applications, the log as it is read back, and how far the
-subscriptions have come. Nothing of this is a service's word on what it has done."""
+"""The evidence for the checkers: applications' journals, the log as read back, and the progress of
+subscriptions. None of it is a service's own claim about its work."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from grpc import StatusCode, aio
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.cursor.v1 import cursor_pb2
 from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
@@ -15,21 +15,21 @@ from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.client import MessageId
+from seqgate.times import milliseconds
 from seqgate.types import Position
+from tools.stack.journal import Line
 from tools.torture import messages
-from tools.torture.journal import Line, lines
 from tools.torture.shown import At, asking
 
 ORIGIN_ID: Final = "seqgate.origin.id"
-"""The property of a dead letter that says which entry it is."""
+"""A dead letter's property that names its original entry."""
 
 ALONE: Final = 0
-"""Which of its entry's messages one is that is in no batch."""
+"""The index of a message that is in no batch."""
 
 
 class Place(NamedTuple):
-    """Where a message is: its entry, of a large message the last one, and which of its
-    messages it is."""
+    """A message's entry (for a large message, its last one), and its index in the entry."""
 
     position: Position
     at: int
@@ -39,7 +39,6 @@ class Place(NamedTuple):
 
 
 def place_of(text: str) -> Place:
-    """Where a message with this id is."""
     parsed = MessageId.parse(text)
     return Place(Position(parsed.ledger_id, parsed.entry_id), max(parsed.batch_index, ALONE))
 
@@ -58,8 +57,6 @@ class Entry(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A message of the log."""
-
     place: Place
     producer: str
     sequence_id: int
@@ -74,9 +71,9 @@ class Log:
     """A topic, read back.
 
     Attributes:
-        entries: what is there, chunks of attempts that came to nothing included.
-        messages: in their order; those that were trimmed as a reader saw them.
-        damaged: what could not be read, or is not what was sent.
+        entries: the stored entries, including chunks of unfinished attempts.
+        messages: in order; trimmed ones as a reader saw them.
+        damaged: messages that could not be read, or differ from what was sent.
     """
 
     topic: str
@@ -86,12 +83,12 @@ class Log:
 
 
 class Progress(NamedTuple):
-    """How far a subscription has come, by its cursor.
+    """The progress of a subscription, by its cursor.
 
     Attributes:
-        mark_delete: everything up to here is acknowledged; None: nothing is.
-        ranges: what is acknowledged beyond: first and last entries.
-        is_whole: whether the ranges are known.
+        mark_delete: every entry up to here is acknowledged; None if none is.
+        ranges: acknowledged entries after that: the first and last of each range.
+        is_whole: the ranges are known.
     """
 
     mark_delete: Position | None = None
@@ -99,38 +96,20 @@ class Progress(NamedTuple):
     is_whole: bool = True
 
     def has(self, position: Position) -> bool:
-        """Whether an entry is acknowledged."""
+        """True if an entry is acknowledged."""
         if self.mark_delete is not None and position <= self.mark_delete:
             return True
         return any(first <= position <= last for first, last in self.ranges)
 
 
-def read_journals(paths: Iterable[Path]) -> dict[str, list[Line]]:
-    """All lines, by role."""
-    return {path.stem: list(lines(path)) for path in paths}
-
-
-# ---- asking services
+# ---- queries
 
 
 async def read_log(ledger: At, topic: str) -> Log:
-    """All of a topic; an empty log if there is none."""
-    log = Log(topic)
-    async with asking(ledger, LedgerServiceStub) as stub:
-        request = ledger_pb2.ReadRequest(
-            topic=topic, earliest=ledger_pb2.Earliest(), metadata_only=True
-        )
-        try:
-            async for response in stub.Read(request):
-                log.entries += (
-                    _entry(each)
-                    for each in response.entries.entries
-                    if not each.metadata.HasField("marker_type")
-                )
-        except aio.AioRpcError as error:
-            if error.code() is StatusCode.NOT_FOUND:
-                return log
-            raise
+    """Read a whole topic; an unknown topic gives an empty log."""
+    log = Log(topic, await _entries(ledger, topic))
+    if not log.entries:
+        return log
     client = ledger.shown.client(ledger.address)
     async with client, client.reader(topic, follow=False) as reader:
         async for message in reader:
@@ -156,19 +135,24 @@ async def read_log(ledger: At, topic: str) -> Log:
 
 
 async def read_letters(ledger: At, topic: str) -> list[str]:
-    """Which entries the letters of a dead letter topic are."""
+    """The origins of the letters in a dead letter topic."""
     return [each.origin for each in await _entries(ledger, topic)]
 
 
 async def _entries(ledger: At, topic: str) -> list[Entry]:
+    """A topic's entries without markers; none if the topic is unknown."""
     found: list[Entry] = []
     async with asking(ledger, LedgerServiceStub) as stub:
         request = ledger_pb2.ReadRequest(
-            topic=topic, earliest=ledger_pb2.Earliest(), metadata_only=True
+            topic=topic, start=common_pb2.Start(earliest=common_pb2.Earliest()), metadata_only=True
         )
         try:
             async for response in stub.Read(request):
-                found += map(_entry, response.entries.entries)
+                found += (
+                    _entry(each)
+                    for each in response.entries.entries
+                    if not each.metadata.HasField("marker_type")
+                )
         except aio.AioRpcError as error:
             if error.code() is not StatusCode.NOT_FOUND:
                 raise
@@ -181,7 +165,7 @@ def _entry(wire: ledger_pb2.StoredEntry) -> Entry:
         position(wire.position),
         metadata.producer_name,
         metadata.sequence_id,
-        wire.append_time,
+        milliseconds(wire.append_time),
         max(1, metadata.num_messages_in_batch),
         metadata.uuid,
         metadata.chunk_id,
@@ -190,30 +174,29 @@ def _entry(wire: ledger_pb2.StoredEntry) -> Entry:
 
 
 def position(wire: Any) -> Position:
-    """A position as a value."""
     return Position(wire.ledger_id, wire.entry_id)
 
 
 async def last_position(ledger: Any, topic: str) -> Position | None:
-    """Where a topic ends; None: it is empty."""
-    answer = await ledger.LastMessageId(ledger_pb2.LastMessageIdRequest(topic=topic))
+    """The last position of a topic; None if it is empty."""
+    answer = await ledger.GetLastMessageId(ledger_pb2.GetLastMessageIdRequest(topic=topic))
     return position(answer.last) if answer.HasField("last") else None
 
 
 async def progress(cursor: At, topic: str, subscription: str) -> Progress:
-    """How far a subscription has come, by the cursor service."""
+    """A subscription's progress, from the cursor service."""
     mark_delete: Position | None = None
     ranges: list[tuple[Position, Position]] = []
     async with asking(cursor, CursorServiceStub) as stub:
-        request = cursor_pb2.ReadAcknowledgedRequest(topic=topic, name=subscription)
+        request = cursor_pb2.ListAcknowledgedRequest(topic=topic, cursor=subscription)
         while True:
-            page = await stub.ReadAcknowledged(request)
+            page = await stub.ListAcknowledged(request)
             if page.HasField("mark_delete"):
                 mark_delete = position(page.mark_delete)
             ranges += (_range(each) for each in page.ranges)
-            if not page.HasField("next_after"):
+            if not page.next_page_token:
                 return Progress(mark_delete, ranges)
-            request.after.CopyFrom(page.next_after)
+            request.page_token = page.next_page_token
 
 
 def _range(wire: cursor_pb2.PositionRange) -> tuple[Position, Position]:
@@ -222,7 +205,7 @@ def _range(wire: cursor_pb2.PositionRange) -> tuple[Position, Position]:
 
 
 async def progress_by_dispatcher(dispatcher: At, topic: str, subscription: str) -> Progress:
-    """The same, as far as the dispatcher service tells."""
+    """A subscription's progress, as far as the dispatcher reports it."""
     async with asking(dispatcher, DispatcherServiceStub) as stub:
         request = dispatcher_pb2.GetSubscriptionRequest(topic=topic, subscription=subscription)
         found = (await stub.GetSubscription(request)).subscription
@@ -231,7 +214,7 @@ async def progress_by_dispatcher(dispatcher: At, topic: str, subscription: str) 
 
 
 def with_trimmed(log: Log, read: Sequence[Line]) -> None:
-    """Put in front of a log what a reader read of it before it was trimmed."""
+    """Prepend to a log the messages that a reader read before they were trimmed."""
     first = log.messages[0].place if log.messages else None
     gone: dict[Place, Stored] = {}
     for line in read:

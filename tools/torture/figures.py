@@ -1,26 +1,26 @@
-"""What is counted and measured of a torture, from the journals alone."""
+"""Counts and measurements of a torture, from the journals alone."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tools.torture.journal import Line
+from tools.bench.figures import percentile
+from tools.stack.journal import Line
 
 SECOND_NS: Final = 1_000_000_000
 
 
 @dataclass
 class Figures:
-    """Times are seconds since the torture began; durations are milliseconds.
+    """Counts and measurements. Times are seconds since the start; durations are milliseconds.
 
     Attributes:
-        operations: how many lines of each kind applications wrote: sent, receipt, given, done ...
-        errors: what applications were refused, by what was under way and the reason.
-        receipts: (second, latency) of each receipt, from when the message was handed over first or
-            again.
-        waits: (second, wait) of each first delivery, from its receipt.
-        series: how many there were in each second, by kind.
+        operations: the number of journal lines of each kind: sent, receipt, given, done ...
+        errors: the number of errors that applications got, by kind and reason.
+        receipts: (second, latency) of each receipt, from the last send of its message.
+        waits: (second, wait) of each first delivery, from its message's receipt.
+        series: the number of events in each second, by kind.
     """
 
     operations: Counter[str] = field(default_factory=Counter)
@@ -30,7 +30,6 @@ class Figures:
     series: dict[str, Counter[int]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
         return {
             "operations": dict(sorted(self.operations.items())),
             "errors": dict(self.errors.most_common()),
@@ -40,7 +39,6 @@ class Figures:
 
 
 def figures_of(journals: Mapping[str, Sequence[Line]], began_ns: int) -> Figures:
-    """Everything that the journals of all roles say."""
     figures = Figures(series={kind: Counter() for kind in ("receipt", "given", "done")})
     stored_ns: dict[str, int] = {}
     for role, lines in journals.items():
@@ -74,22 +72,15 @@ def _point(at_ns: int, began_ns: int, took_ns: int) -> tuple[float, float]:
 
 
 def percentiles(values: Iterable[float]) -> dict[str, float]:
-    """How they are spread; nothing of no values."""
+    """Percentiles of values; empty without values."""
     ordered = sorted(values)
-    if not ordered:
-        return {}
-    shares = {"p50": 0.5, "p99": 0.99, "p999": 0.999, "max": 1.0}
-    last = len(ordered) - 1
-    return {name: round(ordered[min(last, int(share * last))], 1) for name, share in shares.items()}
+    shares = {"p50": 0.5, "p99": 0.99, "p999": 0.999, "max": 1.0} if ordered else {}
+    return {name: round(percentile(ordered, share), 1) for name, share in shares.items()}
 
 
 def by_second(points: Sequence[tuple[float, float]], share: float) -> list[tuple[float, float]]:
-    """For each second that has some, the value that a share of its values does not exceed."""
+    """For each second with values, the percentile `share` of them."""
     seconds: dict[int, list[float]] = {}
     for at_s, value in points:
         seconds.setdefault(int(at_s), []).append(value)
-    found = []
-    for second, values in sorted(seconds.items()):
-        values.sort()
-        found.append((float(second), values[int(share * (len(values) - 1))]))
-    return found
+    return [(float(at), percentile(values, share)) for at, values in sorted(seconds.items())]

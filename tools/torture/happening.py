@@ -1,49 +1,32 @@
-"""Faults, carried out: each at its time, in its place, and made good when it is over.
+"""Injects the faults: each at its time, in its place, and undone at its end.
 
-In one place one thing happens at a time; what comes meanwhile waits. Whatever happens is written
-down, with when it began and ended.
+In one place faults happen one at a time; others wait. All faults are recorded with their times.
 """
 
 import asyncio
 import resource
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
-from random import Random
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from signal import Signals
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
-from tools.torture.faults import OF_REDIS, Fault, Kind
+from tools.stack.application import Application
+from tools.stack.journal import Journal
+from tools.torture.faults import Fault, Kind, Where, plan
 from tools.torture.installation import Installation
-from tools.torture.journal import Journal
 from tools.torture.links import Way
 
 FULL_BYTES: Final = 96 * 1024
-"""How much more may be written when a disk is full: it happens in the middle of something."""
+"""Bytes that a full disk still takes, so that a write fails halfway."""
 
 WAIT_S: Final = 30.0
-"""How long a fault waits for its place; then it is left out."""
-
-
-class Applications(Protocol):
-    """What faults do to applications."""
-
-    async def kill(self, name: str) -> None:
-        """SIGKILL one."""
-        ...
-
-    async def start(self, name: str) -> None:
-        """Start it again."""
-        ...
-
-    def signal(self, name: str, number: Signals) -> None:
-        """Send one a signal."""
-        ...
+"""How long a fault waits for its place before it is skipped."""
 
 
 class Happened(NamedTuple):
-    """A fault that was carried out; times in nanoseconds of the monotonic clock."""
+    """An injected fault; times in nanoseconds of the monotonic clock."""
 
     fault: Fault
     began_ns: int
@@ -51,44 +34,59 @@ class Happened(NamedTuple):
 
 
 class Happening:
-    """Carries out a plan."""
+    """Injects the faults of a seed. `trimmed` is the topic to trim."""
 
     def __init__(
         self,
         installation: Installation,
-        applications: Applications,
+        applications: Mapping[str, Application],
         trim: Callable[[str], Awaitable[None]],
+        trimmed: str,
         journal: Journal,
         seed: str,
     ) -> None:
         self.happened: list[Happened] = []
-        self.down: set[str] = set()
-        """Processes that we ended, and that are not back."""
         self.misbehaved: list[str] = []
-        """Processes that did not end as they were told to."""
+        """Processes that ended with an unexpected status after SIGTERM."""
         self._there = installation
         self._applications = applications
         self._trim = trim
+        self._trimmed = trimmed
         self._journal = journal
-        self._random = Random(f"{seed}/happening")
+        self._seed = seed
         self._places: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def carry_out(self, faults: Sequence[Fault]) -> None:
-        """Everything, at its time; returns when all of it is made good.
+    async def carry_out(self, seconds: float) -> None:
+        """Inject faults for this long, and return once all are undone.
 
         Raises:
-            ExceptionGroup: something could not be made good.
+            ExceptionGroup: a fault could not be undone.
         """
+        there = self._there
+        places = {
+            Where.SERVICE: there.services,
+            Where.EVERYTHING: ["everything"],
+            Where.APPLICATION: list(self._applications),
+            Where.LINK: list(there.links),
+            Where.REDIS: ["redis"],
+            Where.STORE: ["ledger", "cursor"],
+            Where.TOPIC: [self._trimmed],
+        }
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         async with asyncio.TaskGroup() as tasks:
-            for fault in faults:
+            for fault in plan(self._seed, places, seconds):
                 await asyncio.sleep(began_s + fault.at_s - loop.time())
                 tasks.create_task(self._happen(fault))
+        for name in (*there.services, *there.redis):
+            if there.pid(name) is not None:
+                await there.ready(name)
+        for link in there.links.values():  # start with new connections
+            link.go(Way.OPEN)
+            link.cut()
 
     async def _happen(self, fault: Fault) -> None:
-        place = "redis" if fault.kind in OF_REDIS else fault.place
-        lock = self._places[place]
+        lock = self._places[fault.place]
         try:
             async with asyncio.timeout(WAIT_S):
                 await lock.acquire()
@@ -104,29 +102,27 @@ class Happening:
             self.happened.append(Happened(fault, began_ns, time.monotonic_ns()))
 
     async def _do(self, fault: Fault) -> None:
-        there, place = self._there, fault.place
+        there = self._there
+        place = there.master if fault.kind.where is Where.REDIS else fault.place
         match fault.kind:
-            case Kind.KILL:
-                with self._away(place):
-                    await there.stack.kill(place)
-                    await asyncio.sleep(fault.lasts_s)
-                    await there.stack.spawn(place)
-            case Kind.STOP:
-                await self._stopped(lambda number: there.signal(place, number), fault.lasts_s)
+            case Kind.KILL | Kind.REDIS_KILL:
+                await there.kill(place)
+                await asyncio.sleep(fault.lasts_s)
+                await there.spawn(place)
+            case Kind.STOP | Kind.REDIS_STOP:
+                await _stopped(partial(there.signal, place), fault.lasts_s)
             case Kind.RESTART:
                 await self._restart(place, fault.lasts_s)
             case Kind.ROLL:
-                for name in reversed(there.processes):
+                for name in reversed(there.services):
                     async with self._places[name]:
                         await self._restart(name, 0)
             case Kind.KILL_APPLICATION:
-                await self._applications.kill(place)
+                await self._applications[place].end()
                 await asyncio.sleep(fault.lasts_s)
-                await self._applications.start(place)
+                await self._applications[place].start()
             case Kind.STOP_APPLICATION:
-                await self._stopped(
-                    lambda number: self._applications.signal(place, number), fault.lasts_s
-                )
+                await _stopped(self._applications[place].send, fault.lasts_s)
             case Kind.CUT:
                 there.links[place].cut()
             case Kind.CLOSED | Kind.SLOW | Kind.SILENT | Kind.LOST:
@@ -139,67 +135,34 @@ class Happening:
                 there.set_clock(place, 0)
             case Kind.TRIM:
                 await self._trim(place)
-            case _:
-                await self._redis(fault)
-
-    async def _redis(self, fault: Fault) -> None:
-        there = self._there
-        name = there.master
-        match fault.kind:
-            case Kind.REDIS_KILL:
-                with self._away(name):
-                    await there.stack.kill(name)
-                    await asyncio.sleep(fault.lasts_s)
-                    await there.stack.spawn(name)
-            case Kind.REDIS_STOP:
-                await self._stopped(lambda number: there.signal(name, number), fault.lasts_s)
             case Kind.REDIS_EMPTY:
-                await there.ask_redis(name, "FLUSHALL")
+                await there.ask_redis(place, "FLUSHALL")
             case Kind.REDIS_COPY:
                 await asyncio.to_thread(there.copy_redis)
             case Kind.REDIS_BACK:
-                with self._away(name):
-                    await there.roll_redis_back()
-            case _:
+                await there.roll_redis_back()
+            case Kind.REDIS_FAILOVER:
                 await self._fail_over(fault.lasts_s)
 
     async def _fail_over(self, lag_s: float) -> None:
-        """The replica stands still, the master dies with what the replica lacks, and comes back as
-        a replica."""
+        """Suspend the replica, kill the master with the writes that the replica lacks, promote the
+        replica, and restart the old master as its replica."""
         there = self._there
         old, new = there.master, there.replica
-        with self._away(old):
-            there.signal(new, Signals.SIGSTOP)
-            await asyncio.sleep(lag_s)
-            await there.stack.kill(old)
-            there.signal(new, Signals.SIGCONT)
-            await there.promote(new)
-            await there.stack.spawn(old)
-            await there.follow(old, new)
-
-    @contextmanager
-    def _away(self, name: str) -> "Iterator[None]":
-        """A process is down meanwhile because we want it so."""
-        self.down.add(name)
-        try:
-            yield
-        finally:
-            self.down.discard(name)
+        there.signal(new, Signals.SIGSTOP)
+        await asyncio.sleep(lag_s)
+        await there.kill(old)
+        there.signal(new, Signals.SIGCONT)
+        await there.promote(new)
+        await there.spawn(old)
+        await there.follow(old, new)
 
     async def _restart(self, name: str, rest_s: float) -> None:
-        with self._away(name):
-            status = await self._there.stack.terminate(name)
-            if status not in (None, 0, -Signals.SIGTERM):  # the last one: it had just begun
-                self.misbehaved.append(f"{name} ended with {status} after SIGTERM")
-            await asyncio.sleep(rest_s)
-            await self._there.stack.spawn(name)
-
-    async def _stopped(self, signal: Callable[[Signals], None], seconds: float) -> None:
-        signal(Signals.SIGSTOP)
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            signal(Signals.SIGCONT)
+        status = await self._there.terminate(name)
+        if status not in (None, 0, -Signals.SIGTERM):  # -SIGTERM: it was just starting
+            self.misbehaved.append(f"{name} ended with {status} after SIGTERM")
+        await asyncio.sleep(rest_s)
+        await self._there.spawn(name)
 
     async def _broken(self, fault: Fault) -> None:
         link = self._there.links[fault.place]
@@ -213,13 +176,12 @@ class Happening:
             link.go(Way.OPEN)
 
     async def _full(self, service: str, seconds: float) -> None:
-        """The kernel lets nobody who has the service's store make a file any larger than it will
-        be soon."""
+        """Limit the file sizes of all processes on the service's store to slightly above the
+        present sizes."""
         there = self._there
-        names = [*there.instances[service]]
+        names = there.instances[service]
         database = there.store(service)
-        files = [database, *(database.with_name(f"{database.name}{end}") for end in ("-wal",))]
-        files += [there.log(name) for name in names]
+        files = [database, database.with_name(f"{database.name}-wal"), *map(there.log, names)]
         size = max(file.stat().st_size for file in files if file.exists()) + FULL_BYTES
         try:
             for name in names:
@@ -230,8 +192,16 @@ class Happening:
                 _bound_files(there.pid(name), resource.RLIM_INFINITY)
 
 
+async def _stopped(signal: Callable[[Signals], None], seconds: float) -> None:
+    signal(Signals.SIGSTOP)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        signal(Signals.SIGCONT)
+
+
 def _bound_files(pid: int | None, size_bytes: int) -> None:
-    """Let a process make no file larger than this; whoever was started meanwhile has no bound."""
+    """Limit the file sizes of a process. A process started later has no limit."""
     if pid is None:
         return
     try:

@@ -1,12 +1,12 @@
-"""The judge: gathers the evidence, and has every checker look at it."""
+"""Gathers the evidence and runs every checker on it."""
 
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from seqgate.client import SubscriptionType
-from tools.torture.cast import FILTERED, Cast
+from tools.stack.journal import Line, lines, path_of
+from tools.torture.cast import Cast
 from tools.torture.delivery_checker import Subscription, check_deliveries
 from tools.torture.evidence import (
     Log,
@@ -18,54 +18,31 @@ from tools.torture.evidence import (
     read_log,
     with_trimmed,
 )
-from tools.torture.journal import Line, journals, lines
 from tools.torture.log_checker import check_log, check_reader
-from tools.torture.roles import ConsumerRole, ProducerRole
+from tools.torture.roles import ConsumerRole, ProducerRole, reader_of
 from tools.torture.settling import explained
-from tools.torture.shown import At
+from tools.torture.shown import Services
 from tools.torture.violation import Violation
 
 LOOK_S: Final = 0.5
 
 
 class Judge:
-    """See the module."""
-
-    def __init__(
-        self,
-        cast: Cast,
-        folder: Path,
-        *,
-        ledger: At,
-        dispatcher: At,
-        cursor: At,
-        namespace: str,
-    ) -> None:
+    def __init__(self, cast: Cast, folder: Path, services: Services) -> None:
         """
         Args:
-            folder: where the journals are.
-            ledger, dispatcher, cursor: where these are; of the last one no address when
-                nobody knows.
+            folder: the folder of the journals.
         """
         self._cast = cast
         self._folder = folder
-        self._ledger = ledger
-        self._dispatcher = dispatcher
-        self._cursor = cursor
-        self._roles = [role for each in cast.applications.values() for role in each.roles]
-        self._wanted = {
-            (f"{namespace}/{topic.rpartition('/')[2]}", name): place
-            for (topic, name), place in FILTERED.items()
-        }
+        self._ledger, self._dispatcher, self._cursor = services
 
     async def progress(self, topic: str, subscription: str) -> Progress:
-        """How far a subscription has come."""
         if self._cursor.address:
             return await progress(self._cursor, topic, subscription)
         return await progress_by_dispatcher(self._dispatcher, topic, subscription)
 
     async def explain(self, stuck: Sequence[tuple[str, str]]) -> list[Violation]:
-        """Why subscriptions stand still."""
         found = []
         for topic, subscription in stuck:
             log = await read_log(self._ledger, topic)
@@ -76,7 +53,7 @@ class Judge:
         return found
 
     async def wait_for_readers(self, within_s: float) -> list[Violation]:
-        """Return when readers have read everything, or when that takes too long."""
+        """Wait until readers have read everything. Those that take too long are violations."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + within_s
         found = []
@@ -84,7 +61,7 @@ class Judge:
             log = await read_log(self._ledger, topic)
             last = log.messages[-1].place if log.messages else None
             while last is not None:
-                read = [line for line in self._of(self._reader(topic)) if line["e"] == "read"]
+                read = [line for line in self._of(reader_of(topic)) if line["e"] == "read"]
                 if read and place_of(read[-1]["id"]) >= last:
                     break
                 if loop.time() > deadline_s:
@@ -95,15 +72,14 @@ class Judge:
         return found
 
     async def verdict(self) -> list[Violation]:
-        """Everything that is wrong."""
         found = self._surprises()
         for topic in self._cast.topics:
             log = await read_log(self._ledger, topic)
-            read = self._of(self._reader(topic))
+            read = self._of(reader_of(topic))
             with_trimmed(log, read)
             producers = {
                 role.name: role
-                for role in self._roles
+                for role in self._cast.roles
                 if isinstance(role, ProducerRole) and role.topic == topic
             }
             found += check_log(log, producers, {name: self._of(name) for name in producers})
@@ -115,30 +91,26 @@ class Judge:
     async def _subscription(self, log: Log, name: str) -> Subscription:
         roles = [
             role
-            for role in self._roles
+            for role in self._cast.roles
             if isinstance(role, ConsumerRole)
             and (role.topic, role.subscription) == (log.topic, name)
         ]
         return Subscription(
             name,
-            SubscriptionType[roles[0].type],
+            roles[0].type,
             {role.name: self._of(role.name) for role in roles},
             await self.progress(log.topic, name),
             await read_letters(self._ledger, f"{log.topic}-{name}-DLQ"),
-            self._wanted.get((log.topic, name)),
+            self._cast.filtered.get((log.topic, name)),
         )
 
     def _surprises(self) -> list[Violation]:
         return [
             Violation("SURPRISED", role.name, line["what"], line["t"])
-            for role in self._roles
+            for role in self._cast.roles
             for line in self._of(role.name)
             if line["e"] == "surprise"
         ]
 
-    def _reader(self, topic: str) -> str:
-        return f"reader-{topic.rpartition('/')[2]}"
-
     def _of(self, role: str) -> list[Line]:
-        path = journals(self._folder).get(role)
-        return [] if path is None else list(lines(path))
+        return list(lines(path_of(self._folder, role)))

@@ -1,10 +1,10 @@
-"""How much each service keeps and waits: as it comes, or next to nothing."""
+"""The services' limits and time-outs: default or tiny."""
 
 from random import Random
 from typing import Final
 
 LIMITS: Final = ("default", "tiny", "mixed")
-"""As they come; next to nothing; or, for each process, one or the other."""
+"""The defaults; tiny limits; or one of the two, drawn for each process."""
 
 TINY: Final = {
     "DISPATCHER_KEY_PARKED_MAX": "3",
@@ -29,29 +29,20 @@ TINY: Final = {
     "DEDUP_PURGE_INTERVAL_S": "2",
     "CURSOR_STORE_READERS": "1",
 }
-"""Settings without their SEQGATE_."""
+"""Settings, without the prefix SEQGATE_."""
 
-QUICK: Final = {
-    "KEEPALIVE_S": "2",
-    "DRAIN_TIMEOUT_S": "5",
-    "STOP_GRACE_S": "3",
-}
-"""What every service is told: a torture lasts minutes."""
+QUICK: Final = {"KEEPALIVE_S": "2", "DRAIN_TIMEOUT_S": "5", "STOP_GRACE_S": "3"}
+"""Settings of every service, shortened because a torture lasts minutes."""
 
 
 RATE: Final = 25.0
 TINY_RATE: Final = 8.0
-"""How many messages a second each producer publishes unless it is told otherwise: what has room for
-a few messages takes a round trip for each few of them."""
-
-
-def rate_of(limits: str) -> float:
-    """How many that is with these limits."""
-    return RATE if limits == "default" else TINY_RATE
+"""Default rates of each producer, in messages a second. Lower with tiny limits: they cost a round
+trip for every few messages."""
 
 
 def settings_of(service: str, limits: str, random: Random) -> dict[str, str]:
-    """What one process is told of its limits, by full names."""
+    """The limit settings of one process, by full names."""
     is_tiny = limits == "tiny" or (limits == "mixed" and random.random() < 0.5)
     prefix = f"{service.upper()}_"
     tiny = {name: value for name, value in TINY.items() if name.startswith(prefix)}

@@ -1,10 +1,10 @@
-"""A connection that somebody else breaks: one between every two parts.
+"""Links between two processes, which faults break.
 
-as it is   everything travels
-slow       everything travels late, and in small pieces
-silent     nothing travels, and nobody is told; what was sent meanwhile arrives when it heals,
-           or never
-closed     nobody gets through
+open       everything passes
+slow       everything passes late, in small pieces
+silent     nothing passes, without an error; bytes sent meanwhile arrive when the link heals, or
+           never
+closed     connections are refused
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from tools.stack.forwarder import CHUNK_BYTES, Ends, Forwarder
 
 SLOW_BYTES: Final = 1_024
 SLOW_S: Final = 0.02
-"""How much travels at a time when it is slow, and how late."""
+"""The piece size and the delay of each piece on a slow link."""
 
 
 class Way(StrEnum):
-    """What a link does; see the module."""
+    """A link's state: see the module."""
 
     OPEN = auto()
     SLOW = auto()
@@ -28,7 +28,7 @@ class Way(StrEnum):
 
 
 class Link(Forwarder):
-    """From one part to another one, or to whichever of several is there."""
+    """A link to one process, or to the first of several that listens."""
 
     def __init__(self, name: str, *targets: int) -> None:
         super().__init__(*targets)
@@ -38,7 +38,7 @@ class Link(Forwarder):
         self._healed.set()
 
     def go(self, way: Way) -> None:
-        """Break it, or heal it."""
+        """Set the link's state."""
         self.way = way
         if way is Way.SILENT:
             self._healed.clear()
@@ -48,15 +48,12 @@ class Link(Forwarder):
             self.cut()
 
     async def there(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """See the module."""
         await self._carry(reader, writer)
 
     async def back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """See the module."""
         await self._carry(reader, writer)
 
     async def opened(self) -> Ends:
-        """See the module."""
         if self.way is Way.CLOSED:
             raise ConnectionRefusedError(self.name)
         return await super().opened()

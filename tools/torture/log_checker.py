@@ -1,61 +1,56 @@
-"""What is wrong with a log, by what its producers were told and its readers read.
+"""Checks a log against its producers' and its reader's journals.
 
-LOST        told to be stored, and not in the log
-MISPLACED   told to be stored in one place, and in another one
-TWICE       a message, a producer's sequence id, or a chunk of an attempt in two places
+LOST        acknowledged, and not in the log
+MISPLACED   acknowledged at another position than it has
+TWICE       a message, a producer's sequence id, or a chunk of an attempt at two positions
 REORDERED   behind a higher id of its producer, of its entry, or of its key
 INVENTED    in the log, and never sent
 DAMAGED     not what was sent
-NOT_STALE   told to be overtaken: whoever sends in order never is
-APPEND_TIME stored earlier than what is before it
-SKIPPED     a reader did not get it
-READ_AGAIN  a reader got it twice, or too late
+NOT_STALE   refused as stale, although its producer sends in order
+APPEND_TIME appended at an earlier time than the entry before it
+SKIPPED     the reader did not get it
+READ_AGAIN  the reader got it twice, or after a later message
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from itertools import chain, pairwise
 
 from seqgate.types import Position
+from tools.stack.journal import Line
 from tools.torture.evidence import Journals, Log, Place, Stored, place_of
-from tools.torture.journal import Line
 from tools.torture.roles import ProducerRole
-from tools.torture.violation import Violation
+from tools.torture.violation import Found, Violation, violations
 
 TRIMMED = "TRIMMED"
-"""Why a message is refused of which nobody knows any more whether it was stored."""
+"""The refusal's reason after a trim. Whether the message was stored is then unknown."""
 
 
 def check_log(
     log: Log, producers: Mapping[str, ProducerRole], journals: Journals
 ) -> list[Violation]:
-    """Everything that is wrong.
+    """All violations of a log.
 
     Args:
-        log: the topic's.
+        log: the topic's log.
         producers: the roles that publish to it, by name.
-        journals: theirs, by name.
+        journals: their journals, by name.
     """
     places: dict[str, list[Place]] = defaultdict(list)
     for stored in log.messages:
         places[stored.uid].append(stored.place)
-    found = [
-        *_told_wrongly(places, producers, journals),
-        *_stored_wrongly(log, places, producers, journals),
-        *_twice(log),
-        *_reordered(log.messages),
-        *_times(log),
-    ]
-    return [Violation(kind, log.topic, what, at_ns) for kind, what, at_ns in found]
-
-
-Found = Iterable[tuple[str, str, int | None]]
+    found = chain(
+        _told_wrongly(places, producers, journals),
+        _stored_wrongly(log, places, producers, journals),
+        _twice(log),
+        _reordered(log.messages),
+        _times(log),
+    )
+    return violations(log.topic, found)
 
 
 def _told_wrongly(
-    places: Mapping[str, Sequence[Place]],
-    producers: Mapping[str, ProducerRole],
-    journals: Journals,
+    places: Mapping[str, Sequence[Place]], producers: Mapping[str, ProducerRole], journals: Journals
 ) -> Found:
     for name, role in producers.items():
         for line in journals.get(name, ()):
@@ -64,10 +59,10 @@ def _told_wrongly(
                 told = place_of(line["id"])
                 kind = "a duplicate" if line["dup"] else "stored"
                 if not places.get(uid):
-                    yield "LOST", f"{uid} (id {line['s']}) was told to be {kind}: {told}", line["t"]
+                    yield "LOST", f"{uid} (id {line['s']}), receipt: {kind} at {told}", line["t"]
                 elif told not in places[uid]:
                     where = ", ".join(map(str, places[uid]))
-                    yield "MISPLACED", f"{uid} was told to be {kind}: {told}, is {where}", line["t"]
+                    yield "MISPLACED", f"{uid}, receipt: {kind} at {told}; is at {where}", line["t"]
             elif line["e"] == "refused" and role.ids and line["why"] != TRIMMED:
                 yield "NOT_STALE", f"{uid} was refused with {line['why']}", line["t"]
 
@@ -99,11 +94,8 @@ def _twice(log: Log) -> Found:
         identity = (stored.producer, stored.sequence_id)
         before = ids.setdefault(identity, stored.place)
         if before != stored.place:
-            yield (
-                "TWICE",
-                f"{stored.producer}#{stored.sequence_id} at {before}, {stored.place}",
-                None,
-            )
+            what = f"{stored.producer}#{stored.sequence_id} at {before}, {stored.place}"
+            yield "TWICE", what, None
     chunks: dict[tuple[str, int, str, int], Position] = {}
     for entry in log.entries:
         if entry.uuid:
@@ -114,9 +106,8 @@ def _twice(log: Log) -> Found:
 
 
 def _reordered(stored: Sequence[Stored]) -> Found:
-    """A producer that batches by key stores a flush as several entries whose ids interleave, in
-    the order of their highest ids: so entries are compared by these, and messages within an entry
-    and within a key."""
+    """Batching by key stores a flush as several entries with interleaved ids, ordered by their
+    highest ids. So entries are compared by these, and messages within an entry and a key."""
     entries: dict[tuple[str, Position], list[Stored]] = defaultdict(list)
     keys: dict[tuple[str, str], Stored] = {}
     for each in stored:
@@ -146,11 +137,11 @@ def _times(log: Log) -> Found:
     for before, entry in pairwise(log.entries):
         if entry.append_ms < before.append_ms:
             early = before.append_ms - entry.append_ms
-            yield "APPEND_TIME", f"{entry.position} is {early} ms before what is before it", None
+            yield "APPEND_TIME", f"{entry.position} is {early} ms before {before.position}", None
 
 
 def check_reader(log: Log, read: Sequence[Line]) -> list[Violation]:
-    """What is wrong with what a reader of the whole topic read."""
+    """All violations of a reader of the whole topic."""
     known = {stored.place: stored.uid for stored in log.messages}
     last: Place | None = None
     seen: set[Place] = set()
@@ -162,10 +153,10 @@ def check_reader(log: Log, read: Sequence[Line]) -> list[Violation]:
         if last is not None and place <= last:
             found.append(("READ_AGAIN", f"{line['u']} at {place} after {last}", line["t"]))
         if known.get(place) != line["u"]:
-            what = f"{line['u']} was read at {place}: there is {known.get(place)}"
+            what = f"{line['u']} was read at {place}, where the log has {known.get(place)}"
             found.append(("DAMAGED", what, line["t"]))
         seen.add(place)
         last = place if last is None else max(last, place)
     missing = [place for place in known if place not in seen]
     found += [("SKIPPED", f"{known[place]} at {place} was not read", None) for place in missing]
-    return [Violation(kind, log.topic, what, at_ns) for kind, what, at_ns in found]
+    return violations(log.topic, found)

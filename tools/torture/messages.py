@@ -1,46 +1,28 @@
-"""What messages say: everything by which they can be judged.
+"""The content of messages, from which they can be verified.
 
-A message is known by its uid, `<role>.<number>`: who made it and which one it is, whatever its
-sequence id. Its key, size and place follow from the uid, so that an application that was killed
-sends the same again, and whoever reads it knows whether it is what was sent.
+A message is identified by its uid, `<role>.<number>`, whatever its sequence id. Its key, size and
+place follow from the uid, so a killed application resends the same message, and a reader can verify
+it.
 """
 
 from random import Random
 from typing import Final, NamedTuple
 
+from tools.torture.roles import ProducerRole
+
 PLACES: Final = ("here", "there")
-"""The property `place`, which filters see."""
+"""The values of the property `place`, which filters read."""
 
 POISON_SHARE: Final = 0.004
-"""How many messages fail whenever they are processed."""
+"""The share of messages that are poison: strict consumers always refuse them."""
 
 DELAYED_SHARE: Final = 0.01
-"""How many are to be delivered later, where a role delays any."""
+"""The share of delayed messages, for roles that delay any."""
 
 DELAY_MAX_S: Final = 2.0
 
 
-class Making(NamedTuple):
-    """How a role makes messages.
-
-    Attributes:
-        role: whose they are.
-        keys: how many keys there are; the roles of a topic share them.
-        bytes_max: how large a payload is at most.
-        large_share: how many are that large, about; the others are small.
-        delays: whether some are to be delivered later.
-    """
-
-    role: str
-    keys: int = 20
-    bytes_max: int = 200
-    large_share: float = 0.0
-    delays: bool = False
-
-
 class Made(NamedTuple):
-    """A message."""
-
     uid: str
     key: str
     place: str
@@ -48,22 +30,20 @@ class Made(NamedTuple):
     delay_s: float | None
 
 
-def make(making: Making, number: int) -> Made:
-    """One message, always the same."""
-    uid = f"{making.role}.{number}"
+def make(role: ProducerRole, number: int) -> Made:
+    """A role's message with a number, always the same."""
+    uid = f"{role.name}.{number}"
     random = Random(uid)
-    key, place = f"k{random.randrange(making.keys)}", random.choice(PLACES)
-    is_large = random.random() < making.large_share
-    size = random.randrange(making.bytes_max // 2, making.bytes_max) if is_large else 0
-    is_delayed = making.delays and random.random() < DELAYED_SHARE
+    key, place = f"k{random.randrange(role.keys)}", random.choice(PLACES)
+    is_large = random.random() < role.large_share
+    size = random.randrange(role.bytes_max // 2, role.bytes_max) if is_large else 0
+    is_delayed = role.delays and random.random() < DELAYED_SHARE
     delay_s = round(random.uniform(0.05, DELAY_MAX_S), 3) if is_delayed else None
     flags = ("p" if random.random() < POISON_SHARE else "") + ("d" if is_delayed else "")
     return Made(uid, key, place, _payload(uid, key, place, flags, size), delay_s)
 
 
 class Said(NamedTuple):
-    """What a payload says."""
-
     uid: str
     key: str
     place: str
@@ -72,10 +52,10 @@ class Said(NamedTuple):
 
 
 def read(payload: bytes) -> Said:
-    """What a payload says.
+    """Parse and verify a payload.
 
     Raises:
-        ValueError: it is none that was made here.
+        ValueError: it is not a message of the torture, or is damaged.
     """
     head, _, filler = payload.partition(b"\n")
     try:

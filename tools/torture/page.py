@@ -1,4 +1,4 @@
-"""What happened, as one page that needs nothing but itself."""
+"""The report as one self-contained page."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -29,19 +29,29 @@ vertical-align:top}td.number{text-align:right;font-variant-numeric:tabular-nums}
 
 NAMES: Final = {"receipt": "receipts", "given": "deliveries", "done": "acknowledgements"}
 
+TABLES: Final = {
+    "operations": "operations",
+    "faults": "faults",
+    "errors": "errors seen by applications",
+    "receipt_ms": "receipts, ms",
+    "delivery_ms": "deliveries, ms",
+    "logged": "warnings and errors logged by services",
+    "versions": "versions",
+}
+"""Titles of the report's tables."""
+
 SHOWN_MAX: Final = 200
-"""How many violations are shown; report.json has all."""
+"""Violations shown; report.json has all."""
 
 
 def page(report: Mapping[str, Any], tortured: Tortured, figures: Figures) -> str:
-    """The page, as HTML."""
-    seconds = (tortured.ended_ns - tortured.began_ns) / 1e9
+    seconds = tortured.since_s(tortured.ended_ns)
     axis = chart.Axis(seconds)
     count = len(tortured.violations)
     verdict = (
         f'<p class="broken"><b>{count} violations.</b></p>'
         if count
-        else '<p class="held"><b>No violation: what was promised held.</b></p>'
+        else '<p class="held"><b>No violation: every promise held.</b></p>'
     )
     throughput = {
         f"{NAMES[kind]} a second": [(float(at), float(counts[at])) for at in range(int(seconds))]
@@ -52,24 +62,18 @@ def page(report: Mapping[str, Any], tortured: Tortured, figures: Figures) -> str
         f"<p>{escape(_about(report))}</p>",
         verdict,
         "<h2>Faults</h2>",
-        chart.bars(axis, _fault_rows(tortured)) if tortured.happened else "<p>None of ours.</p>",
+        chart.bars(axis, _fault_rows(tortured)) if tortured.happened else "<p>None injected.</p>",
         "<h2>Violations</h2>",
-        chart.bars(axis, _violation_rows(tortured), alarming=_kinds(tortured)) if count else "",
+        chart.bars(axis, _violation_rows(tortured), style="alarm") if count else "",
         _violations(tortured) if count else "<p>None.</p>",
         "<h2>Throughput</h2>",
         chart.lines(axis, throughput, "/s"),
-        "<h2>How long receipts took</h2>",
+        "<h2>Latency of receipts</h2>",
         chart.lines(axis, _spread(figures.receipts), "ms", log=True),
-        "<h2>How long messages waited from their receipt to their first delivery</h2>",
+        "<h2>Time from receipt to first delivery</h2>",
         chart.lines(axis, _spread(figures.waits), "ms", log=True),
-        "<h2>Numbers</h2>",
-        _table("operations", report["operations"]),
-        _table("faults", report["faults"]),
-        _table("refusals that applications saw", report["errors"]),
-        _table("receipts, ms", report["receipt_ms"]),
-        _table("deliveries, ms", report["delivery_ms"]),
-        _table("what services logged, from warnings on", report["logged"]),
-        _table("versions", report["versions"]),
+        "<h2>Figures</h2>",
+        *(_table(title, report[name]) for name, title in TABLES.items()),
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -81,7 +85,7 @@ def page(report: Mapping[str, Any], tortured: Tortured, figures: Figures) -> str
 
 
 def _about(report: Mapping[str, Any]) -> str:
-    whom = "an installation of its own" if report["own"] else "an installation elsewhere"
+    whom = "its own installation" if report["own"] else "a running installation"
     return (
         f"Seed {report['seed']}, limits: {report['limits']}; {whom}; faults for "
         f"{report['fault_s']:.0f} s, then {report['settle_s']:.0f} s until everything was settled."
@@ -91,23 +95,19 @@ def _about(report: Mapping[str, Any]) -> str:
 def _fault_rows(tortured: Tortured) -> dict[str, list[chart.Span]]:
     rows: dict[str, list[chart.Span]] = defaultdict(list)
     for each in sorted(tortured.happened, key=lambda each: each.fault.kind.name):
-        began_s = (each.began_ns - tortured.began_ns) / 1e9
-        ended_s = (each.ended_ns - tortured.began_ns) / 1e9
-        what = f"{each.fault.kind.value}: {each.fault.place}, {began_s:.1f} to {ended_s:.1f} s"
-        rows[each.fault.kind.value].append((began_s, ended_s, what))
-    return dict(rows)
+        began_s, ended_s = tortured.since_s(each.began_ns), tortured.since_s(each.ended_ns)
+        text = each.fault.kind.text
+        what = f"{text}: {each.fault.place}, {began_s:.1f} to {ended_s:.1f} s"
+        rows[text].append((began_s, ended_s, what))
+    return rows
 
 
 def _violation_rows(tortured: Tortured) -> dict[str, list[chart.Span]]:
     rows: dict[str, list[chart.Span]] = defaultdict(list)
     for each in tortured.violations:
-        at_s = ((each.at_ns or tortured.ended_ns) - tortured.began_ns) / 1e9
+        at_s = tortured.since_s(each.at_ns or tortured.ended_ns)
         rows[each.kind].append((at_s, at_s, str(each)[:300]))
-    return dict(rows)
-
-
-def _kinds(tortured: Tortured) -> list[str]:
-    return sorted({each.kind for each in tortured.violations})
+    return rows
 
 
 def _violations(tortured: Tortured) -> str:
@@ -122,19 +122,12 @@ def _violations(tortured: Tortured) -> str:
 
 
 def _spread(points: Sequence[chart.Point]) -> dict[str, list[chart.Point]]:
-    return {
-        "median": by_second(points, 0.5),
-        "99th percentile": by_second(points, 0.99),
-    }
+    return {"median": by_second(points, 0.5), "99th percentile": by_second(points, 0.99)}
 
 
 def _table(title: str, values: Mapping[str, object]) -> str:
-    rows = "".join(
-        f'<tr><td>{escape(str(name))}</td><td class="number">{escape(_text(value))}</td></tr>'
-        for name, value in values.items()
-    )
+    rows = ""
+    for name, value in values.items():
+        text = f"{value:,}" if isinstance(value, int | float) else str(value)
+        rows += f'<tr><td>{escape(name)}</td><td class="number">{escape(text)}</td></tr>'
     return f"<h3>{escape(title)}</h3><table>{rows}</table>" if rows else ""
-
-
-def _text(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int | float) else str(value)

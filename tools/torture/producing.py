@@ -1,10 +1,10 @@
-"""A producer of the torture.
+"""A producer of the torture. It writes these lines:
 
-sent      before a message is handed over, or handed over again
-receipt   what it was told
-refused   it was told that the message is not in the log, and never will be
-failed    nobody knows; who has ids of its own sends it again
-finished  everything that it sent has a receipt, or, without ids of its own, an outcome
+sent      about to send a message, or to resend it
+receipt   its receipt
+refused   it is not in the log and never will be
+failed    its outcome is unknown; a role with ids of its own resends it
+finished  every message has a receipt or, without ids of its own, an outcome
 """
 
 import asyncio
@@ -21,39 +21,39 @@ from seqgate.errors import (
     SequenceIdTrimmedError,
     StaleSequenceIdError,
 )
-from tools.torture.journal import Journal, lines
-from tools.torture.messages import Making, make
-from tools.torture.roles import ProducerRole
+from tools.stack.journal import Journal, lines
+from tools.torture.messages import make
+from tools.torture.roles import ProducerRole, Work
 
 FIRST_ID: Final = 2**60
-"""Ids that cannot be told apart as floating-point numbers."""
+"""Ids that floating-point numbers cannot distinguish."""
 
 ID_STEP: Final = 3
 
 OVERLAP: Final = 10
-"""How many messages that have a receipt are sent again after a crash."""
+"""Messages with receipts that are resent after a crash."""
 
 CHUNK_BYTES: Final = 4_000
+MESSAGES_MAX: Final = 50_000  # of a role
+SEND_TIMEOUT_S: Final = 20.0
 
 Sent = tuple[int, "asyncio.Future[Receipt]"]
 
 
-class Producing:
+class Producing(Work[ProducerRole]):
     """One role's work, across reconnections and restarts of its process."""
 
-    def __init__(self, role: ProducerRole, client: Client, journal: Journal, random: Random):
-        self._role = role
-        self._client = client
-        self._journal = journal
-        self._random = random
-        self._making = Making(role.name, role.keys, role.bytes_max, role.large_share, role.delays)
+    def __init__(
+        self, role: ProducerRole, client: Client, journal: Journal, random: Random
+    ) -> None:
+        super().__init__(role, client, journal, random)
         self._next = 0
         self._highest = -1
         self._missing: set[int] = set()
         self._recall()
 
     def _recall(self) -> None:
-        """Go on where the journal ends."""
+        """Restore the state from the journal."""
         for line in lines(self._journal.path):
             match line["e"]:
                 case "sent":
@@ -70,11 +70,7 @@ class Producing:
         self._next = max(0, min(self._missing, default=self._highest + 1) - overlap)
 
     async def run(self, over: asyncio.Event) -> None:
-        """Publish until it is over, and then until everything has its receipt.
-
-        Raises:
-            SeqgateError: the producer ended; call again to go on.
-        """
+        """Publish until `over`, and then until every message has its receipt."""
         role = self._role
         batching = {
             "batch": Batching(12, 8_000, delay_s=0.005, filter_properties=("place",)),
@@ -87,7 +83,7 @@ class Producing:
             batching=batching,
             chunking=Chunking(CHUNK_BYTES) if role.way == "chunks" else None,
             max_pending_messages=role.pending_max + 100,
-            send_timeout_s=role.send_timeout_s,
+            send_timeout_s=SEND_TIMEOUT_S,
             open_timeout_s=30.0,
         )
         async with producer:
@@ -100,7 +96,6 @@ class Producing:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing is left to do when it is over."""
         return not self._missing
 
     async def _publish(self, producer: Producer, over: asyncio.Event) -> None:
@@ -108,7 +103,7 @@ class Producing:
         try:
             while not (over.is_set() and self._next > self._highest and not waiting):
                 may_send = self._next <= self._highest or not (
-                    over.is_set() or self._next >= self._role.messages_max
+                    over.is_set() or self._next >= MESSAGES_MAX
                 )
                 if may_send and len(waiting) < self._role.pending_max:
                     await self._send(producer, waiting)
@@ -122,11 +117,11 @@ class Producing:
                 if done.done():
                     self._note(number, done)
                 else:
-                    done.add_done_callback(partial(self._note_late, number))
+                    done.add_done_callback(partial(self._note, number))
 
     async def _send(self, producer: Producer, waiting: deque[Sent]) -> None:
         number = self._next
-        made = make(self._making, number)
+        made = make(self._role, number)
         sequence_id = FIRST_ID + ID_STEP * number if self._role.ids else None
         again = number <= self._highest
         self._journal.write("sent", n=number, s=sequence_id, again=again)
@@ -142,7 +137,7 @@ class Producing:
             )
         except ProducerQueueFullError:
             await asyncio.sleep(0.02)
-            if not self._role.ids:  # it was not sent, and never will be
+            if not self._role.ids:  # not sent, and never to be
                 self._missing.discard(number)
                 self._next += 1
             return
@@ -153,11 +148,8 @@ class Producing:
         elif number % 10 == 0:
             await asyncio.sleep(0)
 
-    def _note_late(self, number: int, done: "asyncio.Future[Receipt]") -> None:
-        self._note(number, done)
-
     def _note(self, number: int, done: "asyncio.Future[Receipt]") -> bool:
-        """Write down an outcome; whether to go on with the same producer."""
+        """Record an outcome. Returns False if the producer must be reopened."""
         if done.cancelled():
             return False
         error = done.exception()

@@ -1,35 +1,34 @@
-"""Who does what: plain values that go from the torture to its applications as JSON."""
+"""Roles of applications: values that the torture passes to their processes."""
 
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Generic, TypeVar
 
-from seqgate.client import (
-    AfterDeadLetter,
-    Placement,
-    SubscriptionOptions,
-    SubscriptionType,
-)
-from tools.torture.shown import Shown
-
-PRODUCER: Final = "producer"
-CONSUMER: Final = "consumer"
-READER: Final = "reader"
+from seqgate.client import Client, SubscriptionOptions, SubscriptionType
+from tools.stack.journal import Journal
+from tools.torture.shown import NOTHING, Shown
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerRole:
-    """Publishes to a topic.
+    """A producer of a topic.
 
     Attributes:
-        name: the role's; also the producer's unless `producer` says otherwise.
-        producer: the producer's name: several roles with one name are rivals.
-        ids: whether it numbers its messages itself, and sends again after a crash what it has no
-            receipt for; otherwise the client does, and what has no receipt is left alone.
+        name: the role's name, and the producer's unless `producer` is set.
+        producer: the producer's name; roles with the same name are rivals.
+        ids: it numbers its messages itself, and after a crash resends those without a receipt.
+            Otherwise the client numbers them, and none is resent.
         way: "single", "batch", "by_key" or "chunks".
-        rate: how many messages a second, about.
-        pending_max: how many messages wait for their receipt at most.
-        messages_max: after how many it makes no more.
-        send_timeout_s: after how long a message without a receipt fails.
+        rate: messages a second, about.
+        pending_max: the most messages without a receipt.
+        keys: the number of keys, shared by the roles of a topic.
+        bytes_max: the largest payload.
+        large_share: the approximate share of large payloads; the others are small.
+        delays: some messages are delayed.
     """
 
     name: str
@@ -39,108 +38,109 @@ class ProducerRole:
     way: str = "single"
     rate: float = 30.0
     pending_max: int = 100
-    messages_max: int = 50_000
-    send_timeout_s: float = 20.0
     keys: int = 20
     bytes_max: int = 200
     large_share: float = 0.0
     delays: bool = False
     home: int = 0
-    kind: str = PRODUCER
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerRole:
-    """Takes part in a subscription.
+    """A consumer of a subscription.
 
     Attributes:
-        type, placement, after: names of SubscriptionType, Placement and AfterDeadLetter.
-        redeliveries_max: after so many a message is dead-lettered; None: as options have it.
-        refused_share: how many messages it refuses, for no reason.
-        is_strict: whether it refuses poison each time.
-        through_share: how many messages it acknowledges together with all before; of EXCLUSIVE.
-        concurrency: how many messages it works on at a time.
-        queue: how many messages are taken before they are handed out.
-        assembled_max: of how many large messages a part is held at most.
+        refused_share: the share of messages that it refuses at random.
+        is_strict: it always refuses poison.
+        through_share: the share of messages that it acknowledges cumulatively; EXCLUSIVE only.
+        queue: the size of its receiver queue, in messages.
+        assembled_max: the most large messages that it holds in part.
     """
 
     name: str
     topic: str
     subscription: str
-    type: str = SubscriptionType.KEY_SHARED.name
-    placement: str = Placement.CONSISTENT_HASHING.name
-    after: str = AfterDeadLetter.CONTINUE.name
-    redeliveries_max: int | None = None
-    drain_deadline_s: float | None = None
+    type: SubscriptionType = SubscriptionType.KEY_SHARED
+    options: SubscriptionOptions = SubscriptionOptions()
     refused_share: float = 0.02
     is_strict: bool = False
     through_share: float = 0.0
-    concurrency: int = 8
     queue: int = 100
     assembled_max: int = 100
     work_s: float = 0.002
     home: int = 0
-    kind: str = CONSUMER
-
-    @property
-    def subscription_type(self) -> SubscriptionType:
-        """What kind of subscription it is."""
-        return SubscriptionType[self.type]
-
-    @property
-    def options(self) -> SubscriptionOptions:
-        """How the subscription behaves."""
-        given: dict[str, Any] = {
-            "placement": Placement[self.placement],
-            "after_dead_letter": AfterDeadLetter[self.after],
-        }
-        if self.redeliveries_max is not None:
-            given["max_redeliveries"] = self.redeliveries_max
-        if self.drain_deadline_s is not None:
-            given["drain_deadline_s"] = self.drain_deadline_s
-        return SubscriptionOptions(**given)
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderRole:
-    """Reads a topic from its beginning, and goes on from its journal after a crash."""
+    """A reader of a whole topic, which continues from its journal after a crash."""
 
     name: str
     topic: str
     home: int = 0
-    kind: str = READER
 
 
 Role = ProducerRole | ConsumerRole | ReaderRole
+R = TypeVar("R", bound=Role)
 
-_KINDS: Final = {PRODUCER: ProducerRole, CONSUMER: ConsumerRole, READER: ReaderRole}
+
+def reader_of(topic: str) -> str:
+    """The name of a topic's reader."""
+    return f"reader-{topic.rpartition('/')[2]}"
 
 
 @dataclass(frozen=True, slots=True)
-class Application:
-    """A process, and what it does.
+class Assignment:
+    """The roles of a process.
 
     Attributes:
-        shown: what it shows to services.
-        ledgers, dispatchers: where the services are, by `home`: who has the same home prefers the
-            same instance.
+        ledgers, dispatchers: addresses by `home`: roles of one home prefer the same instance.
         journals: the folder of the roles' journals.
+        shown: its credentials.
     """
 
-    name: str
     ledgers: list[str]
     dispatchers: list[str]
-    journals: str
-    seed: str
-    roles: list[Role] = field(default_factory=list)
-    shown: Shown = Shown()
+    journals: Path
+    roles: list[Role]
+    shown: Shown = NOTHING
 
-    def to_json(self) -> dict[str, Any]:
-        """As a process is told."""
-        return asdict(self)
+
+class Work(ABC, Generic[R]):
+    """A role's work, across reconnections."""
+
+    def __init__(self, role: R, client: Client, journal: Journal, random: Random) -> None:
+        self._role = role
+        self._client = client
+        self._journal = journal
+        self._random = random
+
+    @property
+    def is_finished(self) -> bool:
+        """True if nothing is left to do after `over`."""
+        return True
 
     @staticmethod
-    def from_json(given: dict[str, Any]) -> "Application":
-        """Back."""
-        roles = [_KINDS[each["kind"]](**each) for each in given["roles"]]
-        return Application(**{**given, "roles": roles, "shown": Shown(*given["shown"])})
+    async def _until(over: asyncio.Event, *work: Coroutine[Any, Any, object]) -> None:
+        """Run the work until `over`, or until part of it ends or fails.
+
+        Raises:
+            Exception: part of the work failed.
+        """
+        tasks = [asyncio.create_task(each) for each in (*work, over.wait())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+
+    @abstractmethod
+    async def run(self, over: asyncio.Event) -> None:
+        """Work until `over`.
+
+        Raises:
+            SeqgateError: the producer, consumer or reader ended; call again to continue.
+        """

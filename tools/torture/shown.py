@@ -1,4 +1,4 @@
-"""Where a service is, and what its callers show: TLS, certificates and tokens, as files."""
+"""Services' addresses, and callers' credentials: TLS, certificates and tokens, as files."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,10 +16,10 @@ S = TypeVar("S")
 
 
 class Shown(NamedTuple):
-    """What callers show; empty: nothing. An installation of our own wants nothing.
+    """A caller's credentials; empty for none, which our own installation accepts.
 
     Attributes:
-        ca: the authorities of the services' certificates, in PEM; with it calls go over TLS.
+        ca: the authorities of the services' certificates, in PEM; turns on TLS.
         certificate, key: the caller's own, in PEM.
         token: a file with a bearer token.
     """
@@ -31,13 +31,11 @@ class Shown(NamedTuple):
 
     @property
     def security(self) -> Security:
-        """As channels take it."""
         certificate, key = (Path(each) if each else None for each in (self.certificate, self.key))
         tls = TLS(Path(self.ca), certificate, key) if self.ca else None
         return Security(tls, Path(self.token) if self.token else None)
 
     def client(self, ledger: str, dispatcher: str | None = None) -> Client:
-        """A client that shows it."""
         security = self.security
         return connect(ledger, dispatcher, tls=security.tls, token=security.token)
 
@@ -46,15 +44,23 @@ NOTHING: Final = Shown()
 
 
 class At(NamedTuple):
-    """A service, any instance of it; "" where nobody knows."""
+    """A service, any instance of it; its address is empty if unknown."""
 
     address: str
     shown: Shown = NOTHING
 
 
+class Services(NamedTuple):
+    """The services that the torture itself calls; the cursor service's address is optional."""
+
+    ledger: At
+    dispatcher: At
+    cursor: At
+
+
 @asynccontextmanager
 async def asking(at: At, stub: Callable[[aio.Channel], S]) -> AsyncIterator[S]:
-    """A stub for a service; calls go to whoever has the topic."""
+    """A stub of a service, whose calls follow redirects to the topic's owner."""
     opened = partial(open_channel, security=at.shown.security)
     async with FollowingChannel(at.address, opened) as channel:
         yield stub(channel)

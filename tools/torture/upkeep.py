@@ -1,5 +1,5 @@
-"""What somebody must do besides: topics and subscriptions are made, keys that are held are
-released, and what everybody has is trimmed away."""
+"""An administrator's work: creates topics and subscriptions, releases held keys, and trims read
+messages."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from grpc import StatusCode, aio
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
-from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.message_id import MessageId
-from tools.torture.journal import Journal, journals, lines
+from tools.stack.journal import Journal, lines, path_of
+from tools.torture.roles import reader_of
 from tools.torture.shown import At, asking
 
 if TYPE_CHECKING:
@@ -26,24 +27,24 @@ Q = TypeVar("Q")
 R = TypeVar("R")
 
 CALL_S: Final = 5.0
-"""How long a call may take."""
+"""The deadline of a call."""
 
 RELEASE_S: Final = 2.0
-"""How often keys that are held are released."""
+"""The interval of releases of held keys."""
 
 KEYS_MAX: Final = 1_000
 
 PATIENCE_S: Final = 60.0
-"""How long making things may take, with services that have just begun."""
+"""How long preparation may take with services that have just started."""
 
 
 async def prepare(
     ledger: At, dispatcher: At, topics: Sequence[str], filtered: dict[tuple[str, str], str]
 ) -> None:
-    """Make topics, and the subscriptions that have filters.
+    """Create the topics, and the subscriptions with filters.
 
     Raises:
-        aio.AioRpcError, TimeoutError: something was not made.
+        aio.AioRpcError, TimeoutError: the preparation failed.
     """
     async with (
         asyncio.timeout(PATIENCE_S),
@@ -55,7 +56,7 @@ async def prepare(
             await _insist(ledgers.CreateTopic, request)
         for (topic, subscription), place in filtered.items():
             names: dict[str, Any] = {"topic": topic, "subscription": subscription}
-            start = dispatcher_pb2.Start(earliest=dispatcher_pb2.Earliest())
+            start = common_pb2.Start(earliest=common_pb2.Earliest())
             expression = f"properties.place == '{place}'"
             chain = [filter_pb2.Filter(name="place", version=1, expression=expression)]
             await _insist(
@@ -69,7 +70,7 @@ async def prepare(
 
 
 async def _insist(call: "aio.UnaryUnaryMultiCallable[Q, R]", request: Q) -> R:
-    """Ask until there is an answer that is not "not now"."""
+    """Repeat a call until it succeeds, or fails other than temporarily."""
     while True:
         try:
             return await call(request, timeout=CALL_S)
@@ -80,11 +81,11 @@ async def _insist(call: "aio.UnaryUnaryMultiCallable[Q, R]", request: Q) -> R:
 
 
 async def release_forever(dispatcher: At, holding: Sequence[tuple[str, str]]) -> None:
-    """Release keys that are held, whenever there are some."""
+    """Release held keys, every RELEASE_S."""
     async with asking(dispatcher, DispatcherServiceStub) as stub:
         while True:
             for topic, subscription in holding:
-                with suppress(aio.AioRpcError):  # next time
+                with suppress(aio.AioRpcError):  # try again in the next round
                     await _release(stub, topic, subscription)
             await asyncio.sleep(RELEASE_S)
 
@@ -92,42 +93,28 @@ async def release_forever(dispatcher: At, holding: Sequence[tuple[str, str]]) ->
 async def _release(stub: "DispatcherServiceAsyncStub", topic: str, subscription: str) -> None:
     names = {"topic": topic, "subscription": subscription}
     report = await stub.Report(
-        dispatcher_pb2.ReportRequest(**names, keys_max=KEYS_MAX), timeout=CALL_S
+        dispatcher_pb2.ReportRequest(**names, max_keys=KEYS_MAX), timeout=CALL_S
     )
     for key in report.keys:
-        with suppress(aio.AioRpcError):  # most are not held: then it is refused
+        with suppress(aio.AioRpcError):  # most keys are not held, and refused
             await stub.ReleaseKey(
                 dispatcher_pb2.ReleaseKeyRequest(**names, key=key.key), timeout=CALL_S
             )
 
 
-class Trimming:
-    """Trims a topic up to where its reader has read it, so that nothing goes that nobody has
-    seen."""
-
-    def __init__(self, ledger: At, folder: Path, journal: Journal) -> None:
-        self._ledger = ledger
-        self._folder = folder
-        self._journal = journal
-
-    async def trim(self, topic: str) -> None:
-        """Do so; what cannot be trimmed now is left."""
-        role = f"reader-{topic.rpartition('/')[2]}"
-        last: str | None = None
-        for line in lines(journals(self._folder)[role]):
-            if line["e"] == "read":
-                last = line["id"]
-        if last is None:
-            return
-        read = MessageId.parse(last)
-        before = entry_pb2.Position(ledger_id=read.ledger_id, entry_id=read.entry_id)
-        async with asking(self._ledger, LedgerServiceStub) as stub:
-            try:
-                request = ledger_pb2.TrimTopicRequest(topic=topic, before=before)
-                answer = await stub.TrimTopic(request, timeout=CALL_S)
-            except aio.AioRpcError as error:
-                self._journal.write("trim", topic=topic, before=last, why=str(error.details()))
-            else:
-                self._journal.write(
-                    "trim", topic=topic, before=last, removed=answer.removed_entries
-                )
+async def trim(ledger: At, folder: Path, journal: Journal, topic: str) -> None:
+    """Trim a topic up to the last message that its reader has read, according to the journal in
+    the folder. A failure is only recorded."""
+    read = [line["id"] for line in lines(path_of(folder, reader_of(topic))) if line["e"] == "read"]
+    if not read:
+        return
+    last = MessageId.parse(read[-1])
+    before = common_pb2.Position(ledger_id=last.ledger_id, entry_id=last.entry_id)
+    request = ledger_pb2.TrimTopicRequest(topic=topic, before=before)
+    async with asking(ledger, LedgerServiceStub) as stub:
+        try:
+            answer = await stub.TrimTopic(request, timeout=CALL_S)
+        except aio.AioRpcError as error:
+            journal.write("trim", topic=topic, before=read[-1], why=str(error.details()))
+        else:
+            journal.write("trim", topic=topic, before=read[-1], removed=answer.removed_entries)

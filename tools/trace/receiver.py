@@ -2,19 +2,19 @@
 
 from __future__ import annotations  # grpc's classes are generic in its stubs only
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from grpc import aio
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as metrics_pb
-from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as metrics_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as trace_pb
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as trace_grpc
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
+
+from tools.stack.handlers import handlers
 
 Value = str | int | float | bool | list[Any]
 """What an attribute may be."""
@@ -24,8 +24,6 @@ KINDS = {0: "UNSPECIFIED", 1: "INTERNAL", 2: "SERVER", 3: "CLIENT", 4: "PRODUCER
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened within a span."""
-
     name: str
     time_ns: int
     attributes: dict[str, Value]
@@ -36,7 +34,7 @@ class Span:
     """A span as it was sent. Ids are in hexadecimal digits; times in nanoseconds since 1970.
 
     Attributes:
-        service: the service.name of who sent it.
+        service: the service.name of its sender.
         resource: everything that it says of itself.
         parent_id: empty: it is a root.
         links: (trace id, span id) of each.
@@ -66,17 +64,22 @@ class Received:
     port: int = 0
     spans: list[Span] = field(default_factory=list)
     metrics: list[tuple[dict[str, Value], Metric]] = field(default_factory=list)
-    """The resource of who sent it, and a metric: the newest last."""
-    told: list[Callable[[], None]] = field(default_factory=list)
-    """Called when something has come."""
+    """The sender's resource, and a metric: the newest last."""
 
     @property
     def endpoint(self) -> str:
-        """What OTEL_EXPORTER_OTLP_ENDPOINT is set to."""
         return f"http://127.0.0.1:{self.port}"
 
+    def environment(self, share: str) -> dict[str, str]:
+        """Settings with which a process sends the spans of this share of traces, and no metrics."""
+        return {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": self.endpoint,
+            "OTEL_METRICS_EXPORTER": "none",
+            "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+            "OTEL_TRACES_SAMPLER_ARG": share,
+        }
+
     def named(self, name: str) -> list[Span]:
-        """The spans of a name."""
         return [span for span in self.spans if span.name == name]
 
     def trace(self, trace_id: str) -> list[Span]:
@@ -86,16 +89,34 @@ class Received:
             key=lambda span: span.start_ns,
         )
 
+    async def take_spans(self, request: Any, _context: object) -> Any:
+        for of_resource in request.resource_spans:
+            resource = attributes_of(of_resource.resource.attributes)
+            for scope in of_resource.scope_spans:
+                self.spans.extend(_span(resource, each) for each in scope.spans)
+        return trace_pb.ExportTraceServiceResponse()
+
+    async def take_metrics(self, request: Any, _context: object) -> Any:
+        for of_resource in request.resource_metrics:
+            resource = attributes_of(of_resource.resource.attributes)
+            for scope in of_resource.scope_metrics:
+                self.metrics.extend((resource, metric) for metric in scope.metrics)
+        return metrics_pb.ExportMetricsServiceResponse()
+
 
 @asynccontextmanager
 async def otlp_receiver() -> AsyncIterator[Received]:
     """A receiver on a free port of loopback, while the context lasts."""
     received = Received()
     server = aio.server(options=[("grpc.max_receive_message_length", 64 * 1024 * 1024)])
-    add_traces: Any = trace_grpc.add_TraceServiceServicer_to_server
-    add_metrics: Any = metrics_grpc.add_MetricsServiceServicer_to_server
-    add_traces(_Traces(received), server)
-    add_metrics(_Metrics(received), server)
+    traces = trace_pb.DESCRIPTOR.services_by_name["TraceService"]
+    metrics = metrics_pb.DESCRIPTOR.services_by_name["MetricsService"]
+    server.add_generic_rpc_handlers(
+        [
+            handlers(traces, Export=received.take_spans),
+            handlers(metrics, Export=received.take_metrics),
+        ]
+    )
     received.port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -104,36 +125,7 @@ async def otlp_receiver() -> AsyncIterator[Received]:
         await server.stop(None)
 
 
-class _Traces(trace_grpc.TraceServiceServicer):
-    def __init__(self, received: Received) -> None:
-        self._received = received
-
-    async def Export(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
-        for of_resource in request.resource_spans:
-            resource = attributes_of(of_resource.resource.attributes)
-            for scope in of_resource.scope_spans:
-                self._received.spans.extend(_span(resource, each) for each in scope.spans)
-        for told in self._received.told:
-            told()
-        return trace_pb.ExportTraceServiceResponse()
-
-
-class _Metrics(metrics_grpc.MetricsServiceServicer):
-    def __init__(self, received: Received) -> None:
-        self._received = received
-
-    async def Export(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
-        for of_resource in request.resource_metrics:
-            resource = attributes_of(of_resource.resource.attributes)
-            for scope in of_resource.scope_metrics:
-                self._received.metrics.extend((resource, metric) for metric in scope.metrics)
-        for told in self._received.told:
-            told()
-        return metrics_pb.ExportMetricsServiceResponse()
-
-
 def attributes_of(given: Iterable[KeyValue]) -> dict[str, Value]:
-    """Attributes as a dictionary."""
     return {each.key: _value(each.value) for each in given}
 
 

@@ -50,7 +50,7 @@ SHOWN_MAX: Final = 50
 """How many findings a table shows."""
 
 WIDTH: Final = 160
-"""How wide tables are where nobody's terminal says it."""
+"""The width of tables without a terminal."""
 
 
 def main(arguments: Sequence[str] | None = None, spark: SparkSession | None = None) -> int:
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None, spark: SparkSession | None = No
         with (
             spans.part("list"),
             connected(logs.ledger) as stub,
-        ):  # what is wrong at first sight needs no Spark
+        ):  # invalid arguments are reported without Spark
             list_topics(stub, given.topics, logs.timeout_s)
         audited = audit(spark or session(), logs)
     except InvalidSettings as error:

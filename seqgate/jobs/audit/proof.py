@@ -1,17 +1,17 @@
-"""What a producer's entries must be like, in the order of the log.
+"""The rules for a producer's entries, in the order of the log, and their violations:
 
-    TWICE       a message that is stored already is stored again
-    CHUNK_TWICE a chunk of an attempt at a large message is
+    TWICE       a message is stored twice
+    CHUNK_TWICE a chunk of an attempt at a large message is stored twice
     BACKWARDS   an id at or below one that was stored before
     STRAY       a chunk that does not follow the one before it
 
 Where ids only grow, nothing can be stored twice: the ids of an entry, from its lowest to its
-highest, lie above all those before. Two exceptions are in order. Entries that one flush of a
-producer that batches by key made lie side by side, and their ranges may overlap, though no id is in
-two of them: a batch with gaps is held against its neighbours by its very ids. And a large message
-may begin again under its id while it is incomplete, as another attempt, or in one piece.
+highest, are above all earlier ones. There are two exceptions. Entries of one flush of a producer
+that batches by key are adjacent, and their ranges may overlap, though no id is in two of them: a
+batch with gaps is compared with its neighbours id by id. And a large message may start over under
+its id while it is incomplete, as another attempt, or in one piece.
 
-Chunks of a producer before anything else of it are no finding: what they follow may be trimmed.
+Chunks of a producer before any other entry of it are no finding: their predecessors may be trimmed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -72,7 +72,7 @@ NOTHING: Final = -1
 
 
 class Line:
-    """How far one producer has come. The order of the log in, what is wrong out."""
+    """The state of one producer: entries in log order in, violations out."""
 
     def __init__(self) -> None:
         self._done = NOTHING
@@ -83,8 +83,7 @@ class Line:
         self._began = False
 
     def take(self, row: Row) -> Finding | None:
-        """Here is the next entry; what is wrong with it at first sight. Whether a message of it is
-        stored already is not said here."""
+        """Add the next entry. Returns its violations, without those of messages stored twice."""
         if row.uuid is None:
             finding = self._back(row)
             self._finish(row)
@@ -108,7 +107,7 @@ class Line:
         return finding
 
     def passed(self, last: Row) -> None:
-        """Here are messages and batches whose ids only grow, up to this one."""
+        """Skip messages and batches whose ids only grow, up to this one."""
         self._finish(last)
 
     def grows_with(self, lowest: int) -> bool:
@@ -187,7 +186,7 @@ def _messages(rows: Sequence[Row]) -> list[Row]:
 
 
 def _twice(messages: Sequence[Row], ids: Ids) -> Iterator[Finding]:
-    """Messages that are stored already. Only entries whose ranges meet are looked at by id."""
+    """Messages that are stored twice. Only entries with overlapping ranges are compared by id."""
     if not messages:
         return
     lowest = np.array([row.lowest for row in messages], np.int64)
@@ -202,7 +201,7 @@ def _twice(messages: Sequence[Row], ids: Ids) -> Iterator[Finding]:
 
 
 def _shared(messages: list[Row], ids: Ids) -> Iterator[Finding]:
-    """Ids that are in several of these entries: told of each but the first."""
+    """Ids that are in several of these entries: reported for each but the first."""
     parts = [
         np.array(ids(row), np.int64)
         if row.has_gaps
@@ -229,7 +228,7 @@ def _shared(messages: list[Row], ids: Ids) -> Iterator[Finding]:
 
 
 def _side_by_side(messages: Sequence[Row]) -> Iterator[Position]:
-    """Entries whose ranges only meet those of entries right before them: one flush made these."""
+    """Entries whose ranges overlap only those of adjacent entries before them: one flush."""
     below = NOTHING  # the highest id before the run of neighbours
     reach = NOTHING
     before: Row | None = None

@@ -22,10 +22,10 @@ from seqgate.types import Position
 SCHEMA: Final = """topic string, producer string, ledger_id bigint, entry_id bigint,
     sequence_id bigint, highest_sequence_id bigint, num_messages int, marker boolean,
     chunk_uuid string, chunk_id int, num_chunks int"""
-"""What is read: the identity of each entry, and nothing of its metadata."""
+"""The columns that are read: the identity of each entry, without its metadata."""
 
 FINDINGS_MAX: Final = 10_000
-"""How many findings of one producer are told one by one; the rest is counted."""
+"""Number of findings listed for one producer; further ones are counted."""
 
 TOTALS: Final = pa.schema(
     {
@@ -36,7 +36,7 @@ TOTALS: Final = pa.schema(
         "suspects": pa.list_(pa.string()),
     }
 )
-"""Of each topic: what it holds, and the producers that have to be looked at closely."""
+"""Of each topic: its counts, and the producers to check in detail."""
 
 FOUND: Final = pa.schema(
     {
@@ -65,7 +65,7 @@ class Logs(NamedTuple):
 
 
 class Audited(NamedTuple):
-    """What became of it: rows of TOTALS and of FOUND, and how many findings are not among these."""
+    """The result: rows of TOTALS and of FOUND, and the number of findings not among these."""
 
     totals: list[dict[str, Any]]
     found: list[dict[str, Any]]
@@ -73,7 +73,7 @@ class Audited(NamedTuple):
 
 
 def audit(spark: SparkSession, logs: Logs) -> Audited:
-    """Read the logs, and what stands out a second time."""
+    """Read the logs, and suspicious producers a second time."""
     register(spark)
     with spans.part("spark scan") as span:
         rows = (
@@ -251,8 +251,8 @@ def _codes(column: pa.Array) -> Integers:
 
 
 def looker(logs: Logs, handed: Mapping[str, str]) -> Callable[[pa.Table], pa.Table]:
-    """What is wrong with one producer's entries: FOUND, with a row without kind that counts the
-    findings that are left out."""
+    """The violations of one producer's entries: FOUND, with a row without a kind that counts the
+    findings left out."""
 
     opened: list[LedgerServiceStub] = []  # in the task, for all of its producers
 

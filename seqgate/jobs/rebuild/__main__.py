@@ -118,7 +118,7 @@ def _run(
 def _rebuilt(
     spark: SparkSession, todo: list[Wave], given: argparse.Namespace, services: Services
 ) -> Iterator[list[Result]]:
-    """What became of each wave, as they end."""
+    """The results of each wave, as they end."""
     pool = ThreadPoolExecutor(WAVES_AT_A_TIME)
     try:
         rebuild = spans.threaded(_wave)
@@ -140,7 +140,7 @@ def _rebuilt(
 
 
 def _gist(message: str) -> str:
-    """What a long report of Spark's says: its first line, and that of the exception in the task."""
+    """A summary of a long report of Spark: its first line, and that of the task's exception."""
     lines = [line.strip() for line in message.partition("SQLSTATE")[0].splitlines()]
     first, *more = [line for line in lines if line] or ["no reason was given"]
     return f"{first} {more[-1]}" if more else first

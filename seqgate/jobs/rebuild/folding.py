@@ -1,6 +1,6 @@
 """The fold over columns: an entry costs no Python of its own unless it is a chunk or a marker.
 
-services/dedup/core/fold.py says why only the last entry of a producer that decides counts, and the
+services/dedup/core/fold.py explains why only a producer's last decisive entry counts, and the
 chunks after it.
 """
 
@@ -31,13 +31,13 @@ PARTIALS: Final = pa.schema(
         "failure": pa.string(),
     }
 )
-"""A producer's Partial in one part of a topic's log. `highest` is null where nothing decides;
-`inside` is JSON where large messages are unfinished. A row without producer says that the part was
-read, how many entries it has, how many were skipped, and why it could not be read."""
+"""A producer's Partial in one part of a topic's log. `highest` is null without a decisive entry;
+`inside` is JSON where large messages are unfinished. A row without a producer reports that the part
+was read: the number of its entries, the number of those skipped, and the error, if any."""
 
 
 class ProducerFold:
-    """What each producer's entries come to, in one part of one log."""
+    """The fold of each producer's entries, in one part of one log."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -119,7 +119,7 @@ class ProducerFold:
 def tally(
     topic: str, part: int, entries: int, *, skipped: int = 0, failure: str | None = None
 ) -> pa.RecordBatch:
-    """The row of PARTIALS that says that a part was read, or why not."""
+    """The row of PARTIALS that reports that a part was read, or its error."""
     row = dict.fromkeys(PARTIALS.names) | {
         "topic": topic,
         "part": part,
@@ -145,7 +145,7 @@ def partials(rows: pa.Table) -> Iterator[tuple[str, Partial]]:
 
 
 def _but(indexes: list[int], count: int) -> slice | npt.NDArray[np.bool_]:
-    """What selects all of so many entries, but for these."""
+    """A mask of so many entries, without these."""
     if not indexes:
         return slice(None)
     selected = np.ones(count, np.bool_)

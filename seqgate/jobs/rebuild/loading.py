@@ -1,6 +1,6 @@
-"""The second half of a wave: a topic's parts are put together, and loaded or compared.
+"""The second half of a wave: a topic's parts are combined, and loaded or compared.
 
-Runs in Spark's tasks, a topic at a time; what becomes of a topic is a row.
+Runs in Spark's tasks, a topic at a time; the result of a topic is a row.
 """
 
 import json
@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.errors import SeqgateError
 from seqgate.jobs.rebuild.folding import partials
@@ -30,6 +31,7 @@ from seqgate.services.deduplication import NEVER
 from seqgate.spark._columns import Range, asked, read_blocks, runs_of, to_position
 from seqgate.spark._partitions import position_of
 from seqgate.telemetry import names, spans
+from seqgate.times import milliseconds, timestamp
 from seqgate.types import Chunk, Position
 
 PAGE_PRODUCERS: Final = 5_000
@@ -41,14 +43,14 @@ PRODUCERS_MAX: Final = 100_000
 LIST_PAGE: Final = 10_000
 
 SHOWN_MAX: Final = 1_000
-"""How many differences of a topic are told one by one."""
+"""Number of differences listed for a topic."""
 
 RESULTS: Final = pa.schema({"topic": pa.string(), "result": pa.string()})
-"""What became of a topic: a Result as JSON."""
+"""The result of a topic: a Result as JSON."""
 
 
 class Job(NamedTuple):
-    """What a wave does."""
+    """The mode of a wave."""
 
     services: Services
     source: Source
@@ -59,8 +61,8 @@ class Job(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A producer of which the log says something else than the state in place; how far it has come,
-    by each: an id, or a chunk of one; empty: nothing."""
+    """A producer whose mark by the log differs from the one in place; each is an id, or a chunk of
+    one; empty: none."""
 
     producer: str
     rebuilt: str
@@ -68,7 +70,7 @@ class Difference(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What became of a topic.
+    """The result of a topic.
 
     outcome: "loaded"; "current": the state in place covers as much, or more; "equal" or "different"
     when comparing; "failed", with reason and message. `left_out` are producers that policy has no
@@ -92,7 +94,7 @@ class Result(NamedTuple):
 
     @property
     def bad(self) -> bool:
-        """Whether somebody has to look."""
+        """Whether an operator has to look at it."""
         return self.outcome in ("failed", "different") or self.skipped > 0
 
     def to_json(self) -> str:
@@ -107,7 +109,7 @@ class Result(NamedTuple):
 
 
 class State(NamedTuple):
-    """What is known of a producer: its marks, and when it was last active."""
+    """The state of a producer: its marks, and the time of its last activity."""
 
     marks: Marks
     active_ms: int
@@ -118,7 +120,7 @@ class Refused(SeqgateError):
 
 
 def reducer(job: Job) -> Callable[[pa.Table], pa.Table]:
-    """What is made of the rows of one topic."""
+    """The combination of the rows of one topic."""
 
     opened: list[Stubs] = []  # in the task, for all of its topics
 
@@ -140,7 +142,7 @@ def reducer(job: Job) -> Callable[[pa.Table], pa.Table]:
 
 
 def finished(stubs: Stubs, job: Job, plan: TopicPlan, rows: pa.Table) -> Result:
-    """Put a topic's parts together, and load or compare what they come to."""
+    """Combine a topic's parts, and load or compare the resulting state."""
     tallies = rows.filter(rows.column("producer").is_null()).to_pylist()
     skipped = sum(each["skipped"] for each in tallies)
     result = Result(
@@ -171,7 +173,7 @@ def _states(
     """Where the rebuilt state ends, and each producer's."""
     at, states = _base(stubs, plan)
     if at is None or at <= plan.through:
-        # A base may be newer than the plan: what it covers already may be folded again.
+        # A base may be newer than the plan: entries that it covers may be folded again.
         at = plan.through
         for producer, part in partials(rows):
             _apply(states, producer, part)
@@ -187,8 +189,8 @@ def _states(
 
 
 def is_trimmed(plan: TopicPlan, topic: ledger_pb2.Topic) -> bool:
-    """Whether a part of what was to be read was trimmed since it was planned. Of a producer whose
-    last entry is missing, an earlier one would be taken for it, and all between stored again."""
+    """Whether planned entries were trimmed meanwhile. If a producer's last entry is missing, an
+    earlier one would be taken for it, and all between could be stored again."""
     return start_of(topic) > plan.start
 
 
@@ -199,7 +201,7 @@ def _apply(states: dict[str, State], producer: str, part: Partial) -> None:
 
 
 def _base(stubs: Stubs, plan: TopicPlan) -> tuple[Position | None, dict[str, State]]:
-    """What the parts are put on top of."""
+    """The state below the parts."""
     if plan.base is not None:
         found = read_snapshot(stubs, plan.topic, plan.incarnation)
         if found is None or found[0] < plan.base:
@@ -250,16 +252,16 @@ def _loaded(
     too_many = len(kept) - PRODUCERS_MAX
     if too_many > 0:
         kept = nlargest(PRODUCERS_MAX, kept, key=lambda each: each[1].active_ms)
-    header = dedup_pb2.LoadHeader(
+    header = writer_pb2.LoadHeader(
         topic=plan.topic,
         incarnation=plan.incarnation,
         through=to_position(through),
         replace=job.replace,
     )
 
-    def load(_: None, timeout: float) -> dedup_pb2.LoadStateResponse:
+    def load(_: None, timeout: float) -> writer_pb2.LoadStateResponse:
         pages = _pages(header, kept)
-        return stubs.dedup.LoadState(pages, timeout=timeout)
+        return stubs.dedup_writer.LoadState(pages, timeout=timeout)
 
     answer = asked(load, None, stubs.timeout_s)
     return result._replace(
@@ -269,14 +271,16 @@ def _loaded(
 
 
 def _pages(
-    header: dedup_pb2.LoadHeader, states: list[tuple[str, State]]
-) -> Iterator[dedup_pb2.LoadStateRequest]:
-    yield dedup_pb2.LoadStateRequest(header=header)
+    header: writer_pb2.LoadHeader, states: list[tuple[str, State]]
+) -> Iterator[writer_pb2.LoadStateRequest]:
+    yield writer_pb2.LoadStateRequest(header=header)
     for first in range(0, len(states), PAGE_PRODUCERS):
-        page = dedup_pb2.LoadStateRequest()
+        page = writer_pb2.LoadStateRequest()
         for producer, (marks, active_ms) in states[first : first + PAGE_PRODUCERS]:
             added = page.producers.add(
-                name=producer, highest_sequence_id=marks.persisted, last_active=active_ms
+                name=producer,
+                highest_sequence_id=marks.persisted,
+                last_active=timestamp(active_ms),
             )
             if marks.persisted_chunk is not None:
                 uuid, chunk_id, num_chunks, total_bytes = marks.persisted_chunk
@@ -291,10 +295,10 @@ def _pages(
 
 
 def _compared(stubs: Stubs, plan: TopicPlan, states: dict[str, State], result: Result) -> Result:
-    """Hold the state in place against the log.
+    """Compare the state in place with the log.
 
-    Each producer is listed at some moment between two positions, before and after the list. What
-    was appended between is folded entry by entry: any of the marks on the way will do.
+    Each producer is listed at some moment between two positions, before and after the list. Entries
+    appended between are folded one by one: any of the marks on the way is accepted.
     """
     live = _live(stubs, plan.topic)
     status = status_of(stubs, plan.topic)
@@ -309,7 +313,7 @@ def _compared(stubs: Stubs, plan: TopicPlan, states: dict[str, State], result: R
             words = possible.setdefault(producer, {_words(before.marks)})
             words.add(_words(states[producer].marks))
 
-    timeout_ms = status.policy.producer_inactivity_timeout_minutes * 60_000
+    timeout_ms = milliseconds(status.policy.producer_inactivity_timeout)
     inactive_before_ms = time.time_ns() // 1_000_000 - timeout_ms if timeout_ms else 0
     evicted = status.counts.evicted_producers > 0
     differences = []

@@ -1,4 +1,4 @@
-"""What is to be rebuilt: which topics, of which each from where to where, and in which waves."""
+"""The plan of a rebuild: the topics, the range of each, and the waves."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,6 +10,7 @@ from seqgate.api.cursor.v1 import cursor_pb2
 from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
+from seqgate.api.internal.dedup.v1.writer_pb2_grpc import DedupWriterServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.errors import NotFoundError, SeqgateError
@@ -33,7 +34,7 @@ ENTRIES_PER_TASK_MIN: Final = 50_000
 """How many entries a task reads: less only shifts the cost to starting tasks."""
 
 TOPIC_COST_ENTRIES: Final = 5_000
-"""What reading a topic costs beside its entries: a call takes as long as so many of these."""
+"""The cost of reading a topic besides its entries, in entries: that of a call."""
 
 TOPICS_PER_WAVE_MAX: Final = 1_000
 
@@ -45,7 +46,7 @@ DISABLED: Final = dedup_pb2.TOPIC_STATE_DISABLED
 
 
 class Source(StrEnum):
-    """What the log is folded onto."""
+    """The base of the fold."""
 
     SNAPSHOT = auto()
     EARLIEST = auto()
@@ -71,6 +72,7 @@ class Stubs:
         ledger, dedup, cursor = self._channels
         self.ledger = LedgerServiceStub(ledger)
         self.dedup = DedupServiceStub(dedup)
+        self.dedup_writer = DedupWriterServiceStub(dedup)
         self.cursor = CursorServiceStub(cursor)
 
     def __enter__(self) -> "Stubs":
@@ -82,8 +84,8 @@ class Stubs:
 
 
 class TopicPlan(NamedTuple):
-    """A topic's log after a snapshot (None: all of it), and through the last entry then. `start` is
-    where what is read begins: nothing from there on may be trimmed meanwhile."""
+    """A topic's log after a snapshot (None: all of it), through the last entry at that time.
+    `start` is the first position read: no entry from there on may be trimmed meanwhile."""
 
     topic: str
     incarnation: int
@@ -107,7 +109,7 @@ class Untouched(NamedTuple):
 
 
 def status_of(stubs: Stubs, topic: str) -> dedup_pb2.GetTopicStatusResponse:
-    """What deduplication says of a topic."""
+    """A topic's status in deduplication."""
     request = dedup_pb2.GetTopicStatusRequest(topic=topic)
     return asked(stubs.dedup.GetTopicStatus, request, stubs.timeout_s)
 
@@ -150,7 +152,7 @@ def _plan(
     if comparing:
         if confirmed is None or confirmed.ledger_id == 0:  # a replay has only begun
             return Untouched(topic.name, "there is no state to compare with")
-        # What was appended since the topics were listed counts as well.
+        # Entries appended since the topics were listed count as well.
         request = ledger_pb2.GetTopicRequest(topic=topic.name)
         topic = asked(stubs.ledger.GetTopic, request, stubs.timeout_s).topic
         through = confirmed
@@ -190,7 +192,7 @@ def snapshot_position(stubs: Stubs, topic: ledger_pb2.Topic, through: Position) 
     if found is None or found[0] > through:
         return None
     base = found[0]
-    # Where entries after it were trimmed, the ledger's list of those producers tells more.
+    # If entries after it were trimmed, the ledger's list of those producers knows more.
     first = position_of(topic.first) if topic.HasField("first") else None
     follows = first is None or first <= base._replace(entry_id=base.entry_id + 1)
     return base if follows and (first is not None or base == through) else None
@@ -199,7 +201,7 @@ def snapshot_position(stubs: Stubs, topic: ledger_pb2.Topic, through: Position) 
 def read_snapshot(stubs: Stubs, topic: str, incarnation: int) -> tuple[Position, Snapshot] | None:
     """The newest snapshot of a topic, and where it is; None: there is none of this incarnation, or
     it cannot be understood."""
-    request = cursor_pb2.GetCursorRequest(topic=topic, name=DEDUP_CURSOR)
+    request = cursor_pb2.GetCursorRequest(topic=topic, cursor=DEDUP_CURSOR)
     try:
         cursor = asked(stubs.cursor.GetCursor, request, stubs.timeout_s).cursor
     except NotFoundError:
@@ -216,7 +218,7 @@ def read_snapshot(stubs: Stubs, topic: str, incarnation: int) -> tuple[Position,
 
 
 class Wave(NamedTuple):
-    """Topics that are rebuilt by one Spark job, and what its tasks read."""
+    """Topics that are rebuilt by one Spark job, and the parts of its tasks."""
 
     topics: list[TopicPlan]
     tasks: list[list[Part]]

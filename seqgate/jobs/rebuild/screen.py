@@ -1,4 +1,4 @@
-"""What becomes of topics, for people and for programs."""
+"""The results of topics, as text and as JSON."""
 
 import json
 import sys
@@ -14,11 +14,11 @@ from seqgate.jobs.rebuild.loading import Result
 from seqgate.jobs.rebuild.plan import TopicPlan, Untouched
 
 WIDTH: Final = 160
-"""How wide lines are where nobody's terminal says it."""
+"""The width of lines without a terminal."""
 
 
 class Screen:
-    """Results go to standard output; progress, and what needs attention, to standard error."""
+    """Results go to standard output; progress and problems, to standard error."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._json = as_json
@@ -55,7 +55,7 @@ class Screen:
         self._task = self._progress.add_task("", total=topics, entries=0, rate=0)
 
     def planned(self, plan: TopicPlan) -> None:
-        """What would be done for a topic."""
+        """Report the plan for a topic."""
         base = "the beginning" if plan.base is None else f"the snapshot at {plan.base}"
         self._out(
             {
@@ -69,7 +69,7 @@ class Screen:
         )
 
     def untouched(self, topic: Untouched) -> None:
-        """Why a topic is left as it is."""
+        """Report a topic that is left unchanged, with the reason."""
         self._out({"kind": "untouched", **topic._asdict()}, f"{topic.topic}: {topic.why}")
 
     def wave(self, results: list[Result]) -> None:

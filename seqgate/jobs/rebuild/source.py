@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What is read, by which task, and how."""
+    """The ranges to read, their tasks, and the options."""
 
     ledger: str
     timeout_s: float
@@ -58,8 +58,8 @@ def reduced(
     tasks: int,
     handed: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """What `make` makes of the rows of each topic. (groupBy and applyInArrow do the same, and take
-    a third more of the machine.)"""
+    """The results of `make` on the rows of each topic. (groupBy and applyInArrow do the same, and
+    take a third more processor time.)"""
 
     def reduce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with in_task(handed or {}):
@@ -90,8 +90,8 @@ def by_topic(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def folded(stub: LedgerServiceStub, part: Part, reading: Reading) -> Iterator[pa.RecordBatch]:
-    """The rows of one part. What cannot be read becomes a row that says so: it is the matter of one
-    topic, and not of the wave."""
+    """The rows of one part. An unreadable part becomes a row with the error, which affects one
+    topic and not the wave."""
     fold = ProducerFold()
     skipped, failure = 0, None
     try:
@@ -133,7 +133,8 @@ def _fold(fold: ProducerFold, stub: LedgerServiceStub, wanted: Range, reading: R
 
 
 def _damage(error: SeqgateError, wanted: Range) -> tuple[Position, int] | None:
-    """After which entry to go on, and how many are lost; None: it is no damaged entry."""
+    """The entry after which to continue, and the number of lost ones; None: the error is not due to
+    a damaged entry."""
     if error.reason != "ENTRY_CORRUPT" or "entry_id" not in error.details:
         return None
     ledger_id, last = int(error.details["ledger_id"]), int(error.details["entry_id"])

@@ -375,7 +375,7 @@ class SqliteCursorStore:
         changed = row._replace(
             mark_ledger=head.mark_delete and head.mark_delete.ledger_id,
             mark_entry=head.mark_delete and head.mark_delete.entry_id,
-            version=head.version,
+            version=head.revision,
             acknowledged=head.acknowledged,
             partial=head.partial,
             lease_owner=head.lease and head.lease.owner,

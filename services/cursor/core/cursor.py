@@ -65,11 +65,11 @@ class AlreadyMarkDeleted(DomainError):
     reason = "ALREADY_MARK_DELETED"
 
 
-class VersionConflict(DomainError):
-    """The cursor has changed: its version is not the one in the request."""
+class RevisionConflict(DomainError):
+    """The cursor has changed: its revision is not the one in the request."""
 
     kind = Kind.FENCED
-    reason = "VERSION_CONFLICT"
+    reason = "REVISION_CONFLICT"
 
 
 class LeaseHeld(DomainError):
@@ -110,11 +110,11 @@ class Succession(NamedTuple):
 
 class Caller(NamedTuple):
     """What a caller says of itself and of the log: the lease's epoch, the log's last entry, the
-    version that it knows, and where ledgers end. None: not compared."""
+    revision that it knows, and where ledgers end. None: not compared."""
 
     epoch: int | None = None
     log_end: Position | None = None
-    version: int | None = None
+    revision: int | None = None
     successions: tuple[Succession, ...] = ()
 
 
@@ -138,7 +138,7 @@ class CursorState:
 
     Raises, from every method that takes a caller:
         Fenced: its epoch is not the one of the lease: somebody else got a newer, or nobody got it.
-        VersionConflict: the cursor is not the version that it knows.
+        RevisionConflict: the cursor is not the revision that it knows.
         InvalidPosition: its successions contradict themselves or what is known, or a position lies
             after its log's end.
     """
@@ -167,7 +167,7 @@ class CursorState:
         assert reached is not None
         self._move(reached)
         head.mark_delete_properties = dict(properties)
-        head.version += 1
+        head.revision += 1
 
     def acknowledge(
         self, ranges: Sequence[Range], batches: Sequence[BatchAck], caller: Caller
@@ -193,7 +193,7 @@ class CursorState:
         mark_delete = self._absorbed(mark_delete)
         if mark_delete is not None and mark_delete != self.head.mark_delete:
             self._move(mark_delete)
-            self.head.version += 1
+            self.head.revision += 1
 
     def reset(self, mark_delete: Position | None, caller: Caller) -> None:
         """Go anywhere, and forget what was acknowledged beyond. Who holds the lease, and is not the
@@ -207,7 +207,7 @@ class CursorState:
             head.lease = head.lease._replace(epoch=epoch, duration_ms=0)
         head.mark_delete, head.mark_delete_properties = mark_delete, {}
         head.acknowledged = head.partial = 0
-        head.version += 1
+        head.revision += 1
 
     def acknowledged(self, after: Position | None, limit: int) -> Acknowledged:
         """What is acknowledged after a position, at most so many ranges and batches, in order.
@@ -301,7 +301,7 @@ class CursorState:
             )
 
         head.properties = properties
-        head.version += 1
+        head.revision += 1
 
     def acquire_lease(self, owner: str, now_ms: int, duration_ms: int) -> Lease:
         """Become the one who may move the cursor. A clock that goes back gives no lease away; see
@@ -369,11 +369,11 @@ class CursorState:
         """Compare what a caller says with what is known; its successions that are news."""
         if caller.epoch is not None:
             self._lease(caller.epoch)
-        if caller.version is not None and caller.version != self.head.version:
-            raise VersionConflict(
-                "cursor has changed: version does not match",
-                version=self.head.version,
-                given=caller.version,
+        if caller.revision is not None and caller.revision != self.head.revision:
+            raise RevisionConflict(
+                "cursor has changed: revision does not match",
+                revision=self.head.revision,
+                given=caller.revision,
             )
         for position in positions:
             if position.ledger_id < FIRST.ledger_id:

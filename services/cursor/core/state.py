@@ -72,7 +72,7 @@ class Batch(NamedTuple):
 
 @dataclass(slots=True)
 class Head:
-    """A cursor without its holes. `version` moves with each change but those of the lease and of
+    """A cursor without its holes. `revision` moves with each change but those of the lease and of
     what is acknowledged beyond the mark-delete position; `acknowledged` and `partial` count entries
     and batches there."""
 
@@ -82,7 +82,7 @@ class Head:
     mark_delete: Position | None = None
     mark_delete_properties: Mapping[str, str] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
-    version: int = 0
+    revision: int = 0
     acknowledged: int = 0
     partial: int = 0
     lease: Lease | None = None

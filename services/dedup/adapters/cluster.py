@@ -1,13 +1,13 @@
 """Redis Cluster: each command goes to the node that has its key's slot.
 
-redis-py brings a client for clusters, and everything here but the way to the node is redis-py's.
-That client is not used, because its commands' outcome must be known to be unknown at once: it
-sends ASKING on another connection than the command, so that a slot that is being moved is out of
-reach; it cuts everybody's connections off, and waits, when one slot is not served; and it asks
-nodes one after the other where the slots are, for as long as a silent one may take.
+redis-py has a client for clusters, and everything here but the routing is redis-py's. That client
+is not used, because a lost reply must be reported at once: it sends ASKING on another connection
+than the command, so a slot being moved is out of reach; it closes all connections, and waits, when
+one slot is not served; and it asks nodes for the slots one after the other, each for the full
+time-out.
 
-What is repeated here is only what was not executed: a command that a node answered with MOVED or
-ASK. Every other error goes to the caller, and makes the next command ask where the slots are.
+Only commands that were not executed are repeated: those that a node answered with MOVED or ASK. Any
+other error goes to the caller, and makes the next command read the map of slots again.
 """
 
 import asyncio
@@ -131,8 +131,8 @@ class ClusterRedis:
 
     @contextmanager
     def _doubting(self) -> Iterator[None]:
-        """Whatever ends a command early, or its caller's patience, may be due to a node that has
-        not got the slot any more."""
+        """Mark the map of slots as doubtful when a command fails or is cancelled: it may have gone
+        to a node that no longer has the slot."""
         try:
             yield
         except NoScriptError:
@@ -155,9 +155,9 @@ class ClusterRedis:
                 await self._clients.pop(node).aclose()
 
     async def _newest_view(self) -> "_View":
-        """The view of the first node that is in touch with most of the cluster; all are asked at
-        once. One that was cut off would name itself for ever as the owner of what others took
-        over, and is believed only where nobody else answers."""
+        """The view of the first node that is connected to most of the cluster; all are asked at
+        once. A partitioned node would forever name itself as the owner of slots that others took
+        over, so its view is used only if no other node answers."""
         asked = {*self._seeds, *self._clients}
         tasks = [asyncio.create_task(_view_of(node, self._client(node))) for node in asked]
         best: _View | None = None
@@ -183,7 +183,7 @@ class ClusterRedis:
 
 
 class _View(NamedTuple):
-    """What a node says of the cluster."""
+    """A node's view of the cluster."""
 
     in_touch: bool
     owners: list[Node | None]

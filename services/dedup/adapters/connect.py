@@ -1,8 +1,8 @@
 """The way to Redis: one server, the master that Sentinels name, or a cluster.
 
-Whichever it is, no command is sent twice, and after an error the next one looks for the right
-server: connections that broke are made anew, Sentinels are asked at each new connection, and a
-cluster's nodes where the slots are.
+In all cases no command is sent twice, and after an error the next one finds the right server:
+broken connections are reopened, Sentinels are asked at each new connection, and a cluster's nodes
+for the map of slots.
 """
 
 from collections.abc import AsyncIterator
@@ -23,8 +23,8 @@ from seqgate.services.dedup.redis_url import Node, RedisUrl, Served, parse_redis
 
 @asynccontextmanager
 async def connect_redis(url: str, *, timeout_s: float, connections_max: int) -> AsyncIterator[Any]:
-    """A client, Redis or ClusterRedis, whose connections (in a cluster, those to each node) are so
-    many at most; it neither retries nor waits for longer than `timeout_s`."""
+    """A client, Redis or ClusterRedis, with a limit of connections (in a cluster, to each node); it
+    neither retries nor waits longer than `timeout_s`."""
     at = parse_redis_url(url)
     patience = _patience(timeout_s)
     options: dict[str, Any] = {"max_connections": connections_max, **at.options}
@@ -74,8 +74,8 @@ async def _master(at: RedisUrl, timeout_s: float, options: dict[str, Any]) -> As
 
 
 async def _to_a_master(connection: Connection) -> None:
-    """What is done first on a connection. Sentinels that are late name a server that is none any
-    more, and what it answers would be old."""
+    """The first commands on a connection. Outdated Sentinels may name a demoted master, whose
+    answers would be stale."""
     await connection.on_connect()
     await connection.send_command("ROLE")
     role, *_ = await connection.read_response()
@@ -84,8 +84,8 @@ async def _to_a_master(connection: Connection) -> None:
 
 
 class _Server(Redis):
-    """One address. What is behind it may change: where a server may not be written to any more, the
-    next connection may lead to its successor."""
+    """One address. The server behind it may change: if one refuses writes, the next connection may
+    lead to its successor."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         try:

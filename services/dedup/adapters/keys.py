@@ -83,7 +83,7 @@ def decode_position(text: str) -> Position | None:
 
 
 def decode_producer(value: str, term: int) -> Tracked:
-    """A producer's value; `term` is the topic's. What was let through in an earlier term is
+    """A producer's value; `term` is the topic's. Claims admitted in an earlier term count as
     withdrawn."""
     persisted_text, pushed_text, pushed_term, active_ms = value.split(" ")
     persisted, persisted_chunk = decode_mark(persisted_text)
@@ -94,7 +94,7 @@ def decode_producer(value: str, term: int) -> Tracked:
 
 
 def decode_persisted(field: bytes, value: bytes) -> Persisted | None:
-    """What the log has of a producer, by its field and value; None: nothing."""
+    """The durable state of a producer, from its field and value; None: it has none."""
     mark, _, _, active_ms = value.split(b" ")
     if mark == b"-":
         return None

@@ -2,8 +2,8 @@
 behind Sentinels and a cluster are alike here (connect.py, cluster.py): each command has one key.
 
 No command is retried here. After a lost reply it is not known whether a script ran, and a
-blind second run would judge the first run's claims as copies of themselves. The caller is told
-(StateUnavailable), and its next call finds out by position and revision.
+blind second run would judge the first run's claims as copies of themselves. The caller gets
+StateUnavailable, and its next call finds out by position and revision.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ CLOCK_AGE_MAX_S: Final = 10.0
 """How long one reading of Redis's clock is carried forward by the monotonic clock here."""
 
 LEAP_MAX: Final = 2**40
-"""Revisions begin anew at 2^52: numbers in Lua are doubles."""
+"""Revisions wrap around at 2^52: numbers in Lua are doubles."""
 
 _CURSOR: Final = re.compile(r"[0-9]{0,20}")
 """Redis's scan cursors are 64-bit numbers."""
@@ -133,7 +133,7 @@ class RedisStateStore:
     def __init__(
         self, redis: Redis | ClusterRedis, *, leap: Callable[[], int] = _random_leap
     ) -> None:
-        """`leap` says how much further than by one a revision moves when claims are withdrawn: see
+        """`leap` is how much further than by one a revision moves when claims are withdrawn: see
         topic.lua."""
         self._redis: Any = redis  # its types mix text and bytes, which decode_responses decides
         self._admit = Script(redis, "admit")
@@ -310,7 +310,7 @@ class RedisStateStore:
         await self._forget_topic(topic, encode_id(newest))
 
     async def topics(self) -> AsyncIterator[TopicName]:
-        with _translated():  # and no span: it would be current for who walks
+        with _translated():  # and no span: it would be current in the caller's loop
             async for key in self._redis.scan_iter(match=f"{PREFIX}*{SUFFIX}", count=1000):
                 yield topic_of(key.decode())
 
@@ -352,7 +352,7 @@ class RedisStateStore:
         }
 
     async def _command(self, *args: Any) -> Any:
-        """A command, as a step of what is being done. Its span says no key and no value."""
+        """Run a command, as a step of the current operation. Its span has no key and no value."""
         with spans.database(names.REDIS, args[0]), _translated():
             return await self._redis.execute_command(*args)
 
@@ -427,8 +427,8 @@ def _unpack(packed: bytes) -> Any:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Redis's errors, and those of the way to it, as one of ours. A mistake in a script is a
-    mistake of ours, and stays what it is."""
+    """Translate errors of Redis and of the connection to ours. A fault in a script is our defect,
+    and is not translated."""
     try:
         yield
     except (RedisError, OSError, TimeoutError) as error:

@@ -1,15 +1,15 @@
 """The fold over many entries at once, for jobs that read whole logs in parts.
 
-`advance` takes one entry after the other. With nothing in flight, most of them need not be looked
-at: a plain entry, or the first chunk of a large message, decides alone, whatever was before; a
-later chunk continues the one before it, or changes nothing. So of one producer only the last entry
-that decides counts, and the chunks that follow it:
+`advance` takes one entry after the other. With nothing in flight, most of them can be skipped: a
+plain entry, or the first chunk of a large message, is decisive regardless of earlier entries; a
+later chunk continues the one before it, or changes nothing. So of one producer only the last
+decisive entry counts, and the chunks after it:
 
       plain 7   chunk 0 of 8   chunk 1   plain 9   chunk 0 of 10   chunk 1   chunk 2
     ---------------------------------------------|---------------------------------->
-                      changes nothing             decides           continue it
+                      changes nothing             decisive          continue it
 
-A part of a log in which nothing decides is the chunks that may continue what was before.
+A part of a log without a decisive entry consists of chunks that may continue an earlier part.
 """
 
 from collections.abc import Iterable
@@ -31,10 +31,10 @@ class ChunkRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """What one producer's entries in one part of a log come to.
+    """The fold of one producer's entries in one part of a log.
 
-    `decided` are its marks at the end, if something in the part decides; else `runs` are the
-    chunks there, in order. `last_append_ms` is when the last entry was appended; 0: there is none.
+    `decided` are its marks at the end, if the part has a decisive entry; else `runs` are the chunks
+    there, in order. `last_append_ms` is the time of the last append; 0: there is none.
     """
 
     decided: Marks | None = None
@@ -83,8 +83,8 @@ def folded(parts: Iterable[Partial]) -> Partial:
 
 
 def _followed(marks: Marks, runs: Iterable[ChunkRun]) -> Marks:
-    """The marks after these chunks. What a mark covers of a run changes nothing; what follows in
-    it continues."""
+    """The marks after these chunks. Chunks of a run that a mark covers change nothing; later ones
+    continue it."""
     for sequence_id, first, last in runs:
         stored = marks.persisted_chunk
         if stored is None or (marks.persisted, stored.layout) != (sequence_id, last.layout):

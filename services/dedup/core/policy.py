@@ -1,14 +1,14 @@
 """Does this topic deduplicate, and within which limits?
 
 Each value may be set for the cluster, for a namespace and for a topic; the most specific level that
-sets it wins, value by value (PIP-6, and the precedence of Pulsar's topic policies). On one level,
-what was set by a call wins over what the policy file says:
+sets it wins, value by value (PIP-6, and the precedence of Pulsar's topic policies). On one level, a
+value set by a call wins over one in the policy file:
 
     topic, by a call > topic, in the file
         > namespace, by a call > namespace, in the file
             > cluster, in the file > built in
 
-A system topic never deduplicates, whatever the levels say (apache/pulsar#22582).
+A system topic never deduplicates, regardless of the levels (apache/pulsar#22582).
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ class Source(Enum):
 
 
 class OnFull(Enum):
-    """What happens to one more producer on a full topic."""
+    """The treatment of one more producer on a full topic."""
 
     EVICT = "evict"
     REFUSE = "refuse"
@@ -62,7 +62,7 @@ class OnFull(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What one level sets; None leaves a value to the level above."""
+    """The values of one level; None leaves a value to the level above."""
 
     enabled: bool | None = None
     producer_inactivity_timeout_minutes: int | None = None
@@ -73,7 +73,7 @@ class Policy:
 
     @property
     def values(self) -> dict[str, bool | int | str]:
-        """What it sets, by name, as `parse` reads it."""
+        """The values that it sets, by name, as `parse` reads them."""
         named = ((each.name, getattr(self, each.name)) for each in fields(self))
         return {
             name: value.value if isinstance(value, OnFull) else value
@@ -83,7 +83,7 @@ class Policy:
 
     @classmethod
     def parse(cls, level: str, values: Any) -> "Policy":
-        """Read one table of a policy file, or of what was set by a call.
+        """Read one table of a policy file, or the values of a call.
 
         Raises:
             InvalidPolicy: a value is unknown, of the wrong type, or out of its bounds.
@@ -168,7 +168,7 @@ class Policies:
     def effective(
         self, topic: TopicName, *, for_topic: Policy = NOTHING, for_namespace: Policy = NOTHING
     ) -> EffectivePolicy:
-        """The values in effect for a topic; the arguments are what was set by calls."""
+        """The values in effect for a topic; the arguments are those set by calls."""
         levels = (
             (Source.TOPIC, for_topic),
             (Source.TOPIC, self.topics.get(topic, NOTHING)),
@@ -192,10 +192,10 @@ _NAMES: Final = tuple(each.name for each in fields(Policy))
 
 
 def check_namespace(name: str, field: str) -> str:
-    """The name itself, if it can be one of a namespace.
+    """The name itself, if it is a valid namespace.
 
     Raises:
-        InvalidPolicy: it is not tenant/namespace; `field` says where it stood.
+        InvalidPolicy: it is not tenant/namespace; `field` names its place.
     """
     try:
         TopicName.parse(f"{name}/a")
@@ -207,10 +207,10 @@ def check_namespace(name: str, field: str) -> str:
 
 
 def check_number(name: str, value: Any, field: str) -> int:
-    """The value itself, if one of BOUNDS can have it.
+    """The value itself, if it is within its BOUNDS.
 
     Raises:
-        InvalidPolicy: it is out of its bounds, or no number; `field` says where it stood.
+        InvalidPolicy: it is out of its bounds, or no number; `field` names its place.
     """
     lowest, highest = BOUNDS[name]
     if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:

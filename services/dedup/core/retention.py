@@ -2,12 +2,12 @@
 
 A producer costs memory for as long as it is remembered. Two policies bound that: a producer
 without activity for longer than the timeout is *purged*, and where a topic tracks more than its
-limit the least recently active are *evicted*. What is in flight is never forgotten, and neither is
-a producer that a publish path has reported as connected, since that counts as activity.
+limit the least recently active are *evicted*. A producer with claims in flight is never forgotten,
+nor is one that a publish path has reported as connected, since that counts as activity.
 
-A forgotten producer starts from nothing: ids that it stored long ago would be NEW again. So ages
-are never overestimated: a clock that was set forward makes everything that was noted before look
-older, and that much is allowed for until it cannot matter any more.
+A forgotten producer starts without state: ids that it stored long ago would be NEW again. So ages
+are never overestimated: a clock set forward makes all earlier activity look older, and that much is
+added to timeouts for as long as it matters.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ JUMP_MIN_MS: Final = 1_000
 up."""
 
 JUMPS_MAX: Final = 100
-"""How many jumps are told apart; beyond that the oldest count as one, at the later time."""
+"""Number of separate jumps; beyond that the oldest are merged, at the later time."""
 
 
 class Jumps:
@@ -47,7 +47,7 @@ class Jumps:
         return True
 
     def allowance_ms(self, age_ms: int, steady_ms: int) -> int:
-        """How much too old may look what is not that old."""
+        """By how much activity younger than this may look too old."""
         return sum(far_ms for at_ms, far_ms in self._jumps if steady_ms - at_ms <= age_ms)
 
 
@@ -61,8 +61,8 @@ class Forgettable(NamedTuple):
 def forgettable(
     producers: Iterable[tuple[str, Tracked]], *, inactive_before_ms: int, keep_at_most: int
 ) -> Forgettable:
-    """Choose who is purged, and who is evicted so that at most `keep_at_most` stay: the oldest
-    first, names deciding between equals."""
+    """Choose producers to purge, and to evict so that at most `keep_at_most` stay: the least
+    recently active first, ties by name."""
     everyone = list(producers)
     idle = sorted(
         (tracked.active_ms, name) for name, tracked in everyone if not tracked.marks.in_flight

@@ -1,10 +1,10 @@
 """Which of a producer's messages are new?
 
-A producer numbers its messages with increasing sequence ids. Two marks say how far each producer
-has come (PIP-6's two maps):
+A producer numbers its messages with increasing sequence ids. Two marks are kept for each producer
+(PIP-6's two maps):
 
     persisted   the highest id of the producer's last entry in the log
-    pushed      every id up to here has been let through, durable or not
+    pushed      every id up to here has been admitted, durable or not
 
 so an id falls into one of three zones:
 
@@ -21,9 +21,9 @@ below `persisted` and ends above it is PARTIAL: some of its messages are in the 
 not, and only the producer can cut it.
 
 A large message is claimed chunk by chunk, all under its one sequence id, so a mark that stands at
-such an id says also which chunk it has reached, and of which attempt at the message: the same
-message may come again with other chunks, when its producer was restarted. The id counts as
-persisted once the last chunk is. (apache/pulsar#21027, completed.)
+such an id also has the chunk that it has reached, and the attempt at the message: the same message
+may be sent again with other chunks after its producer was restarted. The id counts as persisted
+once the last chunk is. (apache/pulsar#21027, completed.)
 
       id 8 is done      chunk 2 of id 9         the whole of id 9
     -----------------|------------------|----------------------------|------->
@@ -42,8 +42,8 @@ from seqgate.types import SEQUENCE_ID_MAX, Chunk
 
 
 class Admitted(NamedTuple):
-    """What was made of one producer's claims. `aborts` names, by the place of the claim, the
-    attempts at large messages that a NEW claim ends before they are complete."""
+    """The verdicts on one producer's claims. `aborts` has, by the index of the claim, the attempts
+    at large messages that a NEW claim aborts."""
 
     marks: "Marks"
     verdicts: list[Verdict]
@@ -65,7 +65,7 @@ class Marks:
 
     @property
     def in_flight(self) -> bool:
-        """Whether something was let through and not yet confirmed."""
+        """Whether claims were admitted and not yet confirmed."""
         return self.pushed > self.persisted or self.pushed_chunk != self.persisted_chunk
 
     @property
@@ -78,10 +78,10 @@ class Marks:
 def admit(marks: Marks, claims: Sequence[Claim]) -> Admitted:
     """Judge one producer's claims in the order in which it sent them.
 
-    The marks returned include what was let through. After the first claim that must wait, or be
-    cut, or sent anew, nothing of this producer is let through any more: it would overtake, and so
-    lose, what is still to come. (Rules N1 to N4 of Pulsar's MessageDeduplication, with PARTIAL for
-    the batch that Pulsar drops whole, apache/pulsar#6273.)
+    The returned marks include the admitted claims. After the first claim that must wait, be cut, or
+    be sent again, no later claim of this producer is admitted: it would overtake that one, and so
+    make it stale. (Rules N1 to N4 of Pulsar's MessageDeduplication, with PARTIAL for the batch that
+    Pulsar drops whole, apache/pulsar#6273.)
     """
     verdicts: list[Verdict] = []
     aborts: dict[int, str] = {}
@@ -108,7 +108,7 @@ def _judge(marks: Marks, claim: Claim) -> Verdict:
         return _judge_chunk(marks, claim.lowest, claim.chunk)
     if claim.highest <= marks.decided:
         return Verdict.DUPLICATE
-    # The message whose first chunks are stored may come again in one piece.
+    # A message whose first chunks are stored may be sent again in one piece.
     anew = claim.lowest == marks.pushed and marks.pushed_chunk and not marks.in_flight
     if claim.lowest > marks.pushed or anew:
         return Verdict.NEW
@@ -138,8 +138,8 @@ def _judge_chunk(marks: Marks, sequence_id: int, chunk: Chunk) -> Verdict:
 
 
 def advance(marks: Marks, highest: int, chunk: Chunk | None = None) -> Marks:
-    """Take note of one entry of the log. What is persisted afterwards is the fold
-    (`deduplication.advance`); what was let through stays so while it is ahead of that."""
+    """Apply one entry of the log. The persisted mark is the fold (`deduplication.advance`); the
+    pushed mark stays while it is ahead of that."""
     before = Mark(marks.persisted, marks.persisted_chunk)
     stored = deduplication.advance(before, highest, chunk)
     if stored is before:
@@ -151,7 +151,7 @@ def advance(marks: Marks, highest: int, chunk: Chunk | None = None) -> Marks:
 
 
 def _ahead(marks: Marks, after: Marks) -> bool:
-    """Whether what was let through is still ahead of what is persisted now."""
+    """Whether the pushed mark is still ahead of the persisted one."""
     if marks.pushed != after.persisted:
         return marks.pushed > after.persisted
     reached, stored = marks.pushed_chunk, after.persisted_chunk
@@ -161,8 +161,8 @@ def _ahead(marks: Marks, after: Marks) -> bool:
 
 
 def withdraw(marks: Marks, keep_through: int = NEVER) -> Marks:
-    """Forget what was let through above `keep_through`: those ids are NEW again. The chunks of one
-    message are kept or withdrawn together."""
+    """Withdraw claims above `keep_through`: those ids are NEW again. The chunks of one message are
+    kept or withdrawn together."""
     if marks.pushed <= keep_through:
         return marks
     kept = replace(marks, pushed=max(keep_through, marks.persisted), pushed_chunk=None)

@@ -1,12 +1,12 @@
-"""How a topic's state is written as the properties of a cursor's position.
+"""The form of a topic's state as the properties of a cursor's position.
 
     <producer>              "41", or inside a large message "41/<chunk>/<chunks>/<bytes>/<uuid>"
     #seqgate.internal.dedup {"layout": 1, "incarnation": 7, "position": [3, 41], "active_ms": [...]}
 
-A bare decimal number is what Pulsar keeps under the same name, so that its snapshots can be read,
-and ours by it; `active_ms` has the last activity of each producer, in the order of their names. The
-position is in there once more, because a cursor can be moved by hand, and takes its properties
-along. A producer whose own name begins with "#" is written with one more.
+Pulsar stores a bare decimal number under the same name, so its snapshots can be read here, and ours
+by Pulsar; `active_ms` has the last activity of each producer, in the order of their names. The
+position is repeated, because a cursor can be moved manually, and keeps its properties. A producer
+name that begins with "#" gets one more.
 """
 
 import json
@@ -19,7 +19,7 @@ from seqgate.services.deduplication import Writer
 from seqgate.types import SEQUENCE_ID_MAX, Chunk, InvalidChunkError, Position, check_chunk
 
 ABOUT: Final = "#seqgate.internal.dedup"
-"""The property that says what the others belong to."""
+"""The property that identifies the log and position of the others."""
 
 LAYOUT: Final = 1
 

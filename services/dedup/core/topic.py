@@ -1,24 +1,24 @@
-"""Is this the state that the writer believes in, and if so, what does it answer?
+"""Does the state match the writer's view of it, and if so, what are the verdicts?
 
 A topic's state covers its log up to the *confirmed* position. Redis may lose the newest part of
-it, or all of it, so each call says who writes (incarnation, epoch) and where the log ends, and the
-two are compared before anything is judged:
+it, or all of it, so each call has the writer (incarnation, epoch) and the end of the log, and both
+are compared before anything is judged:
 
-    the state is of an older incarnation    the topic was deleted and made again: start empty
+    the state is of an older incarnation    the topic was deleted and recreated: start empty
     the state's epoch is newer              FENCED: this writer was replaced
     the state's epoch is older              a takeover: open claims are withdrawn
     the state ends before the log           BEHIND: confirm what is missing, then ask again
     the state ends after the log            FENCED: someone else appended
-    the state's revision is not the one     CHANGED: an answer was lost, or what it said was:
+    the state's revision is not the one     CHANGED: an answer, or its claims, were lost:
       that the writer last saw                roll back, then ask again
     otherwise                               verdicts
 
-Positions protect what is confirmed. The revision protects what is only let through: it moves with
-each call that lets something through or withdraws it.
+Positions protect confirmed entries. The revision protects claims that are only admitted: it moves
+with each call that admits or withdraws claims.
 
-The confirmed position and what is persisted of each producer change together, so at any moment the
-pair of them is what the fold over the log made. A snapshot is that pair; a state that was lost is
-loaded as such a pair, and the writer confirms the rest.
+The confirmed position and the persisted marks change together, so at any moment the pair of them
+equals the fold over the log. A snapshot is that pair; a lost state is loaded as such a pair, and
+the writer confirms the rest.
 
 adapters/lua/topic.lua is the same gate inside Redis.
 """
@@ -54,14 +54,14 @@ class Full(NamedTuple):
 
 
 class Tracked(NamedTuple):
-    """What is remembered of a producer."""
+    """The state of a producer."""
 
     marks: Marks
     active_ms: int
 
 
 class Persisted(NamedTuple):
-    """What the log has of a producer: its mark, and when it was last active."""
+    """The durable state of a producer: its mark, and the time of its last activity."""
 
     producer: str
     highest: int
@@ -70,8 +70,8 @@ class Persisted(NamedTuple):
 
 
 class Frozen(NamedTuple):
-    """A topic's state at one moment, without what is in flight: what the fold over the log up to
-    `confirmed` made. `entries` is the count of confirmed entries then."""
+    """A topic's state at one moment, without claims in flight: the fold over the log up to
+    `confirmed`. `entries` is the count of confirmed entries then."""
 
     incarnation: int
     confirmed: Position | None
@@ -81,7 +81,7 @@ class Frozen(NamedTuple):
 
 class Saved(NamedTuple):
     """The newest snapshot, as far as the state remembers; `taken_ms` 0: there is none, or it was
-    let go."""
+    dropped."""
 
     position: Position | None = None
     entries: int = 0
@@ -89,7 +89,7 @@ class Saved(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """Whether a state was put in place, and how far the one that is there now goes."""
+    """Whether a state was loaded, and the confirmed position of the present one."""
 
     loaded: bool
     confirmed: Position
@@ -97,7 +97,7 @@ class Loaded(NamedTuple):
 
 @dataclass(slots=True)
 class Counts:
-    """What happened since the state was created; dedup.proto names them."""
+    """Counts since the state was created; see dedup.proto."""
 
     confirmed_entries: int = 0
     new: int = 0
@@ -139,9 +139,9 @@ class TopicState:
         replacing: bool,
         taken_ms: int | None,
     ) -> "tuple[TopicState, bool]":
-        """The state with this in its place, and whether it took the place: it does unless what is
-        there covers as much. The writer stays; its open claims are withdrawn.
-        `taken_ms` is given when it comes from the newest snapshot.
+        """The state after loading this one, and whether it was replaced: it is unless the present
+        state covers as much. The writer stays; its open claims are withdrawn. `taken_ms` is given
+        for the newest snapshot.
 
         Raises:
             Fenced: the state is of a newer incarnation.
@@ -163,7 +163,7 @@ class TopicState:
         return state, True
 
     def frozen(self) -> Frozen:
-        """What a snapshot keeps; producers that have stored nothing are not in it."""
+        """The snapshot of the state, without producers that have stored nothing."""
         return Frozen(
             self.incarnation,
             self.confirmed,
@@ -319,7 +319,7 @@ class TopicState:
         return ProducerVerdicts(verdicts, marks.decided, aborts)
 
     def withdraw_all(self) -> None:
-        """Withdraw everything that was let through and is not confirmed."""
+        """Withdraw all claims that are not confirmed."""
         for producer, tracked in self.producers.items():
             if tracked.marks.in_flight:
                 self.producers[producer] = tracked._replace(marks=withdraw(tracked.marks))

@@ -13,6 +13,8 @@ from google.protobuf.message import Message
 from grpc import StatusCode, aio
 
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
+from seqgate.api.internal.cursor.v1 import lease_pb2, lease_pb2_grpc
+from seqgate.owners import FollowingChannel
 from seqgate.services.dispatcher.core.effects import Persist
 from seqgate.services.dispatcher.ports import (
     Cursor,
@@ -29,6 +31,7 @@ from seqgate.services.errors import DomainError, Fenced, InvalidPage
 from seqgate.services.runtime.cursors import EXPECTED, RETRY_AFTER_S, CursorClient
 from seqgate.services.runtime.positions import of_position, to_position
 from seqgate.services.runtime.status import CallFailed
+from seqgate.times import duration
 from seqgate.types import Position, TopicName
 
 log = structlog.get_logger()
@@ -68,6 +71,10 @@ RIGHTS: Final = frozenset(
 class SubscriptionCursors(CursorClient):
     """See seqgate.services.dispatcher.ports.Cursors."""
 
+    def __init__(self, channel: FollowingChannel, *, timeout_s: float | None = None) -> None:
+        super().__init__(channel, timeout_s=timeout_s)
+        self._lease_stub = lease_pb2_grpc.CursorLeaseServiceStub(channel)
+
     async def create(
         self,
         topic: TopicName,
@@ -79,7 +86,7 @@ class SubscriptionCursors(CursorClient):
             self._stub.CreateCursor,
             pb.CreateCursorRequest(
                 topic=str(topic),
-                name=name,
+                cursor=name,
                 mark_delete=to_position(mark_delete),
                 properties=properties,
             ),
@@ -88,7 +95,7 @@ class SubscriptionCursors(CursorClient):
 
     async def get(self, topic: TopicName, name: str) -> Cursor:
         request = pb.GetCursorRequest(
-            topic=str(topic), name=name, without_mark_delete_properties=True
+            topic=str(topic), cursor=name, without_mark_delete_properties=True
         )
         return _cursor((await self._call(self._stub.GetCursor, request)).cursor)
 
@@ -101,7 +108,7 @@ class SubscriptionCursors(CursorClient):
 
     async def delete(self, topic: TopicName, name: str) -> None:
         await self._call(
-            self._stub.DeleteCursor, pb.DeleteCursorRequest(topic=str(topic), name=name)
+            self._stub.DeleteCursor, pb.DeleteCursorRequest(topic=str(topic), cursor=name)
         )
 
     async def reset(
@@ -110,32 +117,32 @@ class SubscriptionCursors(CursorClient):
         await self._call(
             self._stub.ResetCursor,
             pb.ResetCursorRequest(
-                topic=str(topic), name=name, mark_delete=to_position(mark_delete), epoch=epoch
+                topic=str(topic), cursor=name, mark_delete=to_position(mark_delete), epoch=epoch
             ),
         )
 
     async def acknowledged(self, topic: TopicName, name: str) -> AsyncIterator[Run | Part]:
-        request = pb.ReadAcknowledgedRequest(topic=str(topic), name=name, page_size=PAGE_SIZE)
+        request = pb.ListAcknowledgedRequest(topic=str(topic), cursor=name, page_size=PAGE_SIZE)
         while True:
-            page = await self._page(self._stub.ReadAcknowledged, request)
+            page = await self._page(self._stub.ListAcknowledged, request)
             for run in page.ranges:
                 yield Run(of_position(run.first), run.last_entry_id)
             for batch in page.batches:
                 acknowledged = sum(1 << index for index in batch.indexes)
                 yield Part(of_position(batch.position), batch.batch_size, acknowledged)
-            if not page.HasField("next_after"):
+            if not page.next_page_token:
                 return
-            request.after.CopyFrom(page.next_after)
+            request.page_token = page.next_page_token
 
     async def attempts(self, topic: TopicName, name: str) -> AsyncIterator[tuple[Position, int]]:
-        request = pb.ListAttemptsRequest(topic=str(topic), name=name, page_size=PAGE_SIZE)
+        request = lease_pb2.ListAttemptsRequest(topic=str(topic), cursor=name, page_size=PAGE_SIZE)
         while True:
-            page = await self._page(self._stub.ListAttempts, request)
+            page = await self._page(self._lease_stub.ListAttempts, request)
             for each in page.entries:
                 yield of_position(each.position), each.attempts
-            if not page.HasField("next_after"):
+            if not page.next_page_token:
                 return
-            request.after.CopyFrom(page.next_after)
+            request.page_token = page.next_page_token
 
     async def persist(
         self, topic: TopicName, name: str, what: Persist, epoch: int
@@ -155,7 +162,7 @@ class SubscriptionCursors(CursorClient):
         for said, ranges, parts in calls:
             request = pb.AcknowledgeRequest(
                 topic=str(topic),
-                name=name,
+                cursor=name,
                 ranges=ranges,
                 batches=parts,
                 successions=said,
@@ -172,14 +179,14 @@ class SubscriptionCursors(CursorClient):
     ) -> None:
         for start in range(0, len(attempts), CALL_ITEMS_MAX):
             some = attempts[start : start + CALL_ITEMS_MAX]
-            request = pb.RecordAttemptsRequest(
+            request = lease_pb2.RecordAttemptsRequest(
                 topic=str(topic),
-                name=name,
+                cursor=name,
                 positions=[to_position(position) for position, _ in some],
                 attempts=[count for _, count in some],
                 epoch=epoch,
             )
-            await self._in_parts(self._stub.RecordAttempts, request, "positions", "attempts")
+            await self._in_parts(self._lease_stub.RecordAttempts, request, "positions", "attempts")
 
     async def set_properties(
         self,
@@ -191,15 +198,15 @@ class SubscriptionCursors(CursorClient):
         epoch: int | None,
     ) -> Cursor:
         request = pb.UpdateCursorPropertiesRequest(
-            topic=str(topic), name=name, put=put, remove=remove, epoch=epoch
+            topic=str(topic), cursor=name, put=put, remove=remove, epoch=epoch
         )
         return _cursor((await self._call(self._stub.UpdateCursorProperties, request)).cursor)
 
     async def acquire(self, topic: TopicName, name: str, owner: str, duration_ms: int) -> Lease:
-        request = pb.AcquireLeaseRequest(
-            topic=str(topic), name=name, owner=owner, duration_ms=duration_ms
+        request = lease_pb2.AcquireLeaseRequest(
+            topic=str(topic), cursor=name, owner=owner, duration=duration(duration_ms)
         )
-        lease = (await self._call(self._stub.AcquireLease, request)).lease
+        lease = (await self._call(self._lease_stub.AcquireLease, request)).lease
         return Lease(lease.owner, lease.epoch)
 
     async def renew(
@@ -212,20 +219,20 @@ class SubscriptionCursors(CursorClient):
         *,
         next_epoch: bool = False,
     ) -> Lease:
-        request = pb.RenewLeaseRequest(
+        request = lease_pb2.RenewLeaseRequest(
             topic=str(topic),
-            name=name,
+            cursor=name,
             owner=owner,
             epoch=epoch,
-            duration_ms=duration_ms,
+            duration=duration(duration_ms),
             next_epoch=next_epoch,
         )
-        lease = (await self._call(self._stub.RenewLease, request)).lease
+        lease = (await self._call(self._lease_stub.RenewLease, request)).lease
         return Lease(lease.owner, lease.epoch)
 
     async def release(self, topic: TopicName, name: str, epoch: int) -> None:
-        request = pb.ReleaseLeaseRequest(topic=str(topic), name=name, epoch=epoch)
-        await self._call(self._stub.ReleaseLease, request)
+        request = lease_pb2.ReleaseLeaseRequest(topic=str(topic), cursor=name, epoch=epoch)
+        await self._call(self._lease_stub.ReleaseLease, request)
 
     async def check(self) -> None:
         await self._call(self._stub.ListCursors, pb.ListCursorsRequest(page_size=1))

@@ -14,8 +14,8 @@ import structlog
 from google.rpc import status_pb2
 from grpc import aio
 
+from seqgate.api.common.v1.common_pb2 import TraceContext
 from seqgate.api.entry.v1 import entry_pb2
-from seqgate.api.entry.v1.entry_pb2 import TraceContext
 from seqgate.api.filter.v1 import filter_pb2 as pb
 from seqgate.api.filter.v1 import filter_pb2_grpc as pb_grpc
 from seqgate.services.dispatcher.core.effects import ACCEPT, FILTER_FAILED, REJECT
@@ -32,6 +32,7 @@ from seqgate.services.errors import ServiceBusy
 from seqgate.services.runtime.status import call_failed
 from seqgate.status import decode
 from seqgate.telemetry import spans
+from seqgate.times import milliseconds
 
 log = structlog.get_logger()
 
@@ -205,12 +206,12 @@ class GrpcLine:
         if answer is aio.EOF or answer.HasField("draining"):
             raise _Moved
         kind = answer.WhichOneof("response")
-        if answer.request_id != self._asked or kind not in (wanted, "refused"):
+        if answer.request_id != self._asked or kind not in (wanted, "error"):
             raise _Nonsense(
                 f"{kind} for request {answer.request_id}, expected {wanted} for {self._asked}"
             )
-        if kind == "refused":
-            _refuse(answer.refused)
+        if kind == "error":
+            _refuse(answer.error)
         response: pb.EvaluateResponse = answer
         return response
 
@@ -257,19 +258,19 @@ def _decisions(verdicts: pb.Verdicts, entries: int, filters: int) -> list[Decisi
     return [outcomes[each] for each in which]
 
 
-def _decision(outcome: pb.Outcome) -> Decision:
+def _decision(outcome: pb.FilterOutcome) -> Decision:
     place = outcome.filter if outcome.HasField("filter") else None
     if outcome.HasField("failure"):
         known = pb.FailureReason.DESCRIPTOR.values_by_number.get(outcome.failure.reason)
         reason = "UNSPECIFIED" if known is None else known.name.removeprefix("FAILURE_REASON_")
         return Decision(FILTER_FAILED, place, Failure(reason, outcome.failure.message))
     match outcome.verdict:
-        case pb.VERDICT_ACCEPT:
+        case pb.FILTER_VERDICT_ACCEPT:
             return Decision(ACCEPT, place)
-        case pb.VERDICT_REJECT:
+        case pb.FILTER_VERDICT_REJECT:
             return Decision(REJECT, place)
-        case pb.VERDICT_RESCHEDULE:
-            return Decision(max(1, outcome.delay_ms), place)
+        case pb.FILTER_VERDICT_RESCHEDULE:
+            return Decision(max(1, milliseconds(outcome.delay)), place)
     return Decision(
         FILTER_FAILED, place, Failure("UNSPECIFIED", "the filter service is newer than this one")
     )

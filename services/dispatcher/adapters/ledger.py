@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import structlog
 from grpc import aio
 
-from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from seqgate.owners import NOT_OWNER, FollowingChannel
@@ -24,6 +24,7 @@ from seqgate.services.dispatcher.ports import (
 )
 from seqgate.services.runtime.channels import check_health
 from seqgate.services.runtime.status import CallFailed, answer, call_failed
+from seqgate.times import timestamp
 from seqgate.types import Position, TopicName
 
 Q = TypeVar("Q")
@@ -71,9 +72,9 @@ class GrpcLog:
     ) -> AsyncIterator[Sequence[pb.StoredEntry]]:
         request = pb.ReadRequest(topic=str(topic), follow=True)
         if after is None:
-            request.earliest.SetInParent()
+            request.start.earliest.SetInParent()
         else:
-            request.after.CopyFrom(_wire(after))
+            request.start.after.CopyFrom(_wire(after))
         call = self._stub.Read(request)
         try:
             async for response in call:
@@ -89,11 +90,11 @@ class GrpcLog:
     ) -> Sequence[pb.StoredEntry]:
         request = pb.ReadRequest(topic=str(topic), max_entries=limit, metadata_only=True)
         if at is not None:
-            request.at.CopyFrom(_wire(at))
+            request.start.at.CopyFrom(_wire(at))
         elif after is not None:
-            request.after.CopyFrom(_wire(after))
+            request.start.after.CopyFrom(_wire(after))
         else:
-            request.earliest.SetInParent()
+            request.start.earliest.SetInParent()
         call = self._stub.Read(request, timeout=READ_TIMEOUT_S)
         return await self._collect(call, SCAN_BYTES_MAX)
 
@@ -158,7 +159,7 @@ class GrpcLog:
             request.page_token = page.next_page_token
 
     async def find(self, topic: TopicName, append_ms: int) -> Position | None:
-        request = pb.FindPositionRequest(topic=str(topic), append_time=append_ms)
+        request = pb.FindPositionRequest(topic=str(topic), append_time=timestamp(append_ms))
         reply = await self._call(self._stub.FindPosition, request)
         return _position(reply.position) if reply.HasField("position") else None
 
@@ -207,9 +208,9 @@ def _give_up(error: CallFailed) -> NoReturn:
     ) from error
 
 
-def _wire(position: Position) -> entry_pb2.Position:
-    return entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
+def _wire(position: Position) -> common_pb2.Position:
+    return common_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
 
 
-def _position(wire: entry_pb2.Position) -> Position:
+def _position(wire: common_pb2.Position) -> Position:
     return Position(wire.ledger_id, wire.entry_id)

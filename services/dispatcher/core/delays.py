@@ -1,19 +1,19 @@
-"""Messages to be delivered later: those due soonest are kept, the rest are read again.
+"""Delayed messages: those due soonest are kept in memory, the others are read again.
 
     for later ──▶ kept, by time ──due──▶ waits for its turn
                    │  ▲
       due last, no │  │ a pass: postponed entries are read again
-      room for all ▼  │ when they may be due, or half of what was kept is gone
+      room for all ▼  │ when they may be due, or half of the room is free
                  postponed: a bit for each entry
 
-While anything is postponed, nothing due later than that is newly kept, so a pass keeps what is due
-soonest of all. With N messages and room for K there are about 2 N/K passes; each visits postponed
-entries only, and skips stretches of the log that are due later than what was postponed anew.
+While entries are postponed, no later one is newly kept, so a pass keeps those due soonest. With N
+messages and room for K there are about 2 N/K passes; each visits postponed entries only, and skips
+ranges of the log that are due later than the newly postponed ones.
 
-Where a delayed message holds its key, what follows it in the key is postponed with it, and the pass
-visits all of that. Which keys are held so is remembered by a digest of 8 bytes, and beyond
-HELD_KEYS_MAX by their slots: a key that merely shares a digest or a slot waits with them until the
-log was read again, so a key never waits too briefly, and practically never too long.
+Where a delayed message holds its key, later messages of the key are postponed with it, and the pass
+visits them all. Such keys are remembered by a digest of 8 bytes, and beyond HELD_KEYS_MAX by their
+slots: a key that merely shares a digest or a slot waits with them until the log has been read
+again, so a key never waits too briefly, and practically never too long.
 """
 
 from array import array
@@ -28,7 +28,7 @@ from seqgate.services.dispatcher.core.lane import Lane
 from seqgate.types import Position
 
 HELD_KEYS_MAX: Final = 250_000
-"""Of how many keys the digests are remembered, in 4 MiB; of what is beyond, the slots."""
+"""Number of keys remembered by digest, in 4 MiB; further ones are remembered by slot."""
 
 TABLE_FIRST: Final = 64
 """How many places a table of digests has at first. At most half of them are taken."""
@@ -154,7 +154,7 @@ class Postponed:
             del self._order[bisect_left(self._order, name)]
 
     def visit(self, position: Position) -> None:
-        """The pass comes by an entry, which must be postponed. It is not, unless it is anew."""
+        """The pass visits a postponed entry. It is removed, and may be postponed again."""
         self._stretches[self._name(position)].was_visited = True
         self.discard(position)
 
@@ -204,20 +204,20 @@ class Postponed:
 
 
 KEPT_BYTES: Final = 1_200
-"""What a message takes that is kept, besides its key, which may be in nothing else."""
+"""Bytes of a kept message besides its key, which may be referenced nowhere else."""
 
 KEPT_LEAST: Final = 100
-"""How many a subscription keeps, whatever others keep."""
+"""Number of messages that a subscription may always keep, regardless of the others."""
 
 _FIRST: Final = Position(0, 0)
 """No entry is before this."""
 
 
 class DelayedBytes:
-    """How much all subscriptions of the process keep of what is to be delivered later, and may.
+    """The memory budget for delayed messages that all subscriptions of the process share.
 
     Attributes:
-        size_bytes, bytes_max: that.
+        size_bytes, bytes_max: used, and allowed.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -235,7 +235,7 @@ class Kept(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """What it takes, about."""
+        """Its approximate size in memory."""
         return KEPT_BYTES + len(self.lane.key)
 
 
@@ -243,9 +243,9 @@ class Delays:
     """See the module.
 
     Attributes:
-        holds_keys: whether a message that is to be delivered later holds its key.
-        postponed: what was read and is not kept.
-        is_passing: whether a pass is under way.
+        holds_keys: whether a delayed message holds its key.
+        postponed: entries that were read and are not kept.
+        is_passing: whether a pass is running.
     """
 
     def __init__(self, options: Options, together: DelayedBytes) -> None:
@@ -265,7 +265,7 @@ class Delays:
     def __len__(self) -> int:
         return len(self._kept)
 
-    # ---- what is kept
+    # ---- kept entries
 
     def takes(self, when_ms: int, position: Position, key: bytes) -> bool:
         """Whether a message is kept: there is room, or it is due before one that is."""
@@ -287,12 +287,12 @@ class Delays:
             self._count(-self._kept.pop(at).size_bytes)
 
     def excess(self) -> Kept | None:
-        """What is due last, if more is kept than may be. It is to be postponed."""
+        """The entry due last, if too many are kept; the caller postpones it."""
         is_over = len(self._kept) > 1 and not self._has_room(0, 0)
         return self._kept[-1] if is_over else None
 
     def due(self, now_ms: int) -> list[Kept]:
-        """What is due is not kept any more."""
+        """Remove and return the entries that are due."""
         end = bisect_left(self._kept, now_ms + 1, key=_when)
         due, self._kept[:end] = self._kept[:end], []
         self._count(-sum(each.size_bytes for each in due))
@@ -315,7 +315,7 @@ class Delays:
         self._bytes += size_bytes
         self._together.size_bytes += size_bytes
 
-    # ---- what is postponed
+    # ---- postponed entries
 
     def postpone(self, position: Position, when_ms: int) -> None:
         """A message is not kept: it is read again."""
@@ -326,26 +326,26 @@ class Delays:
         self._most = max(self._most, len(self._kept))
 
     def drop(self, position: Position) -> None:
-        """An entry is not postponed any more, if it was: nobody will have it. What it held can go,
-        which a pass finds out."""
+        """Forget an entry that will not be delivered, if it was postponed. A pass finds the entries
+        that it held."""
         if position in self.postponed:
             self.postponed.discard(position)
             if self.holds_keys:
                 self._horizon_ms = 0
 
     def hold(self, key: bytes, slot: int) -> None:
-        """What follows in a key waits for what is postponed of it."""
+        """Make later messages of a key wait for its postponed ones."""
         self._held_anew.add(key, slot)
 
     def is_held(self, key: bytes, slot: int, *, is_new: bool) -> bool:
-        """Whether something before an entry is postponed in its key. What is not new is read
-        again: what the pass has not come by yet is behind it."""
+        """Whether an earlier entry of its key is postponed. An entry that is not new is read again:
+        entries that the pass has not reached yet come after it."""
         if not (self.holds_keys and self.postponed):
             return False
         return self._held_anew.has(key, slot) or (is_new and self._held.has(key, slot))
 
     def take_before(self, end: Position) -> list[Position]:
-        """What is postponed before an entry is not any more. Returns it."""
+        """Remove and return the postponed entries before an entry."""
         taken = [each for each in self.postponed.between(_FIRST, end) if each < end]
         for each in taken:
             self.postponed.discard(each)
@@ -366,14 +366,14 @@ class Delays:
         return None if due_ms == NEVER_MS else due_ms
 
     def wants_pass(self, now_ms: int) -> bool:
-        """Whether what is postponed may be due, or there is room for half of it that there was."""
+        """Whether postponed entries may be due, or half of the room has become free."""
         if self.is_passing or not self.postponed:
             return False
         kept = len(self._kept)
         return self._horizon_ms <= now_ms or (kept < self._most and kept * 2 <= self._most)
 
     def begin_pass(self) -> Position:
-        """What is postponed is read again, from there on."""
+        """Begin a pass over the postponed entries. Returns its first position."""
         first = self.postponed.first(_FIRST)
         assert first is not None
         self._page_start, self.is_passing = first, True
@@ -382,8 +382,8 @@ class Delays:
         return first
 
     def next_page(self, last: Position, *, is_whole: bool) -> Position | None:
-        """Where the pass goes on after what was read of it; None: it is over. `is_whole` says
-        whether everything that follows is read, for others."""
+        """The next position of the pass; None: it has ended. `is_whole` says whether all later
+        entries are read, for others."""
         start = Position(last[0], last[1] + 1)
         before_ms = NEVER_MS + 1 if self.holds_keys else self._horizon_ms
         next_ = self.postponed.first(start, before_ms)
@@ -391,15 +391,15 @@ class Delays:
         return next_
 
     def visit(self, position: Position) -> None:
-        """An entry that was postponed is read again: it is not, unless it is anew."""
+        """A postponed entry is read again. It is removed, and may be postponed again."""
         if self.is_passing:
             self.postponed.visit(position)
         else:
             self.postponed.discard(position)
 
     def gone(self, last: Position, found: Container[Position]) -> list[Position]:
-        """A page of the pass ends there. Returns what the log has no more, and is not postponed any
-        more."""
+        """End a page of the pass. Returns entries that the log no longer has; they are no longer
+        postponed."""
         gone = [
             each for each in self.postponed.between(self._page_start, last) if each not in found
         ]
@@ -408,7 +408,7 @@ class Delays:
         return gone
 
     def end_pass(self) -> None:
-        """The pass came by whatever may be kept."""
+        """End the pass: it has visited every entry that may be kept."""
         self.is_passing = False
         self.postponed.end_pass()
         self._horizon_ms = self.postponed.soonest_ms

@@ -1,11 +1,11 @@
-"""Delivers: whose turn it is, what may be delivered, and to which consumer.
+"""Delivers: picks the next key, the entry that may be delivered, and its consumer.
 
     queue ──▶ slot, in its turn ──▶ lane, in its turn ──▶ an entry ──▶ in flight
                                       └─ withheld, for a reason, until it is woken
 
 The owner of a slot gets its keys' messages, unless a key is in flight at another consumer, one of
 its messages is being retried, or another rule withholds it: then that key alone waits. Each rule is
-a line of `_withheld`. Whatever withholds a key must wake it when it ends.
+a line of `_withheld`. A rule that withholds a key must wake the key when it ends.
 """
 
 from typing import Final
@@ -31,8 +31,8 @@ TURN_ENTRIES: Final = 16
 """How many entries of a key are delivered before the next key's turn."""
 
 KEPT_BACK_MAX: Final = 20_000
-"""How many chunks of large messages a subscription keeps back that consumers have no room for, some
-400 bytes each; what is beyond counts as failed."""
+"""Number of withheld chunks of large messages for which consumers have no room, some 400 bytes
+each; further ones count as failed."""
 
 
 class Delivering:
@@ -58,13 +58,13 @@ class Delivering:
         self._large = large
 
     def serve(self, now_ms: int) -> None:
-        """Deliver what can be."""
+        """Deliver all deliverable entries."""
         unserved = list(self._flights.consumers.values())
         while unserved:  # in a pool, each consumer has a turn before any has another
             unserved = [each for each in unserved if self._serve(each, now_ms)]
 
     def _serve(self, consumer: Consumer, now_ms: int) -> bool:
-        """Deliver to a consumer some of what is ready for it. Returns whether there may be
+        """Deliver some of the entries that are ready for a consumer. Returns whether there may be
         more."""
         slots = consumer.queue.slots
         turns = TURN_ENTRIES
@@ -174,8 +174,8 @@ class Delivering:
         return chunk is not None and self._large.is_over(chunk.attempt, position)
 
     def _is_useless(self, lane: Lane, position: Position) -> bool:
-        """Whether a chunk waits whose first was acknowledged meanwhile: nobody can have its
-        message. One that failed too often goes where the first went."""
+        """Whether a chunk waits whose first one was acknowledged meanwhile: its message cannot be
+        delivered. A chunk that failed too often goes where the first one went."""
         chunk = None if lane.rare is None else lane.rare.chunks.get(position)
         if chunk is None or not self._large.is_headless(chunk, position):
             return False
@@ -188,10 +188,10 @@ class Delivering:
     def _gather(
         self, lane: Lane, head: Parked | Returned, consumer: Consumer, now_ms: int
     ) -> Reason | None:
-        """Chunks of a key are kept back, and its next entry may be one: it is kept back, too
-        (READY), unless its message is on its way already, or it is the last. Then its turn has
-        come, and all of its message is delivered (READY), before anything else, as soon as nothing
-        of it is in flight (why it is not). None: it is delivered like any other."""
+        """Chunks of a key are withheld, and its next entry may be one: it is withheld, too (READY),
+        unless its message is being delivered already, or it is the last. Then all of its message is
+        delivered (READY), ahead of everything else, as soon as none of it is in flight (else the
+        reason). None: it is delivered like any other."""
         rare, parking = lane.rare, self._parking
         assert rare is not None
         chunk = rare.chunks.get(head.position)
@@ -280,9 +280,9 @@ class Delivering:
         return self._settling.failed_beyond(self._options.redeliveries_max, position)
 
     def _take_back(self, lane: Lane, position: Position) -> bool:
-        """If it is a chunk that is dead-lettered, all of its message is: what is in flight of it
-        counts no more, since nobody gets the rest, and what is kept back waits no more. Returns
-        whether there was any."""
+        """Dead-letter all of a chunk's message: its chunks in flight become stale, since the rest
+        will not be delivered, and its withheld chunks wait no longer. Returns whether there were
+        any."""
         chunk = None if lane.rare is None else lane.rare.chunks.get(position)
         if chunk is None:
             return False

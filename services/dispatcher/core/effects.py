@@ -15,7 +15,7 @@ ACCEPT: Final = 0
 """Deliver it."""
 
 REJECT: Final = -1
-"""Acknowledge it, and deliver it to nobody."""
+"""Acknowledge it without delivering it."""
 
 UNJUDGED: Final = -2
 """No verdict yet: filters were not asked, or did not answer."""
@@ -36,14 +36,14 @@ class SubscriptionType(Enum):
 
 
 class AfterDeadLetter(Enum):
-    """What happens to a key after one of its messages was dead-lettered."""
+    """The rule for a key after one of its messages was dead-lettered."""
 
     CONTINUE = auto()
     """The next delivery names the missing message."""
     HOLD = auto()
     """Nothing is delivered until the key is released."""
     TAIL = auto()
-    """What follows is dead-lettered too, in order, until the key is released."""
+    """Later messages are dead-lettered too, in order, until the key is released."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,34 +51,32 @@ class Options:
     """How a subscription behaves.
 
     Attributes:
-        kind: who gets its messages.
-        in_order: whether a key's messages come in order whatever happens; false is Pulsar's
-            allowOutOfOrderDelivery. Of no matter to SHARED and EXCLUSIVE.
+        kind: how messages are distributed among consumers.
+        in_order: whether a key's messages are always delivered in order; false is Pulsar's
+            allowOutOfOrderDelivery. Without effect on SHARED and EXCLUSIVE.
         max_in_flight_per_key: how many entries of a key may be unacknowledged; 0: any number.
         consumer_unacked_max, unacked_max: how many messages may be unacknowledged, of a consumer
             and of the subscription; 0: any number.
-        key_parked_max, consumer_parked_max: of how many entries it is remembered that they wait,
-            of a key, and of the keys of a consumer. What is beyond that is read again later.
-        delayed_max, delayed_bytes_max: how many messages that are to be delivered later are
-            remembered, and how many bytes they take, about: those that are due soonest. What is
-            beyond that is read again.
+        key_parked_max, consumer_parked_max: how many waiting entries are remembered, of a key, and
+            of the keys of a consumer. Further ones are read again later.
+        delayed_max, delayed_bytes_max: how many delayed messages are remembered, and about how many
+            bytes of them: those due soonest. Further ones are read again.
         returned_max: how many entries of a consumer's keys may wait to be delivered again while
             others of them are delivered for the first time; 0: any number.
-        classic_join: whether a consumer that joins waits until everything that was read before is
+        classic_join: whether a consumer that joins waits until all entries read before are
             acknowledged (rememberUnackedMessageKeys=false).
-        delay_holds_key: whether a message that is to be delivered later holds what follows in its
-            key.
-        drain_deadline_ms: after what time a key that moved away is taken from a consumer that has
-            not acknowledged its messages; 0: never.
+        delay_holds_key: whether a delayed message holds later messages of its key.
+        drain_deadline_ms: the time after which a moved key is taken from a consumer that has not
+            acknowledged its messages; 0: never.
         redeliveries_max: how often a message is delivered again before it is dead-lettered; None:
             as often as needed.
-        after_dead_letter: what becomes of its key then.
-        retry_first_ms, retry_max_ms: how long a message that was negatively acknowledged waits
-            unless the consumer says how long, doubling with each attempt.
-        reschedule_max_ms: how long filters may put an entry off at a time; longer counts as that.
-        reschedules_max: how often in a row; then it is delivered.
-        unfinished_max_ms: how long chunks wait for the last of their message that a consumer has
-            no room for; then they are dead-lettered.
+        after_dead_letter: the rule for its key from then on.
+        retry_first_ms, retry_max_ms: the delay of a negatively acknowledged message unless the
+            consumer sets one; it doubles with each attempt.
+        reschedule_max_ms: the longest delay that filters may set; a longer one is shortened to it.
+        reschedules_max: how often in a row; then the entry is delivered.
+        unfinished_max_ms: how long chunks for which a consumer has no room wait for the last of
+            their message; then they are dead-lettered.
     """
 
     kind: SubscriptionType = SubscriptionType.KEY_SHARED
@@ -112,10 +110,10 @@ class Options:
 
 
 class Entry(NamedTuple):
-    """What the machine knows of an entry.
+    """An entry, as far as the machine needs it.
 
     Attributes:
-        key: its sticky key; None: it is a system's marker, not a message.
+        key: its sticky key; None: it is a marker, not a message.
         messages: how many messages it has.
         deliver_at_ms: the earliest time of delivery; 0: at once.
         chunk: its part of a large message, if it is one.
@@ -133,11 +131,11 @@ class Entry(NamedTuple):
 
 
 class Because(Enum):
-    """Why an entry was passed over: acknowledged without a delivery."""
+    """The reason to skip an entry: acknowledge it without a delivery."""
 
     HEADLESS = "the first chunk of its large message is not there"
     LETTER_REFUSED = "the dead letter topic does not take it"
-    GONE = "the log has it no more"
+    GONE = "the log no longer has it"
     CYCLE = "it went through as many dead letter topics as a message may"
 
 
@@ -195,7 +193,7 @@ class Revoke:
 @dataclass(frozen=True, slots=True)
 class Drain:
     """Tell a consumer that the keys of these deliveries moved to another consumer, which waits for
-    them: it should return what it has not begun. No event."""
+    them: it should return those that it has not begun. No event."""
 
     consumer: int
     deliveries: tuple[int, ...]
@@ -232,8 +230,8 @@ class Persist:
 
     Attributes:
         entries: entries, whole.
-        parts: of batches, how many messages they have and the bits of what is acknowledged.
-        successions: between which positions of two ledgers the log has nothing.
+        parts: of batches, their size and the bits of their acknowledged messages.
+        successions: pairs of positions in two ledgers between which the log has no entry.
     """
 
     number: int
@@ -276,7 +274,7 @@ class ForgetKey:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Log that entries were passed over, and why. No event."""
+    """Log that entries were skipped, and why. No event."""
 
     positions: tuple[Position, ...]
     because: Because

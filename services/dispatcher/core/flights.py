@@ -1,20 +1,20 @@
-"""Who is connected, what each has in flight, and how it comes back.
+"""Connected consumers, their deliveries in flight, and how these are returned.
 
     taken ──launch──▶ flight, of a lane and of a consumer ──land──▶ settled, or returned
     joins, leaves ──▶ selector ──▶ moved slots ──▶ queues of their new owners
                                         └──▶ keys in flight elsewhere: they drain
 
 A flight stays in its lane as long as a consumer may have it, and at its consumer as long as that
-one is connected: what a consumer acknowledged before it left stays in the lane until that is
-durable. Unacknowledged messages are counted for each consumer and for all; beyond a limit nothing
-more is delivered until half of them are settled.
+one is connected: an entry acknowledged by a consumer that left stays in the lane until the
+acknowledgement is durable. Unacknowledged messages are counted per consumer and in total; at a
+limit nothing is delivered until half of them are settled.
 
 A delivery that is refused, times out, is returned unprocessed or loses its consumer lands, and
-waits again before anything that was not delivered yet. Where keys come in order, later deliveries
-of its key are revoked. Of these only the one that was being processed has failed; the rest return.
+waits ahead of entries that were not delivered yet. Where keys are ordered, later deliveries of its
+key are revoked. Of these only the one that was being processed has failed; the rest are returned.
 
-Every slot goes to the queue of its owner, and that is all there is to a hand-over: a key that is in
-flight elsewhere drains by that very fact, and one that comes back drains no more.
+A hand-over only moves a slot to the queue of its new owner: a key in flight elsewhere is thereby
+draining, and a key that returns to its owner stops draining.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,12 +42,11 @@ class Flights:
     """See the module.
 
     Attributes:
-        consumers: who is connected; of a pool, who comes first is served first.
-        unacked: how many messages are unacknowledged, as far as is durable.
-        handed_over: since when keys drained that drain no more, for who wants to know; whoever
-            reads it empties it.
-        is_blocked: whether there are so many that none is delivered for the first time: as many as
-            may be, or that many before, and still half of them.
+        consumers: the connected ones; those of a pool are served in this order.
+        unacked: how many messages are not durably acknowledged.
+        handed_over: since when keys drained that no longer drain; the reader empties it.
+        is_blocked: whether no message is delivered for the first time: the limit of unacknowledged
+            ones is reached, or was reached and half of it remains.
         next_delivery: the number of the next delivery.
     """
 
@@ -75,20 +74,20 @@ class Flights:
 
     @property
     def takes_more(self) -> bool:
-        """Whether anybody takes more than there is."""
+        """Whether any consumer has room for more deliveries."""
         return any(
             each.has_room and (each.unfinished or not self.is_blocked)
             for each in self.consumers.values()
         )
 
     def add(self, consumer: Consumer) -> None:
-        """Somebody connected."""
+        """Add a consumer."""
         self.consumers[consumer.id] = consumer
         consumer.queue.takers.append(consumer)
 
     def remove(self, number: int) -> list[Flight]:
-        """Remove a consumer. Returns its unsettled flights. The rest of a large message of which it
-        settled some waits for it no more."""
+        """Remove a consumer. Returns its unsettled flights. The rest of a large message that it
+        settled in part no longer waits for it."""
         gone = self.consumers.pop(number)
         self._parking.owner_gone(gone)
         for each in gone.large.values():
@@ -100,8 +99,8 @@ class Flights:
         return flights
 
     def permit(self, consumer: Consumer, messages: int) -> None:
-        """Somebody takes so many more. Where it has a large message in part and does not own the
-        key, the rest may have waited for that."""
+        """Add permits to a consumer. If it has part of a large message whose key it does not own,
+        the rest may have waited for them."""
         consumer.permits += messages
         if consumer.unfinished and consumer.has_room:
             for each in consumer.large.values():
@@ -174,7 +173,7 @@ class Flights:
             consumer.flights[flight.delivery] = consumer.flights.pop(flight.delivery)
 
     def late(self, consumer: Consumer, now_ms: int) -> list[Flight]:
-        """What has timed out, in the order of the log."""
+        """The deliveries that have timed out, in the order of the log."""
         late = []
         for flight in consumer.flights.values():
             assert flight.deadline_ms is not None
@@ -186,7 +185,7 @@ class Flights:
         return late
 
     def look_again(self, consumer: Consumer, now_ms: int) -> None:
-        """Set the timer for what times out next."""
+        """Set the timer for the next time-out."""
         for flight in consumer.flights.values():
             assert flight.deadline_ms is not None
             if flight.deadline_ms > now_ms:
@@ -232,7 +231,7 @@ class Flights:
             self.is_blocked = False
             self._parking.wake_all(Reason.SUBSCRIPTION_LIMIT)
 
-    # ---- what comes back
+    # ---- returned deliveries
 
     def _revoke(self, flight: Flight) -> bool:
         """A delivery is stale. One that was not sent yet returns its permits. Returns whether it
@@ -249,8 +248,8 @@ class Flights:
         self._parking.put_back(flight.lane, returned)
 
     def keep_back(self, flight: Flight, attempt: str, now_ms: int) -> None:
-        """A chunk is not in flight any more: its consumer has no room for it beside other large
-        messages. These go on; it waits for the turn of the last chunk, where its message is."""
+        """Withhold a chunk for which its consumer has no room besides other large messages. These
+        continue; the chunk waits for the turn of the last one, where its message is."""
         lane = flight.lane
         self.land(flight)
         if lane.unresolved and flight.position in lane.unresolved:
@@ -258,15 +257,15 @@ class Flights:
         self._parking.keep_back(lane, flight.position, attempt, now_ms)
 
     def take_back_after(self, lane: Lane, position: Position) -> None:
-        """Later deliveries of a key count no more: what is before them comes first."""
+        """Revoke later deliveries of a key: earlier entries come first."""
         for flight in list(lane.flights.values()):
             if flight.position > position and not flight.is_settling:
                 self._totals["returned"] += self._revoke(flight)
                 self.give_back(flight)
 
     def take_back_rest(self, lane: Lane, attempt: str, position: Position) -> Position | None:
-        """Later chunks of a large message count no more, either. Returns where the last of them is,
-        if it was delivered."""
+        """Revoke later chunks of a large message, too. Returns the position of the last one, if it
+        was delivered."""
         last = None
         chunks = {} if lane.rare is None else lane.rare.chunks
         for flight in list(lane.flights.values()):
@@ -281,7 +280,7 @@ class Flights:
         return last
 
     def take_back(self, lane: Lane, attempt: str) -> bool:
-        """What is in flight of a large message counts no more. Returns whether anything was."""
+        """Revoke the chunks of a large message in flight. Returns whether there were any."""
         chunks = {} if lane.rare is None else lane.rare.chunks
         taken = [
             flight
@@ -313,8 +312,8 @@ class Flights:
         return min(self._options.retry_first_ms << min(attempts, 30), self._options.retry_max_ms)
 
     def lose(self, flights: Iterable[Flight]) -> None:
-        """A consumer died, and this was in flight there: whatever it may have been working on
-        counts as failed. Where keys come in order, that is the first message of each."""
+        """Land the deliveries of a crashed consumer. Those that it may have been processing count
+        as failed: the first of each key where keys are ordered, and otherwise all."""
         lanes: dict[Lane, list[Flight]] = {}
         for flight in flights:
             lanes.setdefault(flight.lane, []).append(flight)
@@ -338,8 +337,8 @@ class Flights:
         self.look_again(consumer, now_ms)
 
     def drain_over(self, lane: Lane, now_ms: int) -> None:
-        """A consumer that does not own a key any more may have had its time to acknowledge it. What
-        is taken from it has not failed: it may have been processed well all the while."""
+        """Take keys from a consumer that no longer owns them and has had its time to acknowledge
+        them. Entries taken from it have not failed: it may be processing them."""
         since_ms, deadline_ms = lane.draining_since_ms, self._options.drain_deadline_ms
         if since_ms is None or not deadline_ms:
             return
@@ -359,7 +358,7 @@ NO_ENTRY = Position(0, -1)
 
 
 class HandOver:
-    """How slots change hands, and what their old and new owners are told."""
+    """Changes of the owners of slots, and the notices to their old and new owners."""
 
     def __init__(
         self,
@@ -379,7 +378,7 @@ class HandOver:
         self._placement: Snapshot = selector.snapshot()
 
     def reassign(self, now_ms: int, joined: Iterable[int] = ()) -> None:
-        """Consumers changed. Who joined is told what it owns, and be it nothing."""
+        """Consumers changed. A consumer that joined is told its slots, even if it has none."""
         before, self._placement = self._placement, self._selector.snapshot()
         consumers = self._flights.consumers
         told: dict[int, list[SlotRange]] = {each: [] for each in joined}
@@ -418,13 +417,14 @@ class HandOver:
     def record_joined_at(
         self, consumer: Consumer, read_position: Position | None, mark_delete: Position | None
     ) -> None:
-        """By the classic rule, who joins waits until what was read before it is acknowledged."""
+        """With the classic rule a consumer that joins waits until all entries read before it joined
+        are acknowledged."""
         classic = self._options.classic_join and self._options.orders_keys
         if classic and self._flights.consumers:
             consumer.joined_at = None if read_position == mark_delete else read_position
 
     def all_joined(self, mark_delete: Position | None) -> None:
-        """Whoever waited for what was read before it joined, and need not any more, goes on."""
+        """Resume consumers for which all entries read before they joined are acknowledged."""
         consumers = self._flights.consumers
         reached = mark_delete or NO_ENTRY
         changed = False

@@ -1,13 +1,13 @@
 """Applies the verdicts of filters to entries.
 
     read, scanned ──▶ ACCEPT ──▶ waits, like any other
-    came back ──┐     REJECT ──▶ acknowledged: no permit, no attempt, nobody sees it
-                ▼     FILTER_FAILED   ──▶ waits until somebody changes the filters, or says so
+    returned ───┐     REJECT ──▶ acknowledged: no permit, no attempt, no delivery
+                ▼     FILTER_FAILED   ──▶ waits until the filters are changed or retried
             UNJUDGED  n ms   ──▶ waits so long, and is judged again
                       UNJUDGED ─▶ waits until it is judged
 
-What waits holds its key where keys come in order, and nothing elsewhere. What was delivered and
-comes back is judged again. What failed too often is not: it is dead-lettered.
+A waiting entry holds its key where keys are ordered, and nothing elsewhere. A redelivered entry is
+judged again, unless it failed too often: then it is dead-lettered.
 
 The chunks of a large message share the verdict of the first that is judged, as long as any of them
 is known: a consumer gets all of them, or none.
@@ -48,11 +48,11 @@ class Judging:
         self._totals = totals
         self._rejected: dict[str, None] = {}
 
-    # ---- what is read
+    # ---- entries read from the log
 
     def as_read(self, entry: Entry, key: bytes, now_ms: int, *, keeps: bool) -> Entry | None:
-        """An entry was read, for the first time or again, and `keeps` says whether what is read of
-        its key is kept, room permitting. Returns it with the verdict that counts; None: it is
+        """Judge an entry that was read, for the first time or again. `keeps` says whether entries
+        of its key are kept, room permitting. Returns it with the verdict that applies; None: it is
         rejected."""
         if entry.chunk is not None:
             if not keeps:
@@ -90,10 +90,10 @@ class Judging:
             if len(self._rejected) > REJECTED_ATTEMPTS_MAX:
                 del self._rejected[next(iter(self._rejected))]
 
-    # ---- what comes back
+    # ---- returned entries
 
     def judge_again(self) -> None:
-        """What came back is unjudged."""
+        """Returned entries are unjudged."""
         back, self._verdicts.back = self._verdicts.back, []
         for lane, position in back:
             self._unjudge(lane, position)
@@ -110,7 +110,7 @@ class Judging:
                 self._verdicts.record(lane, each, UNJUDGED)
 
     def _chunks(self, lane: Lane, chunk: Chunk) -> list[Position]:
-        """What is known of a large message, in the order of the log."""
+        """The known chunks of a large message, in the order of the log."""
         chunks = {} if lane.rare is None else lane.rare.chunks
         return sorted(each for each, other in chunks.items() if other.attempt == chunk.attempt)
 
@@ -122,10 +122,10 @@ class Judging:
         """Whether an entry failed more often than it may."""
         return self._settling.failed_beyond(self._options.redeliveries_max, position)
 
-    # ---- what filters say
+    # ---- verdicts
 
     def judged(self, verdicts: Mapping[Position, int], now_ms: int) -> None:
-        """The answer to what was asked."""
+        """Apply the answer to Judge."""
         rejected: dict[Lane, set[Position]] = {}
         answered = self._verdicts.answered()
         for position, lane in answered.items():
@@ -168,8 +168,8 @@ class Judging:
                 self._parking.accept(lane, each)
 
     def _reject(self, lane: Lane, positions: set[Position]) -> None:
-        """Entries that wait are acknowledged. What follows them need not wait until that is
-        durable: if it is forgotten, all of it comes again."""
+        """Acknowledge waiting entries. Later ones need not wait until that is durable: if it is
+        lost, all of them are delivered again."""
         if lane.rare is not None:
             for position in sorted(positions):
                 if (chunk := lane.rare.chunks.get(position)) is not None:
@@ -186,8 +186,7 @@ class Judging:
         self._settling.acknowledge_entry(position, None)
 
     def give_up(self, lane: Lane, positions: Sequence[Position]) -> None:
-        """At these entries filters failed, and nobody has mended them for so long: they go to the
-        dead letter topic."""
+        """Dead-letter entries at which the filters have failed for too long."""
         for position in positions:
             self._settling.doomed.add(position)
             self._parking.accept(lane, position)
@@ -207,7 +206,7 @@ class Judging:
     # ---- when filters change
 
     def refilter(self, *, is_filtered: bool, start: Position | None) -> None:
-        """There are other filters, or none; or somebody wants them to be asked again."""
+        """The filters were changed, removed, or are to be retried."""
         self._verdicts.is_filtered = is_filtered
         self._verdicts.ask_anew()
         for lane in list(self._parking.lanes.values()):

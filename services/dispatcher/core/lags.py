@@ -1,13 +1,13 @@
-"""Lags: entries that were read and not kept, and the scan that finds them again.
+"""Lags: entries that were read and not kept, and the scan that reads them again.
 
     read ──no room──▶ lag ──room again──▶ scan, page by page ──▶ caught up, or a lag further on
                     (the first position
                      that was not kept)
 
-A slot or key that lags keeps nothing from its lag on, so what is kept always precedes what is not,
-and order is preserved. One scan is under way at a time, from the lowest lag of those it scans for.
-When one of them runs out of room again the scan continues for the others: that one has a new lag,
-and is scanned for later.
+A slot or key that lags keeps nothing from its lag on, so kept entries always precede the others,
+and order is preserved. One scan runs at a time, from the lowest lag of those it scans for. When one
+of them runs out of room again the scan continues for the others: that one has a new lag, and is
+scanned for later.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ SCAN_ENTRIES: Final = 1_000
 
 @dataclass(slots=True)
 class _Scanning:
-    """A scan that is under way: for which slots and lanes it still keeps what it finds."""
+    """A running scan: the slots and lanes for which it still keeps entries."""
 
     slots: set[Slot]
     lanes: set[Lane]
@@ -47,7 +47,7 @@ class Lags:
 
     @property
     def is_scanning(self) -> bool:
-        """Whether a scan is under way."""
+        """Whether a scan is running."""
         return self._scanning is not None
 
     def fall_behind(self, subject: Slot | Lane, position: Position) -> None:
@@ -68,12 +68,12 @@ class Lags:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the scan that is under way keeps anything for anybody who lags."""
+        """Whether the running scan still keeps entries for a slot or lane."""
         return self._scanning is not None and bool(self._scanning.slots or self._scanning.lanes)
 
     def start(self, queues: Iterable[Queue]) -> Position | None:
-        """Begin to scan, for all who lag and have room again, or can have it delivered at once.
-        Returns from where on; None: nobody has."""
+        """Begin a scan for all slots and lanes that lag and have room again, or whose entries can
+        be delivered at once. Returns its start; None: there are none."""
         if not self.lanes and not any(queue.lagging for queue in queues):
             return None
         slots = set[Slot]()
@@ -93,7 +93,7 @@ class Lags:
         return Scan(at, after, SCAN_ENTRIES)
 
     def start_for_others(self) -> None:
-        """A scan begins that is for nobody who lags."""
+        """Begin a scan that is for no slot or lane."""
         self._scanning = _Scanning(set(), set())
 
     def scans_for(self, slot: Slot, lane: Lane | None, position: Position) -> bool:
@@ -106,7 +106,7 @@ class Lags:
         return lane is None or not lane.is_behind(position) or lane in scan.lanes
 
     def give_up(self, slot: Slot, lane: Lane | None, position: Position) -> None:
-        """There was no room for an entry, again: what lags behind it is scanned for no more."""
+        """There was no room for an entry, again: the scan no longer covers what lags behind it."""
         scan = self._scanning
         assert scan is not None
         if slot.lag == position:
@@ -115,7 +115,8 @@ class Lags:
             scan.lanes.discard(lane)
 
     def end(self) -> tuple[set[Slot], set[Lane]]:
-        """The scan is over. Returns for whom everything was kept: they lag no more."""
+        """End the scan. Returns the slots and lanes for which everything was kept: they no longer
+        lag."""
         scan, self._scanning = self._scanning, None
         assert scan is not None
         for slot in scan.slots:

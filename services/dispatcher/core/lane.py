@@ -1,4 +1,4 @@
-"""What a subscription remembers of a key while it has work: its lane, and what is around it.
+"""The state of a key while it has work: its lane, and the slots, queues and consumers around it.
 
     Queue ──▶ Slot ──▶ Lane: returned, waiting ──▶ Flight ──▶ Consumer
     one for     a hash     a true key                a delivery that is
@@ -8,10 +8,10 @@ Slots place, keys order: a slot decides whose queue a key is in, and everything 
 to its lane. A key in flight at a consumer that no longer owns its slot is draining; that follows
 from these two facts and is stored nowhere, so it cannot be forgotten.
 
-Lanes and consumers are looked at again when a timer is due. A timer is never cancelled: when it is
-due, its lane or consumer says whether it still waits for that time. When there are far more timers
-than can be needed, all of them are checked, so there are never more than twice as many as may be
-needed, and a few to spare.
+Lanes and consumers are checked when a timer is due. A timer is never cancelled: when it is due, its
+lane or consumer tells whether it still waits for that time. When there are far more timers than can
+be needed, all of them are checked, so there are never more than twice as many as may be needed, and
+a few to spare.
 """
 
 from bisect import insort
@@ -28,7 +28,7 @@ from seqgate.types import Position
 
 
 class Reason(Enum):
-    """Why a key, or what follows in it, is not delivered."""
+    """Why a key, or the next entry of it, is not delivered."""
 
     READY = auto()
     """Not withheld: it waits for its turn."""
@@ -105,8 +105,8 @@ class Queue:
         lagging: slots with a lag.
         parked: how many entries wait in all its slots.
         returned: how many of them were delivered before.
-        is_choked: whether so many of them were that nothing else is delivered: as many as may be,
-            or that many before, and still more than half.
+        is_choked: whether nothing else is delivered: `returned` has reached its limit, or had
+            reached it and is still above half.
     """
 
     parked_max: int
@@ -168,7 +168,7 @@ class Slot:
         lane.is_ready = True
 
     def take_turn(self) -> "Lane | None":
-        """Take the lane whose turn it is; None: there is none."""
+        """Take the next lane; None: there is none."""
         lane = self.ready
         if lane is not None:
             self.ready, lane.next_ready = lane.next_ready, None
@@ -206,17 +206,16 @@ class Returned:
 
 @dataclass(slots=True, eq=False)
 class Rare:
-    """What few keys have: delayed messages, and chunks.
+    """State that few keys have: delayed messages, and chunks.
 
     Attributes:
-        delays: of what waits, holds its key, and is to be delivered later, when.
-        later: of the entries that are to be delivered later, and hold nothing, when: they are in no
-            count of what waits.
-        chunks: of what waits or is in flight and is a chunk, of which message.
+        delays: the times of delayed entries that hold the key.
+        later: the times of delayed entries that hold nothing: they are not counted as waiting.
+        chunks: the chunks among waiting entries and those in flight.
         rests: how many of these wait, by attempt.
-        kept_back: chunks that a consumer had no room for, by attempt: they wait, and hold nothing,
-            until the turn of their last has come.
-        kept_since_ms: of these attempts, since when.
+        kept_back: withheld chunks, for which a consumer had no room, by attempt: they wait, and
+            hold nothing, until the turn of their last.
+        kept_since_ms: since when, by attempt.
     """
 
     delays: dict[Position, int] = field(default_factory=dict)
@@ -248,10 +247,10 @@ class Undecided:
     """Entries of a key that wait until filters accept them.
 
     Attributes:
-        states: UNJUDGED, FILTER_FAILED, or, of an entry that was put off, until when; never empty.
-        times: how often an entry was put off in a row.
-        failed_ms: of those at which filters failed, since when they wait.
-        aside: where keys have no order, those of them whose turn had come: they hold nothing.
+        states: UNJUDGED, FILTER_FAILED, or, of a rescheduled entry, its time; never empty.
+        times: how often an entry was rescheduled in a row.
+        failed_ms: since when entries with failed filters wait.
+        aside: where keys are not ordered, those whose turn had come: they hold nothing.
     """
 
     states: dict[Position, int] = field(default_factory=dict)
@@ -262,21 +261,21 @@ class Undecided:
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """A key with work. What many keys do not have is None until they do.
+    """A key with work. Rarely used fields are None until they are needed.
 
     Attributes:
         next_ready: of its slot's, the lane whose turn comes after its own.
-        holder: at which consumer all its flights are; None: it has none.
-        returned: a heap, in the order of the log, of what was delivered before.
-        waiting: what was not delivered yet; where keys come in order, all of it after what was.
-        unresolved: what was negatively acknowledged and is not acknowledged since, in order: a
+        holder: the consumer that has all its flights; None: it has none.
+        returned: a heap, in the order of the log, of entries delivered before.
+        waiting: entries not delivered yet; where keys are ordered, all after those delivered.
+        unresolved: negatively acknowledged entries that were not acknowledged since, in order: a
             message after one of these is withheld.
         recording: how many of its failed deliveries are being recorded.
-        last_reason: why it was withheld last, since its last delivery: `since_ms` is since when.
+        last_reason: the latest reason to withhold it since its last delivery, at `since_ms`.
         lag: as a slot's, for this key alone.
         is_released: whether it was held, and was released while one of its messages was on its
             way to the dead letter topic.
-        timer_ms: when it is looked at again; None: there is no need.
+        timer_ms: when it is checked again; None: there is no need.
     """
 
     key: bytes
@@ -314,8 +313,8 @@ class Lane:
         return None if head is None else head.position
 
     def head(self, *, hurries: bool = False) -> "Parked | Returned | None":
-        """The entry that is delivered next: the first in the order of the log, or, if it hurries,
-        of what was delivered before, if there is any; None: none waits."""
+        """The entry to deliver next: the first in the order of the log, or, if it hurries, the
+        first of those delivered before, if there are any; None: none waits."""
         if not self.returned:
             return None if self.waiting is None else self.waiting.first()
         returned = self.returned[0]
@@ -353,8 +352,8 @@ class Lane:
         return self.timer_ms == when_ms
 
     def is_behind_unresolved(self, position: Position) -> bool:
-        """Whether something before an entry failed, and is to come first. What is kept back comes
-        with the last chunk of its message, and holds nothing until then."""
+        """Whether an earlier entry failed and comes first. A withheld chunk comes with the last one
+        of its message, and holds nothing until then."""
         kept = () if self.rare is None else self.rare.kept_back.values()
         for each in self.unresolved or ():
             if each >= position:
@@ -364,16 +363,15 @@ class Lane:
         return False
 
     def record_unresolved(self, position: Position) -> None:
-        """Withhold what follows an entry in this key until it is acknowledged."""
+        """Withhold later entries of this key until this one is acknowledged."""
         if self.unresolved is None:
             self.unresolved = []
         if position not in self.unresolved:
             insort(self.unresolved, position)
 
     def is_amid_message(self, consumer: "Consumer") -> bool:
-        """Whether a consumer has some chunks of a large message whose next waits, as far as is
-        known: nobody else can make use of it, and this one acknowledges nothing before it has
-        all."""
+        """Whether a consumer has some chunks of a large message whose next one waits, as far as is
+        known: no other consumer can use it, and this one acknowledges nothing before it has all."""
         rare = self.rare
         if rare is None or not consumer.unfinished:
             return False
@@ -389,7 +387,7 @@ class Flight:
     """A delivery that is not settled.
 
     Attributes:
-        delivery: its number, which no other delivery of the subscription has.
+        delivery: its number, unique in the subscription.
         messages: how many messages the entry has.
         unacked: a bit for each message that is not acknowledged.
         pending: a bit for each message whose acknowledgement is not durable yet.
@@ -425,19 +423,19 @@ class Consumer:
 
     Attributes:
         permits: how many messages it may be sent; a batch may make it negative.
-        unacked: how many messages it has not acknowledged, as far as is durable.
-        is_blocked: whether it has as many unacknowledged messages as it may, or had and has still
-            more than half of them.
-        is_leaving: whether it takes no more.
-        joined_at: where the subscription had read to, while messages up to there are
-            unacknowledged and the classic rule is asked for.
-        flights: what it has not settled, whatever times out first before all others.
-        large: of which large messages it has chunks, by attempt.
-        unfinished: of how many of these it has not the last. While it has
-            any, limits on what is unacknowledged do not count: it could never go below them.
-        gathering: the large message that it is sent before anything else, since there was no room
-            for it beside others; None: there is none.
-        timer_ms: when it is looked at again, whether deliveries timed out; None: there is no need.
+        unacked: how many messages it has not durably acknowledged.
+        is_blocked: whether it has reached its limit of unacknowledged messages, or had reached it
+            and is still above half.
+        is_leaving: whether it takes no more deliveries.
+        joined_at: the read position when it joined, while messages up to there are unacknowledged
+            and the classic rule is requested.
+        flights: its unsettled deliveries, the one that times out first at the front.
+        large: the large messages of which it has chunks, by attempt.
+        unfinished: how many of these lack the last chunk. While there are any, limits of
+            unacknowledged messages do not apply: it could never go below them.
+        gathering: the large message that it is sent ahead of everything else, since there was no
+            room for it besides others; None: there is none.
+        timer_ms: when it is checked for timed-out deliveries; None: there is no need.
     """
 
     id: int
@@ -469,14 +467,14 @@ class Consumer:
 
 
 TIMERS_SPARE: Final = 1_000
-"""How many timers that nobody needs any more are kept before they are looked for."""
+"""Number of obsolete timers that are kept before they are removed."""
 
 Subject = Lane | Consumer
-"""What may be looked at again."""
+"""The subject of a timer."""
 
 
 class _Timer(NamedTuple):
-    """When, and what; of timers for one time, which came first."""
+    """The time, the subject, and an order for timers of one time."""
 
     when_ms: int
     number: int
@@ -501,12 +499,12 @@ class Timers:
         return self._heap[0].when_ms if self._heap else None
 
     def set(self, subject: Subject, when_ms: int) -> None:
-        """Something is to be looked at then, whatever else it waits for."""
+        """Check a lane or consumer at that time, in addition to its other timers."""
         self.trim()
         heappush(self._heap, _Timer(when_ms, next(self._numbers), subject))
 
     def trim(self) -> None:
-        """Fewer timers may be needed now: forget those that nobody needs, if they are many."""
+        """Fewer timers may be needed now: remove obsolete ones if there are many."""
         heap = self._heap
         if len(heap) > TIMERS_SPARE + 2 * self._needed_max():
             heap[:] = [each for each in heap if each.subject.awaits(each.when_ms)]
@@ -519,7 +517,7 @@ class Timers:
             self.set(subject, when_ms)
 
     def due(self, now_ms: int) -> Iterator[Subject]:
-        """What is to be looked at by now. More may be set meanwhile."""
+        """The lanes and consumers that are due. More timers may be set meanwhile."""
         while self._heap and self._heap[0].when_ms <= now_ms:
             when_ms, _, subject = heappop(self._heap)
             if subject.awaits(when_ms):

@@ -2,10 +2,10 @@
 
     chunk 0 ──▶ an attempt ──chunk n──▶ follows, as long as the first is there and not acknowledged
 
-A large message is where its last chunk is, and is delivered whole or not at all. So a chunk whose
-first is missing is useless: the subscription began after it, or was moved there; it was trimmed;
-filters rejected it; or it was acknowledged without the rest. What is not acknowledged is read from
-its beginning, in order, so all of that is known when a chunk is read.
+A large message has the position of its last chunk, and is delivered whole or not at all. So a chunk
+whose first one is missing is useless: the subscription began after the first, or was moved there;
+the first was trimmed; filters rejected it; or it was acknowledged without the rest. Unacknowledged
+entries are read from the first one on, in order, so all of that is known when a chunk is read.
 
 The number of remembered messages is bounded. Forgotten is not missing: a chunk that may belong to a
 forgotten message is delivered, and its consumer finds out.
@@ -28,8 +28,7 @@ FINISHED_MAX: Final = 1_000
 Then the oldest is forgotten, and chunks up to where it ends that continue nothing are delivered."""
 
 OVER_MAX: Final = 1_000
-"""Of how many it is remembered that the log says that they will not be finished, some 400 bytes
-each."""
+"""Number of remembered attempts that the log marks as aborted, some 400 bytes each."""
 
 
 @dataclass(slots=True)
@@ -37,10 +36,10 @@ class LargeMessage:
     """A large message, as far as it was read.
 
     Attributes:
-        first: where its first chunk is.
+        first: the position of its first chunk.
         key: of its lane.
-        last: where its last chunk is; None: that was not read.
-        is_dead: whether a chunk of it went to the dead letter topic, so that all do.
+        last: the position of its last chunk; None: it was not read yet.
+        is_dead: whether one of its chunks was dead-lettered, so that all are.
     """
 
     first: Position
@@ -82,13 +81,13 @@ class LargeMessages:
             self._keep_few()
 
     def record_done(self, name: str) -> None:
-        """The last chunk of an attempt is acknowledged, durably: nobody waits for the others."""
+        """The last chunk of an attempt is durably acknowledged: the others are no longer needed."""
         attempt = self._finished.get(name)
         if attempt is not None and not attempt.is_dead:
             del self._finished[name]
 
     def record_abort(self, name: str, position: Position) -> LargeMessage | None:
-        """The log says there that an attempt will not be finished. Returns it, if it is known."""
+        """Record that the log aborts an attempt at this position. Returns it, if it is known."""
         attempt = self._unfinished.pop(name, None)
         if attempt is not None or name not in self._finished:
             first = Position(0, 0) if attempt is None else attempt.first
@@ -108,8 +107,7 @@ class LargeMessages:
         attempt.is_dead = True
 
     def is_over(self, name: str, position: Position) -> bool:
-        """Whether the log says that the attempt will not be finished that a chunk there is of, as
-        far as is known."""
+        """Whether the log aborts the attempt of the chunk at this position, as far as is known."""
         over = self._over.get(name)
         return over is not None and over.first <= position < over.end
 
@@ -123,7 +121,7 @@ class LargeMessages:
         return attempt is not None and attempt.is_dead
 
     def is_headless(self, chunk: Chunk, position: Position) -> bool:
-        """Whether a chunk continues something that nobody can have: its message cannot be whole."""
+        """Whether a chunk continues a message that cannot be whole."""
         if not chunk.number:
             return False
         attempt = self._get(chunk.attempt)
@@ -143,8 +141,8 @@ class LargeMessages:
             self._forget(self._finished.popitem(last=False)[1])
 
     def _forget(self, attempt: LargeMessage) -> None:
-        """There are too many. Of what is acknowledged already nothing need be known: what continues
-        it continues nothing."""
+        """Forget some, since there are too many. An acknowledged message need not be known: a chunk
+        that continues it is headless."""
         if self._settling.is_settled(attempt.first) and not attempt.is_dead:
             return
         assert attempt.last is not None

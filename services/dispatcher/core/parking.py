@@ -6,10 +6,10 @@
               ▼   │
               lag (lags.py)
 
-What is kept is bounded, for each key and for each owner; beyond the bound a key or slot lags.
-Delayed messages have bounds of their own (delays.py). Slots and queues count what waits in them. A
-lane that may be delivered from has a turn in its slot, and its slot in its queue; a withheld lane
-has neither, and has a reason.
+Parked entries are bounded, for each key and for each owner; beyond the bound a key or slot lags.
+Delayed messages have bounds of their own (delays.py). Slots and queues count their waiting entries.
+A deliverable lane has a turn in its slot, and its slot in its queue; a withheld lane has neither,
+and has a reason.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
@@ -48,13 +48,13 @@ class Parking:
     Attributes:
         lanes: the keys with work.
         slots: the slots with work.
-        withheld: the lanes that may not be delivered of, by reason.
-        delays: what is to be delivered later.
+        withheld: the withheld lanes, by reason.
+        delays: the delayed messages.
         kept_back: how many chunks wait for the last of their message, and hold nothing.
-        lags: what was read and not kept.
-        verdicts: what waits for the word of filters.
+        lags: the entries that were read and not kept.
+        verdicts: the entries that wait for filters.
         pool: the queue that all consumers share; None: each has its own.
-        timers: when lanes and consumers are looked at again.
+        timers: the times at which lanes and consumers are checked.
     """
 
     def __init__(
@@ -112,16 +112,16 @@ class Parking:
 
     @property
     def queues(self) -> set[Queue]:
-        """All of them: that of nobody, too."""
+        """All queues, including the one without an owner."""
         return {self._nobody, *self._owned.values()}
 
     def queue_for(self, owner: int) -> Queue:
-        """The queue of somebody who joins."""
+        """Create the queue of a consumer that joins."""
         queue = self._owned[owner] = self.pool or Queue(self._options.consumer_parked_max)
         return queue
 
     def owner_gone(self, consumer: Consumer) -> None:
-        """Somebody left. What waits for it moves when slots do."""
+        """A consumer left. Entries that wait for it move with their slots."""
         del self._owned[consumer.id]
         consumer.queue.takers.remove(consumer)
 
@@ -130,7 +130,7 @@ class Parking:
         return 1 if self.pool is not None else self._selector.slot(key)
 
     def slots_between(self, first: int, last: int) -> list[Slot]:
-        """The slots with work among these; none of a pool, which nobody owns."""
+        """The slots with work among these; none in a pool, whose slots have no owners."""
         slots = self.slots
         if self.pool is not None:
             return []
@@ -139,7 +139,7 @@ class Parking:
         return [slots[number] for number in range(first, last + 1) if number in slots]
 
     def hand_over(self, moved: Iterable[Slot]) -> None:
-        """Slots may have other owners now: each goes to the queue of its own."""
+        """Move each of these slots to the queue of its present owner."""
         changed: dict[Queue, None] = {}
         for slot in moved:
             old, new = slot.queue, self.queue_of(slot.number)
@@ -159,11 +159,11 @@ class Parking:
         self.lags.room_freed()
 
     def queue_of(self, slot: int) -> Queue:
-        """Of whoever owns a slot."""
+        """The queue of a slot's owner."""
         owner = self._selector.owner(slot)
         return self._nobody if owner is None else self._owned[owner]
 
-    # ---- what is read
+    # ---- entries read from the log
 
     def keep_read(self, entry: Entry, key: bytes, now_ms: int) -> None:
         """An entry was read: it waits, unless it is behind a lag, or there is no room."""
@@ -174,8 +174,7 @@ class Parking:
         self.drop_idle_slot(slot)
 
     def keep_scanned(self, entry: Entry, key: bytes, now_ms: int) -> None:
-        """An entry was read again: it waits, if it was passed over, is scanned for, and there is
-        room."""
+        """An entry was read again: park it if it lags, is scanned for, and there is room."""
         position = entry.position
         lane = self.lanes.get(key)
         slot = self._slot(key) if lane is None else lane.slot
@@ -194,8 +193,8 @@ class Parking:
     def _keep_postponed(
         self, entry: Entry, key: bytes, lane: Lane | None, slot: Slot, now_ms: int
     ) -> None:
-        """An entry that was postponed was read again. While it is behind a lag, that alone says
-        when it is read for another time."""
+        """A postponed entry was read again. While it is behind a lag, the lag alone decides when it
+        is read once more."""
         position = entry.position
         self.delays.visit(position)
         if not self.lags.scans_for(slot, lane, position):
@@ -215,8 +214,8 @@ class Parking:
         return is_behind and not self._knows(lane, position)
 
     def _knows(self, lane: Lane | None, position: Position) -> bool:
-        """Whether an entry is in a lane. What was postponed, and is due, may begin a lag before
-        what is kept."""
+        """Whether an entry is in a lane. A postponed entry that is due may begin a lag ahead of the
+        kept ones."""
         if lane is None:
             return False
         known = self._known.get(lane)
@@ -227,15 +226,15 @@ class Parking:
         return position in known
 
     def keeps(self, key: bytes) -> bool:
-        """Whether what follows in a key is kept, if there is room: neither it nor its slot has a
-        lag, and nothing of it is postponed."""
+        """Whether later entries of a key are kept, if there is room: neither the key nor its slot
+        lags, and none of its entries is postponed."""
         lane, number = self.lanes.get(key), self.slot_number(key)
         slot = self.slots.get(number)
         lags = (slot is not None and slot.lag is not None) or (lane is not None and lane.lag)
         return not (lags or self.delays.is_held(key, number, is_new=True))
 
     def scans_for(self, key: bytes, position: Position) -> bool:
-        """Whether an entry that was passed over is kept, if there is room."""
+        """Whether a lagging entry is kept, if there is room."""
         lane, number = self.lanes.get(key), self.slot_number(key)
         slot = self.slots.get(number)
         if self.delays.is_held(key, number, is_new=False):
@@ -245,8 +244,8 @@ class Parking:
         return self.lags.scans_for(slot, lane, position)
 
     def start_scan(self, now_ms: int) -> Scan | None:
-        """Read again what was passed over, for all who have room again, and what is postponed and
-        may be due. None: there is no need, or that is under way."""
+        """Scan lagging entries of all that have room again, and postponed ones that may be due.
+        None: there is no need, or a scan is running."""
         if self.lags.is_scanning:
             return None
         start = self.lags.start(self.queues)
@@ -279,8 +278,7 @@ class Parking:
         return None
 
     def gone(self, last: Position, found: Set[Position]) -> list[Position]:
-        """A page of a scan ends there. Returns what was postponed, and is not in the log any
-        more."""
+        """End a page of a scan. Returns postponed entries that the log no longer has."""
         return self.delays.gone(last, found) if self.delays.is_passing else []
 
     def _slot(self, key: bytes) -> Slot:
@@ -300,11 +298,11 @@ class Parking:
         *,
         is_new: bool,
     ) -> bool:
-        """Remember that an entry waits, or that it is postponed, or that its key or its slot has a
-        lag from there on. Returns whether it is not the last.
+        """Park an entry, or postpone it, or let its key or its slot lag from there on. Returns
+        false in the last case.
 
-        What can be delivered now needs no room. So where the owner takes more, only keys that are
-        withheld have a lag, and no other key of the slot has to wait for theirs."""
+        An entry that can be delivered now needs no room. So while the owner takes more, only
+        withheld keys lag, and no other key of the slot has to wait for them."""
         delays = self.delays
         if delays.is_held(key, slot.number, is_new=is_new):
             delays.postpone(entry.position, NEVER_MS)
@@ -335,13 +333,13 @@ class Parking:
         self._wake_amid(lane)
 
     def _wake_amid(self, lane: Lane) -> None:
-        """The next chunk of what a consumer has in part may have been passed over."""
+        """The next chunk of a message that a consumer has in part may lag."""
         if lane.rare and lane.rare.chunks and (lane.returned or lane.waiting):
             self.wake(lane)
 
     def _park(self, entry: Entry, key: bytes, lane: Lane | None, slot: Slot, now_ms: int) -> None:
-        """There is room for an entry. One that holds its key needs room among what is to be
-        delivered later, too."""
+        """Park an entry for which there is room. One that holds its key needs room among the
+        delayed ones, too."""
         position, when_ms = entry.position, entry.deliver_at_ms
         is_later = when_ms > now_ms
         if is_later and not self.delays.takes(when_ms, position, key):
@@ -365,8 +363,8 @@ class Parking:
     def _keep_later(
         self, entry: Entry, key: bytes, lane: Lane | None, slot: Slot, now_ms: int
     ) -> None:
-        """An entry is to be delivered later, and holds nothing: it is in nobody's way, and in no
-        count of what is."""
+        """Keep a delayed entry that holds nothing: it blocks no other, and is in no count of parked
+        entries."""
         position, when_ms = entry.position, entry.deliver_at_ms
         if not self.delays.takes(when_ms, position, key):
             self.delays.postpone(position, when_ms)
@@ -377,7 +375,7 @@ class Parking:
         self._keep_delayed(Kept(when_ms, position, entry.messages, lane))
 
     def _lane(self, entry: Entry, key: bytes, lane: Lane | None, slot: Slot, now_ms: int) -> Lane:
-        """The lane of an entry that waits, with what it must know of it."""
+        """The lane of a waiting entry, with the entry's state recorded in it."""
         if lane is None:
             lane = self.lanes[key] = Lane(key, slot)
             slot.lanes[lane] = None
@@ -397,7 +395,7 @@ class Parking:
             self._postpone(last)
 
     def _postpone(self, kept: Kept) -> None:
-        """There is no room for an entry; and, where it holds its key, for what follows it."""
+        """There is no room for an entry; and, if it holds its key, for later ones of the key."""
         lane, position = kept.lane, kept.position
         self.delays.postpone(position, kept.when_ms)
         if self.delays.holds_keys:
@@ -414,7 +412,7 @@ class Parking:
         self.drop_all_idle([lane])
 
     def _forget(self, lane: Lane, rare: Rare, position: Position) -> None:
-        """Nothing need be known any more of an entry that is in no count of what waits."""
+        """Forget an entry that is not counted as waiting."""
         rare.count_rest(position, -1)
         rare.forget(position)
         self.verdicts.forget(lane, position)
@@ -428,7 +426,7 @@ class Parking:
         else:
             self.verdicts.record(lane, entry.position, entry.verdict)
 
-    # ---- what is taken, and put back
+    # ---- entries taken, and put back
 
     def take(self, lane: Lane, head: Parked | Returned) -> None:
         """The next entry of a key does not wait any more."""
@@ -457,9 +455,8 @@ class Parking:
                 lane.waiting = None
 
     def take_before(self, lane: Lane, end: Position, *, whole: Set[str]) -> Sequence[Position]:
-        """What waits in a key before this entry does not any more: it was delivered before, or was
-        to be delivered later, or is. Of large messages only those end before it that are `whole`
-        there."""
+        """Remove entries of a key that wait before this one: returned, delayed, or new ones. Of
+        large messages, only those that are `whole` before it."""
         taken = []
         chunks = {} if lane.rare is None else lane.rare.chunks
         due = (each.position for each in lane.waiting or ())
@@ -478,7 +475,7 @@ class Parking:
         return taken
 
     def discard(self, lane: Lane, positions: Set[Position]) -> None:
-        """Entries of a key do not wait any more, wherever they are in it."""
+        """Remove waiting entries of a key, at any place in it."""
         queue = lane.slot.queue
         was_full = queue.parked > queue.parked_max // 2
         if lane.rare is not None and lane.rare.kept_back:
@@ -506,7 +503,7 @@ class Parking:
         if lane.lag is not None:
             self.lags.lane_changed(lane)
 
-    # ---- chunks that nobody has room for
+    # ---- chunks for which no consumer has room
 
     def keep_back(self, lane: Lane, position: Position, attempt: str, now_ms: int) -> None:
         """A chunk waits for the turn of the last of its message, and holds nothing."""
@@ -520,7 +517,7 @@ class Parking:
         self.timers.look_at(lane, since_ms + self._options.unfinished_max_ms)
 
     def bring_back(self, lane: Lane, attempt: str) -> None:
-        """The chunks of a message that were kept back are delivered before its last."""
+        """The withheld chunks of a message are delivered before its last one."""
         for position in self.take_kept(lane, attempt):
             self._push(lane, Returned(position, 1))
             self._count_parked(lane, 1)
@@ -528,7 +525,7 @@ class Parking:
             lane.rare.count_rest(position, 1)
 
     def take_kept(self, lane: Lane, attempt: str) -> Sequence[Position]:
-        """The chunks of a message are kept back no more."""
+        """Release the withheld chunks of a message."""
         assert lane.rare is not None
         positions = lane.rare.kept_back.pop(attempt, [])
         lane.rare.kept_since_ms.pop(attempt, None)
@@ -570,7 +567,7 @@ class Parking:
             lane.waiting.insert(*aside)
 
     def waiting(self, lane: Lane) -> Iterator[Position]:
-        """What waits in a key."""
+        """The waiting entries of a key."""
         yield from (each.position for each in lane.waiting or ())
         yield from (each.position for each in lane.returned or ())
         if lane.rare is not None:
@@ -590,8 +587,8 @@ class Parking:
         self._count_parked(lane, 1)
 
     def due(self, now_ms: int) -> None:
-        """The time has come for entries that were to be delivered later. What holds its key is
-        looked at by itself."""
+        """Make delayed entries that are due wait for their turn. Those that hold their key have
+        timers of their own."""
         for when_ms, position, messages, lane in self.delays.due(now_ms):
             if lane.rare is not None and lane.rare.later.pop(position, None) == when_ms:
                 self._push(lane, Returned(position, messages))
@@ -630,7 +627,7 @@ class Parking:
                 if lane.slot.queue is queue:
                     self.wake(lane)
 
-    # ---- whose turn it is
+    # ---- turns
 
     def wake(self, lane: Lane) -> None:
         """Something changed for a key: look at it again."""
@@ -647,7 +644,7 @@ class Parking:
             slot.queue.slots.append(slot)
 
     def wake_all(self, reason: Reason) -> None:
-        """What withheld these keys is over."""
+        """Wake these keys: the reason to withhold them has ended."""
         for lane in list(self.withheld[reason]):
             self.wake(lane)
 
@@ -678,8 +675,8 @@ class Parking:
             self.drop_idle_slot(lane.slot)
 
     def drop_all_idle(self, lanes: Collection[Lane]) -> None:
-        """Forget those of these keys that have no work left, even if their turn would come: that of
-        an owner who takes nothing may be far away."""
+        """Forget keys without work at once, since the turn of an owner without permits may be far
+        away."""
         slots = {lane.slot for lane in lanes if lane.is_ready and lane.is_idle}
         skipped = [lane for slot in slots for lane in slot.skip_idle()]
         for lane in chain(lanes, skipped):

@@ -1,4 +1,4 @@
-"""Sets and queues of positions that stay small: what is parked, and what is acknowledged."""
+"""Compact sets and queues of positions: parked entries, and acknowledged ones."""
 
 from array import array
 from bisect import bisect_left
@@ -19,7 +19,7 @@ _CHUNK_ENTRIES: Final = 4096
 _WHOLE_CHUNK: Final = (1 << _CHUNK_ENTRIES) - 1
 
 _ALL: Final = -1
-"""What is kept of a bitmap in which every bit is set: it has every bit, and takes no room."""
+"""Stands for a bitmap in which every bit is set, and takes no memory."""
 
 
 class Parked(NamedTuple):
@@ -102,7 +102,7 @@ class Runs:
             self._head = 0
 
     def discard(self, positions: Container[Position]) -> int:
-        """Forget entries wherever they are. Returns how many there were."""
+        """Remove entries at any place. Returns how many there were."""
         kept = Runs()
         for each in self:
             if each.position not in positions:

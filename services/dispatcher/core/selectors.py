@@ -97,8 +97,8 @@ class SlotRange(NamedTuple):
 
 
 Snapshot = tuple[tuple[SlotRange, int], ...]
-"""Who owns what, in the order of the slots. Neighbours have different owners; what nobody owns is
-not there."""
+"""Ranges and their owners, in the order of slots. Neighbours have different owners; slots without
+an owner are left out."""
 
 
 class Move(NamedTuple):
@@ -110,16 +110,16 @@ class Move(NamedTuple):
 
 
 class Selector(Protocol):
-    """Divides slots among consumers, who are known by numbers that the caller gives them."""
+    """Divides slots among consumers, which are identified by numbers of the caller."""
 
     def add(
         self, consumer: int, *, name: str, weight: int = 1, ranges: Sequence[SlotRange] = ()
     ) -> None:
-        """Give slots to a consumer that is not there yet, or change nothing.
+        """Give slots to a new consumer, or change nothing.
 
         Args:
-            name: what places it on a Ring. Several may have the same.
-            weight: 1 to 100; on a Ring, how large its share is.
+            name: determines its points on a Ring. Several may have the same.
+            weight: 1 to 100; its relative share on a Ring.
             ranges: the slots that it gets from Sticky, 0 to 65535.
 
         Raises:
@@ -138,12 +138,12 @@ class Selector(Protocol):
         ...
 
     def owner(self, slot: int) -> int | None:
-        """Who owns a slot that a key can have; None: nobody."""
+        """The owner of a slot that a key can have; None: it has none."""
         ...
 
     def ranges(self, consumer: int) -> tuple[SlotRange, ...]:
-        """What a consumer owns, in order, without neighbours; it may be nothing. Walks through the
-        whole table: who asks for all consumers takes `snapshot`."""
+        """The ranges of a consumer, in order and not adjacent; there may be none. Walks through the
+        whole table: use `snapshot` for all consumers."""
         ...
 
     def snapshot(self) -> Snapshot:
@@ -152,7 +152,7 @@ class Selector(Protocol):
 
 
 def moves(before: Snapshot, after: Snapshot) -> tuple[Move, ...]:
-    """What changed hands, in the order of the slots."""
+    """The slots that changed their owner, in order."""
     found = []
     owners: list[int | None] = [None, None]
     start = 0
@@ -171,7 +171,8 @@ def moves(before: Snapshot, after: Snapshot) -> tuple[Move, ...]:
 def _changes(
     side: int, runs: Iterable[tuple[SlotRange, int]]
 ) -> Iterator[tuple[int, bool, int, int]]:
-    """From which slot on an owner has it, or has it no more; this first, where both are."""
+    """The slots at which the ranges of an owner end and start; an end comes before a start at the
+    same slot."""
     for (first, last), owner in runs:
         yield first, True, side, owner
         yield last + 1, False, side, owner
@@ -201,8 +202,8 @@ class _Table:
         return SlotRange(self._ends[at - 1] + 1 if at else self._first, self._ends[at])
 
     def _cut(self, runs: Iterable[tuple[int, int | None]]) -> None:
-        """Cut anew: the end of each run, in order, up to the last slot, and its owner. A run that
-        ends where the one before does is none."""
+        """Replace the runs: the end of each, in order, up to the last slot, and its owner. A run
+        with the same end as the previous one is empty."""
         ends: list[int] = []
         owners: list[int | None] = []
         before = self._first - 1
@@ -222,9 +223,9 @@ class Ring(_Table):
     """Consistent hashing: each consumer has points on a ring, and owns the slots from the point
     before, excluded, to its own.
 
-    Who joins takes slots only from others, who leaves gives only its own away; and one that comes
-    back finds its old place, since its name says where that is. Where several have a point, it
-    belongs to whoever of them joined first.
+    A consumer that joins takes slots only for itself, and one that leaves gives up only its own; a
+    returning consumer regains its slots, since its points follow from its name. A point of several
+    consumers belongs to the one that joined first.
 
     Args:
         points: how many points a consumer has for each unit of its weight.
@@ -272,7 +273,7 @@ class Ring(_Table):
         return ring_slot(key, self._size)
 
     def _place(self) -> None:
-        """Cut the slots, once for all who came and left since the last look at them."""
+        """Divide the slots, once for all joins and leaves since the last time."""
         if self._is_placed:
             return
         self._is_placed = True
@@ -293,16 +294,17 @@ class _Member(NamedTuple):
 
 
 def ring_points(name: str, name_index: int, points: int, size: int = RING_SLOTS) -> list[int]:
-    """Where on a ring a consumer has its points; some may be the same slot. `name_index` tells
-    consumers of one name apart: it is the lowest that is free when they join."""
+    """A consumer's points on a ring; some may share a slot. `name_index` distinguishes consumers of
+    one name: it is the lowest one free when they join."""
     return [ring_slot(f"{name}\0{name_index}\0{each}".encode(), size) for each in range(points)]
 
 
 class AutoSplit(_Table):
-    """Each consumer has one range of slots: who joins gets the lower half of the widest, and who
-    leaves gives its own to the next higher consumer, or, as the highest, to the next lower.
+    """Each consumer has one range of slots: one that joins gets the lower half of the widest range,
+    and one that leaves gives its range to the next higher consumer, or, as the highest, to the next
+    lower.
 
-    Who leaves again at once leaves everything as it was; who comes back gets another place.
+    Joining and leaving at once changes nothing; a returning consumer gets another range.
 
     Args:
         size: how many slots there are. The highest range ends at this number, one above the
@@ -345,9 +347,9 @@ class AutoSplit(_Table):
 
 
 class Sticky(_Table):
-    """Each consumer has the slots that it names when it joins, and nobody has the others. A
-    consumer may name several ranges; none of them may share a slot with another, of its own or of
-    somebody else who is connected."""
+    """Each consumer has the slots that it names when it joins; the others have no owner. A consumer
+    may name several ranges; none may share a slot with another range, of its own or of another
+    connected consumer."""
 
     def __init__(self) -> None:
         super().__init__(0, SLOT_MAX)
@@ -393,7 +395,7 @@ class Sticky(_Table):
 
 
 def _checked(ranges: Sequence[SlotRange]) -> list[SlotRange]:
-    """What a consumer asks for, in order."""
+    """The ranges that a consumer names, in order."""
     if not ranges:
         raise InvalidKeyRange("ranges is required for STICKY placement", field="ranges")
     for first, last in ranges:

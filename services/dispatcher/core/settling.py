@@ -1,21 +1,21 @@
-"""How entries end: acknowledged, failed, dead-lettered, or passed over.
+"""How entries end: acknowledged, failed, dead-lettered, or skipped.
 
     acknowledged ──▶ batch ──Persist──▶ persisting ──▶ durable: never delivered again
     failed ───────▶ to record ─Record─▶ recording ───▶ durable: may be delivered again
     failed too often ──▶ DeadLetter ──▶ a gap in its key
         CONTINUE   the next delivery names the missing message
         HOLD       nothing follows, until the key is released
-        TAIL       what follows is dead-lettered too, until the key is released
+        TAIL       later messages are dead-lettered too, until the key is released
 
-One batch is under way at a time, and one record; what comes meanwhile makes the next. A delivery
-that is acknowledged stays in flight until that is durable, so nothing counts as settled that a
-crash would bring back.
+One batch is pending at a time, and one record; later ones form the next. An acknowledged delivery
+stays in flight until the acknowledgement is durable, so no entry counts as settled that a crash
+would deliver again.
 
-A gap is remembered until a later message of its key is acknowledged, or the key is released. Where
-there is no order there are no gaps: nothing follows anything.
+A gap is remembered until a later message of its key is acknowledged, or the key is released.
+Without order there are no gaps.
 
-A subscription never stands still. An entry that can be neither delivered nor dead-lettered is
-passed over: acknowledged, counted and logged, so that it can be looked for in the log.
+A subscription never stops. An entry that can be neither delivered nor dead-lettered is skipped:
+acknowledged, counted and logged, so that it can be found in the log.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,8 +42,8 @@ from seqgate.services.dispatcher.core.positions import Acknowledged
 from seqgate.types import Position
 
 UNSETTLED_MAX: Final = 20_000
-"""How many entries may be acknowledged and not durably before reading stops, about 300 bytes each.
-What filters reject needs no permit, so nothing else bounds it while nothing can be made durable."""
+"""Number of entries acknowledged, not yet durably, at which reading stops, about 300 bytes each.
+Rejected entries need no permit, so nothing else bounds them while nothing can be made durable."""
 
 
 class Durable(NamedTuple):
@@ -71,9 +71,8 @@ class Batch:
     """Acknowledgements that are made durable together.
 
     Attributes:
-        whole: entries, and the lanes that they were in; None: they were no messages.
-        parts: of batches, the lane, how many messages they have, and the bits of what is
-            acknowledged.
+        whole: entries, and the lanes that they were in; None: they were markers.
+        parts: of batches, the lane, their size, and the bits of their acknowledged messages.
     """
 
     number: int
@@ -89,10 +88,10 @@ class Settling:
     """See the module.
 
     Attributes:
-        acknowledged: which entries are, durably.
-        partial: of batches, which messages are not acknowledged (bits).
+        acknowledged: the durably acknowledged entries.
+        partial: of batches, the bits of their unacknowledged messages.
         attempts: how often deliveries of entries failed.
-        doomed: which entries go to the dead letter topic, however often that was.
+        doomed: the entries to dead-letter regardless of their attempts.
         gaps: the keys of which a message was dead-lettered.
     """
 
@@ -131,14 +130,14 @@ class Settling:
 
     @property
     def is_full(self) -> bool:
-        """Whether so many entries wait to be made durable that no more are to be read."""
+        """Whether reading stops, since too many acknowledgements are not durable yet."""
         persisting = 0 if self._persisting is None else len(self._persisting.whole)
         return len(self._batch.whole) + persisting >= UNSETTLED_MAX
 
     # ---- acknowledgements
 
     def record_succession(self, before: Position | None, position: Position) -> None:
-        """The log goes on in another ledger; None: it begins there."""
+        """The log continues in another ledger; None: it begins there."""
         if before is None and position.entry_id == 0 and position.ledger_id == 1:
             return
         self._batch.successions.append((before or Position(0, 0), position))
@@ -157,8 +156,8 @@ class Settling:
             self._batch.parts[flight.position] = (flight.lane, flight.messages, pending)
 
     def left(self, position: Position, messages: int) -> int:
-        """Which messages of an entry that is not in flight are not acknowledged (bits), neither
-        durably nor soon: what an earlier delivery acknowledged of it never comes again."""
+        """The bits of messages without an acknowledgement, durable or pending, of an entry that is
+        not in flight: messages acknowledged by an earlier delivery are not delivered again."""
         left = self.partial.get(position, (1 << messages) - 1)
         left &= ~_pending(self._batch, position)
         return left if self._persisting is None else left & ~_pending(self._persisting, position)
@@ -184,7 +183,7 @@ class Settling:
             self._out.add(Passed(tuple(positions), because))
 
     def persist(self) -> Persist | None:
-        """What to make durable next; None: nothing, or something is being made durable."""
+        """The next batch to persist; None: there is none, or one is pending."""
         if self._persisting is not None or not self._batch:
             return None
         batch = self._persisting = self._batch
@@ -193,7 +192,7 @@ class Settling:
         return Persist(batch.number, tuple(batch.whole), parts, tuple(batch.successions))
 
     def persisted(self) -> Batch:
-        """What is durable now."""
+        """The acknowledgements that became durable."""
         batch, self._persisting = self._persisting, None
         assert batch is not None
         return batch
@@ -236,14 +235,14 @@ class Settling:
         self._to_record[position] = lane
 
     def record(self) -> Record | None:
-        """What to record next; None: nothing, or something is being recorded."""
+        """The next failures to record; None: there are none, or a record is pending."""
         if self._recording is not None or not self._to_record:
             return None
         self._recording, self._to_record = self._to_record, {}
         return Record(tuple((each, self.attempts.get(each, 0)) for each in self._recording))
 
     def recorded(self) -> list[Lane]:
-        """What was being recorded is: a lane for each failure."""
+        """The failures were recorded. Returns the lane of each."""
         recording, self._recording = self._recording, None
         assert recording is not None
         for lane in recording.values():
@@ -261,22 +260,21 @@ GAPS_MAX: Final = 1_000
 """Of how many keys it is remembered that a message is missing; then the oldest is forgotten."""
 
 KEY_BYTES_MAX: Final = 2_000
-"""The longest key that is remembered as it is, in bytes; a longer one, by its digest."""
+"""The longest key that is stored itself, in bytes; of a longer one the digest is stored."""
 
 
 def remembered(key: bytes) -> bytes:
-    """What stands for a key in what is remembered of keys: itself, or what it is known by."""
+    """The stored form of a key: itself, or its digest."""
     if len(key) <= KEY_BYTES_MAX:
         return key
     return b"blake2b:" + blake2b(key, digest_size=32).digest()
 
 
 class Gaps:
-    """What becomes of keys of which a message was dead-lettered.
+    """The state of keys of which a message was dead-lettered.
 
     Attributes:
-        keys: those of which a message was dead-lettered, by what is remembered of each, the oldest
-            first.
+        keys: their states by stored form, the oldest first.
     """
 
     def __init__(self, options: Options, keys: Mapping[bytes, KeyState]) -> None:
@@ -284,22 +282,22 @@ class Gaps:
         self._options = options
 
     def state(self, key: bytes) -> KeyState | None:
-        """What is known of a key."""
+        """The state of a key."""
         return self.keys.get(remembered(key))
 
     def gap(self, key: bytes) -> Gap | None:
-        """What is missing in a key."""
+        """The gap in a key."""
         state = self.state(key)
         return None if state is None else state.gap
 
     def is_beyond(self, key: bytes, position: Position, after: AfterDeadLetter) -> bool:
-        """Whether a message of this key was dead-lettered before this one, and this becomes of what
-        follows."""
+        """Whether an earlier message of this key was dead-lettered, with this rule for later
+        ones."""
         state = self.state(key)
         return state is not None and state.after is after and state.gap.position < position
 
     def after(self, key: bytes) -> AfterDeadLetter:
-        """What becomes of a key when one of its messages is dead-lettered now."""
+        """The rule for a key when one of its messages is dead-lettered now."""
         if self._options.kind is SubscriptionType.SHARED:
             return AfterDeadLetter.CONTINUE
         before = self.state(key)
@@ -317,5 +315,5 @@ class Gaps:
         return None
 
     def forget(self, key: bytes) -> ForgetKey | None:
-        """Nothing need be known of a key any more. Returns what to do; None: nothing was."""
+        """Forget a key. Returns the effect; None: it was not known."""
         return None if self.keys.pop(remembered(key), None) is None else ForgetKey(key)

@@ -6,22 +6,22 @@
 
 An entry is in exactly one of these places, or behind a lag, or not read yet. Each has its module:
 
-    parking, lags        what waits, and what was passed over for want of room
-    delays               what is to be delivered later, and what of it is read again
-    large                which chunks belong together, and whether their message can be whole
-    delivering           whose turn it is, and what withholds a key
-    flights              who is connected, what is in flight, what comes back, who owns what
-    verdicts, judging    what waits for filters, and what becomes of it
-    settling             what is being made durable, dead-lettered, or passed over
+    parking, lags        waiting entries, and those not kept for lack of room
+    delays               delayed messages, and which of them are read again
+    large                the chunks of large messages, and whether a message can be whole
+    delivering           turns, and the rules that withhold a key
+    flights              consumers, deliveries in flight and returned, owners of slots
+    verdicts, judging    entries that wait for filters, and the effect of verdicts
+    settling             entries being made durable, dead-lettered, or skipped
     lane, positions      the values that these share
     selectors            keys to slots, and slots to owners
-    effects              what the shell is to do, and how a subscription behaves
+    effects              the work of the shell, and the options of a subscription
 
 Here they come together: each event updates its subject, wakes the keys that it affects, and ends in
-`_effects`, which delivers whatever can be delivered now.
+`_effects`, which delivers all deliverable entries.
 
 Parked entries are bounded, for each key and for each owner. Beyond the bound an entry is not kept:
-its key or slot lags from there on, skips whatever is read of it, and is scanned from there when it
+its key or slot lags from there on, skips entries that are read, and is scanned from there when it
 has room again. So a slow consumer never stops reading ahead: it continues while any consumer has
 permits.
 
@@ -77,7 +77,7 @@ TOTALS: Final = (
     "delivered_entries",
     "delivered_messages",
     "acknowledged_entries",
-    "refused",
+    "negative_acknowledgements",
     "timed_out",
     "lost_consumers",
     "returned",
@@ -242,9 +242,8 @@ class Subscription:
         return None if self.parking.pool is not None else self.selector.owner(slot.number)
 
     def key_of(self, entry: Entry) -> bytes:
-        """The key of the lane that an entry is in, which must be of a message: of KEY_SHARED its
-        own; where a whole topic comes in order all entries have one, and where nothing does each
-        has one of its own."""
+        """The key of the lane of an entry, which must be a message: its own for KEY_SHARED; one for
+        all entries where a whole topic is ordered; and one for each entry where nothing is."""
         assert entry.key is not None
         if self.options.kind is SubscriptionType.KEY_SHARED:
             return entry.key
@@ -293,7 +292,7 @@ class Subscription:
         ranges: Sequence[SlotRange] = (),
         ack_timeout_ms: int = 0,
     ) -> list[Effect]:
-        """Connect a consumer. Raises what `admit` raises."""
+        """Connect a consumer. Raises the errors of `admit`."""
         self.admit(consumer, name=name, weight=weight, ranges=ranges, ack_timeout_ms=ack_timeout_ms)
         return self.assign(consumer, now_ms=now_ms)
 
@@ -324,9 +323,9 @@ class Subscription:
         return self._effects(now_ms)
 
     def leave(self, *consumers: int, now_ms: int) -> list[Effect]:
-        """Consumers disconnected without Leave: their deliveries go to others, and whatever they
-        may have been processing counts as failed. Slots are reassigned once for all of them;
-        unknown ones left before."""
+        """Consumers disconnected without Leave: their deliveries go to others, and those that they
+        may have been processing count as failed. Slots are reassigned once for all of them;
+        unknown consumers left before."""
         for consumer in consumers:
             if consumer in self.consumers:
                 self.flights.lose(self._remove(consumer))
@@ -394,15 +393,16 @@ class Subscription:
         return self._effects(now_ms)
 
     def _is_useless(self, entry: Entry, chunk: Chunk) -> bool:
-        """Whether a chunk is passed: nobody can have the large message that it is of. What filters
-        rejected with the first is rejected, and what failed too often goes where the first went."""
+        """Whether a chunk is skipped: its large message cannot be delivered. A chunk of a message
+        that filters rejected is rejected, and one that failed too often goes where the first one
+        went."""
         if self.judging.is_rejected(chunk) or self.judging.is_beyond(entry.position):
             return False
         return self.large.is_headless(chunk, entry.position)
 
     def _pass_kept(self, chunk: Chunk, key: bytes) -> None:
-        """A chunk is passed. If it is the last of its message, whose turn never comes then, what is
-        kept back until it does is passed with it."""
+        """Skip a chunk. If it is the last of its message, whose turn then never comes, the chunks
+        withheld until that turn are skipped with it."""
         lane = self.lanes.get(key)
         if chunk.is_last and lane is not None and lane.rare is not None:
             kept = self.parking.take_kept(lane, chunk.attempt)
@@ -411,9 +411,8 @@ class Subscription:
             self.settling.pass_over(kept, Because.HEADLESS, lane)
 
     def _abort(self, name: str, position: Position) -> None:
-        """An attempt at a large message will not be finished: what is kept back of it is part of no
-        message, and so is what is in flight. Who has that would wait for the rest, and may not see
-        what ends it."""
+        """An attempt at a large message was aborted: its chunks, withheld or in flight, belong to
+        no message. A consumer that has some would wait for the rest, and may not see the abort."""
         attempt = self.large.record_abort(name, position)
         lane = None if attempt is None else self.lanes.get(attempt.key)
         if lane is None or lane.rare is None:
@@ -430,9 +429,9 @@ class Subscription:
             self.settling.acknowledge_entry(position, lane)
 
     def scanned(self, entries: Sequence[Entry], now_ms: int) -> list[Effect]:
-        """A page of what was read before, in the order of the log, as it was at any time since Scan
-        asked for it: what was read meanwhile may be missing. It may be shorter than Scan says; one
-        that is empty says that nothing is left of what had been read when Scan asked."""
+        """A page of entries read before, in the order of the log, as of any time since Scan was
+        issued: entries read meanwhile may be missing. It may be shorter than requested; an empty
+        page means that none of the entries read before Scan are left."""
         end = self.read_position
         assert end is not None
         self.totals["scanned_entries"] += len(entries)
@@ -459,11 +458,11 @@ class Subscription:
         return self._effects(now_ms)
 
     def _reached(self, entries: Sequence[Entry]) -> Position | None:
-        """Up to where a page of a scan says all."""
+        """The position up to which a page of a scan is complete."""
         return entries[-1].position if entries else self._scanned_to
 
     def _scan(self, now_ms: int) -> None:
-        """Ask for a page of what was read so far, if there is need."""
+        """Request a page of the entries read so far, if there is need."""
         self._to_scan = self._to_scan or self.parking.start_scan(now_ms)
         if self._to_scan is not None:
             self._scanned_to = self.read_position
@@ -485,16 +484,17 @@ class Subscription:
     # ---- filters
 
     def judged(self, verdicts: Mapping[Position, int], now_ms: int) -> list[Effect]:
-        """What Judge asked for. What is left out, or UNJUDGED, is asked again at once."""
+        """The verdicts that Judge requested. Entries left out, or UNJUDGED, are requested again at
+        once."""
         self.judging.judged(verdicts, now_ms)
         return self._effects(now_ms)
 
     def refilter(
         self, now_ms: int, *, is_filtered: bool, start: Position | None = None
     ) -> list[Effect]:
-        """There are other filters, or none any more; or somebody wants them to be asked again.
-        At what they failed, and what they put off, is judged again; so is, from `start` on,
-        whatever else waits. What Judge is asking for is asked again."""
+        """The filters were changed, removed, or are to be retried. Failed and rescheduled entries
+        are judged again; so are, from `start` on, all other waiting entries. A pending Judge is
+        repeated."""
         self.judging.refilter(is_filtered=is_filtered, start=start)
         return self._effects(now_ms)
 
@@ -520,7 +520,7 @@ class Subscription:
         self._count_stale(outcomes)
         return self._effects(now_ms), outcomes, number
 
-    def acknowledge_through(
+    def acknowledge_cumulative(
         self, consumer: int, item: Ack, now_ms: int
     ) -> tuple[list[Effect], Outcome, int]:
         """Acknowledge a delivery and all entries before it. Of a batch, `item.messages` are the
@@ -554,7 +554,7 @@ class Subscription:
         }
 
     def gone(self, consumer: int, deliveries: Iterable[int], now_ms: int) -> list[Effect]:
-        """The log no longer has entries that are on their way to a consumer: they are passed over
+        """The log no longer has entries that are on their way to a consumer: they are skipped
         instead of sent, and their permits are returned."""
         known = self.consumers.get(consumer)
         passed: list[Position] = []
@@ -567,7 +567,7 @@ class Subscription:
         self.settling.record_passed(passed, Because.GONE)
         return self._effects(now_ms)
 
-    def refuse(
+    def negative_acknowledge(
         self, consumer: int, items: Iterable[Nack], now_ms: int
     ) -> tuple[list[Effect], list[Outcome]]:
         """Negatively acknowledge deliveries. Where keys come in order, later deliveries of their
@@ -585,7 +585,7 @@ class Subscription:
             if all(flight is not other for other, _ in of_lane):
                 of_lane.append((flight, item.delay_ms))
         for lane, flights in failed.items():
-            self.totals["refused"] += len(flights)
+            self.totals["negative_acknowledgements"] += len(flights)
             self.flights.fail(lane, flights, now_ms)
         self._count_stale(outcomes)
         return self._effects(now_ms), outcomes
@@ -594,8 +594,8 @@ class Subscription:
         self, consumer: int, deliveries: Iterable[int], now_ms: int, *, no_room: bool = False
     ) -> tuple[list[Effect], list[Outcome]]:
         """Return unprocessed deliveries without counting an attempt. With a chunk the rest of its
-        message is revoked, and what follows its last chunk. Chunks that the consumer has `no_room`
-        for beside other large messages come again with the last of their message."""
+        message is revoked, and later deliveries of its key. Chunks for which the consumer has
+        `no_room` besides other large messages are delivered again with the last of theirs."""
         known = self.consumers.get(consumer)
         outcomes = []
         lanes: dict[Lane, list[Position]] = {}
@@ -657,10 +657,10 @@ class Subscription:
     def _count_stale(self, outcomes: Sequence[Outcome]) -> None:
         self.totals["stale"] += outcomes.count(Outcome.STALE)
 
-    # ---- what became durable
+    # ---- durable effects
 
     def persisted(self, mark_delete: Position | None, now_ms: int) -> list[Effect]:
-        """What Persist said is durable, and the cursor is here."""
+        """The acknowledgements of Persist are durable, and the cursor is at this position."""
         batch = self.settling.persisted()
         for position, lane in batch.whole.items():
             self._done(position, lane)
@@ -677,17 +677,17 @@ class Subscription:
         return self._effects(now_ms)
 
     def recorded(self, now_ms: int) -> list[Effect]:
-        """What Record said is durable."""
+        """The failures of Record are durable."""
         for lane in self.settling.recorded():
             self.parking.wake(lane)
-            self.parking.drop_if_idle(lane)  # what failed may be settled meanwhile
+            self.parking.drop_if_idle(lane)  # failed deliveries may be settled meanwhile
         return self._effects(now_ms)
 
     def dead_lettered(
         self, position: Position, key: bytes, now_ms: int, because: Because | None = None
     ) -> list[Effect]:
-        """What DeadLetter said is durable; or, for this reason, it is given up, and the entry is
-        passed."""
+        """The letter of DeadLetter is durable; or it is abandoned for this reason, and the entry is
+        skipped."""
         lane = self.lanes[key]
         assert lane.dead == position
         lane.dead = None
@@ -708,8 +708,8 @@ class Subscription:
         return self._effects(now_ms)
 
     def release_key(self, key: bytes, now_ms: int) -> list[Effect]:
-        """Release a key that is held, or whose messages are all dead-lettered. It is a message's
-        key, whichever lane it is in."""
+        """Release a key that is held, or whose messages are all dead-lettered. It is the key of a
+        message, in any lane."""
         key = self.lane_key(key)
         lane, forgotten = self.lanes.get(key), self.gaps.forget(key)
         self.out.add(forgotten)
@@ -737,7 +737,7 @@ class Subscription:
         self.parking.drop_if_idle(lane)
 
     def _end_chunk(self, lane: Lane, chunk: Chunk | None) -> None:
-        """The last chunk of a message is acknowledged. If others are not, nobody awaits them."""
+        """The last chunk of a message is acknowledged. Unacknowledged others are not needed."""
         if chunk is None or not chunk.is_last or lane.rare is None:
             return
         self.large.record_done(chunk.attempt)
@@ -762,8 +762,7 @@ class Subscription:
         return self._effects(now_ms)
 
     def _give_up_unfinished(self, lane: Lane, now_ms: int) -> None:
-        """What was kept back for so long that nobody will finish it goes to the dead letter
-        topic."""
+        """Dead-letter chunks that have been withheld for too long."""
         since_ms = {} if lane.rare is None else lane.rare.kept_since_ms
         for name, since in list(since_ms.items()):
             if since + self.options.unfinished_max_ms > now_ms:
@@ -780,7 +779,7 @@ class Subscription:
     # ---- effects
 
     def _effects(self, now_ms: int) -> list[Effect]:
-        """Deliver what can be delivered, and collect the effects."""
+        """Deliver all deliverable entries, and collect the effects."""
         if self.verdicts.back:
             self.judging.judge_again()
         self.delivering.serve(now_ms)
@@ -790,7 +789,7 @@ class Subscription:
             self.totals["delivered_messages"] += sum(
                 delivery.unacked.bit_count() for delivery in deliveries
             )
-            if self.parking.pool is not None:  # who got nothing comes first next time
+            if self.parking.pool is not None:  # a consumer that got nothing comes first next time
                 self.consumers[consumer] = self.consumers.pop(consumer)
         self.out.add(self.settling.persist(), self.settling.record(), self.verdicts.ask())
         self._now_ms = now_ms

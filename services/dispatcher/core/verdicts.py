@@ -1,21 +1,20 @@
-"""Entries that wait for their filters: which, since when, and what the shell is to ask.
+"""Entries that wait for filters: their states and waiting times, and the verdicts to request.
 
-    UNJUDGED ──Judge──▶ accepted, rejected, FILTER_FAILED, or put off ──due──▶ UNJUDGED
+    UNJUDGED ──Judge──▶ accepted, rejected, FILTER_FAILED, or rescheduled ──due──▶ UNJUDGED
        ▲                                     │
-       └── came back, the chains changed ◀───┘
+       └── returned, the chains changed ◀────┘
 
-An accepted entry waits like any other and nothing is remembered of it, so without filters there is
-nothing here. One Judge is out at a time. It asks for as many entries of each key as of any other,
-first in the order of the log, whether it is the key's turn or not: a rejected entry leaves without
-a permit.
+An accepted entry waits like any other without any state, so without filters this module is empty.
+One Judge is pending at a time. It requests as many entries of each key as of any other, in the
+order of the log, regardless of turns: a rejected entry needs no permit.
 
-Some entries must not wait forever: those at which filters failed, and chunks that are kept back. A
-new owner would count their time from its take-over, and with a take-over a day nothing would ever
-end. So the oldest are durable, as text in the cursor's property WAITS:
+Some entries must not wait forever: those at which filters failed, and withheld chunks. A new owner
+would count their time from its takeover, and with one takeover a day no wait would ever end. So the
+oldest are durable, as text in the cursor's property WAITS:
 
     1:5@1700000000000 1:9@1700000360000        position @ milliseconds since 1970
 
-Beyond WAITS_MAX, waits begin anew with each take-over until some before them have ended.
+Beyond WAITS_MAX, waits restart with each takeover until some of the older ones have ended.
 """
 
 from collections.abc import Iterable, Mapping
@@ -39,7 +38,7 @@ WAITS_MAX: Final = 64
 
 
 class Waits:
-    """What is durable of that, and what waits anew. Mutable; of one machine."""
+    """The durable waits, and those that restarted. Mutable; of one machine."""
 
     def __init__(self, since_ms: Mapping[Position, int]) -> None:
         self._since_ms = dict(since_ms)
@@ -50,17 +49,17 @@ class Waits:
         return min(now_ms, self._since_ms.get(position, now_ms))
 
     def failed_before(self, position: Position, *, is_chunk: bool) -> bool:
-        """Whether filters failed, here or elsewhere, at an entry that is being looked at once more.
-        Of a chunk that waited elsewhere nobody knows whether that was why."""
+        """Whether filters failed at an entry that is judged once more, at this owner or an earlier
+        one. A chunk that waited at an earlier owner may have waited for another reason."""
         return position in self._anew or (not is_chunk and position in self._since_ms)
 
     def begin_anew(self, position: Position) -> None:
-        """An entry that waits may have no reason to any more; if it has, its time begins anew."""
+        """A waiting entry may have no reason to wait any longer; if it has, its time restarts."""
         self._since_ms.pop(position, None)
         self._anew.add(position)
 
     def over(self, position: Position) -> None:
-        """An entry waits no more: when it does again, it begins anew."""
+        """End the wait of an entry: a later wait starts over."""
         self._since_ms.pop(position, None)
         self._anew.discard(position)
 
@@ -78,15 +77,14 @@ def oldest(lanes: Iterable[Lane]) -> dict[Position, int]:
 
 
 def to_text(since_ms: Mapping[Position, int]) -> str:
-    """What is kept in the property."""
+    """The text of the property."""
     return " ".join(
         f"{ledger_id}:{entry_id}@{since}" for (ledger_id, entry_id), since in since_ms.items()
     )
 
 
 def from_text(text: str) -> dict[Position, int]:
-    """What the property says. What is not understood was not written here, and counts for
-    nothing."""
+    """Parse the property. Unknown items were not written here, and are ignored."""
     found = {}
     for each in text.split():
         place, _, since = each.partition("@")
@@ -100,11 +98,10 @@ JUDGE_ENTRIES: Final = 1_000
 """About how many entries one Judge asks."""
 
 UNJUDGED_MAX: Final = 10_000
-"""How many entries may wait unjudged before reading stops: what is read then could not be delivered
-either."""
+"""Number of unjudged entries at which reading stops: further ones could not be delivered either."""
 
 _PUT_OFF: Final = 1
-"""How those that were put off are counted, whatever their time."""
+"""The state under which rescheduled entries are counted, regardless of their times."""
 
 
 def reason_for(state: int) -> Reason:
@@ -118,8 +115,8 @@ class Verdicts:
     """See the module.
 
     Attributes:
-        is_filtered: whether what comes back is judged again.
-        back: what came back since the last event was over.
+        is_filtered: whether returned entries are judged again.
+        back: entries returned since the last event ended.
     """
 
     def __init__(
@@ -155,14 +152,14 @@ class Verdicts:
 
     @property
     def is_full(self) -> bool:
-        """Whether so many entries wait that no more are to be read. Of a pool, where each is its
-        own key, none of them would be passed over for want of room."""
+        """Whether reading stops, since too many entries wait. In a pool, where each entry is its
+        own key, none of them would lag for lack of room."""
         if self._counts[UNJUDGED] >= UNJUDGED_MAX:
             return True
         limit = self._waiting_max
         return limit is not None and sum(self._counts.values()) >= limit
 
-    # ---- what waits
+    # ---- waiting entries
 
     def record(self, lane: Lane, position: Position, state: int) -> None:
         """An entry that waits is UNJUDGED, or its filters failed (FILTER_FAILED)."""
@@ -213,8 +210,8 @@ class Verdicts:
             self._waits.begin_anew(position)
 
     def take_due(self, lane: Lane, now_ms: int) -> list[Position]:
-        """It is so late: what was put off until now is to be judged again. Returns at what filters
-        failed so long ago that it waits for them no more."""
+        """Make rescheduled entries that are due UNJUDGED again. Returns entries at which filters
+        failed too long ago to wait any longer."""
         undecided = lane.undecided
         later_ms = []
         given_up = []
@@ -250,10 +247,10 @@ class Verdicts:
         if state is not None:
             self._counts[min(state, _PUT_OFF)] += entries
 
-    # ---- what is asked
+    # ---- requested verdicts
 
     def ask(self) -> Judge | None:
-        """What to ask next; None: nothing, or something is being asked."""
+        """The next request; None: there is none, or one is pending."""
         if self._pending is not None or not self._to_ask:
             return None
         lanes, self._to_ask = self._to_ask, {}
@@ -276,12 +273,12 @@ class Verdicts:
         return Judge(tuple(pending))
 
     def answered(self) -> dict[Position, Lane]:
-        """The answer is there. Returns to what, but for entries of which it counts no more."""
+        """End the pending request. Returns its entries, without those whose answer is stale."""
         pending, self._pending = self._pending, None
         assert pending is not None
         return pending
 
     def ask_anew(self) -> None:
-        """Whatever the filters are being pending, what they say counts no more."""
+        """Make the pending verdicts stale."""
         if self._pending is not None:
             self._pending = {}

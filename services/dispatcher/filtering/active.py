@@ -1,6 +1,6 @@
-"""An active chain: what it reads of entries, and a cache of its verdicts.
+"""An active chain: the fields that it reads, and a cache of its verdicts.
 
-A verdict is cached, with its tally, by what the chain reads of an entry.
+A verdict is cached, with its tally, by the fields that the chain reads of an entry.
 """
 
 from collections.abc import Hashable, Mapping
@@ -43,8 +43,8 @@ class ActiveChain:
     """See the module.
 
     Attributes:
-        projection: what it reads; None: not known yet.
-        known: cached verdicts, by what it reads of an entry.
+        projection: the fields that it reads; None: not known yet.
+        known: cached verdicts, by the fields that it reads of an entry.
         unanswered: the verdict while the filter service does not answer.
     """
 
@@ -59,22 +59,22 @@ class ActiveChain:
         self.unanswered = Known(_unanswered(chain.policy), self.tally(None, UNAVAILABLE))
 
     async def prepare(self, line: Line, topic: TopicName, properties: Mapping[str, str]) -> None:
-        """Find out what the chain reads, unless that is known."""
+        """Ask which fields the chain reads, unless that is known."""
         if self.projection is None:
             self.rules, self.projection = await prepared(line, self.chain, topic, properties)
 
     def stays(self, properties: Mapping[str, str]) -> bool:
-        """Whether all that it said is as true when the subscription's properties are these."""
+        """Whether its verdicts hold for these properties of the subscription."""
         rules, projection = self.rules, self.projection
         if rules is None or projection is None:
-            return False  # it is just being told of others, perhaps
+            return False  # it may just be getting others
         return _given(projection.reads, properties) == rules.properties
 
     async def ask(
         self, line: Line, asked: Mapping[Hashable, EntryMetadata]
     ) -> dict[Hashable, Known]:
-        """What the filter service says, by what the chain reads of an entry; some of it is
-        remembered."""
+        """Verdicts of the filter service, by the fields that the chain reads of an entry; some are
+        cached."""
         projection, rules = self.projection, self.rules
         assert projection is not None
         assert rules is not None
@@ -110,7 +110,7 @@ class ActiveChain:
 async def prepared(
     line: Line, chain: Chain, topic: TopicName, properties: Mapping[str, str]
 ) -> tuple[Rules, Projection]:
-    """A chain with those of the subscription's properties that it reads, and what of entries.
+    """A chain with the subscription's properties and the entries' fields that it reads.
 
     Raises:
         InvalidExpression, InvalidChain: the filter service cannot judge by it.
@@ -132,7 +132,7 @@ def _given(reads: Reads, properties: Mapping[str, str]) -> tuple[tuple[str, str]
 
 
 def _unanswered(policy: Policy) -> int:
-    """What becomes of an entry while the filter service does not answer."""
+    """The verdict on an entry while the filter service does not answer."""
     return {Policy.ACCEPT: ACCEPT, Policy.REJECT: REJECT}.get(policy, UNJUDGED)
 
 

@@ -1,5 +1,5 @@
-"""What filters would make of a subscription's backlog: a look at a bounded part of it, which
-changes nothing, and what that says of the rest (estimate.py)."""
+"""The effect that filters would have on a subscription's backlog: judges a bounded sample of it
+without changing anything, and estimates the rest (estimate.py)."""
 
 import asyncio
 import random
@@ -72,7 +72,7 @@ class Analysis(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What a block holds, by verdict: entries, and messages of them."""
+    """The counts of a block by verdict: entries, and their messages."""
 
     entries: Counter[tuple[str, bool]]
     messages: Counter[tuple[str, bool]]
@@ -81,8 +81,7 @@ class _Seen(NamedTuple):
 async def analyze(
     backlog: Backlog, log: Log, trial: Trial, *, entries_max: int, seconds_max: float
 ) -> Analysis:
-    """Look at blocks of the backlog, in an order that is drawn by lot, until there are no more or
-    the time is over."""
+    """Judge blocks of the backlog in random order, until there are no more or the time is over."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + seconds_max
     cursor = await backlog.cursor()
@@ -126,7 +125,7 @@ async def _block(
     at: Position | None = position_at(runs, number)
     after: Position | None = None
     found: list[StoredEntry] = []
-    while len(found) < limit:  # a page may be shorter than what there is
+    while len(found) < limit:  # a page may be shorter than the block
         page = await log.scan(backlog.topic, at, after, limit - len(found))
         if not page:
             break

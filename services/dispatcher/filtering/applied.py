@@ -1,17 +1,17 @@
-"""The filters applied to a subscription: verdicts for its entries, and what no verdict means.
+"""The filters applied to a subscription: verdicts for its entries, and policies for lack of one.
 
-    a page that was read ──▶ what the chain reads of each entry ──▶ known? ──▶ a verdict each
-    entries that come back ─▶                                        │ no
-                                                                     ▼
-                                                              the filter service
+    a page of the log ─▶ the fields that the chain reads ──▶ cached? ──▶ a verdict each
+    returned entries ──▶                                       │ no
+                                                               ▼
+                                                        the filter service
 
-Entries that do not differ in what their chain reads have the same verdict, so verdicts are cached
-by that: most entries need no request, and while the filter service is down, entries with a cached
-verdict flow on.
+Entries with equal values of the fields that their chain reads have the same verdict, so verdicts
+are cached by these: most entries need no request, and while the filter service is down, entries
+with a cached verdict are still delivered.
 
-Without a verdict the chain's policy decides. PARK means: the machine keeps the entry as unjudged
-and asks again until there is a verdict. While the filter service does not answer it is retried with
-a backoff, and nothing waits for it.
+Without a verdict the chain's policy decides. With PARK the machine keeps the entry as unjudged and
+requests its verdict again until there is one. While the filter service does not answer it is
+retried with a backoff, and nothing waits for it.
 
 A change of filters never comes between a page's verdicts and the machine: `changing` is held.
 Answers about replaced chains are dropped.
@@ -99,13 +99,13 @@ class Filtering:
     """See the module.
 
     Attributes:
-        chains: what is filtered by.
+        chains: the applied chains.
         is_on: whether there are any filters.
         changing: held while a page is judged, or the chains change.
-        outage: since when the filter service does not answer; None: it does, as far as is known.
-        answers, answers_s, answer_max_s, unanswered: how often it was asked and answered, how long
-            that took, together and at most, and how often it did not answer in time.
-        lookups: of how many entries the verdict was remembered, and of how many it was asked for.
+        outage: since when the filter service has not answered; None: it answers, as far as known.
+        answers, answers_s, answer_max_s, unanswered: the number of answered requests, their total
+            and longest duration, and the number of requests not answered in time.
+        lookups: the numbers of entries whose verdict was cached, and was requested.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class Filtering:
         spawn: Spawn,
         answered: Recorder = nowhere,
     ) -> None:
-        """`spawn` begins what nobody waits for; `answered` is told how long the filter service took
-        for an answer, in seconds, and whether there was one."""
+        """`spawn` starts background work; `answered` is called with the duration of each request to
+        the filter service, in seconds, and whether it was answered."""
         self.chains = Chains()
         self.is_on = False
         self.changing = asyncio.Lock()
@@ -210,8 +210,8 @@ class Filtering:
         await self._check([chain], self._properties)
 
     async def check_properties(self, properties: Mapping[str, str]) -> None:
-        """Return if the filter service can judge by the chains, were these the subscription's
-        properties. It is not asked about chains that read none of what is new.
+        """Check that the filter service can judge by the chains with these properties of the
+        subscription. It is not asked about chains that read none of the changed properties.
 
         Raises:
             InvalidExpression, InvalidChain, FiltersUnavailable.
@@ -223,8 +223,8 @@ class Filtering:
         await self._check(chains, properties)
 
     async def _check(self, chains: Iterable[Chain], properties: Mapping[str, str]) -> None:
-        """On a line of its own. Where there is no room for that, on the one that judges: there a
-        chain takes the place of another for a while."""
+        """Check on a line of its own. Without room for that, check on the line that judges, where
+        the chain replaces another one for a while."""
         given = [chain for chain in chains if chain.filters]
         line = self._filters.line()
         try:
@@ -307,8 +307,8 @@ class Filtering:
     async def page(
         self, entries: Sequence[StoredEntry], acknowledged: Acknowledged
     ) -> Sequence[int]:
-        """A verdict for each entry of a page, as in core.effects; nobody is asked about markers,
-        and what is acknowledged. The caller gives them to the machine before it waits again."""
+        """A verdict for each entry of a page, as in core.effects; markers and acknowledged entries
+        are not judged. The caller passes them to the machine before it waits again."""
         if not entries:
             return []
         first, highest = position_of(entries[0]), acknowledged.highest
@@ -357,7 +357,7 @@ class Filtering:
         return self._failed.get(position)
 
     async def _verdicts(self, entries: Sequence[StoredEntry]) -> Sequence[Known]:
-        """What becomes of each entry."""
+        """The verdict on each entry."""
         applied = self.chains.applied
         if not applied:
             return [UNFILTERED] * len(entries)
@@ -405,8 +405,8 @@ class Filtering:
         keys: Sequence[Hashable],
         entries: Sequence[StoredEntry],
     ) -> Mapping[Hashable, Known] | None:
-        """What the filter service says of those of the entries whose keys are asked about; None:
-        nothing."""
+        """Verdicts of the filter service on those entries whose keys are requested; None: it did
+        not answer."""
 
         def ask() -> Awaitable[Mapping[Hashable, Known]]:
             return active.ask(self._line, asked)
@@ -429,7 +429,7 @@ class Filtering:
         return await self._answer(prepare) is not None
 
     async def _answer(self, ask: Callable[[], Awaitable[T]]) -> T | None:
-        """What the filter service answers; None: it does not, or did not just now."""
+        """The answer of the filter service; None: it does not answer, or did not a moment ago."""
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
         if asked_s < self._ask_after_s:

@@ -32,7 +32,7 @@ CHANGES_MAX: Final = 20
 """How many changes are kept."""
 
 STATE_BYTES_MAX: Final = 1024 * 1024
-"""How long all of it may be, in bytes, as it is kept."""
+"""The limit of the stored text of all chains, in bytes."""
 
 _FORMAT: Final = 1
 
@@ -53,7 +53,7 @@ class UnknownFormat(DomainError):
 
 
 class Policy(Enum):
-    """What it means for an entry that there is no verdict; dispatcher.proto says it in full."""
+    """The treatment of an entry without a verdict; see dispatcher.proto."""
 
     PARK = auto()
     ACCEPT = auto()
@@ -61,7 +61,7 @@ class Policy(Enum):
 
 
 class Chain(NamedTuple):
-    """Filters in their order, and what it means that there is no verdict."""
+    """Filters in their order, and the policies for lack of a verdict."""
 
     filters: tuple[Filter, ...] = ()
     policy: Policy = Policy.PARK
@@ -92,8 +92,8 @@ class Change(NamedTuple):
 
     Attributes:
         filters: names and versions.
-        epoch: of who had the subscription.
-        caller: who asked for it, as far as that is known.
+        epoch: of the owner that made it.
+        caller: the principal that requested it, if known.
     """
 
     time_ms: int
@@ -110,10 +110,10 @@ class Chains:
     """The chains of a subscription.
 
     Attributes:
-        applied: in the order of the log; each applies up to where the next one does. Nothing is
-            filtered before the first.
-        shadow: what is counted only.
-        changes: the last ones, the newest first.
+        applied: in the order of the log; each applies up to the start of the next. Entries before
+            the first are not filtered.
+        shadow: the chain whose verdicts are only counted.
+        changes: the latest ones, newest first.
     """
 
     applied: tuple[Stretch, ...] = ()
@@ -150,11 +150,11 @@ class Chains:
     def changed(
         self, stretch: Stretch, *, is_shadow: bool, now_ms: int, epoch: int, caller: str
     ) -> "Chains":
-        """With a chain in the place of whatever applied from there on. Where that is the same
-        chain, nothing changes: a request that is made again is noted once.
+        """Replace all chains from a position on by this one. If the same chain applies there,
+        nothing changes: a repeated request is recorded once.
 
         Raises:
-            TooManyFilters: that is too much to be kept.
+            TooManyFilters: the chains exceed the limit of their stored text.
         """
         if is_shadow:
             changed = replace(self, shadow=self._shadow_after(stretch))
@@ -168,8 +168,8 @@ class Chains:
         return _fitting(replace(changed, changes=(change, *self.changes)[:CHANGES_MAX]))
 
     def other_than(self, chain: Chain, *, is_shadow: bool) -> Filter | None:
-        """A filter of a chain that is kept here with the same version, and another expression: what
-        is counted for that version would be the verdicts of both."""
+        """A filter of a chain that is stored with the same version and another expression: the
+        counts of that version would mix the verdicts of both."""
         shadow = () if self.shadow is None else (self.shadow,)
         kept = {
             (each.name, each.version): each.expression
@@ -200,10 +200,10 @@ class Chains:
 
 
 def from_properties(properties: Mapping[str, str]) -> Chains:
-    """The chains that a cursor's properties hold.
+    """The chains in a cursor's properties.
 
     Raises:
-        UnknownFormat: they are no chains, or not as they are kept here.
+        UnknownFormat: the properties hold no chains, or in an unknown format.
     """
     pieces = sorted(name for name in properties if name.startswith(PREFIX))
     if not pieces:

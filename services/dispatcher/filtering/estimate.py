@@ -1,14 +1,14 @@
-"""From a part of a backlog to all of it: which part is looked at, and what that says of the rest.
+"""Estimates the shares of a backlog from a sample of it.
 
     ledger 3 ─────────── ledger 7 ───────────────── the log, from mark-delete on
       ██        ██          ██        ██         ██ blocks of neighbours, one in each equal part,
-                                                    at a place in it that is drawn by lot
+                                                    at a random place in it
 
-Every entry may be drawn, so shares in the blocks are shares in the backlog. How far off they may be
-does not follow from how many entries were looked at: neighbours are alike (a producer's run, an
-airline's day), and a block of 100 that are all alike tells no more than one. How much blocks
-differ says how many independent entries they are worth (the design effect of a cluster sample);
-for so many, the interval is Wilson's, which holds for shares near 0 and 1 as well.
+Every entry may be drawn, so shares in the blocks estimate shares in the backlog. Their error does
+not follow from the number of sampled entries alone: neighbours are alike (a producer's run, an
+airline's day), and a block of 100 equal entries is worth no more than one. The variance between
+blocks gives the number of independent entries that they are worth (the design effect of a cluster
+sample); for that number the interval is Wilson's, which holds for shares near 0 and 1 as well.
 """
 
 import math
@@ -26,7 +26,7 @@ CONFIDENCE_Z: Final = 1.96
 
 
 class Block(NamedTuple):
-    """What was found in a block: how many entries, and how many of them are meant."""
+    """The result of a block: the number of its entries, and of those counted as hits."""
 
     entries: int
     hits: int
@@ -41,7 +41,7 @@ class Estimate(NamedTuple):
 
 
 def after(ledgers: Sequence[Run], mark_delete: Position | None) -> list[Run]:
-    """What a log has after a position."""
+    """The entries of a log after a position."""
     left = []
     for first, last_entry_id in ledgers:
         if mark_delete is not None and mark_delete >= first:
@@ -59,8 +59,8 @@ def size(runs: Sequence[Run]) -> int:
 
 
 def starts(total: int, entries_max: int, lots: Sequence[float]) -> list[int]:
-    """Where blocks begin, counted in entries from the first: all, where so many may be looked at,
-    else one in each equal part, where its lot (0 to 1, one a block) says."""
+    """The starts of blocks, in entries from the first: adjacent blocks if the limit allows a full
+    count, else one in each equal part, at the place given by its lot (0 to 1, one per block)."""
     if total <= entries_max:
         return list(range(0, total, BLOCK_ENTRIES))
     count = max(1, entries_max // BLOCK_ENTRIES)
@@ -80,7 +80,7 @@ def position_at(runs: Sequence[Run], number: int) -> Position:
 
 
 def estimate(blocks: Sequence[Block], total: int, *, is_complete: bool) -> Estimate:
-    """How many of `total` entries are meant, by what was found in some of its blocks."""
+    """The estimated number of hits among `total` entries, from the results of some blocks."""
     looked_at = sum(block.entries for block in blocks)
     hits = sum(block.hits for block in blocks)
     if is_complete:
@@ -105,8 +105,8 @@ def wilson(share: float, count: float) -> tuple[float, float]:
 
 
 def _worth(blocks: Sequence[Block], share: float, looked_at: int) -> float:
-    """How many independent entries the blocks are worth: at least as many as there are blocks, and
-    no more where they are all alike."""
+    """The number of independent entries that the blocks are worth: at least the number of blocks,
+    and exactly that if each block is uniform."""
     count = len(blocks)
     if count < 2 or share in (0.0, 1.0):
         return count

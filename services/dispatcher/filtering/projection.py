@@ -1,5 +1,5 @@
-"""What rules read of an entry's metadata, and nothing else: as a key under which a verdict is
-remembered, and as the metadata that the filter service is asked about."""
+"""The part of an entry's metadata that rules read: as a key under which a verdict is cached, and as
+the metadata that is sent to the filter service."""
 
 from collections.abc import Callable, Hashable
 from typing import Any, Final, cast
@@ -18,9 +18,9 @@ class Projection:
     """See the module.
 
     Attributes:
-        reads: what rules read.
+        reads: the inputs of the rules.
         key_of: an entry's key; entries with equal keys have the same verdict.
-        recurs: whether keys are worth remembering.
+        recurs: whether keys recur often enough to be cached.
     """
 
     def __init__(self, reads: Reads) -> None:
@@ -63,7 +63,7 @@ class Projection:
 
 
 def _other_than(names: tuple[str, ...]) -> str:
-    """The name of a property that nobody looks up."""
+    """The name of a property that no filter reads."""
     other = "-"
     while other in names:
         other += "-"

@@ -1,7 +1,7 @@
 """A shadow chain: its verdicts are counted, and nothing waits for them or is withheld.
 
 Cached verdicts are counted at once; the filter service judges the rest in the background, on a line
-of its own. If it cannot keep up, entries are counted as not asked.
+of its own. If it cannot keep up, entries are counted as skipped.
 """
 
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
@@ -19,8 +19,8 @@ from seqgate.types import TopicName
 
 WAITING_MAX: Final = 10_000
 WAITING_BYTES_MAX: Final = 8 * 1024 * 1024
-"""About how many different entries the filter service is still to be asked, and how long is what
-it is asked, in bytes."""
+"""The limits of entries that wait for the filter service: about how many distinct ones, and their
+bytes."""
 
 Spawn = Callable[[Callable[[], Coroutine[Any, Any, None]]], object]
 
@@ -51,8 +51,8 @@ class Shadow:
         self._ask_later()
 
     def stays(self, stretch: Stretch | None, properties: Mapping[str, str]) -> bool:
-        """Whether it is for this chain, and all that it said is as true when the subscription's
-        properties are these."""
+        """Whether it is for this chain, and its verdicts hold for these properties of the
+        subscription."""
         if stretch != self.stretch:
             return False
         return properties == self._properties or self._active.stays(properties)
@@ -63,7 +63,7 @@ class Shadow:
         return self._active.names
 
     def count(self, entries: Sequence[StoredEntry]) -> None:
-        """Count what it says of entries that were read."""
+        """Count its verdicts on entries that were read."""
         active, stretch = self._active, self.stretch
         for each in entries:
             if not stretch.covers(position_of(each)):
@@ -82,7 +82,7 @@ class Shadow:
             self._ask_later()
 
     async def close(self) -> None:
-        """Nothing more is asked, and what still waits is not counted."""
+        """Send no more requests, and do not count the entries that still wait."""
         self._is_closed = True
         self._waiting = {}
         await self._line.close()
@@ -108,8 +108,8 @@ class Shadow:
             self._spawn(self._ask)
 
     async def _ask(self) -> None:
-        """Ask about what waits. What there is no answer about is counted as that, and when more
-        was read the service is asked again."""
+        """Judge the waiting entries. Those without an answer are counted as unanswered, and the
+        service is asked again when more entries were read."""
         active = self._active
         try:
             await active.prepare(self._line, self._topic, self._properties)

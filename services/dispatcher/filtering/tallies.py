@@ -1,7 +1,7 @@
 """Counts of verdicts: kept for each chain, reported for each filter.
 
-One tally is for all entries of which the same filter of the same chain said the same. So counting
-an entry is adding to one pair of numbers, and whoever remembers a verdict remembers its tally.
+A tally covers all entries with the same verdict of the same filter of the same chain. So counting
+an entry adds to one pair of numbers, and a cached verdict has its tally with it.
 """
 
 from collections.abc import Collection, Iterable
@@ -12,8 +12,7 @@ REJECTED: Final = "rejected"
 RESCHEDULED: Final = "rescheduled"
 
 CHAINS_MAX: Final = 100
-"""Of how many chains it is kept what each filter said; of older ones that nobody judges by, what
-all said together."""
+"""Number of chains with counts for each filter; older ones not in use are counted together."""
 
 Names = tuple[tuple[str, int], ...]
 """Names and versions of a chain's filters."""
@@ -35,7 +34,7 @@ class Tally:
 
 
 class Row(NamedTuple):
-    """What is told of a filter, or, without a name, of all of a mode together.
+    """The reported counts of a filter, or, without a name, of a whole mode.
 
     Attributes:
         failed: by reason.
@@ -50,7 +49,7 @@ class Row(NamedTuple):
     failed: dict[str, Tally]
 
     def include(self, said: str, tally: Tally) -> None:
-        """Add what was said of so many."""
+        """Add verdicts on so many entries and messages."""
         match said:
             case "accepted":
                 mine = self.accepted
@@ -69,7 +68,7 @@ class Row(NamedTuple):
 
     @property
     def failed_all(self) -> Tally:
-        """What failed, for whatever reason."""
+        """Failures of all reasons."""
         return _sum(self.failed.values())
 
 
@@ -81,8 +80,8 @@ class Tallies:
         self._past = {is_shadow: _row(is_shadow=is_shadow) for is_shadow in (False, True)}
 
     def of(self, names: Names, place: int | None, said: str, *, is_shadow: bool) -> Tally:
-        """Where to count it that the filter at this place said this; None: all of them together. A
-        failure is said by its reason."""
+        """The tally of a verdict of the filter at this place; None: of the whole chain. A failure
+        is given by its reason."""
         of_chain = self._of.setdefault((is_shadow, names), {})
         tally = of_chain.get((place, said))
         if tally is None:
@@ -90,8 +89,7 @@ class Tallies:
         return tally
 
     def trim(self, judging: Collection[tuple[bool, Names]]) -> None:
-        """Keep the newest chains, and those that somebody judges by (whether in shadow, and the
-        filters): tallies of these are still being added to."""
+        """Keep the newest chains, and those in use (mode and filters), whose tallies still grow."""
         for is_shadow, names in list(self._of)[: max(0, len(self._of) - CHAINS_MAX)]:
             if (is_shadow, names) not in judging:
                 for (_, said), tally in self._of.pop((is_shadow, names)).items():
@@ -119,7 +117,7 @@ class Tallies:
 
 
 def _said_by(names: Names, place: int | None, said: str) -> Iterable[tuple[tuple[str, int], str]]:
-    """What each filter said that was asked."""
+    """The verdict of each filter that was evaluated."""
     if place is None:
         return [(name, said) for name in names] if said == ACCEPTED else []
     return [*((name, ACCEPTED) for name in names[:place]), (names[place], said)]

@@ -36,7 +36,7 @@ class Trial:
                 await self._of(stretch.chain)
 
     async def judge(self, entries: Sequence[StoredEntry]) -> Sequence[Decision]:
-        """What they say of entries.
+        """Their verdicts on entries.
 
         Raises:
             InvalidExpression, InvalidChain, FiltersUnavailable.

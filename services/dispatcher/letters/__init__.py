@@ -1,1 +1,1 @@
-"""Dead letters: what failed too often, on its way to another topic."""
+"""Dead letters: entries that failed too often, on their way to another topic."""

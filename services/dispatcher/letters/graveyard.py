@@ -1,18 +1,18 @@
-"""A subscription's dead letters: each reaches the dead letter topic once, whatever crashes.
+"""A subscription's dead letters: each reaches the dead letter topic once, despite crashes.
 
-    number it, durably, with  ──▶ publish it under ──▶ acknowledge ──▶ forget its
-    what becomes of its key       that number          it              number
+    number it durably, with ──▶ publish it under ──▶ acknowledge ──▶ forget its
+    the state of its key        that number          it              number
 
 The numbers and the keys are properties of the subscription's cursor. A letter that is published
 again has its number, so the dead letter topic's deduplication finds it. A new owner dead-letters
-whatever has a number and delivers it to no consumer; and only the owner can assign numbers. Only a
+every numbered entry and delivers it to no consumer; and only the owner can assign numbers. Only a
 letter's own key waits for the dead letter topic.
 
 Letters are published in the order of their numbers, since the dead letter topic accepts no number
 below one that it has. A later owner's numbers are higher than those of all owners before it. A
 letter that cannot be published is skipped: its key waits, and the letter is retried, under its
-number unless a higher one was published meanwhile. One that is refused for too long is given up:
-its entry is passed over.
+number unless a higher one was published meanwhile. One that is refused for too long is abandoned,
+and its entry skipped.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ BURIED_MAX: Final = 10_000
 """How many published letters are remembered, for Explain."""
 
 RETRY_AFTER_S: Final = 0.5
-"""After what time a letter that could not be put is retried."""
+"""The delay after which a failed letter is retried."""
 
 REFUSED_MAX_S: Final = 86_400.0
 """How long a refused letter is retried by default, in seconds."""
@@ -132,7 +132,7 @@ class Graveyard:
         self._highest = -1  # the highest number that was published here
         self._line = ""
         self._done: set[Position] = set()
-        self._overtaken: dict[Position, int] = {}  # since when, of what is to have another number
+        self._overtaken: dict[Position, int] = {}  # since when, of letters that need another number
         self._one_by_one = asyncio.Lock()
         self._last_of: dict[str, int] = {}  # by a key's property, the number of its last letter
         self._writing = asyncio.Lock()
@@ -323,8 +323,8 @@ class Graveyard:
                 self._record_overtaken(position)
 
     def _record_overtaken(self, position: Position) -> None:
-        """A letter cannot be published under its number: it is to have another one. Where none of
-        ours was higher, somebody else uses the producer's name: we take one that nobody knows."""
+        """Give another number to a letter that cannot be published under its own. If none of ours
+        was higher, another producer uses the name: continue under a new, random one."""
         letter = self._open.pop(position)
         self._overtaken[position] = letter.since_ms
         if letter.number > self._highest and letter.line == self._line:
@@ -342,7 +342,7 @@ class Graveyard:
             del self.buried[next(iter(self.buried))]
 
     async def _publish(self, position: Position) -> bool:
-        """Returns whether the letter is there, or the log has the entry no more."""
+        """Publish a letter. Returns whether it is stored, or the log no longer has the entry."""
         number, attempts, topic, _, line, round_ = self._open[position]
         for entry in await self._log.fetch(self._topic, [position]):
             generation = 1 + _generation(entry)
@@ -386,8 +386,8 @@ def _generation(entry: StoredEntry) -> int:
 
 
 def default_topic(topic: TopicName, subscription: str) -> TopicName:
-    """Where dead letters go unless the consumers say otherwise: Pulsar's name; where that cannot be
-    a topic's, one with a digest in the place of what cannot be."""
+    """The default dead letter topic: Pulsar's name; if that is not a valid topic name, one with a
+    digest in place of the invalid part."""
     digest = blake2b(f"{topic} {subscription}".encode(), digest_size=8).hexdigest()
     for name in (f"{topic}-{subscription}-DLQ", f"{topic}-{digest}-DLQ"):
         with suppress(InvalidNameError):

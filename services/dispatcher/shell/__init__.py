@@ -1,1 +1,1 @@
-"""The shell of a subscription: streams in and out, and what carries out its decisions."""
+"""The shell of a subscription: streams in and out, and the execution of its decisions."""

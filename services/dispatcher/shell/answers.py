@@ -107,7 +107,7 @@ def settled_response(
 
 
 _OUTCOMES: Final = {
-    Outcome.DONE: pb.OUTCOME_DONE,
-    Outcome.STALE: pb.OUTCOME_STALE,
-    Outcome.INVALID: pb.OUTCOME_INVALID,
+    Outcome.DONE: pb.SETTLE_OUTCOME_DONE,
+    Outcome.STALE: pb.SETTLE_OUTCOME_STALE,
+    Outcome.INVALID: pb.SETTLE_OUTCOME_INVALID,
 }

@@ -1,6 +1,6 @@
 """A subscription held by this instance: its consumers, changes to it, and its end.
 
-    consumers ──▶ sessions ──▶ the machine, and what carries out its decisions (performing.py)
+    consumers ──▶ sessions ──▶ the machine, and the execution of its decisions (performing.py)
                                    ▲
     administrators ──▶ Live ───────┘ another machine, other filters
 
@@ -11,7 +11,6 @@ lost everything stops at once, and later calls fail: the cursor service refuses 
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -20,7 +19,6 @@ import structlog
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.services.dispatcher.config import DispatcherConfig
-from seqgate.services.dispatcher.core.delays import DelayedBytes
 from seqgate.services.dispatcher.core.effects import (
     AfterDeadLetter,
     Because,
@@ -45,13 +43,13 @@ from seqgate.services.dispatcher.filtering.chains import (
 )
 from seqgate.services.dispatcher.letters.graveyard import Graveyard
 from seqgate.services.dispatcher.ports import Cursor, InvalidProperty, Part, Ports, TopicNotFound
-from seqgate.services.dispatcher.shell.cache import Caches, EntryCache
+from seqgate.services.dispatcher.shell.cache import EntryCache
 from seqgate.services.dispatcher.shell.performing import Performing
 from seqgate.services.dispatcher.shell.sending import Sending
 from seqgate.services.dispatcher.shell.session import Joining, Session
+from seqgate.services.dispatcher.shell.shared import Shared
 from seqgate.services.dispatcher.shell.work import Work
 from seqgate.services.errors import DomainError, Draining, Fenced
-from seqgate.services.runtime.budget import Budget
 from seqgate.services.runtime.metrics import Recorder, nowhere
 from seqgate.services.runtime.room import Room
 from seqgate.types import Position, TopicName
@@ -101,17 +99,13 @@ class Live:
         answered: Recorder = nowhere,
         handed_over: Recorder = nowhere,
         *,
-        room: Room | None = None,
-        caches: Caches | None = None,
-        delayed: DelayedBytes | None = None,
-        asked: Budget | None = None,
+        shared: Shared | None = None,
         leased_s: float | None = None,
     ) -> None:
         """`epoch` is the epoch of the acquired lease; it is part of every delivery's token.
-        `leased_s` is when the lease was requested, by the loop's clock; None: now. `room`,
-        `caches`, `delayed` and `asked` (see Work) are shared by all subscriptions; None: not
-        shared. `answered` and `handed_over` record how long the filter service took, and how long
-        keys drained."""
+        `leased_s` is when the lease was requested, by the loop's clock; None: now. `shared` has the
+        instance's budgets; None: budgets of its own. `answered` and `handed_over` record how long
+        the filter service took, and how long keys drained."""
         self.topic = topic
         self.name = name
         self.epoch = epoch
@@ -127,10 +121,9 @@ class Live:
         self._numbers = 1
         self._leaving: list[int] = []
         self._joiners: list[_Joiner] = []
-        caches = caches or Caches(config.caches_bytes_max)
-        room = room or Room(config.streams_bytes_max, slow_s=config.slow_consumer_s)
+        shared = shared or Shared.of(config)
         self._changing_filters = asyncio.Lock()
-        self._work = Work(topic, name, tasks, self._at_stop, asked)
+        self._work = Work(topic, name, tasks, self._at_stop, shared.changes)
         self._graveyard = Graveyard(
             topic,
             name,
@@ -152,8 +145,8 @@ class Live:
             self.sessions,
             self._graveyard,
             self.filtering,
-            cache=EntryCache(config.cache_bytes_max, caches),
-            delayed=delayed or DelayedBytes(config.all_delayed_bytes_max),
+            cache=EntryCache(config.cache_bytes_max, shared.caches),
+            delayed=shared.delayed,
             read_entries_max=config.read_entries_max,
             handed_over=handed_over,
         )
@@ -163,8 +156,8 @@ class Live:
             ports.log,
             self._work,
             self._performing,
-            room,
-            bytes_max=min(config.stream_bytes_max, room.bytes_max),
+            shared.streams,
+            bytes_max=min(config.stream_bytes_max, shared.streams.bytes_max),
         )
         self._waiting = Waiting(topic, name, tenure, lambda: self.machine.waits)
         lost_s = (now_s if leased_s is None else leased_s) + config.lease_s
@@ -197,7 +190,7 @@ class Live:
 
     @property
     def room(self) -> Room:
-        """The room for what is on its way to consumers."""
+        """The budget for deliveries on their way to consumers."""
         return self._sending.room
 
     @property
@@ -216,9 +209,9 @@ class Live:
         return self._performing.placement
 
     @property
-    def assignment_version(self) -> int:
+    def assignment_revision(self) -> int:
         """How often the assignment of slots to consumers changed."""
-        return self._performing.assignment_version
+        return self._performing.assignment_revision
 
     @property
     def failures(self) -> int:
@@ -227,7 +220,7 @@ class Live:
 
     @property
     def changes(self) -> int:
-        """How many changes are queued or under way."""
+        """The number of queued and running changes."""
         return self._work.changes
 
     @property
@@ -257,11 +250,13 @@ class Live:
                 acknowledged.add_range(each.first, each.last_entry_id)
         attempts = {each: count async for each, count in tenure.attempts()}
         if acknowledged.highest or left or attempts:
-            with suppress(TopicNotFound):  # then nothing is stored there
+            try:
                 last = (await self._ports.log.ends(self.topic)).last
-                if resuming.is_beyond(acknowledged, left, attempts, last):
-                    await resuming.move_back(tenure, self.topic, cursor, last)
-                    return await self._durable()
+            except TopicNotFound:
+                last = None  # the first entry is yet to come
+            if resuming.is_beyond(acknowledged, left, attempts, last):
+                await resuming.move_back(tenure, self.topic, cursor, last)
+                return await self._durable()
         keys = await self._graveyard.load(cursor, acknowledged)
         waits = self._waiting.load(cursor)
         return Durable(acknowledged, left, attempts, keys, self._graveyard.begun, waits)
@@ -298,7 +293,7 @@ class Live:
                     subscription=self.name,
                     why=str(error),
                 )
-        finally:  # also when nobody waits for this any more: or the lease would be renewed for ever
+        finally:  # even if the caller is gone, or the lease would be renewed forever
             self.stop(Draining("the service is shutting down", retry_after_s=0.1))
         await self._work.ended()
         await self.filtering.close()
@@ -470,7 +465,7 @@ class Live:
             await performing.all_durable()
             await self._work.end_of_machine()
             await self._work.repeated(self._keep_needed_chains)
-            if self._graveyard.has_done:  # delivered again, it is to have a letter of its own
+            if self._graveyard.has_done:  # a redelivered entry needs a new letter
                 await self._work.repeated(self._graveyard.tidy)
             await self._work.repeated(lambda: self._tenure.reset(mark_delete))
             await self._work.repeated(self._graveyard.start_over)
@@ -484,8 +479,8 @@ class Live:
 
     async def _keep_needed_chains(self) -> None:
         """Drop the chains that only acknowledged entries need, and apply the first remaining one
-        from the beginning: it filters everything that a move back delivers again. So the result
-        does not depend on what was written since."""
+        from the beginning: it filters all entries that a reset delivers again. So the result does
+        not depend on later writes."""
         cursor = await self._tenure.get()
         chains = from_properties(cursor.properties)
         kept = chains.needed_after(cursor.mark_delete)
@@ -493,7 +488,7 @@ class Live:
             put, remove = to_properties(kept, cursor.properties)
             await self._tenure.set_properties(put, remove)
 
-    # ---- other filters, and what they see
+    # ---- changes of filters and properties
 
     async def set_filters(
         self, chain: Chain, start: Position | Unread | None, *, is_shadow: bool, caller: str
@@ -595,7 +590,7 @@ class Live:
             performing.machine.refilter(performing.now_ms(), is_filtered=is_filtered, start=start)
         )
 
-    # ---- what administrators ask
+    # ---- calls of administrators
 
     def release_key(self, key: bytes) -> bool:
         """Release a key. Returns whether it was held."""
@@ -615,7 +610,7 @@ class Live:
         return self._graveyard.buried.get(position)
 
     def passed(self, position: Position) -> Because | None:
-        """Why an entry was passed over; None: it was not, or that is forgotten."""
+        """Why an entry was skipped; None: it was not, or that is forgotten."""
         return self._performing.passed.get(position)
 
     async def entry(self, position: Position) -> ledger_pb2.StoredEntry | None:

@@ -89,8 +89,8 @@ class Performing:
         answers: responses that wait until acknowledgements are durable.
         cache: entries that were read and are not sent yet.
         changing: held while the machine is replaced or the filters change.
-        assignment_version: how often the assignment of slots changed.
-        passed: the last entries that were passed over, and why.
+        assignment_revision: how often the assignment of slots changed.
+        passed: the latest skipped entries, and why.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Performing:
         self.answers = Answers()
         self.cache = cache
         self.changing = _Changing(self._changed)
-        self.assignment_version = 0
+        self.assignment_revision = 0
         self.passed: dict[Position, Because] = {}
         self._topic = topic
         self._name = name
@@ -254,10 +254,10 @@ class Performing:
             stream.put(*items)
 
     def _tell_ranges(self, consumer: int, ranges: Sequence[SlotRange]) -> None:
-        self.assignment_version += 1
+        self.assignment_revision += 1
         assigned = pb.Assigned(
             ranges=[pb.KeyRange(first=each.first, last=each.last) for each in ranges],
-            version=self.assignment_version,
+            revision=self.assignment_revision,
         )
         self._put(consumer, pb.ConsumeResponse(assigned=assigned))
 
@@ -289,7 +289,7 @@ class Performing:
         """A change ended. Timers may be due by now, and the machine may be another one."""
         self._set_timer()
 
-    # ---- the log, and what filters say
+    # ---- the log, and verdicts
 
     async def _read(self, after: Position | None, generation: int) -> None:
         entries = await self._work.repeated(lambda: self._next_entries(after))
@@ -365,10 +365,10 @@ class Performing:
         for position, verdict in verdicts.items():
             if verdict == REJECT:
                 self.cache.take(position)
-        verdicts.update(dict.fromkeys(gone, ACCEPT))  # whoever delivers it finds out
+        verdicts.update(dict.fromkeys(gone, ACCEPT))  # its delivery finds out
         self.apply(self.machine.judged(verdicts, self.now_ms()))
 
-    # ---- what is made durable
+    # ---- durable effects
 
     async def _persist(self, what: Persist, generation: int) -> None:
         followed = self.answers.followed(what.number)

@@ -49,7 +49,7 @@ class Sending:
         *,
         bytes_max: int,
     ) -> None:
-        """`bytes_max` bounds what is fetched for one consumer and not sent yet."""
+        """`bytes_max` bounds the bytes fetched for one consumer and not sent yet."""
         self.room = room
         self._bytes_max = bytes_max
         self._entry_bytes = ENTRY_BYTES
@@ -63,12 +63,12 @@ class Sending:
     async def filled(
         self, consumer: int, deliveries: Sequence[Delivery], share: Share
     ) -> AsyncGenerator[pb.ConsumeResponse, None]:
-        """Deliveries with what they deliver, but for those that count no more.
+        """Deliveries with their entries, without stale ones.
 
-        What is sent next is decided and taken in one go, without waiting. When an entry is neither
-        kept nor fetched, it is fetched, with some that follow, and everything is decided again:
-        meanwhile it may count no more, and what was kept may not be. Only an entry that the log
-        was asked for and has no more is gone."""
+        The next entries are chosen and taken in one step, without waiting. An entry that is neither
+        cached nor fetched is fetched, with some that follow, and the choice starts over: meanwhile
+        deliveries may become stale, and cached entries be evicted. Only an entry that was requested
+        from the log and is no longer there counts as gone."""
         page = _Page(self._performing.generation, deque(deliveries), share)
         try:
             while page.pending and page.generation == self._performing.generation:
@@ -127,8 +127,8 @@ class Sending:
         return response if filled else None
 
     def _return_unsent(self, consumer: int, gone: Sequence[int], unsent: int) -> None:
-        """What is not sent: the log has it no more, or it counts no more. The consumer counts what
-        it receives, so it has its permits again."""
+        """Return the permits of deliveries that are not sent, since the log no longer has the entry
+        or they are stale: the consumer counts only the messages that it receives."""
         performing = self._performing
         if gone:
             effects = performing.machine.gone(consumer, gone, performing.now_ms())
@@ -155,7 +155,7 @@ class Sending:
         if lacks_bytes:
             page.drop()
             await share.take(lacks_bytes)
-            page.reserve_bytes = lacks_bytes  # it may not be kept any more: that is decided anew
+            page.reserve_bytes = lacks_bytes  # it may be evicted by now: decide again
             return
         await self._work.repeated(lambda: self._fetch_once(page))
 
@@ -178,12 +178,12 @@ class Sending:
             self._entry_bytes = max(1, fetched_bytes // len(found.entries))
 
     async def _room_for(self, page: "_Page") -> int:
-        """Take room to fetch. Returns how much, in bytes. Whoever has to wait for it drops what it
-        has."""
+        """Take budget for a fetch. Returns it in bytes. A delivery that has to wait for it releases
+        the bytes that it holds."""
         share = page.share
         left_bytes = self._bytes_max - share.size_bytes
         if page.was_left_out and left_bytes < self._entry_bytes:
-            page.drop()  # one entry may be beyond the limit, and nothing beside it
+            page.drop()  # one entry may exceed the limit, if it is alone
             left_bytes = max(self._bytes_max - share.size_bytes, self._entry_bytes)
         if left_bytes > 0 and share.try_take(left_bytes):
             return left_bytes
@@ -192,8 +192,8 @@ class Sending:
         return self._bytes_max
 
     def _wanted(self, page: "_Page", room_bytes: int) -> list[Position]:
-        """What to fetch: the first delivery's entry and about as many more of the next as there is
-        room for, in the order of the log; or it alone."""
+        """The positions to fetch: that of the first delivery and about as many of the next as there
+        is room for, in the order of the log; or the first alone."""
         cache, first = self._performing.cache, page.pending[0].position
         if page.was_left_out:
             return [first]
@@ -208,16 +208,16 @@ class _Page:
 
     Attributes:
         generation: of the machine that made them.
-        pending: those that are not sent, in their order.
-        share: the room that is taken for the entries below, and for what is being sent.
-        fetched: entries that were fetched, and are not sent.
-        gone: where the log was asked for an entry and has none any more.
-        sending_bytes: how large is what is being sent.
-        lacks_bytes: how much room the first lacks, which is kept; 0: none.
-        reserve_bytes: how much room was waited for, and is not used yet.
-        was_left_out: whether the first was asked for, and nothing was said of it: it is fetched
+        pending: those not sent yet, in their order.
+        share: the budget taken for the entries below, and for those being sent.
+        fetched: entries that were fetched and not sent yet.
+        gone: requested positions at which the log no longer has an entry.
+        sending_bytes: the size of the entries being sent.
+        lacks_bytes: the budget that the first lacks, which is cached; 0: none.
+        reserve_bytes: the budget that was waited for and is not used yet.
+        was_left_out: whether the first was requested and missing in the response: it is fetched
             alone.
-        began_ns: since when they are on their way.
+        began_ns: when they were made.
     """
 
     generation: int
@@ -239,12 +239,12 @@ class _Page:
         return True
 
     def give_reserve(self) -> None:
-        """What was waited for, and is not used, is given back."""
+        """Release the reserve."""
         self.share.give(self.reserve_bytes)
         self.reserve_bytes = 0
 
     def add(self, answered: Sequence[Position], entries: Sequence[ledger_pb2.StoredEntry]) -> None:
-        """The log was asked for these, and has these entries of them."""
+        """Record the response of the log to a request for these positions."""
         self.fetched.update((position_of(each), each) for each in entries)
         self.gone.update(each for each in answered if each not in self.fetched)
 
@@ -265,7 +265,7 @@ def _fill(wire: pb.Delivery, delivery: Delivery, entry: ledger_pb2.StoredEntry) 
     wire.position.CopyFrom(entry.position)
     wire.metadata.CopyFrom(entry.metadata)
     wire.payload = entry.payload
-    wire.append_time = entry.append_time
+    wire.append_time.CopyFrom(entry.append_time)
     wire.attempts = delivery.attempts
     if entry.aborts:
         wire.aborts = entry.aborts

@@ -186,21 +186,25 @@ class Session:
             self._answer(request_id, outcomes, span, number)
             performing.apply(effects)
 
-    def acknowledge_through(self, request_id: int, item: Ack, span: Span = INVALID_SPAN) -> None:
+    def acknowledge_cumulative(self, request_id: int, item: Ack, span: Span = INVALID_SPAN) -> None:
         """Acknowledge a delivery and everything before it."""
         with self._performing.contained():
             performing, now_ms = self._performing, self._performing.now_ms()
-            effects, outcome, number = performing.machine.acknowledge_through(
+            effects, outcome, number = performing.machine.acknowledge_cumulative(
                 self.consumer, item, now_ms
             )
             self._answer(request_id, [outcome], span, number)
             performing.apply(effects)
 
-    def refuse(self, request_id: int, items: Iterable[Nack], span: Span = INVALID_SPAN) -> None:
+    def negative_acknowledge(
+        self, request_id: int, items: Iterable[Nack], span: Span = INVALID_SPAN
+    ) -> None:
         """Negatively acknowledge deliveries."""
         with self._performing.contained():
             performing, now_ms = self._performing, self._performing.now_ms()
-            effects, outcomes = performing.machine.refuse(self.consumer, items, now_ms)
+            effects, outcomes = performing.machine.negative_acknowledge(
+                self.consumer, items, now_ms
+            )
             performing.apply(effects)
             self._answer(request_id, outcomes, span)
 
@@ -212,8 +216,8 @@ class Session:
         *,
         no_room: bool = False,
     ) -> None:
-        """Return deliveries unprocessed. What is revoked with them is sent before the answer, and
-        redeliveries after it: the consumer would return what comes before as well."""
+        """Return deliveries unprocessed. Revocations are sent before the answer, and redeliveries
+        after it: the consumer would return redeliveries that precede the answer, too."""
         with self._performing.contained():
             performing, now_ms = self._performing, self._performing.now_ms()
             effects, outcomes = performing.machine.give_back(

@@ -28,11 +28,11 @@ BACKOFF_MAX_S: Final = 2.0
 own longest delay."""
 
 FAILED_RETRY_AFTER_S: Final = 0.5
-"""After what time consumers reconnect to a subscription that failed unexpectedly."""
+"""The delay after which consumers reconnect to a subscription that failed unexpectedly."""
 
 WAITING_CHANGES_MAX: Final = 100
-"""How many changes of a subscription may be queued or under way. Each completes even if its caller
-is gone, so calls_max does not bound them."""
+"""Number of queued and running changes of a subscription. Each completes even if its caller has
+gone, so calls_max does not bound them."""
 
 WAITING_CHANGES_BYTES_MAX: Final = 64 * 1024 * 1024
 """The total size of the requests behind the changes of all subscriptions, in bytes. The largest
@@ -45,7 +45,7 @@ class Work:
     Attributes:
         stopped: why everything stopped; None while it runs.
         failures: how often it failed unexpectedly.
-        changes: how many changes are queued or under way.
+        changes: the number of queued and running changes.
     """
 
     def __init__(

@@ -16,40 +16,42 @@ from seqgate.services.dispatcher.core.lane import Lane, Reason
 from seqgate.services.dispatcher.core.subscription import Subscription
 from seqgate.services.dispatcher.entries import entry_of, position_of
 from seqgate.services.dispatcher.shell.live import Live
-from seqgate.services.dispatcher.wire.reporting import key_report, name_of, reason_of, time_of, wire
+from seqgate.services.dispatcher.wire.reporting import key_report, name_of, reason_of
 from seqgate.services.errors import DomainError
+from seqgate.services.runtime.positions import to_position
+from seqgate.times import timestamp
 from seqgate.types import Position
 
 TEXTS: Final = {
-    pb.REASON_READY: "nothing withholds it: it is its turn soon",
-    pb.REASON_DRAINING: "its key is in flight at {consumer}, who does not own it any more",
-    pb.REASON_IN_FLIGHT_LIMIT: "as many of its key are in flight as may be",
+    pb.REASON_READY: "nothing withholds it: it is delivered soon",
+    pb.REASON_DRAINING: "its key is in flight at {consumer}, which no longer owns it",
+    pb.REASON_IN_FLIGHT_LIMIT: "its key has reached max_in_flight_per_key",
     pb.REASON_RETRY_DELAY: "a delivery failed, and its delay is not over",
     pb.REASON_RETRY: "an earlier message of its key failed, and is in flight again at {consumer}",
     pb.REASON_RECORDING: "a failed delivery of its key is being recorded",
-    pb.REASON_DELAYED: "it is to be delivered later, or what it waits for is",
+    pb.REASON_DELAYED: "it is delayed, or waits for a delayed message",
     pb.REASON_DEAD_LETTERING: "a message of its key is on its way to the dead letter topic",
-    pb.REASON_HELD: "its key is held until it is released: a message of it was dead-lettered",
-    pb.REASON_JOINING: "its owner {consumer} joined, and what was read before is unacknowledged",
-    pb.REASON_SUBSCRIPTION_LIMIT: "the subscription has as many unacknowledged messages as it may",
-    pb.REASON_NO_OWNER: "nobody owns its slot",
-    pb.REASON_NO_PERMITS: "its owner {consumer} takes no more messages now",
-    pb.REASON_CONSUMER_LIMIT: "its owner {consumer} has as many unacknowledged messages as it may",
+    pb.REASON_HELD: "its key is held until it is released: a message of the key was dead-lettered",
+    pb.REASON_JOINING: "its owner {consumer} joined, and messages read before are unacknowledged",
+    pb.REASON_SUBSCRIPTION_LIMIT: "the subscription has reached max_unacked",
+    pb.REASON_NO_OWNER: "no consumer owns its slot",
+    pb.REASON_NO_PERMITS: "its owner {consumer} has no permits left",
+    pb.REASON_CONSUMER_LIMIT: "its owner {consumer} has reached max_unacked_per_consumer",
     pb.REASON_IN_ORDER: "an earlier message of its key comes first",
-    pb.REASON_LAGGING: "more waits than is remembered: it is read again when there is room",
-    pb.REASON_UNREAD: "nothing of it is known to wait: whatever there is was not read yet",
+    pb.REASON_LAGGING: "too many entries wait in memory: it is read again when there is room",
+    pb.REASON_UNREAD: "it is not read from the log yet",
     pb.REASON_IN_FLIGHT: "it is in flight at {consumer}",
     pb.REASON_ACKNOWLEDGED: "it is acknowledged",
-    pb.REASON_SETTLING: "it is acknowledged, and that is being made durable",
-    pb.REASON_RETURNED_LIMIT: "as much of {consumer} waits to be delivered again as may",
+    pb.REASON_SETTLING: "its acknowledgement is being made durable",
+    pb.REASON_RETURNED_LIMIT: "too many messages of {consumer} wait for redelivery, and go first",
     pb.REASON_NO_ENTRY: "the log has no such entry",
     pb.REASON_FILTERING: "it waits for the verdict of the subscription's filters",
-    pb.REASON_FILTER_FAILED: "there is no verdict of it, and it waits until the filters change",
-    pb.REASON_RESCHEDULED: "a filter put it off: it is asked about again",
+    pb.REASON_FILTER_FAILED: "a filter failed on it: it waits until filters or properties change",
+    pb.REASON_RESCHEDULED: "a filter put it off, and judges it again later",
     pb.REASON_REJECTED: "its filters reject it",
     pb.REASON_DEAD_LETTERED: "it went to the dead letter topic",
-    pb.REASON_PASSED: "it was passed, and nobody received it",
-    pb.REASON_INCOMPLETE: "it waits for the turn of the last chunk of its message",
+    pb.REASON_PASSED: "it was passed (acknowledged without a delivery)",
+    pb.REASON_INCOMPLETE: "it is a chunk, and waits for the last chunk of its message",
 }
 
 
@@ -58,7 +60,7 @@ _VERDICTS: Final = {
     Reason.FILTER_FAILED: FILTER_FAILED,
     Reason.RESCHEDULED: UNJUDGED,
 }
-"""The reasons that filters have to withhold a key."""
+"""The verdict for which each reason of filters withholds a key."""
 
 
 def explain_key(live: Live, key: bytes) -> pb.ExplainResponse:
@@ -138,7 +140,7 @@ async def explain_position(live: Live, position: Position) -> pb.ExplainResponse
 
 
 async def _of_end(live: Live, entry: StoredEntry) -> list[pb.Explanation]:
-    """Why an entry is acknowledged, if that is known and no consumer did it."""
+    """Why an entry is acknowledged, if the cause is known and not a consumer."""
     position = position_of(entry)
     topic = live.buried(position)
     if topic is not None:
@@ -158,7 +160,7 @@ async def _of_end(live: Live, entry: StoredEntry) -> list[pb.Explanation]:
     try:
         (found,) = await trial.judge([entry])
     except DomainError:
-        return []  # the filter service is away: nobody knows
+        return []  # the filter service is away: unknown
     finally:
         await trial.close()
     if found.failure is not None or found.verdict != REJECT or found.filter is None:
@@ -173,7 +175,7 @@ async def _of_end(live: Live, entry: StoredEntry) -> list[pb.Explanation]:
 def _of_filters(
     live: Live, verdict: int, position: Position | None, since_ms: int | None = None
 ) -> pb.Explanation:
-    """What filters have to do with it that an entry waits."""
+    """Why an entry waits for filters."""
     if verdict == FILTER_FAILED:
         why = _explanation(pb.REASON_FILTER_FAILED, position=position, since_ms=since_ms)
         failed = None if position is None else live.filtering.why(position)
@@ -181,7 +183,7 @@ def _of_filters(
             reason, message = failed.failure
             why.text += f": {failed.filter} (version {failed.version}) says {reason}: {message}"
             why.filter, why.filter_version = failed.filter, failed.version
-            why.since.CopyFrom(time_of(failed.since_ms))
+            why.since.CopyFrom(timestamp(failed.since_ms))
         return why
     if verdict > 0:
         return _explanation(
@@ -191,7 +193,7 @@ def _of_filters(
     outage = live.filtering.outage
     if outage is not None:
         why.text += f": {outage.because}"
-        why.since.CopyFrom(time_of(outage.since_ms))
+        why.since.CopyFrom(timestamp(outage.since_ms))
     return why
 
 
@@ -240,7 +242,7 @@ def _of_lane(live: Live, lane: Lane) -> Iterator[pb.Explanation]:
 
 
 def _of_slot(live: Live, key: bytes) -> Iterator[pb.Explanation]:
-    """Why nothing of a key that has no work is delivered."""
+    """Why no message is delivered of a key without work."""
     machine = live.machine
     slot = machine.slot_of(key)
     if machine.parking.is_held(key):
@@ -266,7 +268,7 @@ def _why_not_reading(live: Live) -> Iterator[pb.Explanation]:
 
 
 def _of_owner(machine: Subscription, owner: int | None) -> Iterator[pb.Explanation]:
-    """What the owner of a key that may go has to do with it."""
+    """Why the owner of a key that is not withheld does not receive its next message."""
     consumer = None if owner is None else machine.consumers[owner]
     if consumer is None and (
         machine.options.kind is SubscriptionType.KEY_SHARED or not machine.consumers
@@ -301,11 +303,11 @@ def _explanation(
 ) -> pb.Explanation:
     return pb.Explanation(
         reason=reason,
-        text=TEXTS[reason].format(consumer=consumer or "nobody"),
+        text=TEXTS[reason].format(consumer=consumer or "no consumer"),
         consumer=consumer,
-        position=wire(position),
-        since=None if since_ms is None else time_of(since_ms),
-        until=None if until_ms is None else time_of(until_ms),
+        position=to_position(position),
+        since=None if since_ms is None else timestamp(since_ms),
+        until=None if until_ms is None else timestamp(until_ms),
     )
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
-from seqgate.api.entry.v1 import entry_pb2
 from seqgate.services.dispatcher.config import DispatcherConfig
 from seqgate.services.dispatcher.core.effects import AfterDeadLetter, Options, SubscriptionType
 from seqgate.services.dispatcher.core.selectors import Placement, SlotRange
@@ -14,23 +13,18 @@ from seqgate.services.dispatcher.errors import (
     InvalidConsumer,
     InvalidOptions,
     InvalidPermits,
-    InvalidPosition,
     InvalidSettlement,
-    InvalidStart,
     InvalidSubscriptionName,
 )
 from seqgate.services.dispatcher.filtering.chains import Chain, Policy
 from seqgate.services.dispatcher.letters.graveyard import default_topic
 from seqgate.services.dispatcher.ports import INTERNAL, Filter, InvalidChain
-from seqgate.services.dispatcher.service import After, At, AtTime, Earliest, Latest, Start
 from seqgate.services.dispatcher.shell.session import Joining
-from seqgate.services.errors import InvalidPage, InvalidTopicName
+from seqgate.services.errors import InvalidPage
+from seqgate.services.runtime.requests import DAY_MS, read_duration_ms, read_name, read_topic
 from seqgate.types import (
-    SEQUENCE_ID_MAX,
     InvalidNameError,
-    Position,
     TopicName,
-    check_cursor_name,
 )
 
 ITEMS_MAX: Final = 10_000
@@ -39,9 +33,6 @@ ITEMS_MAX: Final = 10_000
 PERMIT_MAX: Final = 1_000_000
 PERMITS_MAX: Final = 10_000_000
 """How many messages one request may permit, and how many permits a consumer may have."""
-
-DELAY_MAX_MS: Final = 86_400_000
-"""The longest delay, time-out or deadline, in milliseconds: a day."""
 
 ACK_TIMEOUT_MIN_MS: Final = 100
 """The shortest time-out of a delivery, in milliseconds."""
@@ -88,18 +79,15 @@ def joining(
     """The parameters of a subscribe request."""
     given = subscribe.options
     consumer_name = subscribe.consumer_name or f"consumer-{uuid.uuid4().hex[:12]}"
-    try:
-        check_cursor_name(consumer_name)
-    except InvalidNameError as error:
-        raise InvalidConsumer(
-            "consumer_name must be 1 to 255 bytes of UTF-8 without control characters",
-            field="consumer_name",
-        ) from error
-    timeout_ms = subscribe.ack_timeout_ms
-    if timeout_ms and not ACK_TIMEOUT_MIN_MS <= timeout_ms <= DELAY_MAX_MS:
-        raise InvalidConsumer(
-            f"ack_timeout_ms must be 0 or {ACK_TIMEOUT_MIN_MS:,} to {DELAY_MAX_MS:,}",
-            field="ack_timeout_ms",
+    read_name("consumer_name", consumer_name, InvalidConsumer)
+    timeout_ms = 0
+    if subscribe.HasField("ack_timeout"):
+        timeout_ms = read_duration_ms(
+            "ack_timeout",
+            subscribe.ack_timeout,
+            InvalidConsumer,
+            least_ms=ACK_TIMEOUT_MIN_MS,
+            most_ms=DAY_MS,
         )
     if subscribe.weight > WEIGHT_MAX:
         raise InvalidConsumer(f"weight must be at most {WEIGHT_MAX}", field="weight")
@@ -116,6 +104,13 @@ def joining(
     )
 
 
+def _drain_deadline_ms(given: pb.SubscriptionOptions) -> int:
+    if not given.HasField("drain_deadline"):
+        return DRAIN_DEADLINE_MS
+    field = "options.drain_deadline"
+    return read_duration_ms(field, given.drain_deadline, InvalidOptions, least_ms=1, most_ms=DAY_MS)
+
+
 def _options(given: pb.SubscriptionOptions, config: DispatcherConfig) -> Options:
     if given.type not in _KINDS:
         raise InvalidOptions("options.type is required", field="options.type")
@@ -129,7 +124,6 @@ def _options(given: pb.SubscriptionOptions, config: DispatcherConfig) -> Options
         "max_unacked_per_consumer": UNACKED_MAX,
         "max_unacked": UNACKED_MAX,
         "max_redeliveries": REDELIVERIES_MAX,
-        "drain_deadline_ms": DELAY_MAX_MS,
     }
     for field, most in limits.items():
         if getattr(given, field) > most:
@@ -150,7 +144,7 @@ def _options(given: pb.SubscriptionOptions, config: DispatcherConfig) -> Options
         delayed_bytes_max=config.delayed_bytes_max,
         classic_join=given.classic_join,
         delay_holds_key=given.delay_holds_key,
-        drain_deadline_ms=given.drain_deadline_ms or DRAIN_DEADLINE_MS,
+        drain_deadline_ms=_drain_deadline_ms(given),
         redeliveries_max=given.max_redeliveries
         if given.HasField("max_redeliveries")
         else REDELIVERIES_DEFAULT,
@@ -190,8 +184,7 @@ _MODES: Final = frozenset(
 
 
 def chain(request: pb.SetFiltersRequest | pb.AnalyzeBacklogRequest) -> Chain:
-    """The filters that are given, and what it means that they fail. What else can be wrong with
-    them, the filter service says."""
+    """The given filters, and their failure policy. The filter service checks the expressions."""
     filters = tuple(Filter(each.name, each.version, each.expression) for each in request.filters)
     if isinstance(request, pb.AnalyzeBacklogRequest):
         return Chain(filters)
@@ -202,22 +195,11 @@ def chain(request: pb.SetFiltersRequest | pb.AnalyzeBacklogRequest) -> Chain:
 
 def names(request: Any) -> tuple[TopicName, str]:
     """The topic and the subscription that a request is about."""
-    return topic_name(request.topic), _subscription_name(request.subscription)
-
-
-def topic_name(text: str) -> TopicName:
-    """A topic's name."""
-    try:
-        return TopicName.parse(text)
-    except InvalidNameError as error:
-        raise InvalidTopicName(str(error), field="topic") from error
+    return read_topic(request.topic), _subscription_name(request.subscription)
 
 
 def _subscription_name(text: str) -> str:
-    try:
-        check_cursor_name(text)
-    except InvalidNameError as error:
-        raise InvalidSubscriptionName(f"subscription {error}", field="subscription") from error
+    read_name("subscription", text, InvalidSubscriptionName)
     if text.startswith(INTERNAL):
         raise InvalidSubscriptionName(f"the prefix {INTERNAL} is reserved", field="subscription")
     return text
@@ -236,37 +218,6 @@ def _dead_letter_topic(topic: TopicName, name: str, given: str) -> TopicName:
     return dead
 
 
-def start(given: pb.Start) -> Start:
-    """A place in the log."""
-    match given.WhichOneof("start"):
-        case "earliest":
-            return Earliest()
-        case "latest":
-            return Latest()
-        case "at":
-            return At(position("start.at", given.at))
-        case "after":
-            return After(position("start.after", given.after))
-        case "time":
-            if given.time > SEQUENCE_ID_MAX:
-                raise InvalidStart("start.time must be at most 2^63 - 1", field="start.time")
-            return AtTime(given.time)
-    raise InvalidStart(
-        "start is required: set one of earliest, latest, at, after, time", field="start"
-    )
-
-
-def position(
-    field: str,
-    wire: entry_pb2.Position,
-    refusal: type[InvalidStart | InvalidPosition] = InvalidStart,
-) -> Position:
-    """A position within bounds."""
-    if max(wire.ledger_id, wire.entry_id) > SEQUENCE_ID_MAX:
-        raise refusal(f"{field}: ledger_id and entry_id must be at most 2^63 - 1", field=field)
-    return Position(wire.ledger_id, wire.entry_id)
-
-
 def permits(messages: int, have: int) -> int:
     """The permits granted to a consumer that has so many."""
     if not 1 <= messages <= PERMIT_MAX or have + messages > PERMITS_MAX:
@@ -283,8 +234,8 @@ def items(kind: str, request: Any) -> Sequence[Any]:
     match kind:
         case "acknowledge":
             return [_item(each) for each in _counted(request.settlements)]
-        case "refuse":
-            return [_refusal(each) for each in _counted(request.refusals)]
+        case "negative_acknowledge":
+            return [_nack(each) for each in _counted(request.negative_acknowledgements)]
     return list(_counted(request.deliveries))
 
 
@@ -311,13 +262,19 @@ def through(settlement: pb.Settlement) -> Ack:
     return Ack(item.delivery, (1 << item.messages.bit_length()) - 1)
 
 
-def _refusal(refusal: pb.Refusal) -> Nack:
-    if refusal.delay_ms > DELAY_MAX_MS:
-        raise InvalidSettlement(f"a delay is at most {DELAY_MAX_MS} ms", field="delay_ms")
-    return Nack(refusal.delivery, refusal.delay_ms if refusal.HasField("delay_ms") else None)
+def _nack(given: pb.NegativeAcknowledgement) -> Nack:
+    if not given.HasField("delay"):
+        return Nack(given.delivery, None)
+    delay_ms = read_duration_ms("delay", given.delay, InvalidSettlement, least_ms=0, most_ms=DAY_MS)
+    return Nack(given.delivery, delay_ms)
 
 
-def limited(asked: int, default: int, most: int, field: str = "page_size") -> int:
-    if not 0 <= asked <= most:
-        raise InvalidPage(f"{field} must be at most {most:,}", field=field)
-    return asked or default
+def analysis_s(request: pb.AnalyzeBacklogRequest) -> float:
+    """How long an analysis takes at most, in seconds."""
+    if not request.HasField("max_duration"):
+        return ANALYSIS_S
+    most_ms = ANALYSIS_MAX_S * 1000
+    given_ms = read_duration_ms(
+        "max_duration", request.max_duration, InvalidPage, least_ms=1, most_ms=most_ms
+    )
+    return given_ms / 1000

@@ -1,9 +1,8 @@
 """Reports of a subscription and its filters, on the wire."""
 
-from google.protobuf.timestamp_pb2 import Timestamp
+from google.protobuf.duration_pb2 import Duration
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
-from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.payloads import batches_opened
 from seqgate.services.dispatcher.core.effects import AfterDeadLetter, Options, SubscriptionType
@@ -15,21 +14,22 @@ from seqgate.services.dispatcher.filtering.applied import Filtering
 from seqgate.services.dispatcher.filtering.chains import Chains, Policy, Stretch
 from seqgate.services.dispatcher.filtering.tallies import Row, Tally
 from seqgate.services.dispatcher.shell.live import Live
-from seqgate.types import Position
+from seqgate.services.runtime.positions import to_position
+from seqgate.times import duration, timestamp
 
 
-def report(live: Live, keys_max: int) -> pb.ReportResponse:
-    """What a subscription is doing."""
+def report(live: Live, max_keys: int) -> pb.ReportResponse:
+    """The report of a subscription."""
     machine = live.machine
     lanes = machine.lanes.values()
     withheld = [lane for lanes_ in machine.withheld.values() for lane in lanes_]
-    oldest = sorted(withheld, key=lambda lane: lane.since_ms)[:keys_max]
+    oldest = sorted(withheld, key=lambda lane: lane.since_ms)[:max_keys]
     return pb.ReportResponse(
         epoch=live.epoch,
         options=_options(live.options, live.placement),
         consumers=[_consumer(live, each) for _, each in sorted(machine.consumers.items())],
-        read_position=wire(machine.read_position),
-        mark_delete=wire(machine.acknowledged.mark_delete),
+        read_position=to_position(machine.read_position),
+        mark_delete=to_position(machine.acknowledged.mark_delete),
         unacked_messages=machine.unacked,
         blocked_on_unacked=machine.is_blocked,
         active_keys=len(machine.lanes),
@@ -37,7 +37,7 @@ def report(live: Live, keys_max: int) -> pb.ReportResponse:
             pb.WithheldKeys(
                 reason=reason_of(reason),
                 keys=len(lanes_),
-                oldest=time_of(min(lane.since_ms for lane in lanes_)),
+                oldest=timestamp(min(lane.since_ms for lane in lanes_)),
             )
             for reason, lanes_ in machine.withheld.items()
             if lanes_
@@ -48,7 +48,7 @@ def report(live: Live, keys_max: int) -> pb.ReportResponse:
         failed_entries=sum(len(lane.unresolved or ()) for lane in lanes),
         keys=[key_report(live, lane) for lane in oldest],
         totals=pb.Totals(**machine.totals),
-        assignment_version=live.assignment_version,
+        assignment_revision=live.assignment_revision,
         filtering=_filtering(live.filtering),
         unjudged_entries=machine.unjudged,
         filter_failed_entries=machine.filter_failed,
@@ -58,15 +58,15 @@ def report(live: Live, keys_max: int) -> pb.ReportResponse:
 
 
 def filters(chains: Chains) -> pb.SubscriptionFilters:
-    """What a subscription filters by."""
+    """The filters of a subscription."""
     return pb.SubscriptionFilters(
         applied=map(_stretch, chains.applied),
         shadow=None if chains.shadow is None else _stretch(chains.shadow),
         changes=[
             pb.FilterChange(
-                time=time_of(each.time_ms),
+                time=timestamp(each.time_ms),
                 mode=_mode(is_shadow=each.is_shadow),
-                start=wire(each.start),
+                start=to_position(each.start),
                 filters=[
                     filter_pb2.Filter(name=name, version=version) for name, version in each.filters
                 ],
@@ -80,13 +80,13 @@ def filters(chains: Chains) -> pb.SubscriptionFilters:
 
 
 def analysis(found: Analysis) -> pb.AnalyzeBacklogResponse:
-    """What filters make of a backlog."""
+    """The result of an analysis of a backlog."""
     response = pb.AnalyzeBacklogResponse(
         backlog_entries=found.backlog_entries,
         scanned_entries=found.entries,
         scanned_messages=found.messages,
-        first=wire(found.first),
-        last=wire(found.last),
+        first=to_position(found.first),
+        last=to_position(found.last),
         blocks=found.blocks,
         complete=found.is_complete,
     )
@@ -102,7 +102,7 @@ def analysis(found: Analysis) -> pb.AnalyzeBacklogResponse:
         if each.is_failure:
             row.failure = filter_pb2.FailureReason.Value(f"FAILURE_REASON_{each.verdict}")
         else:
-            row.verdict = filter_pb2.Verdict.Value(f"VERDICT_{each.verdict}")
+            row.verdict = filter_pb2.FilterVerdict.Value(f"FILTER_VERDICT_{each.verdict}")
     return response
 
 
@@ -131,13 +131,13 @@ def _consumer(live: Live, consumer: Consumer) -> pb.ConsumerReport:
         blocked_on_unacked=consumer.is_blocked,
         draining_keys=len(draining),
         parked_entries=consumer.queue.parked,
-        oldest_delivery=None if oldest is None else time_of(oldest.delivered_ms),
-        connected=None if session is None else time_of(session.connected_ms),
+        oldest_delivery=None if oldest is None else timestamp(oldest.delivered_ms),
+        connected=None if session is None else timestamp(session.connected_ms),
     )
 
 
 def key_report(live: Live, lane: Lane) -> pb.KeyReport:
-    """What a key is doing."""
+    """The report of a key."""
     machine = live.machine
     oldest = min(
         [*lane.flights, *([lane.next_position] if lane.next_position else [])], default=None
@@ -147,14 +147,14 @@ def key_report(live: Live, lane: Lane) -> pb.KeyReport:
         key=lane.key,
         slot=lane.slot.number,
         reason=reason_of(lane.reason),
-        since=None if lane.reason is Reason.READY else time_of(lane.since_ms),
+        since=None if lane.reason is Reason.READY else timestamp(lane.since_ms),
         holder=name_of(machine, lane.holder),
         owner=name_of(machine, machine.owner_of(lane.slot)),
-        oldest=wire(oldest),
+        oldest=to_position(oldest),
         attempts=machine.attempts.get(oldest, 0) if oldest is not None else 0,
         in_flight_entries=len(lane.flights),
         parked_entries=lane.parked,
-        next_retry=None if retry_ms is None else time_of(retry_ms),
+        next_retry=None if retry_ms is None else timestamp(retry_ms),
     )
 
 
@@ -166,10 +166,10 @@ def _filtering(filtering: Filtering) -> pb.FilteringReport | None:
     return pb.FilteringReport(
         filters=map(_row, rows),
         answers=filtering.answers,
-        answers_ms=filtering.answers_s * 1000,
-        answer_max_ms=filtering.answer_max_s * 1000,
+        answers_duration=_duration_of(filtering.answers_s),
+        max_answer_duration=_duration_of(filtering.answer_max_s),
         unanswered=filtering.unanswered,
-        unanswered_since=None if outage is None else time_of(outage.since_ms),
+        unanswered_since=None if outage is None else timestamp(outage.since_ms),
         unanswered_because="" if outage is None else outage.because,
     )
 
@@ -198,7 +198,7 @@ def _count(tally: Tally) -> pb.FilterCount:
 
 def _stretch(stretch: Stretch) -> pb.FilterStretch:
     return pb.FilterStretch(
-        start=wire(stretch.start),
+        start=to_position(stretch.start),
         filters=[
             filter_pb2.Filter(name=each.name, version=each.version, expression=each.expression)
             for each in stretch.chain.filters
@@ -228,7 +228,7 @@ def _options(options: Options, placement: Placement) -> pb.SubscriptionOptions:
             f"AFTER_DEAD_LETTER_{AfterDeadLetter(options.after_dead_letter).name}"
         ),
         delay_holds_key=options.delay_holds_key,
-        drain_deadline_ms=options.drain_deadline_ms,
+        drain_deadline=duration(options.drain_deadline_ms),
         classic_join=options.classic_join,
     )
 
@@ -244,15 +244,6 @@ def name_of(machine: Subscription, consumer: int | None) -> str:
     return "" if known is None else known.name
 
 
-def wire(position: Position | None) -> entry_pb2.Position | None:
-    """A position, on the wire."""
-    if position is None:
-        return None
-    return entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
-
-
-def time_of(ms: int) -> Timestamp:
-    """A time in ms since 1970, on the wire."""
-    stamp = Timestamp()
-    stamp.FromMilliseconds(ms)
-    return stamp
+def _duration_of(seconds: float) -> Duration:
+    """A measured duration, to the nanosecond."""
+    return Duration(seconds=int(seconds), nanos=int(seconds % 1 * 1e9))

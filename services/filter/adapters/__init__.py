@@ -1,1 +1,1 @@
-"""What the filter service's ports are made of."""
+"""The adapters behind the filter service's ports."""

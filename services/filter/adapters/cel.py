@@ -1,6 +1,7 @@
 """The engine: CEL's C++ implementation, as the package cel-expr-python wraps it.
 
-An error is a value there, and its plain form a text: what is no bool and no duration is an error.
+An error is a value there, and its plain form a text: a result that is neither a bool nor a duration
+is an error.
 """
 
 import re
@@ -19,16 +20,16 @@ from seqgate.services.filter.core.reads import PROPERTIES, SUBSCRIPTION
 from seqgate.services.filter.core.syntax import Call, Loop, Node, Variable, children, walk
 
 FAULTS_MAX: Final = 20
-"""How many faults of an expression are told."""
+"""Number of reported faults of an expression."""
 
 MESSAGE_CHARACTERS_MAX: Final = 300
-"""How much is told of a fault, in characters."""
+"""The length of the message of a fault, in characters."""
 
 SIZE_FACTOR: Final = 24
 """How much more memory a program takes than its serialized form: message, tree and plan."""
 
 ARENA_EVALUATIONS: Final = 64
-"""How many evaluations leave what they made in one arena, which is cheaper than one for each."""
+"""Number of evaluations that share one arena, which is cheaper than one for each."""
 
 _MAKERS: Final = frozenset({"_+_", "string", "bytes"})
 """Functions that make texts and lists, which may be large: with them, or with a loop, an expression
@@ -72,7 +73,7 @@ class CelEngine:
 
 
 def _shared_arenas() -> Iterator[Any]:
-    """Where each evaluation puts what it makes; given back after some of them."""
+    """The arena of evaluations; freed after some of them."""
     while True:
         arena = cel.Arena()
         for _ in range(ARENA_EVALUATIONS):
@@ -165,7 +166,7 @@ def _depends(node: Node) -> bool:
 
 
 def _faults(text: str, message: str) -> Iterable[Fault]:
-    """What the engine says is wrong, without the lines of the text that it repeats."""
+    """The faults reported by the engine, without the lines of the text that it repeats."""
     pieces = _FAULT.split(message)
     if len(pieces) == 1:
         yield Fault.at(text, 0, _sentence(message))

@@ -1,7 +1,7 @@
-"""Reads cel.expr.CheckedExpr, the form in which CEL's implementations hand on a checked expression.
+"""Reads cel.expr.CheckedExpr, the form in which CEL's implementations exchange checked expressions.
 
-Only what is needed of its definition is repeated here (field names, numbers and types of
-cel/expr/checked.proto and syntax.proto): the Python package of the engine does not bring it along.
+Only the needed part of its definition is repeated here (field names, numbers and types of
+cel/expr/checked.proto and syntax.proto): the engine's Python package does not include it.
 """
 
 from typing import Any, Final
@@ -95,13 +95,13 @@ class Checked:
         """The expression as the core knows it.
 
         Raises:
-            InvalidExpression: it holds what filters have no use for.
+            InvalidExpression: it has a construct that filters do not support.
         """
         places = {each.key: each.value for each in self._message.source_info.positions}
         return _Tree(text, places).of(self._message.expr)
 
     def part(self, id_: int) -> bytes:
-        """A part of it as an expression of its own, serialized."""
+        """A part as a separate expression, serialized."""
         return self._with(self._find(id_))
 
     def parts(self, ids: list[int]) -> bytes:

@@ -1,8 +1,7 @@
 """A chain of filters: the first verdict other than ACCEPT is the chain's.
 
-What a chain knows of an entry is its *key*: a tuple of what its filters read, and nothing else.
-Equal keys have equal decisions, for all chains of the same content; so decisions are remembered by
-key.
+A chain sees only the *key* of an entry: a tuple of the values that its filters read. Equal keys
+have equal decisions, for all chains of the same content, so decisions are cached by key.
 
     key = (the chain's digest, the properties that are read, the other variables that are read)
 
@@ -41,7 +40,7 @@ NUMBERS: Final = frozenset({"sequence_id", "publish_time_ms", "num_messages"})
 
 
 class Verdict(Enum):
-    """What becomes of an entry."""
+    """The verdict on an entry."""
 
     ACCEPT = auto()
     """It is delivered."""
@@ -53,12 +52,12 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a chain says of an entry.
+    """The decision of a chain on an entry.
 
     Attributes:
-        result: the verdict; or why there is none.
-        filter: the place in the chain of the filter that decided, from 0; None: all accepted.
-        delay_ms: with RESCHEDULE, after how long; 1 to DELAY_MAX_MS.
+        result: the verdict; or the failure.
+        filter: the index in the chain of the deciding filter, from 0; None: all accepted.
+        delay_ms: with RESCHEDULE, the delay; 1 to DELAY_MAX_MS.
     """
 
     result: Verdict | Failure
@@ -87,7 +86,7 @@ class Chain:
         self.programs = tuple(programs)
         self.reads = Reads.together(each.reads for each in programs)
         self.steps = sum(each.cost.steps for each in programs)
-        """What deciding costs, at most."""
+        """The upper bound of a decision's cost."""
         self.size_bytes = sum(each.compiled.size_bytes for each in programs)
         """How much memory the filters take, roughly."""
         self.names = None if self.reads.properties is None else sorted(self.reads.properties)
@@ -138,7 +137,7 @@ class Chain:
         return key[1] is not None and self._wrong(key, weight_of(key)) is None
 
     def values(self, key: Key) -> dict[str, object]:
-        """What the variables stand for; without the properties of a batch that has none."""
+        """The values of the variables; without the properties of a batch that has none."""
         values = self._constants.copy()
         if self.fields:
             values.update(zip(self.fields, key[2:], strict=True))
@@ -154,7 +153,7 @@ class Chain:
         return values
 
     def _wrong(self, key: Key, weight: int) -> Failure | None:
-        """What of an entry cannot be shown to expressions."""
+        """The failure of an entry with a field above its limit for expressions."""
         if self.names is None and key[1] is not None:
             properties: Any = key[1]
             if len(properties) > PROPERTIES_MAX:
@@ -176,7 +175,7 @@ class Chain:
 
 
 def _needed(value: object, names: frozenset[str] | None) -> object:
-    """A text; of a map, what is read, since the engine takes all of it over for each entry."""
+    """A text; of a map, only the part that is read, since the engine copies it for each entry."""
     if not isinstance(value, Mapping) or names is None:
         return value
     return {name: each for name, each in value.items() if name in names}

@@ -1,14 +1,13 @@
-"""The most that an expression can cost, whatever entry it is shown.
+"""The upper bound of an expression's cost, for any entry.
 
-Counted are steps: one operation of the engine, or as many bytes as it looks at in the same time.
-The bound follows from the largest entry there may be. What has no price here is refused, so that a
-function that a newer engine brings along is not free.
+The unit is a step: one operation of the engine, or the bytes that it processes in the same time.
+The bound follows from the largest possible entry. A function without a price is refused, so that
+functions of a newer engine are not free.
 
-A loop goes over the elements of a list or a map whose texts are together at most as long as the
-whole. What a body costs never grows slower than the text it is shown (all prices are sums and
-products of sizes), so it costs most when as few elements as possible have all of the text. That is
-how a loop over `properties` is priced, and why `properties.exists(k, properties[k] == 'x')` is
-cheap.
+A loop iterates over the elements of a list or a map whose texts total at most the length of the
+whole. The cost of a body grows at least as fast as its text (all prices are sums and products of
+sizes), so it is highest when as few elements as possible have all of the text. That is how a loop
+over `properties` is priced, and why `properties.exists(k, properties[k] == 'x')` is cheap.
 """
 
 import math
@@ -53,7 +52,7 @@ PROPERTIES_MAX: Final = 128
 """How many properties an entry may have; entry.proto."""
 
 TEXT_BYTES_MAX: Final = 32 * 1024
-"""How long the texts that a chain reads of an entry may be together, in bytes of UTF-8. What it
+"""The limit of the texts that a chain reads of an entry, in total bytes of UTF-8. Fields that it
 does not read may be longer."""
 
 SUBSCRIPTION_PROPERTIES_MAX: Final = 2_000
@@ -68,14 +67,14 @@ NUMBER_BYTES_MAX: Final = 400
 
 REGEX_STEPS: Final = 100
 REGEX_STEPS_AN_INSTRUCTION: Final = 10
-"""What it costs to compile a regular expression: the engine does so each time."""
+"""The cost of compiling a regular expression: the engine does so each time."""
 
 REGEX_BYTES_A_STEP: Final = 8
 """How many bytes an instruction of a regular expression looks at in a step, at worst: where each
 byte leads RE2 into a state that it has not seen."""
 
 LOOK_UP_STEPS: Final = 10
-"""What it costs to find a key of a map, or to go on to a loop's next element."""
+"""The cost of looking up a key of a map, or of a loop's step to the next element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +123,14 @@ SHAPES: Final[Mapping[str, Shape]] = {
 
 
 class Cost(NamedTuple):
-    """What an expression costs, at most."""
+    """The upper bound of an expression's cost."""
 
     steps: int
     iterations: int
 
 
 class Bound(NamedTuple):
-    """What a sub-expression costs, and how large its value may be."""
+    """The cost of a sub-expression, and the largest size of its value."""
 
     steps: float
     iterations: float
@@ -145,7 +144,7 @@ def cost_of(text: str, root: Node) -> Cost:
     """The cost of an expression.
 
     Raises:
-        InvalidExpression: it is above a limit, or calls what has no price.
+        InvalidExpression: it is above a limit, or calls a function without a price.
     """
     if depth(root) > DEPTH_MAX:
         raise _invalid(text, root, f"expression nested too deeply (limit {DEPTH_MAX})")
@@ -177,7 +176,7 @@ class _Pricing:
         self._text = text
 
     def of(self, node: Node, scope: Scope) -> Bound:
-        """What a node costs where names are of these shapes."""
+        """The cost of a node where names have these shapes."""
         match node:
             case Constant():
                 return Bound(1, 0, _constant(node))
@@ -291,7 +290,7 @@ def _sized(element: Shape, size: float, drawn: str) -> Shape:
 
 
 def _grown(start: Shape, growth: Sequence[tuple[int, Shape]]) -> Shape:
-    """What is collected by a loop whose step makes this of an empty beginning."""
+    """The result of a loop whose step yields this from an empty accumulator."""
     return Shape(
         start.size + sum(times * each.size for times, each in growth),
         start.count + sum(times * each.count for times, each in growth),
@@ -405,5 +404,5 @@ PRICES: Final[Mapping[tuple[str, int], Price]] = {
     },
     **{(name, 1): _flat(5) for name in _TIMES},
 }
-"""What a function costs with so many arguments, and how large its value may be, besides `matches`
-and `_[_]`."""
+"""The cost of a function by its number of arguments, and the largest size of its value; except
+`matches` and `_[_]`."""

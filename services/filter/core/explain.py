@@ -20,9 +20,9 @@ class Step:
     """A sub-expression.
 
     Attributes:
-        span: where it stands.
-        depth: how many others it is a part of.
-        value: what it comes to.
+        span: its place in the text.
+        depth: the number of sub-expressions that contain it.
+        value: its value.
     """
 
     span: Span
@@ -31,10 +31,10 @@ class Step:
 
 
 def steps_of(program: Program, values: Values) -> Iterator[Step]:
-    """The sub-expressions in the order of the text, outer ones before what they are made of.
+    """The sub-expressions in the order of the text, outer ones before their parts.
 
-    Literals say themselves what they are. What a macro asks of each element has one value for each,
-    and is left out.
+    Literals are left out, since they show their value themselves; so is the body of a macro, which
+    has a value for each element.
     """
     root = program.compiled.tree
     spans = spans_of(program.text, root)

@@ -1,4 +1,4 @@
-"""What is wrong with an expression, and where."""
+"""The faults of an expression, with their positions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

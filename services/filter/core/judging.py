@@ -1,5 +1,5 @@
-"""A batch of entries that is being judged, some steps at a time, so that whoever calls can let
-others have their turn. A step is one of `cost`; an entry whose decision is remembered takes a few.
+"""A batch of entries that is judged some steps at a time, so that the caller can serve others in
+between. A step is one of `cost`; an entry with a cached decision takes a few.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from seqgate.services.filter.core.chain import Chain, Decision, ReadKey, weight_
 from seqgate.services.filter.core.memo import Memo
 
 REMEMBERED_STEPS: Final = 20
-"""What an entry costs whose decision is remembered."""
+"""The cost of an entry with a cached decision."""
 
 
 class Judging:
@@ -28,7 +28,7 @@ class Judging:
         """Of how many entries the decision was not remembered."""
 
     def outcomes(self) -> tuple[list[Decision], list[int]]:
-        """The decisions that there are, each once, and for each entry the place of its own."""
+        """The distinct decisions, and for each entry the index of its own."""
         places: dict[Decision, int] = {}
         renumbered = [places.setdefault(each, len(places)) for each in self._decisions]
         if len(places) == len(renumbered):

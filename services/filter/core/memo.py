@@ -1,8 +1,8 @@
-"""Decisions that are remembered, within bounds.
+"""A bounded cache of decisions.
 
-Two generations: what is asked for is found in, or moved to, the young one; when that has half of
-what is allowed, it becomes the old one, and what nobody asked for since is forgotten. So a look-up
-costs one or two of a dict's, and nothing is kept in order.
+It has two generations: a decision in use is found in, or moved to, the young one; when that reaches
+half of the limit it becomes the old one, and unused decisions of the old one are dropped. So a
+look-up costs one or two look-ups of a dict, and no order is maintained.
 """
 
 from typing import Final
@@ -10,7 +10,7 @@ from typing import Final
 from seqgate.services.filter.core.chain import Decision, Key, weight_of
 
 KEY_BYTES: Final = 400
-"""What remembering a decision takes, in bytes, besides the characters of its key."""
+"""The memory of a cached decision, in bytes, besides the characters of its key."""
 
 
 class Memo:
@@ -25,7 +25,7 @@ class Memo:
         self._entries_half = entries_max // 2
         self._bytes_half = bytes_max // 2
         self.young: dict[Key, Decision] = {}
-        """The young generation, where whoever asks often may look first; replaced by `put`."""
+        """The young generation, where frequent callers may look first; replaced by `put`."""
         self._old: dict[Key, Decision] = {}
         self._young_bytes = 0
         self._old_bytes = 0

@@ -16,11 +16,11 @@ EXPRESSION_BYTES_MAX: Final = 4 * 1024
 _BLANK: Final = "\t\n\r"
 
 Values = Mapping[str, object]
-"""What the variables stand for, as far as they are read."""
+"""The values of the variables that are read."""
 
 
 class Type(Enum):
-    """What an expression comes to."""
+    """The type of an expression."""
 
     BOOL = auto()
     """Whether an entry is wanted."""
@@ -38,7 +38,7 @@ class FailureReason(Enum):
     INVALID_DELAY = auto()
     """A delay is negative, or longer than a day."""
     INVALID_METADATA = auto()
-    """What the chain reads of the metadata is larger than metadata may be."""
+    """The metadata that the chain reads exceeds the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class Shown:
 
 
 class Compiled(Protocol):
-    """What an engine makes of a text that is an expression."""
+    """An expression, compiled by an engine."""
 
     @property
     def type(self) -> Type:
-        """What it comes to."""
+        """The type of its value."""
         ...
 
     @property
@@ -104,7 +104,7 @@ class Program:
 
     @property
     def type(self) -> Type:
-        """What it comes to."""
+        """The type of its value."""
         return self.compiled.type
 
 
@@ -124,10 +124,10 @@ def check_text(text: str) -> None:
 
 
 def program_of(text: str, compiled: Compiled) -> Program:
-    """What was compiled, if it may be a filter.
+    """The compiled expression, if it is a valid filter.
 
     Raises:
-        InvalidExpression: it costs too much, or a part of it can only fail.
+        InvalidExpression: it costs too much, or a constant part of it always fails.
     """
     cost = cost_of(text, compiled.tree)
     compiled.check_constants()

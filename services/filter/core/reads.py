@@ -1,5 +1,5 @@
-"""What an expression reads of an entry: nothing else can change its verdict, so nothing else is
-looked at, or belongs into the key under which a verdict is remembered."""
+"""The fields of an entry that an expression reads: no others can change its verdict, so no others
+are inspected, or belong into the key under which a verdict is cached."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -28,15 +28,15 @@ VARIABLES: Final = (
     "topic",
     SUBSCRIPTION,
 )
-"""What expressions may name."""
+"""The variables of expressions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """What is read.
+    """The inputs that are read.
 
     Attributes:
-        variables: which of VARIABLES.
+        variables: those of VARIABLES.
         properties: the names that are looked up in `properties`; None: any, or all.
         subscription: the same in `subscription`.
     """
@@ -47,7 +47,7 @@ class Reads:
 
     @classmethod
     def of(cls, root: Node) -> Self:
-        """What an expression reads."""
+        """The reads of an expression."""
         found = _Found()
         found.visit(root, frozenset())
         return cls(
@@ -60,7 +60,7 @@ class Reads:
 
     @classmethod
     def together(cls, all_: Iterable["Reads"]) -> Self:
-        """What any of them reads."""
+        """The union of their reads."""
         variables: frozenset[str] = frozenset()
         properties: frozenset[str] | None = frozenset()
         subscription: frozenset[str] | None = frozenset()
@@ -76,7 +76,7 @@ def _either(one: frozenset[str] | None, other: frozenset[str] | None) -> frozens
 
 
 class _Found:
-    """What was found so far; a map that is used as a whole has no names."""
+    """The reads found so far; a map used as a whole has no names."""
 
     def __init__(self) -> None:
         self.variables: set[str] = set()

@@ -1,7 +1,7 @@
-"""How large the program of a regular expression may be.
+"""An upper bound of the size of a regular expression's program.
 
-RE2 takes time in proportion to text times program, and counted repetitions make a large program of
-a short pattern. This counts what they stand for; whether the pattern is one at all, RE2 says.
+RE2's time is proportional to text times program, and counted repetitions make a large program of a
+short pattern. This module counts their expansion; RE2 itself checks the syntax.
 """
 
 import re
@@ -23,13 +23,13 @@ _FOLDS: Final = re.compile(r"\(\?[A-Za-z]*i")
 
 
 def program_size(pattern: str) -> int:
-    """How many instructions the pattern may need: no fewer than it does.
+    """An upper bound of the number of instructions of the pattern.
 
     Raises:
-        ValueError: it holds a quotation (\\Q), whose end is not looked for.
+        ValueError: it has a quotation (\\Q), whose end is not searched.
     """
     sums = [0]  # of the groups that are open
-    last = 0  # what a repetition would repeat
+    last = 0  # the operand of a repetition
     at = 0
     while at < len(pattern):
         counted = _COUNTED.match(pattern, at)
@@ -49,7 +49,7 @@ def program_size(pattern: str) -> int:
             sums[-1] += last
         else:
             size, at = _atom(pattern, at)
-            if character not in "*+?|":  # what they stand for repeats without a count
+            if character not in "*+?|":  # their expansion repeats without a count
                 last = size
             sums[-1] += size
             continue
@@ -58,7 +58,7 @@ def program_size(pattern: str) -> int:
 
 
 def _atom(pattern: str, at: int) -> tuple[int, int]:
-    """The size of what stands here, and where it ends."""
+    """The size of the atom at this position, and its end."""
     match pattern[at]:
         case "\\":
             escaped = pattern[at + 1 : at + 2]

@@ -1,11 +1,10 @@
-"""Which streams have room for their chains, and which give it up.
+"""The memory budget for the chains of all streams, and the eviction of streams.
 
-The chains of all streams take so much memory together; one alone finds room, however large it is.
-Who finds none takes that of others, of those first that judged nothing for the longest. These
-streams end, and whoever asks on the next one tells it its chains. So where there are more chains
-than there is room for, everybody is slow, and nobody waits for ever.
+The chains of all streams share one budget; a single chain of any size fits alone. A stream without
+room evicts others, the longest idle first. Evicted streams end, and their callers set their chains
+again on the next one. So with more chains than fit, all callers are slow, and none waits forever.
 
-A stream keeps its room for a while, and until it has judged something: if streams took it from one
+A stream keeps its room for a while, and until it has judged something: if streams evicted one
 another at once, none of them would judge anything.
 """
 
@@ -20,12 +19,12 @@ UNUSED_S: Final = 10.0
 
 
 class ChainShare:
-    """What the chains of one stream take.
+    """The share of one stream's chains.
 
     Attributes:
-        size_bytes: how much that is.
-        used_s: when it was judged by, or the first chain was told.
-        is_over: others have it now. The stream ends.
+        size_bytes: its size.
+        used_s: when it last judged, or got its first chain.
+        is_over: whether it was evicted. The stream ends.
     """
 
     __slots__ = ("_end", "_has_judged", "_since_s", "is_over", "size_bytes", "used_s")
@@ -95,7 +94,7 @@ class ChainRoom:
         return True
 
     def give(self, share: ChainShare) -> None:
-        """The stream needs it no more."""
+        """Release the share: the stream has ended."""
         self._used -= share.size_bytes
         share.size_bytes = 0
         self._shares.pop(share, None)

@@ -1,8 +1,8 @@
-"""Where in the text each sub-expression stands: from its first character to behind its last.
+"""The span of each sub-expression in the text: from its first character to after its last.
 
-The engine names one place for a node, that of its own token: an operator, a dot, a bracket. The
-node's span is that token, the spans of what it is made of, and the brackets that then lack their
-other half.
+The engine gives one place for a node, that of its own token: an operator, a dot, a bracket. The
+node's span covers that token, the spans of its parts, and the brackets that would otherwise be
+unbalanced.
 """
 
 import re
@@ -74,7 +74,7 @@ class _Spans:
         return partners
 
     def _visit(self, node: Node) -> Span | None:
-        if isinstance(node, Loop):  # what else it is made of has no text of its own, or is its body
+        if isinstance(node, Loop):  # its other parts have no text of their own, or are its body
             for each in (node.condition, node.step):
                 self._visit(each)
             parts = [self._visit(node.over)]
@@ -87,7 +87,7 @@ class _Spans:
         return self._spans.setdefault(node.id, self._balanced(span))
 
     def _own(self, node: Node) -> Span | None:
-        """The token of a node, with what belongs to it on either side."""
+        """The token of a node, with the parts that belong to it on either side."""
         if node.at is None or not self._tokens:
             return None
         index = max(0, bisect_right(self._starts, node.at) - 1)

@@ -1,8 +1,8 @@
-"""An expression as a tree: what the engine that runs it understood, not what we would.
+"""An expression as a tree: as parsed by the engine that runs it, not by us.
 
-Limits, costs and what is read are decided on this tree alone, so nothing of an expression can be
-priced in one way and run in another. Macros (`all`, `exists`, `map`, ...) are loops here, as they
-are for the engine.
+Limits, costs and reads are computed from this tree alone, so no part of an expression can be priced
+in one way and run in another. Macros (`all`, `exists`, `map`, ...) are loops here, as they are for
+the engine.
 """
 
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ class Select(Node):
 
 @dataclass(frozen=True, slots=True)
 class Call(Node):
-    """A function, a method (what it is called on comes first), or an operator."""
+    """A function, a method (its receiver is the first argument), or an operator."""
 
     function: str
     arguments: tuple[Node, ...]
@@ -70,8 +70,8 @@ class MapOf(Node):
 
 @dataclass(frozen=True, slots=True)
 class Loop(Node):
-    """What a macro stands for: `accumulator` begins as `start` and becomes `step` for each element
-    of `over`, which is called `variable`; `result` is its value in the end."""
+    """An expanded macro: `accumulator` begins as `start` and becomes `step` for each element of
+    `over`, which is called `variable`; `result` is its final value."""
 
     over: Node
     variable: str
@@ -83,7 +83,7 @@ class Loop(Node):
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """What a node is made of, in the order of the text where it has one."""
+    """The parts of a node, in the order of the text where they have one."""
     match node:
         case Select():
             return (node.operand,)

@@ -1,11 +1,11 @@
-"""How a group of entries is written: one row a block, three blobs a row.
+"""The stored form of a group of entries: one row per block, three blobs per row.
 
     entries    MessagePack: columns (see ledger.core.columns), and the batches' steps
     metadata   the size of each entry's metadata in 4 bytes, then all of it end to end
     payloads   the payloads, end to end
 
-so that replay and look-ups never touch a payload, and who reads columns gets them as they lie here,
-at no cost an entry. Each blob has a CRC-32C.
+so that replay and look-ups never touch a payload, and columns are read as stored, at no cost per
+entry. Each blob has a CRC-32C.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -41,7 +41,7 @@ _stored: Final[Callable[[Iterable[Any]], StoredEntry]] = partial(tuple.__new__, 
 
 
 class Block(NamedTuple):
-    """A row. Of what was read without metadata or payloads, these are None."""
+    """A row. Metadata and payloads are None if they were not read."""
 
     ledger_id: int
     first_entry: int
@@ -83,8 +83,8 @@ def decode_block(block: Block) -> list[StoredEntry]:
     """The entries of a block; without metadata or payloads, these are empty.
 
     Raises:
-        EntryCorrupt: a blob is not what was written, so none of the entries can be read. What
-            follows begins after the one that is named.
+        EntryCorrupt: a blob is damaged, so none of the entries can be read. The next block begins
+            after the named entry.
     """
     columns = _checked(block)
     if block.first_entry == block.last_entry:
@@ -140,7 +140,7 @@ def _encode_many(entries: Sequence[Entry]) -> tuple[tuple[object, ...], bytes, b
     return columns, numbers([*map(len, metadata)]) + b"".join(metadata), b"".join(payloads)
 
 
-# A quiet topic's blocks hold one entry: both ways, it costs half of what many of one would.
+# A quiet topic's blocks hold one entry: both ways this halves the cost of the general code.
 
 
 def _encode_one(entry: Entry) -> tuple[tuple[object, ...], bytes, bytes]:
@@ -244,7 +244,7 @@ def _chunks(chunks: dict[int, Iterable[Any]]) -> dict[int, Chunk]:
 
 
 def _by_place(values: Iterable[Any]) -> dict[int, Any]:
-    """What few entries have, by their place."""
+    """The rare fields of entries, by index."""
     return {place: each for place, each in enumerate(values) if each}
 
 
@@ -259,5 +259,5 @@ def _metadata(blob: bytes, size: int) -> list[bytes]:
 
 
 def _cut(blob: bytes, start: int, sizes: Iterable[int]) -> list[bytes]:
-    """What lies end to end, from a place on."""
+    """Items stored end to end, from an offset on."""
     return [blob[a:b] for a, b in pairwise(accumulate(sizes, initial=start))]

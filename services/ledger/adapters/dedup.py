@@ -1,8 +1,8 @@
 """The dedup service, over one Exchange stream a topic.
 
-A stream costs a topic's groups half of what unary calls do. It is opened when it is first needed,
-and dropped at the first irregularity: after a lost reply its content is unknown, and the
-writer's alignment finds out.
+For a topic's groups a stream costs half as much as unary calls. It is opened when it is first
+needed, and dropped at the first irregularity: after a lost reply the outcome is unknown, and the
+writer's alignment finds it out.
 """
 
 import asyncio
@@ -13,9 +13,10 @@ import structlog
 from google.rpc import status_pb2
 from grpc import aio
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.dedup.v1 import dedup_pb2_grpc as pb_grpc
-from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.internal.dedup.v1 import writer_pb2, writer_pb2_grpc
 from seqgate.services.deduplication import (
     Applied,
     Behind,
@@ -34,6 +35,7 @@ from seqgate.services.runtime.channels import check_health
 from seqgate.services.runtime.positions import of_position
 from seqgate.status import decode
 from seqgate.telemetry.spans import apart, carrier, exchange
+from seqgate.times import milliseconds
 from seqgate.types import Position, TopicName
 
 T = TypeVar("T")
@@ -44,12 +46,12 @@ RETRY_AFTER_S: Final = 0.5
 """RetryInfo for a producer when deduplication does not answer."""
 
 KEEP_MAX: Final = 10_000
-"""How many producers one KeepProducers names."""
+"""How many producers one KeepProducersAlive names."""
 
-_SERVICE: Final = pb.DESCRIPTOR.services_by_name["DedupService"].full_name
+_SERVICE: Final = writer_pb2.DESCRIPTOR.services_by_name["DedupWriterService"].full_name
 
 
-_Stream: TypeAlias = "aio.StreamStreamCall[pb.ExchangeRequest, pb.ExchangeResponse]"
+_Stream: TypeAlias = "aio.StreamStreamCall[writer_pb2.ExchangeRequest, writer_pb2.ExchangeResponse]"
 
 
 class GrpcDeduplicator:
@@ -58,6 +60,7 @@ class GrpcDeduplicator:
     def __init__(self, channel: aio.Channel, *, timeout_s: float) -> None:
         self._channel = channel
         self._stub = pb_grpc.DedupServiceStub(channel)
+        self._writer_stub = writer_pb2_grpc.DedupWriterServiceStub(channel)
         self._timeout_s = timeout_s
         self._streams: dict[TopicName, _Stream] = {}
         self._request_id = 0
@@ -87,18 +90,21 @@ class GrpcDeduplicator:
     async def keep(
         self, topic: TopicName, producers: Sequence[str], *, only_due: bool = False
     ) -> float | None:
-        keep_within_s = 0
+        keep_within_s = 0.0
         for i in range(0, len(producers), KEEP_MAX):
             names = producers[i : i + KEEP_MAX]
-            request = pb.KeepProducersRequest(
+            request = writer_pb2.KeepProducersAliveRequest(
                 topic=str(topic), producer_names=names, only_due=only_due
             )
-            keep_within_s = (await self._unary(self._stub.KeepProducers(request))).keep_within_s
+            reply = await self._unary(self._writer_stub.KeepProducersAlive(request))
+            keep_within_s = milliseconds(reply.keep_within) / 1000
         return keep_within_s or None
 
     async def forget_topic(self, topic: TopicName, incarnation: int, *, deleted: bool) -> None:
-        request = pb.ForgetTopicRequest(topic=str(topic), incarnation=incarnation, deleted=deleted)
-        await self._unary(self._stub.ForgetTopic(request))
+        request = writer_pb2.ForgetTopicRequest(
+            topic=str(topic), incarnation=incarnation, deleted=deleted
+        )
+        await self._unary(self._writer_stub.ForgetTopic(request))
         self._drop(topic)
 
     async def snapshot(self, topic: TopicName) -> Position | None:
@@ -117,21 +123,23 @@ class GrpcDeduplicator:
         except aio.AioRpcError as error:
             raise _unavailable(error) from error
 
-    async def _ask(self, topic: TopicName, method: str, request: Any) -> pb.ExchangeResponse:
-        """Ask what a method would be asked; `method` is its name."""
+    async def _ask(
+        self, topic: TopicName, method: str, request: Any
+    ) -> writer_pb2.ExchangeResponse:
+        """Send the request of a method on the stream; `method` is its name."""
         with exchange(f"{_SERVICE}/{method}"):
             return await self._answered(topic, **{method.lower(): request})
 
-    async def _answered(self, topic: TopicName, **request: Any) -> pb.ExchangeResponse:
+    async def _answered(self, topic: TopicName, **request: Any) -> writer_pb2.ExchangeResponse:
         self._request_id += 1
         request_id = self._request_id
         stream = self._streams.pop(topic, None)
         if stream is None:
             with apart():
-                stream = self._stub.Exchange()
-        asked = pb.ExchangeRequest(request_id=request_id, **request)
+                stream = self._writer_stub.Exchange()
+        asked = writer_pb2.ExchangeRequest(request_id=request_id, **request)
         if carried := carrier():
-            asked.trace.CopyFrom(entry_pb2.TraceContext(**carried))
+            asked.trace.CopyFrom(common_pb2.TraceContext(**carried))
         try:
             async with asyncio.timeout(self._timeout_s):
                 await stream.write(asked)

@@ -37,7 +37,7 @@ class _Log:
     tail: Position | None = None
     entries: list[StoredEntry] = field(default_factory=list)
     appends: dict[Position, Position] = field(default_factory=dict)
-    """Where what was appended together begins, by each of its entries."""
+    """The first position of each entry's group."""
     trimmed: dict[str, int] = field(default_factory=dict)
     last_append_ms: int = 0
     instances: dict[str, bytes] = field(default_factory=dict)

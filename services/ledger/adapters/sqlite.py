@@ -50,13 +50,13 @@ REMOVE_ENTRIES_MAX: Final = 4_000
 publishing never waits for a long trim."""
 
 CLUSTERS_MAX: Final = 16
-"""With how many questions the index is asked at most for ids that lie apart. Each goes through what
-it has of the producer, from the id on; no block is opened that holds none of the ids."""
+"""The limit of queries to the index for ids that are apart. Each scans the producer's rows from the
+id on; no block is opened that holds none of the ids."""
 
 FIND_BLOCKS: Final = 16
 FIND_FACTOR: Final = 4
-"""So many of the blocks that may hold what is looked up are read first, the last of them, beside
-one for each id; where that does not do, so many times more."""
+"""Number of candidate blocks that a look-up reads first, from the last one back, besides one for
+each id; each further step reads that many times more."""
 
 RETAIN_BLOCKS_MAX: Final = 1_000
 """How many blocks one question about retention looks at."""
@@ -387,7 +387,7 @@ class SqliteLedgerStore:
         def work(db: apsw.Connection) -> int:
             topic_id, _ = _existing(db, topic)
             ledger_id, entry_id = position or (-1, -1)
-            # A block that the position divides counts as a whole, less what is before.
+            # A block that the position divides counts as a whole, minus its earlier entries.
             ((count,),) = _rows(
                 db,
                 """SELECT coalesce(sum(last_entry + 1 - max(first_entry,
@@ -599,7 +599,7 @@ class SqliteLedgerStore:
         await self._connections.write(work)
 
     async def remove_deleted(self) -> None:
-        """Remove what deleted topics have left, this process's and earlier ones'."""
+        """Remove leftovers of deleted topics, of this process and of earlier ones."""
         while await self._connections.write(_remove_deleted):
             pass
 
@@ -702,7 +702,7 @@ def _producer_ranges(entries: Sequence[Entry]) -> dict[str, _Range]:
 
 
 def _trimmed(db: apsw.Connection, topic_id: int, producer: str) -> Mark:
-    """What a producer's entries that were trimmed come to."""
+    """The state of a producer after its trimmed entries."""
     rows = _rows(db, TRIMMED_OF, topic_id, producer)
     return Mark(rows[0][0]) if rows else Mark()
 
@@ -718,8 +718,8 @@ def _newest_first(
 
 
 def _stored_of(producer: str, row: Any) -> list[StoredEntry]:
-    """A producer's entries in a block. Of one that is damaged, what the index says: the highest id,
-    and whether that may be incomplete."""
+    """A producer's entries in a block. For a damaged block, the data of the index: the highest id,
+    and whether its message may be incomplete."""
     lowest, highest, unfinished, *columns = row
     block = Block(*columns)
     try:
@@ -731,7 +731,7 @@ def _stored_of(producer: str, row: Any) -> list[StoredEntry]:
 
 
 def _indexed(producer: str, lowest: int, highest: int, unfinished: int) -> Entry:
-    """What stands for a producer's entries in a block that cannot be read."""
+    """The substitute for a producer's entries in an unreadable block."""
     chunk = Chunk("", 0, 2, 2) if unfinished else None
     return Entry(
         producer, lowest, highest, None, (), marker=False, metadata=b"", payload=b"", chunk=chunk
@@ -809,7 +809,7 @@ def _entries(
 def _entries_at(
     db: apsw.Connection, topic_id: int, positions: Sequence[Position], *, payloads: bool
 ) -> Iterator[StoredEntry]:
-    """The entries at positions, in order. A block is decoded once, however many are in it."""
+    """The entries at positions, in order. Each block is decoded once."""
     columns = _WITH_PAYLOADS if payloads else _WITH_METADATA
     index = 0
     while index < len(positions):
@@ -848,7 +848,7 @@ def _start(after: Position | None, first: Position) -> Position:
 
 
 def _blocks(db: apsw.Connection, topic_id: int, start: Position, columns: str) -> Iterator[Block]:
-    """What holds entries after a position, in order."""
+    """The blocks with entries after a position, in order."""
     rows: Iterator[Any] = db.execute(
         f"""SELECT {columns} FROM block WHERE topic = ? AND (ledger_id, last_entry) > (?, ?)
             ORDER BY ledger_id, last_entry""",
@@ -865,8 +865,8 @@ def _found(
     sequence_ids: Sequence[int],
     uuid: str,
 ) -> Finder:
-    """What the blocks that may hold a producer's ids come to. Most ids are in one block; where they
-    are in many, the last blocks are read, and from further back only until everything is found."""
+    """The result of looking up a producer's ids in candidate blocks. Most ids are in one block; if
+    they are in many, the last blocks are read first, and earlier ones until all ids are found."""
     wanted = sorted(set(sequence_ids))
     blocks: set[int] = set()
     for lowest, highest in clusters(wanted, CLUSTERS_MAX):
@@ -929,8 +929,8 @@ def _last_append_ms(db: apsw.Connection, topic_id: int) -> int:
 
 @dataclass(slots=True)
 class _Going:
-    """What one step of a trim removes: everything before `until`, whole blocks by their ids; of
-    each producer, its entries. `through` is the last entry that goes."""
+    """The entries that one step of a trim removes: all before `until`, whole blocks by their ids;
+    and each producer's entries. `through` is the last one."""
 
     until: Position
     through: Position | None = None
@@ -948,7 +948,7 @@ class _Going:
 
 
 def _going(db: apsw.Connection, topic_id: int, first: Position, before: Position) -> _Going:
-    """What the next step of a trim removes."""
+    """The entries that the next step of a trim removes."""
     going = _Going(first)
     rows = _rows(db, _OLDEST, topic_id, REMOVE_BLOCKS_MAX)
     for block_id, messages, size_bytes, ledger_id, first_entry, last_entry in rows:
@@ -983,7 +983,7 @@ def _going(db: apsw.Connection, topic_id: int, first: Position, before: Position
 
 
 def _all_of(db: apsw.Connection, block_id: int) -> list[Entry]:
-    """All entries of a block. Of one that is damaged, what the index says of each producer."""
+    """All entries of a block. For a damaged block, the data of the index on each producer."""
     ((*columns,),) = _rows(db, f"SELECT {_ENTRIES_ALONE} FROM block WHERE id = ?", block_id)
     try:
         return [each.entry for each in decode_block(Block(*columns))]
@@ -993,8 +993,8 @@ def _all_of(db: apsw.Connection, block_id: int) -> list[Entry]:
 
 
 def _remember(db: apsw.Connection, topic_id: int, going: _Going) -> bool:
-    """Note, while they are still there, what each producer's entries come to that are about to be
-    trimmed; whether a large message that may still be completed is cut."""
+    """Record the state of each producer after the entries about to be trimmed. Returns whether a
+    large message that may still be completed is cut."""
     cut = False
     for producer, entries in going.producers.items():
         mark = folded(_trimmed(db, topic_id, producer), entries)
@@ -1017,7 +1017,7 @@ def _left(db: apsw.Connection, topic_id: int, producer: str, going: _Going) -> I
 
 
 class _Run(NamedTuple):
-    """A block, but for what it holds."""
+    """A block without its contents."""
 
     ledger_id: int
     first_entry: int
@@ -1034,8 +1034,9 @@ def _run_from(db: apsw.Connection, topic_id: int, ledger_id: int, entry_id: int)
 def _first_since(
     db: apsw.Connection, topic_id: int, first: Position, tail: Position, append_ms: int
 ) -> Position | None:
-    """See LedgerStore.find_time. The log is halved by ledgers, and then the ledger by entries; all
-    the while, `before` was appended earlier, and what begins at `ledger_id`, or `high`, was not."""
+    """See LedgerStore.find_time. A binary search over ledgers, and then over the ledger's entries.
+    Invariant: `before` was appended earlier, and the entries from `ledger_id`, or `high`, on were
+    not."""
     before = _run_from(db, topic_id, *first)
     if _run_from(db, topic_id, *tail).append_ms < append_ms:
         return None

@@ -1,16 +1,15 @@
-"""Entries without their payloads, as columns: what jobs that read whole logs are given.
+"""Entries without their payloads, as columns, for jobs that read whole logs.
 
-A run of entries of one ledger becomes one string of little-endian numbers for each thing that is
-known of them, and what few entries have is kept by place:
+A run of entries of one ledger becomes one string of little-endian numbers per field; rare fields
+are kept by the index of their entry:
 
     producers   ["p", "q"]              messages       u32, 0: no batch; empty: none is one
     producer    u32, one of them        payload_bytes  u32
     lowest      i64                     markers        [3]
     highest     i64; empty: as lowest   chunks         {5: Chunk(...)}, aborts {5: "uuid"}
 
-so that a store that keeps its blocks this way hands them out as they are, at no cost an entry. A
-run has one form only: what is left out is left out wherever it can be, and the producers come in
-the order in which they appear.
+so that a store with blocks of this form returns them unchanged, at no cost per entry. A run has one
+form only: defaults are always left out, and producers are in the order of their appearance.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ ID_BYTES: Final = 8
 """The width of the columns of ids, in bytes."""
 
 _SPARSE_BYTES: Final = 16
-"""About what an entry takes that is kept by place, beside its texts."""
+"""The approximate bytes of a rare field, besides its texts."""
 
 
 class Columns(NamedTuple):
@@ -56,7 +55,7 @@ class Columns(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes on the wire."""
+        """Its approximate size on the wire."""
         return (
             sum(map(len, self.producers))
             + sum(map(len, self[5:10]))

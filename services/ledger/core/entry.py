@@ -1,4 +1,4 @@
-"""Entries: what a log is made of."""
+"""Entries, the elements of a log, and units of them."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
@@ -73,15 +73,15 @@ class StoredEntry(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """What it takes, its payload included."""
+        """Its size, including its payload."""
         return len(self.entry.metadata) + self.payload_bytes
 
 
 class Unit(NamedTuple):
-    """What is stored whole or not at all: one entry, or the entries that one flush of a producer
-    that batches by key makes, in the order of their highest ids. Its ids are claimed as one range.
+    """Entries that are stored atomically: one, or those of one flush of a producer that batches by
+    key, in the order of their highest ids. Their ids are claimed as one range.
 
-    `session` is the stream that sent it, and `request_id` what that stream calls it.
+    `session` is the stream that sent it, and `request_id` its id on that stream.
     """
 
     session: int

@@ -23,15 +23,15 @@ def clusters(ids: Sequence[int], count_max: int) -> list[tuple[int, int]]:
 
 
 class Finder:
-    """Looks for messages of one producer among entries that it is shown in the order of the log.
+    """Looks for messages of one producer among entries that are added in the order of the log.
 
-    A message that is there more than once (deduplication was off, or the producer started over) is
-    where it was last completed, as in deduplication's own fold: what is asked about is the message
-    that was sent last. With a uuid, only this attempt at a large message is looked for.
+    A message stored more than once (deduplication was off, or the producer started over) is found
+    where it was last completed, as in deduplication's own fold: a look-up is about the message sent
+    last. With a uuid, only this attempt at a large message is looked for.
 
     Attributes:
-        done: whether every message was found, and nothing that comes before what was shown can
-            change where.
+        done: whether every message was found, and no entry before those added can change the
+            result.
     """
 
     def __init__(self, producer: str, sequence_ids: Iterable[int], uuid: str = "") -> None:
@@ -61,7 +61,7 @@ class Finder:
                 self._found[sequence_id] = Found(stored.position, batch_index)
 
     def place(self, sequence_id: int) -> Found | Unfinished | None:
-        """What there is of a message, if anything."""
+        """The result for a message."""
         if sequence_id in self._found:
             return self._found[sequence_id]
         attempts = self._open.get(sequence_id, {})

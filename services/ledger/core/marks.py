@@ -1,18 +1,18 @@
-"""How far has a producer come, by its entries in the log?
+"""The mark of a producer, computed from its entries in the log.
 
-The last entry that decides is what counts, never the highest one: a producer that started over (it
-was forgotten, or deduplication was off) is where it is now, not where it was before. Each step is
-deduplication's fold (services/deduplication.py, `advance`). This module reads no more of a log than
-decides, and computes what to remember of entries that are trimmed.
+The last decisive entry determines the mark, never the highest one: a producer that started over (it
+was forgotten, or deduplication was off) is at its new id, not its old one. Each step is
+deduplication's fold (services/deduplication.py, `advance`). This module reads only the decisive
+part of a log, and computes the number to remember of trimmed entries.
 
-A store remembers one number of what was trimmed of a producer. That is enough:
+A store remembers one number for the trimmed entries of a producer. That is enough:
 
     trimmed                        | left                      | remembered
     -------------------------------|---------------------------|-----------------------------------
     ... 9, 2                       |                           | 2: the last one decides
     ... chunks 0 and 1 of 5        | chunk 2, the last one     | 5: it is complete
-    ... chunks 0 and 1 of 5        | 6                         | 5: nothing more is stored of it
-    ... chunks 0 and 1 of 5        | chunk 2 of 4, or nothing  | 4: it is cut, and must start again
+    ... chunks 0 and 1 of 5        | 6                         | 5: no more of it is stored
+    ... chunks 0 and 1 of 5        | chunk 2 of 4, or nothing  | 4: it is cut, and must start over
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ from seqgate.services.ledger.core.entry import Entry
 from seqgate.types import Position
 
 UNFINISHED_MAX: Final = 10_000
-"""How many entries of messages that were never completed are passed over to find a whole one."""
+"""Number of entries of incomplete messages that are skipped to find a complete one."""
 
 
 def advanced(mark: Mark, entry: Entry) -> Mark:
@@ -32,7 +32,7 @@ def advanced(mark: Mark, entry: Entry) -> Mark:
 
 
 def decides(entry: Entry) -> bool:
-    """Whether the mark after this entry is the same whatever was before."""
+    """Whether the mark after this entry is independent of earlier ones."""
     return not entry.marker and (entry.chunk is None or entry.chunk.chunk_id == 0)
 
 
@@ -44,17 +44,17 @@ def folded(mark: Mark, entries: Iterable[Entry]) -> Mark:
 
 
 class Remembered(NamedTuple):
-    """What is kept of a producer when a part of its entries goes. `cut`: a large message that might
-    still have been completed loses its first chunks, and must not be."""
+    """The number to remember of a producer when some of its entries are trimmed. `cut`: a large
+    message that might still have been completed loses its first chunks, and must not be."""
 
     decided: int
     cut: bool = False
 
 
 def remembered(mark: Mark, left: Iterable[Entry]) -> Remembered:
-    """What to remember of entries that come to this mark, when these of the producer follow them.
+    """The number to remember of entries with this mark, when these of the producer follow them.
 
-    `left` is read no further than to what decides.
+    `left` is read only up to the decisive entry.
     """
     if mark.chunk is None:
         return Remembered(mark.highest)
@@ -81,8 +81,8 @@ def is_cut(mark: Mark, newest_first: Iterable[tuple[Position, Entry]], before: P
 
 
 def last_mark(mark: Mark, newest_first: Iterable[Entry]) -> Mark:
-    """The mark after entries of the producer that are given from the last one back, onto what was
-    before all of them. They are read no further than to the last one that decides."""
+    """The mark after entries of the producer, given from the last one back, on top of the mark
+    before all of them. They are read only back to the last decisive one."""
     back: list[Entry] = []
     for entry in newest_first:
         back.append(entry)
@@ -92,8 +92,8 @@ def last_mark(mark: Mark, newest_first: Iterable[Entry]) -> Mark:
 
 
 def last_whole(mark: Mark, newest_first: Iterable[Entry]) -> int | None:
-    """The id of the last message that is whole, of entries of the producer from the last one back,
-    onto what was before all of them. None: there is none, or it lies too far back."""
+    """The id of the last complete message of the producer, whose entries are given from the last
+    one back, on top of the mark before all of them. None: there is none, or it is too far back."""
     for count, entry in enumerate(newest_first):
         if not (entry.marker or entry.unfinished):
             return entry.highest

@@ -1,12 +1,12 @@
-"""What became of a unit, and of the messages in it.
+"""The fate of a unit, and of its messages.
 
-Deduplication knows only watermarks: an id at or below the last persisted one is not to be stored.
-Whether it *is* stored is for the log to say, message by message, because success must mean that
-every message is in the log:
+Deduplication knows only watermarks: an id at or below the last persisted one must not be stored.
+Only the log knows whether it *is* stored, message by message, and success must mean that every
+message is in the log:
 
-    STORED    here it is
+    STORED    it is in the log, at this position
     STALE     a higher id of its producer was stored first; this one never was
-    TRIMMED   the part of the log that would tell is gone
+    TRIMMED   the part of the log that would show it was trimmed
 
 A large message is in the log when all its chunks of one attempt are.
 """
@@ -47,7 +47,7 @@ Fate = Found | Unfinished | Missing
 
 
 class Status(Enum):
-    """What became of a unit; ledger.proto says it in full."""
+    """The outcome of a unit; see ledger.proto."""
 
     STORED = auto()
     DUPLICATE = auto()
@@ -100,8 +100,8 @@ def failed(error: DomainError) -> Receipt:
 
 
 def repeated_ids(repeated: Repeated) -> list[int]:
-    """The ids whose fate a receipt must tell: all of them, in the order of the entries; or, when
-    the unit is partly new, those below the first new one, ascending."""
+    """The ids whose fates belong in a receipt: all of them, in the order of the entries; or, if the
+    unit is partly new, those below the first new one, ascending."""
     unit, first_new, _ = repeated
     ids = [each for entry in unit.entries for each in entry.sequence_ids]
     return ids if first_new is None else sorted(each for each in ids if each < first_new)
@@ -125,8 +125,8 @@ def receipt_of(repeated: Repeated, fates: Sequence[Fate]) -> Receipt:
 
 
 def _chunk_receipt(chunk: Chunk, fate: Fate, *, finished: bool) -> Receipt:
-    """A chunk's receipt says where the same chunk of the same attempt is; or, when the message is
-    there as another attempt, where that is."""
+    """A chunk's receipt has the position of the same chunk of the same attempt; or, if the message
+    is stored by another attempt, the position of that message."""
     match fate:
         case Found(_, _, chunks, chunk.uuid) if len(chunks) == chunk.num_chunks:
             return Receipt(Status.DUPLICATE, chunks[chunk.chunk_id])
@@ -142,8 +142,8 @@ def _chunk_receipt(chunk: Chunk, fate: Fate, *, finished: bool) -> Receipt:
 
 
 def _same_entry(unit: Unit, places: Sequence[Found]) -> Position | None:
-    """Where a unit is that is one entry, and whose messages have the same places in one entry of
-    the log: the same entry, or a batch of which it is the beginning."""
+    """The position of a unit of one entry whose messages have the same indexes in one entry of the
+    log: the same entry, or a batch of which it is a prefix."""
     if len(unit.entries) > 1 or places[0].chunks:
         return None
     position = places[0].position

@@ -1,4 +1,4 @@
-"""One topic's publish path, as a machine: something happened in, what to do next out.
+"""One topic's publish path, as a machine: an event in, effects out.
 
 Units arrive from many streams and go through in the order of their arrival:
 
@@ -9,15 +9,15 @@ Units arrive from many streams and go through in the order of their arrival:
                          └── CHUNK_GAP, LAYOUT_CONFLICT ──▶ a receipt
 
 Admitting one group overlaps the commit of the group before it, and no more than that: `ready` holds
-one group at most. There is one call to deduplication and one append under way at a time.
+one group at most. One call to deduplication and one append are pending at a time.
 
-Deduplication may have forgotten, or know of claims that were never written. Then the machine is
-ALIGNING instead of LIVE: it lets the append under way end, confirms from the log what
-deduplication lacks, withdraws every open claim, and goes on. A new machine starts like that, so a
-takeover, a lost reply and a lost Redis are one procedure. Nothing is judged while it lasts; units
-wait, and after `patience` failures in a row they are told to come again. Where the log cannot be
+Deduplication may have lost state, or hold claims that were never written. Then the machine is
+ALIGNING instead of LIVE: it lets the pending append end, confirms from the log the entries that
+deduplication lacks, withdraws every open claim, and continues. A new machine starts in this state,
+so a takeover, a lost reply and a lost Redis are one procedure. Meanwhile nothing is judged; units
+wait, and after `patience` failures in a row they fail with a retry delay. If the log cannot be
 read, or is too long to be read here, the machine asks deduplication again before each new attempt:
-a rebuild may have loaded a state past that place.
+a rebuild may have loaded a state past that position.
 
 The shell's whole duty:
 
@@ -78,7 +78,7 @@ class Limits(NamedTuple):
 
 
 class Logged(NamedTuple):
-    """What deduplication must know of an entry in the log; a marker has no producer."""
+    """An entry in the log, as far as deduplication needs it; a marker has no producer."""
 
     position: Position
     producer: str | None
@@ -88,7 +88,7 @@ class Logged(NamedTuple):
 
 
 def claims_of(units: Sequence[Unit]) -> list[ProducerClaims]:
-    """What units claim, by producer, in the order in which each producer is met first."""
+    """The claims of units, by producer, in the order of first appearance."""
     claims: dict[str, list[Claim]] = {}
     for unit in units:
         claims.setdefault(unit.producer, []).append(Claim(unit.lowest, unit.highest, unit.chunk))
@@ -120,7 +120,7 @@ def _judgements(
 def confirmation_of(
     after: Position | None, through: Position, entries: Sequence[Logged], remaining: int = 0
 ) -> Confirmation:
-    """What deduplication is told of these entries of the log, markers left out."""
+    """The confirmation of these entries of the log, without markers."""
     producers: dict[str, list[Logged]] = {}
     for logged in entries:
         if logged.producer is not None:
@@ -137,7 +137,7 @@ def confirmation_of(
     return Confirmation(after, through, tuple(listed), len(entries), remaining)
 
 
-# What to do. Each but Answer and Stop ends in one of the events named beside it.
+# Effects. Each but Answer and Stop ends in one of the events that its docstring names.
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +150,16 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Find out what became of the messages of units that are not NEW, and answer each. A failure
-    ends in `look_up_failed`."""
+    """Look up the fates of the messages of units that are not NEW, and answer each. A failure ends
+    in `look_up_failed`."""
 
     units: tuple[Repeated, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Ask deduplication for what `claims_of` says of the units. Ends in judged, behind, changed,
-    disabled, or dedup_failed."""
+    """Submit the claims of the units (`claims_of`) to deduplication. Ends in judged, behind,
+    changed, disabled, or dedup_failed."""
 
     position: Position | None
     revision: int | None
@@ -169,7 +169,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Tell deduplication. Ends in confirmed, behind, disabled, or dedup_failed."""
+    """Confirm entries to deduplication. Ends in confirmed, behind, disabled, or dedup_failed."""
 
     position: Position | None
     confirmation: Confirmation
@@ -193,7 +193,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class ReadLog:
-    """Read what follows a position, without payloads. Ends in log_read, log_trimmed or
+    """Read the entries after a position, without payloads. Ends in log_read, log_trimmed or
     log_failed."""
 
     after: Position | None
@@ -228,7 +228,7 @@ _ALL_NEW: Final = repeat(_NEW)
 
 
 class _Behind(NamedTuple):
-    """Deduplication lacks what follows."""
+    """Deduplication lacks later entries."""
 
     confirmed: Position | None
 
@@ -263,7 +263,7 @@ class TopicWriter:
         self._admitting: list[Unit] = []
         self._ready: list[Unit] = []
         self._writing: list[Unit] = []
-        self._in_doubt: list[Unit] = []  # stored together, or not; taking the topic again tells
+        self._in_doubt: list[Unit] = []  # all stored or none; taking the topic again shows it
         self._on_hold: set[int] = set()
         # By stream: the attempt that its producer's newest entry in the log left unfinished.
         self._unfinished: dict[int, str] = {}
@@ -285,17 +285,17 @@ class TopicWriter:
         self._failures = 0
         self._surprises = 0
 
-    # ---- what the shell may ask
+    # ---- queries of the shell
 
     def busy(self, producer: str) -> bool:
-        """Whether something of this producer is being admitted or was let through, and may still
-        be stored."""
+        """Whether units of this producer are being admitted, or were admitted and may still be
+        stored."""
         under_way = (self._admitting, self._ready, self._writing)
         return any(unit.producer == producer for units in under_way for unit in units)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way, and nothing is left to confirm."""
+        """Whether no unit is pending, and none is left to confirm."""
         return (
             self.phase is Phase.LIVE
             and not (self._waiting or self._admitting or self._ready or self._writing)
@@ -314,7 +314,7 @@ class TopicWriter:
 
     def ask_policy(self) -> tuple[int, list[Effect]]:
         """Find out whether the topic deduplicates now: policy may have changed since the last
-        Admit. The number tells this question from earlier ones."""
+        Admit. The number distinguishes this query from earlier ones."""
         self._policy_wanted += 1
         return self._policy_wanted, self._next()
 
@@ -323,7 +323,7 @@ class TopicWriter:
         self._sessions.add(session)
 
     def left_unfinished(self, session: int, uuid: str) -> None:
-        """The newest entry in the log of a stream's producer, of whom nothing is under way, is a
+        """The newest entry in the log of a stream's producer, which has nothing in flight, is a
         chunk of this attempt, and not the last one."""
         if session in self._sessions:
             self._unfinished[session] = uuid
@@ -342,8 +342,8 @@ class TopicWriter:
         return effects + self._next()
 
     def refuse(self, units: Iterable[Unit], error: DomainError) -> list[Effect]:
-        """Units arrived, in order, that cannot be taken now: as after a failure, their stream is on
-        hold, and what follows is skipped until its producer resumes."""
+        """Units arrived, in order, that cannot be accepted now: as after a failure, their stream is
+        on hold, and later units are skipped until its producer resumes."""
         effects: list[Effect] = []
         for unit in units:
             if unit.resume:
@@ -355,13 +355,13 @@ class TopicWriter:
         return effects
 
     def resume(self, session: int) -> None:
-        """A stream's producer goes on after a hold. A publication that is refused before it gets
-        here ends the hold too if it says so: its producer has all its receipts, and sends again in
-        order; what is wrong is never stored, so that nothing can overtake it."""
+        """A stream's producer continues after a hold. A publication with `resume` that is refused
+        before it gets here ends the hold, too: its producer has all its receipts, and sends again
+        in order; an invalid publication is never stored, so nothing can overtake it."""
         self._on_hold.discard(session)
 
     def close_session(self, session: int) -> list[Unit]:
-        """A stream ended: what is still waiting is dropped, unanswered, and returned."""
+        """A stream ended: its waiting units are dropped without an answer, and returned."""
         dropped = [unit for unit in self._waiting if unit.session == session]
         self._sessions.discard(session)
         self._on_hold.discard(session)
@@ -381,7 +381,7 @@ class TopicWriter:
         self._confirmed = call.position
         self._revision = answer.revision
         if not self.deduplicating:
-            # Just switched on: what was let through while it was off is not among the claims.
+            # Just switched on: units admitted while it was off have no claims.
             self.deduplicating = True
             self.phase = Phase.ALIGNING
         self._failures = self._surprises = 0
@@ -424,7 +424,7 @@ class TopicWriter:
         return self._next()
 
     def behind(self, confirmed: Position | None) -> list[Effect]:
-        """The state lacks what follows `confirmed`."""
+        """The state lacks entries after `confirmed`."""
         assert self._call is not None
         self._call = None
         self._behind = _Behind(confirmed)
@@ -485,10 +485,10 @@ class TopicWriter:
         return effects + self._pause() + self._next()
 
     def log_read(self, entries: Sequence[Logged], remaining: int) -> list[Effect]:
-        """The entries that follow the position of the ReadLog, and how many more there are.
+        """The entries after the position of the ReadLog, and the number of further ones.
 
-        What lies behind the tail another writer has stored, who has the topic: deduplication takes
-        no confirmation of it from us, and need not have heard of that writer yet.
+        Entries beyond the tail were stored by another writer, which has the topic: deduplication
+        accepts no confirmation of them from us, and need not know that writer yet.
         """
         assert self._reading
         assert self._behind is not None
@@ -503,20 +503,20 @@ class TopicWriter:
         return [self._call]
 
     def log_trimmed(self) -> list[Effect]:
-        """What follows the position of the ReadLog was trimmed, at least in part, and the state was
-        made to forget everything: it is to be built from the beginning."""
+        """Entries after the position of the ReadLog were trimmed, at least in part, and the state
+        was dropped: it is rebuilt from the beginning."""
         assert self._reading
         self._reading = False
         self._behind = _Behind(None)
         return self._next()
 
     def log_failed(self, error: DomainError) -> list[Effect]:
-        """The log cannot be read, or is not to be read here. The same place is not read again
-        before deduplication was asked whether it still lacks what is there."""
+        """The log cannot be read, or must not be read here. The same position is not read again
+        before deduplication has been asked whether it still lacks the entries there."""
         assert self._reading
         self._reading = False
         self._behind = None
-        self._unconfirmed.clear()  # in the log, after what deduplication lacks
+        self._unconfirmed.clear()  # in the log, after entries that deduplication lacks
         self._surprises = 0  # that it lacks it is none; the wait between two attempts is here
         return self._fail(error)
 
@@ -528,7 +528,7 @@ class TopicWriter:
         """The topic was taken again."""
         assert self._reopening
         self._reopening = self._reopen = False
-        self._unconfirmed.clear()  # what the log holds beyond, the replay will tell
+        self._unconfirmed.clear()  # the replay reports later entries of the log
         in_doubt, self._in_doubt = self._in_doubt, []
         if tail != self.tail:
             for unit in in_doubt:
@@ -557,7 +557,7 @@ class TopicWriter:
         return call
 
     def _next(self) -> list[Effect]:
-        """What can be started now."""
+        """The effects that can be started now."""
         if self._ended_amid:
             self._drop_ended()
         if self.phase is Phase.LIVE:
@@ -607,7 +607,7 @@ class TopicWriter:
         return [*effects, self._call]
 
     def _surprised(self) -> list[Effect]:
-        """The state is not what it should be: align, and wait first if that goes on."""
+        """The state of deduplication is wrong: align, after a delay if that repeats."""
         self.phase = Phase.ALIGNING
         self._surprises += 1
         effects = self._pause() if self._surprises > SURPRISES_MAX else []
@@ -653,8 +653,8 @@ class TopicWriter:
         self._unconfirmed = [each for each in self._unconfirmed if each.position > through]
 
     def _sort_out(self, judgements: Mapping[str, Iterator[_Judgement]]) -> list[Effect]:
-        """Send each unit of the Admit on its way. While the machine aligns, what is let
-        through here is admitted again afterwards."""
+        """Route each unit of the Admit by its verdict. While the machine aligns, units admitted
+        here are admitted again afterwards."""
         admitting, self._admitting = self._admitting, []
         look_up: list[Repeated] = []
         again: list[Unit] = []
@@ -683,7 +683,7 @@ class TopicWriter:
         effects += self._skip_on_hold() + self._requeue(again)
         if in_flight and not (self._writing or self._ready):
             if not self._unconfirmed:
-                self.phase = Phase.ALIGNING  # let through before, and not to any unit of ours
+                self.phase = Phase.ALIGNING  # admitted before, and not to any unit of ours
         elif in_flight:
             self._recheck_after_append = True
         if look_up:
@@ -691,9 +691,9 @@ class TopicWriter:
         return effects + self._next()
 
     def _ended_by(self, unit: Unit) -> str:
-        """The attempt of which the log ends here, whether or not deduplication remembers its
-        producer: one of whom nothing is in flight may have been forgotten between two chunks. While
-        something is in flight, it knows better than the log."""
+        """The attempt that this unit aborts in the log, whether or not deduplication remembers the
+        producer: one with nothing in flight may have been forgotten between two chunks. While
+        something is in flight, deduplication knows better than the log."""
         uuid = self._unfinished.get(unit.session, "")
         if not uuid or unit.marker or (unit.chunk and unit.chunk.uuid == uuid):
             return ""
@@ -714,7 +714,7 @@ class TopicWriter:
             self._unfinished.pop(unit.session, None)
 
     def _drop_ended(self) -> None:
-        """Forget what streams left unfinished that are gone and store nothing any more."""
+        """Forget unfinished attempts of streams that have ended and store nothing more."""
         let_through = chain(self._admitting, self._ready, self._writing)
         over = self._ended_amid.difference(unit.session for unit in let_through)
         self._ended_amid -= over
@@ -726,9 +726,9 @@ class TopicWriter:
         return self._requeue(admitting) + self._next()
 
     def _requeue(self, units: Sequence[Unit]) -> list[Effect]:
-        """Put units back where they came from, in order; those of streams on hold are skipped. A
-        stream that has ended is never admitted again: something before it may have failed, and
-        its producer sends all of it anew."""
+        """Put units back into the queue, in order; those of streams on hold are skipped. Units of
+        an ended stream are not admitted again: an earlier one may have failed, and the producer
+        sends all of them again."""
         effects: list[Effect] = []
         for unit in reversed(units):
             if unit.session not in self._sessions:
@@ -740,7 +740,7 @@ class TopicWriter:
         return effects
 
     def _refuse(self, units: Iterable[Unit], error: DomainError) -> list[Effect]:
-        """Have units sent again, and hold back what would overtake them."""
+        """Have units sent again, and skip later ones that would overtake them."""
         effects: list[Effect] = []
         for unit in units:
             effects.append(Answer(unit, failed(error)))
@@ -761,7 +761,8 @@ class TopicWriter:
         return [Answer(unit, SKIPPED) for unit in skipped]
 
     def _too_many_producers(self, call: Admit, error: DomainError) -> list[Effect]:
-        """Find out whose producer it is: one producer a group, until this group is through."""
+        """Find the producer beyond the limit: admit one producer per group until this group is
+        done."""
         admitting, self._admitting = self._admitting, []
         if len({unit.producer for unit in call.units}) > 1:
             self._narrow = len(admitting)
@@ -771,7 +772,8 @@ class TopicWriter:
         return self._refuse(refused, error) + self._requeue(markers) + self._next()
 
     def _fail(self, error: DomainError) -> list[Effect]:
-        """Something outside does not work: wait, and lose patience at some point."""
+        """A service or the store failed: retry after a delay, and fail units after `patience`
+        failures in a row."""
         self.last_error = error
         self.phase = Phase.ALIGNING
         self._failures += 1
@@ -798,6 +800,6 @@ class TopicWriter:
 
 
 def _ending(unit: Unit, uuid: str) -> Unit:
-    """The unit, whose first entry says that it ends an attempt at a large message."""
+    """The unit, whose first entry aborts an attempt at a large message."""
     first, *rest = unit.entries
     return unit._replace(entries=(first._replace(aborts=uuid), *rest))

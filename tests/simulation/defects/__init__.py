@@ -1,8 +1,7 @@
-"""Mistakes that were made once, to be made again on purpose: whoever looks for mistakes must find
-each of them.
+"""Past defects, put back on purpose: the tests must find each of them.
 
-A defect is a function that is given something to patch with, as pytest's `monkeypatch`, and makes
-things as they were. Each area has a module; `find` imports them all.
+A defect is a function that patches the code to behave as it did, given an object like pytest's
+`monkeypatch`. Each area has a module; `find` imports them all.
 """
 
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 
 class Defect(NamedTuple):
-    """One of them: its id, what happens with it, and what makes it happen."""
+    """A defect: its id, its effect, and the function that puts it back."""
 
     id: str
     what: str
@@ -23,7 +22,7 @@ DEFECTS: dict[str, Defect] = {}
 
 
 def defect(id_: str, what: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
-    """Registers a defect under an id that no other one has."""
+    """Register a defect under a unique id."""
 
     def register(apply: Callable[[Any], None]) -> Callable[[Any], None]:
         assert id_ not in DEFECTS, id_
@@ -37,13 +36,13 @@ def find(id_: str) -> Defect:
     """The defect of this id.
 
     Raises:
-        KeyError: there is none.
+        KeyError: the id is unknown.
     """
     return all_defects()[id_]
 
 
 def all_defects() -> dict[str, Defect]:
-    """All of them, by id."""
+    """All defects, by id."""
     for module in iter_modules(__path__):
         if module.name != "__main__":
             import_module(f"{__name__}.{module.name}")

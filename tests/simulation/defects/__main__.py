@@ -2,7 +2,7 @@
 
     python -m tests.simulation.defects A10 tests/unit/test_snapshots.py
 
-The exit status is pytest's: 1 where the defect is seen.
+The exit status is pytest's: 1 if the defect is found.
 """
 
 import sys
@@ -15,7 +15,7 @@ from tests.simulation.system.mistakes import Patch
 
 
 def main(id_: str, *arguments: str) -> int:
-    """Run pytest with a defect."""
+    """Run pytest with a defect, and return its exit status."""
     with ExitStack() as stack:
         find(id_).apply(Patch(stack))
         return int(pytest.main(["-q", "-x", "--no-header", *arguments]))

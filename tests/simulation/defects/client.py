@@ -1,4 +1,4 @@
-"""Of the client."""
+"""Defects of the client."""
 
 from typing import Any
 
@@ -19,16 +19,16 @@ def look_at_the_number_alone(patch: Any) -> None:
     patch.setattr(Producer, "_is_anothers", is_anothers)
 
 
-@defect("A13", "what waits is not cut when the service comes back with a smaller limit")
+@defect("A13", "pending messages are not cut again when the service returns with a smaller limit")
 def leave_what_is_too_large(patch: Any) -> None:
     patch.setattr(Outbox, "_cut_smaller", lambda self, chunk_bytes, payload_bytes_max: None)
 
 
-@defect("D-gap", "a reader jumps over a trimmed gap in silence")
+@defect("D-gap", "a reader skips a trimmed gap silently")
 def pass_over_what_was_trimmed(patch: Any) -> None:
     patch.setattr(Reader, "_take_trimmed", lambda self, trimmed: self._arrived.popleft())
 
 
-@defect("C4", "a job takes modules from the folder in which it is started")
+@defect("C4", "a job imports modules from the current folder")
 def look_for_modules_here(patch: Any) -> None:
     patch.setattr(_jobs, "_modules", dict)

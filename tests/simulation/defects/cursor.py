@@ -1,4 +1,4 @@
-"""Mistakes of the cursor service, and of deduplication's use of it."""
+"""Defects of the cursor service, and of deduplication's use of it."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from seqgate.types import DEDUP_CURSOR, Position, TopicName
 from tests.simulation.defects import defect
 
 
-@defect("A11", "epochs begin anew when a cursor is deleted and made again")
+@defect("A11", "epochs restart when a cursor is deleted and recreated")
 def begin_epochs_anew(patch: Any) -> None:
     def next_epoch(self: CursorState) -> int:
         return (0 if self.head.lease is None else self.head.lease.epoch) + 1
@@ -24,12 +24,12 @@ def begin_epochs_anew(patch: Any) -> None:
     patch.setattr(CursorState, "_next_epoch", next_epoch)
 
 
-@defect("A15", "a lease lasts until its time has come, however far the clock was set back")
+@defect("A15", "a lease lasts until its expiry, however far the clock was set back")
 def believe_the_clock(patch: Any) -> None:
     patch.setattr(Lease, "bounded", lambda self, now_ms: self)
 
 
-@defect("A15-given-back", "a lease that was given back lasts by a clock that is behind")
+@defect("A15-given-back", "a released lease lasts until a clock that is behind reaches the time")
 def go_by_one_clock(patch: Any) -> None:
     def release_lease(self: CursorState, epoch: int, now_ms: int) -> None:
         lease = self._lease(epoch)
@@ -38,9 +38,7 @@ def go_by_one_clock(patch: Any) -> None:
     patch.setattr(CursorState, "release_lease", release_lease)
 
 
-@defect(
-    "A10", "a cursor is made for a snapshot that turns out too large, and holds every trim back"
-)
+@defect("A10", "a cursor is made for a snapshot that turns out too large, and blocks every trim")
 def make_the_cursor_first(patch: Any) -> None:
     attach = Snapshots._attach
 
@@ -56,12 +54,12 @@ def make_the_cursor_first(patch: Any) -> None:
     patch.setattr(Snapshots, "_let_go", kept)
 
 
-@defect("C2", "lists show what their callers may not read one by one")
+@defect("C2", "lists contain items that their callers may not get")
 def show_everything(patch: Any) -> None:
     patch.setattr(Judged, "shown", lambda self, reply: reply)
 
 
-@defect("A12", "a persist that can never succeed is repeated for ever")
+@defect("A12", "a permanently refused persist is repeated for ever")
 def repeat_refused_persists(patch: Any) -> None:
     async def persist(tenure: Tenure, log: Log, topic: TopicName, what: Persist) -> Position | None:
         return await tenure.persist(what)

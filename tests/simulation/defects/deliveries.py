@@ -1,4 +1,4 @@
-"""Of what a subscription delivers, and to whom."""
+"""Defects of deliveries."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -15,7 +15,7 @@ from seqgate.types import Position
 from tests.simulation.defects import defect
 
 
-@defect("A6", "a chunk whose first is not there is delivered, and refused for ever")
+@defect("A6", "a chunk without the first one of its message is delivered, and refused for ever")
 def deliver_headless_chunks(patch: Any) -> None:
     def is_headless(self: LargeMessages, chunk: Chunk, position: Position) -> bool:
         return False
@@ -23,7 +23,7 @@ def deliver_headless_chunks(patch: Any) -> None:
     patch.setattr(LargeMessages, "is_headless", is_headless)
 
 
-@defect("A7", "of more large messages than there is room for the oldest goes, and has failed")
+@defect("A7", "with too many large messages the oldest one is evicted, and counts as failed")
 def let_the_oldest_go(patch: Any) -> None:
     def oldest(self: Assembler, grown: _Context) -> _Context:
         return self._oldest()
@@ -45,12 +45,12 @@ def let_the_oldest_go(patch: Any) -> None:
     patch.setattr("seqgate.client._chunk_deliveries._NOT_NOW", frozenset())
 
 
-@defect("F5", "the rest of a large message of which filters rejected the beginning waits for ever")
+@defect("F5", "the rest of a large message whose start filters rejected waits for ever")
 def deliver_rests_of_rejected_messages(patch: Any) -> None:
     deliver_headless_chunks(patch)
 
 
-@defect("F6", "what is taken from a consumer at the drain deadline has failed")
+@defect("F6", "a delivery revoked at the drain deadline counts as failed")
 def count_drained_as_failed(patch: Any) -> None:
     drain_over = Flights.drain_over
 
@@ -63,7 +63,7 @@ def count_drained_as_failed(patch: Any) -> None:
     patch.setattr(Flights, "drain_over", fail)
 
 
-@defect("F7", "of a topic that comes in order, a held key is not released by the key of a message")
+@defect("F7", "in an exclusive subscription, a held key is not released by a message's key")
 def release_the_lane_alone(patch: Any) -> None:
     def lane_key(self: Subscription, key: bytes) -> bytes:
         return key
@@ -71,7 +71,7 @@ def release_the_lane_alone(patch: Any) -> None:
     patch.setattr(Subscription, "lane_key", lane_key)
 
 
-@defect("F8", "a filter that is mended does not judge what waits because it failed")
+@defect("F8", "a mended filter does not judge entries that wait because it failed")
 def judge_only_what_is_unread(patch: Any) -> None:
     patch.setattr(Judging, "first_failed", lambda self: None)
 

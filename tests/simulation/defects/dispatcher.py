@@ -1,4 +1,4 @@
-"""Of the dispatcher: its machine, and what carries out what that decides."""
+"""Defects of the dispatcher: its machine and its shell."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -18,7 +18,7 @@ from seqgate.types import Position
 from tests.simulation.defects import defect
 
 EVERYTHING_BYTES: Final = 1024**4
-"""More than there is."""
+"""Above the size of any log."""
 
 
 @defect("A8", "a timer that is due during a change is dropped")
@@ -26,17 +26,17 @@ def drop_due_timers(patch: Any) -> None:
     patch.setattr(Performing, "_changed", lambda _: None)
 
 
-@defect("B6-subscription", "a surprise in one subscription is everybody's")
+@defect("B6-subscription", "an unexpected error in one subscription affects all")
 def let_surprises_out(patch: Any) -> None:
     patch.setattr(Work, "contained", nullcontext)
 
 
-@defect("A9", "what a cursor says of entries that are not stored yet counts when they are")
+@defect("A9", "an acknowledgement of an entry not stored yet counts once it is stored")
 def believe_the_cursor(patch: Any) -> None:
     patch.setattr(resuming, "is_beyond", lambda *_: False)
 
 
-@defect("B2", "what filters reject is remembered without limit while nothing is made durable")
+@defect("B2", "rejected entries are remembered without limit while nothing becomes durable")
 def read_on(patch: Any) -> None:
     patch.setattr(Settling, "is_full", False)
 
@@ -52,7 +52,7 @@ def deliver_without_a_permit(patch: Any) -> None:
     patch.setattr(Delivering, "_target", target)
 
 
-@defect("F2", "a delivery has what is acknowledged, and not durably yet")
+@defect("F2", "a delivery contains messages that are acknowledged, but not durably yet")
 def deliver_what_is_not_durable(patch: Any) -> None:
     def left(self: Settling, position: Position, messages: int) -> int:
         return self.partial.get(position, (1 << messages) - 1)
@@ -60,7 +60,7 @@ def deliver_what_is_not_durable(patch: Any) -> None:
     patch.setattr(Settling, "left", left)
 
 
-@defect("F11", "a page that ends where the log ended counts for what was read meanwhile")
+@defect("F11", "a page that ends at the end of the log covers entries read meanwhile")
 def end_scans_early(patch: Any) -> None:
     def reached(self: Subscription, entries: Sequence[Entry]) -> Position | None:
         is_short = len(entries) < SCAN_ENTRIES
@@ -69,7 +69,7 @@ def end_scans_early(patch: Any) -> None:
     patch.setattr(Subscription, "_reached", reached)
 
 
-@defect("A1", "what was kept when deliveries began to be sent, and is not any more, counts as gone")
+@defect("A1", "an entry that leaves the cache while deliveries are being sent counts as gone")
 def decide_once(patch: Any) -> None:
     fetch = Sending._fetch
 
@@ -82,7 +82,7 @@ def decide_once(patch: Any) -> None:
     patch.setattr(Sending, "_fetch", fetched)
 
 
-@defect("B1", "whatever a consumer is to be sent is fetched at once")
+@defect("B1", "everything to be sent to a consumer is fetched at once")
 def fetch_everything(patch: Any) -> None:
     async def room_for(self: Sending, page: _Page) -> int:
         page.share.add(EVERYTHING_BYTES)

@@ -1,4 +1,4 @@
-"""Of the ledger."""
+"""Defects of the ledger."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ from seqgate.types import TopicName
 from tests.simulation.defects import defect
 
 
-@defect("A2", "the rest of a message whose beginning is trimmed is stored after it")
+@defect("A2", "the rest of a message is stored after its start was trimmed")
 def pass_over_cuts(patch: Any) -> None:
     def uncut(mark: Mark, left: Iterable[Entry]) -> Remembered:
         return Remembered(remembered(mark, left).decided)
@@ -28,7 +28,7 @@ def pass_over_cuts(patch: Any) -> None:
         patch.setattr(adapter, "remembered", uncut)
 
 
-@defect("A3", "the highest id that a producer ever had stands where its last one belongs")
+@defect("A3", "a producer's highest id ever is used in place of its last one")
 def take_the_highest(patch: Any) -> None:
     def highest(mark: Mark, entries: Iterable[Entry]) -> Mark:
         ids = [each.highest - each.unfinished for each in entries if not each.marker]
@@ -39,7 +39,7 @@ def take_the_highest(patch: Any) -> None:
     patch.setattr(sqlite, "last_mark", highest)
 
 
-@defect("A5", "a producer that has connected is forgotten as if it had not")
+@defect("A5", "a connected producer is forgotten as inactive")
 def mark_nobody_alive(patch: Any) -> None:
     async def pass_over(*_: object) -> None:
         return None
@@ -50,17 +50,17 @@ def mark_nobody_alive(patch: Any) -> None:
     patch.setattr(Ledger, "_keep_within_s", lambda ledger: ledger._config.keep_interval_s)
 
 
-@defect("A14", "append times go back when the clock does, once the process has started again")
+@defect("A14", "append times decrease with the clock after a restart")
 def follow_the_clock(patch: Any) -> None:
     patch.setattr(live.LiveTopic, "_next_append_ms", lambda _: time.time_ns() // 1_000_000)
 
 
-@defect("A17", "a publication that is refused does not end a hold")
+@defect("A17", "a refused publication does not end a hold")
 def hold_on_after_refusals(patch: Any) -> None:
     patch.setattr(servicer, "_ends_hold", lambda *_: False)
 
 
-@defect("B3", "a look-up opens all blocks between the ids that it asks for")
+@defect("B3", "a look-up opens all blocks between the requested ids")
 def look_at_all_between(patch: Any) -> None:
     patch.setattr(sqlite, "_is_in", lambda *_: True)
     patch.setattr(sqlite, "CLUSTERS_MAX", 1)
@@ -71,7 +71,7 @@ def let_the_log_grow(patch: Any) -> None:
     patch.setattr(Connections, "_bound_log", lambda *_: None)
 
 
-@defect("B5", "a trim or a deletion keeps everybody from every topic")
+@defect("B5", "a trim or a deletion locks every topic")
 def lock_all_topics(patch: Any) -> None:
     of = TopicLocks.of
 
@@ -81,7 +81,7 @@ def lock_all_topics(patch: Any) -> None:
     patch.setattr(TopicLocks, "of", of_all)
 
 
-@defect("B6", "windows add up without a limit; a surprise in one topic ends the process")
+@defect("B6", "windows add up without a limit; an unexpected error in a topic ends the process")
 def budget_nothing(patch: Any) -> None:
     @contextmanager
     def open_to_all(_: live.LiveTopic) -> Iterator[None]:
@@ -93,6 +93,6 @@ def budget_nothing(patch: Any) -> None:
     patch.setattr(live.LiveTopic, "_contained", open_to_all)
 
 
-@defect("F1", "a replay goes on across a trim of what it has not read yet")
+@defect("F1", "a replay continues across a trim of entries that it has not read yet")
 def go_on_across_trims(patch: Any) -> None:
     patch.setattr(live, "_follows", lambda *_: True)

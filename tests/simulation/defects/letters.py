@@ -1,4 +1,4 @@
-"""Of dead letters."""
+"""Defects of dead letters."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from seqgate.services.dispatcher.ports import Cursor
 from tests.simulation.defects import defect
 
 
-@defect("F3", "a long key that is held is let go by a restart")
+@defect("F3", "a restart releases a long key that is held")
 def forget_long_keys(patch: Any) -> None:
     def remembered(key: bytes) -> bytes:
         return key if len(key) <= 2_000 else b""
@@ -40,13 +40,11 @@ def wait_for_letters(patch: Any) -> None:
     patch.setattr(Graveyard, "bury", bury)
 
 
-@defect("C1", "anybody who may publish may use the names of services' producers")
+@defect("C1", "any publisher may use producer names of services")
 def allow_names_of_services(patch: Any) -> None:
     patch.setattr("seqgate.services.ledger.rights.is_of_services", lambda producer: False)
 
 
-@defect(
-    "F9", "what always fails is copied without end, where dead letter topics lead to one another"
-)
+@defect("F9", "a message that always fails is copied endlessly between dead letter topics")
 def forget_generations(patch: Any) -> None:
     patch.setattr("seqgate.services.dispatcher.letters.graveyard._generation", lambda entry: 0)

@@ -1,4 +1,4 @@
-"""The ground of the whole-system simulation: virtual time, processes, and a network for gRPC.
+"""The foundation of the whole-system simulation: virtual time, processes, and a gRPC network.
 
     async def main() -> None:
         network = Network(virtual_loop(), virtual_loop().random)
@@ -9,8 +9,8 @@
 
     run(main, seed=7)
 
-Real services and the real client run on it: grpc.aio's own Python is kept, and what is below it
-(Core and its Cython) is replaced by streams over simulated connections.
+Real services and the real client run on it. The Python part of grpc.aio is kept; Core and its
+Cython bindings are replaced by streams over simulated connections.
 """
 
 from tests.simulation.ground.clock import EPOCH_S, Clock

@@ -1,4 +1,4 @@
-"""What is left to chance comes from the seed."""
+"""Seeds every source of randomness."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def seeded_chance(loop: VirtualLoop) -> Iterator[None]:
-    """Meanwhile os.urandom (so uuid4 and secrets), `random`'s functions and every Random without a
-    seed draw from the loop's seed; not from `loop.random` itself, so that one more uuid changes no
-    fault that comes later."""
+    """Inside the context, os.urandom (hence uuid4 and secrets), the functions of `random` and every
+    Random without a seed draw from the loop's seed. They do not draw from `loop.random` itself, so
+    an additional uuid changes no later fault."""
     source = random.Random(f"chance of {loop.seed}")
 
     class Seeded(random.Random):
-        """Seeded from the source, unless it is given a seed."""
+        """A Random whose default seed comes from the source."""
 
         def __init__(self, x: Any = None) -> None:
             super().__init__(source.getrandbits(64) if x is None else x)
@@ -39,7 +39,7 @@ def seeded_chance(loop: VirtualLoop) -> Iterator[None]:
         random.seed(source.getrandbits(64))
         patch(os, "urandom", source.randbytes)
         patch(random, "_urandom", source.randbytes)
-        # Whoever has taken the class, or takes it meanwhile, is given back the real one.
+        # Modules that imported the class, before or meanwhile, get the real one back.
         stack.callback(_replace, Seeded, random.Random)
         _replace(random.Random, Seeded)
         patch(random, "Random", Seeded)
@@ -47,7 +47,7 @@ def seeded_chance(loop: VirtualLoop) -> Iterator[None]:
 
 
 def _replace(one: type, other: type) -> None:
-    """Modules of ours that have imported one class have the other instead."""
+    """In our modules that imported class `one`, put `other` in its place."""
     for module in _ours(len(sys.modules)):
         if getattr(module, "Random", None) is one:
             module.Random = other
@@ -55,6 +55,6 @@ def _replace(one: type, other: type) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _ours(modules: int) -> list[Any]:
-    """Our modules."""
-    del modules  # how many there are: when more are loaded, it is looked again
+    """Loaded modules of our packages."""
+    del modules  # the cache key: search again once more modules are loaded
     return [module for name, module in sys.modules.copy().items() if name.partition(".")[0] in OURS]

@@ -1,8 +1,8 @@
 """grpc.aio's channels over the simulated network.
 
-The classes of grpc.aio itself are kept: multicallables, calls, interceptors. What they stand on is
-Cython and Core, `cygrpc.AioChannel` and its calls: these are made here anew, with the same
-behaviour, over streams (stream.py).
+The classes of grpc.aio itself are kept: multicallables, calls, interceptors. Their foundation in
+Cython and Core, `cygrpc.AioChannel` and its calls, is reimplemented here over streams (stream.py),
+with the same behaviour.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.simulation.ground.loop import VirtualLoop
 
 RECEIVE_BYTES_MAX: Final = 4 * 1024 * 1024
-"""gRPC's own limit of what is received."""
+"""gRPC's default limit on received messages."""
 
 CONNECT_TIMEOUT_S: Final = 20.0
 BACKOFF_FIRST_S: Final = 1.0
@@ -34,7 +34,7 @@ BACKOFF_FACTOR: Final = 1.6
 BACKOFF_JITTER: Final = 0.2
 BACKOFF_MAX_S: Final = 120.0
 RESOLVE_AGAIN_S: Final = 30.0
-"""Core's, where a channel's options say nothing else."""
+"""Core's defaults, used unless a channel's options override them."""
 
 EOF: Final = aio.EOF
 
@@ -46,16 +46,16 @@ _INTERNAL: Final = StatusCode.INTERNAL.value[0]
 _UNAVAILABLE: Final = StatusCode.UNAVAILABLE.value[0]
 
 IDLE, CONNECTING, READY, TRANSIENT_FAILURE, SHUTDOWN = range(5)
-"""A channel's states, as Core numbers them."""
+"""A channel's states, numbered as in Core."""
 
 
 def metadatum(key: str, value: str | bytes) -> Any:
-    """As Cython gives it."""
+    """A metadata pair as Cython returns it."""
     return cygrpc._Metadatum(key, value)
 
 
 class SimChannel(Channel):
-    """See the module: an aio.Channel of the process that makes it."""
+    """An aio.Channel that belongs to the process that makes it."""
 
     def __init__(
         self,
@@ -64,10 +64,10 @@ class SimChannel(Channel):
         options: Sequence[tuple[str, Any]] | None,
         interceptors: Sequence[aio.ClientInterceptor] | None,
     ) -> None:
-        self._unary_unary_interceptors = []
-        self._unary_stream_interceptors = []
-        self._stream_unary_interceptors = []
-        self._stream_stream_interceptors = []
+        self._unary_unary_interceptors: list[Any] = []
+        self._unary_stream_interceptors: list[Any] = []
+        self._stream_unary_interceptors: list[Any] = []
+        self._stream_stream_interceptors: list[Any] = []
         for interceptor in interceptors or ():
             if isinstance(interceptor, aio.UnaryUnaryClientInterceptor):
                 self._unary_unary_interceptors.append(interceptor)
@@ -89,7 +89,7 @@ class SimChannel(Channel):
 
 
 class _Calls:
-    """A weak set in the order of coming."""
+    """A weak set in insertion order."""
 
     def __init__(self) -> None:
         self._calls: dict[int, ref[Any]] = {}
@@ -109,14 +109,14 @@ class _Calls:
 
 
 class _Subchannel:
-    """A channel's way to one address: a connection, or attempts to have one."""
+    """A channel's connection to one address, or its attempts to connect."""
 
     def __init__(self, core: SimCore, address: str) -> None:
         self.address = address
         self.state = IDLE
         self.connection: Connection | None = None
         self.has_failed = False
-        """Whether it failed since it was ready: then it counts as failing while it tries again."""
+        """It failed since it was last ready: attempts to reconnect count as TRANSIENT_FAILURE."""
         self._core = core
         self._dial: Any = None
         self._timer: Any = None
@@ -142,7 +142,7 @@ class _Subchannel:
         self._core.changed()
 
     def _lost(self, reason: str) -> None:
-        """It could not connect."""
+        """The attempt to connect failed."""
         core = self._core
         self._dial = None
         self.state = TRANSIENT_FAILURE
@@ -162,7 +162,7 @@ class _Subchannel:
         self._core.changed()
 
     def _closed(self, connection: Connection, reason: str) -> None:
-        """The connection is over, and with it its calls."""
+        """The connection closed: fail its calls."""
         if self.connection is connection:
             self.went_away()
         for stream in list(connection.streams):
@@ -172,7 +172,7 @@ class _Subchannel:
         self._core.leave(connection)
 
     def went_away(self) -> None:
-        """What begins now goes elsewhere."""
+        """Reconnect. Open calls stay on the old connection; new ones do not use it."""
         if self.connection is not None and self.connection.ends[CLIENT].is_open:
             self._core.leaving[self.connection] = None
         self.connection = None
@@ -181,7 +181,7 @@ class _Subchannel:
         self._core.changed()
 
     def end(self) -> None:
-        """The channel is closed, or the address is none of its any more."""
+        """Close: the channel was closed, or no longer resolves to this address."""
         self.state = SHUTDOWN
         if self._dial is not None:
             self._dial.cancel()
@@ -194,7 +194,7 @@ class _Subchannel:
 
 
 class SimCore:
-    """Stands for cygrpc.AioChannel."""
+    """Replaces cygrpc.AioChannel."""
 
     def __init__(self, network: Network, target: str, options: Mapping[str, Any]) -> None:
         self.network: Final = network
@@ -213,7 +213,7 @@ class SimCore:
         self.receive_bytes_max = options.get("grpc.max_receive_message_length", RECEIVE_BYTES_MAX)
         self.send_bytes_max = options.get("grpc.max_send_message_length", -1)
         self.leaving: dict[Connection, None] = {}
-        """Connections that have calls left, and take no more."""
+        """Connections that finish their open calls and accept no new ones."""
         self._resolve_s = _seconds(
             options, "grpc.dns_min_time_between_resolutions_ms", RESOLVE_AGAIN_S
         )
@@ -227,7 +227,7 @@ class SimCore:
         self._queue: dict[SimCall, None] = {}
         self._watchers: list[tuple[int, Any]] = []
 
-    # ---- what grpc.aio asks
+    # ---- the interface to grpc.aio
 
     def closed(self) -> bool:
         return self._is_closed
@@ -287,7 +287,7 @@ class SimCore:
 
     @property
     def state(self) -> int:
-        """The channel's, made of its subchannels'."""
+        """The channel's state, aggregated over its subchannels."""
         if self._is_closed:
             return SHUTDOWN
         if self._is_idle:
@@ -319,7 +319,7 @@ class SimCore:
             self.failure = f"DNS resolution failed for {self.target}"
 
     def resolve_again(self) -> None:
-        """Names may mean something else by now. They are not asked all the time."""
+        """Schedule a new resolution, no sooner than the minimum interval allows."""
         if self._resolving is None and not self._is_closed:
             at = max(self._resolved_at + self._resolve_s, self.network.loop.now)
             self._resolving = self.network.loop.schedule(at, self.process, self._resolved_again)
@@ -329,7 +329,7 @@ class SimCore:
         self.changed()
 
     def changed(self) -> None:
-        """A subchannel's state has changed."""
+        """Act on a subchannel's new state."""
         state = self.state
         if state == READY:
             for call in list(self._queue):
@@ -360,7 +360,7 @@ class SimCore:
         return ready[self._turn % len(ready)]
 
     def begin(self, call: SimCall) -> None:
-        """A call is made."""
+        """Start a call."""
         if self._is_closed:
             call.failed(_UNAVAILABLE, "Channel closed")
             return
@@ -374,7 +374,7 @@ class SimCore:
             self._queue[call] = None
 
     def over(self, call: SimCall) -> None:
-        """A call has ended."""
+        """Remove an ended call."""
         self._queue.pop(call, None)
         if call.stream is not None:
             connection = call.stream.connection
@@ -382,13 +382,13 @@ class SimCore:
             self.leave(connection)
 
     def leave(self, connection: Connection) -> None:
-        """A connection that takes no more calls is closed after its last one."""
+        """Close a connection that accepts no calls, once its last one has ended."""
         if connection in self.leaving and not connection.streams:
             del self.leaving[connection]
             connection.close(CLIENT, "Socket closed", in_order=True)
 
     def going_away(self, connection: Connection) -> None:
-        """The server says that it takes no more calls on a connection."""
+        """The server sent GOAWAY on a connection."""
         for subchannel in self._subchannels.values():
             if subchannel.connection is connection:
                 subchannel.went_away()
@@ -401,7 +401,7 @@ def _seconds(options: Mapping[str, Any], name: str, otherwise: float) -> float:
 
 
 class SimCall:
-    """Stands for cygrpc's call, on the client's side."""
+    """Replaces cygrpc's call, on the client's side."""
 
     def __init__(
         self, core: SimCore, method: str, deadline: float | None, *, wait_for_ready: bool
@@ -418,7 +418,7 @@ class SimCall:
         self._is_locally_cancelled = False
         self._done_callbacks: list[Callable[[], object]] = []
         self._waiters: list[Any] = []
-        """Of those who wait for anything at all: they look again when something has changed."""
+        """Futures that wait for any change; each waiter checks its condition again."""
         self._inbox: deque[tuple[bytes, int]] = deque()
         self._reader: Any = None
         self._writer: Any = None
@@ -432,7 +432,7 @@ class SimCall:
     def __repr__(self) -> str:
         return f"<SimCall {self._method}>"
 
-    # ---- what grpc.aio asks
+    # ---- the interface to grpc.aio
 
     def add_done_callback(self, callback: Callable[[], object]) -> None:
         if self._status is not None:
@@ -561,7 +561,7 @@ class SimCall:
             self.stream.up.frame(FRAME_BYTES, _half_closed, self.stream)
         await asyncio.sleep(0)
 
-    # ---- beginning
+    # ---- starting
 
     def _begin(self, metadata: tuple[Any, ...], first: bytes | None) -> None:
         if self._status is not None:
@@ -580,7 +580,7 @@ class SimCall:
         core.begin(self)
 
     def attach(self, connection: Connection) -> None:
-        """The channel has a connection for it."""
+        """Start the call on a connection."""
         if self._status is not None:
             return
         stream = self.stream = Stream(connection, self)
@@ -601,7 +601,7 @@ class SimCall:
         self._first = None
         self._changed()
 
-    # ---- what arrives
+    # ---- received frames
 
     def initial(self, metadata: tuple[Any, ...]) -> None:
         """The server's initial metadata."""
@@ -631,7 +631,7 @@ class SimCall:
         details: str,
         trailing: tuple[Any, ...],
     ) -> None:
-        """The server's last word; with it the response, if it is a single one."""
+        """The server's status, with the response of a unary call."""
         if self._status is not None:
             return
         if message is not None and code == _OK:
@@ -651,11 +651,11 @@ class SimCall:
             self._end(code, details, trailing)
 
     def broken(self, reason: str) -> None:
-        """The connection is over."""
+        """The connection closed."""
         self.failed(_UNAVAILABLE, reason)
 
     def failed(self, code: int, details: str) -> None:
-        """It ends here, without the server."""
+        """End the call with an error that is not the server's."""
         if self._status is None:
             self._end(code, details, ())
 
@@ -724,12 +724,12 @@ class SimCall:
 
 
 def _repeated(connection: Connection, request: tuple[Any, ...]) -> None:
-    """A proxy on the way sends a request again, and is told the answer."""
+    """Send a request a second time, as a proxy may. The answer is discarded."""
     ghost = Stream(connection, None)
     ghost.up.frame(FRAME_BYTES, _requested, ghost, *request)
 
 
-# ---- what arrives at the server's end
+# ---- received by the server
 
 
 def _requested(

@@ -1,4 +1,4 @@
-"""The clocks of simulated processes, and the module `time` on them."""
+"""Clocks of simulated processes, and a `time` module that reads them."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ if TYPE_CHECKING:
     from tests.simulation.ground.loop import VirtualLoop
 
 EPOCH_S: Final = 1_750_000_000.0
-"""What the wall clocks say when a run begins, if they are right."""
+"""Wall time at the start of a run, on a correct clock: seconds since 1970."""
 
 
 class Clock:
-    """One process's clocks: a monotonic one, which may drift, and the wall clock, which may also
-    jump. Both begin right."""
+    """One process's clocks: a monotonic one, which may drift, and a wall clock, which may also
+    jump. Both start correct."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
-        self._anchor = loop.now  # in the loop's time
-        self._monotonic = loop.now  # there
+        self._anchor = loop.now  # loop time at which the monotonic clock read `_monotonic`
+        self._monotonic = loop.now
         self._rate = 1.0
         self._offset = EPOCH_S
 
     def monotonic(self) -> float:
-        """In seconds; comparable within the process only."""
+        """Seconds, comparable within the process only."""
         return self._monotonic + (self._loop.now - self._anchor) * self._rate
 
     def time(self) -> float:
-        """In seconds since 1970."""
+        """Seconds since 1970."""
         return self.monotonic() + self._offset
 
     def at(self, monotonic: float) -> float:
-        """When, in the loop's time, the monotonic clock will say that."""
+        """Convert a time of the monotonic clock to loop time."""
         return self._anchor + (monotonic - self._monotonic) / self._rate
 
     @property
     def ahead_s(self) -> float:
-        """By how much the wall clock is ahead; below 0: it is behind."""
+        """The wall clock's error, in seconds; negative if it is slow."""
         return self.time() - EPOCH_S - self._loop.now
 
     def begin_at(self, monotonic_s: float) -> None:
-        """The monotonic clock says that now. It is the machine's since it was started: before the
-        process begins only."""
+        """Set the monotonic clock, which a machine counts from its boot. Call this before the
+        process starts. The wall clock is unaffected."""
         self._offset += self._monotonic - monotonic_s
         self._monotonic, self._anchor = monotonic_s, self._loop.now
 
     def jump(self, seconds: float) -> None:
-        """The wall clock is set forward; below 0: back. Monotonic time goes on."""
+        """Set the wall clock forward, or back if negative. The monotonic clock is unaffected."""
         self._offset += seconds
 
     def drift(self, rate: float) -> None:
-        """From now on so many seconds pass here in one second."""
+        """From now on, run both clocks at `rate` seconds per second."""
         self._monotonic = self.monotonic()
         self._anchor = self._loop.now
         self._rate = rate
@@ -70,12 +70,12 @@ _REAL: Final[dict[str, Callable[[], Any]]] = {
 }
 
 OURS: Final = ("seqgate",)
-"""The packages in which a clock may have been taken as a default when a function was made."""
+"""Packages whose functions may have bound a clock as a default argument."""
 
 
 @contextmanager
 def virtual_clocks(loop: VirtualLoop) -> Iterator[None]:
-    """Meanwhile `time` tells the current process's time."""
+    """Inside the context, `time` reads the current process's clocks."""
 
     def of_time() -> float:
         return loop.process.clock.time()
@@ -123,8 +123,8 @@ def _is_clock(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _functions_with_clocks(modules: int) -> list[Any]:
-    """Functions of ours that have a clock for a default: it was taken when they were made."""
-    del modules  # how many there are: when more are loaded, it is looked again
+    """Find our functions that have a clock as a default argument, bound at definition."""
+    del modules  # the cache key: search again once more modules are loaded
     found = []
     for name, module in sys.modules.copy().items():
         if name.partition(".")[0] not in OURS or module is None:

@@ -1,12 +1,13 @@
-"""An event loop whose time is a number.
+"""An event loop in virtual time.
 
-When nothing is ready, time jumps to the next timer; when there is no timer either and the main
-coroutine waits, that is a `Deadlock`. Nothing waits for the machine: no threads, no sockets, no
-clocks. With one seed, everything happens in one order.
+When nothing is ready, time jumps to the next timer; without a timer, a waiting main coroutine is a
+`Deadlock`. Nothing depends on the machine: there are no threads, sockets or real clocks. One seed
+gives one order of events.
 
-Each handle belongs to a `Process` (process.py): to the one that scheduled it, or, if it is the step
-of a task or a callback of a future, to whoever made that. The loop keeps it, not a context
-variable: services start tasks in empty contexts. What a process may not run, its gate takes.
+Each handle belongs to a `Process` (process.py): the one that scheduled it or, for a step of a task
+or a callback of a future, the one that made the task or future. The loop keeps the owner itself
+rather than in a context variable, because services start tasks in empty contexts. Handles of a
+stopped or dead process go to its gate.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from enum import Enum
 from hashlib import blake2b
 from heapq import heappop, heappush
 from random import Random
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
 from tests.simulation.ground.chance import seeded_chance
@@ -31,40 +32,40 @@ from tests.simulation.ground.clock import virtual_clocks
 from tests.simulation.ground.process import Process
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 HANDLE_S: Final = 0.000_005
-"""How long a handle takes, in virtual seconds: who is busy makes timers late, as in the world."""
+"""Virtual time that each handle takes, so that load delays timers as on a real machine."""
 
 LATE_S: Final = 0.000_000_001
-"""By how much a timer is late at least: rounding must never make it early."""
+"""The least lateness of a timer, so that rounding never fires one early."""
 
 COLLECT_HANDLES: Final = 50_000
-"""After so many handles the garbage is collected: by count, since finalizers run then."""
-
+"""Handles between two garbage collections: counted, because finalizers run at a collection."""
 
 BURIALS_MAX: Final = 6
-"""How often what is left of a run is collected at most."""
+"""The most collections of a finished run's remains."""
 
 
 class Deadlock(AssertionError):
-    """Nothing is ready, no timer is set, and the main coroutine waits."""
+    """Nothing is ready, no timer is set, and the main coroutine still waits."""
 
 
 class OutOfTime(AssertionError):
-    """The main coroutine takes longer than it may, in virtual time."""
+    """The main coroutine exceeded its limit of virtual time."""
 
 
 class Shuffle(Enum):
-    """What the seed reorders of what is ready at a time."""
+    """Which handles ready at the same time the seed reorders."""
 
     NOTHING = "nothing"
     PROCESSES = "processes"
-    """Which process goes first; within a process the order is asyncio's."""
+    """The order of processes; within a process, asyncio's order is kept."""
     EVERYTHING = "everything"
 
 
 class Handle:
-    """What is to be run, and whose it is. Used like asyncio.Handle and TimerHandle."""
+    """A scheduled callback and its process. Mimics asyncio.Handle and TimerHandle."""
 
     __slots__ = ("_args", "_callback", "_context", "_when", "process")
 
@@ -90,7 +91,7 @@ class Handle:
         return self._callback is None
 
     def when(self) -> float:
-        """In the process's own time."""
+        """The due time on the process's own clock."""
         return self._when
 
     def __repr__(self) -> str:
@@ -98,7 +99,7 @@ class Handle:
 
 
 class _Owned:
-    """A callback that a process has added to a future of another one."""
+    """A callback added by one process to a future of another."""
 
     __slots__ = ("_callback", "process")
 
@@ -117,8 +118,8 @@ class _Owned:
 
 
 def _owned(future: Any, callback: Any) -> Any:
-    """A callback of a future's, which belongs to whoever adds it. (Those of tasks that wait say
-    so themselves.)"""
+    """Bind a future's callback to the process that adds it. (Wake-ups of waiting tasks carry their
+    process already.)"""
     process = future.get_loop().process
     if (
         process is future.process
@@ -130,7 +131,7 @@ def _owned(future: Any, callback: Any) -> Any:
 
 
 class Future(asyncio.Future[Any]):
-    """A future whose hash is a running number, so that sets of them have an order."""
+    """A future hashed by a serial number, so that sets of futures iterate in a fixed order."""
 
     process: Any = None
     _number: int
@@ -149,7 +150,7 @@ class Future(asyncio.Future[Any]):
 
 
 class Task(asyncio.Task[Any]):
-    """A task, likewise; it runs in the process that made it, whoever wakes it."""
+    """A task, hashed likewise. It runs in the process that made it, whichever process wakes it."""
 
     process: Any = None
     _number: int
@@ -168,17 +169,17 @@ class Task(asyncio.Task[Any]):
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """See the module. Made by `run`.
+    """The event loop of a simulation. `run` makes it.
 
     Attributes:
-        now: virtual seconds since the run began. `time()` is the current process's own.
-        random: what is left to chance is asked here.
-        process: whose callback is running.
-        processes: all that were made, the dead too.
-        world: the process of whoever runs the simulation. It is never killed or stopped.
-        failures: what was raised where nobody takes it: in callbacks, in tasks nobody awaits.
-        executor_s: how long work in an executor takes: a function of `random`.
-        handles: how many were run.
+        now: virtual seconds since the run began; `time()` is the current process's own clock.
+        random: the source of all choices of the simulation.
+        process: the process whose callback is running.
+        processes: all processes ever made, dead ones included.
+        world: the process of the simulation itself; never killed or stopped.
+        failures: unhandled exceptions, of callbacks and of tasks that nothing awaits.
+        executor_s: the duration of work in an executor, drawn from `random`.
+        handles: how many handles have run.
     """
 
     def __init__(self, seed: int, shuffle: Shuffle = Shuffle.NOTHING) -> None:
@@ -207,21 +208,21 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.world: Final = Process("world", loop=self)
         self.process: Process = self.world
 
-    # ---- numbers, and what happened
+    # ---- serial numbers and the trace
 
     def next_number(self) -> int:
-        """1, 2, ..."""
+        """The next serial number, from 1."""
         self._numbers += 1
         return self._numbers
 
     def trace(self, *what: object) -> None:
-        """Note that something happened: it goes into the digest, if anybody asks for one."""
+        """Add an event to the digest, if one was requested."""
         if not self.is_traced:
             return
         self._trace.update(f"{self.now:.9f} {self.process.name} {what}\n".encode())
 
     def digest(self) -> str:
-        """What happened, in short: equal for equal runs."""
+        """A hash of the run's events: equal runs have equal digests."""
         whole = self._trace.copy()
         whole.update(f"{self.now:.9f} {self.handles} {self._numbers}".encode())
         return whole.hexdigest()
@@ -232,8 +233,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self.process.clock.monotonic()
 
     def _owner(self, callback: Any, args: tuple[Any, ...]) -> Process:
-        """Whose a callback is."""
-        of = getattr(callback, "__self__", None)
+        """The process that a callback belongs to."""
+        of: Any = getattr(callback, "__self__", None)
         kind = type(of)
         if kind is not Task and kind is not Future:
             if type(callback) is _Owned:
@@ -244,10 +245,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             kind = type(of)
             if kind is not Task and kind is not Future:
                 return self.process
-        return of.process or self.process  # it may be just being made
+        process: Process | None = of.process
+        return process or self.process  # None while the task is being made
 
     def call_soon(
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> Any:
         of = getattr(callback, "__self__", None)  # most are steps of tasks
         process = (type(of) is Task and of.process) or self._owner(callback, args)
@@ -256,7 +258,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return handle
 
     def call_soon_threadsafe(
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> Any:
         if threading.get_ident() != self._thread:
             raise RuntimeError("there are no threads in a simulation: what starts one is replaced")
@@ -265,8 +267,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_later(
         self,
         delay: float,
-        callback: Callable[..., object],
-        *args: Any,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
         context: Context | None = None,
     ) -> Any:
         return self.call_at(self.time() + delay, callback, *args, context=context)
@@ -274,8 +276,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_at(
         self,
         when: float,
-        callback: Callable[..., object],
-        *args: Any,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
         context: Context | None = None,
     ) -> Any:
         process = self._owner(callback, args)
@@ -288,13 +290,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def schedule(
         self, at: float, process: Process, callback: Callable[..., object], *args: Any
     ) -> Handle:
-        """Run something in a process, at a time of `now`."""
+        """Call something in a process, at a loop time."""
         handle = Handle(callback, args, process.context, process)
         self._push(at, handle)
         return handle
 
     def run_in(self, process: Process, callback: Callable[..., object], *args: Any) -> Handle:
-        """Run something in a process as soon as can be."""
+        """Call something in a process in the next iteration."""
         handle = Handle(callback, args, process.context, process)
         self._ready.append(handle)
         return handle
@@ -306,7 +308,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         heappush(self._timers, (at, self._sequence, handle))
 
     def let_go(self, handles: list[Handle]) -> None:
-        """What a gate took is ready again."""
+        """Make the handles of a gate ready again."""
         self._ready.extend(handles)
 
     def create_future(self) -> Any:
@@ -333,8 +335,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def get_task_factory(self) -> Any:
         return self._task_factory
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
-        """At once, after a while: there are no threads."""
+    def run_in_executor(self, executor: Any, func: Callable[[*Ts], Any], *args: *Ts) -> Any:
+        """Run the work in this thread, after `executor_s`: there are no other threads."""
         future = self.create_future()
 
         def work() -> None:
@@ -353,10 +355,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     # ---- running
 
     def run_until_complete(self, future: Any) -> Any:
-        """The future's result.
+        """Run until the future is done, and return its result.
 
         Raises:
-            Deadlock, OutOfTime: it will not come.
+            Deadlock, OutOfTime: the future will not be done.
         """
         main = asyncio.ensure_future(future, loop=self)
         ready, timers = self._ready, self._timers
@@ -402,7 +404,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return main.result()
 
     def _jump(self) -> None:
-        """To the next timer: nothing is ready."""
+        """Advance time to the next timer, when nothing is ready."""
         timers = self._timers
         while timers and timers[0][2]._callback is None:
             heappop(timers)
@@ -434,7 +436,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         ready.clear()
         ready.extend(handles)
 
-    # ---- what else a loop has
+    # ---- the rest of asyncio's interface
 
     def is_running(self) -> bool:
         return self._is_running
@@ -446,12 +448,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.bury()
 
     get_debug = staticmethod(bool)
-    """Never. Each future asks, so what answers is made of C."""
+    """False, from C code: every future asks."""
 
     def set_debug(self, enabled: bool) -> None:
         pass
 
-    def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:
+    def add_signal_handler(self, sig: int, callback: Callable[[*Ts], object], *args: *Ts) -> None:
         process = self.process
         process.signal_handlers[sig] = lambda: callback(*args)
 
@@ -484,7 +486,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _timer_handle_cancelled(self, handle: Any) -> None:
         pass
 
-    # ---- async generators, which have finalizers
+    # ---- finalizers of async generators
 
     def _first_iteration(self, generator: Any) -> None:
         self._generators[generator] = self.process
@@ -494,7 +496,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         if self._is_buried:
             return
         if not process.is_alive:
-            process.graveyard.append(generator)  # no finally of the dead runs
+            process.graveyard.append(generator)  # a dead process runs no finally block
             return
         with process:
             self.create_task(generator.aclose())
@@ -502,8 +504,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     # ---- the end
 
     def bury(self) -> None:
-        """Nothing runs here any more; what is left is forgotten. Its finally blocks do run, since
-        Python cannot do without, and reach nothing."""
+        """Discard everything left of the run. Python runs the remaining finally blocks; they can
+        schedule nothing."""
         self._is_buried = True
         self._ready = deque(maxlen=0)
         self._timers = []
@@ -515,7 +517,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
             stack.callback(setattr, sys, "unraisablehook", hook)
             self.world.bury()
-            # Whoever is suspended in a finally comes back to life once, with all that it holds.
+            # A task suspended in a finally block revives once, with all it references.
             for _ in range(BURIALS_MAX):
                 if not gc.collect():
                     break
@@ -529,19 +531,19 @@ def run(
     limit_s: float | None = None,
     tell_digest: Callable[[str], object] | None = None,
 ) -> T:
-    """What a coroutine comes to in virtual time. Clocks are the processes', and chance is the
-    seed's, while it runs.
+    """Run a coroutine in virtual time and return its result. Meanwhile clocks are the processes',
+    and randomness comes from the seed.
 
     Args:
-        main: makes the coroutine; the loop is running already.
-        limit_s: how long it may take, in virtual seconds; None: for ever.
-        tell_digest: is told the digest of what happened.
+        main: makes the coroutine; called with the loop running.
+        limit_s: the limit of virtual time, in seconds; None for no limit.
+        tell_digest: called with the digest of the run.
 
     Raises:
-        Deadlock, OutOfTime: it does not end.
+        Deadlock, OutOfTime: the coroutine does not end.
     """
     _keep_what_is_there()
-    loop = VirtualLoop(seed, shuffle)
+    loop = VirtualLoop(seed, shuffle)  # type: ignore[abstract]  # has no sockets and subprocesses
     loop.limit_s = limit_s
     loop.is_traced = tell_digest is not None
     outer = asyncio._get_running_loop()
@@ -558,7 +560,8 @@ def run(
         gc.disable()
         try:
             try:
-                return loop.run_until_complete(main())
+                result: T = loop.run_until_complete(main())
+                return result
             finally:
                 if tell_digest is not None:
                     tell_digest(loop.digest())
@@ -570,8 +573,8 @@ def run(
 
 @contextmanager
 def _without_registry() -> Iterator[None]:
-    """Meanwhile asyncio does not keep a weak set of all tasks, which costs more than to make one:
-    processes know theirs."""
+    """Suspend asyncio's weak set of all tasks, which costs more than making a task. Processes keep
+    their own lists."""
     registry: Any = asyncio.tasks._all_tasks  # type: ignore[attr-defined]
     registry.add = _nothing
     try:
@@ -586,19 +589,19 @@ def _nothing(_: object) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _keep_what_is_there() -> None:
-    """What was loaded before the first run is looked through no more: collecting is most of what a
-    short run costs otherwise."""
+    """Exempt all objects older than the first run from garbage collection, which otherwise
+    dominates the cost of a short run."""
     gc.collect()
     gc.freeze()
 
 
 def virtual_loop() -> VirtualLoop:
-    """The running loop, which is one of these."""
+    """The running loop, as a VirtualLoop."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     return loop
 
 
 async def passes(seconds: float) -> None:
-    """Let so much virtual time pass. Nothing waits for the machine."""
+    """Sleep in virtual time, which takes no real time."""
     await asyncio.sleep(seconds)

@@ -1,16 +1,16 @@
 """A network of connections between simulated processes.
 
     network = Network(loop)
-    network.link("client", "ledger-0").delay = uniform(0.1, 0.3)     # one way
-    network.cut("ledger-0", "dedup-0")                               # both ways, until `heal`
-    network.reset("client", "ledger-0")                              # what is open breaks
-    network.half_open("client", "ledger-0")                          # likewise, and nobody is told
+    network.link("client", "ledger-0").delay = uniform(0.1, 0.3)     # one direction
+    network.cut("ledger-0", "dedup-0")                               # both directions, until `heal`
+    network.reset("client", "ledger-0")                              # break open connections
+    network.half_open("client", "ledger-0")                          # the same, without a reset
 
-Links are between the names of processes, so they are there when a process comes back. A connection
-stands for TCP with HTTP/2 on it: what is sent arrives once and, within a stream, in order; between
-streams the order is the delays'. A lost packet is repeated by TCP, so what is lost here is a
-connection. Across a cut, frames wait (TCP sends them again) until it heals or an end gives up: the
-end's keepalive says when.
+Links join names of processes, so they survive a process's restart. A connection stands for HTTP/2
+over TCP: every frame arrives once and, within a stream, in order; frames of different streams
+arrive in the order of their delays. TCP retransmits lost packets, so the unit of loss is the
+connection. Frames sent across a cut wait, as retransmission would have it, until the cut heals or
+an end's keepalive closes the connection.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
     from tests.simulation.ground.loop import Handle, VirtualLoop
 
 Delay = Callable[[Random], float]
-"""How long something takes now, in seconds."""
+"""Draws a duration, in seconds."""
 
 TCP_GIVES_UP_S: Final = 900.0
-"""After how long without an answer a connection without keepalive ends."""
+"""The longest that an end without an answer keeps a connection open, with or without keepalive."""
 
 REPEATED_S: Final = 0.4
-"""How much later than a cut heals, at most, TCP sends again what has waited."""
+"""The longest delay between the healing of a cut and TCP's retransmission of waiting frames."""
 
 LOCAL: Final = frozenset({"", "localhost", "127.0.0.1", "0.0.0.0", "[::]", "[::1]"})
-"""Hosts that stand for the process's own."""
+"""Hosts that mean the process's own."""
 
 
 def uniform(least_s: float, most_s: float) -> Delay:
-    """Anything between, in seconds."""
+    """Uniform between two bounds, in seconds."""
     span_s = most_s - least_s
     return lambda random: least_s + span_s * random.random()
 
 
 def with_tail(usual: Delay, *, seldom: float, most_s: float) -> Delay:
-    """The usual; and with a probability of `seldom`, anything up to `most_s`."""
+    """The usual delay or, with probability `seldom`, uniform up to `most_s`."""
 
     def delay(random: Random) -> float:
         if random.random() < seldom:
@@ -58,18 +58,19 @@ def with_tail(usual: Delay, *, seldom: float, most_s: float) -> Delay:
 
 @dataclass(slots=True)
 class Link:
-    """One way between two processes. Changes count for what is sent from then on.
+    """One direction between two processes. Changes apply to frames sent afterwards.
 
     Attributes:
         delay: of each frame.
         loss: the probability that a frame breaks its connection.
-        silent: the probability that a connection so broken is half-open: no end is told.
-        duplicates: the probability that a unary request arrives twice, as proxies repeat them.
-        repeated: how much later it is sent again.
+        silent: the probability that such a break leaves the connection half-open: neither end
+            gets a reset.
+        duplicates: the probability that a unary request arrives twice, as proxies may repeat it.
+        repeated: the delay of the second copy.
         lost_replies: the probability that the reply to a unary call breaks its connection: the
-            server has acted, the client is told UNAVAILABLE.
-        bytes_per_s: how much fits through; None: everything.
-        is_cut: nothing gets through (Network.cut).
+            server has acted, and the client gets UNAVAILABLE.
+        bytes_per_s: the bandwidth; None for unlimited.
+        is_cut: nothing passes (Network.cut).
     """
 
     delay: Delay = field(default=uniform(0.000_1, 0.001))
@@ -80,24 +81,27 @@ class Link:
     lost_replies: float = 0.0
     bytes_per_s: float | None = None
     is_cut: bool = False
-    free_at: float = 0.0  # when what is being sent has been
+    free_at: float = 0.0  # when the frames being sent have left
 
 
 class Listener(Protocol):
-    """A server, as connections see it. Called in its process."""
+    """A server as seen by connections. Called in the server's process."""
 
-    process: Process
-    options: Mapping[str, Any]
+    @property
+    def process(self) -> Process: ...
+
+    @property
+    def options(self) -> Mapping[str, Any]: ...
 
     def accept(self, connection: Connection) -> bool:
-        """A connection was made; whether it is wanted."""
+        """Accept a new connection; False refuses it."""
 
     def closed(self, connection: Connection) -> None:
-        """A connection has ended."""
+        """A connection closed."""
 
 
 class Ordered:
-    """What arrives in the order in which it was sent."""
+    """A sequence whose frames arrive in the order sent."""
 
     __slots__ = ("last_at",)
 
@@ -118,13 +122,13 @@ class End:
         given = options.get("grpc.keepalive_time_ms")
         time_s = time_s if given is None else given / 1000
         timeout_s = options.get("grpc.keepalive_timeout_ms", 20_000) / 1000
-        # Without a time of its own a ping is given a minute, whatever the keepalive's is.
+        # Unless ping_timeout_ms is set, a ping may take 60 s, whatever the keepalive's time-out.
         ping_s = options.get("grpc.http2.ping_timeout_ms", 60_000) / 1000
         self.keepalive = (time_s, max(timeout_s, ping_s))
 
 
 def _nobody(connection: Connection, reason: str) -> None:
-    """Told nothing."""
+    """The `closed` callback of an end that has none yet."""
 
 
 CLIENT: Final = 0
@@ -132,7 +136,7 @@ SERVER: Final = 1
 
 
 class Connection:
-    """See the module. Way 0 leads from the client's end to the server's, way 1 back."""
+    """One connection. Direction 0 leads from client to server, direction 1 back."""
 
     __slots__ = (
         "address",
@@ -170,7 +174,7 @@ class Connection:
         self.links = network.link(*names), network.link(*reversed(names))
         self.held: tuple[list[Any], list[Any]] = ([], [])
         self.unsaid: list[str | None] = [None, None]
-        self.last_at = [0.0, 0.0]  # when the last of what was sent arrives
+        self.last_at = [0.0, 0.0]  # when the last frame of each direction arrives
         self.is_broken = False
         self.is_silent = False
         self.is_going_away = False
@@ -185,8 +189,7 @@ class Connection:
     def transmit(
         self, way: int, order: Ordered, size: int, receive: Callable[..., object], *args: Any
     ) -> None:
-        """Send a frame: `receive` is called with it in the process at the other end, if it
-        arrives."""
+        """Send a frame. If it arrives, `receive(*args)` runs in the process at the other end."""
         if not self.ends[way].is_open or self.is_broken:
             return
         link, network = self.links[way], self.network
@@ -229,8 +232,8 @@ class Connection:
     def close(
         self, side: int, reason: str = "Connection reset by peer", *, in_order: bool = False
     ) -> None:
-        """An end closes; the other one is told as soon as can be, or, in order, after everything
-        that was sent before."""
+        """Close one end. The other end learns of it after one delay or, if `in_order`, after every
+        frame sent before."""
         end = self.ends[side]
         if not end.is_open:
             return
@@ -239,7 +242,7 @@ class Connection:
             end.doom.cancel()
             end.doom = None
         if self.held[side] and not in_order and self.network.random.random() < 0.5:
-            self.held[side].clear()  # otherwise TCP goes on sending it
+            self.held[side].clear()  # otherwise TCP keeps sending it
         self.network.forget(self, end.process)
         if not self.is_silent and self.ends[1 - side].is_open:
             self._say_closed(side, reason, self.last_at[side] if in_order else 0.0)
@@ -255,7 +258,7 @@ class Connection:
         )
 
     def _hear_closed(self, side: int, reason: str) -> None:
-        """The connection is over, as an end hears."""
+        """One end learns that the connection is closed."""
         end = self.ends[side]
         if end.is_open:
             self.network.loop.trace(self.number, "closed", side, reason)
@@ -263,8 +266,8 @@ class Connection:
             end.closed(self, reason)
 
     def break_(self, *, silent: bool = False) -> None:
-        """It breaks: both ends are told, or none. Nothing arrives that is sent from now on: TCP
-        hands over no byte after one that it lacks."""
+        """Break the connection; if `silent`, neither end learns of it. Frames sent from now on are
+        lost: TCP delivers no byte after a missing one."""
         self.is_broken = True
         if silent:
             self.network.counts["half-open"] += 1
@@ -278,10 +281,10 @@ class Connection:
                 at, self.ends[side].process, self._hear_closed, side, "Connection reset by peer"
             )
 
-    # ---- trouble
+    # ---- faults
 
     def healed(self, way: int) -> None:
-        """What was held is sent again."""
+        """Send the frames that waited for a cut to heal."""
         held, self.held[way][:] = list(self.held[way]), []
         if held and not self.is_silent:
             more_s = self.network.random.random() * REPEATED_S
@@ -292,8 +295,8 @@ class Connection:
             self._say_closed(way, reason, self.last_at[way])
 
     def look(self) -> None:
-        """Whether pings are answered may have changed: an end that hears nothing gives up after
-        its keepalive."""
+        """Start or cancel each end's time-out, after a change in whether its pings are
+        answered."""
         is_cut = self.is_silent or self.links[0].is_cut or self.links[1].is_cut
         for side in (CLIENT, SERVER):
             end, other = self.ends[side], self.ends[1 - side]
@@ -317,14 +320,13 @@ class Connection:
 
 
 class Network:
-    """See the module.
+    """All links and connections of a simulation.
 
     Attributes:
-        default: what links are that nobody has changed; give it other values before processes
-            meet.
-        window_bytes: how much of a stream may be under way, or wait to be read (HTTP/2).
-        write_buffer_bytes: how much more a writer may have written.
-        counts: what happened: frames, resets, half-open, given up, lost, duplicates, lost replies.
+        default: the initial state of every link; change it before processes connect.
+        window_bytes: HTTP/2's flow-control window: bytes of a stream in transit or unread.
+        write_buffer_bytes: bytes that a writer may buffer beyond the window.
+        counts: events: frames, resets, half-open, given up, lost, duplicates, lost replies.
     """
 
     def __init__(self, loop: VirtualLoop, random: Random | None = None) -> None:
@@ -344,10 +346,10 @@ class Network:
         self._number = 0
         self._addresses: dict[str, str] = {}
 
-    # ---- what a test says
+    # ---- the interface to tests
 
     def link(self, sender: str | Process, receiver: str | Process) -> Link:
-        """The way from one to the other."""
+        """The link from one process to another."""
         way = _name(sender), _name(receiver)
         link = self._links.get(way)
         if link is None:
@@ -355,30 +357,30 @@ class Network:
         return link
 
     def each_link(self) -> Iterable[tuple[tuple[str, str], Link]]:
-        """All that there are, with the names at their ends."""
+        """Every link, with the names of its ends."""
         return list(self._links.items())
 
     def name(self, name: str, addresses: Sequence[str]) -> None:
-        """What dns:///`name` resolves to from now on; `name` is host:port, or host for any port.
-        What has no name resolves to itself."""
+        """Define what dns:///`name` resolves to from now on; `name` is host:port, or a host for
+        any port. Undefined names resolve to themselves."""
         self._names[name] = tuple(addresses)
 
     def cut(self, one: str | Process, other: str | Process, *, both_ways: bool = True) -> None:
-        """Nothing gets from one to the other, nor back, until `heal`."""
+        """Block all traffic from one to the other, and back, until `heal`."""
         self.link(one, other).is_cut = True
         if both_ways:
             self.link(other, one).is_cut = True
         self._look(one, other)
 
     def partition(self, some: Iterable[str | Process], others: Iterable[str | Process]) -> None:
-        """Cut each of some from each of the others."""
+        """Cut every link between the two groups."""
         others = list(others)
         for one in some:
             for other in others:
                 self.cut(one, other)
 
     def heal(self, one: str | Process, other: str | Process) -> None:
-        """Both ways are open again."""
+        """Restore both directions."""
         for sender, receiver in ((one, other), (other, one)):
             link = self.link(sender, receiver)
             if link.is_cut:
@@ -391,38 +393,38 @@ class Network:
             dial.again()
 
     def heal_all(self) -> None:
-        """Everything is open again."""
+        """Heal every cut."""
         for (sender, receiver), link in list(self._links.items()):
             if link.is_cut:
                 self.heal(sender, receiver)
 
     def reset(self, one: str | Process, other: str | Process) -> None:
-        """Connections between them break; both ends are told."""
+        """Break the connections between two processes; both ends get a reset."""
         for connection in self._between(one, other):
             connection.break_()
 
     def half_open(self, one: str | Process, other: str | Process) -> None:
-        """Connections between them break, and neither end is told: calls hang until their
-        deadlines, or until the keepalive gives up. New connections can be made."""
+        """Break the connections between two processes without a reset: calls hang until their
+        deadlines, or until keepalive closes the connection. New connections work."""
         for connection in self._between(one, other):
             connection.break_(silent=True)
 
     def vanish(self, process: Process) -> None:
-        """The machine of a process loses its power: it is killed, and nobody is told; until a
-        process of its name listens again, not even those who try to connect."""
+        """Cut a process's power: it dies, its connections send no reset, and attempts to connect
+        get no answer until a process of its name listens again."""
         for connection in list(self._connections.get(process, ())):
             connection.break_(silent=True)
         self._vanished[process.name] = None
         process.kill()
 
     def connections(self) -> list[Connection]:
-        """All that are open at some end."""
+        """Connections with at least one open end."""
         return list(dict.fromkeys(each for of in self._connections.values() for each in of))
 
-    # ---- what channels and servers say
+    # ---- the interface to channels and servers
 
     def resolve(self, process: Process, target: str) -> tuple[str, ...]:
-        """The addresses of a target: host:port, dns:///host:port, or ipv4:one,two."""
+        """Resolve a target: host:port, dns:///host:port, or ipv4:one,two."""
         for scheme in ("dns:///", "dns:", "ipv4:", "ipv6:", "passthrough:///"):
             if target.startswith(scheme):
                 target = target.removeprefix(scheme)
@@ -441,10 +443,10 @@ class Network:
         return tuple(found)
 
     def listen(self, address: str, listener: Listener) -> int:
-        """Take connections; returns the port, or 0 if it is taken.
+        """Accept connections. Returns the port, or 0 if it is taken.
 
         Args:
-            address: host:port; port 0 is any that is free.
+            address: host:port; port 0 picks a free one.
         """
         host, _, named = address.rpartition(":")
         host = listener.process.host if host in LOCAL else host
@@ -460,13 +462,13 @@ class Network:
         return port
 
     def deafen(self, listener: Listener) -> None:
-        """Take no more connections."""
+        """Stop accepting connections."""
         for address, each in list(self._listeners.items()):
             if each is listener:
                 del self._listeners[address]
 
     def listener(self, address: str) -> Listener | None:
-        """Who listens there."""
+        """The server at an address."""
         return self._listeners.get(address)
 
     def dial(
@@ -478,20 +480,20 @@ class Network:
         made: Callable[[Connection], object],
         failed: Callable[[str], object],
     ) -> _Dial:
-        """Connect: one of the two is called, in the process."""
+        """Connect. Calls `made` or `failed`, in the process."""
         self._watch(process)
         dial = _Dial(self, process, address, options, timeout_s, made, failed)
         dial.again()
         return dial
 
     def ip(self, host: str) -> str:
-        """What a host's address looks like."""
+        """A host's IP address."""
         if host not in self._addresses:
             count = len(self._addresses) + 1
             self._addresses[host] = f"10.0.{count // 250}.{count % 250 + 1}"
         return self._addresses[host]
 
-    # ---- inside
+    # ---- internals
 
     def _watch(self, process: Process) -> None:
         if process in self._connections:
@@ -514,7 +516,7 @@ class Network:
             connection.look()
 
     def connected(self, address: str, client: End, server: End, listener: Listener) -> Connection:
-        """A connection is there."""
+        """Register a new connection."""
         self._number += 1
         connection = Connection(self, self._number, address, client, server, listener)
         for end in (client, server):
@@ -522,7 +524,7 @@ class Network:
         return connection
 
     def forget(self, connection: Connection, process: Process) -> None:
-        """An end of a connection was closed."""
+        """Remove a connection from a process, after its end closed."""
         of = self._connections.get(process)
         if of is not None:
             of.pop(connection, None)
@@ -541,7 +543,7 @@ class Network:
 
 
 class _Dial:
-    """An attempt to connect: a request to the machine, the server's preface, and that's answer."""
+    """An attempt to connect: one delay to the server, one back."""
 
     __slots__ = (
         "_address",
@@ -579,13 +581,13 @@ class _Dial:
         )
 
     def cancel(self) -> None:
-        """Nobody wants it any more."""
+        """Abandon the attempt."""
         self._is_over = True
         self._timer.cancel()
         self._network._dials.pop(self, None)
 
     def again(self) -> None:
-        """Try, unless that is under way."""
+        """Try, unless an attempt is in progress."""
         if self._is_over or self._under_way:
             return
         if not self._process.is_alive:
@@ -596,7 +598,7 @@ class _Dial:
         peer = listener.process.name if listener else self._address.rpartition(":")[0]
         there, back = network.link(self._process, peer), network.link(peer, self._process)
         if there.is_cut or back.is_cut or (listener is None and peer in network._vanished):
-            return  # until it heals, or the timer says that it is over
+            return  # until the cut heals or the timer fires
         self._under_way = True
         at = network.loop.now + there.delay(network.random)
         if listener is None:
@@ -607,14 +609,14 @@ class _Dial:
             listener.process.at_end.append(self._refused)
 
     def _refused(self) -> None:
-        """The server died meanwhile."""
+        """The server died before it accepted."""
         if not self._is_over:
             network = self._network
             at = network.loop.now + network.default.delay(network.random)
             network.loop.schedule(at, self._process, self._fail, "Connection refused")
 
     def _accept(self, listener: Listener) -> None:
-        """In the server's process."""
+        """Runs in the server's process."""
         listener.process.at_end.remove(self._refused)
         network = self._network
         back = network.link(listener.process, self._process)
@@ -641,7 +643,7 @@ class _Dial:
         network.loop.schedule(at, self._process, self._answered, connection)
 
     def _answered(self, connection: Connection) -> None:
-        """In the client's process again."""
+        """Runs in the client's process."""
         if self._is_over:
             connection.close(CLIENT)
             return

@@ -1,7 +1,7 @@
 """Simulated processes.
 
-A process is whose a handle is: it can be killed, stopped and continued, has signals, and clocks of
-its own. What runs in it need not know.
+The loop assigns every handle to a process. A process can be killed, stopped and continued, handles
+signals, and has its own clocks. The code that runs in it needs no change.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 
 TASKS_LOOKED_AT: Final = 256
-"""After so many tasks, and twice as many as were left, it is looked which are done."""
+"""Finished tasks are dropped once this many were added to twice those left the last time."""
 
 
 class Process:
-    """See the module.
+    """One simulated process.
 
-    A process that comes back is another Process with the same name: it has the name's links and
-    addresses, and no memory.
+    A restarted process is a new Process of the same name: it inherits the links and addresses of
+    that name, and no memory.
 
     Attributes:
-        name: what links (network.py) and the trace know it by.
-        host: where it listens; processes with one host reach each other as localhost.
+        name: its name in links (network.py) and in the trace.
+        host: the host it listens on; processes of one host reach each other as localhost.
         clock: its clocks.
-        gate: takes the handles that must not run: a list while it is stopped or dead, else None.
+        gate: collects handles that must not run: a list while stopped or dead, else None.
         main: the task of `start`.
-        failure: what the main coroutine raised.
-        at_end: told when it dies or ends, in the order of their coming.
-        at_pause: told when it stops, True, and when it goes on, False.
+        failure: the exception that the main coroutine raised.
+        at_end: callbacks for its death or end, called in the order of registration.
+        at_pause: callbacks for a stop (True) and a continue (False).
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has neither ended nor been killed. A stopped one is alive."""
+        """True until it ends or is killed. A stopped process is alive."""
         return self._is_alive
 
     @property
@@ -81,7 +81,7 @@ class Process:
     # ---- running
 
     def __enter__(self) -> Process:
-        """What is called within, is called in this process."""
+        """Attribute calls inside the context to this process."""
         self._before.append(self.loop.process)
         self.loop.process = self
         return self
@@ -90,7 +90,7 @@ class Process:
         self.loop.process = self._before.pop()
 
     def start(self, main: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
-        """Run the process's main coroutine: when it ends, the process does."""
+        """Run the process's main coroutine. The process ends with it."""
         assert self.main is None, f"{self.name} was started before"
         self.main = self.spawn(main)
         self.main.add_done_callback(self._main_done)
@@ -103,7 +103,7 @@ class Process:
         return task
 
     def has(self, task: asyncio.Task[Any]) -> None:
-        """A task was made in this process."""
+        """Record a task made in this process."""
         tasks = self._tasks
         tasks.append(ref(task))
         if len(tasks) > self._tasks_max:
@@ -111,7 +111,7 @@ class Process:
             self._tasks_max = 2 * len(self._tasks) + TASKS_LOOKED_AT
 
     def tasks(self) -> list[asyncio.Task[Any]]:
-        """Its tasks that are not done, in the order of their making."""
+        """Unfinished tasks, oldest first."""
         found = (each() for each in self._tasks)
         return [task for task in found if task is not None and not task.done()]
 
@@ -121,7 +121,7 @@ class Process:
         self._end()
 
     async def ended(self) -> None:
-        """Return when it has ended, or was killed."""
+        """Wait until it has ended or was killed."""
         if not self._is_alive:
             return
         if self._ended is None:
@@ -132,7 +132,7 @@ class Process:
     # ---- signals
 
     def signal(self, number: int) -> None:
-        """Send it a signal; one that it does not handle kills it."""
+        """Deliver a signal. An unhandled one kills the process."""
         if not self._is_alive:
             return
         if number == signal.SIGKILL:
@@ -147,14 +147,14 @@ class Process:
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL: nothing of it runs again, and no finally or except either. What it sent may
-        still arrive; its connections are reset."""
+        """SIGKILL: none of its code runs again, not even finally and except blocks. Bytes already
+        sent may still arrive; its connections are reset."""
         if self._is_alive:
             self.loop.trace("killed", self.name)
             self._end()
 
     async def die(self) -> NoReturn:
-        """Kill the process whose code awaits this. It never returns."""
+        """Kill the process that awaits this. Never returns."""
         self.kill()
         await self.loop.create_future()
         raise AssertionError("the dead do not return")
@@ -165,7 +165,7 @@ class Process:
         self._is_alive = False
         held, self.gate = self.gate or [], self.graveyard
         self.graveyard += held
-        # Whoever is collected while suspended runs its finally blocks: nobody of these may be.
+        # Collecting a suspended task would run its finally blocks: keep them all alive.
         self.graveyard += self.tasks()
         self.loop.world.graveyard.append(self)
         for told in self.at_end:
@@ -174,7 +174,7 @@ class Process:
             self._ended.set_result(None)
 
     def stop(self) -> None:
-        """SIGSTOP: nothing of it runs until `cont`. Time goes on, and its timers become late."""
+        """SIGSTOP: none of its code runs until `cont`. Time passes, so its timers fire late."""
         if self._is_alive and self.gate is None:
             self.gate = []
             for told in self.at_pause:
@@ -189,7 +189,7 @@ class Process:
                 told(False)
 
     def bury(self) -> None:
-        """Forget what is left of it."""
+        """Release everything kept of it."""
         for each in self.graveyard:
             if isinstance(each, Process) and each is not self:
                 each.bury()

@@ -1,8 +1,8 @@
 """grpc.aio's server over the simulated network.
 
-grpc.aio.Server is kept; cygrpc.AioServer below it, and the context that handlers get, are made here
-anew with the same behaviour: what they raise, when handlers are cancelled, what is left of a call
-that was aborted.
+grpc.aio.Server is kept; cygrpc.AioServer below it, and the context passed to handlers, are
+reimplemented with the same behaviour: the exceptions they raise, when handlers are cancelled, and
+the state of an aborted call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from grpc._cython import cygrpc
 from grpc.aio._server import Server
 
 from tests.simulation.ground.channel import RECEIVE_BYTES_MAX, metadatum
-from tests.simulation.ground.network import CLIENT, SERVER, Connection, Network
+from tests.simulation.ground.network import CLIENT, SERVER, Connection, Network, Ordered
 from tests.simulation.ground.stream import FRAME_BYTES, Stream
 
 EOF: Final = aio.EOF
@@ -42,12 +42,12 @@ _log: Final = logging.getLogger("grpc._cython.cygrpc")
 
 
 class SimServer(Server):
-    """See the module: an aio.Server of the process that makes it."""
+    """An aio.Server that belongs to the process that makes it."""
 
     def __init__(
         self,
         network: Network,
-        handlers: Sequence[grpc.GenericRpcHandler[Any, Any]],
+        handlers: Sequence[grpc.GenericRpcHandler],
         interceptors: Sequence[Any],
         options: Sequence[tuple[str, Any]],
         maximum_concurrent_rpcs: int | None,
@@ -59,11 +59,11 @@ class SimServer(Server):
         self._server.add_generic_rpc_handlers(handlers)
 
     def __del__(self) -> None:
-        """A server that is forgotten is not stopped here: its process says what becomes of it."""
+        """Do nothing: the end of its process, not garbage collection, stops a server."""
 
 
 class SimServerCore:
-    """Stands for cygrpc.AioServer."""
+    """Replaces cygrpc.AioServer."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class SimServerCore:
         self.is_stopped = False
         self.loop: Final = network.loop
         self._interceptors = tuple(interceptors)
-        self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
+        self._generic: list[grpc.GenericRpcHandler] = []
         self._registered: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         self._rpcs_max = rpcs_max
         self._addresses: list[str] = []
@@ -91,7 +91,7 @@ class SimServerCore:
         self._drained: Any = None
         self._context: Context = Context()
 
-    # ---- what grpc.aio asks
+    # ---- the interface to grpc.aio
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
         self._generic.extend(handlers)
@@ -160,7 +160,7 @@ class SimServerCore:
     # ---- connections
 
     def accept(self, connection: Connection) -> bool:
-        """See Listener."""
+        """Implements Listener."""
         if not self._is_started or self._is_stopping:
             return False
         timer = None
@@ -174,7 +174,7 @@ class SimServerCore:
         return True
 
     def closed(self, connection: Connection) -> None:
-        """See Listener: its calls are cancelled."""
+        """Implements Listener: cancels the connection's calls."""
         timer = self._connections.pop(connection, None)
         if timer is not None:
             timer.cancel()
@@ -196,7 +196,7 @@ class SimServerCore:
         left_s: float | None,
         first: bytes | None,
     ) -> None:
-        """A call has arrived."""
+        """A request arrived."""
         rpc = Rpc(self, stream, method, metadata, left_s, first)
         if self._is_stopping:
             rpc.refuse("Server shutting down")
@@ -207,7 +207,7 @@ class SimServerCore:
         rpc.run(self._context.copy(), exceeded=exceeded)
 
     async def handler(self, method: str, metadata: tuple[Any, ...]) -> Any:
-        """The one of a method, with the interceptors around it; None: there is none."""
+        """A method's handler, wrapped in the interceptors; None if the method is unknown."""
         details = _Details(method, metadata)
         if self._interceptors:
             return await _intercepted(iter(self._interceptors), self._look_up, details)
@@ -224,7 +224,7 @@ class SimServerCore:
         return None
 
     def over(self, rpc: Rpc) -> None:
-        """A call is no longer on the wire."""
+        """Remove a call that has ended on the wire."""
         if rpc in self.rpcs:
             del self.rpcs[rpc]
             if self._is_stopping:
@@ -232,7 +232,7 @@ class SimServerCore:
                 self._look_for_the_end()
 
     def _leave(self, connection: Connection) -> None:
-        """While it stops, a connection is closed after its last call."""
+        """During a shutdown, close a connection after its last call."""
         if not any(rpc.stream.connection is connection for rpc in self.rpcs):
             timer = self._connections.pop(connection, None)
             if timer is not None:
@@ -240,14 +240,12 @@ class SimServerCore:
             connection.close(SERVER, "Socket closed", in_order=True)
 
 
-class _Goaway:
-    """Comes after nothing."""
-
-    last_at = 0.0
+class _Goaway(Ordered):
+    """The order of a GOAWAY frame, which waits for no earlier frame."""
 
 
 def _going_away(connection: Connection) -> None:
-    """At the client."""
+    """The client received GOAWAY."""
     connection.is_going_away = True
     subchannel = getattr(connection.ends[CLIENT].closed, "__self__", None)
     if subchannel is not None:
@@ -294,7 +292,7 @@ class Rpc:
         self.status_sent = False
         self.callbacks: list[Callable[[], object]] = []
         self.is_over = False
-        """Whether it is off the wire: cancelled, or answered."""
+        """It has ended on the wire: answered or cancelled."""
         self._task: Any = None
         self._inbox: deque[tuple[bytes, int]] = deque()
         self._has_begun = False
@@ -316,11 +314,11 @@ class Rpc:
         self._task.add_done_callback(self._done)
 
     def refuse(self, why: str) -> None:
-        """The server does not take it."""
+        """Reject the call as UNAVAILABLE, without a handler."""
         self._final(None, StatusCode.UNAVAILABLE.value[0], why, ())
         self._off()
 
-    # ---- what arrives
+    # ---- received frames
 
     def _message(self, message: bytes, end: int) -> None:
         if self.is_over:
@@ -334,7 +332,7 @@ class Rpc:
             reader, self._reader = self._reader, None
             if reader is not None and not reader.done():
                 reader.set_result(message)
-            return  # if nobody waits any more, it is lost, as with Core
+            return  # without a waiting reader the message is lost, as in Core
         self._inbox.append((message, end))
 
     def _too_large(self, size: int) -> None:
@@ -348,7 +346,7 @@ class Rpc:
         self.cancelled_by_peer()
 
     def half_closed(self) -> None:
-        """The client says no more."""
+        """The client sends no more messages."""
         self._is_half_closed = True
         self._end_reading()
 
@@ -360,7 +358,7 @@ class Rpc:
                 reader.set_result(None)
 
     def cancelled_by_peer(self) -> None:
-        """The client has cancelled it, or nothing more of it gets through, or its time is over."""
+        """Cancel: by the client, on a broken connection, or at the deadline."""
         if self.is_over:
             return
         was_answered = self.status_sent
@@ -379,7 +377,7 @@ class Rpc:
             return
         if self._has_begun:
             self._task.cancel()
-        else:  # what was taken begins, whatever becomes of it
+        else:  # Core starts every accepted handler before it cancels it
             self.server.loop.run_in(self.server.process, self._cancel_handler)
 
     def _off(self) -> None:
@@ -391,10 +389,10 @@ class Rpc:
         self.stream.rpc = None
         self.server.over(self)
 
-    # ---- what the handler does
+    # ---- the interface to handlers
 
     def check(self) -> None:
-        """Raise if it is over for the handler."""
+        """Raise if the handler can no longer use the call."""
         if self.abort_error is not None:
             raise self.abort_error
         if self.status_sent:
@@ -403,7 +401,7 @@ class Rpc:
             raise cygrpc._ServerStoppedError("Server already stopped.")
 
     async def read(self) -> bytes | None:
-        """The next message; None: there is none."""
+        """The next message; None at the end of the stream."""
         if self._inbox:
             message, end = self._inbox.popleft()
             self.stream.up.consumed(end)
@@ -421,7 +419,7 @@ class Rpc:
         """Send a message.
 
         Raises:
-            ExecuteBatchError: the call is over.
+            ExecuteBatchError: the call has ended.
         """
         if self.is_over or self._writer is not None:
             await asyncio.sleep(0)
@@ -449,14 +447,14 @@ class Rpc:
             writer.set_result(None)
 
     async def send_initial(self, metadata: tuple[Any, ...]) -> None:
-        """Send the initial metadata, unless they were."""
+        """Send the initial metadata, once."""
         if not self.metadata_sent:
             self.metadata_sent = True
             if self.stream.call is not None and not self.is_over:
                 self.stream.down.frame(FRAME_BYTES, self.stream.call.initial, metadata)
 
     async def answer(self, message: bytes | None) -> None:
-        """Send the status, and with it the response if there is a single one."""
+        """Send the status, with the response of a unary call."""
         self.status_sent = True
         if self.is_over:
             await asyncio.sleep(0)
@@ -472,7 +470,7 @@ class Rpc:
         await self._flush()
 
     async def abort(self, code: int, details: str, trailing: tuple[Any, ...]) -> None:
-        """Send an error."""
+        """Send an error status."""
         self.status_sent = True
         if self.is_over:
             await asyncio.sleep(0)
@@ -481,7 +479,7 @@ class Rpc:
         await self._flush()
 
     async def _flush(self) -> None:
-        """Until the status is on its way: not before the messages before it."""
+        """Wait until the status is sent, after all earlier messages."""
         if not self.stream.down.flushed(self._written):
             self._writer = self.server.loop.create_future()
             await self._writer
@@ -508,7 +506,7 @@ class Rpc:
         size = FRAME_BYTES + len(details) + (0 if message is None else len(message))
         self.stream.down.frame(size, call.final, initial, message, code, details, trailing)
 
-    # ---- running it
+    # ---- running the handler
 
     async def _run(self, *, exceeded: bool) -> None:
         self._has_begun = True
@@ -593,11 +591,11 @@ class Rpc:
                 callback()
         except Exception:
             _log.exception("Error in callback for method [%s]", self.method)
-        # A handler that cancelled itself has said nothing, and its caller waits on: as with Core.
+        # A handler that cancels itself sends no status, and its caller keeps waiting, as in Core.
 
 
 class _Requests:
-    """What a stream brings, for handlers that iterate."""
+    """A request stream as an iterator, for handlers that iterate."""
 
     def __init__(self, context: SimContext) -> None:
         self._context = context
@@ -617,7 +615,7 @@ class _Requests:
 
 
 class SimContext:
-    """Stands for cygrpc's ServicerContext."""
+    """Replaces cygrpc's ServicerContext."""
 
     def __init__(self, rpc: Rpc, deserialize: Any, serialize: Any) -> None:
         self._rpc = rpc
@@ -688,7 +686,7 @@ class SimContext:
             )
 
     def disable_next_message_compression(self) -> None:
-        """Nothing is compressed."""
+        """Do nothing: no message is compressed."""
 
     def peer(self) -> str:
         connection = self._rpc.stream.connection
@@ -719,7 +717,7 @@ class SimContext:
 
 
 def _number(code: Any) -> int:
-    """What a status code is on the wire: given as itself or as its number."""
+    """A status code's number on the wire; UNKNOWN for a number that gRPC does not define."""
     if isinstance(code, StatusCode):
-        return code.value[0]  # type: ignore[no-any-return]
+        return code.value[0]
     return code if code in _NUMBERS else _UNKNOWN

@@ -1,8 +1,8 @@
-"""What HTTP/2 is to a call: two ways on one connection, each with flow control.
+"""HTTP/2 streams: two directions over one connection, each with flow control.
 
-A way has a window: so many bytes may be under way or wait to be read. A writer may be ahead of it
-by the write buffer; then its writes wait. A message that is larger than the window gets through
-when somebody waits for it, as gRPC makes room for what is being read.
+A direction has a window: the bytes that may be in transit or unread. A writer may exceed it by the
+write buffer before its writes block. A message larger than the window passes once a reader waits
+for it, since gRPC extends the window for a pending read.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any, Final
 from tests.simulation.ground.network import CLIENT, SERVER, Connection, Ordered
 
 HEADER_BYTES: Final = 5
-"""What gRPC puts before each message."""
+"""gRPC's prefix of each message."""
 
 FRAME_BYTES: Final = 100
-"""About as long is a frame that has no message."""
+"""The approximate size of a frame without a message."""
 
 
 class Way(Ordered):
-    """One way of a stream.
+    """One direction of a stream.
 
     Attributes:
-        is_awaited: whether the receiver waits for a message, and has none.
+        is_awaited: a receiver is waiting, with no message to read.
     """
 
     __slots__ = (
@@ -52,14 +52,14 @@ class Way(Ordered):
         self.receive: Callable[[bytes, int], object] = _nobody
 
     def frame(self, size: int, receive: Callable[..., object], *args: Any) -> None:
-        """Send something that is no message, after the messages before."""
+        """Send a frame other than a message, after all earlier messages."""
         if self._pending:
             self._pending.append((self._written, None, (size, receive, args)))
         else:
             self._connection.transmit(self._way, self, size, receive, *args)
 
     def message(self, message: bytes, written: Callable[[], object]) -> bool:
-        """Send a message. True: it is written; otherwise `written` is called when it is."""
+        """Send a message. Returns True if it fits; otherwise `written` is called once it does."""
         size = len(message) + HEADER_BYTES
         self._written += size
         self._pending.append((self._written, message, None))
@@ -71,7 +71,7 @@ class Way(Ordered):
         return False
 
     def flushed(self, written: Callable[[], object]) -> bool:
-        """Whether everything has been sent; otherwise `written` is called then."""
+        """True if everything was sent; otherwise `written` is called once it is."""
         if not self._pending:
             return True
         self._waiting = self._written, written
@@ -107,10 +107,10 @@ class Way(Ordered):
     def _consumed(self) -> int:
         return self._limit - self._connection.network.window_bytes
 
-    # ---- at the other end
+    # ---- the receiving end
 
     def consumed(self, end: int) -> None:
-        """A message was read: there is room again."""
+        """A message was read: extend the window."""
         limit = end + self._connection.network.window_bytes
         if self._pending or self._waiting is not None:
             self._connection.transmit(1 - self._way, Ordered(), 13, self.room, limit)
@@ -118,33 +118,33 @@ class Way(Ordered):
             self._limit = limit
 
     def awaited(self) -> None:
-        """The receiver waits, and has nothing."""
+        """A reader started to wait."""
         self.is_awaited = True
         if self._pending:
             self._connection.transmit(1 - self._way, Ordered(), 13, self.room, 0)
 
     def room(self, limit: int) -> None:
-        """The writer hears of it."""
+        """The writer received a window update."""
         self._limit = max(self._limit, limit)
         self._pump()
 
     def drop(self) -> None:
-        """The stream is over: what was not sent will not be."""
+        """Discard unsent frames: the stream has ended."""
         self._pending.clear()
         self._waiting = None
 
 
 def _nobody(message: bytes, end: int) -> None:
-    """Received by nobody."""
+    """The receiver of a direction that has none yet."""
 
 
 class Stream:
-    """A call on a connection. Each end sets what its way in calls.
+    """A call on a connection. Each end sets `receive` of its incoming direction.
 
     Attributes:
-        up: from the client. down: from the server.
-        call: the client's end of it; None: nobody's, of a request that was repeated on the way.
-        rpc: the server's end of it, once the request has arrived.
+        up: from client to server. down: from server to client.
+        call: the client's end; None for the copy of a request duplicated in transit.
+        rpc: the server's end, once the request has arrived.
     """
 
     __slots__ = ("call", "connection", "down", "rpc", "up")

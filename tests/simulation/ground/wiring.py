@@ -1,4 +1,4 @@
-"""grpc.aio over the simulated network, for whoever calls it."""
+"""Replaces grpc.aio's channels and servers with simulated ones."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tests.simulation.ground.server import SimServer
 
 
 class Patch(Protocol):
-    """pytest's monkeypatch, or what is like it."""
+    """pytest's monkeypatch, or an equivalent."""
 
     def setattr(self, target: Any, name: str, value: Any) -> object:
         """Replace an attribute."""
 
 
 def install(patch: Patch, network: Network) -> None:
-    """aio.insecure_channel and aio.server make simulated ones, of the current process."""
+    """Make aio.insecure_channel and aio.server return simulated ones, in the current process."""
 
     def insecure_channel(
         target: str,
         options: Sequence[tuple[str, Any]] | None = None,
         compression: Any = None,
         interceptors: Sequence[aio.ClientInterceptor] | None = None,
-    ) -> aio.Channel:
+    ) -> SimChannel:
         del compression
         return SimChannel(network, target, options, interceptors)
 
@@ -39,7 +39,7 @@ def install(patch: Patch, network: Network) -> None:
         options: Sequence[tuple[str, Any]] | None = None,
         maximum_concurrent_rpcs: int | None = None,
         compression: Any = None,
-    ) -> aio.Server:
+    ) -> SimServer:
         del migration_thread_pool, compression
         return SimServer(
             network, handlers or (), interceptors or (), options or (), maximum_concurrent_rpcs
@@ -51,7 +51,7 @@ def install(patch: Patch, network: Network) -> None:
 
 @contextmanager
 def installed(network: Network) -> Iterator[Network]:
-    """Likewise, while the context lasts."""
+    """`install`, undone when the context ends."""
     with ExitStack() as stack:
 
         class Undone:

@@ -1,18 +1,18 @@
-"""The whole of Seqgate in one process on virtual time: every service from its servicer to its
-store, and the real client, among faults.
+"""All of Seqgate in one process and in virtual time: every service from servicer to store, and the
+real client, under faults.
 
-    swarm.py           what a history has: drawn from its seed
-    mixes.py           named ways to use and disturb it, for what seldom meets by chance
-    world.py           one history's world: network, stores, services, applications, what was seen
-    stores.py          what outlives processes, and how it fails
-    services.py        each service as a process, by the wiring of its own app
+    swarm.py           the settings of a history, drawn from its seed
+    mixes.py           named combinations of settings that seldom meet by chance
+    world.py           one history's network, stores, services and applications
+    stores.py          the state that outlives processes, and its failures
+    services.py        each service as a process, wired by its own app
     workload.py        producers, consumers, readers
-    administrators.py  those who move, filter, delete, trim and explain
-    faults.py          what goes wrong, and when
-    seen.py            all that happened, as somebody saw it who sees everything
-    checkers/          what must hold of it
-    budgets.py         what services hold, held against their limits
-    history.py         one history from beginning to end
+    administrators.py  moves, filters, deletions, trims, explanations
+    faults.py          faults and their times
+    seen.py            the record of a history, with full knowledge
+    checkers/          the invariants
+    budgets.py         memory and concurrency of services, against their limits
+    history.py         one history from start to end
 
 `python -m tests.simulation.system --help` runs many.
 """

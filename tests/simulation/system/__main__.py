@@ -1,11 +1,11 @@
-"""Run many histories, as many at a time as there are processors.
+"""Run many histories, one worker per processor.
 
     python -m tests.simulation.system --histories 1000 --first-seed 1 --workers 2
 
-What is finished is in OUT/finished.jsonl, a line a history, so that a run that was broken off goes
-on where it was. A violation is written to OUT/violations/SEED.txt with all that is needed to see it
-again, and by default ends the run with status 1. `--seed N` plays one history here, and shows its
-end; `--report` plays none, and says what came of those that were played.
+OUT/finished.jsonl gets a line per finished history, so an interrupted run resumes where it stopped.
+A violation is written to OUT/violations/SEED.txt with all that is needed to replay it, and ends the
+run with status 1 unless --go-on is given. `--seed N` plays one history and prints its last events;
+`--report` plays none and summarizes those played.
 """
 
 import argparse
@@ -21,27 +21,27 @@ from pathlib import Path
 from typing import Any, Final
 
 HASH_SEED: Final = "0"
-"""Sets and dictionaries of texts are in the same order in every process."""
+"""Fixes the order of sets of strings, in every process."""
 
 RECYCLE: Final = 5_000
-"""After so many histories a worker is replaced by a new process, which takes as long to begin as
-some of them."""
+"""Histories that a worker plays before a new process replaces it: starting one costs as much as
+some histories."""
 
 TOLD: Final = 1_000
-"""After so many histories it is told how far it is."""
+"""Histories between two lines of progress."""
 
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""How long the line of a history may be."""
+"""The limit of a history's line in OUT/finished.jsonl."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0 unless something was found; with --defect, 0 if it was."""
+    """Returns the exit status: 0 if nothing was found or, with --defect, if it was."""
     options = _parser().parse_args(arguments)
     if os.environ.get("PYTHONHASHSEED") != HASH_SEED:
         environment = {**os.environ, "PYTHONHASHSEED": HASH_SEED}
         words = sys.argv[1:] if arguments is None else list(arguments)
         command = [sys.executable, "-m", "tests.simulation.system", *words]
-        os.execve(sys.executable, command, environment)  # the same process, with its settings
+        os.execve(sys.executable, command, environment)  # restart with the hash seed set
     if options.seed is not None:
         return _one(options.seed, options.defect)
     if options.worker:
@@ -55,19 +55,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.system")
     parser.add_argument("--histories", type=int, default=1_000, metavar="N")
     parser.add_argument("--first-seed", type=int, default=1, metavar="S")
-    parser.add_argument("--seconds", type=float, metavar="T", help="end after so long")
+    parser.add_argument("--seconds", type=float, metavar="T", help="stop after T seconds")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N")
     parser.add_argument("--out", type=Path, default=Path("build/simulation"))
-    parser.add_argument("--defect", metavar="ID", help="with a deliberate mistake: is it found?")
-    parser.add_argument("--go-on", action="store_true", help="after a violation, too")
-    parser.add_argument("--seed", type=int, metavar="N", help="play one history, and show its end")
-    parser.add_argument("--report", action="store_true", help="of what OUT has, and play none")
+    parser.add_argument("--defect", metavar="ID", help="plant this defect; succeed if it is found")
+    parser.add_argument("--go-on", action="store_true", help="continue after a violation")
+    parser.add_argument("--seed", type=int, metavar="N", help="play one history, print its end")
+    parser.add_argument("--report", action="store_true", help="summarize OUT, and play nothing")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 
 def again(seed: int, defect: str | None = None) -> str:
-    """The command that plays a history once more."""
+    """The command that replays a history."""
     command = f"PYTHONHASHSEED={HASH_SEED} python -m tests.simulation.system --seed {seed}"
     return command if defect is None else f"{command} --defect {defect}"
 
@@ -94,7 +94,7 @@ def _mistake(defect: str | None) -> Any:
 
 
 def _work(defect: str | None) -> int:
-    """Play the seeds that come in, a line each."""
+    """Play the seeds on standard input, one a line."""
     from tests.simulation.system.history import play
 
     with _mistake(defect):
@@ -127,7 +127,7 @@ def _work(defect: str | None) -> int:
 
 @dataclass
 class Figures:
-    """What came of all that were played."""
+    """Totals over all histories."""
 
     histories: int = 0
     violations: int = 0
@@ -141,7 +141,7 @@ class Figures:
 
     @classmethod
     def of(cls, record: Path) -> tuple["Figures", set[int]]:
-        """Of what was played before, and the seeds."""
+        """The totals of a record, and its seeds."""
         figures, seeds = cls(), set()
         if record.exists():
             for line in record.read_text().splitlines():
@@ -151,7 +151,7 @@ class Figures:
         return figures, seeds
 
     def add(self, finished: Mapping[str, Any]) -> None:
-        """One more."""
+        """Add a history."""
         self.histories += 1
         self.violations += bool(finished["violations"])
         self.virtual_s += finished["virtual_s"]
@@ -162,7 +162,7 @@ class Figures:
             counted.update(finished[title])
 
     def in_short(self) -> str:
-        """A line."""
+        """A one-line summary."""
         return (
             f"{self.histories:,} histories, {self.violations} with violations; "
             f"{self.cpu_s / max(self.histories, 1):.3f} s of a processor each, "
@@ -170,7 +170,7 @@ class Figures:
         )
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """The full summary."""
         yield self.in_short()
         faults = {name: n for name, n in self.counts.items() if name.startswith("fault: ")}
         for title, counts in (
@@ -195,7 +195,8 @@ def _by_kind(faults: Mapping[str, int]) -> Counter[str]:
 
 def _record(options: argparse.Namespace) -> Path:
     suffix = f"-{options.defect}" if options.defect else ""
-    return options.out / f"finished{suffix}.jsonl"
+    folder: Path = options.out
+    return folder / f"finished{suffix}.jsonl"
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -206,7 +207,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _is_particular(word: str) -> bool:
-    """Whether it names a process, or says how much."""
+    """True for a process's name or a number."""
     return "-" in word or "." in word or word in ("administrator", "reader")
 
 
@@ -269,7 +270,7 @@ async def _worker(
             process.stdin.write(f"{seed}\n".encode())
             line = await process.stdout.readline()
             if not line:
-                note({"seed": seed, "violations": [f"the worker died of seed {seed}"], "counts": {},
+                note({"seed": seed, "violations": [f"the worker died on seed {seed}"], "counts": {},
                       "size": "unknown", "features": [], "faults": [], "tiny": [],
                       "virtual_s": 0.0, "cpu_s": 0.0, "digest": ""})  # fmt: skip
             else:

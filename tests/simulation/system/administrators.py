@@ -1,5 +1,4 @@
-"""What administrators do while applications run: each act is drawn from those that the history
-has."""
+"""Administrators, who act while applications run. Each act is drawn from the history's features."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -9,53 +8,55 @@ from typing import TYPE_CHECKING, Any, Final
 
 from grpc import StatusCode, aio
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.cursor.v1 import cursor_pb2 as cursor_pb
-from seqgate.api.cursor.v1 import cursor_pb2_grpc
 from seqgate.api.dedup.v1 import dedup_pb2 as dedup_pb
-from seqgate.api.dedup.v1 import dedup_pb2_grpc
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as dispatcher_pb
 from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc
-from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as ledger_pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc
 from seqgate.client._channel import open_channel
 from seqgate.owners import FollowingChannel
+from seqgate.times import duration
 from seqgate.types import Position
 from tests.simulation.system.services import target
 from tests.simulation.system.workload import KEYS, LONG_KEY, TAGS, Subscribed
+from tests.support.stubs import cursor_stub, dedup_stub
 
 if TYPE_CHECKING:
     from tests.simulation.system.world import World
 
+NO_TIME, A_SECOND = duration(0), duration(1_000)
+MINUTES: Final = {minutes: duration(minutes * 60_000) for minutes in (0, 1, 360)}
+
 ACTS: Final = 8
-"""About how often administrators do something in a history."""
+"""The approximate number of acts in a history."""
 
 AGAIN_S: Final = 1.0
-"""How long an administrator waits before it tries again, of virtual time."""
+"""The pause before a retry, in virtual seconds."""
 
 RELEASE_S: Final = 1.0
-"""How often keys are let go when all is quiet, of virtual time: each message of a key may hold it
-once more."""
+"""The interval of releases of held keys after faults stop, in virtual seconds: each message of a
+key may hold it again."""
 
 CALL_TIMEOUT_S: Final = 5.0
-"""How long an administrator waits for an answer."""
+"""The deadline of a call."""
 
 PRODUCERS_MAX: Final = 100
-"""As many producers as a topic tracks without any being refused."""
+"""A limit of tracked producers that refuses none."""
 
 LOOK_S: Final = 0.1
-"""How often an administrator looks whether somebody did what it asked for."""
+"""The interval of checks for another party's progress."""
 
 HELD_S: Final = 8.0
-"""How long keys stay held when all is quiet, of virtual time."""
+"""How long keys stay held after faults stop, in virtual seconds."""
 
 SURE_S: Final = 15.0
-"""How long after deduplication was switched on what was let through before may still be
-appended."""
+"""How long after deduplication is switched on an entry admitted before may still be appended."""
 
 POLICIES: Final = ("PARK", "ACCEPT", "REJECT")
-"""What it means for a message that a filter fails."""
+"""A failed filter's effects on a message."""
 
 EXPRESSIONS: Final[Mapping[str, frozenset[str]]] = {
     "true": frozenset(),
@@ -64,12 +65,12 @@ EXPRESSIONS: Final[Mapping[str, frozenset[str]]] = {
     "false": frozenset(TAGS),
     "int(properties['tag']) == 1": frozenset(),  # fails, of every message
 }
-"""Filters, and the tags of the messages that they reject."""
+"""Filters, and the tags that they reject."""
 
 
 @dataclass
 class Administrator:
-    """Acts on a world, from a process of its own."""
+    """Acts on a world, from its own process."""
 
     world: "World"
     rng: Random
@@ -78,7 +79,7 @@ class Administrator:
     _sure: asyncio.Task[None] | None = None
 
     async def go_on(self) -> None:
-        """Do one thing after the other until all is quiet; then take back what is in the way."""
+        """Act until faults stop; then undo changes that block progress."""
         acts = self._acts()
         rest_s = self.world.swarm.seconds / self.world.swarm.more.get("acts", ACTS)
         if self.world.swarm.has("idle producers"):
@@ -97,7 +98,7 @@ class Administrator:
             tasks.create_task(self._release_keys())
 
     async def _release_keys(self) -> None:
-        """What is refused often enough is dead-lettered by default, too."""
+        """Release held keys again and again: dead-lettering is on by default."""
         if self.world.subscribeds:
             await asyncio.sleep(HELD_S + AGAIN_S)
             while not self.world.is_over:
@@ -154,8 +155,9 @@ class Administrator:
                     await asyncio.sleep(AGAIN_S)
 
     async def _mend_filters(self, topic: str, name: str) -> None:
-        """Nothing else waits for this: the topic of a subscription may never be made. A change that
-        has no start is for what filters have failed at; they may fail at more that came before."""
+        """Mend a subscription's filters. Nothing waits for this, since the subscription's topic may
+        never be made. A change without a start applies to entries that filters failed on; they may
+        fail on more, so it is repeated."""
         from_start = not self.world.swarm.has("filters are mended")
 
         async def mend(services: "Services") -> None:
@@ -181,7 +183,7 @@ class Administrator:
             await self._set_policy(services, topic, enabled=self.rng.random() < 0.5)
 
     async def _start_over(self, services: "Services") -> None:
-        """Have a producer number from a lower id on, which it may while nothing is deduplicated."""
+        """Have a producer continue from a lower id, which is allowed while deduplication is off."""
         those = [each for each in self.world.publishings if each.has_ids and not each.is_done]
         if not those or self._is_starting_over():
             return
@@ -193,7 +195,7 @@ class Administrator:
         await self._set_policy(services, application.topic, enabled=True)
 
     def _is_starting_over(self) -> bool:
-        """Whether somebody is to have a lower id, and none of them is known to be stored."""
+        """True while a producer is to continue from a lower id and none of those is stored yet."""
         for each in self.world.publishings:
             if each.starts_over is not None and not each.is_done:
                 return True
@@ -203,7 +205,7 @@ class Administrator:
 
     async def _forget_soon(self, services: "Services") -> None:
         for topic in self.world.topics:
-            await self._set_policy(services, topic, producer_inactivity_timeout_minutes=1)
+            await self._set_policy(services, topic, producer_inactivity_timeout=MINUTES[1])
 
     async def _evict(self, services: "Services") -> None:
         topic = self.rng.choice(self.world.topics)
@@ -218,9 +220,9 @@ class Administrator:
             topic,
             max_producers=producers_max,
             on_full=full,
-            producer_inactivity_timeout_minutes=self.rng.choice([0, 1, 360])
+            producer_inactivity_timeout=self.rng.choice(list(MINUTES.values()))
             if not self.world.swarm.has("idle producers")
-            else 1,
+            else MINUTES[1],
         )
 
     async def _snapshot(self, services: "Services") -> None:
@@ -230,7 +232,7 @@ class Administrator:
                 services,
                 topic,
                 snapshot_entries=self.rng.choice([1, 3]),
-                snapshot_interval_s=self.rng.choice([0, 1]),
+                snapshot_interval=self.rng.choice([NO_TIME, A_SECOND]),
             )
             return
         self._count("snapshots asked for")
@@ -248,7 +250,7 @@ class Administrator:
                 self._sure.cancel()
         policy.update(values)
         request = dedup_pb.SetPolicyRequest(topic=topic, values=dedup_pb.PolicyValues(**policy))
-        self.world.seen.note(f"set policy of {topic}: {policy}")
+        self.world.seen.note(f"set policy of {topic}: {sorted(policy)}")
         self._count("policies set")
         await services.dedup.SetPolicy(request, timeout=CALL_TIMEOUT_S)
         if not switches:
@@ -259,7 +261,7 @@ class Administrator:
             dedup.changed(topic, on=False)
 
     async def _become_sure(self, topic: str) -> None:
-        """What was let through before deduplication was switched on is appended within a while."""
+        """Report deduplication as on, once entries admitted before must have been appended."""
         await asyncio.sleep(SURE_S)
         self.world.checker.dedup.changed(topic, on=True)
 
@@ -285,11 +287,11 @@ class Administrator:
             return
         of = self.rng.choice(self.world.subscribeds)
         entries = self.world.seen.log(of.topic).entries
-        start = dispatcher_pb.Start(earliest=dispatcher_pb.Earliest())
+        start = common_pb2.Start(earliest=common_pb2.Earliest())
         at: Position | None = None
         if entries and self.rng.random() < 0.6:
             at = self.rng.choice(entries).position
-            start = dispatcher_pb.Start(at=_wire(at))
+            start = common_pb2.Start(at=_wire(at))
         self._count("resets")
         move = self.world.checker.administration.moves(of.topic, of.name, at)
         self.world.seen.note(f"reset {of.topic} {of.name} to {start}".replace("\n", " "))
@@ -322,7 +324,7 @@ class Administrator:
         )
 
     async def _import(self, services: "Services") -> None:
-        """Put a cursor in the place of a subscription's that says more than there is."""
+        """Replace a subscription's cursor with one beyond the end of the log."""
         if not self.world.subscribeds:
             return
         of = self.rng.choice(self.world.subscribeds)
@@ -338,15 +340,17 @@ class Administrator:
         self.world.seen.note(f"import {of.name} at {beyond}")
         self.world.checker.administration.imported(of.topic, of.name, beyond)
         await services.cursor.CreateCursor(
-            cursor_pb.CreateCursorRequest(topic=of.topic, name=of.name, mark_delete=_wire(beyond)),
+            cursor_pb.CreateCursorRequest(
+                topic=of.topic, cursor=of.name, mark_delete=_wire(beyond)
+            ),
             timeout=CALL_TIMEOUT_S,
         )
 
     async def _release(self, services: "Services") -> None:
-        """Let go of all keys that are held, or whose messages go to the dead letter topic."""
+        """Release every key that is held or whose messages go to the dead letter topic."""
         for of in self.world.subscribeds:
             known = self.world.seen.subscription(of.topic, of.name)
-            if not known.remembers_keys:  # nothing is held
+            if not known.remembers_keys:  # no key is held
                 continue
             known.held.clear()
             known.holds = False
@@ -364,12 +368,12 @@ class Administrator:
                         raise
 
     async def _release_explained(self, services: "Services", of: Subscribed) -> None:
-        """Ask why a message waits; if it is said that its key is held, that key can be released."""
+        """Ask why a message waits. A key that is reported as held must be releasable."""
         known = self.world.seen.subscription(of.topic, of.name)
         waiting = next(iter(known.waiting), None)
         if waiting is None:
             return
-        names = {"topic": of.topic, "subscription": of.name}
+        names: dict[str, Any] = {"topic": of.topic, "subscription": of.name}
         asked = dispatcher_pb.ExplainRequest(**names, position=_wire(waiting))
         answer = await services.dispatcher.Explain(asked, timeout=CALL_TIMEOUT_S)
         if all(each.reason != dispatcher_pb.REASON_HELD for each in answer.reasons):
@@ -382,7 +386,7 @@ class Administrator:
             if error.code() is not StatusCode.NOT_FOUND:
                 raise
             self.world.seen.violate(
-                "EXPLAINED", f"{of.name}: {answer.key!r} is held, and {error.details()}"
+                "EXPLAINED", f"{of.name}: {answer.key!r} is reported as held, but {error.details()}"
             )
 
     async def _filter(self, services: "Services") -> None:
@@ -415,8 +419,10 @@ class Administrator:
         )
         rejected = set(EXPRESSIONS[expression])
         if policy == dispatcher_pb.FAILURE_POLICY_REJECT:
-            rejected = set(TAGS)  # the filter service may not answer
-        asked = self.world.checker.administration.filters(topic, name, rejected)
+            rejected = set(TAGS)  # the filter service may be unavailable
+        asked = self.world.checker.administration.filters(
+            topic, name, rejected, from_start=from_start
+        )
         if expression != "true":
             self.has_filters.add((topic, name))
         version = self.world.seen.counts["filters set"] + 1
@@ -433,7 +439,7 @@ class Administrator:
         await services.dispatcher.SetFilters(request, timeout=CALL_TIMEOUT_S)
         asked.answered_s = self.world.seen.now_s()
 
-    # ---- who asks what goes on
+    # ---- queries
 
     async def _report(self, services: "Services") -> None:
         if not self.world.subscribeds:
@@ -466,7 +472,7 @@ class Administrator:
         self.world.checker.administration.explained(topic, of.name, entry.position, said, asked_s)
 
     async def _say_nothing(self, services: "Services") -> None:
-        """Open a stream, and say nothing: it ends within a while."""
+        """Open a stream and send nothing: the service must end it."""
         service = self.rng.choice(["ledger", "dispatcher"])
         self._count("silent streams")
         self.world.seen.note(f"a stream to {service} says nothing")
@@ -489,7 +495,7 @@ class Administrator:
 
 
 class Services:
-    """The services, as an administrator calls them."""
+    """Stubs of all services, for administrators."""
 
     def __init__(self, world: "World") -> None:
         instances = world.swarm.instances
@@ -502,8 +508,8 @@ class Services:
         }
         channels: Mapping[str, Any] = self._channels
         self.ledger: Any = ledger_pb2_grpc.LedgerServiceStub(channels["ledger"])
-        self.dedup: Any = dedup_pb2_grpc.DedupServiceStub(channels["dedup"])
-        self.cursor: Any = cursor_pb2_grpc.CursorServiceStub(channels["cursor"])
+        self.dedup: Any = dedup_stub(channels["dedup"])
+        self.cursor: Any = cursor_stub(channels["cursor"])
         self.dispatcher: Any = dispatcher_pb2_grpc.DispatcherServiceStub(channels["dispatcher"])
 
     async def close(self) -> None:
@@ -513,7 +519,7 @@ class Services:
 
 
 async def explain_stuck(world: "World") -> None:
-    """Note what the dispatcher says of subscriptions that stand still."""
+    """Record the dispatcher's reports and explanations of stuck subscriptions."""
     services = Services(world)
     for of in world.subscribeds:
         known = world.seen.subscription(of.topic, of.name)
@@ -521,7 +527,7 @@ async def explain_stuck(world: "World") -> None:
         if waiting is None:
             continue
         world.seen.note(f"{of}".replace("\n", " "))
-        name = {"topic": of.topic, "subscription": of.name}
+        name: dict[str, Any] = {"topic": of.topic, "subscription": of.name}
         asked = dispatcher_pb.ExplainRequest(**name, position=_wire(waiting))
         for call, request in (
             (services.dispatcher.Report, dispatcher_pb.ReportRequest(**name)),
@@ -535,5 +541,5 @@ async def explain_stuck(world: "World") -> None:
     await services.close()
 
 
-def _wire(position: Any) -> entry_pb2.Position:
-    return entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
+def _wire(position: Any) -> common_pb2.Position:
+    return common_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)

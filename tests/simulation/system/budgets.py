@@ -1,8 +1,8 @@
-"""What services hold, and how much they do at once, held against their limits.
+"""Checks the memory and concurrency of services against their limits.
 
-Each limit is looked at where it is kept: budgets of bytes, rooms for what is on its way, calls and
-streams, windows of producers, caches, what waits at a subscription. What one caller may exceed a
-limit by when it is alone, or by its last message, is as much as the largest entry has.
+Each limit is checked where it is kept: byte budgets, rooms of data in transit, calls and streams,
+producers' windows, caches, entries waiting in a subscription. The last message, or a lone caller,
+may exceed a limit by as much as the largest entry.
 """
 
 from collections.abc import Callable
@@ -22,20 +22,20 @@ from seqgate.services.runtime.room import Room, Share
 from tests.simulation.system.seen import Seen
 
 HOLDERS: Final = (Budget, ChainRoom, Dispatcher, Ledger, Load, Room, Share)
-"""What is looked at: whoever is made of these is."""
+"""The classes whose objects are checked."""
 
 PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
-"""What a reader takes room for at most, who is alone."""
+"""The most that a lone reader takes of a room, in bytes."""
 
 REQUEST_BYTES_MAX: Final = 64 * 1024
-"""The largest request of a history that carries no entries, in bytes."""
+"""The largest request of a history without entries, in bytes."""
 
 CHAIN_BYTES_MAX: Final = 8 * 1024
-"""The largest chain of a history, which finds room alone, in bytes."""
+"""The largest filter chain of a history, admitted alone beyond the limit, in bytes."""
 
 
 class Budgets:
-    """See the module."""
+    """The limits of all services of a history."""
 
     def __init__(self, seen: Seen) -> None:
         self._seen = seen
@@ -51,12 +51,12 @@ class Budgets:
         }
 
     def look(self, where: str, holder: Any) -> None:
-        """What something holds that a process has."""
+        """Check one object of a process."""
         self._looks[type(holder)](where, holder)
 
     def _check(self, where: str, what: str, has: int, most: int) -> None:
         if has > most:
-            self._seen.violate("BUDGET", f"{where}: {what}: {has:,}, and at most {most:,}")
+            self._seen.violate("BUDGET", f"{where}: {what}: {has:,} (limit {most:,})")
 
     def _largest(self) -> int:
         return max((log.entry_bytes_max for log in self._seen.logs.values()), default=0)
@@ -72,7 +72,7 @@ class Budgets:
         self._check(where, "bytes of chains", room.used, most)
 
     def note(self, holder: Any) -> bool:
-        """Something was made that holds something. Whether it is to be looked at."""
+        """Register a new object. Returns True if `look` should check it."""
         if isinstance(holder, Share):
             self._shares.setdefault(holder._room, WeakSet()).add(holder)
         return not isinstance(holder, Share)
@@ -81,10 +81,10 @@ class Budgets:
         sizes = sorted(each.size_bytes for each in self._shares.get(room, ()))
         if sum(sizes[:-1]):
             most = room.bytes_max + self._largest() * len(sizes)
-            self._check(where, "bytes on their way", room.used_bytes, most)
-        if sizes:  # one finds room alone
+            self._check(where, "bytes in transit", room.used_bytes, most)
+        if sizes:  # a lone share is admitted beyond the limit
             most = max(PAGE_BYTES_MAX, room.bytes_max) + self._largest()
-            self._check(where, "bytes on their way to one", sizes[-1], most)
+            self._check(where, "bytes in transit of one share", sizes[-1], most)
 
     def _load(self, where: str, load: Load) -> None:
         self._check(where, "calls", load.calls, load._calls._most)
@@ -99,7 +99,7 @@ class Budgets:
                 for session in topic._sessions.values()
                 if session._size_bytes
             ]
-            if len(holding) > 1:  # one request finds room alone
+            if len(holding) > 1:  # a lone request is admitted beyond the limit
                 self._check(
                     where,
                     "unanswered bytes of all producers",
@@ -121,22 +121,22 @@ class Budgets:
             machine, config = live.machine, live._config
             self._check(where, "bytes of a cache", live.cache_bytes, live.cache_bytes_max)
             kept = len(machine.parking.delays)
-            self._check(where, "messages kept for later", kept, live.options.delayed_max)
+            self._check(where, "delayed messages", kept, live.options.delayed_max)
             unsettled = sum(1 for _ in machine.settling.unsettled)
             in_flight = sum(len(each.flights) for each in machine.consumers.values())
             page = config.read_entries_max + lags.SCAN_ENTRIES
-            # What waits already may be rejected all at once, by new filters.
+            # New filters may reject every waiting entry at once.
             queues = len(machine.consumers) + 1
             parked = (live.options.consumer_parked_max + lane.BEYOND_ROOM_MAX) * queues
             waiting = verdicts.UNJUDGED_MAX + page + parked
             most = settling.UNSETTLED_MAX + in_flight + page + waiting
-            self._check(where, "entries that are not settled", unsettled, most)
+            self._check(where, "unsettled entries", unsettled, most)
             most = delivering.KEPT_BACK_MAX + 1
             self._check(where, "chunks kept back", machine.parking.kept_back, most)
-            self._check(where, "changes that wait", live.changes, work.WAITING_CHANGES_MAX)
+            self._check(where, "waiting changes", live.changes, work.WAITING_CHANGES_MAX)
             share_bytes = config.stream_bytes_max + sending.RESPONSE_BYTES_MAX + self._largest()
             for each in live.sessions.values():
                 taken = each._share.size_bytes
-                self._check(where, "bytes on their way to a consumer", taken, share_bytes)
+                self._check(where, "bytes in transit to a consumer", taken, share_bytes)
                 most = sessions.OUTBOX_ITEMS_MAX + each._permitted()
                 self._check(where, "items of an outbox", len(each._outbox), most)

@@ -1,9 +1,7 @@
-"""SQLite without threads: the real adapters, whose work is done where it is asked for, after a
-while.
+"""SQLite without threads: the real adapters, with work run in the calling task after a delay.
 
-Each process has connections of its own to the files of a history, which are in memory where the
-machine has such a folder. What is asked for between two pieces of work happens between them, as it
-would.
+Each process opens its own connections to a history's files, which are in memory where the machine
+offers that. Other tasks run between two pieces of work, as with threads.
 """
 
 import asyncio
@@ -22,36 +20,36 @@ from seqgate.services.runtime import sqlite
 T = TypeVar("T")
 
 IN_MEMORY: Final = Path("/dev/shm")
-"""Where Linux keeps files in memory."""
+"""Linux's file system in memory."""
 
 
 class InlineConnections:
-    """See seqgate.services.runtime.sqlite.Connections."""
+    """Replaces seqgate.services.runtime.sqlite.Connections."""
 
     latency_s: Callable[[], float] = staticmethod(lambda: 0.0)
-    """How long a piece of work waits before it is done."""
+    """The delay before a piece of work."""
 
     opened: list[apsw.Connection]
-    """All connections of a history, to be closed with it."""
+    """All connections of a history, closed at its end."""
 
     def __init__(
         self, path: Path, *, readers: int, prepare: Callable[[Any], None], size_max_bytes: int = 0
     ) -> None:
-        del readers, size_max_bytes  # a full store is the layer's above
+        del readers, size_max_bytes  # stores.py simulates a full store
         self._path = path
         self._prepare = prepare
         self._writer: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
 
     async def write(self, work: Callable[[Any], T]) -> T:
-        """See Connections.write."""
+        """As Connections.write."""
         await asyncio.sleep(self.latency_s())
         if self._writer is None:
             self._writer = self._connect(sqlite._WRITE)
         return self._do(self._writer, work, "COMMIT", "BEGIN IMMEDIATE")
 
     async def read(self, work: Callable[[Any], T]) -> T:
-        """See Connections.read."""
+        """As Connections.read."""
         await asyncio.sleep(self.latency_s())
         if self._reader is None:
             self._reader = self._connect(apsw.SQLITE_OPEN_READONLY)
@@ -84,16 +82,16 @@ class InlineConnections:
         await self.write(self._prepare)
 
     async def close(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: `databases` closes the connections."""
 
 
 @contextmanager
 def databases(rng: Random) -> Iterator[Path]:
-    """A folder for a history's databases, and SQLite without threads meanwhile."""
+    """A folder for a history's databases; inside the context SQLite runs without threads."""
     parent = IN_MEMORY if IN_MEMORY.is_dir() else None
     folder = Path(tempfile.mkdtemp(prefix="seqgate-", dir=parent))
     opened: list[apsw.Connection] = []
-    kind = type(
+    kind: Any = type(
         "Connections",
         (InlineConnections,),
         {"latency_s": staticmethod(lambda: rng.random() * 0.001), "opened": opened},

@@ -1,11 +1,11 @@
-"""What goes wrong in a history, and when: one fault after the other, each drawn from those that the
-history has, some of them for a while."""
+"""The faults of a history: one after the other, drawn from those that the history enables. Some
+last for a while."""
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tests.simulation.ground.network import uniform
 from tests.simulation.system.stores import WELL_S
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from tests.simulation.system.world import World
 
 LASTS_S: Final = (0.05, 0.3, 1.0, 4.0)
-"""How long something may be wrong."""
+"""Bounds of a fault's duration."""
 
 RESTS: Final = 12
-"""About how many faults a history has."""
+"""The approximate number of faults in a history."""
 
 SMALLER_BYTES: Final = (1024, 1280)
-"""What the ledger may take of a message when its limit shrinks."""
+"""The ledger's limits of a message after it shrinks."""
 
 KILLED_FOR_S: Final = (0.01, 0.2, 1.5)
-"""How long a process may be away."""
+"""Bounds of a killed process's absence."""
 
 
 class Faults:
-    """See the module."""
+    """Injects faults into a world."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
         self._rng = Random(f"faults {world.swarm.seed}")
-        ways: dict[str, Callable[[], Awaitable[None]]] = {
+        ways: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "losses": self._losses,
             "delays": self._delays,
             "partitions": self._partition,
@@ -57,18 +57,18 @@ class Faults:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def go_on(self) -> None:
-        """Let things go wrong until cancelled."""
+        """Inject faults until cancelled."""
         if not self._ways:
             return
         rest_s = self._world.swarm.seconds / self._world.swarm.more.get("faults", RESTS)
         while True:
             await asyncio.sleep(self._rng.random() * 2 * rest_s)
-            task = asyncio.create_task(self._rng.choice(self._ways)())  # type: ignore[arg-type]
+            task = asyncio.create_task(self._rng.choice(self._ways)())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     def end(self) -> None:
-        """Mend everything."""
+        """Undo all faults and restart what is down."""
         world = self._world
         for task in self._tasks:
             task.cancel()
@@ -92,7 +92,7 @@ class Faults:
         return self._rng.choice(alive) if alive else None
 
     def _pair(self) -> tuple[str, str]:
-        """Two processes that may talk."""
+        """Two processes, at least one of them a service."""
         world = self._world
         one = self._rng.choice(world.services)
         other = self._rng.choice([each for each in [*world.services, *world.applications]
@@ -233,7 +233,7 @@ class Faults:
             process.cont()
 
     async def _instance_leaves(self) -> None:
-        """One of several instances dies some time, and does not come back."""
+        """Kill one of several instances at some time, for good."""
         await asyncio.sleep(self._rng.random() * self._world.swarm.seconds)
         instances = self._world.swarm.instances
         several = [
@@ -246,7 +246,7 @@ class Faults:
             unit.kill()
 
     async def _limit_shrinks(self) -> None:
-        """The ledger comes back with a smaller limit than it had."""
+        """Restart the ledger with a smaller limit of messages."""
         bytes_max = self._rng.choice(SMALLER_BYTES)
         self._world.limits["ledger"]["max_message_bytes"] = bytes_max
         checker = self._world.checker

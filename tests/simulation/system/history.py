@@ -1,5 +1,5 @@
-"""One history: everything is started, used and disturbed for a while; then faults stop, and what
-can go on must."""
+"""One history: everything starts, is used and disturbed for a while; then faults stop, and all
+pending work must finish."""
 
 import asyncio
 import signal
@@ -26,26 +26,26 @@ from tests.simulation.system.workload import (
 from tests.simulation.system.world import World, listening_to_services, patched
 
 SETTLE_MAX_S: Final = 400.0
-"""Within so much virtual time without faults everything must be where it belongs."""
+"""The limit for pending work to finish after faults stop, in virtual seconds."""
 
 LOOK_S: Final = 0.5
-"""How often it is looked whether it is."""
+"""The interval of checks for that, in virtual seconds."""
 
 LIMIT_S: Final = 3_600.0
-"""How long a history may take in any case, of virtual time."""
+"""The limit of a whole history, in virtual seconds."""
 
 PROCESSOR_MAX_S: Final = 120.0
-"""And of a processor's time: the longest take some seconds, and what stands still in virtual time,
-and works, goes on for ever."""
+"""The limit of a history's processor time. The longest take a few seconds; a loop that never lets
+virtual time pass would run for ever."""
 
 
 class _Endless(KeyboardInterrupt):
-    """It works, and time does not go on. Not an Exception, since services contain those."""
+    """The history exceeded its processor time. No Exception, because services contain those."""
 
 
 @dataclass
 class Outcome:
-    """What came of a history."""
+    """The result of a history."""
 
     seed: int
     violations: list[str] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Outcome:
 
 
 def play(seed: int, swarm: Swarm | None = None) -> Outcome:
-    """The history that a seed stands for."""
+    """Play a seed's history."""
     swarm = swarm or draw(seed)
     outcome = Outcome(seed, swarm=swarm)
     stack = ExitStack()
@@ -91,13 +91,13 @@ def play(seed: int, swarm: Swarm | None = None) -> Outcome:
         where = ", ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in frames)
         outcome.violations = [*outcome.violations, f"ENDLESS: {where}"]
     finally:
-        stack.close()  # what was broken off did not leave it
+        stack.close()  # an interrupted history did not leave it
     return outcome
 
 
 @contextmanager
 def _at_most(processor_s: float) -> Iterator[None]:
-    """Break off what takes more of a processor's time."""
+    """Raise _Endless after this much processor time."""
 
     def over(signal_number: int, frame: object) -> None:
         raise _Endless
@@ -158,8 +158,7 @@ async def _happen(world: World) -> None:
 
 
 def _end(task: asyncio.Task[None]) -> None:
-    """Something that went on meanwhile is to end; had it failed, nothing would have been looked at
-    or disturbed since."""
+    """Cancel a background task. Raise its error if it failed, since its work then stopped early."""
     if not task.cancel():
         task.result()
 
@@ -179,15 +178,15 @@ async def _settle(world: World) -> None:
 
 
 def unsettled(world: World) -> list[str]:
-    """What is still to come."""
+    """Describe all pending work."""
     missing = [
-        f"{each.name} has {each.left} messages to send, and waits for "
+        f"{each.name} has {each.left} messages to send, and pending "
         f"{[sent.number for sent in each.todo]}"
         for each in world.publishings
         if not each.is_done
     ]
     if any(each.is_alive for each in world.silent_streams):
-        missing.append("a stream that says nothing does not end")
+        missing.append("a silent stream does not end")
     for of in world.subscribeds:
         subscription = world.seen.subscription(of.topic, of.name)
         log = world.seen.log(of.topic)
@@ -199,7 +198,7 @@ def unsettled(world: World) -> list[str]:
             and not (each in subscription.kept_back and not log.is_whole(log.at[each]))
         ]
         if waiting:
-            missing.append(f"{of.topic} {of.name} ({of.type.name}) does not get {waiting[:5]}")
+            missing.append(f"{of.topic} {of.name} ({of.type.name}) does not deliver {waiting[:5]}")
     return missing
 
 

@@ -1,4 +1,4 @@
-"""Deliberate mistakes: one of tests/simulation/defects, for a while."""
+"""Runs code with one of the defects of tests/simulation/defects."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,13 +9,13 @@ MISSING: Final = object()
 
 
 class Patch:
-    """Puts values in the place of others, like pytest's monkeypatch."""
+    """Replaces attributes, like pytest's monkeypatch."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
 
     def setattr(self, holder: Any, name: Any, value: Any = MISSING) -> None:
-        """Until the end. The holder may be named with the attribute: "package.module.attribute"."""
+        """Replace an attribute until the stack closes. `holder` may be "module.attribute"."""
         if value is MISSING:
             path, _, attribute = holder.rpartition(".")
             holder, name, value = resolve_name(path), attribute, name
@@ -26,7 +26,7 @@ class Patch:
 
 @contextmanager
 def mistake(defect: str | None) -> Iterator[None]:
-    """Meanwhile the code has this defect; None: none."""
+    """Inside the context, the code has this defect; None for no defect."""
     with ExitStack() as stack:
         if defect is not None:
             from tests.simulation.defects import find

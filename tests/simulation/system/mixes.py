@@ -1,7 +1,7 @@
-"""Named mixes: ways to use and disturb Seqgate in which things meet that seldom do by chance.
+"""Named mixes: combinations of use and faults that seldom meet by chance.
 
-A part of all seeds has one. What a mix leaves open is drawn as for every history, but in small: so
-that a history is cheap, and what the mix is about is most of it.
+A share of the seeds has one. Settings that a mix leaves open are drawn as for every history, from
+small ranges: a history stays cheap, and the mix dominates it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,14 @@ NO_LIMITS: Final[Mapping[str, Mapping[str, Sequence[Any]]]] = {}
 
 @dataclass(frozen=True)
 class Mix:
-    """See the module.
+    """A named combination of settings.
 
     Attributes:
-        features, faults: what every history of the mix has.
-        perhaps: what it has as often as not.
-        limits: by part and name, the values of those that are tiny; one of them is drawn.
+        features, faults: those of every history of the mix.
+        perhaps: those of about half of its histories.
+        limits: tiny values by part and name; one is drawn of each.
         kinds: the types of subscriptions.
-        more: settings of the workload that this mix has its own of: see Swarm.more.
+        more: settings of the workload that replace the usual ones: see Swarm.more.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Mix:
 
 MIXES: Final[Sequence[Mix]] = (
     Mix(
-        "memory pressure: little is kept, and consumers are slow",
+        "memory pressure: small caches, and slow consumers",
         perhaps=("stuck consumers", "nacks", "consumers come and go", "store slow", "store fails"),
         limits={
             "dispatcher": {
@@ -77,7 +77,7 @@ MIXES: Final[Sequence[Mix]] = (
         more={"sizes": (4_000, 6_000), "rest_s": (0.0,)},
     ),
     Mix(
-        "takeovers: names, leases and topics go from hand to hand",
+        "takeovers: names, leases and topics change hands",
         features=("shared names",),
         faults=("kills", "half-open", "partitions"),
         perhaps=("stops", "rolling restarts", "losses"),
@@ -91,7 +91,7 @@ MIXES: Final[Sequence[Mix]] = (
         more={"rest_s": (0.1, 0.5), "batch_share": 0.0},
     ),
     Mix(
-        "chunks interleaved: large messages of many producers, and little room for them",
+        "chunks interleaved: large messages of many producers, with little room for them",
         features=("chunking",),
         perhaps=("late starts", "nacks", "filters"),
         limits={
@@ -114,7 +114,7 @@ MIXES: Final[Sequence[Mix]] = (
         },
     ),
     Mix(
-        "permits: few at a time, and what comes is large or in batches",
+        "permits: few at a time, for large messages and batches",
         features=("chunking", "consumers come and go"),
         perhaps=("nacks", "batching"),
         limits={
@@ -133,7 +133,7 @@ MIXES: Final[Sequence[Mix]] = (
         },
     ),
     Mix(
-        "dead letters: much fails, and dispatchers do",
+        "dead letters: many failures, and failing dispatchers",
         features=("dead letters",),
         perhaps=(
             "long keys",
@@ -156,7 +156,7 @@ MIXES: Final[Sequence[Mix]] = (
         },
     ),
     Mix(
-        "circles: dead letter topics that lead to one another",
+        "circles: dead letter topics that feed one another",
         features=("dead letters", "two topics", "letters in circles"),
         limits={
             "constants": {"seqgate.services.dispatcher.letters.graveyard.GENERATIONS_MAX": (2, 3)}
@@ -173,7 +173,7 @@ MIXES: Final[Sequence[Mix]] = (
         },
     ),
     Mix(
-        "joins: keys move to consumers that come, from others that take their time",
+        "joins: keys move from busy consumers to new ones",
         features=("dead letters", "consumers come and go"),
         messages=(40,),
         kinds=("KEY_SHARED",),
@@ -197,7 +197,7 @@ MIXES: Final[Sequence[Mix]] = (
         more={"acts": 40, "own_ids": True, "rest_s": (0.1, 0.2)},
     ),
     Mix(
-        "trims amid messages: the log is cut while large messages are written",
+        "trims amid messages: the log is trimmed while large messages are written",
         features=("chunking", "trims"),
         perhaps=("redis loses all", "store slow", "late starts"),
         limits={
@@ -219,7 +219,7 @@ MIXES: Final[Sequence[Mix]] = (
         },
     ),
     Mix(
-        "two on one store: what one trims the other reads, and Redis forgets",
+        "two on one store: one ledger reads what the other trims, and Redis forgets",
         features=("trims", "producers restart", "resends"),
         faults=("redis loses all", "kills", "store slow"),
         limits={
@@ -240,7 +240,7 @@ MIXES: Final[Sequence[Mix]] = (
         },
     ),
     Mix(
-        "clocks: they jump, and whoever went by them dies",
+        "clocks: clocks jump, and instances die",
         faults=("clocks", "kills", "instances leave"),
         perhaps=("rolling restarts", "redis loses all"),
         limits={"dispatcher": {"lease_s": (1.0, 3.0)}},
@@ -251,7 +251,7 @@ MIXES: Final[Sequence[Mix]] = (
         more={"faults": 40, "rest_s": (0.1, 0.2)},
     ),
     Mix(
-        "batches in part: some of a batch is acknowledged, and the rest is refused behind it",
+        "batches in part: part of a batch is acknowledged, and the rest refused after it",
         features=("batching", "nacks", "partial acks"),
         perhaps=("process by key", "store slow", "kills"),
         limits={"consumer": {"receiver_queue": (20,)}},
@@ -265,7 +265,7 @@ MIXES: Final[Sequence[Mix]] = (
         },
     ),
     Mix(
-        "changes under way: filters and places change while messages wait for their time",
+        "changes under way: filters and positions change while messages wait for their time",
         features=("filters", "nacks"),
         perhaps=("resets", "seeks", "delays", "filters are mended", "store slow"),
         limits={
@@ -280,7 +280,7 @@ MIXES: Final[Sequence[Mix]] = (
         },
     ),
     Mix(
-        "timers: something changes for a while when a message's time has come, and little happens",
+        "timers: a change is in progress when a message falls due, and little else happens",
         features=("properties", "nacks"),
         perhaps=("delays", "store slow"),
         producers=(1,),
@@ -296,7 +296,7 @@ MIXES: Final[Sequence[Mix]] = (
         },
     ),
     Mix(
-        "mended filters: a filter fails, messages wait for that, and somebody mends it",
+        "mended filters: a filter fails, messages wait for it, and it is mended",
         features=("filters", "filters are mended"),
         perhaps=("nacks", "kills", "chunking"),
         messages=(10, 20),
@@ -308,7 +308,7 @@ MIXES: Final[Sequence[Mix]] = (
         },
     ),
     Mix(
-        "held keys: after a dead letter keys wait for somebody who releases them",
+        "held keys: keys wait after a dead letter until they are released",
         features=("dead letters", "explains"),
         perhaps=("kills", "long keys", "consumers come and go"),
         messages=(10,),
@@ -316,7 +316,7 @@ MIXES: Final[Sequence[Mix]] = (
         more={"nack_share": (0.3,), "max_redeliveries": (0,), "after": ("HOLD",)},
     ),
     Mix(
-        "moved back: subscriptions go back to where the log was trimmed since",
+        "moved back: subscriptions move back to trimmed positions",
         features=("trims", "resets", "seeks"),
         perhaps=("kills", "batching", "chunking"),
         limits={"ledger": {"idle_timeout_s": (1.0,)}},
@@ -326,7 +326,7 @@ MIXES: Final[Sequence[Mix]] = (
         more={"acts": 40, "rest_s": (0.05, 0.2)},
     ),
     Mix(
-        "deletions: subscriptions are made, removed and made again, some by others",
+        "deletions: subscriptions are created, deleted and recreated, some by imports",
         features=("deletions", "imported cursors"),
         perhaps=("kills", "store slow", "late starts"),
         limits={"dispatcher": {"lease_s": (0.5,)}},
@@ -335,7 +335,7 @@ MIXES: Final[Sequence[Mix]] = (
         more={"acts": 12, "deletes_topics": False, "rest_s": (0.1, 0.2)},
     ),
     Mix(
-        "idle producers: those that rest for almost as long as policy allows, and come back",
+        "idle producers: producers rest for almost as long as policy allows, and return",
         features=("evictions", "idle producers", "producers restart"),
         limits={"dedup": {"purge_interval_s": (2.0,)}},
         producers=(1, 2),
@@ -345,7 +345,7 @@ MIXES: Final[Sequence[Mix]] = (
         more={"acts": 2, "own_ids": True},
     ),
     Mix(
-        "for later: more is to be delivered later than there is room for",
+        "for later: more delayed messages than there is room for",
         features=("delays",),
         perhaps=("kills", "trims", "filters", "cumulative acks", "store slow", "dead letters"),
         limits={
@@ -365,7 +365,7 @@ MIXES: Final[Sequence[Mix]] = (
         more={"delay_share": 0.8, "rest_s": (0.0, 0.02)},
     ),
     Mix(
-        "rejections: filters reject almost everything while nothing can be made durable",
+        "rejections: filters reject almost everything while nothing becomes durable",
         features=("filters",),
         faults=("store slow",),
         limits={
@@ -381,7 +381,7 @@ MIXES: Final[Sequence[Mix]] = (
         more={"cursor_latency_s": (0.3, 1.0), "filter_first": True, "rest_s": (0.0,)},
     ),
     Mix(
-        "smaller limits: the ledger comes back with a smaller one than it had",
+        "smaller limits: the ledger restarts with a smaller limit",
         faults=("store slow",),
         features=("chunking", "limits shrink"),
         producers=(2,),
@@ -396,11 +396,11 @@ MIXES: Final[Sequence[Mix]] = (
         },
     ),
     Mix(
-        "silent callers: streams that say nothing",
+        "silent callers: streams that send nothing",
         features=("silent streams",),
         messages=(5,),
         seconds=(4.0,),
         more={"acts": 12},
     ),
 )
-"""All of them; each is drawn as often as any other."""
+"""All mixes, drawn with equal probability."""

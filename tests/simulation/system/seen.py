@@ -1,8 +1,8 @@
-"""All that happened in a history, as somebody saw it who sees everything: what was sent and
-answered, what the stores hold, what consumers were given and asked for.
+"""The record of a history, with full knowledge: messages and receipts, contents of stores,
+deliveries and acknowledgements.
 
-Nothing here judges; checkers do. Whatever is noted goes into a digest, so that two runs of one
-seed can be compared, and its end into a tail that is shown when something is wrong.
+Nothing here judges; checkers do. Every noted event goes into a digest, so that two runs of one seed
+can be compared, and the last ones are kept to be shown with a violation.
 """
 
 import hashlib
@@ -15,21 +15,21 @@ from typing import Final, NamedTuple
 from seqgate.types import Chunk, Position, TopicName
 
 TAIL_MAX: Final = 400
-"""How many of the last events are kept."""
+"""The number of last events kept."""
 
 NUMBER: Final = "n"
-"""The property that has a message's number."""
+"""The property with a message's number."""
 
 _MARK: Final = re.compile(rb"<(\d+)>")
 
 
 class Violation(Exception):
-    """Something that must not be."""
+    """An invariant is broken."""
 
 
 @dataclass(slots=True)
 class Sent:
-    """A message of the workload, and what its producer was told of it."""
+    """A message of the workload, and what its producer learned about it."""
 
     number: int
     topic: str
@@ -40,26 +40,26 @@ class Sent:
     delay_s: float
     size_bytes: int
     is_keyed: bool = True
-    """Whether its entry has its key: one of a batch that was not made by key has none."""
+    """Its entry carries its key: false in a batch that is not by key."""
     asked_s: float | None = None
-    """When its producer was asked to send it for the first time."""
+    """When its producer first tried to send it."""
     outcome: str = ""
-    """Empty: nothing yet; "stored", "duplicate", or the reason of a failure."""
+    """Empty while unknown; then "stored", "duplicate", or the reason of a failure."""
 
     @property
     def payload(self) -> bytes:
-        """Its bytes: its number where they begin, and what fills them up."""
+        """Its bytes: a mark with its number, then padding."""
         mark = b"<%d>" % self.number
         return mark + b"." * (self.size_bytes - len(mark))
 
 
 def numbers_in(payload: bytes) -> tuple[int, ...]:
-    """The numbers of the messages that begin in a payload."""
+    """The numbers of the messages that start in a payload."""
     return tuple(int(each) for each in _MARK.findall(payload))
 
 
 class Origin(NamedTuple):
-    """Where a dead letter comes from."""
+    """The source of a dead letter."""
 
     topic: str
     subscription: str
@@ -68,7 +68,7 @@ class Origin(NamedTuple):
 
 @dataclass(slots=True)
 class Appended:
-    """An entry, when it was appended."""
+    """An entry at the time of its append."""
 
     position: Position
     producer: str
@@ -79,65 +79,63 @@ class Appended:
     at_s: float
     origin: Origin | None = None
     generation: int = 0
-    """Through how many dead letter topics it went."""
+    """The number of dead letter topics that it has passed through."""
     payload_bytes: int = 0
 
     @property
     def highest(self) -> int:
-        """The highest of its ids."""
+        """Its highest sequence id."""
         return self.ids[-1]
 
 
 @dataclass(slots=True)
 class Log:
-    """What a topic's log held, trimmed or not."""
+    """Every entry that a topic's log ever held."""
 
     entries: list[Appended] = field(default_factory=list)
     at: dict[Position, Appended] = field(default_factory=dict)
     kept_from: Position | None = None
-    """What is before was trimmed, or may have been, by a trim that was cut off."""
+    """Entries before it were trimmed, or may have been, by an interrupted trim."""
     deleted_ledger: int = 0
-    """Up to this ledger everything was deleted with the topic that had this name before."""
+    """Entries up to this ledger were deleted with an earlier topic of this name."""
     incarnation: int = 0
-    """For how many times there is a topic of this name; 0: not known."""
+    """The topic's incarnation; 0 if unknown."""
     deletions: int = 0
-    """How many were begun, and not noticed yet."""
+    """Deletions started whose completion was not observed yet."""
     marks: dict[str, int] = field(default_factory=dict)
-    """By producer, the id of the entry that came last: the fold."""
+    """By producer, its mark: the fold over the log."""
     stored: dict[str, set[int]] = field(default_factory=dict)
     """By producer, the ids that count as stored."""
     chunks: set[tuple[str, str, int]] = field(default_factory=set)
     attempts: dict[tuple[str, str], list[Position]] = field(default_factory=dict)
-    """By producer and uuid, where the chunks are."""
+    """By producer and uuid, the positions of the chunks."""
     last: dict[str, Appended] = field(default_factory=dict)
-    """By producer, its newest entry."""
+    """By producer, its last entry."""
     trimmed: int = 0
-    """How many entries were trimmed, and `trimmed_marks` the fold of these."""
+    """The number of trimmed entries; `trimmed_marks` is the fold over them."""
     trimmed_marks: dict[str, int] = field(default_factory=dict)
     trimmed_chunks: set[str] = field(default_factory=set)
-    """Producers of large messages of which something was trimmed."""
+    """Producers of large messages that were trimmed, wholly or in part."""
     messages_max: int = 1
-    """How many messages the largest batch has."""
+    """The largest number of messages in a batch."""
     entry_bytes_max: int = 0
-    """How large the largest entry is, about."""
+    """The approximate size of the largest entry."""
 
     def is_trimmed(self, position: Position) -> bool:
-        """Whether an entry is gone."""
+        """True if an entry is gone."""
         if position.ledger_id <= self.deleted_ledger:
             return True
         return self.kept_from is not None and position < self.kept_from
 
     def is_beheaded(self, position: Position) -> bool:
-        """Whether an entry is a chunk of a message that cannot be whole, since the first is
-        trimmed."""
+        """True for a chunk of a message whose first chunk is trimmed, so it can never be whole."""
         entry = self.at[position]
         if entry.chunk is None:
             return False
         return self.is_trimmed(self.attempts[entry.producer, entry.chunk.uuid][0])
 
     def is_aborted(self, position: Position) -> bool:
-        """Whether an entry is a chunk of an attempt that ended unfinished: something else of its
-        producer came after it."""
+        """True for a chunk of an unfinished attempt that a later entry of its producer ended."""
         entry = self.at[position]
         if entry.chunk is None:
             return False
@@ -145,30 +143,30 @@ class Log:
         return not self.is_whole(entry) and self.last[entry.producer].position != last
 
     def is_whole(self, entry: "Appended") -> bool:
-        """Whether all chunks of a chunk's message are there."""
+        """True if all chunks of a chunk's message are stored."""
         assert entry.chunk is not None
         found = self.attempts[entry.producer, entry.chunk.uuid]
         return len(found) == entry.chunk.num_chunks
 
 
 Place = tuple[Position, int]
-"""A message's entry, and its index in the batch, or 0."""
+"""A message's entry, and its index in a batch; 0 for a single message."""
 
 
 Token = tuple[int, int]
-"""What names a delivery: the epoch of the subscription's lease, and a number."""
+"""Identifies a delivery: the lease epoch of the subscription, and a number."""
 
 
 @dataclass(slots=True)
 class Move:
-    """Somebody asked to move a subscription.
+    """A request to move a subscription.
 
     Attributes:
-        start: what is delivered first then; None: the first entry there is.
-        is_import: somebody else made the cursor, and it may be taken back to the end of the log.
-        taken_s: when an instance took it then; None: none has.
-        answered_s: when it was answered that it is moved; None: it is not yet, or failed. Then it
-            may be moved at any time.
+        start: the first entry to deliver afterwards; None for the first in the log.
+        is_import: the cursor was made by an import, and may be moved back to the end of the log.
+        taken_s: when an instance took the imported cursor; None before that.
+        answered_s: when the request succeeded; None while it is pending or after it failed: the
+            move may then still happen.
     """
 
     asked_s: float
@@ -179,52 +177,54 @@ class Move:
 
     @property
     def is_open(self) -> bool:
-        """Whether it may still happen."""
+        """True if it may still happen."""
         return self.answered_s is None
 
 
 @dataclass(slots=True)
 class FilterSet:
-    """Somebody asked to filter a subscription: the tags of what may be rejected then."""
+    """A request to filter a subscription, with the tags that the filters may reject."""
 
     asked_s: float
     rejected: frozenset[str]
+    from_start: bool = False
     answered_s: float | None = None
 
 
 @dataclass(slots=True)
 class Subscription:
-    """What is known of a subscription, since its cursor was made.
+    """The record of a subscription since its cursor was made.
 
     Attributes:
-        acknowledged: which entries its cursor counts as acknowledged, as the store has it.
-        parts: of batches that are acknowledged in part, the messages (bits).
-        waiting: entries that are not acknowledged, in the order of the log.
-        asked: what consumers asked to acknowledge, by which deliveries, unless these were stale.
-        through: how far they asked to acknowledge everything, and by which deliveries.
-        done: what was answered to be acknowledged, and by which delivery.
-        undone_s: when an acknowledgement was taken back the last time, by entry.
-        refused: how often consumers refused messages of an entry; `refused_before`: of the cursor
-            that had this name before, whose letters may still be on their way.
-        filters: what it was filtered by, in the order in which that was asked for.
-        dropped: chunks that a consumer's client acknowledged since they make no message.
-        kept_back: chunks that it gave back since the rest of their message did not come.
-        passed: entries that the dispatcher says it acknowledged though nobody received them.
-        lettered: what is in the dead letter topic; of a large message, by chunk.
-        remembers_keys: whether its cursor has keys of which a message was dead-lettered.
-        first_of_key: by key, the last message that was delivered for the first time, its token.
-        start: what its cursor counted as acknowledged when it was made; None: nothing, or it was
-            moved back since.
-        floor: only deliveries from this one on were made since it was moved the last time.
-        holds: whether a key is held after a dead letter.
-        delays_hold: whether a message that is to be delivered later holds its key.
-        held: by key, which letter holds it, and from which delivery on.
-        kind, is_ordered, redeliveries_max: how it behaves; whether keys come in order.
-        epoch: of its lease; `is_taken_now`: whether the last change made it.
-        spent_epoch: the last one of the cursor that had this name before.
-        taken_epochs: those under which instances took it.
-        is_made: whether it has a cursor; `deletions`: how many were begun and not noticed yet.
-        dead_letter_topic: where its letters go; empty: where they go by default.
+        acknowledged: entries that the stored cursor counts as acknowledged.
+        parts: of partly acknowledged batches, the acknowledged messages, as bits.
+        waiting: unacknowledged entries, in log order.
+        asked: messages that consumers asked to acknowledge, with the deliveries used, except stale
+            ones.
+        through: cumulative acknowledgements requested, with the deliveries used.
+        done: messages confirmed as acknowledged, each with the delivery used.
+        undone_s: by entry, when its acknowledgement was last revoked.
+        refused: how often consumers refused messages of an entry; `refused_before`: the same for a
+            deleted cursor of this name, whose letters may still be in transit.
+        filters: requested filters, oldest first.
+        dropped: chunks that a consumer's client acknowledged because they form no message.
+        kept_back: chunks that it gave back because the rest of their message did not arrive.
+        passed: entries that the dispatcher reports as acknowledged without delivery.
+        lettered: entries in the dead letter topic; of large messages, with the chunk.
+        remembers_keys: its cursor records keys with a dead-lettered message.
+        first_of_key: by key, the last message delivered for the first time, its token, and when.
+        start: the mark-delete position of the new cursor; None if nothing was acknowledged, or
+            it was moved back since.
+        floor: the first delivery after the last move; older ones are ignored.
+        holds: keys are held after a dead letter.
+        delays_hold: a delayed message holds its key.
+        held: by key, the letter that holds it, and the first delivery that must respect this.
+        kind, is_ordered, redeliveries_max: its behaviour; is_ordered: keys are delivered in order.
+        epoch: of its lease; `is_taken_now`: the last change raised it.
+        spent_epoch: the last epoch of a deleted cursor of this name.
+        taken_epochs: epochs under which instances took it.
+        is_made: it has a cursor; `deletions`: deletions started and not observed yet.
+        dead_letter_topic: the topic of its letters; empty for the default.
     """
 
     topic: str
@@ -251,7 +251,7 @@ class Subscription:
     passed: dict[Position, str] = field(default_factory=dict)
     lettered: set[tuple[Position, int]] = field(default_factory=set)
     remembers_keys: bool = False
-    first_of_key: dict[object, tuple[Place, Token]] = field(default_factory=dict)
+    first_of_key: dict[object, tuple[Place, Token, float]] = field(default_factory=dict)
     delivered: set[Place] = field(default_factory=set)
     floor: Token = (0, 0)
     start: Position | None = None
@@ -265,7 +265,7 @@ class Subscription:
     dead_letter_topic: str = ""
 
     def made_again(self) -> "Subscription":
-        """What is known when its cursor is deleted: how consumers want it to behave."""
+        """The state after a deletion of the cursor, which keeps the options of its consumers."""
         return Subscription(
             self.topic,
             self.name,
@@ -285,7 +285,11 @@ class Subscription:
 
 
 class Seen:
-    """See the module. `now_s` tells the virtual time."""
+    """The record of a history.
+
+    Args:
+        now_s: returns the virtual time.
+    """
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self.now_s = now_s
@@ -300,7 +304,7 @@ class Seen:
         self._digest = hashlib.blake2b(digest_size=16)
 
     def note(self, what: str) -> None:
-        """Note an event."""
+        """Record an event."""
         line = f"{self.now_s():10.4f} {what}"
         self.events += 1
         self._digest.update(line.encode())
@@ -308,22 +312,22 @@ class Seen:
 
     @property
     def digest(self) -> str:
-        """Of all that was noted."""
+        """A hash of all events."""
         return self._digest.hexdigest()
 
     def violate(self, kind: str, what: str) -> None:
-        """Something must not be."""
+        """Record a violation."""
         text = f"{kind}: {what}"
         self.note(f"VIOLATION {text}")
         self.violations.append(text)
         self.at_violation()
 
     def log(self, topic: TopicName | str) -> Log:
-        """A topic's log."""
+        """A topic's log, made on first use."""
         return self.logs.setdefault(str(topic), Log())
 
     def subscription(self, topic: TopicName | str, name: str) -> Subscription:
-        """A subscription."""
+        """A subscription, made on first use."""
         key = (str(topic), name)
         found = self.subscriptions.get(key)
         if found is None:
@@ -332,9 +336,9 @@ class Seen:
         return found
 
     def is_forsaken(self, topic: str, position: Position) -> bool:
-        """Whether an entry is a chunk of a dead letter that stays unfinished: no chunk of the
-        original is left that its subscription would send after it, since somebody deleted or moved
-        that, or the topic. Consumers have such chunks until their time is up."""
+        """True for a chunk of a dead letter that will never be complete: the next chunk of the
+        original no longer waits in its subscription, which was moved or deleted, or was trimmed
+        or deleted with its topic. Consumers keep such chunks until they expire."""
         log = self.log(topic)
         entry = log.at[position]
         if entry.origin is None or entry.chunk is None or log.is_whole(entry):

@@ -1,4 +1,4 @@
-"""Each service as a process, by the wiring of its own app; only the stores are the simulation's."""
+"""Each service as a process, wired by its own app; only the stores are simulated."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeVar
@@ -21,27 +21,27 @@ from seqgate.services.runtime.channels import peer_channel
 PORTS: Final = {"dedup": 7701, "ledger": 7702, "cursor": 7703, "dispatcher": 7704, "filter": 7705}
 
 HEALTH_INTERVAL_S: Final = 5.0
-"""How often a service asks those that it needs; seldom, since nobody goes by it here."""
+"""The interval of health checks between services. Rare, because nothing here depends on them."""
 
 Run = Callable[[], Awaitable[None]]
 Config = TypeVar("Config", bound=BaseModel)
 
 
 def address(service: str, number: int) -> str:
-    """Where an instance listens; its host is its process's name."""
+    """The address of an instance; its host is its process's name."""
     return f"{service}-{number}:{PORTS[service]}"
 
 
 def target(service: str, instances: int) -> str:
-    """Where its callers find it."""
+    """The target of a service's callers."""
     if instances == 1:
         return address(service, 0)
     return f"dns:///{service}:{PORTS[service]}"
 
 
 def configured(kind: type[Config], **settings: Any) -> Config:
-    """Settings that are checked as ever; no environment and no file is looked at, which takes
-    longer than all else that a service does when it starts."""
+    """Validated settings. Reads no environment and no file, which would take longer than all the
+    rest of a service's start."""
     config = kind.__new__(kind)
     BaseModel.__init__(config, **settings)
     return config
@@ -55,7 +55,7 @@ def run_of(
     instances: Mapping[str, int],
     store: Any,
 ) -> Run:
-    """What an instance runs until it is told to stop."""
+    """The main coroutine of an instance."""
     common: dict[str, Any] = {
         "listen": address(service, number),
         "health_interval_s": HEALTH_INTERVAL_S,

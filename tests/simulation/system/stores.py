@@ -1,9 +1,8 @@
-"""What outlives processes: logs, cursors, and the state of deduplication; and how they fail.
+"""The state that outlives processes: logs, cursors and dedup state; and its failures.
 
-Between a service and its store stands a layer of trouble. A call may take its time, be refused,
-find the store full, be done while its reply is lost, or be done only after somebody was told that
-it failed. Several processes may stand on one store. What the store really does is told to an
-observer, at the moment when it is done.
+A faulty layer stands between a service and its store. A call may be slow, be refused, find the
+store full, succeed with its reply lost, or take effect only after its caller was told that it
+failed. Several processes may share a store. An observer learns of each effect when it takes place.
 """
 
 import asyncio
@@ -25,20 +24,20 @@ from seqgate.types import TopicName
 T = TypeVar("T")
 
 RETRY_AFTER_S: Final = 0.5
-"""What a caller is told to wait."""
+"""The retry delay that errors advise."""
 
 WELL_S: Final = 0.001
-"""How long a call of a store that is well takes at most."""
+"""The longest call of a healthy store."""
 
 WAITING_SHARES: Final = (0.0, 0.2, 1.0)
-"""Of a store that is well, which share of calls takes any time: one is drawn for each process. What
-takes none costs a history half as much."""
+"""Shares of a healthy store's calls that take time; each process draws one. Calls that take none
+halve the cost of a history."""
 
 LATE_MAX_S: Final = 1.5
-"""How long after its failure was told a call may still be done."""
+"""The longest delay of an effect after its call failed."""
 
 COPIES_MAX: Final = 4
-"""How many older states of Redis are kept, to go back to."""
+"""Older states of Redis kept for a rollback."""
 
 LEDGER_WRITES: Final = frozenset({"create", "take", "append", "trim", "renew", "delete", "left"})
 CURSOR_WRITES: Final = frozenset({"create", "change", "delete"})
@@ -59,13 +58,13 @@ STATE_WRITES: Final = frozenset(
 
 @dataclass
 class Trouble:
-    """How a store behaves now.
+    """The present behaviour of a store.
 
     Attributes:
-        latency_s: how long a call takes at most, half before it is done and half after.
-        failing: the share of calls that fail in one of the ways.
-        full: whether nothing can be written.
-        fail_at: in how many calls one fails; 0: none.
+        latency_s: the most that a call takes, half before its effect and half after.
+        failing: the share of calls that fail.
+        full: writes are refused.
+        fail_at: the number of calls until one fails; 0 for none.
     """
 
     latency_s: float = WELL_S
@@ -74,16 +73,16 @@ class Trouble:
     fail_at: int = 0
 
     def calm(self) -> None:
-        """Be a good store from now on."""
+        """Become healthy."""
         self.latency_s, self.failing, self.full, self.fail_at = WELL_S, 0.0, False, 0
 
 
 Observe = Callable[[str, tuple[Any, ...], dict[str, Any], Any], None]
-"""Is told of a call that was done: its method, arguments and answer."""
+"""Called with each call's method, arguments and answer, once it took effect."""
 
 
 class Unsteady:
-    """A store as one process has it: see the module. It has all methods of the store's port."""
+    """One process's view of a store, with faults. It has all methods of the store's port."""
 
     def __init__(
         self,
@@ -97,8 +96,8 @@ class Unsteady:
         later: Callable[[float, Callable[[], None]], None] | None,
         count: Callable[[str], None],
     ) -> None:
-        """`later` does something after a while, whatever becomes of the process; None: a store that
-        takes its own time, of which nothing is done late."""
+        """`later` delays work, even beyond the end of the process; None if the store has its own
+        timing, so that no effect can be late."""
         self._store = store
         self._trouble = trouble
         self._rng = rng
@@ -135,9 +134,9 @@ class Unsteady:
         else:
             fails = trouble.failing > 0 and rng.random() < trouble.failing
 
-        if name == "trim" and self._later is None:  # it may be cut off in the middle
+        if name == "trim" and self._later is None:  # it may be interrupted halfway
             self._observe("trim", args, named, None)
-        if name == "delete":  # of which nobody may be left to tell
+        if name == "delete":  # the process may die before it can report
             self._observe("deleting", args, named, None)
 
         async def do() -> Any:
@@ -162,7 +161,7 @@ class Unsteady:
         raise self._refusal()
 
     async def _takes_time(self) -> None:
-        """Half of what a call takes."""
+        """Wait for half of a call's latency."""
         latency_s = self._trouble.latency_s
         if latency_s > WELL_S or self._rng.random() < self._waiting_share:
             await asyncio.sleep(self._rng.random() * latency_s / 2)
@@ -176,7 +175,7 @@ def _quietly(do: Callable[[], Coroutine[Any, Any, Any]]) -> None:
 
 
 def inline(awaitable: Coroutine[Any, Any, T]) -> T:
-    """What comes of something that never really waits."""
+    """Run a coroutine that never waits."""
     try:
         awaitable.send(None)
     except StopIteration as end:
@@ -185,18 +184,18 @@ def inline(awaitable: Coroutine[Any, Any, T]) -> T:
 
 
 def store_refusal() -> DomainError:
-    """What a store of logs or cursors says when it fails."""
+    """The error of a failing ledger or cursor store."""
     return StoreUnavailable("the store failed", retry_after_s=RETRY_AFTER_S)
 
 
 def state_refusal() -> DomainError:
-    """What a store of states says."""
+    """The error of a failing state store."""
     return StateUnavailable("Redis does not answer", retry_after_s=RETRY_AFTER_S)
 
 
 @dataclass
 class Stores:
-    """All of them, and their troubles."""
+    """All stores, and their faults."""
 
     ledger: MemoryLedgerStore
     cursor: MemoryCursorStore
@@ -206,13 +205,13 @@ class Stores:
     )
 
     def calm(self) -> None:
-        """Good stores from now on."""
+        """Make all stores healthy."""
         for trouble in self.troubles.values():
             trouble.calm()
 
 
 class ForgetfulStates(MemoryStateStore):
-    """A Redis that can lose what it has."""
+    """A Redis that can lose data."""
 
     def __init__(
         self, now_ms: Callable[[], int], token: Callable[[], str], leap: Callable[[], int]
@@ -224,7 +223,7 @@ class ForgetfulStates(MemoryStateStore):
         self._copies: deque[Any] = deque(maxlen=COPIES_MAX)
 
     async def rollback(self, topic: TopicName, *rest: Any) -> Any:
-        """As Redis does it: the revision leaps."""
+        """Roll back as Redis does: the revision leaps."""
         answer = await super().rollback(topic, *rest)
         if isinstance(answer, Applied):
             state = self.states[topic]
@@ -233,11 +232,11 @@ class ForgetfulStates(MemoryStateStore):
         return answer
 
     def copy(self) -> None:
-        """Remember this state, to go back to it: what a lagging replica has."""
+        """Copy the state for a rollback, as a lagging replica holds it."""
         self._copies.append(copy.deepcopy(self.states))
 
     def go_back(self, rng: Random) -> bool:
-        """Be what it was, a while ago. What tells policies apart is lost: it never comes back."""
+        """Restore an older state. The policy token is replaced, since it is never restored."""
         if not self._copies:
             return False
         at = rng.randrange(len(self._copies))
@@ -246,12 +245,12 @@ class ForgetfulStates(MemoryStateStore):
         return True
 
     def lose_all(self) -> None:
-        """Be empty."""
+        """Lose everything."""
         self.states = {}
         self._policy_token = self._new_token()
 
     def lose_one(self, rng: Random) -> bool:
-        """Evict one topic's key."""
+        """Lose one topic's state."""
         if not self.states:
             return False
         del self.states[rng.choice(sorted(self.states))]

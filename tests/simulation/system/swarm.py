@@ -1,8 +1,8 @@
-"""What a history has, drawn from its seed.
+"""The settings of a history, drawn from its seed.
 
-Each history enables some features and some faults, and none the others: what hides behind something
-else in one history stands alone in another. Every limit is as often tiny as it is what operators
-get. A part of them has one of the mixes of mixes.py instead, for what seldom meets by chance.
+Each history enables some features and faults and disables the others, so that what masks a mistake
+in one history is absent in another. A limit is tiny about as often as it is the operators' default.
+A share of the histories has a mix of mixes.py instead, for what seldom meets by chance.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,33 +22,33 @@ FEATURES: Final = (
     "filters are mended", "imported cursors", "letters in circles", "silent streams",
     "limits shrink", "properties",
 )  # fmt: skip
-"""What may be used in a history."""
+"""Features that a history may use."""
 
 FAULTS: Final = (
     "delays", "losses", "partitions", "half-open", "store fails", "store full", "store slow",
     "redis loses all", "redis goes back", "redis loses one", "clocks", "kills", "stops",
     "rolling restarts", "instances leave", "applications die",
 )  # fmt: skip
-"""What may go wrong in a history."""
+"""Faults that a history may have."""
 
 MIX_SHARE: Final = 0.3
-"""How many of all seeds have a mix."""
+"""The share of seeds with a mix."""
 
 TINY_SHARE: Final = 0.5
-"""How often a limit is tiny."""
+"""The usual share of limits that are tiny."""
 
 K: Final = 1024
 
 
 class Size(NamedTuple):
-    """How much happens in a history: what one may be that is drawn."""
+    """The extent of a history: ranges to draw from."""
 
     share: float
-    """Of all histories."""
+    """The share of histories."""
     messages: Sequence[int]
-    """Of each producer, at most."""
+    """The most messages of each producer."""
     seconds: Sequence[float]
-    """Before everything calms down, of virtual time."""
+    """Virtual time until faults stop."""
 
 
 SIZES: Final[Mapping[str, Size]] = {
@@ -57,8 +57,8 @@ SIZES: Final[Mapping[str, Size]] = {
     "large": Size(0.04, (40, 80), (6.0, 12.0, 30.0)),
     "long": Size(0.01, (20, 40, 160), (30.0, 90.0)),
 }
-"""Most are small, since most mistakes need little: what costs as much as one that is long is a
-hundred of others."""
+"""Most histories are small, because most mistakes need little: one long history costs as much as a
+hundred small ones."""
 
 LIMITS: Final[Mapping[str, Mapping[str, Sequence[Any]]]] = {
     "ledger": {
@@ -149,7 +149,7 @@ LIMITS: Final[Mapping[str, Mapping[str, Sequence[Any]]]] = {
         "seqgate.services.dispatcher.filtering.shadow.WAITING_MAX": (1, 3),
     },
 }
-"""Tiny values of each limit. What is not drawn is as an operator gets it."""
+"""Tiny values of each limit. Limits that are not drawn keep their defaults."""
 
 
 @dataclass(frozen=True)
@@ -157,21 +157,21 @@ class Swarm:
     """The settings of one history.
 
     Attributes:
-        size: which of SIZES, or "mixed".
-        limits: by part and name, those that are tiny.
-        instances: of each service, how many.
-        seconds: how long things happen before everything calms down, of virtual time.
-        messages: how many are sent at most, by each producer.
-        mix: what the history is about; empty: nothing in particular.
-        more: settings of the workload that are not drawn from what is usual: "sizes" (bytes of
-            messages), "consumers" (of a subscription), "rest_s" (between messages), "kinds" (of
-            subscriptions), "nack_share", "max_redeliveries", "after" (a dead letter),
-            "drain_deadline_s" (sequences to choose from), "retry_s" (first and longest); "acts" of
-            administrators and "faults" (how many); "own_ids", "batch_share", "chunk_share",
-            "chunk_bytes", "batch" (how producers send), "delay_share" (of messages); "work_s" (how
-            long consumers take), "late_s" (when the first one comes at the latest);
-            "cursor_latency_s", "state_latency_s" (of stores); "expressions" and "policies" (of
-            filters).
+        size: one of SIZES, or "mixed".
+        limits: the tiny ones, by part and name.
+        instances: the number of instances of each service.
+        seconds: virtual time until faults stop.
+        messages: the most messages of each producer.
+        mix: the name of its mix; empty for none.
+        more: settings of the workload that replace the usual ones. Sequences to choose from:
+            "sizes" (bytes of messages), "consumers" (of a subscription), "rest_s" (between
+            messages), "kinds" (of subscriptions), "nack_share", "max_redeliveries", "after" (a
+            dead letter), "drain_deadline_s", "chunk_bytes", "batch" (messages), "cursor_latency_s",
+            "state_latency_s" (of stores), "expressions" and "policies" (of filters). Numbers:
+            "acts" of administrators and "faults" (how many), "batch_share", "chunk_share" (of
+            producers), "delay_share", "long_key_share" (of messages), "work_s" (the most that
+            consumers take), "late_s" (when the first one connects at the latest). Others: "retry_s"
+            (first and longest), "own_ids", "filter_first", "deletes_topics" (set or not).
     """
 
     seed: int
@@ -189,24 +189,24 @@ class Swarm:
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def one_of(self, name: str, rng: Random, usual: Sequence[Any]) -> Any:
-        """One of the values that the mix has of a setting, or of those that are usual."""
+        """Draw a setting from the mix's values or, without any, from the usual ones."""
         return rng.choice(self.more.get(name, usual))
 
     def has(self, feature: str) -> bool:
-        """Whether a feature is used."""
+        """True if the history uses a feature."""
         return feature in self.features
 
     def fails(self, fault: str) -> bool:
-        """Whether a fault may happen."""
+        """True if the history may have a fault."""
         return fault in self.faults
 
     @property
     def tiny(self) -> list[str]:
-        """Which limits are tiny."""
+        """The names of the tiny limits."""
         return sorted(f"{part}.{name}" for part, of in self.limits.items() for name in of)
 
     def describe(self) -> str:
-        """For people."""
+        """A description for readers of a violation."""
         tiny = [f"{part}.{name}={value}" for part, all_ in sorted(self.limits.items())
                 for name, value in sorted(all_.items())]  # fmt: skip
         instances = [f"{n} {name}" for name, n in sorted(self.instances.items())]
@@ -225,7 +225,7 @@ class Swarm:
 
 
 def draw(seed: int) -> Swarm:
-    """The settings that belong to a seed."""
+    """Draw the settings of a seed."""
     rng = Random(f"swarm {seed}")
     if rng.random() < MIX_SHARE:
         return mixed(seed, rng.choice(MIXES))
@@ -258,7 +258,7 @@ def draw(seed: int) -> Swarm:
 
 
 def mixed(seed: int, mix: Mix) -> Swarm:
-    """The settings that a seed has within a mix."""
+    """Draw the settings of a seed within a mix."""
     rng = Random(f"mix {seed}")
     perhaps = [each for each in mix.perhaps if rng.random() < 0.5]
     has = {*mix.features, *mix.faults, *perhaps}

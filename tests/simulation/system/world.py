@@ -1,5 +1,4 @@
-"""One history's world: the network, the stores, the services and the applications, and what was
-seen of them."""
+"""One history's world: network, stores, services, applications, and the record of them."""
 
 import asyncio
 import functools
@@ -10,10 +9,11 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import structlog
 from grpc import aio
+from structlog.typing import EventDict
 
 from seqgate.client import AfterDeadLetter, Client, SubscriptionType, connect
 from seqgate.services.cursor.adapters.memory import MemoryCursorStore
@@ -47,19 +47,19 @@ from tests.simulation.system.swarm import Swarm
 from tests.simulation.system.workload import Publishing, Subscribed
 
 REDELIVERIES_MAX: Final = 16
-"""How often a message is delivered again if nobody says how often: see SubscriptionOptions."""
+"""Redeliveries of a message by default: see SubscriptionOptions."""
 
 PRODUCERS_MAX: Final = 1_000
-"""More producers than any history has."""
+"""Above the number of producers in any history."""
 
 KEPT_BACK: Final = "seqgate.services.dispatcher.core.delivering.KEPT_BACK_MAX"
 
 LETTERS_REFUSED_MAX_S: Final = 0.3
-"""For how long letters are tried that a smaller limit refuses, of virtual time: those of a key one
-after the other."""
+"""Retries of letters that a reduced limit refuses, in virtual seconds: short, since the letters of
+a key are retried one after the other."""
 
 LOOK_S: Final = 0.1
-"""How often the insides of services are looked at, of virtual time."""
+"""The interval of checks inside services, in virtual seconds."""
 
 TOPICS: Final = ("sim/system/a", "sim/system/b")
 
@@ -67,8 +67,7 @@ Main = Callable[[], Coroutine[Any, Any, Any]]
 
 
 class Unit:
-    """Something that runs as a process, and may be started again: an instance of a service, or an
-    application."""
+    """A restartable process: an instance of a service, or an application."""
 
     def __init__(self, world: "World", name: str, main: Main, *, is_service: bool) -> None:
         self.name = name
@@ -79,7 +78,7 @@ class Unit:
         self._main = main
 
     def start(self) -> None:
-        """Start it, unless it runs."""
+        """Start it, unless it is running."""
         if self.process is not None and self.process.is_alive:
             return
         world = self._world
@@ -89,18 +88,18 @@ class Unit:
         process.start(self._main)
 
     def kill(self) -> None:
-        """Kill it, if it runs."""
+        """Kill it, if it is running."""
         if self.process is not None:
             self.process.kill()
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """True while its process runs."""
         return self.process is not None and self.process.is_alive
 
 
 class World:
-    """See the module."""
+    """One history's processes and stores, with the checker that observes them."""
 
     def __init__(self, swarm: Swarm, loop: VirtualLoop, network: Network) -> None:
         self.swarm = swarm
@@ -111,8 +110,8 @@ class World:
         self.checker = Checker(self.seen)
         self.checker.terms.next_delivery = self._next_delivery
         self.checker.terms.clocks_agree = not swarm.fails("clocks")
-        # Hardly any chunks are kept back: one that there is no room for fails, as often as it may
-        # until it is dead-lettered, each time after consumers kept it as long as they do.
+        # With a tiny KEPT_BACK_MAX, a chunk without room fails until it is dead-lettered, each time
+        # only after consumers have kept it until its expiry.
         self.is_cramped = KEPT_BACK in swarm.limits["constants"]
         fails = self.is_cramped or bool(swarm.faults) or swarm.has("limits shrink")
         self.checker.terms.is_exact = not fails
@@ -127,9 +126,9 @@ class World:
         self.publishings: list[Publishing] = []
         self.subscribeds: list[Subscribed] = []
         self.held: list[tuple[Process, Any]] = []
-        """What holds something that has a limit, and whose it is."""
+        """Objects with limits, each with the process that made it."""
         self.silent_streams: list[Process] = []
-        """Whose streams are open that say nothing, and are to end for that."""
+        """Processes with an open stream that sends nothing, which the service must end."""
         self.is_quiet = False
         self.is_over = False
         self._quiet = asyncio.Event()
@@ -149,12 +148,12 @@ class World:
             latency_s = swarm.one_of(f"{store}_latency_s", self.rng, (0.001,))
             self.stores.troubles[store].latency_s = latency_s
         self.databases: Path | None = None
-        """Where the stores of logs and cursors are, if they are SQLite's."""
+        """The folder of the ledger's and the cursor service's databases, if on SQLite."""
 
     # ---- parts
 
     def start_services(self) -> None:
-        """Start all instances of all services."""
+        """Start every instance of every service."""
         for service, number in self._instances():
             if number == 0:
                 hosts = [f"{service}-{each}" for each in range(self.swarm.instances[service])]
@@ -275,7 +274,7 @@ class World:
             self.checker.folds.check(topic, state, is_all=method == "load")
 
     def _connected_s(self, topic: str, producer: str) -> float:
-        """For how long a producer has been connected for certain; below zero: it may not be."""
+        """Seconds for which a producer has certainly been connected; negative if it may not be."""
         if self.swarm.faults:
             return -1.0
         since_s = [
@@ -288,7 +287,7 @@ class World:
     # ---- applications
 
     def connect(self) -> Client:
-        """A client in the current process."""
+        """A client of the current process."""
         instances = self.swarm.instances
         return connect(
             target("ledger", instances["ledger"]), target("dispatcher", instances["dispatcher"])
@@ -302,28 +301,28 @@ class World:
         return unit
 
     def ended(self, unit: Unit, process: Process) -> None:
-        """A process is no more."""
+        """A process ended."""
         failure = process.failure
         self.seen.note(f"ended {unit.name}: {failure!r}")
         if failure is not None and not self.is_over:
             self.seen.violate("SURPRISE", f"{unit.name} ended with {_said(failure)}")
         elif self.is_quiet and unit.is_service and unit.is_wanted and not self.is_over:
-            with self.loop.world:  # it was told to stop before all was quiet
+            with self.loop.world:  # it was told to stop before the faults ended
                 self.loop.call_soon(unit.start)
 
     def may_be_missing(self, topic: str) -> bool:
-        """Whether somebody may have deleted a topic."""
+        """True if a topic may have been deleted."""
         return self.swarm.has("deletions")
 
     def superseded(self, application: Publishing, error: Exception) -> None:
-        """A producer that numbers its messages by itself was told that somebody else has its
-        name."""
+        """A producer without ids of its own was fenced: a violation unless a fault, a restart or a
+        shared name explains it."""
         is_alone = not self.swarm.has("producers restart") and not self.swarm.has("shared names")
         if not self.swarm.faults and is_alone:
-            self.seen.violate("SURPRISE", f"{application.name} is alone, and was told {error!r}")
+            self.seen.violate("SURPRISE", f"{application.name} is alone, but got {error!r}")
 
     def describe(self, of: Subscribed) -> None:
-        """What is to be expected of a subscription."""
+        """Record a subscription's options for the checkers."""
         known = self.seen.subscription(of.topic, of.name)
         known.kind = of.type.name
         known.dead_letter_topic = of.options.dead_letter_topic
@@ -336,7 +335,7 @@ class World:
             known.redeliveries_max = REDELIVERIES_MAX if most is None else most
 
     def dispatchers(self) -> Iterator[Dispatcher]:
-        """Those that run."""
+        """Running dispatchers."""
         for process, holder in self.held:
             if isinstance(holder, Dispatcher) and process.is_alive:
                 yield holder
@@ -349,7 +348,7 @@ class World:
         return None
 
     async def look_inside(self) -> None:
-        """Look again and again whether services keep to their limits."""
+        """Check services' limits and in-flight deliveries, every LOOK_S."""
         while True:
             await asyncio.sleep(LOOK_S)
             self.held = [each for each in self.held if each[0].is_alive]
@@ -360,18 +359,18 @@ class World:
                     self.checker.administration.look(live)
 
     async def until_quiet(self) -> None:
-        """Return when faults and troubles stop."""
+        """Wait until faults have stopped."""
         await self._quiet.wait()
 
     def calm_down(self) -> None:
-        """Nothing fails any more."""
+        """Declare that faults have stopped."""
         self.seen.note("all is quiet")
         self.is_quiet = True
         self._quiet.set()
 
 
 class WatchedCursors:
-    """A store of cursors, and who is told what a cursor is with each change, in the change."""
+    """A cursor store that reports every change to a checker, within the change."""
 
     def __init__(self, store: Any, checker: Checker) -> None:
         self._store = store
@@ -381,7 +380,7 @@ class WatchedCursors:
         return getattr(self._store, name)
 
     async def change(self, topic: TopicName, name: str, step: Any) -> Any:
-        """One step, and how the cursor is then."""
+        """Change a cursor, and report its new state."""
 
         def watched(state: CursorState, now_ms: int) -> Any:
             answer = step(state, now_ms)
@@ -391,21 +390,21 @@ class WatchedCursors:
         return await self._store.change(topic, name, watched)
 
     async def create(self, topic: TopicName, name: str, **how: Any) -> Any:
-        """Make one."""
+        """Create a cursor, and report it."""
         answer = await self._store.create(topic, name, **how)
         if answer[1]:
             self._checker.cursors.created(topic, name, how["mark_delete"])
         return answer
 
     async def delete(self, topic: TopicName, name: str) -> None:
-        """Remove it."""
+        """Delete a cursor, and report it before and after."""
         self._checker.cursors.deleting(topic, name)
         await self._store.delete(topic, name)
         self._checker.cursors.deleted(topic, name)
 
 
 def _wall_ms(loop: VirtualLoop) -> Callable[[], int]:
-    """The wall clock of the process that asks."""
+    """The wall clock of the calling process, in milliseconds."""
     return lambda: int(loop.process.clock.time() * 1000)
 
 
@@ -417,7 +416,7 @@ def _said(failure: BaseException) -> str:
 
 @contextmanager
 def patched(world: World) -> Iterator[None]:
-    """What is tiny is tiny, what services say is noted, and their insides can be looked at."""
+    """Apply tiny constants, record unexpected errors, and observe the insides of services."""
     with ExitStack() as stack:
 
         def put(holder: Any, name: str, value: Any) -> None:
@@ -490,25 +489,22 @@ def _noting(kind: type, world: World) -> Callable[..., None]:
 
 @functools.lru_cache(maxsize=1_000)
 def _holders(path: str, modules: int) -> list[Any]:
-    """The modules that have a constant: its own, and those that import it."""
-    del modules  # how many there are: when more are loaded, it is looked again
+    """The modules that hold a constant: its own, and those that import it."""
+    del modules  # the cache key: search again once more modules are loaded
     own, _, name = path.rpartition(".")
     value = getattr(importlib.import_module(own), name)
     return [
         module
         for of, module in list(sys.modules.items())
-        if module is not None
-        and of.partition(".")[0] == "seqgate"
-        and vars(module).get(name) is value
+        if of.partition(".")[0] == "seqgate" and vars(module).get(name) is value
     ]
 
 
 _LISTENING: Final[list[World]] = []
-"""Who notes what services say; nobody once a history is over, when what is left of it is thrown
-away."""
+"""The world that records log lines; none once a history is over and its remains are discarded."""
 
 
-def _said_by_service(_: Any, method: str, event: dict[str, Any]) -> Any:
+def _said_by_service(_: Any, method: str, event: EventDict) -> NoReturn:
     for world in _LISTENING:
         said = " ".join(f"{name}={value}" for name, value in event.items() if name != "exc_info")
         if "INSECURE" not in said:
@@ -517,13 +513,13 @@ def _said_by_service(_: Any, method: str, event: dict[str, Any]) -> Any:
 
 
 def _no_logger(*_: Any) -> None:
-    """Nothing gets as far as being printed."""
+    """A logger factory whose loggers are never reached."""
 
 
 @contextmanager
 def listening_to_services() -> Iterator[None]:
-    """Meanwhile what services say is noted where a history is played, and printed nowhere; nor is
-    what libraries say of what is thrown away at its end."""
+    """Inside the context, services log into the world's record instead of the console, and
+    OpenTelemetry's messages about discarded objects are silenced."""
     before = structlog.get_config()
     libraries = logging.getLogger("opentelemetry")
     level = libraries.level
@@ -552,7 +548,7 @@ def _where(error: BaseException | None) -> str:
 
 
 def channel_to(world: World, service: str) -> aio.Channel:
-    """A channel for an administrator."""
+    """A channel for administrators."""
     from seqgate.client._channel import open_channel
 
     return open_channel(target(service, world.swarm.instances[service]))

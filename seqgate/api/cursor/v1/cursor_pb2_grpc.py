@@ -26,19 +26,19 @@ if _version_not_supported:
 
 
 class CursorServiceStub:
-    """CursorService keeps named cursors of topics. It reads no log: what it must
-    know of one, its callers say.
+    """CursorService stores named cursors of topics. It does not read the log: callers
+    provide facts about it.
 
     A cursor has a mark-delete position: everything up to it is acknowledged.
-    Beyond it, entries may be acknowledged one by one, and messages of a batch
-    one by one: the holes that this leaves are durable, however many there are.
-    The mark-delete position and the properties attached to it are one pair.
+    Beyond it, single entries and single messages of a batch may be acknowledged.
+    The holes between them are durable, whatever their number. The mark-delete
+    position and the properties attached to it change together.
 
-    Whether two entries are neighbours: in one ledger, when their entry ids
-    are. Where one ledger ends and another goes on, a caller says so with a
-    Succession, once as long as the topic has cursors; mark-delete does not pass
-    the end of a ledger before. Of two that contradict each other the later counts,
-    if the log has been trimmed up to there, which a Succession from 0:0 says.
+    Entries of one ledger are adjacent if their entry ids are. The first entry
+    after the end of a ledger is given by a Succession, once while the topic has
+    cursors; until then the mark-delete position does not pass the end of the
+    ledger. Of two contradictory Successions the later one counts if the log was
+    trimmed up to there, which is expressed by a Succession from 0:0.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
     a message cannot be read, or INVALID_TOPIC_NAME, INVALID_CURSOR_NAME,
@@ -47,10 +47,10 @@ class CursorServiceStub:
     RESOURCE_EXHAUSTED with reason STORE_FULL. For every method that names a
     cursor: NOT_FOUND with reason CURSOR_NOT_FOUND. For every method that takes an
     epoch: ABORTED with reason FENCED when the cursor's lease has a newer one, or
-    nobody ever got that one.
+    that one was never granted.
 
-    A caller follows FAILED_PRECONDITION with reason NOT_OWNER: it names the instance
-    to ask instead, as `owner`. A service of one instance never answers so.
+    After FAILED_PRECONDITION with reason NOT_OWNER a caller repeats the call on the
+    instance that the detail `owner` names. A single instance never returns it.
     """
 
     def __init__(self, channel):
@@ -94,40 +94,15 @@ class CursorServiceStub:
                 request_serializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.AcknowledgeRequest.SerializeToString,
                 response_deserializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.AcknowledgeResponse.FromString,
                 _registered_method=True)
-        self.ReadAcknowledged = channel.unary_unary(
-                '/seqgate.api.cursor.v1.CursorService/ReadAcknowledged',
-                request_serializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ReadAcknowledgedRequest.SerializeToString,
-                response_deserializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ReadAcknowledgedResponse.FromString,
-                _registered_method=True)
-        self.RecordAttempts = channel.unary_unary(
-                '/seqgate.api.cursor.v1.CursorService/RecordAttempts',
-                request_serializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.RecordAttemptsRequest.SerializeToString,
-                response_deserializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.RecordAttemptsResponse.FromString,
-                _registered_method=True)
-        self.ListAttempts = channel.unary_unary(
-                '/seqgate.api.cursor.v1.CursorService/ListAttempts',
-                request_serializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ListAttemptsRequest.SerializeToString,
-                response_deserializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ListAttemptsResponse.FromString,
+        self.ListAcknowledged = channel.unary_unary(
+                '/seqgate.api.cursor.v1.CursorService/ListAcknowledged',
+                request_serializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ListAcknowledgedRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ListAcknowledgedResponse.FromString,
                 _registered_method=True)
         self.UpdateCursorProperties = channel.unary_unary(
                 '/seqgate.api.cursor.v1.CursorService/UpdateCursorProperties',
                 request_serializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.UpdateCursorPropertiesRequest.SerializeToString,
                 response_deserializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.UpdateCursorPropertiesResponse.FromString,
-                _registered_method=True)
-        self.AcquireLease = channel.unary_unary(
-                '/seqgate.api.cursor.v1.CursorService/AcquireLease',
-                request_serializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.AcquireLeaseRequest.SerializeToString,
-                response_deserializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.AcquireLeaseResponse.FromString,
-                _registered_method=True)
-        self.RenewLease = channel.unary_unary(
-                '/seqgate.api.cursor.v1.CursorService/RenewLease',
-                request_serializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.RenewLeaseRequest.SerializeToString,
-                response_deserializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.RenewLeaseResponse.FromString,
-                _registered_method=True)
-        self.ReleaseLease = channel.unary_unary(
-                '/seqgate.api.cursor.v1.CursorService/ReleaseLease',
-                request_serializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ReleaseLeaseRequest.SerializeToString,
-                response_deserializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ReleaseLeaseResponse.FromString,
                 _registered_method=True)
         self.ImportManagedCursor = channel.unary_unary(
                 '/seqgate.api.cursor.v1.CursorService/ImportManagedCursor',
@@ -142,19 +117,19 @@ class CursorServiceStub:
 
 
 class CursorServiceServicer:
-    """CursorService keeps named cursors of topics. It reads no log: what it must
-    know of one, its callers say.
+    """CursorService stores named cursors of topics. It does not read the log: callers
+    provide facts about it.
 
     A cursor has a mark-delete position: everything up to it is acknowledged.
-    Beyond it, entries may be acknowledged one by one, and messages of a batch
-    one by one: the holes that this leaves are durable, however many there are.
-    The mark-delete position and the properties attached to it are one pair.
+    Beyond it, single entries and single messages of a batch may be acknowledged.
+    The holes between them are durable, whatever their number. The mark-delete
+    position and the properties attached to it change together.
 
-    Whether two entries are neighbours: in one ledger, when their entry ids
-    are. Where one ledger ends and another goes on, a caller says so with a
-    Succession, once as long as the topic has cursors; mark-delete does not pass
-    the end of a ledger before. Of two that contradict each other the later counts,
-    if the log has been trimmed up to there, which a Succession from 0:0 says.
+    Entries of one ledger are adjacent if their entry ids are. The first entry
+    after the end of a ledger is given by a Succession, once while the topic has
+    cursors; until then the mark-delete position does not pass the end of the
+    ledger. Of two contradictory Successions the later one counts if the log was
+    trimmed up to there, which is expressed by a Succession from 0:0.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
     a message cannot be read, or INVALID_TOPIC_NAME, INVALID_CURSOR_NAME,
@@ -163,16 +138,16 @@ class CursorServiceServicer:
     RESOURCE_EXHAUSTED with reason STORE_FULL. For every method that names a
     cursor: NOT_FOUND with reason CURSOR_NOT_FOUND. For every method that takes an
     epoch: ABORTED with reason FENCED when the cursor's lease has a newer one, or
-    nobody ever got that one.
+    that one was never granted.
 
-    A caller follows FAILED_PRECONDITION with reason NOT_OWNER: it names the instance
-    to ask instead, as `owner`. A service of one instance never answers so.
+    After FAILED_PRECONDITION with reason NOT_OWNER a caller repeats the call on the
+    instance that the detail `owner` names. A single instance never returns it.
     """
 
     def CreateCursor(self, request, context):
         """CreateCursor creates a cursor unless it exists.
 
-        Retry: safe; the answer says whether this call created it.
+        Retry: safe; `created` is true if this call created it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -186,10 +161,9 @@ class CursorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListCursors(self, request, context):
-        """ListCursors pages through a topic's cursors in the order of their names,
-        or through those of all topics.
-        Where callers must show who they are, one that the caller may not read by
-        itself is left out.
+        """ListCursors pages through a topic's cursors in the order of their names, or
+        through those of all topics. With authentication, cursors that the caller may
+        not read are left out.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
         """
@@ -205,32 +179,31 @@ class CursorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResetCursor(self, request, context):
-        """ResetCursor moves a cursor to a position, backwards too, and forgets what
-        was acknowledged beyond it, delivery attempts, and the properties of the
-        mark-delete position. Without the epoch of the lease it ends the lease: what
-        its holder does from then on is fenced, since it knows of none of that.
-        Retry: safe.
+        """ResetCursor moves a cursor to a position, forwards or backwards, and drops
+        acknowledgements beyond it, counts of deliveries, and the properties of the
+        mark-delete position. Without `epoch` it also ends the lease: later calls of
+        the holder, which is unaware of the reset, are fenced. Retry: safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def MarkDelete(self, request, context):
-        """MarkDelete acknowledges everything up to a position, and attaches
-        properties to it. Properties that are not given are cleared.
+        """MarkDelete acknowledges everything up to a position, and replaces the
+        properties attached to it.
 
         Retry: safe. Errors: FAILED_PRECONDITION with reason ALREADY_MARK_DELETED
         when the cursor is past the position; the same position is no error, and
-        replaces the properties. ABORTED with reason VERSION_CONFLICT.
+        replaces the properties. ABORTED with reason REVISION_CONFLICT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Acknowledge(self, request, context):
-        """Acknowledge acknowledges entries, or messages of batches, one by one. The
-        properties of the mark-delete position stay. What is acknowledged already
-        is no error. All of a call is durable, or nothing.
+        """Acknowledge acknowledges single entries, or single messages of batches. The
+        properties of the mark-delete position stay. Repeated acknowledgements are no
+        error. All of a call is durable, or nothing.
 
         Retry: safe.
         """
@@ -238,28 +211,9 @@ class CursorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ReadAcknowledged(self, request, context):
-        """ReadAcknowledged returns what is acknowledged beyond the mark-delete
-        position, page by page, in order. Retry: safe.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def RecordAttempts(self, request, context):
-        """RecordAttempts counts deliveries of entries. An entry's count is forgotten
-        when it is acknowledged.
-
-        Retry: safe when the caller says how often; otherwise it counts again.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListAttempts(self, request, context):
-        """ListAttempts returns how often entries were delivered, page by page, in the
-        order of their positions: those that have a count, so none that is
-        acknowledged.
+    def ListAcknowledged(self, request, context):
+        """ListAcknowledged returns the acknowledgements beyond the mark-delete
+        position, page by page, in order.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
         """
@@ -268,64 +222,35 @@ class CursorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdateCursorProperties(self, request, context):
-        """UpdateCursorProperties changes the properties of the cursor itself, which
-        moving it does not touch.
+        """UpdateCursorProperties changes the cursor's own properties, which stay when it
+        moves.
 
-        Retry: safe. Errors: ABORTED with reason VERSION_CONFLICT.
-        INVALID_PROPERTY, too, for names that begin with "#seqgate.internal." when
-        everything is removed first: they are put one by one.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def AcquireLease(self, request, context):
-        """AcquireLease makes somebody the one who may move the cursor, for a time.
-
-        Retry: safe for the same owner; its epoch stays while the lease lasts.
-        Errors: INVALID_ARGUMENT with reason INVALID_LEASE when the owner or the
-        duration is out of its bounds. FAILED_PRECONDITION with reason LEASE_HELD,
-        with the owner and the time that is left.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def RenewLease(self, request, context):
-        """RenewLease prolongs a lease that has not been lost.
-
-        Retry: safe. Errors: as for AcquireLease, but for LEASE_HELD. ABORTED with
-        reason FENCED when it was lost.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ReleaseLease(self, request, context):
-        """ReleaseLease ends a lease before its time. Its epoch stays fenced off for
-        whoever comes later. Retry: safe.
+        Retry: safe. Errors: ABORTED with reason REVISION_CONFLICT. With `clear`,
+        INVALID_PROPERTY also for names that begin with "#seqgate.internal.": put
+        those without it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ImportManagedCursor(self, request, context):
-        """ImportManagedCursor creates a cursor from what Pulsar's metadata store and
-        cursor ledger keep of one, or replaces one, whose lease is over then.
+        """ImportManagedCursor creates a cursor from the records of Pulsar's metadata
+        store and cursor ledger, or replaces a cursor and ends its lease.
 
-        Retry: safe; when only the answer was lost, it is refused with CURSOR_EXISTS
-        like any other. Errors: INVALID_ARGUMENT with reason INVALID_MANAGED_CURSOR;
-        FAILED_PRECONDITION with reason CURSOR_EXISTS unless replacing is asked for.
+        Retry: safe; if only the answer was lost, a retry without `replace` is refused
+        with CURSOR_EXISTS. Errors: INVALID_ARGUMENT with reason
+        INVALID_MANAGED_CURSOR; FAILED_PRECONDITION with reason CURSOR_EXISTS unless
+        `replace` is set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExportManagedCursor(self, request, context):
-        """ExportManagedCursor writes a cursor as Pulsar's ManagedCursorInfo.
+        """ExportManagedCursor returns a cursor as Pulsar's ManagedCursorInfo.
 
-        Retry: safe. Errors: RESOURCE_EXHAUSTED with reason CURSOR_TOO_LARGE when so
-        much is acknowledged that it would be larger than 30 MiB.
+        Retry: safe. Errors: RESOURCE_EXHAUSTED with reason CURSOR_TOO_LARGE when the
+        record would exceed 30 MiB.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -369,40 +294,15 @@ def add_CursorServiceServicer_to_server(servicer, server):
                     request_deserializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.AcknowledgeRequest.FromString,
                     response_serializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.AcknowledgeResponse.SerializeToString,
             ),
-            'ReadAcknowledged': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReadAcknowledged,
-                    request_deserializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ReadAcknowledgedRequest.FromString,
-                    response_serializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ReadAcknowledgedResponse.SerializeToString,
-            ),
-            'RecordAttempts': grpc.unary_unary_rpc_method_handler(
-                    servicer.RecordAttempts,
-                    request_deserializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.RecordAttemptsRequest.FromString,
-                    response_serializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.RecordAttemptsResponse.SerializeToString,
-            ),
-            'ListAttempts': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListAttempts,
-                    request_deserializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ListAttemptsRequest.FromString,
-                    response_serializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ListAttemptsResponse.SerializeToString,
+            'ListAcknowledged': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAcknowledged,
+                    request_deserializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ListAcknowledgedRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ListAcknowledgedResponse.SerializeToString,
             ),
             'UpdateCursorProperties': grpc.unary_unary_rpc_method_handler(
                     servicer.UpdateCursorProperties,
                     request_deserializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.UpdateCursorPropertiesRequest.FromString,
                     response_serializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.UpdateCursorPropertiesResponse.SerializeToString,
-            ),
-            'AcquireLease': grpc.unary_unary_rpc_method_handler(
-                    servicer.AcquireLease,
-                    request_deserializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.AcquireLeaseRequest.FromString,
-                    response_serializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.AcquireLeaseResponse.SerializeToString,
-            ),
-            'RenewLease': grpc.unary_unary_rpc_method_handler(
-                    servicer.RenewLease,
-                    request_deserializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.RenewLeaseRequest.FromString,
-                    response_serializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.RenewLeaseResponse.SerializeToString,
-            ),
-            'ReleaseLease': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReleaseLease,
-                    request_deserializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ReleaseLeaseRequest.FromString,
-                    response_serializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ReleaseLeaseResponse.SerializeToString,
             ),
             'ImportManagedCursor': grpc.unary_unary_rpc_method_handler(
                     servicer.ImportManagedCursor,
@@ -423,19 +323,19 @@ def add_CursorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CursorService:
-    """CursorService keeps named cursors of topics. It reads no log: what it must
-    know of one, its callers say.
+    """CursorService stores named cursors of topics. It does not read the log: callers
+    provide facts about it.
 
     A cursor has a mark-delete position: everything up to it is acknowledged.
-    Beyond it, entries may be acknowledged one by one, and messages of a batch
-    one by one: the holes that this leaves are durable, however many there are.
-    The mark-delete position and the properties attached to it are one pair.
+    Beyond it, single entries and single messages of a batch may be acknowledged.
+    The holes between them are durable, whatever their number. The mark-delete
+    position and the properties attached to it change together.
 
-    Whether two entries are neighbours: in one ledger, when their entry ids
-    are. Where one ledger ends and another goes on, a caller says so with a
-    Succession, once as long as the topic has cursors; mark-delete does not pass
-    the end of a ledger before. Of two that contradict each other the later counts,
-    if the log has been trimmed up to there, which a Succession from 0:0 says.
+    Entries of one ledger are adjacent if their entry ids are. The first entry
+    after the end of a ledger is given by a Succession, once while the topic has
+    cursors; until then the mark-delete position does not pass the end of the
+    ledger. Of two contradictory Successions the later one counts if the log was
+    trimmed up to there, which is expressed by a Succession from 0:0.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
     a message cannot be read, or INVALID_TOPIC_NAME, INVALID_CURSOR_NAME,
@@ -444,10 +344,10 @@ class CursorService:
     RESOURCE_EXHAUSTED with reason STORE_FULL. For every method that names a
     cursor: NOT_FOUND with reason CURSOR_NOT_FOUND. For every method that takes an
     epoch: ABORTED with reason FENCED when the cursor's lease has a newer one, or
-    nobody ever got that one.
+    that one was never granted.
 
-    A caller follows FAILED_PRECONDITION with reason NOT_OWNER: it names the instance
-    to ask instead, as `owner`. A service of one instance never answers so.
+    After FAILED_PRECONDITION with reason NOT_OWNER a caller repeats the call on the
+    instance that the detail `owner` names. A single instance never returns it.
     """
 
     @staticmethod
@@ -640,7 +540,7 @@ class CursorService:
             _registered_method=True)
 
     @staticmethod
-    def ReadAcknowledged(request,
+    def ListAcknowledged(request,
             target,
             options=(),
             channel_credentials=None,
@@ -653,63 +553,9 @@ class CursorService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/seqgate.api.cursor.v1.CursorService/ReadAcknowledged',
-            seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ReadAcknowledgedRequest.SerializeToString,
-            seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ReadAcknowledgedResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RecordAttempts(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/seqgate.api.cursor.v1.CursorService/RecordAttempts',
-            seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.RecordAttemptsRequest.SerializeToString,
-            seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.RecordAttemptsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListAttempts(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/seqgate.api.cursor.v1.CursorService/ListAttempts',
-            seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ListAttemptsRequest.SerializeToString,
-            seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ListAttemptsResponse.FromString,
+            '/seqgate.api.cursor.v1.CursorService/ListAcknowledged',
+            seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ListAcknowledgedRequest.SerializeToString,
+            seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ListAcknowledgedResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -737,87 +583,6 @@ class CursorService:
             '/seqgate.api.cursor.v1.CursorService/UpdateCursorProperties',
             seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.UpdateCursorPropertiesRequest.SerializeToString,
             seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.UpdateCursorPropertiesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def AcquireLease(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/seqgate.api.cursor.v1.CursorService/AcquireLease',
-            seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.AcquireLeaseRequest.SerializeToString,
-            seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.AcquireLeaseResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RenewLease(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/seqgate.api.cursor.v1.CursorService/RenewLease',
-            seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.RenewLeaseRequest.SerializeToString,
-            seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.RenewLeaseResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReleaseLease(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/seqgate.api.cursor.v1.CursorService/ReleaseLease',
-            seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ReleaseLeaseRequest.SerializeToString,
-            seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ReleaseLeaseResponse.FromString,
             options,
             channel_credentials,
             insecure,

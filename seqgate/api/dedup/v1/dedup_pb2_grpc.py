@@ -26,13 +26,13 @@ if _version_not_supported:
 
 
 class DedupServiceStub:
-    """DedupService judges claims and remembers what became of them.
+    """DedupService describes the deduplication of topics, and sets policies.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID,
-    INVALID_CLAIM, INVALID_WRITER or INVALID_CONFIRMATION when the request is wrong, and UNAVAILABLE with reason STATE_UNAVAILABLE and
-    RetryInfo when Redis does not answer in time. After UNAVAILABLE the outcome
-    is not known; each method says what a retry then does.
+    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME or
+    INVALID_SEQUENCE_ID when the request is wrong, and UNAVAILABLE with reason
+    STATE_UNAVAILABLE and RetryInfo when Redis does not answer in time. After
+    UNAVAILABLE the outcome is unknown; each method documents its retry.
     """
 
     def __init__(self, channel):
@@ -41,31 +41,6 @@ class DedupServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Admit = channel.unary_unary(
-                '/seqgate.api.dedup.v1.DedupService/Admit',
-                request_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.AdmitRequest.SerializeToString,
-                response_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.AdmitResponse.FromString,
-                _registered_method=True)
-        self.Confirm = channel.unary_unary(
-                '/seqgate.api.dedup.v1.DedupService/Confirm',
-                request_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.ConfirmRequest.SerializeToString,
-                response_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.ConfirmResponse.FromString,
-                _registered_method=True)
-        self.Rollback = channel.unary_unary(
-                '/seqgate.api.dedup.v1.DedupService/Rollback',
-                request_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.RollbackRequest.SerializeToString,
-                response_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.RollbackResponse.FromString,
-                _registered_method=True)
-        self.Exchange = channel.stream_stream(
-                '/seqgate.api.dedup.v1.DedupService/Exchange',
-                request_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.ExchangeRequest.SerializeToString,
-                response_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.ExchangeResponse.FromString,
-                _registered_method=True)
-        self.KeepProducers = channel.unary_unary(
-                '/seqgate.api.dedup.v1.DedupService/KeepProducers',
-                request_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.KeepProducersRequest.SerializeToString,
-                response_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.KeepProducersResponse.FromString,
-                _registered_method=True)
         self.GetProducer = channel.unary_unary(
                 '/seqgate.api.dedup.v1.DedupService/GetProducer',
                 request_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.GetProducerRequest.SerializeToString,
@@ -86,11 +61,6 @@ class DedupServiceStub:
                 request_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.TakeSnapshotRequest.SerializeToString,
                 response_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.TakeSnapshotResponse.FromString,
                 _registered_method=True)
-        self.LoadState = channel.stream_unary(
-                '/seqgate.api.dedup.v1.DedupService/LoadState',
-                request_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.LoadStateRequest.SerializeToString,
-                response_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.LoadStateResponse.FromString,
-                _registered_method=True)
         self.SetPolicy = channel.unary_unary(
                 '/seqgate.api.dedup.v1.DedupService/SetPolicy',
                 request_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.SetPolicyRequest.SerializeToString,
@@ -101,11 +71,6 @@ class DedupServiceStub:
                 request_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.GetPolicyRequest.SerializeToString,
                 response_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.GetPolicyResponse.FromString,
                 _registered_method=True)
-        self.ForgetTopic = channel.unary_unary(
-                '/seqgate.api.dedup.v1.DedupService/ForgetTopic',
-                request_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.ForgetTopicRequest.SerializeToString,
-                response_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.ForgetTopicResponse.FromString,
-                _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/seqgate.api.dedup.v1.DedupService/Explain',
                 request_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.ExplainRequest.SerializeToString,
@@ -114,88 +79,28 @@ class DedupServiceStub:
 
 
 class DedupServiceServicer:
-    """DedupService judges claims and remembers what became of them.
+    """DedupService describes the deduplication of topics, and sets policies.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID,
-    INVALID_CLAIM, INVALID_WRITER or INVALID_CONFIRMATION when the request is wrong, and UNAVAILABLE with reason STATE_UNAVAILABLE and
-    RetryInfo when Redis does not answer in time. After UNAVAILABLE the outcome
-    is not known; each method says what a retry then does.
+    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME or
+    INVALID_SEQUENCE_ID when the request is wrong, and UNAVAILABLE with reason
+    STATE_UNAVAILABLE and RetryInfo when Redis does not answer in time. After
+    UNAVAILABLE the outcome is unknown; each method documents its retry.
     """
 
-    def Admit(self, request, context):
-        """Admit judges claims, per producer in the order given, and remembers those
-        that it lets through until they are confirmed or rolled back.
-
-        Retry: after a lost answer, claims that were let through answer IN_FLIGHT.
-        Roll back what was not appended, then ask again. A writer that names the
-        revision it last saw is told CHANGED instead.
-
-        Errors: ABORTED with reason FENCED when a newer writer has the topic;
-        RESOURCE_EXHAUSTED with reason TOO_MANY_PRODUCERS when the topic may not
-        track another producer.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Confirm(self, request, context):
-        """Confirm tells what the log holds after a position. It is also how a lost
-        state is rebuilt, page by page.
-
-        Retry: safe; what is confirmed already is skipped.
-        Errors: ABORTED with reason FENCED.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Rollback(self, request, context):
-        """Rollback withdraws claims that were let through and will not be appended:
-        their sequence ids are NEW again. A writer that takes a topic, or does not
-        know what became of an Admit, rolls back everything.
-
-        Retry: safe.
-        Errors: ABORTED with reason FENCED.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Exchange(self, request_iterator, context):
-        """Exchange carries Admit, Confirm and Rollback over one stream, at a lower
-        cost a call. Requests are worked on one after the other, and answered in
-        order. A refused request is answered in its place, and the stream goes on.
-        When the service drains it finishes what it has read, says so, and ends
-        the stream.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def KeepProducers(self, request, context):
-        """KeepProducers marks producers as alive, so that they are not forgotten
-        for lack of activity. A publish path calls it before it tells a producer that
-        it is connected, and from then on as often as the answer asks for. Unknown
-        names are ignored. Retry: safe.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def GetProducer(self, request, context):
-        """GetProducer tells how far a producer has come.
+        """GetProducer returns a producer's last persisted and pushed sequence ids.
 
-        Retry: safe. Errors: NOT_FOUND with reason PRODUCER_NOT_FOUND when nothing
-        is known of it, deduplication being off included.
+        Retry: safe. Errors: NOT_FOUND with reason PRODUCER_NOT_FOUND when the
+        producer is not tracked, or deduplication is off.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListProducers(self, request, context):
-        """ListProducers pages through the producers that are tracked, in no
-        particular order. A producer that is active meanwhile may be listed twice.
+        """ListProducers pages through the tracked producers, in no particular order. A
+        producer that is active meanwhile may be listed twice.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
         """
@@ -204,54 +109,42 @@ class DedupServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetTopicStatus(self, request, context):
-        """GetTopicStatus tells whether a topic deduplicates, why, and how far its
-        state has come. Retry: safe.
+        """GetTopicStatus returns whether a topic deduplicates, the policy in effect, and
+        how far its state covers the log. Retry: safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TakeSnapshot(self, request, context):
-        """TakeSnapshot attaches the state to the topic's cursor `seqgate.dedup`, at the
-        confirmed position, now. The service does the same on its own: after so many
-        entries, after so much time, when producers were forgotten, and when it
-        shuts down.
+        """TakeSnapshot attaches the current state to the topic's cursor `seqgate.dedup`,
+        at the confirmed position. The service also takes snapshots by itself: after
+        snapshot_entries, after snapshot_interval, when producers were forgotten, and
+        when it shuts down.
 
         Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
         RetryInfo when the cursor service does not answer; RESOURCE_EXHAUSTED with
-        reason SNAPSHOT_TOO_LARGE when the state does not fit. The snapshot before
-        stays valid, unless it was to be let go.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def LoadState(self, request_iterator, context):
-        """LoadState puts a state in the place of one that was lost: all of it at once,
-        after the caller closed its side, or nothing. Open claims are withdrawn; a
-        writer notices, and confirms what its log holds after the state.
-
-        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_STATE; ABORTED with
-        reason FENCED when a newer incarnation of the topic has state.
+        reason SNAPSHOT_TOO_LARGE when the state does not fit. The previous snapshot
+        stays valid, unless `let_go` is set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetPolicy(self, request, context):
-        """SetPolicy sets the policy of a namespace or a topic, in place of what was set
-        there by an earlier call. It is durable, counts on every replica when this
-        returns, and wins over what the policy file says on the same level.
+        """SetPolicy replaces the policy that an earlier call set on a namespace or a
+        topic. When it returns, the policy is durable and in effect on every replica.
+        It overrides the policy file on the same level.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_POLICY; UNAVAILABLE
-        with reason CURSORS_UNAVAILABLE when it is not known whether it was set.
+        with reason CURSORS_UNAVAILABLE when the outcome is unknown.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetPolicy(self, request, context):
-        """GetPolicy returns what was set with SetPolicy; nothing is no error.
+        """GetPolicy returns the values that SetPolicy set; none is no error.
 
         Retry: safe. Errors: as for SetPolicy.
         """
@@ -259,17 +152,8 @@ class DedupServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ForgetTopic(self, request, context):
-        """ForgetTopic drops the state of a topic, and its snapshot. A writer with the
-        same or a newer incarnation is not affected by what was dropped: it is
-        answered Behind. Retry: safe.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Explain(self, request, context):
-        """Explain tells in words how a sequence id would be judged now, and why.
+        """Explain returns the verdict that a sequence id would get now, and why.
         It changes nothing. Retry: safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -279,31 +163,6 @@ class DedupServiceServicer:
 
 def add_DedupServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Admit': grpc.unary_unary_rpc_method_handler(
-                    servicer.Admit,
-                    request_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.AdmitRequest.FromString,
-                    response_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.AdmitResponse.SerializeToString,
-            ),
-            'Confirm': grpc.unary_unary_rpc_method_handler(
-                    servicer.Confirm,
-                    request_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.ConfirmRequest.FromString,
-                    response_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.ConfirmResponse.SerializeToString,
-            ),
-            'Rollback': grpc.unary_unary_rpc_method_handler(
-                    servicer.Rollback,
-                    request_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.RollbackRequest.FromString,
-                    response_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.RollbackResponse.SerializeToString,
-            ),
-            'Exchange': grpc.stream_stream_rpc_method_handler(
-                    servicer.Exchange,
-                    request_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.ExchangeRequest.FromString,
-                    response_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.ExchangeResponse.SerializeToString,
-            ),
-            'KeepProducers': grpc.unary_unary_rpc_method_handler(
-                    servicer.KeepProducers,
-                    request_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.KeepProducersRequest.FromString,
-                    response_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.KeepProducersResponse.SerializeToString,
-            ),
             'GetProducer': grpc.unary_unary_rpc_method_handler(
                     servicer.GetProducer,
                     request_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.GetProducerRequest.FromString,
@@ -324,11 +183,6 @@ def add_DedupServiceServicer_to_server(servicer, server):
                     request_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.TakeSnapshotRequest.FromString,
                     response_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.TakeSnapshotResponse.SerializeToString,
             ),
-            'LoadState': grpc.stream_unary_rpc_method_handler(
-                    servicer.LoadState,
-                    request_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.LoadStateRequest.FromString,
-                    response_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.LoadStateResponse.SerializeToString,
-            ),
             'SetPolicy': grpc.unary_unary_rpc_method_handler(
                     servicer.SetPolicy,
                     request_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.SetPolicyRequest.FromString,
@@ -338,11 +192,6 @@ def add_DedupServiceServicer_to_server(servicer, server):
                     servicer.GetPolicy,
                     request_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.GetPolicyRequest.FromString,
                     response_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.GetPolicyResponse.SerializeToString,
-            ),
-            'ForgetTopic': grpc.unary_unary_rpc_method_handler(
-                    servicer.ForgetTopic,
-                    request_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.ForgetTopicRequest.FromString,
-                    response_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.ForgetTopicResponse.SerializeToString,
             ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
@@ -358,149 +207,14 @@ def add_DedupServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DedupService:
-    """DedupService judges claims and remembers what became of them.
+    """DedupService describes the deduplication of topics, and sets policies.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID,
-    INVALID_CLAIM, INVALID_WRITER or INVALID_CONFIRMATION when the request is wrong, and UNAVAILABLE with reason STATE_UNAVAILABLE and
-    RetryInfo when Redis does not answer in time. After UNAVAILABLE the outcome
-    is not known; each method says what a retry then does.
+    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME or
+    INVALID_SEQUENCE_ID when the request is wrong, and UNAVAILABLE with reason
+    STATE_UNAVAILABLE and RetryInfo when Redis does not answer in time. After
+    UNAVAILABLE the outcome is unknown; each method documents its retry.
     """
-
-    @staticmethod
-    def Admit(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/seqgate.api.dedup.v1.DedupService/Admit',
-            seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.AdmitRequest.SerializeToString,
-            seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.AdmitResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Confirm(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/seqgate.api.dedup.v1.DedupService/Confirm',
-            seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.ConfirmRequest.SerializeToString,
-            seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.ConfirmResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Rollback(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/seqgate.api.dedup.v1.DedupService/Rollback',
-            seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.RollbackRequest.SerializeToString,
-            seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.RollbackResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Exchange(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/seqgate.api.dedup.v1.DedupService/Exchange',
-            seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.ExchangeRequest.SerializeToString,
-            seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.ExchangeResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def KeepProducers(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/seqgate.api.dedup.v1.DedupService/KeepProducers',
-            seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.KeepProducersRequest.SerializeToString,
-            seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.KeepProducersResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def GetProducer(request,
@@ -611,33 +325,6 @@ class DedupService:
             _registered_method=True)
 
     @staticmethod
-    def LoadState(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/seqgate.api.dedup.v1.DedupService/LoadState',
-            seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.LoadStateRequest.SerializeToString,
-            seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.LoadStateResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def SetPolicy(request,
             target,
             options=(),
@@ -681,33 +368,6 @@ class DedupService:
             '/seqgate.api.dedup.v1.DedupService/GetPolicy',
             seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.GetPolicyRequest.SerializeToString,
             seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.GetPolicyResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ForgetTopic(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/seqgate.api.dedup.v1.DedupService/ForgetTopic',
-            seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.ForgetTopicRequest.SerializeToString,
-            seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.ForgetTopicResponse.FromString,
             options,
             channel_credentials,
             insecure,

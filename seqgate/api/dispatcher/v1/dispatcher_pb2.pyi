@@ -5,11 +5,13 @@ Subscriptions: a topic's messages to many consumers, in order per key."""
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.rpc import status_pb2 as _status_pb2
+from seqgate.api.common.v1 import common_pb2 as _common_pb2
 from seqgate.api.entry.v1 import entry_pb2 as _entry_pb2
 from seqgate.api.filter.v1 import filter_pb2 as _filter_pb2
 import builtins as _builtins
@@ -30,27 +32,27 @@ class _SubscriptionType:
 class _SubscriptionTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SubscriptionType.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     SUBSCRIPTION_TYPE_UNSPECIFIED: _SubscriptionType.ValueType  # 0
-    """Not sent."""
+    """Never sent."""
     SUBSCRIPTION_TYPE_KEY_SHARED: _SubscriptionType.ValueType  # 1
     """A key's messages go to one consumer at a time, in order."""
     SUBSCRIPTION_TYPE_SHARED: _SubscriptionType.ValueType  # 2
-    """Each message goes to whoever has room."""
+    """Each message goes to any consumer with permits."""
     SUBSCRIPTION_TYPE_EXCLUSIVE: _SubscriptionType.ValueType  # 3
-    """There is one consumer, and the whole topic comes in order."""
+    """One consumer gets the whole topic in order."""
 
 class SubscriptionType(_SubscriptionType, metaclass=_SubscriptionTypeEnumTypeWrapper):
-    """SubscriptionType says who gets a subscription's messages. The numbers are
+    """SubscriptionType is how messages are distributed among consumers. The numbers are
     Seqgate's own.
     """
 
 SUBSCRIPTION_TYPE_UNSPECIFIED: SubscriptionType.ValueType  # 0
-"""Not sent."""
+"""Never sent."""
 SUBSCRIPTION_TYPE_KEY_SHARED: SubscriptionType.ValueType  # 1
 """A key's messages go to one consumer at a time, in order."""
 SUBSCRIPTION_TYPE_SHARED: SubscriptionType.ValueType  # 2
-"""Each message goes to whoever has room."""
+"""Each message goes to any consumer with permits."""
 SUBSCRIPTION_TYPE_EXCLUSIVE: SubscriptionType.ValueType  # 3
-"""There is one consumer, and the whole topic comes in order."""
+"""One consumer gets the whole topic in order."""
 Global___SubscriptionType: _TypeAlias = SubscriptionType  # noqa: Y015
 
 class _Placement:
@@ -64,12 +66,12 @@ class _PlacementEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Placement.V
     PLACEMENT_CONSISTENT_HASHING: _Placement.ValueType  # 1
     """A ring with 100 points for each consumer, times its weight."""
     PLACEMENT_AUTO_SPLIT: _Placement.ValueType  # 2
-    """The widest range is split for each consumer that joins."""
+    """A joining consumer gets half of the widest range."""
     PLACEMENT_STICKY: _Placement.ValueType  # 3
-    """Each consumer says which ranges it takes."""
+    """Each consumer chooses its ranges."""
 
 class Placement(_Placement, metaclass=_PlacementEnumTypeWrapper):
-    """Placement says how hash slots are assigned to the consumers of a KEY_SHARED
+    """Placement is how hash slots are assigned to the consumers of a KEY_SHARED
     subscription (Pulsar's selectors).
     """
 
@@ -78,9 +80,9 @@ PLACEMENT_UNSPECIFIED: Placement.ValueType  # 0
 PLACEMENT_CONSISTENT_HASHING: Placement.ValueType  # 1
 """A ring with 100 points for each consumer, times its weight."""
 PLACEMENT_AUTO_SPLIT: Placement.ValueType  # 2
-"""The widest range is split for each consumer that joins."""
+"""A joining consumer gets half of the widest range."""
 PLACEMENT_STICKY: Placement.ValueType  # 3
-"""Each consumer says which ranges it takes."""
+"""Each consumer chooses its ranges."""
 Global___Placement: _TypeAlias = Placement  # noqa: Y015
 
 class _AfterDeadLetter:
@@ -92,62 +94,62 @@ class _AfterDeadLetterEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_After
     AFTER_DEAD_LETTER_UNSPECIFIED: _AfterDeadLetter.ValueType  # 0
     """The default: CONTINUE."""
     AFTER_DEAD_LETTER_CONTINUE: _AfterDeadLetter.ValueType  # 1
-    """The next message is delivered, with a mark that tells which one is missing."""
+    """The next message is delivered, with a Gap that names the missing one."""
     AFTER_DEAD_LETTER_HOLD: _AfterDeadLetter.ValueType  # 2
-    """Nothing of the key is delivered until ReleaseKey."""
+    """No message of the key is delivered until ReleaseKey."""
     AFTER_DEAD_LETTER_TAIL: _AfterDeadLetter.ValueType  # 3
-    """What follows in the key goes to the dead letter topic, too, in order, until
+    """Later messages of the key also go to the dead letter topic, in order, until
     ReleaseKey.
     """
 
 class AfterDeadLetter(_AfterDeadLetter, metaclass=_AfterDeadLetterEnumTypeWrapper):
-    """AfterDeadLetter says what becomes of a key when one of its messages was
+    """AfterDeadLetter is the state of a key after one of its messages was
     dead-lettered.
     """
 
 AFTER_DEAD_LETTER_UNSPECIFIED: AfterDeadLetter.ValueType  # 0
 """The default: CONTINUE."""
 AFTER_DEAD_LETTER_CONTINUE: AfterDeadLetter.ValueType  # 1
-"""The next message is delivered, with a mark that tells which one is missing."""
+"""The next message is delivered, with a Gap that names the missing one."""
 AFTER_DEAD_LETTER_HOLD: AfterDeadLetter.ValueType  # 2
-"""Nothing of the key is delivered until ReleaseKey."""
+"""No message of the key is delivered until ReleaseKey."""
 AFTER_DEAD_LETTER_TAIL: AfterDeadLetter.ValueType  # 3
-"""What follows in the key goes to the dead letter topic, too, in order, until
+"""Later messages of the key also go to the dead letter topic, in order, until
 ReleaseKey.
 """
 Global___AfterDeadLetter: _TypeAlias = AfterDeadLetter  # noqa: Y015
 
-class _Outcome:
+class _SettleOutcome:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.ValueType], _builtins.type):
+class _SettleOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SettleOutcome.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    OUTCOME_UNSPECIFIED: _Outcome.ValueType  # 0
-    """Not sent."""
-    OUTCOME_DONE: _Outcome.ValueType  # 1
-    """It counts; of an acknowledgement: durably."""
-    OUTCOME_STALE: _Outcome.ValueType  # 2
-    """The token is dead: nothing changed, and the message is, or was, delivered
+    SETTLE_OUTCOME_UNSPECIFIED: _SettleOutcome.ValueType  # 0
+    """Never sent."""
+    SETTLE_OUTCOME_DONE: _SettleOutcome.ValueType  # 1
+    """It took effect; an acknowledgement is durable."""
+    SETTLE_OUTCOME_STALE: _SettleOutcome.ValueType  # 2
+    """The token is stale: nothing changed, and the message was or will be delivered
     again.
     """
-    OUTCOME_INVALID: _Outcome.ValueType  # 3
+    SETTLE_OUTCOME_INVALID: _SettleOutcome.ValueType  # 3
     """The batch has no such message: nothing changed."""
 
-class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper):
-    """Outcome says what became of one item."""
+class SettleOutcome(_SettleOutcome, metaclass=_SettleOutcomeEnumTypeWrapper):
+    """SettleOutcome is the outcome of one item of a request."""
 
-OUTCOME_UNSPECIFIED: Outcome.ValueType  # 0
-"""Not sent."""
-OUTCOME_DONE: Outcome.ValueType  # 1
-"""It counts; of an acknowledgement: durably."""
-OUTCOME_STALE: Outcome.ValueType  # 2
-"""The token is dead: nothing changed, and the message is, or was, delivered
+SETTLE_OUTCOME_UNSPECIFIED: SettleOutcome.ValueType  # 0
+"""Never sent."""
+SETTLE_OUTCOME_DONE: SettleOutcome.ValueType  # 1
+"""It took effect; an acknowledgement is durable."""
+SETTLE_OUTCOME_STALE: SettleOutcome.ValueType  # 2
+"""The token is stale: nothing changed, and the message was or will be delivered
 again.
 """
-OUTCOME_INVALID: Outcome.ValueType  # 3
+SETTLE_OUTCOME_INVALID: SettleOutcome.ValueType  # 3
 """The batch has no such message: nothing changed."""
-Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
+Global___SettleOutcome: _TypeAlias = SettleOutcome  # noqa: Y015
 
 class _FailurePolicy:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -158,33 +160,33 @@ class _FailurePolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure
     FAILURE_POLICY_UNSPECIFIED: _FailurePolicy.ValueType  # 0
     """The default: PARK."""
     FAILURE_POLICY_PARK: _FailurePolicy.ValueType  # 1
-    """It waits, and what follows in its key waits behind it. When the filter service
-    was away, until it answers. When the filter failed, until the filters or the
-    subscription's properties change, for a day at most, unless the service's
-    operator says otherwise; then it goes to the dead letter topic.
+    """It waits, and so do later entries of its key. If the filter service did not
+    answer, it waits until the service does. If the filter failed, it waits until
+    the filters or the subscription's properties change, at most the dispatcher's
+    filter_failed_max_s, by default a day; then it goes to the dead letter topic.
     """
     FAILURE_POLICY_ACCEPT: _FailurePolicy.ValueType  # 2
     """It is delivered."""
     FAILURE_POLICY_REJECT: _FailurePolicy.ValueType  # 3
-    """It is not, and counts as acknowledged."""
+    """It is not delivered, and counts as acknowledged."""
 
 class FailurePolicy(_FailurePolicy, metaclass=_FailurePolicyEnumTypeWrapper):
-    """FailurePolicy says what it means for an entry that there is no verdict: its filter
-    failed, or the filter service did not answer in time.
+    """FailurePolicy is the treatment of an entry without a verdict, since its filter
+    failed or the filter service did not answer in time.
     """
 
 FAILURE_POLICY_UNSPECIFIED: FailurePolicy.ValueType  # 0
 """The default: PARK."""
 FAILURE_POLICY_PARK: FailurePolicy.ValueType  # 1
-"""It waits, and what follows in its key waits behind it. When the filter service
-was away, until it answers. When the filter failed, until the filters or the
-subscription's properties change, for a day at most, unless the service's
-operator says otherwise; then it goes to the dead letter topic.
+"""It waits, and so do later entries of its key. If the filter service did not
+answer, it waits until the service does. If the filter failed, it waits until
+the filters or the subscription's properties change, at most the dispatcher's
+filter_failed_max_s, by default a day; then it goes to the dead letter topic.
 """
 FAILURE_POLICY_ACCEPT: FailurePolicy.ValueType  # 2
 """It is delivered."""
 FAILURE_POLICY_REJECT: FailurePolicy.ValueType  # 3
-"""It is not, and counts as acknowledged."""
+"""It is not delivered, and counts as acknowledged."""
 Global___FailurePolicy: _TypeAlias = FailurePolicy  # noqa: Y015
 
 class _FilterMode:
@@ -196,24 +198,24 @@ class _FilterModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FilterMode
     FILTER_MODE_UNSPECIFIED: _FilterMode.ValueType  # 0
     """The default: APPLIED."""
     FILTER_MODE_APPLIED: _FilterMode.ValueType  # 1
-    """Entries are delivered, or not, as they say."""
+    """Verdicts decide whether entries are delivered."""
     FILTER_MODE_SHADOW: _FilterMode.ValueType  # 2
-    """They are counted, and nothing else. A subscription may have such a chain beside
-    the one that is applied. Nothing waits for it: entries that it cannot keep up
-    with are counted as failed.
+    """Verdicts are only counted. A subscription may have a shadow chain beside the
+    applied one. Deliveries do not wait for it: entries for which it is too slow are
+    counted as failed.
     """
 
 class FilterMode(_FilterMode, metaclass=_FilterModeEnumTypeWrapper):
-    """FilterMode says what verdicts are for."""
+    """FilterMode is the use of verdicts."""
 
 FILTER_MODE_UNSPECIFIED: FilterMode.ValueType  # 0
 """The default: APPLIED."""
 FILTER_MODE_APPLIED: FilterMode.ValueType  # 1
-"""Entries are delivered, or not, as they say."""
+"""Verdicts decide whether entries are delivered."""
 FILTER_MODE_SHADOW: FilterMode.ValueType  # 2
-"""They are counted, and nothing else. A subscription may have such a chain beside
-the one that is applied. Nothing waits for it: entries that it cannot keep up
-with are counted as failed.
+"""Verdicts are only counted. A subscription may have a shadow chain beside the
+applied one. Deliveries do not wait for it: entries for which it is too slow are
+counted as failed.
 """
 Global___FilterMode: _TypeAlias = FilterMode  # noqa: Y015
 
@@ -224,13 +226,13 @@ class _Reason:
 class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     REASON_UNSPECIFIED: _Reason.ValueType  # 0
-    """Not sent."""
+    """Never sent."""
     REASON_READY: _Reason.ValueType  # 1
-    """Nothing withholds it: it is its turn soon."""
+    """Nothing withholds it: it is delivered soon."""
     REASON_DRAINING: _Reason.ValueType  # 2
-    """Its key is in flight at a consumer that does not own it any more."""
+    """Its key is in flight at a consumer that no longer owns it."""
     REASON_IN_FLIGHT_LIMIT: _Reason.ValueType  # 3
-    """As many of its key are in flight as may be."""
+    """Its key has reached max_in_flight_per_key."""
     REASON_RETRY_DELAY: _Reason.ValueType  # 4
     """It failed, and its delay is not over."""
     REASON_RETRY: _Reason.ValueType  # 5
@@ -238,7 +240,7 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     REASON_RECORDING: _Reason.ValueType  # 6
     """A failed delivery of its key is being recorded."""
     REASON_DELAYED: _Reason.ValueType  # 7
-    """It is to be delivered later, or what it waits for is."""
+    """It is delayed, or waits for a delayed message."""
     REASON_DEAD_LETTERING: _Reason.ValueType  # 8
     """An earlier message of its key is on its way to the dead letter topic."""
     REASON_HELD: _Reason.ValueType  # 9
@@ -246,68 +248,66 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     REASON_JOINING: _Reason.ValueType  # 10
     """Its owner joined, and messages from before are unacknowledged."""
     REASON_SUBSCRIPTION_LIMIT: _Reason.ValueType  # 11
-    """As many messages of the subscription are unacknowledged as may be."""
+    """The subscription has reached max_unacked."""
     REASON_NO_OWNER: _Reason.ValueType  # 12
-    """Nobody owns its slot."""
+    """No consumer owns its slot."""
     REASON_NO_PERMITS: _Reason.ValueType  # 13
-    """Its owner takes no more messages now."""
+    """Its owner has no permits left."""
     REASON_CONSUMER_LIMIT: _Reason.ValueType  # 14
-    """Its owner has as many unacknowledged messages as it may."""
+    """Its owner has reached max_unacked_per_consumer."""
     REASON_IN_ORDER: _Reason.ValueType  # 15
     """An earlier message of its key waits."""
     REASON_LAGGING: _Reason.ValueType  # 16
-    """More waits than is remembered: it is read again when there is room."""
+    """Too many entries wait in memory: it is read again when there is room."""
     REASON_UNREAD: _Reason.ValueType  # 17
-    """It was not read yet."""
+    """It is not read from the log yet."""
     REASON_IN_FLIGHT: _Reason.ValueType  # 18
     """It is in flight."""
     REASON_ACKNOWLEDGED: _Reason.ValueType  # 19
     """It is acknowledged."""
     REASON_SETTLING: _Reason.ValueType  # 20
-    """It is acknowledged, and that is being made durable."""
+    """Its acknowledgement is being made durable."""
     REASON_NO_ENTRY: _Reason.ValueType  # 21
     """The log has no such entry."""
     REASON_RETURNED_LIMIT: _Reason.ValueType  # 22
-    """As many messages of its owner wait to be delivered again as may: those come
-    first.
-    """
+    """Too many messages of its owner wait for redelivery, and go first."""
     REASON_FILTERING: _Reason.ValueType  # 23
     """It waits for the verdict of the subscription's filters."""
     REASON_FILTER_FAILED: _Reason.ValueType  # 24
-    """There is no verdict, since a filter failed: it waits until the filters or the
-    subscription's properties change, for a day at most (FAILURE_POLICY_PARK).
+    """A filter failed on it: it waits until the filters or the subscription's
+    properties change, by default for at most a day (FAILURE_POLICY_PARK).
     """
     REASON_RESCHEDULED: _Reason.ValueType  # 25
-    """A filter put it off: it is asked about again."""
+    """A filter put it off, and judges it again later."""
     REASON_REJECTED: _Reason.ValueType  # 26
-    """Comes after ACKNOWLEDGED or SETTLING: a filter rejects it, by the chain that
-    applies there now and the subscription's properties of now.
+    """Follows ACKNOWLEDGED or SETTLING: a filter rejects it, by the current chain at
+    its position and the subscription's current properties.
     """
     REASON_DEAD_LETTERED: _Reason.ValueType  # 27
-    """Comes after ACKNOWLEDGED or SETTLING: it is in the dead letter topic, as far as
-    the instance remembers; it does of the last 10,000.
+    """Follows ACKNOWLEDGED or SETTLING: it went to the dead letter topic. The instance
+    remembers the last 10,000.
     """
     REASON_PASSED: _Reason.ValueType  # 28
-    """Comes after ACKNOWLEDGED or SETTLING: it was acknowledged though nobody received
-    it, because nobody could: the text says why. The instance remembers the last
+    """Follows ACKNOWLEDGED or SETTLING: it was acknowledged without a delivery, since
+    none was possible, for the cause in the text. The instance remembers the last
     10,000.
     """
     REASON_INCOMPLETE: _Reason.ValueType  # 29
-    """It is a chunk of a large message, and waits for the turn of the last one: a
-    consumer had no room for it before.
+    """It is a chunk of a large message that a consumer had no room for, and waits for
+    the message's last chunk.
     """
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
-    """Reason says why something is not delivered."""
+    """Reason is why a key or a message is not delivered."""
 
 REASON_UNSPECIFIED: Reason.ValueType  # 0
-"""Not sent."""
+"""Never sent."""
 REASON_READY: Reason.ValueType  # 1
-"""Nothing withholds it: it is its turn soon."""
+"""Nothing withholds it: it is delivered soon."""
 REASON_DRAINING: Reason.ValueType  # 2
-"""Its key is in flight at a consumer that does not own it any more."""
+"""Its key is in flight at a consumer that no longer owns it."""
 REASON_IN_FLIGHT_LIMIT: Reason.ValueType  # 3
-"""As many of its key are in flight as may be."""
+"""Its key has reached max_in_flight_per_key."""
 REASON_RETRY_DELAY: Reason.ValueType  # 4
 """It failed, and its delay is not over."""
 REASON_RETRY: Reason.ValueType  # 5
@@ -315,7 +315,7 @@ REASON_RETRY: Reason.ValueType  # 5
 REASON_RECORDING: Reason.ValueType  # 6
 """A failed delivery of its key is being recorded."""
 REASON_DELAYED: Reason.ValueType  # 7
-"""It is to be delivered later, or what it waits for is."""
+"""It is delayed, or waits for a delayed message."""
 REASON_DEAD_LETTERING: Reason.ValueType  # 8
 """An earlier message of its key is on its way to the dead letter topic."""
 REASON_HELD: Reason.ValueType  # 9
@@ -323,62 +323,60 @@ REASON_HELD: Reason.ValueType  # 9
 REASON_JOINING: Reason.ValueType  # 10
 """Its owner joined, and messages from before are unacknowledged."""
 REASON_SUBSCRIPTION_LIMIT: Reason.ValueType  # 11
-"""As many messages of the subscription are unacknowledged as may be."""
+"""The subscription has reached max_unacked."""
 REASON_NO_OWNER: Reason.ValueType  # 12
-"""Nobody owns its slot."""
+"""No consumer owns its slot."""
 REASON_NO_PERMITS: Reason.ValueType  # 13
-"""Its owner takes no more messages now."""
+"""Its owner has no permits left."""
 REASON_CONSUMER_LIMIT: Reason.ValueType  # 14
-"""Its owner has as many unacknowledged messages as it may."""
+"""Its owner has reached max_unacked_per_consumer."""
 REASON_IN_ORDER: Reason.ValueType  # 15
 """An earlier message of its key waits."""
 REASON_LAGGING: Reason.ValueType  # 16
-"""More waits than is remembered: it is read again when there is room."""
+"""Too many entries wait in memory: it is read again when there is room."""
 REASON_UNREAD: Reason.ValueType  # 17
-"""It was not read yet."""
+"""It is not read from the log yet."""
 REASON_IN_FLIGHT: Reason.ValueType  # 18
 """It is in flight."""
 REASON_ACKNOWLEDGED: Reason.ValueType  # 19
 """It is acknowledged."""
 REASON_SETTLING: Reason.ValueType  # 20
-"""It is acknowledged, and that is being made durable."""
+"""Its acknowledgement is being made durable."""
 REASON_NO_ENTRY: Reason.ValueType  # 21
 """The log has no such entry."""
 REASON_RETURNED_LIMIT: Reason.ValueType  # 22
-"""As many messages of its owner wait to be delivered again as may: those come
-first.
-"""
+"""Too many messages of its owner wait for redelivery, and go first."""
 REASON_FILTERING: Reason.ValueType  # 23
 """It waits for the verdict of the subscription's filters."""
 REASON_FILTER_FAILED: Reason.ValueType  # 24
-"""There is no verdict, since a filter failed: it waits until the filters or the
-subscription's properties change, for a day at most (FAILURE_POLICY_PARK).
+"""A filter failed on it: it waits until the filters or the subscription's
+properties change, by default for at most a day (FAILURE_POLICY_PARK).
 """
 REASON_RESCHEDULED: Reason.ValueType  # 25
-"""A filter put it off: it is asked about again."""
+"""A filter put it off, and judges it again later."""
 REASON_REJECTED: Reason.ValueType  # 26
-"""Comes after ACKNOWLEDGED or SETTLING: a filter rejects it, by the chain that
-applies there now and the subscription's properties of now.
+"""Follows ACKNOWLEDGED or SETTLING: a filter rejects it, by the current chain at
+its position and the subscription's current properties.
 """
 REASON_DEAD_LETTERED: Reason.ValueType  # 27
-"""Comes after ACKNOWLEDGED or SETTLING: it is in the dead letter topic, as far as
-the instance remembers; it does of the last 10,000.
+"""Follows ACKNOWLEDGED or SETTLING: it went to the dead letter topic. The instance
+remembers the last 10,000.
 """
 REASON_PASSED: Reason.ValueType  # 28
-"""Comes after ACKNOWLEDGED or SETTLING: it was acknowledged though nobody received
-it, because nobody could: the text says why. The instance remembers the last
+"""Follows ACKNOWLEDGED or SETTLING: it was acknowledged without a delivery, since
+none was possible, for the cause in the text. The instance remembers the last
 10,000.
 """
 REASON_INCOMPLETE: Reason.ValueType  # 29
-"""It is a chunk of a large message, and waits for the turn of the last one: a
-consumer had no room for it before.
+"""It is a chunk of a large message that a consumer had no room for, and waits for
+the message's last chunk.
 """
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
 @_typing.final
 class SubscriptionOptions(_message.Message):
-    """SubscriptionOptions say how a subscription behaves. All consumers that are
-    connected at a time give the same.
+    """SubscriptionOptions are the options of a subscription. All connected consumers
+    must have the same.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -393,52 +391,54 @@ class SubscriptionOptions(_message.Message):
     DEAD_LETTER_TOPIC_FIELD_NUMBER: _builtins.int
     AFTER_DEAD_LETTER_FIELD_NUMBER: _builtins.int
     DELAY_HOLDS_KEY_FIELD_NUMBER: _builtins.int
-    DRAIN_DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    DRAIN_DEADLINE_FIELD_NUMBER: _builtins.int
     CLASSIC_JOIN_FIELD_NUMBER: _builtins.int
     type: Global___SubscriptionType.ValueType
-    """Who gets its messages. Required."""
+    """How messages are distributed. Required."""
     placement: Global___Placement.ValueType
-    """How slots are assigned; of KEY_SHARED."""
+    """How slots are assigned; for KEY_SHARED."""
     allow_out_of_order_delivery: _builtins.bool
-    """Pulsar's allowOutOfOrderDelivery, of KEY_SHARED: keys are placed, but their
-    order is not kept when consumers come and go, or messages are delivered again.
+    """Pulsar's allowOutOfOrderDelivery, for KEY_SHARED: keys are placed, but their
+    order is not kept when consumers come and go, or on redelivery.
     """
     max_in_flight_per_key: _builtins.int
-    """How many entries of a key may be in flight, 0 to 10,000; 0: any number."""
+    """The most entries of a key in flight, 0 to 10,000; 0: no limit."""
     max_unacked_per_consumer: _builtins.int
-    """How many messages a consumer may have unacknowledged: 0 to 1,000,000. Absent:
-    50,000; 0: any number. Deliveries go on when half of it is left.
+    """The most unacknowledged messages of a consumer: 0 to 1,000,000. Absent: 50,000;
+    0: no limit. At the limit, deliveries stop until half of it is left.
     """
     max_unacked: _builtins.int
-    """The same, of all consumers. Absent: 200,000. Messages that were delivered before
-    are delivered beyond it.
+    """The most unacknowledged messages of all consumers: 0 to 1,000,000. Absent:
+    200,000; 0: no limit. Redeliveries may exceed it.
     """
     max_redeliveries: _builtins.int
-    """How often a message is delivered again before it goes to the dead letter
-    topic: 0 to 1,000; absent: 16, which takes eleven minutes. A consumer that dies
-    counts; what is returned unprocessed, or taken away after a drain deadline, does
-    not.
+    """The most redeliveries of a message before it goes to the dead letter topic: 0 to
+    1,000; absent: 16, which takes eleven minutes. A delivery to a consumer that
+    crashes counts; one given back unprocessed, or revoked at the drain deadline,
+    does not.
     """
     dead_letter_topic: _builtins.str
-    """The dead letter topic, tenant/namespace/name; empty: the topic's own name
-    with -<subscription>-DLQ. It is not the topic itself. A message that went through
-    100 dead letter topics goes to no other one: it is passed.
+    """The dead letter topic, tenant/namespace/name, other than the topic itself;
+    empty: the topic's name with -<subscription>-DLQ. A message that went through
+    100 dead letter topics does not go to another one: it is passed.
     """
     after_dead_letter: Global___AfterDeadLetter.ValueType
-    """What becomes of its key then."""
+    """The state of its key then."""
     delay_holds_key: _builtins.bool
-    """Whether a message that is to be delivered later holds what follows in its key."""
-    drain_deadline_ms: _builtins.int
-    """How long a key that moved to another consumer waits for the acknowledgements
-    of the one before, in milliseconds, up to 86,400,000; 0: 300,000. Then it is
-    taken away, which is no failure, and what comes late is refused. (Pulsar waits
-    for ever.)
-    """
+    """Whether a delayed message holds later messages of its key."""
     classic_join: _builtins.bool
-    """Pulsar's rule before 4.0 (PIP-319's rememberUnackedMessageKeys=false): a consumer
-    that joins gets nothing beyond where the subscription had read to, until all
-    before is acknowledged. It is here for comparison.
+    """Pulsar's rule before 4.0 (PIP-319's rememberUnackedMessageKeys=false): a joining
+    consumer gets no message after the read position of that moment, until all
+    before it are acknowledged. For comparison only.
     """
+    @_builtins.property
+    def drain_deadline(self) -> _duration_pb2.Duration:
+        """How long a key that moved to another consumer waits for acknowledgements of the
+        previous one: 1 ms to a day; absent: 5 minutes. Then its deliveries are revoked,
+        which does not count as a failure, and late settlements are STALE. (Pulsar waits
+        for ever.)
+        """
+
     def __init__(
         self,
         *,
@@ -452,12 +452,12 @@ class SubscriptionOptions(_message.Message):
         dead_letter_topic: _builtins.str = ...,
         after_dead_letter: Global___AfterDeadLetter.ValueType = ...,
         delay_holds_key: _builtins.bool = ...,
-        drain_deadline_ms: _builtins.int = ...,
+        drain_deadline: _duration_pb2.Duration | None = ...,
         classic_join: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_redeliveries", b"_max_redeliveries", "_max_unacked", b"_max_unacked", "_max_unacked_per_consumer", b"_max_unacked_per_consumer", "max_redeliveries", b"max_redeliveries", "max_unacked", b"max_unacked", "max_unacked_per_consumer", b"max_unacked_per_consumer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_redeliveries", b"_max_redeliveries", "_max_unacked", b"_max_unacked", "_max_unacked_per_consumer", b"_max_unacked_per_consumer", "drain_deadline", b"drain_deadline", "max_redeliveries", b"max_redeliveries", "max_unacked", b"max_unacked", "max_unacked_per_consumer", b"max_unacked_per_consumer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_redeliveries", b"_max_redeliveries", "_max_unacked", b"_max_unacked", "_max_unacked_per_consumer", b"_max_unacked_per_consumer", "after_dead_letter", b"after_dead_letter", "allow_out_of_order_delivery", b"allow_out_of_order_delivery", "classic_join", b"classic_join", "dead_letter_topic", b"dead_letter_topic", "delay_holds_key", b"delay_holds_key", "drain_deadline_ms", b"drain_deadline_ms", "max_in_flight_per_key", b"max_in_flight_per_key", "max_redeliveries", b"max_redeliveries", "max_unacked", b"max_unacked", "max_unacked_per_consumer", b"max_unacked_per_consumer", "placement", b"placement", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_redeliveries", b"_max_redeliveries", "_max_unacked", b"_max_unacked", "_max_unacked_per_consumer", b"_max_unacked_per_consumer", "after_dead_letter", b"after_dead_letter", "allow_out_of_order_delivery", b"allow_out_of_order_delivery", "classic_join", b"classic_join", "dead_letter_topic", b"dead_letter_topic", "delay_holds_key", b"delay_holds_key", "drain_deadline", b"drain_deadline", "max_in_flight_per_key", b"max_in_flight_per_key", "max_redeliveries", b"max_redeliveries", "max_unacked", b"max_unacked", "max_unacked_per_consumer", b"max_unacked_per_consumer", "placement", b"placement", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_redeliveries: _TypeAlias = _typing.Literal["max_redeliveries"]  # noqa: Y015
     _WhichOneofArgType__max_redeliveries: _TypeAlias = _typing.Literal["_max_redeliveries", b"_max_redeliveries"]  # noqa: Y015
@@ -473,90 +473,6 @@ class SubscriptionOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_unacked_per_consumer) -> _WhichOneofReturnType__max_unacked_per_consumer | None: ...
 
 Global___SubscriptionOptions: _TypeAlias = SubscriptionOptions  # noqa: Y015
-
-@_typing.final
-class Start(_message.Message):
-    """Start is a place in the log. Exactly one is set."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    EARLIEST_FIELD_NUMBER: _builtins.int
-    LATEST_FIELD_NUMBER: _builtins.int
-    AT_FIELD_NUMBER: _builtins.int
-    AFTER_FIELD_NUMBER: _builtins.int
-    TIME_FIELD_NUMBER: _builtins.int
-    time: _builtins.int
-    """At the first entry that was appended at this time or later, in
-    milliseconds since 1970 (UTC) by the ledger's clock.
-    """
-    @_builtins.property
-    def earliest(self) -> Global___Earliest:
-        """Before the first entry that the log has."""
-
-    @_builtins.property
-    def latest(self) -> Global___Latest:
-        """After the last one."""
-
-    @_builtins.property
-    def at(self) -> _entry_pb2.Position:
-        """At this entry, or where the log goes on after it."""
-
-    @_builtins.property
-    def after(self) -> _entry_pb2.Position:
-        """After this entry."""
-
-    def __init__(
-        self,
-        *,
-        earliest: Global___Earliest | None = ...,
-        latest: Global___Latest | None = ...,
-        at: _entry_pb2.Position | None = ...,
-        after: _entry_pb2.Position | None = ...,
-        time: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "at", b"at", "earliest", b"earliest", "latest", b"latest", "start", b"start", "time", b"time"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "at", b"at", "earliest", b"earliest", "latest", b"latest", "start", b"start", "time", b"time"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["earliest", "latest", "at", "after", "time"]  # noqa: Y015
-    _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_start) -> _WhichOneofReturnType_start | None: ...
-
-Global___Start: _TypeAlias = Start  # noqa: Y015
-
-@_typing.final
-class Earliest(_message.Message):
-    """Earliest is the place before the first entry."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Earliest: _TypeAlias = Earliest  # noqa: Y015
-
-@_typing.final
-class Latest(_message.Message):
-    """Latest is the place after the last entry."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Latest: _TypeAlias = Latest  # noqa: Y015
 
 @_typing.final
 class KeyRange(_message.Message):
@@ -595,8 +511,8 @@ class ConsumeRequest(_message.Message):
     SUBSCRIBE_FIELD_NUMBER: _builtins.int
     PERMIT_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGE_FIELD_NUMBER: _builtins.int
-    ACKNOWLEDGE_THROUGH_FIELD_NUMBER: _builtins.int
-    REFUSE_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGE_CUMULATIVE_FIELD_NUMBER: _builtins.int
+    NEGATIVE_ACKNOWLEDGE_FIELD_NUMBER: _builtins.int
     GIVE_BACK_FIELD_NUMBER: _builtins.int
     RENEW_FIELD_NUMBER: _builtins.int
     SEEK_FIELD_NUMBER: _builtins.int
@@ -608,27 +524,27 @@ class ConsumeRequest(_message.Message):
 
     @_builtins.property
     def permit(self) -> Global___Permit:
-        """Takes more messages."""
+        """Permits more messages."""
 
     @_builtins.property
     def acknowledge(self) -> Global___Acknowledge:
-        """Is done with deliveries."""
+        """Acknowledges deliveries."""
 
     @_builtins.property
-    def acknowledge_through(self) -> Global___AcknowledgeThrough:
-        """Is done with a delivery and everything before it; of EXCLUSIVE only."""
+    def acknowledge_cumulative(self) -> Global___AcknowledgeCumulative:
+        """Acknowledges a delivery and everything before it; EXCLUSIVE only."""
 
     @_builtins.property
-    def refuse(self) -> Global___Refuse:
-        """Failed to process deliveries."""
+    def negative_acknowledge(self) -> Global___NegativeAcknowledge:
+        """Refuses deliveries, which count as failed."""
 
     @_builtins.property
     def give_back(self) -> Global___GiveBack:
-        """Returns deliveries that it has not begun: they do not count as failed."""
+        """Gives back unprocessed deliveries, which do not count as failed."""
 
     @_builtins.property
     def renew(self) -> Global___Renew:
-        """Needs more time for deliveries."""
+        """Extends the time-outs of deliveries."""
 
     @_builtins.property
     def seek(self) -> Global___Seek:
@@ -636,13 +552,13 @@ class ConsumeRequest(_message.Message):
 
     @_builtins.property
     def leave(self) -> Global___Leave:
-        """Says goodbye: nothing of what is in flight counts as failed. The stream
-        ends when what was acknowledged before is durable.
+        """Leaves: deliveries in flight do not count as failed. The stream ends when
+        earlier acknowledgements are durable.
         """
 
     @_builtins.property
-    def trace(self) -> _entry_pb2.TraceContext:
-        """What this request is a part of, if that is followed."""
+    def trace(self) -> _common_pb2.TraceContext:
+        """The trace of which this request is a part, if any."""
 
     def __init__(
         self,
@@ -650,19 +566,19 @@ class ConsumeRequest(_message.Message):
         subscribe: Global___Subscribe | None = ...,
         permit: Global___Permit | None = ...,
         acknowledge: Global___Acknowledge | None = ...,
-        acknowledge_through: Global___AcknowledgeThrough | None = ...,
-        refuse: Global___Refuse | None = ...,
+        acknowledge_cumulative: Global___AcknowledgeCumulative | None = ...,
+        negative_acknowledge: Global___NegativeAcknowledge | None = ...,
         give_back: Global___GiveBack | None = ...,
         renew: Global___Renew | None = ...,
         seek: Global___Seek | None = ...,
         leave: Global___Leave | None = ...,
-        trace: _entry_pb2.TraceContext | None = ...,
+        trace: _common_pb2.TraceContext | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "acknowledge_through", b"acknowledge_through", "give_back", b"give_back", "leave", b"leave", "permit", b"permit", "refuse", b"refuse", "renew", b"renew", "request", b"request", "seek", b"seek", "subscribe", b"subscribe", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "acknowledge_cumulative", b"acknowledge_cumulative", "give_back", b"give_back", "leave", b"leave", "negative_acknowledge", b"negative_acknowledge", "permit", b"permit", "renew", b"renew", "request", b"request", "seek", b"seek", "subscribe", b"subscribe", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "acknowledge_through", b"acknowledge_through", "give_back", b"give_back", "leave", b"leave", "permit", b"permit", "refuse", b"refuse", "renew", b"renew", "request", b"request", "seek", b"seek", "subscribe", b"subscribe", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "acknowledge_cumulative", b"acknowledge_cumulative", "give_back", b"give_back", "leave", b"leave", "negative_acknowledge", b"negative_acknowledge", "permit", b"permit", "renew", b"renew", "request", b"request", "seek", b"seek", "subscribe", b"subscribe", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["subscribe", "permit", "acknowledge", "acknowledge_through", "refuse", "give_back", "renew", "seek", "leave"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["subscribe", "permit", "acknowledge", "acknowledge_cumulative", "negative_acknowledge", "give_back", "renew", "seek", "leave"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -702,36 +618,40 @@ class Subscribe(_message.Message):
     PROPERTIES_FIELD_NUMBER: _builtins.int
     RANGES_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
-    ACK_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    ACK_TIMEOUT_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """tenant/namespace/name."""
     subscription: _builtins.str
-    """The subscription: 1 to 255 bytes of UTF-8, no control characters."""
+    """The subscription's name: 1 to 255 bytes of UTF-8, no control characters."""
     consumer_name: _builtins.str
-    """The consumer's name, 1 to 255 bytes; empty: the service makes one. Slots follow
-    the name: who comes back under its name gets its slots back.
+    """The consumer's name, 1 to 255 bytes; empty: the service assigns one. Slots
+    follow the name: a consumer that reconnects under its name gets its slots back.
     """
     weight: _builtins.int
-    """How many shares of the ring the consumer has, 1 to 100; 0: 1."""
-    ack_timeout_ms: _builtins.int
-    """After what time a delivery counts as failed unless it is settled or renewed,
-    in milliseconds: 100 to 86,400,000; 0: never.
-    """
+    """The consumer's shares of the ring, 1 to 100; 0: 1."""
     @_builtins.property
     def options(self) -> Global___SubscriptionOptions:
-        """How it behaves. The consumers that are connected agree on it."""
+        """The subscription's options, the same for all connected consumers."""
 
     @_builtins.property
-    def create_at(self) -> Global___Start:
-        """Where it starts when it is created by this call; absent: it is not created."""
+    def create_at(self) -> _common_pb2.Start:
+        """The start of a subscription that this call creates; absent: none is created."""
 
     @_builtins.property
     def properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The properties it has then: at most 64, of 4 KiB each at most."""
+        """The properties of a subscription that this call creates: at most 64, at most
+        4 KiB each.
+        """
 
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyRange]:
-        """Of STICKY: which slots the consumer takes. At most 1,000."""
+        """With STICKY, the slots that the consumer takes: at most 1,000 ranges."""
+
+    @_builtins.property
+    def ack_timeout(self) -> _duration_pb2.Duration:
+        """The time after which a delivery counts as failed unless it is settled or
+        renewed: 100 ms to a day; absent: never.
+        """
 
     def __init__(
         self,
@@ -740,15 +660,15 @@ class Subscribe(_message.Message):
         subscription: _builtins.str = ...,
         consumer_name: _builtins.str = ...,
         options: Global___SubscriptionOptions | None = ...,
-        create_at: Global___Start | None = ...,
+        create_at: _common_pb2.Start | None = ...,
         properties: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         ranges: _abc.Iterable[Global___KeyRange] | None = ...,
         weight: _builtins.int = ...,
-        ack_timeout_ms: _builtins.int = ...,
+        ack_timeout: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_at", b"create_at", "options", b"options"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack_timeout", b"ack_timeout", "create_at", b"create_at", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_timeout_ms", b"ack_timeout_ms", "consumer_name", b"consumer_name", "create_at", b"create_at", "options", b"options", "properties", b"properties", "ranges", b"ranges", "subscription", b"subscription", "topic", b"topic", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_timeout", b"ack_timeout", "consumer_name", b"consumer_name", "create_at", b"create_at", "options", b"options", "properties", b"properties", "ranges", b"ranges", "subscription", b"subscription", "topic", b"topic", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -756,13 +676,13 @@ Global___Subscribe: _TypeAlias = Subscribe  # noqa: Y015
 
 @_typing.final
 class Permit(_message.Message):
-    """Permit takes more messages."""
+    """Permit grants permits for more messages."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     messages: _builtins.int
-    """How many, 1 to 1,000,000; a consumer has at most 10,000,000 permits."""
+    """The number of messages, 1 to 1,000,000; a consumer may have 10,000,000 permits."""
     def __init__(
         self,
         *,
@@ -788,7 +708,7 @@ class Settlement(_message.Message):
     """The token's delivery number."""
     @_builtins.property
     def indexes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Of a batch, the messages that are meant, from 0; empty: all."""
+        """Of a batch, the indexes of the messages, from 0; empty: all."""
 
     def __init__(
         self,
@@ -814,7 +734,7 @@ class Acknowledge(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     SETTLEMENTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
-    """Names the request on this stream; answered in Settled."""
+    """Identifies the request on this stream; returned in Settled."""
     epoch: _builtins.int
     """The epoch of the tokens."""
     @_builtins.property
@@ -837,8 +757,8 @@ class Acknowledge(_message.Message):
 Global___Acknowledge: _TypeAlias = Acknowledge  # noqa: Y015
 
 @_typing.final
-class AcknowledgeThrough(_message.Message):
-    """AcknowledgeThrough settles a delivery and everything before it."""
+class AcknowledgeCumulative(_message.Message):
+    """AcknowledgeCumulative settles a delivery and everything before it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -846,12 +766,12 @@ class AcknowledgeThrough(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     SETTLEMENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
-    """Names the request on this stream."""
+    """Identifies the request on this stream."""
     epoch: _builtins.int
     """The epoch of the token."""
     @_builtins.property
     def settlement(self) -> Global___Settlement:
-        """The last message; of a batch, the last index that is meant."""
+        """The last message to acknowledge; of a batch, the last index."""
 
     def __init__(
         self,
@@ -866,25 +786,25 @@ class AcknowledgeThrough(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AcknowledgeThrough: _TypeAlias = AcknowledgeThrough  # noqa: Y015
+Global___AcknowledgeCumulative: _TypeAlias = AcknowledgeCumulative  # noqa: Y015
 
 @_typing.final
-class Refuse(_message.Message):
-    """Refuse is a negative acknowledgement. Where order is kept, later deliveries of
-    the same keys are revoked: the message comes first.
+class NegativeAcknowledge(_message.Message):
+    """NegativeAcknowledge refuses deliveries. In ordered subscriptions, later deliveries
+    of the same keys are revoked, and follow the refused message.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
-    REFUSALS_FIELD_NUMBER: _builtins.int
+    NEGATIVE_ACKNOWLEDGEMENTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
-    """Names the request on this stream."""
+    """Identifies the request on this stream."""
     epoch: _builtins.int
     """The epoch of the tokens."""
     @_builtins.property
-    def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Refusal]:
+    def negative_acknowledgements(self) -> _containers.RepeatedCompositeFieldContainer[Global___NegativeAcknowledgement]:
         """At most 10,000."""
 
     def __init__(
@@ -892,49 +812,49 @@ class Refuse(_message.Message):
         *,
         request_id: _builtins.int = ...,
         epoch: _builtins.int = ...,
-        refusals: _abc.Iterable[Global___Refusal] | None = ...,
+        negative_acknowledgements: _abc.Iterable[Global___NegativeAcknowledgement] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "refusals", b"refusals", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "negative_acknowledgements", b"negative_acknowledgements", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Refuse: _TypeAlias = Refuse  # noqa: Y015
+Global___NegativeAcknowledge: _TypeAlias = NegativeAcknowledge  # noqa: Y015
 
 @_typing.final
-class Refusal(_message.Message):
-    """Refusal names a delivery that failed."""
+class NegativeAcknowledgement(_message.Message):
+    """NegativeAcknowledgement names a refused delivery."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DELIVERY_FIELD_NUMBER: _builtins.int
-    DELAY_MS_FIELD_NUMBER: _builtins.int
+    DELAY_FIELD_NUMBER: _builtins.int
     delivery: _builtins.int
     """The token's delivery number."""
-    delay_ms: _builtins.int
-    """When it may be delivered again, in milliseconds from now, up to 86,400,000;
-    absent: 1 s, doubling with each attempt up to 60 s.
-    """
+    @_builtins.property
+    def delay(self) -> _duration_pb2.Duration:
+        """The delay before redelivery, up to a day; absent: 1 s, doubling with each
+        attempt up to 60 s.
+        """
+
     def __init__(
         self,
         *,
         delivery: _builtins.int = ...,
-        delay_ms: _builtins.int | None = ...,
+        delay: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delay", b"delay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms", "delivery", b"delivery"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay", b"delay", "delivery", b"delivery"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__delay_ms: _TypeAlias = _typing.Literal["delay_ms"]  # noqa: Y015
-    _WhichOneofArgType__delay_ms: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__delay_ms) -> _WhichOneofReturnType__delay_ms | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Refusal: _TypeAlias = Refusal  # noqa: Y015
+Global___NegativeAcknowledgement: _TypeAlias = NegativeAcknowledgement  # noqa: Y015
 
 @_typing.final
 class GiveBack(_message.Message):
-    """GiveBack returns deliveries unprocessed."""
+    """GiveBack gives back unprocessed deliveries."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -943,15 +863,15 @@ class GiveBack(_message.Message):
     DELIVERIES_FIELD_NUMBER: _builtins.int
     NO_ROOM_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
-    """Names the request on this stream."""
+    """Identifies the request on this stream."""
     epoch: _builtins.int
     """The epoch of the tokens."""
     no_room: _builtins.bool
-    """They are chunks of large messages for which there is no room beside those of
-    others. Nothing is revoked with them, and what follows goes on; a large message
-    is where its last chunk is: when it is the turn of that one, all of its chunks
-    come, one after the other. What is not followed by its last chunk within a day
-    goes to the dead letter topic.
+    """The deliveries are chunks of large messages that do not fit beside others. No
+    other deliveries are revoked, and later ones continue. The position of a large
+    message is that of its last chunk: when that is due, all chunks are delivered
+    one after the other. A chunk that is not followed by its message's last chunk
+    within a day goes to the dead letter topic.
     """
     @_builtins.property
     def deliveries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -975,7 +895,7 @@ Global___GiveBack: _TypeAlias = GiveBack  # noqa: Y015
 
 @_typing.final
 class Renew(_message.Message):
-    """Renew sets the deadlines of deliveries anew: ack_timeout_ms from now."""
+    """Renew resets the deadlines of deliveries to ack_timeout from now."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -983,7 +903,7 @@ class Renew(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     DELIVERIES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
-    """Names the request on this stream."""
+    """Identifies the request on this stream."""
     epoch: _builtins.int
     """The epoch of the tokens."""
     @_builtins.property
@@ -1014,16 +934,16 @@ class Seek(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
-    """Names the request on this stream."""
+    """Identifies the request on this stream."""
     @_builtins.property
-    def start(self) -> Global___Start:
-        """Where to."""
+    def start(self) -> _common_pb2.Start:
+        """The new place."""
 
     def __init__(
         self,
         *,
         request_id: _builtins.int = ...,
-        start: Global___Start | None = ...,
+        start: _common_pb2.Start | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -1035,7 +955,7 @@ Global___Seek: _TypeAlias = Seek  # noqa: Y015
 
 @_typing.final
 class Leave(_message.Message):
-    """Leave ends the stream in good order."""
+    """Leave ends the stream gracefully."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1074,29 +994,33 @@ class ConsumeResponse(_message.Message):
 
     @_builtins.property
     def settled(self) -> Global___Settled:
-        """What became of a request; requests may be answered out of order."""
+        """The outcome of a request; requests may be answered out of order."""
 
     @_builtins.property
     def revoked(self) -> Global___Revoked:
-        """Deliveries that count no more: drop those that are not begun."""
+        """Deliveries that were revoked: drop those not started."""
 
     @_builtins.property
     def assigned(self) -> Global___Assigned:
-        """Which slots are the consumer's now."""
+        """The consumer's new slots."""
 
     @_builtins.property
     def moved(self) -> Global___Moved:
-        """Others own the keys of these deliveries, and wait: return what is not begun."""
-
-    @_builtins.property
-    def sought(self) -> Global___Sought:
-        """The subscription was moved: everything in flight is revoked, all permits are
-        gone, and deliveries begin anew.
+        """Deliveries whose keys now belong to consumers that wait for them: give back
+        those not started.
         """
 
     @_builtins.property
-    def draining(self) -> Global___Draining:
-        """The service is shutting down: settle what is done, and connect elsewhere."""
+    def sought(self) -> Global___Sought:
+        """The subscription was moved: all deliveries in flight are revoked, all permits
+        are void, and deliveries restart.
+        """
+
+    @_builtins.property
+    def draining(self) -> _common_pb2.Draining:
+        """The service is shutting down: settle finished deliveries, and connect
+        elsewhere.
+        """
 
     def __init__(
         self,
@@ -1108,7 +1032,7 @@ class ConsumeResponse(_message.Message):
         assigned: Global___Assigned | None = ...,
         moved: Global___Moved | None = ...,
         sought: Global___Sought | None = ...,
-        draining: Global___Draining | None = ...,
+        draining: _common_pb2.Draining | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "deliveries", b"deliveries", "draining", b"draining", "moved", b"moved", "response", b"response", "revoked", b"revoked", "settled", b"settled", "sought", b"sought", "subscribed", b"subscribed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -1122,7 +1046,7 @@ Global___ConsumeResponse: _TypeAlias = ConsumeResponse  # noqa: Y015
 
 @_typing.final
 class Subscribed(_message.Message):
-    """Subscribed tells a consumer what it got."""
+    """Subscribed describes the consumer's subscription."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1154,9 +1078,9 @@ class Subscribed(_message.Message):
     consumer_name: _builtins.str
     """The consumer's name."""
     consumer_id: _builtins.int
-    """Names the stream in reports."""
+    """Identifies the stream in reports."""
     epoch: _builtins.int
-    """The subscription's epoch: with a delivery's number it is its token."""
+    """The subscription's epoch; with a delivery's number, it forms a token."""
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyRange]:
         """The slots it owns."""
@@ -1184,7 +1108,7 @@ Global___Subscribed: _TypeAlias = Subscribed  # noqa: Y015
 
 @_typing.final
 class Deliveries(_message.Message):
-    """Deliveries are entries for a consumer, in their order."""
+    """Deliveries are entries for a consumer, in order."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1208,7 +1132,7 @@ Global___Deliveries: _TypeAlias = Deliveries  # noqa: Y015
 
 @_typing.final
 class Delivery(_message.Message):
-    """Delivery is an entry that is to be settled."""
+    """Delivery is an entry to be settled."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1225,44 +1149,46 @@ class Delivery(_message.Message):
     """Its number; with the epoch, its token."""
     payload: _builtins.bytes
     """As it was published."""
-    append_time: _builtins.int
-    """When it was appended, in milliseconds since 1970 (UTC) by the ledger's clock."""
     attempts: _builtins.int
-    """How often it was delivered before, and failed."""
+    """The number of earlier deliveries that failed."""
     aborts: _builtins.str
-    """As ledger.v1.StoredEntry has it: an attempt at a large message that this
-    entry ends.
+    """The attempt at a large message that this entry aborts, as in
+    ledger.v1.StoredEntry.
     """
     @_builtins.property
-    def position(self) -> _entry_pb2.Position:
-        """Where it is."""
+    def position(self) -> _common_pb2.Position:
+        """The entry's position."""
 
     @_builtins.property
     def metadata(self) -> _entry_pb2.EntryMetadata:
         """As it was published."""
 
     @_builtins.property
+    def append_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was appended, by the ledger's clock, in whole milliseconds."""
+
+    @_builtins.property
     def acknowledged(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Of a batch, the messages that are acknowledged already, from 0."""
+        """Of a batch, the indexes of messages that are acknowledged already, from 0."""
 
     @_builtins.property
     def gap(self) -> Global___Gap:
-        """What is missing before it in its key."""
+        """The dead-lettered message that is missing before it in its key; absent: none."""
 
     def __init__(
         self,
         *,
         delivery: _builtins.int = ...,
-        position: _entry_pb2.Position | None = ...,
+        position: _common_pb2.Position | None = ...,
         metadata: _entry_pb2.EntryMetadata | None = ...,
         payload: _builtins.bytes = ...,
-        append_time: _builtins.int = ...,
+        append_time: _timestamp_pb2.Timestamp | None = ...,
         attempts: _builtins.int = ...,
         acknowledged: _abc.Iterable[_builtins.int] | None = ...,
         gap: Global___Gap | None = ...,
         aborts: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["gap", b"gap", "metadata", b"metadata", "position", b"position"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["append_time", b"append_time", "gap", b"gap", "metadata", b"metadata", "position", b"position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["aborts", b"aborts", "acknowledged", b"acknowledged", "append_time", b"append_time", "attempts", b"attempts", "delivery", b"delivery", "gap", b"gap", "metadata", b"metadata", "payload", b"payload", "position", b"position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -1272,22 +1198,22 @@ Global___Delivery: _TypeAlias = Delivery  # noqa: Y015
 
 @_typing.final
 class Gap(_message.Message):
-    """Gap tells of a message that was dead-lettered."""
+    """Gap is a message that was dead-lettered."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     POSITION_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     attempts: _builtins.int
-    """How often it was delivered."""
+    """The number of its deliveries."""
     @_builtins.property
-    def position(self) -> _entry_pb2.Position:
-        """Where it is."""
+    def position(self) -> _common_pb2.Position:
+        """Its position."""
 
     def __init__(
         self,
         *,
-        position: _entry_pb2.Position | None = ...,
+        position: _common_pb2.Position | None = ...,
         attempts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
@@ -1308,22 +1234,23 @@ class Settled(_message.Message):
     OUTCOMES_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
-    """The request's."""
+    """The request's request_id."""
     @_builtins.property
-    def outcomes(self) -> _containers.RepeatedScalarFieldContainer[Global___Outcome.ValueType]:
-        """One for each item, in their order; empty: all are DONE."""
+    def outcomes(self) -> _containers.RepeatedScalarFieldContainer[Global___SettleOutcome.ValueType]:
+        """One for each item, in order; empty: all are DONE."""
 
     @_builtins.property
     def error(self) -> _status_pb2.Status:
-        """Why the request as a whole was refused; absent: it was not. CUMULATIVE_ACK_REFUSED
-        for AcknowledgeThrough where there may be several consumers, INVALID_START, INVALID_SETTLEMENT.
+        """Why the request as a whole was refused; absent: it was not. Reasons:
+        CUMULATIVE_ACK_REFUSED for AcknowledgeCumulative on a subscription that is not
+        EXCLUSIVE, INVALID_START, INVALID_SETTLEMENT.
         """
 
     def __init__(
         self,
         *,
         request_id: _builtins.int = ...,
-        outcomes: _abc.Iterable[Global___Outcome.ValueType] | None = ...,
+        outcomes: _abc.Iterable[Global___SettleOutcome.ValueType] | None = ...,
         error: _status_pb2.Status | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
@@ -1336,7 +1263,7 @@ Global___Settled: _TypeAlias = Settled  # noqa: Y015
 
 @_typing.final
 class Revoked(_message.Message):
-    """Revoked names deliveries whose tokens are dead."""
+    """Revoked names deliveries whose tokens are stale."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1360,27 +1287,27 @@ Global___Revoked: _TypeAlias = Revoked  # noqa: Y015
 
 @_typing.final
 class Assigned(_message.Message):
-    """Assigned tells which slots a consumer owns."""
+    """Assigned lists the slots that a consumer owns."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RANGES_FIELD_NUMBER: _builtins.int
-    VERSION_FIELD_NUMBER: _builtins.int
-    version: _builtins.int
-    """Moves by one with each change among the subscription's consumers."""
+    REVISION_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    """Grows by one with each change of the subscription's consumers."""
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyRange]:
-        """All of them."""
+        """All its slots."""
 
     def __init__(
         self,
         *,
         ranges: _abc.Iterable[Global___KeyRange] | None = ...,
-        version: _builtins.int = ...,
+        revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranges", b"ranges", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranges", b"ranges", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1388,7 +1315,7 @@ Global___Assigned: _TypeAlias = Assigned  # noqa: Y015
 
 @_typing.final
 class Moved(_message.Message):
-    """Moved names deliveries whose keys others own."""
+    """Moved names deliveries whose keys other consumers own."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1412,8 +1339,8 @@ Global___Moved: _TypeAlias = Moved  # noqa: Y015
 
 @_typing.final
 class Sought(_message.Message):
-    """Sought says that the subscription was moved, by whomever. Who asked for it gets
-    Settled after it.
+    """Sought: the subscription was moved, by any caller. A consumer that requested it
+    gets Settled afterwards.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1428,23 +1355,6 @@ class Sought(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Sought: _TypeAlias = Sought  # noqa: Y015
-
-@_typing.final
-class Draining(_message.Message):
-    """Draining says that the service is shutting down."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Draining: _TypeAlias = Draining  # noqa: Y015
 
 @_typing.final
 class Subscription(_message.Message):
@@ -1484,15 +1394,15 @@ class Subscription(_message.Message):
     name: _builtins.str
     """Its name."""
     acknowledged_entries: _builtins.int
-    """How many entries are acknowledged beyond."""
+    """The number of entries acknowledged beyond it."""
     owner: _builtins.str
-    """The address of the instance that has it; empty: none has."""
+    """The address of the instance that owns it; empty: none."""
     @_builtins.property
     def properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Its properties."""
 
     @_builtins.property
-    def mark_delete(self) -> _entry_pb2.Position:
+    def mark_delete(self) -> _common_pb2.Position:
         """Everything up to here is acknowledged; absent: nothing is."""
 
     @_builtins.property
@@ -1505,7 +1415,7 @@ class Subscription(_message.Message):
         topic: _builtins.str = ...,
         name: _builtins.str = ...,
         properties: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-        mark_delete: _entry_pb2.Position | None = ...,
+        mark_delete: _common_pb2.Position | None = ...,
         acknowledged_entries: _builtins.int = ...,
         created: _timestamp_pb2.Timestamp | None = ...,
         owner: _builtins.str = ...,
@@ -1555,19 +1465,19 @@ class CreateSubscriptionRequest(_message.Message):
     subscription: _builtins.str
     """1 to 255 bytes of UTF-8, no control characters, not beginning with "seqgate."."""
     @_builtins.property
-    def start(self) -> Global___Start:
-        """Where it starts. Required."""
+    def start(self) -> _common_pb2.Start:
+        """Its start. Required."""
 
     @_builtins.property
     def properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """At most 64, of 4 KiB each at most."""
+        """Its properties: at most 64, at most 4 KiB each."""
 
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         subscription: _builtins.str = ...,
-        start: Global___Start | None = ...,
+        start: _common_pb2.Start | None = ...,
         properties: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
@@ -1658,7 +1568,7 @@ Global___GetSubscriptionResponse: _TypeAlias = GetSubscriptionResponse  # noqa: 
 
 @_typing.final
 class ListSubscriptionsRequest(_message.Message):
-    """ListSubscriptionsRequest asks for a page."""
+    """ListSubscriptionsRequest requests a page."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1668,9 +1578,9 @@ class ListSubscriptionsRequest(_message.Message):
     topic: _builtins.str
     """tenant/namespace/name."""
     page_size: _builtins.int
-    """How many to return at most, 1 to 1,000; 0: 100."""
+    """The most subscriptions to return, 1 to 1,000; 0: 100."""
     page_token: _builtins.str
-    """next_page_token of the page before; empty: the first page."""
+    """next_page_token of the previous page; empty: the first page."""
     def __init__(
         self,
         *,
@@ -1728,7 +1638,7 @@ class DeleteSubscriptionRequest(_message.Message):
     subscription: _builtins.str
     """Its name."""
     force: _builtins.bool
-    """Also when consumers are connected: their streams end."""
+    """Delete it even if consumers are connected: their streams end."""
     def __init__(
         self,
         *,
@@ -1763,7 +1673,7 @@ Global___DeleteSubscriptionResponse: _TypeAlias = DeleteSubscriptionResponse  # 
 
 @_typing.final
 class ResetSubscriptionRequest(_message.Message):
-    """ResetSubscriptionRequest says where a subscription goes."""
+    """ResetSubscriptionRequest names a subscription and its new start."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1775,15 +1685,15 @@ class ResetSubscriptionRequest(_message.Message):
     subscription: _builtins.str
     """Its name."""
     @_builtins.property
-    def start(self) -> Global___Start:
-        """Where to. Required."""
+    def start(self) -> _common_pb2.Start:
+        """The new place. Required."""
 
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         subscription: _builtins.str = ...,
-        start: Global___Start | None = ...,
+        start: _common_pb2.Start | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -1853,11 +1763,11 @@ class UpdateSubscriptionPropertiesRequest(_message.Message):
     """Its name."""
     @_builtins.property
     def put(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Put in place of what these names had."""
+        """Properties to set or replace."""
 
     @_builtins.property
     def remove(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Removed; names that it does not have are ignored."""
+        """Names of properties to remove; unknown names are ignored."""
 
     def __init__(
         self,
@@ -1948,7 +1858,7 @@ Global___ReleaseKeyResponse: _TypeAlias = ReleaseKeyResponse  # noqa: Y015
 
 @_typing.final
 class SetFiltersRequest(_message.Message):
-    """SetFiltersRequest says what a subscription filters by."""
+    """SetFiltersRequest has a subscription's new filters."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1963,22 +1873,20 @@ class SetFiltersRequest(_message.Message):
     subscription: _builtins.str
     """Its name."""
     policy: Global___FailurePolicy.ValueType
-    """What it means that there is no verdict; of no matter to SHADOW."""
+    """The treatment of entries without a verdict; ignored with SHADOW."""
     mode: Global___FilterMode.ValueType
-    """Which of the two chains is set. SHADOW leaves the one that is applied as it is,
-    and the other way round.
-    """
+    """The chain to set, applied or shadow; the other one stays unchanged."""
     @_builtins.property
     def filters(self) -> _containers.RepeatedCompositeFieldContainer[_filter_pb2.Filter]:
-        """A chain, as filter.v1.Chain has it; empty: there are no filters. A delay counts
-        as an hour at most, and an entry is put off 100 times in a row at most: then it
-        is delivered.
+        """The chain, with the bounds of filter.v1.Chain; empty: no filters. A delay is at
+        most an hour, and an entry is rescheduled at most 100 times in a row: then it is
+        delivered.
         """
 
     @_builtins.property
-    def start(self) -> Global___Start:
-        """From where on; absent: from the first entry that waits because a filter failed,
-        or, where none does (and of SHADOW), from what was not read yet.
+    def start(self) -> _common_pb2.Start:
+        """The start of the chain; absent: the first entry that waits because a filter
+        failed, or, if none does, and with SHADOW, the first unread entry.
         """
 
     def __init__(
@@ -1989,7 +1897,7 @@ class SetFiltersRequest(_message.Message):
         filters: _abc.Iterable[_filter_pb2.Filter] | None = ...,
         policy: Global___FailurePolicy.ValueType = ...,
         mode: Global___FilterMode.ValueType = ...,
-        start: Global___Start | None = ...,
+        start: _common_pb2.Start | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -2075,7 +1983,7 @@ Global___GetFiltersResponse: _TypeAlias = GetFiltersResponse  # noqa: Y015
 
 @_typing.final
 class SubscriptionFilters(_message.Message):
-    """SubscriptionFilters is what a subscription filters by."""
+    """SubscriptionFilters are a subscription's filters."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2084,18 +1992,18 @@ class SubscriptionFilters(_message.Message):
     CHANGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def applied(self) -> _containers.RepeatedCompositeFieldContainer[Global___FilterStretch]:
-        """The chains that entries which are not acknowledged may still need, in the order
-        of the log: each applies up to where the next one does; at most 8, together with
-        all else here at most 1 MiB. Before the first, nothing is filtered.
+        """The chains that unacknowledged entries may still need, in the order of the log:
+        each applies up to the start of the next one. At most 8, and 1 MiB with all else
+        in this message. Before the first, entries are not filtered.
         """
 
     @_builtins.property
     def shadow(self) -> Global___FilterStretch:
-        """The chain that is only counted; absent: there is none."""
+        """The chain whose verdicts are only counted; absent: none."""
 
     @_builtins.property
     def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___FilterChange]:
-        """The last 20 changes, the newest first; fewer where they are long."""
+        """The last 20 changes, the newest first; fewer if they are large."""
 
     def __init__(
         self,
@@ -2114,7 +2022,7 @@ Global___SubscriptionFilters: _TypeAlias = SubscriptionFilters  # noqa: Y015
 
 @_typing.final
 class FilterStretch(_message.Message):
-    """FilterStretch is a chain, and from where on it applies."""
+    """FilterStretch is a chain and its start."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2122,21 +2030,21 @@ class FilterStretch(_message.Message):
     FILTERS_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     policy: Global___FailurePolicy.ValueType
-    """What it means that there is no verdict."""
+    """The treatment of entries without a verdict."""
     @_builtins.property
-    def start(self) -> _entry_pb2.Position:
-        """From this entry on; absent: from the beginning. When the subscription is moved
-        back before it, the first chain that is left applies there.
+    def start(self) -> _common_pb2.Position:
+        """The first entry to which it applies; absent: the start of the log. If the
+        subscription is moved back before it, the first remaining chain applies there.
         """
 
     @_builtins.property
     def filters(self) -> _containers.RepeatedCompositeFieldContainer[_filter_pb2.Filter]:
-        """The chain; empty: nothing is filtered."""
+        """The chain; empty: entries are not filtered."""
 
     def __init__(
         self,
         *,
-        start: _entry_pb2.Position | None = ...,
+        start: _common_pb2.Position | None = ...,
         filters: _abc.Iterable[_filter_pb2.Filter] | None = ...,
         policy: Global___FailurePolicy.ValueType = ...,
     ) -> None: ...
@@ -2164,22 +2072,22 @@ class FilterChange(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     CALLER_FIELD_NUMBER: _builtins.int
     mode: Global___FilterMode.ValueType
-    """Which of the two chains was set."""
+    """The chain that was set, applied or shadow."""
     policy: Global___FailurePolicy.ValueType
-    """What it means that there is no verdict."""
+    """The treatment of entries without a verdict."""
     epoch: _builtins.int
-    """The epoch of who had the subscription then."""
+    """The epoch of the subscription's owner then."""
     caller: _builtins.str
-    """Who asked for it, as far as that is known: the principal (`sub:alice`, say), or,
-    where nobody is asked who they are, the address from which the call came.
+    """The caller that made it, if known: the principal (such as `sub:alice`) or,
+    without authentication, the caller's address.
     """
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it was made."""
 
     @_builtins.property
-    def start(self) -> _entry_pb2.Position:
-        """From where on; absent: from the beginning."""
+    def start(self) -> _common_pb2.Position:
+        """The start of the chain; absent: the start of the log."""
 
     @_builtins.property
     def filters(self) -> _containers.RepeatedCompositeFieldContainer[_filter_pb2.Filter]:
@@ -2190,7 +2098,7 @@ class FilterChange(_message.Message):
         *,
         time: _timestamp_pb2.Timestamp | None = ...,
         mode: Global___FilterMode.ValueType = ...,
-        start: _entry_pb2.Position | None = ...,
+        start: _common_pb2.Position | None = ...,
         filters: _abc.Iterable[_filter_pb2.Filter] | None = ...,
         policy: Global___FailurePolicy.ValueType = ...,
         epoch: _builtins.int = ...,
@@ -2208,26 +2116,30 @@ Global___FilterChange: _TypeAlias = FilterChange  # noqa: Y015
 
 @_typing.final
 class AnalyzeBacklogRequest(_message.Message):
-    """AnalyzeBacklogRequest asks about what is not acknowledged."""
+    """AnalyzeBacklogRequest names a subscription and the filters to try."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
     SUBSCRIPTION_FIELD_NUMBER: _builtins.int
     FILTERS_FIELD_NUMBER: _builtins.int
-    ENTRIES_MAX_FIELD_NUMBER: _builtins.int
-    SECONDS_MAX_FIELD_NUMBER: _builtins.int
+    MAX_ENTRIES_FIELD_NUMBER: _builtins.int
+    MAX_DURATION_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """tenant/namespace/name."""
     subscription: _builtins.str
     """The subscription."""
-    entries_max: _builtins.int
-    """How many entries are looked at, at most: up to 100,000; 0: 10,000."""
-    seconds_max: _builtins.int
-    """After how many seconds it ends with what it has, up to 120; 0: 10."""
+    max_entries: _builtins.int
+    """The most entries to judge: up to 100,000; 0: 10,000."""
     @_builtins.property
     def filters(self) -> _containers.RepeatedCompositeFieldContainer[_filter_pb2.Filter]:
-        """A chain to try; empty: those that are applied."""
+        """A chain to try; empty: the applied ones."""
+
+    @_builtins.property
+    def max_duration(self) -> _duration_pb2.Duration:
+        """The time limit, after which the partial result is returned: 1 ms to 2 minutes;
+        absent: 10 s.
+        """
 
     def __init__(
         self,
@@ -2235,12 +2147,12 @@ class AnalyzeBacklogRequest(_message.Message):
         topic: _builtins.str = ...,
         subscription: _builtins.str = ...,
         filters: _abc.Iterable[_filter_pb2.Filter] | None = ...,
-        entries_max: _builtins.int = ...,
-        seconds_max: _builtins.int = ...,
+        max_entries: _builtins.int = ...,
+        max_duration: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["max_duration", b"max_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries_max", b"entries_max", "filters", b"filters", "seconds_max", b"seconds_max", "subscription", b"subscription", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filters", b"filters", "max_duration", b"max_duration", "max_entries", b"max_entries", "subscription", b"subscription", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2248,7 +2160,7 @@ Global___AnalyzeBacklogRequest: _TypeAlias = AnalyzeBacklogRequest  # noqa: Y015
 
 @_typing.final
 class AnalyzeBacklogResponse(_message.Message):
-    """AnalyzeBacklogResponse says what filters make of it."""
+    """AnalyzeBacklogResponse has the verdicts on a backlog."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2261,28 +2173,26 @@ class AnalyzeBacklogResponse(_message.Message):
     COMPLETE_FIELD_NUMBER: _builtins.int
     VERDICTS_FIELD_NUMBER: _builtins.int
     backlog_entries: _builtins.int
-    """How many entries are not acknowledged, in the log as it was at the beginning."""
+    """The number of unacknowledged entries in the log at the start of the call."""
     scanned_entries: _builtins.int
-    """How many of them were looked at; markers of the system are not counted."""
+    """The number of entries judged, without the system's markers."""
     scanned_messages: _builtins.int
-    """How many messages these hold."""
+    """The number of their messages."""
     blocks: _builtins.int
-    """How many blocks of neighbours were looked at."""
+    """The number of blocks of consecutive entries judged."""
     complete: _builtins.bool
-    """Whether that was all: then the estimates are the counts."""
+    """Whether the whole backlog was judged: the estimates are then exact."""
     @_builtins.property
-    def first(self) -> _entry_pb2.Position:
-        """The first entry that was looked at; absent: none was."""
+    def first(self) -> _common_pb2.Position:
+        """The first entry judged; absent: none was."""
 
     @_builtins.property
-    def last(self) -> _entry_pb2.Position:
-        """The last one."""
+    def last(self) -> _common_pb2.Position:
+        """The last entry judged."""
 
     @_builtins.property
     def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___BacklogVerdict]:
-        """What was found, a verdict or failure each. Verdicts that no entry has are left
-        out.
-        """
+        """The counts of each verdict or failure. Those of no entry are left out."""
 
     def __init__(
         self,
@@ -2290,8 +2200,8 @@ class AnalyzeBacklogResponse(_message.Message):
         backlog_entries: _builtins.int = ...,
         scanned_entries: _builtins.int = ...,
         scanned_messages: _builtins.int = ...,
-        first: _entry_pb2.Position | None = ...,
-        last: _entry_pb2.Position | None = ...,
+        first: _common_pb2.Position | None = ...,
+        last: _common_pb2.Position | None = ...,
         blocks: _builtins.int = ...,
         complete: _builtins.bool = ...,
         verdicts: _abc.Iterable[Global___BacklogVerdict] | None = ...,
@@ -2313,7 +2223,7 @@ Global___AnalyzeBacklogResponse: _TypeAlias = AnalyzeBacklogResponse  # noqa: Y0
 
 @_typing.final
 class BacklogVerdict(_message.Message):
-    """BacklogVerdict is about the entries with one verdict."""
+    """BacklogVerdict has the counts of one verdict or failure."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2325,28 +2235,28 @@ class BacklogVerdict(_message.Message):
     ESTIMATED_ENTRIES_LOW_FIELD_NUMBER: _builtins.int
     ESTIMATED_ENTRIES_HIGH_FIELD_NUMBER: _builtins.int
     ESTIMATED_MESSAGES_FIELD_NUMBER: _builtins.int
-    verdict: _filter_pb2.Verdict.ValueType
+    verdict: _filter_pb2.FilterVerdict.ValueType
     """The verdict."""
     failure: _filter_pb2.FailureReason.ValueType
-    """Why there is none."""
+    """Why there is no verdict."""
     entries: _builtins.int
-    """How many entries that were looked at have it."""
+    """The number of judged entries with it."""
     messages: _builtins.int
-    """How many messages these hold."""
+    """The number of their messages."""
     estimated_entries: _builtins.int
-    """How many entries of the whole backlog have it, by what was looked at."""
+    """The estimated number of entries with it in the whole backlog."""
     estimated_entries_low: _builtins.int
-    """With 95 % confidence, at least so many. (Wilson's interval, for as many
-    independent entries as the blocks are worth: neighbours are alike.)
+    """The lower bound at 95 % confidence. (Wilson's interval, for the number of
+    independent entries to which the blocks amount: adjacent entries are alike.)
     """
     estimated_entries_high: _builtins.int
-    """With 95 % confidence, at most so many."""
+    """The upper bound at 95 % confidence."""
     estimated_messages: _builtins.int
-    """How many messages these hold, about."""
+    """The estimated number of their messages."""
     def __init__(
         self,
         *,
-        verdict: _filter_pb2.Verdict.ValueType = ...,
+        verdict: _filter_pb2.FilterVerdict.ValueType = ...,
         failure: _filter_pb2.FailureReason.ValueType = ...,
         entries: _builtins.int = ...,
         messages: _builtins.int = ...,
@@ -2373,25 +2283,23 @@ class ReportRequest(_message.Message):
 
     TOPIC_FIELD_NUMBER: _builtins.int
     SUBSCRIPTION_FIELD_NUMBER: _builtins.int
-    KEYS_MAX_FIELD_NUMBER: _builtins.int
+    MAX_KEYS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """tenant/namespace/name."""
     subscription: _builtins.str
     """The subscription."""
-    keys_max: _builtins.int
-    """How many keys that wait are listed at most, those that wait longest first:
-    up to 1,000; 0: 20.
-    """
+    max_keys: _builtins.int
+    """The most waiting keys to list, the longest waiting first: up to 1,000; 0: 20."""
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         subscription: _builtins.str = ...,
-        keys_max: _builtins.int = ...,
+        max_keys: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys_max", b"keys_max", "subscription", b"subscription", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_keys", b"max_keys", "subscription", b"subscription", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2399,7 +2307,7 @@ Global___ReportRequest: _TypeAlias = ReportRequest  # noqa: Y015
 
 @_typing.final
 class ReportResponse(_message.Message):
-    """ReportResponse is what a subscription is doing now."""
+    """ReportResponse is the current state of a subscription."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2418,7 +2326,7 @@ class ReportResponse(_message.Message):
     FAILED_ENTRIES_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     TOTALS_FIELD_NUMBER: _builtins.int
-    ASSIGNMENT_VERSION_FIELD_NUMBER: _builtins.int
+    ASSIGNMENT_REVISION_FIELD_NUMBER: _builtins.int
     FILTERING_FIELD_NUMBER: _builtins.int
     UNJUDGED_ENTRIES_FIELD_NUMBER: _builtins.int
     FILTER_FAILED_ENTRIES_FIELD_NUMBER: _builtins.int
@@ -2427,34 +2335,34 @@ class ReportResponse(_message.Message):
     epoch: _builtins.int
     """The subscription's epoch."""
     unacked_messages: _builtins.int
-    """How many messages are unacknowledged."""
+    """The number of unacknowledged messages."""
     blocked_on_unacked: _builtins.bool
-    """Whether that is as many as may be."""
+    """Whether that has reached max_unacked."""
     active_keys: _builtins.int
-    """How many keys have work."""
+    """The number of keys with work."""
     parked_entries: _builtins.int
-    """How many entries are remembered to wait, but for those that are to be delivered later and hold
-    nothing.
-    """
+    """The number of waiting entries in memory, without delayed ones that hold no key."""
     lagging: _builtins.int
-    """How many keys and slots have entries that are read again when there is room."""
+    """The number of keys and slots with entries that are read again when there is
+    room.
+    """
     delayed_entries: _builtins.int
-    """How many entries are to be delivered later. Those that hold their keys count only if there was
-    no room to remember them, and so does what waits behind these.
+    """The number of delayed entries. Those that hold their keys, and the entries
+    behind them, count only if there was no room for them in memory.
     """
     failed_entries: _builtins.int
-    """How many entries failed and are not acknowledged since."""
-    assignment_version: _builtins.int
-    """Moves by one with each change among its consumers."""
+    """The number of entries that failed and are not acknowledged yet."""
+    assignment_revision: _builtins.int
+    """Grows by one with each change of its consumers."""
     unjudged_entries: _builtins.int
-    """How many entries wait for a verdict."""
+    """The number of entries that wait for a verdict."""
     filter_failed_entries: _builtins.int
-    """How many wait because a filter failed."""
+    """The number of entries that wait because a filter failed."""
     put_off_entries: _builtins.int
-    """How many were put off by a filter."""
+    """The number of entries that a filter put off."""
     payloads_opened: _builtins.int
-    """How many batches' payloads the instance opened since it began, of whichever
-    subscription and for whatever purpose: 0, since it goes by metadata alone.
+    """The number of batches whose payloads the instance has opened since it started,
+    of all subscriptions and for any purpose: 0, since it uses metadata only.
     """
     @_builtins.property
     def options(self) -> Global___SubscriptionOptions:
@@ -2462,31 +2370,31 @@ class ReportResponse(_message.Message):
 
     @_builtins.property
     def consumers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConsumerReport]:
-        """Who is connected, in the order in which they came."""
+        """The connected consumers, in the order in which they connected."""
 
     @_builtins.property
-    def read_position(self) -> _entry_pb2.Position:
-        """Where the log was read to; absent: nowhere."""
+    def read_position(self) -> _common_pb2.Position:
+        """The last entry read from the log; absent: none."""
 
     @_builtins.property
-    def mark_delete(self) -> _entry_pb2.Position:
+    def mark_delete(self) -> _common_pb2.Position:
         """Everything up to here is acknowledged; absent: nothing is."""
 
     @_builtins.property
     def withheld(self) -> _containers.RepeatedCompositeFieldContainer[Global___WithheldKeys]:
-        """How many keys are withheld, by reason."""
+        """The withheld keys, by reason."""
 
     @_builtins.property
     def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyReport]:
-        """Keys that wait longest."""
+        """The longest waiting keys."""
 
     @_builtins.property
     def totals(self) -> Global___Totals:
-        """Since the instance has the subscription."""
+        """Counts since the instance owns the subscription."""
 
     @_builtins.property
     def filtering(self) -> Global___FilteringReport:
-        """What was filtered; absent: nothing was."""
+        """Counts of verdicts; absent: no entry was filtered."""
 
     def __init__(
         self,
@@ -2494,8 +2402,8 @@ class ReportResponse(_message.Message):
         epoch: _builtins.int = ...,
         options: Global___SubscriptionOptions | None = ...,
         consumers: _abc.Iterable[Global___ConsumerReport] | None = ...,
-        read_position: _entry_pb2.Position | None = ...,
-        mark_delete: _entry_pb2.Position | None = ...,
+        read_position: _common_pb2.Position | None = ...,
+        mark_delete: _common_pb2.Position | None = ...,
         unacked_messages: _builtins.int = ...,
         blocked_on_unacked: _builtins.bool = ...,
         active_keys: _builtins.int = ...,
@@ -2506,7 +2414,7 @@ class ReportResponse(_message.Message):
         failed_entries: _builtins.int = ...,
         keys: _abc.Iterable[Global___KeyReport] | None = ...,
         totals: Global___Totals | None = ...,
-        assignment_version: _builtins.int = ...,
+        assignment_revision: _builtins.int = ...,
         filtering: Global___FilteringReport | None = ...,
         unjudged_entries: _builtins.int = ...,
         filter_failed_entries: _builtins.int = ...,
@@ -2515,7 +2423,7 @@ class ReportResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_mark_delete", b"_mark_delete", "_read_position", b"_read_position", "filtering", b"filtering", "mark_delete", b"mark_delete", "options", b"options", "read_position", b"read_position", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mark_delete", b"_mark_delete", "_read_position", b"_read_position", "active_keys", b"active_keys", "assignment_version", b"assignment_version", "blocked_on_unacked", b"blocked_on_unacked", "consumers", b"consumers", "delayed_entries", b"delayed_entries", "epoch", b"epoch", "failed_entries", b"failed_entries", "filter_failed_entries", b"filter_failed_entries", "filtering", b"filtering", "keys", b"keys", "lagging", b"lagging", "mark_delete", b"mark_delete", "options", b"options", "parked_entries", b"parked_entries", "payloads_opened", b"payloads_opened", "put_off_entries", b"put_off_entries", "read_position", b"read_position", "totals", b"totals", "unacked_messages", b"unacked_messages", "unjudged_entries", b"unjudged_entries", "withheld", b"withheld"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mark_delete", b"_mark_delete", "_read_position", b"_read_position", "active_keys", b"active_keys", "assignment_revision", b"assignment_revision", "blocked_on_unacked", b"blocked_on_unacked", "consumers", b"consumers", "delayed_entries", b"delayed_entries", "epoch", b"epoch", "failed_entries", b"failed_entries", "filter_failed_entries", b"filter_failed_entries", "filtering", b"filtering", "keys", b"keys", "lagging", b"lagging", "mark_delete", b"mark_delete", "options", b"options", "parked_entries", b"parked_entries", "payloads_opened", b"payloads_opened", "put_off_entries", b"put_off_entries", "read_position", b"read_position", "totals", b"totals", "unacked_messages", b"unacked_messages", "unjudged_entries", b"unjudged_entries", "withheld", b"withheld"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__mark_delete: _TypeAlias = _typing.Literal["mark_delete"]  # noqa: Y015
     _WhichOneofArgType__mark_delete: _TypeAlias = _typing.Literal["_mark_delete", b"_mark_delete"]  # noqa: Y015
@@ -2530,54 +2438,60 @@ Global___ReportResponse: _TypeAlias = ReportResponse  # noqa: Y015
 
 @_typing.final
 class FilteringReport(_message.Message):
-    """FilteringReport is about verdicts, since the instance has the subscription. An
-    entry counts each time that there is a verdict of it, or none: when it was read, or
-    read again, and when it was to be delivered again.
+    """FilteringReport has the counts of verdicts since the instance owns the
+    subscription. An entry counts each time it is judged, with or without a verdict:
+    when it is read, read again, or redelivered.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FILTERS_FIELD_NUMBER: _builtins.int
     ANSWERS_FIELD_NUMBER: _builtins.int
-    ANSWERS_MS_FIELD_NUMBER: _builtins.int
-    ANSWER_MAX_MS_FIELD_NUMBER: _builtins.int
+    ANSWERS_DURATION_FIELD_NUMBER: _builtins.int
+    MAX_ANSWER_DURATION_FIELD_NUMBER: _builtins.int
     UNANSWERED_FIELD_NUMBER: _builtins.int
     UNANSWERED_SINCE_FIELD_NUMBER: _builtins.int
     UNANSWERED_BECAUSE_FIELD_NUMBER: _builtins.int
     answers: _builtins.int
-    """How often the filter service was asked and answered. (Verdicts are remembered:
-    one answer may be for many entries.)
+    """The number of calls that the filter service answered. (Verdicts are cached: one
+    answer may serve many entries.)
     """
-    answers_ms: _builtins.float
-    """How long these took together, in milliseconds."""
-    answer_max_ms: _builtins.float
-    """How long the longest took, in milliseconds."""
     unanswered: _builtins.int
-    """How often it was asked and did not answer, or not in time."""
+    """The number of calls without an answer, or without one in time."""
     unanswered_because: _builtins.str
     """Why it does not answer."""
     @_builtins.property
     def filters(self) -> _containers.RepeatedCompositeFieldContainer[Global___FilterReport]:
-        """Each chain's filters, and first, without a name, all chains of a mode together."""
+        """Each filter of each chain; before them, without a name, the sum of all chains
+        of a mode.
+        """
+
+    @_builtins.property
+    def answers_duration(self) -> _duration_pb2.Duration:
+        """The total duration of these calls."""
+
+    @_builtins.property
+    def max_answer_duration(self) -> _duration_pb2.Duration:
+        """The longest duration of a call."""
 
     @_builtins.property
     def unanswered_since(self) -> _timestamp_pb2.Timestamp:
-        """Since when it does not answer; absent: it does, as far as is known."""
+        """The start of the filter service's outage; absent: it answers, as far as known."""
 
     def __init__(
         self,
         *,
         filters: _abc.Iterable[Global___FilterReport] | None = ...,
         answers: _builtins.int = ...,
-        answers_ms: _builtins.float = ...,
-        answer_max_ms: _builtins.float = ...,
+        answers_duration: _duration_pb2.Duration | None = ...,
+        max_answer_duration: _duration_pb2.Duration | None = ...,
         unanswered: _builtins.int = ...,
         unanswered_since: _timestamp_pb2.Timestamp | None = ...,
         unanswered_because: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["unanswered_since", b"unanswered_since"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answers_duration", b"answers_duration", "max_answer_duration", b"max_answer_duration", "unanswered_since", b"unanswered_since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_max_ms", b"answer_max_ms", "answers", b"answers", "answers_ms", b"answers_ms", "filters", b"filters", "unanswered", b"unanswered", "unanswered_because", b"unanswered_because", "unanswered_since", b"unanswered_since"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "answers_duration", b"answers_duration", "filters", b"filters", "max_answer_duration", b"max_answer_duration", "unanswered", b"unanswered", "unanswered_because", b"unanswered_because", "unanswered_since", b"unanswered_since"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2601,34 +2515,34 @@ class FilterReport(_message.Message):
     FAILED_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
     mode: Global___FilterMode.ValueType
-    """Of the chain that is applied, or of the one that is counted only."""
+    """The chain, applied or shadow."""
     name: _builtins.str
     """The filter's name; empty: all filters together."""
     version: _builtins.int
     """Its version."""
     @_builtins.property
     def processed(self) -> Global___FilterCount:
-        """What it was asked about."""
+        """All entries."""
 
     @_builtins.property
     def accepted(self) -> Global___FilterCount:
-        """What it accepted. Of one filter: the next one was asked then."""
+        """Accepted entries. Of a single filter: those passed on to the next one."""
 
     @_builtins.property
     def rejected(self) -> Global___FilterCount:
-        """What it rejected."""
+        """Rejected entries."""
 
     @_builtins.property
     def rescheduled(self) -> Global___FilterCount:
-        """What is to be asked about again."""
+        """Rescheduled entries."""
 
     @_builtins.property
     def failed(self) -> Global___FilterCount:
-        """What there is no verdict of."""
+        """Entries without a verdict."""
 
     @_builtins.property
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___FilterFailures]:
-        """The same, by reason."""
+        """Entries without a verdict, by reason."""
 
     def __init__(
         self,
@@ -2662,7 +2576,7 @@ class FilterCount(_message.Message):
     entries: _builtins.int
     """Entries."""
     messages: _builtins.int
-    """Messages of them."""
+    """Their messages."""
     def __init__(
         self,
         *,
@@ -2686,12 +2600,12 @@ class FilterFailures(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """Why: a FailureReason without its prefix; UNAVAILABLE: the filter service did not
-    answer in time; NOT_ASKED: a shadow chain could not keep up.
+    """The reason: a FailureReason without its prefix; UNAVAILABLE: the filter service
+    did not answer in time; NOT_ASKED: a shadow chain could not keep up.
     """
     @_builtins.property
     def count(self) -> Global___FilterCount:
-        """How many."""
+        """Their number."""
 
     def __init__(
         self,
@@ -2709,7 +2623,7 @@ Global___FilterFailures: _TypeAlias = FilterFailures  # noqa: Y015
 
 @_typing.final
 class ConsumerReport(_message.Message):
-    """ConsumerReport is about one consumer."""
+    """ConsumerReport describes one consumer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2724,26 +2638,26 @@ class ConsumerReport(_message.Message):
     OLDEST_DELIVERY_FIELD_NUMBER: _builtins.int
     CONNECTED_FIELD_NUMBER: _builtins.int
     consumer_id: _builtins.int
-    """Names its stream."""
+    """Identifies its stream."""
     name: _builtins.str
     """Its name."""
     permits: _builtins.int
-    """How many messages it takes; a batch may make it negative."""
+    """Its unused permits; a batch may make them negative."""
     unacked_messages: _builtins.int
-    """How many messages it has not acknowledged."""
+    """The number of its unacknowledged messages."""
     blocked_on_unacked: _builtins.bool
-    """Whether that is as many as it may have."""
+    """Whether that has reached max_unacked_per_consumer."""
     draining_keys: _builtins.int
-    """How many keys it has that it does not own any more."""
+    """The number of keys in flight at it that it no longer owns."""
     parked_entries: _builtins.int
-    """How many entries wait in its slots."""
+    """The number of entries waiting in its slots."""
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyRange]:
         """Its slots."""
 
     @_builtins.property
     def oldest_delivery(self) -> _timestamp_pb2.Timestamp:
-        """When its oldest delivery was made; absent: it has none."""
+        """The time of its oldest unsettled delivery; absent: none."""
 
     @_builtins.property
     def connected(self) -> _timestamp_pb2.Timestamp:
@@ -2783,10 +2697,10 @@ class WithheldKeys(_message.Message):
     reason: Global___Reason.ValueType
     """Why they are withheld."""
     keys: _builtins.int
-    """How many."""
+    """Their number."""
     @_builtins.property
     def oldest(self) -> _timestamp_pb2.Timestamp:
-        """Since when the first of them is."""
+        """When the first of them was withheld."""
 
     def __init__(
         self,
@@ -2805,7 +2719,7 @@ Global___WithheldKeys: _TypeAlias = WithheldKeys  # noqa: Y015
 
 @_typing.final
 class KeyReport(_message.Message):
-    """KeyReport is about one key with work."""
+    """KeyReport describes one key with work."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2827,26 +2741,26 @@ class KeyReport(_message.Message):
     reason: Global___Reason.ValueType
     """Why it is not delivered."""
     holder: _builtins.str
-    """At whom its messages are in flight; empty: at nobody."""
+    """The consumer that has its messages in flight; empty: none has."""
     owner: _builtins.str
-    """Who owns its slot; empty: nobody."""
+    """The consumer that owns its slot; empty: none does."""
     attempts: _builtins.int
-    """How often that one was delivered, and failed."""
+    """The number of failed deliveries of that message."""
     in_flight_entries: _builtins.int
-    """How many of its entries are in flight."""
+    """The number of its entries in flight."""
     parked_entries: _builtins.int
-    """How many of its entries are remembered to wait."""
+    """The number of its waiting entries in memory."""
     @_builtins.property
     def since(self) -> _timestamp_pb2.Timestamp:
         """Since when."""
 
     @_builtins.property
-    def oldest(self) -> _entry_pb2.Position:
-        """The first of its messages that is in flight or waits."""
+    def oldest(self) -> _common_pb2.Position:
+        """Its first message in flight or waiting."""
 
     @_builtins.property
     def next_retry(self) -> _timestamp_pb2.Timestamp:
-        """When it is looked at again, at the latest; absent: when something happens."""
+        """When it is tried again at the latest; absent: at the next event."""
 
     def __init__(
         self,
@@ -2857,7 +2771,7 @@ class KeyReport(_message.Message):
         since: _timestamp_pb2.Timestamp | None = ...,
         holder: _builtins.str = ...,
         owner: _builtins.str = ...,
-        oldest: _entry_pb2.Position | None = ...,
+        oldest: _common_pb2.Position | None = ...,
         attempts: _builtins.int = ...,
         in_flight_entries: _builtins.int = ...,
         parked_entries: _builtins.int = ...,
@@ -2875,14 +2789,14 @@ Global___KeyReport: _TypeAlias = KeyReport  # noqa: Y015
 
 @_typing.final
 class Totals(_message.Message):
-    """Totals count what happened."""
+    """Totals count events."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DELIVERED_ENTRIES_FIELD_NUMBER: _builtins.int
     DELIVERED_MESSAGES_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGED_ENTRIES_FIELD_NUMBER: _builtins.int
-    REFUSED_FIELD_NUMBER: _builtins.int
+    NEGATIVE_ACKNOWLEDGEMENTS_FIELD_NUMBER: _builtins.int
     TIMED_OUT_FIELD_NUMBER: _builtins.int
     LOST_CONSUMERS_FIELD_NUMBER: _builtins.int
     RETURNED_FIELD_NUMBER: _builtins.int
@@ -2894,35 +2808,35 @@ class Totals(_message.Message):
     PUT_OFF_FIELD_NUMBER: _builtins.int
     PASSED_ENTRIES_FIELD_NUMBER: _builtins.int
     delivered_entries: _builtins.int
-    """Entries and messages that were delivered."""
+    """Delivered entries."""
     delivered_messages: _builtins.int
-    """Messages of them."""
+    """Their messages."""
     acknowledged_entries: _builtins.int
-    """Entries that were acknowledged durably."""
-    refused: _builtins.int
+    """Durably acknowledged entries."""
+    negative_acknowledgements: _builtins.int
     """Negative acknowledgements."""
     timed_out: _builtins.int
     """Deliveries that timed out."""
     lost_consumers: _builtins.int
-    """Deliveries that came back because their consumer died."""
+    """Deliveries that came back because their consumer crashed."""
     returned: _builtins.int
-    """Deliveries that were returned unprocessed, or revoked with another one."""
+    """Deliveries given back unprocessed, or revoked with another one."""
     drained: _builtins.int
-    """Deliveries that were taken away when a drain deadline was over."""
+    """Deliveries revoked at the drain deadline."""
     dead_lettered: _builtins.int
-    """Entries that were dead-lettered."""
+    """Dead-lettered entries."""
     stale: _builtins.int
-    """Items with dead tokens."""
+    """Settlements with stale tokens."""
     scanned_entries: _builtins.int
-    """Entries that were read again, since they had not been remembered."""
+    """Entries read again because there was no room for them in memory."""
     rejected_entries: _builtins.int
-    """Entries that were acknowledged because filters rejected them."""
+    """Entries acknowledged because filters rejected them."""
     put_off: _builtins.int
-    """How often filters put an entry off."""
+    """Verdicts that put an entry off."""
     passed_entries: _builtins.int
-    """Entries that were acknowledged though nobody received them, because nobody could:
-    chunks of a large message whose first chunk is not there, since the subscription
-    begins after it, or it was trimmed or acknowledged. Each is logged.
+    """Entries acknowledged without a delivery, since none was possible: such as
+    chunks of a large message without its first chunk, because the subscription
+    starts after it, or it was trimmed or acknowledged. Each is logged.
     """
     def __init__(
         self,
@@ -2930,7 +2844,7 @@ class Totals(_message.Message):
         delivered_entries: _builtins.int = ...,
         delivered_messages: _builtins.int = ...,
         acknowledged_entries: _builtins.int = ...,
-        refused: _builtins.int = ...,
+        negative_acknowledgements: _builtins.int = ...,
         timed_out: _builtins.int = ...,
         lost_consumers: _builtins.int = ...,
         returned: _builtins.int = ...,
@@ -2944,7 +2858,7 @@ class Totals(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_entries", b"acknowledged_entries", "dead_lettered", b"dead_lettered", "delivered_entries", b"delivered_entries", "delivered_messages", b"delivered_messages", "drained", b"drained", "lost_consumers", b"lost_consumers", "passed_entries", b"passed_entries", "put_off", b"put_off", "refused", b"refused", "rejected_entries", b"rejected_entries", "returned", b"returned", "scanned_entries", b"scanned_entries", "stale", b"stale", "timed_out", b"timed_out"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_entries", b"acknowledged_entries", "dead_lettered", b"dead_lettered", "delivered_entries", b"delivered_entries", "delivered_messages", b"delivered_messages", "drained", b"drained", "lost_consumers", b"lost_consumers", "negative_acknowledgements", b"negative_acknowledgements", "passed_entries", b"passed_entries", "put_off", b"put_off", "rejected_entries", b"rejected_entries", "returned", b"returned", "scanned_entries", b"scanned_entries", "stale", b"stale", "timed_out", b"timed_out"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2952,7 +2866,7 @@ Global___Totals: _TypeAlias = Totals  # noqa: Y015
 
 @_typing.final
 class ExplainRequest(_message.Message):
-    """ExplainRequest asks about a key, or about a message."""
+    """ExplainRequest names a key or a message."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2967,7 +2881,7 @@ class ExplainRequest(_message.Message):
     key: _builtins.bytes
     """The key's bytes."""
     @_builtins.property
-    def position(self) -> _entry_pb2.Position:
+    def position(self) -> _common_pb2.Position:
         """The message's entry."""
 
     def __init__(
@@ -2976,7 +2890,7 @@ class ExplainRequest(_message.Message):
         topic: _builtins.str = ...,
         subscription: _builtins.str = ...,
         key: _builtins.bytes = ...,
-        position: _entry_pb2.Position | None = ...,
+        position: _common_pb2.Position | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "position", b"position", "subject", b"subject"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -2998,14 +2912,14 @@ class ExplainResponse(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     KEY_REPORT_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
-    """The key; absent: it is not known."""
+    """The key; absent: unknown."""
     @_builtins.property
     def reasons(self) -> _containers.RepeatedCompositeFieldContainer[Global___Explanation]:
         """At least one."""
 
     @_builtins.property
     def key_report(self) -> Global___KeyReport:
-        """What is known of the key; absent: it has no work."""
+        """The key's state; absent: it has no work."""
 
     def __init__(
         self,
@@ -3040,28 +2954,28 @@ class Explanation(_message.Message):
     FILTER_VERSION_FIELD_NUMBER: _builtins.int
     DEAD_LETTER_TOPIC_FIELD_NUMBER: _builtins.int
     reason: Global___Reason.ValueType
-    """Why."""
+    """The reason."""
     text: _builtins.str
-    """The same as a sentence for people."""
+    """The reason as a sentence for people."""
     consumer: _builtins.str
-    """The consumer that it is about; empty: none."""
+    """The consumer concerned; empty: none."""
     filter: _builtins.str
-    """The filter that it is about; empty: none."""
+    """The filter concerned; empty: none."""
     filter_version: _builtins.int
-    """Its version."""
+    """The filter's version."""
     dead_letter_topic: _builtins.str
-    """The dead letter topic that it is about; empty: none."""
+    """The dead letter topic concerned; empty: none."""
     @_builtins.property
-    def position(self) -> _entry_pb2.Position:
-        """The entry that it is about."""
+    def position(self) -> _common_pb2.Position:
+        """The entry concerned."""
 
     @_builtins.property
     def since(self) -> _timestamp_pb2.Timestamp:
-        """Since when."""
+        """When it began."""
 
     @_builtins.property
     def until(self) -> _timestamp_pb2.Timestamp:
-        """When it ends by itself; absent: when something happens."""
+        """When it ends by itself; absent: at the next event."""
 
     def __init__(
         self,
@@ -3069,7 +2983,7 @@ class Explanation(_message.Message):
         reason: Global___Reason.ValueType = ...,
         text: _builtins.str = ...,
         consumer: _builtins.str = ...,
-        position: _entry_pb2.Position | None = ...,
+        position: _common_pb2.Position | None = ...,
         since: _timestamp_pb2.Timestamp | None = ...,
         until: _timestamp_pb2.Timestamp | None = ...,
         filter: _builtins.str = ...,

@@ -27,32 +27,32 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class DispatcherServiceStub:
-    """DispatcherService delivers what a topic holds to the consumers of its
+    """DispatcherService delivers a topic's messages to the consumers of its
     subscriptions.
 
-    A subscription is a cursor of the topic with the same name. One instance of
-    the service has it at a time, by a lease on the cursor; its epoch is a part of
-    every token, so that what an earlier holder delivered settles nothing any more.
+    A subscription is a cursor of the topic with the same name. One instance of the
+    service owns it at a time, by a lease on the cursor. The lease's epoch is a part
+    of every token, so that tokens from an earlier owner are stale.
 
-    Which consumer gets a key follows from the key's hash slot, as in Pulsar. What
-    order a key's messages have, and what waits for what, is decided for each true
-    key: a message that is stuck withholds its own key, and nothing else.
+    A key's consumer is determined by the key's hash slot, as in Pulsar. Order and
+    waiting are determined by the key itself: a blocked message withholds its own
+    key, and no other.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
     a message cannot be read, or INVALID_TOPIC_NAME or INVALID_SUBSCRIPTION_NAME;
     UNAVAILABLE with reason CURSORS_UNAVAILABLE or LEDGER_UNAVAILABLE and RetryInfo
     when a service behind this one does not answer, or DRAINING. For every method
-    that names a subscription: NOT_FOUND with reason SUBSCRIPTION_NOT_FOUND; and but for
-    GetSubscription, ListSubscriptions, CreateSubscription and GetFilters
-    FAILED_PRECONDITION with reason NOT_OWNER when another instance has it, with its
-    address as `owner` and RetryInfo.
+    that names a subscription: NOT_FOUND with reason SUBSCRIPTION_NOT_FOUND; and,
+    except for GetSubscription, ListSubscriptions, CreateSubscription and GetFilters,
+    FAILED_PRECONDITION with reason NOT_OWNER when another instance owns it, with its
+    address as `owner`, and RetryInfo.
 
     A subscription may have filters (see filter.proto): entries that they reject are
     acknowledged as they are read, and take no permits. A chain applies from a
-    position on. Who has the subscription asks the filter service about entries as
-    they are read, and again whenever one comes back; a message that failed as
-    often as it may goes to the dead letter topic without being asked about. While
-    the filter service does not answer, only what waits for its verdicts stands still.
+    position on. The owner has the filter service judge entries as they are read,
+    and again before each redelivery; a message that reached max_redeliveries goes
+    to the dead letter topic unjudged. While the filter service does not answer, only
+    entries that wait for its verdicts stand still.
     """
 
     @_typing.overload
@@ -62,31 +62,31 @@ class DispatcherServiceStub:
     Consume: _grpc.StreamStreamMultiCallable[_dispatcher_pb2.ConsumeRequest, _dispatcher_pb2.ConsumeResponse]
     """Consume is a consumer's connection.
 
-    The first request subscribes, and is answered by Subscribed. The consumer
-    then grants permits, a message each, and is sent deliveries; it settles each
-    one: acknowledges it, refuses it (a negative acknowledgement), or returns
-    what it has not begun. The end of the stream without Leave counts as a
-    crash: what was in flight goes to others, and the first message of each of
-    its keys counts as failed. (Of SHARED, and where order is off: every one.)
+    The first request subscribes, and is answered by Subscribed. The consumer then
+    grants permits, one for each message, and receives deliveries. It settles each
+    one: it acknowledges it, refuses it (a negative acknowledgement), or gives it
+    back unprocessed. The end of the stream without Leave counts as a crash:
+    deliveries in flight go to other consumers, and the first message of each key
+    counts as failed. (With SHARED, and without order, every message does.)
 
-    Retry: open a new stream. What was in flight on the old one is delivered
-    again, to whoever owns its key then; its tokens are dead.
+    Retry: open a new stream. Deliveries in flight on the old one are redelivered
+    to the current owners of their keys; the old tokens are stale.
 
     Errors that end the stream: INVALID_ARGUMENT with reason NOT_SUBSCRIBED,
-    INVALID_CONSUMER (its name, weight or time-out), INVALID_OPTIONS, INVALID_KEY_RANGE,
-    INVALID_PERMITS or INVALID_START; FAILED_PRECONDITION with reason
-    SUBSCRIPTION_BUSY when the consumers that are connected want another type or other
-    options, or one is connected and it is EXCLUSIVE, or RANGE_CONFLICT;
-    RESOURCE_EXHAUSTED with reason NO_SLOTS_LEFT, TOO_MANY_CONSUMERS,
-    or TOO_MANY_UNANSWERED; ABORTED with reason FENCED when another instance took the subscription;
-    NOT_FOUND with reason TOPIC_NOT_FOUND; UNAVAILABLE with reason DRAINING,
-    SLOW_CONSUMER (it does not read what it is sent), or SILENT_STREAM (it did not
-    say within 30 s that it subscribes).
+    INVALID_CONSUMER (its name, weight or time-out), INVALID_OPTIONS,
+    INVALID_KEY_RANGE, INVALID_PERMITS or INVALID_START; FAILED_PRECONDITION with
+    reason SUBSCRIPTION_BUSY when connected consumers have another type or other
+    options, or the subscription is EXCLUSIVE and has a consumer, or
+    RANGE_CONFLICT; RESOURCE_EXHAUSTED with reason NO_SLOTS_LEFT,
+    TOO_MANY_CONSUMERS, or TOO_MANY_UNANSWERED; ABORTED with reason FENCED when
+    another instance took the subscription; NOT_FOUND with reason TOPIC_NOT_FOUND;
+    UNAVAILABLE with reason DRAINING, SLOW_CONSUMER (it does not read its
+    deliveries), or SILENT_STREAM (no Subscribe within 30 s).
     """
     CreateSubscription: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.CreateSubscriptionRequest, _dispatcher_pb2.CreateSubscriptionResponse]
     """CreateSubscription creates a subscription unless it exists.
 
-    Retry: safe; the answer says whether this call created it.
+    Retry: safe; `created` is true if this call created it.
     Errors: INVALID_ARGUMENT with reason INVALID_START, INVALID_OPTIONS or
     INVALID_PROPERTY; NOT_FOUND with reason TOPIC_NOT_FOUND.
     """
@@ -94,138 +94,137 @@ class DispatcherServiceStub:
     """GetSubscription describes a subscription. Retry: safe."""
     ListSubscriptions: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.ListSubscriptionsRequest, _dispatcher_pb2.ListSubscriptionsResponse]
     """ListSubscriptions pages through a topic's subscriptions in the order of their
-    names. Where callers must show who they are, one that the caller may not read
-    by itself is left out. Retry: safe. Errors: INVALID_ARGUMENT with reason
-    INVALID_PAGE.
+    names. With authentication, subscriptions that the caller may not read are left
+    out. Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
     """
     DeleteSubscription: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.DeleteSubscriptionRequest, _dispatcher_pb2.DeleteSubscriptionResponse]
-    """DeleteSubscription removes a subscription and what it has acknowledged.
+    """DeleteSubscription removes a subscription and its acknowledgements.
 
-    Retry: safe; one that is gone is NOT_FOUND. Errors: FAILED_PRECONDITION with
+    Retry: safe; a deleted one is NOT_FOUND. Errors: FAILED_PRECONDITION with
     reason SUBSCRIPTION_BUSY when consumers are connected, unless forced.
     """
     ResetSubscription: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.ResetSubscriptionRequest, _dispatcher_pb2.ResetSubscriptionResponse]
-    """ResetSubscription moves a subscription to a place in the log, backwards too,
-    and forgets what was acknowledged beyond it. Consumers stay connected; what
-    they have in flight is revoked.
+    """ResetSubscription moves a subscription to a place in the log, forwards or
+    backwards, and drops acknowledgements beyond it. Consumers stay connected;
+    their deliveries in flight are revoked.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_START.
     """
     UpdateSubscriptionProperties: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.UpdateSubscriptionPropertiesRequest, _dispatcher_pb2.UpdateSubscriptionPropertiesResponse]
     """UpdateSubscriptionProperties changes a subscription's properties.
 
-    Filters see the new ones at once: what is judged from then on is judged by them.
-    What waits because a filter failed, or put it off, is judged again if the filters
-    read a property that has changed.
+    Filters see the new values at once. Entries that wait because a filter failed or
+    put them off are judged again if the filters read a property that has changed.
 
-    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PROPERTY, and of a
-    subscription with filters as SetFilters.
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PROPERTY; with
+    filters, those of SetFilters.
     """
     ReleaseKey: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.ReleaseKeyRequest, _dispatcher_pb2.ReleaseKeyResponse]
-    """ReleaseKey lets a key go on that is held since one of its messages was
-    dead-lettered, or whose messages all go to the dead letter topic since.
+    """ReleaseKey resumes delivery of a key after one of its messages was
+    dead-lettered (AFTER_DEAD_LETTER_HOLD and AFTER_DEAD_LETTER_TAIL).
 
     Retry: safe. Errors: NOT_FOUND with reason KEY_NOT_HELD.
     """
     SetFilters: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.SetFiltersRequest, _dispatcher_pb2.SetFiltersResponse]
-    """SetFilters says what a subscription filters by, from a position on; what is
-    before it keeps the chain before. The chain is compiled first: one wrong filter
-    refuses all of it, and nothing changes.
+    """SetFilters sets a subscription's filters from a position on; the previous chain
+    stays in effect before it. The chain is compiled first: if one filter is
+    invalid, the call is refused, and nothing changes.
 
-    Where the position was read already, what waits from there on is judged anew.
-    What is in flight stays so; if it comes back, it is judged by the new chain.
+    If the position was read already, waiting entries from there on are judged
+    again. Entries in flight stay in flight; on redelivery they are judged by the
+    new chain.
 
-    A filter's name and version stand for one expression as long as the chain is
-    needed: another one under the same version is refused with INVALID_CHAIN, since
-    verdicts are counted by version.
+    A filter's name and version identify one expression as long as the chain is
+    needed: another expression under the same version is refused with
+    INVALID_CHAIN, since verdicts are counted by version.
 
-    Retry: safe; where the chain applies anyway, nothing changes, no change is noted,
-    and what waits is judged again. Errors: INVALID_ARGUMENT with reason
+    Retry: safe; if the chain is in effect already, waiting entries are judged again,
+    and no FilterChange is recorded. Errors: INVALID_ARGUMENT with reason
     INVALID_EXPRESSION (details: filter, version, line, column, offset),
     INVALID_CHAIN (details: filter, version) or INVALID_START;
     RESOURCE_EXHAUSTED with reason TOO_MANY_FILTERS; UNAVAILABLE with reason
     FILTERS_UNAVAILABLE and RetryInfo when the filter service does not answer.
     """
     GetFilters: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.GetFiltersRequest, _dispatcher_pb2.GetFiltersResponse]
-    """GetFilters tells what a subscription filters by, and the changes of that.
+    """GetFilters returns a subscription's filters, and their latest changes.
     Retry: safe.
     """
     AnalyzeBacklog: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.AnalyzeBacklogRequest, _dispatcher_pb2.AnalyzeBacklogResponse]
-    """AnalyzeBacklog asks what filters say of the entries that are not acknowledged,
-    and changes nothing: of all of them, or where there are more than it may look
-    at, of blocks that are spread evenly, with an estimate for the rest. Nothing
-    else waits for it; of a subscription, one is under way at a time.
+    """AnalyzeBacklog counts the filters' verdicts on unacknowledged entries, and
+    changes nothing. If there are more than max_entries, it judges evenly spread
+    blocks of them, and estimates the rest. Deliveries do not wait for it. Each
+    subscription runs one analysis at a time.
 
     Retry: safe. Errors: as SetFilters, for filters to try; INVALID_ARGUMENT with
-    reason INVALID_PAGE (entries_max, seconds_max); UNAVAILABLE with reason
+    reason INVALID_PAGE (max_entries, max_duration); UNAVAILABLE with reason
     FILTERS_UNAVAILABLE and RetryInfo.
     """
     Report: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.ReportRequest, _dispatcher_pb2.ReportResponse]
-    """Report tells what a subscription is doing. Retry: safe."""
+    """Report returns the state and the counts of a subscription. Retry: safe."""
     Explain: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.ExplainRequest, _dispatcher_pb2.ExplainResponse]
-    """Explain tells why a key's messages, or one message, are not delivered: a
+    """Explain returns why a key's messages, or one message, are not delivered: a
     chain of reasons, the nearest first. Retry: safe.
     """
 
 @_typing.type_check_only
 class DispatcherServiceAsyncStub(DispatcherServiceStub):
-    """DispatcherService delivers what a topic holds to the consumers of its
+    """DispatcherService delivers a topic's messages to the consumers of its
     subscriptions.
 
-    A subscription is a cursor of the topic with the same name. One instance of
-    the service has it at a time, by a lease on the cursor; its epoch is a part of
-    every token, so that what an earlier holder delivered settles nothing any more.
+    A subscription is a cursor of the topic with the same name. One instance of the
+    service owns it at a time, by a lease on the cursor. The lease's epoch is a part
+    of every token, so that tokens from an earlier owner are stale.
 
-    Which consumer gets a key follows from the key's hash slot, as in Pulsar. What
-    order a key's messages have, and what waits for what, is decided for each true
-    key: a message that is stuck withholds its own key, and nothing else.
+    A key's consumer is determined by the key's hash slot, as in Pulsar. Order and
+    waiting are determined by the key itself: a blocked message withholds its own
+    key, and no other.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
     a message cannot be read, or INVALID_TOPIC_NAME or INVALID_SUBSCRIPTION_NAME;
     UNAVAILABLE with reason CURSORS_UNAVAILABLE or LEDGER_UNAVAILABLE and RetryInfo
     when a service behind this one does not answer, or DRAINING. For every method
-    that names a subscription: NOT_FOUND with reason SUBSCRIPTION_NOT_FOUND; and but for
-    GetSubscription, ListSubscriptions, CreateSubscription and GetFilters
-    FAILED_PRECONDITION with reason NOT_OWNER when another instance has it, with its
-    address as `owner` and RetryInfo.
+    that names a subscription: NOT_FOUND with reason SUBSCRIPTION_NOT_FOUND; and,
+    except for GetSubscription, ListSubscriptions, CreateSubscription and GetFilters,
+    FAILED_PRECONDITION with reason NOT_OWNER when another instance owns it, with its
+    address as `owner`, and RetryInfo.
 
     A subscription may have filters (see filter.proto): entries that they reject are
     acknowledged as they are read, and take no permits. A chain applies from a
-    position on. Who has the subscription asks the filter service about entries as
-    they are read, and again whenever one comes back; a message that failed as
-    often as it may goes to the dead letter topic without being asked about. While
-    the filter service does not answer, only what waits for its verdicts stands still.
+    position on. The owner has the filter service judge entries as they are read,
+    and again before each redelivery; a message that reached max_redeliveries goes
+    to the dead letter topic unjudged. While the filter service does not answer, only
+    entries that wait for its verdicts stand still.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Consume: _aio.StreamStreamMultiCallable[_dispatcher_pb2.ConsumeRequest, _dispatcher_pb2.ConsumeResponse]  # type: ignore[assignment]
     """Consume is a consumer's connection.
 
-    The first request subscribes, and is answered by Subscribed. The consumer
-    then grants permits, a message each, and is sent deliveries; it settles each
-    one: acknowledges it, refuses it (a negative acknowledgement), or returns
-    what it has not begun. The end of the stream without Leave counts as a
-    crash: what was in flight goes to others, and the first message of each of
-    its keys counts as failed. (Of SHARED, and where order is off: every one.)
+    The first request subscribes, and is answered by Subscribed. The consumer then
+    grants permits, one for each message, and receives deliveries. It settles each
+    one: it acknowledges it, refuses it (a negative acknowledgement), or gives it
+    back unprocessed. The end of the stream without Leave counts as a crash:
+    deliveries in flight go to other consumers, and the first message of each key
+    counts as failed. (With SHARED, and without order, every message does.)
 
-    Retry: open a new stream. What was in flight on the old one is delivered
-    again, to whoever owns its key then; its tokens are dead.
+    Retry: open a new stream. Deliveries in flight on the old one are redelivered
+    to the current owners of their keys; the old tokens are stale.
 
     Errors that end the stream: INVALID_ARGUMENT with reason NOT_SUBSCRIBED,
-    INVALID_CONSUMER (its name, weight or time-out), INVALID_OPTIONS, INVALID_KEY_RANGE,
-    INVALID_PERMITS or INVALID_START; FAILED_PRECONDITION with reason
-    SUBSCRIPTION_BUSY when the consumers that are connected want another type or other
-    options, or one is connected and it is EXCLUSIVE, or RANGE_CONFLICT;
-    RESOURCE_EXHAUSTED with reason NO_SLOTS_LEFT, TOO_MANY_CONSUMERS,
-    or TOO_MANY_UNANSWERED; ABORTED with reason FENCED when another instance took the subscription;
-    NOT_FOUND with reason TOPIC_NOT_FOUND; UNAVAILABLE with reason DRAINING,
-    SLOW_CONSUMER (it does not read what it is sent), or SILENT_STREAM (it did not
-    say within 30 s that it subscribes).
+    INVALID_CONSUMER (its name, weight or time-out), INVALID_OPTIONS,
+    INVALID_KEY_RANGE, INVALID_PERMITS or INVALID_START; FAILED_PRECONDITION with
+    reason SUBSCRIPTION_BUSY when connected consumers have another type or other
+    options, or the subscription is EXCLUSIVE and has a consumer, or
+    RANGE_CONFLICT; RESOURCE_EXHAUSTED with reason NO_SLOTS_LEFT,
+    TOO_MANY_CONSUMERS, or TOO_MANY_UNANSWERED; ABORTED with reason FENCED when
+    another instance took the subscription; NOT_FOUND with reason TOPIC_NOT_FOUND;
+    UNAVAILABLE with reason DRAINING, SLOW_CONSUMER (it does not read its
+    deliveries), or SILENT_STREAM (no Subscribe within 30 s).
     """
     CreateSubscription: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.CreateSubscriptionRequest, _dispatcher_pb2.CreateSubscriptionResponse]  # type: ignore[assignment]
     """CreateSubscription creates a subscription unless it exists.
 
-    Retry: safe; the answer says whether this call created it.
+    Retry: safe; `created` is true if this call created it.
     Errors: INVALID_ARGUMENT with reason INVALID_START, INVALID_OPTIONS or
     INVALID_PROPERTY; NOT_FOUND with reason TOPIC_NOT_FOUND.
     """
@@ -233,106 +232,105 @@ class DispatcherServiceAsyncStub(DispatcherServiceStub):
     """GetSubscription describes a subscription. Retry: safe."""
     ListSubscriptions: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.ListSubscriptionsRequest, _dispatcher_pb2.ListSubscriptionsResponse]  # type: ignore[assignment]
     """ListSubscriptions pages through a topic's subscriptions in the order of their
-    names. Where callers must show who they are, one that the caller may not read
-    by itself is left out. Retry: safe. Errors: INVALID_ARGUMENT with reason
-    INVALID_PAGE.
+    names. With authentication, subscriptions that the caller may not read are left
+    out. Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
     """
     DeleteSubscription: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.DeleteSubscriptionRequest, _dispatcher_pb2.DeleteSubscriptionResponse]  # type: ignore[assignment]
-    """DeleteSubscription removes a subscription and what it has acknowledged.
+    """DeleteSubscription removes a subscription and its acknowledgements.
 
-    Retry: safe; one that is gone is NOT_FOUND. Errors: FAILED_PRECONDITION with
+    Retry: safe; a deleted one is NOT_FOUND. Errors: FAILED_PRECONDITION with
     reason SUBSCRIPTION_BUSY when consumers are connected, unless forced.
     """
     ResetSubscription: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.ResetSubscriptionRequest, _dispatcher_pb2.ResetSubscriptionResponse]  # type: ignore[assignment]
-    """ResetSubscription moves a subscription to a place in the log, backwards too,
-    and forgets what was acknowledged beyond it. Consumers stay connected; what
-    they have in flight is revoked.
+    """ResetSubscription moves a subscription to a place in the log, forwards or
+    backwards, and drops acknowledgements beyond it. Consumers stay connected;
+    their deliveries in flight are revoked.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_START.
     """
     UpdateSubscriptionProperties: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.UpdateSubscriptionPropertiesRequest, _dispatcher_pb2.UpdateSubscriptionPropertiesResponse]  # type: ignore[assignment]
     """UpdateSubscriptionProperties changes a subscription's properties.
 
-    Filters see the new ones at once: what is judged from then on is judged by them.
-    What waits because a filter failed, or put it off, is judged again if the filters
-    read a property that has changed.
+    Filters see the new values at once. Entries that wait because a filter failed or
+    put them off are judged again if the filters read a property that has changed.
 
-    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PROPERTY, and of a
-    subscription with filters as SetFilters.
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PROPERTY; with
+    filters, those of SetFilters.
     """
     ReleaseKey: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.ReleaseKeyRequest, _dispatcher_pb2.ReleaseKeyResponse]  # type: ignore[assignment]
-    """ReleaseKey lets a key go on that is held since one of its messages was
-    dead-lettered, or whose messages all go to the dead letter topic since.
+    """ReleaseKey resumes delivery of a key after one of its messages was
+    dead-lettered (AFTER_DEAD_LETTER_HOLD and AFTER_DEAD_LETTER_TAIL).
 
     Retry: safe. Errors: NOT_FOUND with reason KEY_NOT_HELD.
     """
     SetFilters: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.SetFiltersRequest, _dispatcher_pb2.SetFiltersResponse]  # type: ignore[assignment]
-    """SetFilters says what a subscription filters by, from a position on; what is
-    before it keeps the chain before. The chain is compiled first: one wrong filter
-    refuses all of it, and nothing changes.
+    """SetFilters sets a subscription's filters from a position on; the previous chain
+    stays in effect before it. The chain is compiled first: if one filter is
+    invalid, the call is refused, and nothing changes.
 
-    Where the position was read already, what waits from there on is judged anew.
-    What is in flight stays so; if it comes back, it is judged by the new chain.
+    If the position was read already, waiting entries from there on are judged
+    again. Entries in flight stay in flight; on redelivery they are judged by the
+    new chain.
 
-    A filter's name and version stand for one expression as long as the chain is
-    needed: another one under the same version is refused with INVALID_CHAIN, since
-    verdicts are counted by version.
+    A filter's name and version identify one expression as long as the chain is
+    needed: another expression under the same version is refused with
+    INVALID_CHAIN, since verdicts are counted by version.
 
-    Retry: safe; where the chain applies anyway, nothing changes, no change is noted,
-    and what waits is judged again. Errors: INVALID_ARGUMENT with reason
+    Retry: safe; if the chain is in effect already, waiting entries are judged again,
+    and no FilterChange is recorded. Errors: INVALID_ARGUMENT with reason
     INVALID_EXPRESSION (details: filter, version, line, column, offset),
     INVALID_CHAIN (details: filter, version) or INVALID_START;
     RESOURCE_EXHAUSTED with reason TOO_MANY_FILTERS; UNAVAILABLE with reason
     FILTERS_UNAVAILABLE and RetryInfo when the filter service does not answer.
     """
     GetFilters: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.GetFiltersRequest, _dispatcher_pb2.GetFiltersResponse]  # type: ignore[assignment]
-    """GetFilters tells what a subscription filters by, and the changes of that.
+    """GetFilters returns a subscription's filters, and their latest changes.
     Retry: safe.
     """
     AnalyzeBacklog: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.AnalyzeBacklogRequest, _dispatcher_pb2.AnalyzeBacklogResponse]  # type: ignore[assignment]
-    """AnalyzeBacklog asks what filters say of the entries that are not acknowledged,
-    and changes nothing: of all of them, or where there are more than it may look
-    at, of blocks that are spread evenly, with an estimate for the rest. Nothing
-    else waits for it; of a subscription, one is under way at a time.
+    """AnalyzeBacklog counts the filters' verdicts on unacknowledged entries, and
+    changes nothing. If there are more than max_entries, it judges evenly spread
+    blocks of them, and estimates the rest. Deliveries do not wait for it. Each
+    subscription runs one analysis at a time.
 
     Retry: safe. Errors: as SetFilters, for filters to try; INVALID_ARGUMENT with
-    reason INVALID_PAGE (entries_max, seconds_max); UNAVAILABLE with reason
+    reason INVALID_PAGE (max_entries, max_duration); UNAVAILABLE with reason
     FILTERS_UNAVAILABLE and RetryInfo.
     """
     Report: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.ReportRequest, _dispatcher_pb2.ReportResponse]  # type: ignore[assignment]
-    """Report tells what a subscription is doing. Retry: safe."""
+    """Report returns the state and the counts of a subscription. Retry: safe."""
     Explain: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.ExplainRequest, _dispatcher_pb2.ExplainResponse]  # type: ignore[assignment]
-    """Explain tells why a key's messages, or one message, are not delivered: a
+    """Explain returns why a key's messages, or one message, are not delivered: a
     chain of reasons, the nearest first. Retry: safe.
     """
 
 class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
-    """DispatcherService delivers what a topic holds to the consumers of its
+    """DispatcherService delivers a topic's messages to the consumers of its
     subscriptions.
 
-    A subscription is a cursor of the topic with the same name. One instance of
-    the service has it at a time, by a lease on the cursor; its epoch is a part of
-    every token, so that what an earlier holder delivered settles nothing any more.
+    A subscription is a cursor of the topic with the same name. One instance of the
+    service owns it at a time, by a lease on the cursor. The lease's epoch is a part
+    of every token, so that tokens from an earlier owner are stale.
 
-    Which consumer gets a key follows from the key's hash slot, as in Pulsar. What
-    order a key's messages have, and what waits for what, is decided for each true
-    key: a message that is stuck withholds its own key, and nothing else.
+    A key's consumer is determined by the key's hash slot, as in Pulsar. Order and
+    waiting are determined by the key itself: a blocked message withholds its own
+    key, and no other.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
     a message cannot be read, or INVALID_TOPIC_NAME or INVALID_SUBSCRIPTION_NAME;
     UNAVAILABLE with reason CURSORS_UNAVAILABLE or LEDGER_UNAVAILABLE and RetryInfo
     when a service behind this one does not answer, or DRAINING. For every method
-    that names a subscription: NOT_FOUND with reason SUBSCRIPTION_NOT_FOUND; and but for
-    GetSubscription, ListSubscriptions, CreateSubscription and GetFilters
-    FAILED_PRECONDITION with reason NOT_OWNER when another instance has it, with its
-    address as `owner` and RetryInfo.
+    that names a subscription: NOT_FOUND with reason SUBSCRIPTION_NOT_FOUND; and,
+    except for GetSubscription, ListSubscriptions, CreateSubscription and GetFilters,
+    FAILED_PRECONDITION with reason NOT_OWNER when another instance owns it, with its
+    address as `owner`, and RetryInfo.
 
     A subscription may have filters (see filter.proto): entries that they reject are
     acknowledged as they are read, and take no permits. A chain applies from a
-    position on. Who has the subscription asks the filter service about entries as
-    they are read, and again whenever one comes back; a message that failed as
-    often as it may goes to the dead letter topic without being asked about. While
-    the filter service does not answer, only what waits for its verdicts stands still.
+    position on. The owner has the filter service judge entries as they are read,
+    and again before each redelivery; a message that reached max_redeliveries goes
+    to the dead letter topic unjudged. While the filter service does not answer, only
+    entries that wait for its verdicts stand still.
     """
 
     @_abc_1.abstractmethod
@@ -343,26 +341,26 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_dispatcher_pb2.ConsumeResponse], _abc.AsyncIterator[_dispatcher_pb2.ConsumeResponse]]:
         """Consume is a consumer's connection.
 
-        The first request subscribes, and is answered by Subscribed. The consumer
-        then grants permits, a message each, and is sent deliveries; it settles each
-        one: acknowledges it, refuses it (a negative acknowledgement), or returns
-        what it has not begun. The end of the stream without Leave counts as a
-        crash: what was in flight goes to others, and the first message of each of
-        its keys counts as failed. (Of SHARED, and where order is off: every one.)
+        The first request subscribes, and is answered by Subscribed. The consumer then
+        grants permits, one for each message, and receives deliveries. It settles each
+        one: it acknowledges it, refuses it (a negative acknowledgement), or gives it
+        back unprocessed. The end of the stream without Leave counts as a crash:
+        deliveries in flight go to other consumers, and the first message of each key
+        counts as failed. (With SHARED, and without order, every message does.)
 
-        Retry: open a new stream. What was in flight on the old one is delivered
-        again, to whoever owns its key then; its tokens are dead.
+        Retry: open a new stream. Deliveries in flight on the old one are redelivered
+        to the current owners of their keys; the old tokens are stale.
 
         Errors that end the stream: INVALID_ARGUMENT with reason NOT_SUBSCRIBED,
-        INVALID_CONSUMER (its name, weight or time-out), INVALID_OPTIONS, INVALID_KEY_RANGE,
-        INVALID_PERMITS or INVALID_START; FAILED_PRECONDITION with reason
-        SUBSCRIPTION_BUSY when the consumers that are connected want another type or other
-        options, or one is connected and it is EXCLUSIVE, or RANGE_CONFLICT;
-        RESOURCE_EXHAUSTED with reason NO_SLOTS_LEFT, TOO_MANY_CONSUMERS,
-        or TOO_MANY_UNANSWERED; ABORTED with reason FENCED when another instance took the subscription;
-        NOT_FOUND with reason TOPIC_NOT_FOUND; UNAVAILABLE with reason DRAINING,
-        SLOW_CONSUMER (it does not read what it is sent), or SILENT_STREAM (it did not
-        say within 30 s that it subscribes).
+        INVALID_CONSUMER (its name, weight or time-out), INVALID_OPTIONS,
+        INVALID_KEY_RANGE, INVALID_PERMITS or INVALID_START; FAILED_PRECONDITION with
+        reason SUBSCRIPTION_BUSY when connected consumers have another type or other
+        options, or the subscription is EXCLUSIVE and has a consumer, or
+        RANGE_CONFLICT; RESOURCE_EXHAUSTED with reason NO_SLOTS_LEFT,
+        TOO_MANY_CONSUMERS, or TOO_MANY_UNANSWERED; ABORTED with reason FENCED when
+        another instance took the subscription; NOT_FOUND with reason TOPIC_NOT_FOUND;
+        UNAVAILABLE with reason DRAINING, SLOW_CONSUMER (it does not read its
+        deliveries), or SILENT_STREAM (no Subscribe within 30 s).
         """
 
     @_abc_1.abstractmethod
@@ -373,7 +371,7 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_dispatcher_pb2.CreateSubscriptionResponse, _abc.Awaitable[_dispatcher_pb2.CreateSubscriptionResponse]]:
         """CreateSubscription creates a subscription unless it exists.
 
-        Retry: safe; the answer says whether this call created it.
+        Retry: safe; `created` is true if this call created it.
         Errors: INVALID_ARGUMENT with reason INVALID_START, INVALID_OPTIONS or
         INVALID_PROPERTY; NOT_FOUND with reason TOPIC_NOT_FOUND.
         """
@@ -393,9 +391,8 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_dispatcher_pb2.ListSubscriptionsResponse, _abc.Awaitable[_dispatcher_pb2.ListSubscriptionsResponse]]:
         """ListSubscriptions pages through a topic's subscriptions in the order of their
-        names. Where callers must show who they are, one that the caller may not read
-        by itself is left out. Retry: safe. Errors: INVALID_ARGUMENT with reason
-        INVALID_PAGE.
+        names. With authentication, subscriptions that the caller may not read are left
+        out. Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
         """
 
     @_abc_1.abstractmethod
@@ -404,9 +401,9 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _dispatcher_pb2.DeleteSubscriptionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_dispatcher_pb2.DeleteSubscriptionResponse, _abc.Awaitable[_dispatcher_pb2.DeleteSubscriptionResponse]]:
-        """DeleteSubscription removes a subscription and what it has acknowledged.
+        """DeleteSubscription removes a subscription and its acknowledgements.
 
-        Retry: safe; one that is gone is NOT_FOUND. Errors: FAILED_PRECONDITION with
+        Retry: safe; a deleted one is NOT_FOUND. Errors: FAILED_PRECONDITION with
         reason SUBSCRIPTION_BUSY when consumers are connected, unless forced.
         """
 
@@ -416,9 +413,9 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _dispatcher_pb2.ResetSubscriptionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_dispatcher_pb2.ResetSubscriptionResponse, _abc.Awaitable[_dispatcher_pb2.ResetSubscriptionResponse]]:
-        """ResetSubscription moves a subscription to a place in the log, backwards too,
-        and forgets what was acknowledged beyond it. Consumers stay connected; what
-        they have in flight is revoked.
+        """ResetSubscription moves a subscription to a place in the log, forwards or
+        backwards, and drops acknowledgements beyond it. Consumers stay connected;
+        their deliveries in flight are revoked.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_START.
         """
@@ -431,12 +428,11 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_dispatcher_pb2.UpdateSubscriptionPropertiesResponse, _abc.Awaitable[_dispatcher_pb2.UpdateSubscriptionPropertiesResponse]]:
         """UpdateSubscriptionProperties changes a subscription's properties.
 
-        Filters see the new ones at once: what is judged from then on is judged by them.
-        What waits because a filter failed, or put it off, is judged again if the filters
-        read a property that has changed.
+        Filters see the new values at once. Entries that wait because a filter failed or
+        put them off are judged again if the filters read a property that has changed.
 
-        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PROPERTY, and of a
-        subscription with filters as SetFilters.
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PROPERTY; with
+        filters, those of SetFilters.
         """
 
     @_abc_1.abstractmethod
@@ -445,8 +441,8 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _dispatcher_pb2.ReleaseKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_dispatcher_pb2.ReleaseKeyResponse, _abc.Awaitable[_dispatcher_pb2.ReleaseKeyResponse]]:
-        """ReleaseKey lets a key go on that is held since one of its messages was
-        dead-lettered, or whose messages all go to the dead letter topic since.
+        """ReleaseKey resumes delivery of a key after one of its messages was
+        dead-lettered (AFTER_DEAD_LETTER_HOLD and AFTER_DEAD_LETTER_TAIL).
 
         Retry: safe. Errors: NOT_FOUND with reason KEY_NOT_HELD.
         """
@@ -457,19 +453,20 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _dispatcher_pb2.SetFiltersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_dispatcher_pb2.SetFiltersResponse, _abc.Awaitable[_dispatcher_pb2.SetFiltersResponse]]:
-        """SetFilters says what a subscription filters by, from a position on; what is
-        before it keeps the chain before. The chain is compiled first: one wrong filter
-        refuses all of it, and nothing changes.
+        """SetFilters sets a subscription's filters from a position on; the previous chain
+        stays in effect before it. The chain is compiled first: if one filter is
+        invalid, the call is refused, and nothing changes.
 
-        Where the position was read already, what waits from there on is judged anew.
-        What is in flight stays so; if it comes back, it is judged by the new chain.
+        If the position was read already, waiting entries from there on are judged
+        again. Entries in flight stay in flight; on redelivery they are judged by the
+        new chain.
 
-        A filter's name and version stand for one expression as long as the chain is
-        needed: another one under the same version is refused with INVALID_CHAIN, since
-        verdicts are counted by version.
+        A filter's name and version identify one expression as long as the chain is
+        needed: another expression under the same version is refused with
+        INVALID_CHAIN, since verdicts are counted by version.
 
-        Retry: safe; where the chain applies anyway, nothing changes, no change is noted,
-        and what waits is judged again. Errors: INVALID_ARGUMENT with reason
+        Retry: safe; if the chain is in effect already, waiting entries are judged again,
+        and no FilterChange is recorded. Errors: INVALID_ARGUMENT with reason
         INVALID_EXPRESSION (details: filter, version, line, column, offset),
         INVALID_CHAIN (details: filter, version) or INVALID_START;
         RESOURCE_EXHAUSTED with reason TOO_MANY_FILTERS; UNAVAILABLE with reason
@@ -482,7 +479,7 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _dispatcher_pb2.GetFiltersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_dispatcher_pb2.GetFiltersResponse, _abc.Awaitable[_dispatcher_pb2.GetFiltersResponse]]:
-        """GetFilters tells what a subscription filters by, and the changes of that.
+        """GetFilters returns a subscription's filters, and their latest changes.
         Retry: safe.
         """
 
@@ -492,13 +489,13 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _dispatcher_pb2.AnalyzeBacklogRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_dispatcher_pb2.AnalyzeBacklogResponse, _abc.Awaitable[_dispatcher_pb2.AnalyzeBacklogResponse]]:
-        """AnalyzeBacklog asks what filters say of the entries that are not acknowledged,
-        and changes nothing: of all of them, or where there are more than it may look
-        at, of blocks that are spread evenly, with an estimate for the rest. Nothing
-        else waits for it; of a subscription, one is under way at a time.
+        """AnalyzeBacklog counts the filters' verdicts on unacknowledged entries, and
+        changes nothing. If there are more than max_entries, it judges evenly spread
+        blocks of them, and estimates the rest. Deliveries do not wait for it. Each
+        subscription runs one analysis at a time.
 
         Retry: safe. Errors: as SetFilters, for filters to try; INVALID_ARGUMENT with
-        reason INVALID_PAGE (entries_max, seconds_max); UNAVAILABLE with reason
+        reason INVALID_PAGE (max_entries, max_duration); UNAVAILABLE with reason
         FILTERS_UNAVAILABLE and RetryInfo.
         """
 
@@ -508,7 +505,7 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _dispatcher_pb2.ReportRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_dispatcher_pb2.ReportResponse, _abc.Awaitable[_dispatcher_pb2.ReportResponse]]:
-        """Report tells what a subscription is doing. Retry: safe."""
+        """Report returns the state and the counts of a subscription. Retry: safe."""
 
     @_abc_1.abstractmethod
     def Explain(
@@ -516,7 +513,7 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _dispatcher_pb2.ExplainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_dispatcher_pb2.ExplainResponse, _abc.Awaitable[_dispatcher_pb2.ExplainResponse]]:
-        """Explain tells why a key's messages, or one message, are not delivered: a
+        """Explain returns why a key's messages, or one message, are not delivered: a
         chain of reasons, the nearest first. Retry: safe.
         """
 

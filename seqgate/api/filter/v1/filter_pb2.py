@@ -22,11 +22,13 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
+from seqgate.api.common.v1 import common_pb2 as seqgate_dot_api_dot_common_dot_v1_dot_common__pb2
 from seqgate.api.entry.v1 import entry_pb2 as seqgate_dot_api_dot_entry_dot_v1_dot_entry__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"seqgate/api/filter/v1/filter.proto\x12\x15seqgate.api.filter.v1\x1a\x17google/rpc/status.proto\x1a seqgate/api/entry/v1/entry.proto\";\n\x06\x46ilter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x12\n\nexpression\x18\x03 \x01(\t\"\xc1\x01\n\x05\x43hain\x12.\n\x07\x66ilters\x18\x01 \x03(\x0b\x32\x1d.seqgate.api.filter.v1.Filter\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x44\n\x0csubscription\x18\x03 \x03(\x0b\x32..seqgate.api.filter.v1.Chain.SubscriptionEntry\x1a\x33\n\x11SubscriptionEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"v\n\x05Reads\x12\x11\n\tvariables\x18\x01 \x03(\t\x12\x12\n\nproperties\x18\x02 \x03(\t\x12\x16\n\x0e\x61ll_properties\x18\x03 \x01(\x08\x12\x14\n\x0csubscription\x18\x04 \x03(\t\x12\x18\n\x10\x61ll_subscription\x18\x05 \x01(\x08\"\xc8\x01\n\x0f\x45valuateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x34\n\tset_chain\x18\x02 \x01(\x0b\x32\x1f.seqgate.api.filter.v1.SetChainH\x00\x12-\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x1c.seqgate.api.filter.v1.BatchH\x00\x12\x31\n\x05trace\x18\x04 \x01(\x0b\x32\".seqgate.api.entry.v1.TraceContextB\t\n\x07request\"I\n\x08SetChain\x12\x10\n\x08\x63hain_id\x18\x01 \x01(\r\x12+\n\x05\x63hain\x18\x02 \x01(\x0b\x32\x1c.seqgate.api.filter.v1.Chain\"_\n\x05\x42\x61tch\x12\x10\n\x08\x63hain_id\x18\x01 \x01(\r\x12\x35\n\x08metadata\x18\x02 \x03(\x0b\x32#.seqgate.api.entry.v1.EntryMetadata\x12\r\n\x05which\x18\x03 \x03(\r\"\xf9\x01\n\x10\x45valuateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x34\n\tchain_set\x18\x02 \x01(\x0b\x32\x1f.seqgate.api.filter.v1.ChainSetH\x00\x12\x33\n\x08verdicts\x18\x03 \x01(\x0b\x32\x1f.seqgate.api.filter.v1.VerdictsH\x00\x12%\n\x07refused\x18\x04 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x33\n\x08\x64raining\x18\x05 \x01(\x0b\x32\x1f.seqgate.api.filter.v1.DrainingH\x00\x42\n\n\x08response\"E\n\x08\x43hainSet\x12+\n\x05reads\x18\x01 \x01(\x0b\x32\x1c.seqgate.api.filter.v1.Reads\x12\x0c\n\x04\x63ost\x18\x02 \x01(\x04\"K\n\x08Verdicts\x12\x30\n\x08outcomes\x18\x01 \x03(\x0b\x32\x1e.seqgate.api.filter.v1.Outcome\x12\r\n\x05which\x18\x02 \x03(\r\"\n\n\x08\x44raining\"\xab\x01\n\x07Outcome\x12\x31\n\x07verdict\x18\x01 \x01(\x0e\x32\x1e.seqgate.api.filter.v1.VerdictH\x00\x12\x31\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x1e.seqgate.api.filter.v1.FailureH\x00\x12\x13\n\x06\x66ilter\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08\x64\x65lay_ms\x18\x04 \x01(\x04\x42\x08\n\x06resultB\t\n\x07_filter\"P\n\x07\x46\x61ilure\x12\x34\n\x06reason\x18\x01 \x01(\x0e\x32$.seqgate.api.filter.v1.FailureReason\x12\x0f\n\x07message\x18\x02 \x01(\t\"$\n\x0e\x43ompileRequest\x12\x12\n\nexpression\x18\x01 \x01(\t\"\x81\x01\n\x0f\x43ompileResponse\x12\x33\n\x08\x63ompiled\x18\x01 \x01(\x0b\x32\x1f.seqgate.api.filter.v1.CompiledH\x00\x12/\n\x06\x66\x61ults\x18\x02 \x01(\x0b\x32\x1d.seqgate.api.filter.v1.FaultsH\x00\x42\x08\n\x06result\"\x84\x01\n\x08\x43ompiled\x12)\n\x04type\x18\x01 \x01(\x0e\x32\x1b.seqgate.api.filter.v1.Type\x12+\n\x05reads\x18\x02 \x01(\x0b\x32\x1c.seqgate.api.filter.v1.Reads\x12\x0c\n\x04\x63ost\x18\x03 \x01(\x04\x12\x12\n\niterations\x18\x04 \x01(\x04\"6\n\x06\x46\x61ults\x12,\n\x06\x66\x61ults\x18\x01 \x03(\x0b\x32\x1c.seqgate.api.filter.v1.Fault\"F\n\x05\x46\x61ult\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12\x0c\n\x04line\x18\x02 \x01(\r\x12\x0e\n\x06\x63olumn\x18\x03 \x01(\r\x12\x0f\n\x07message\x18\x04 \x01(\t\"\xee\x01\n\x0e\x45xplainRequest\x12\x12\n\nexpression\x18\x01 \x01(\t\x12\x35\n\x08metadata\x18\x02 \x01(\x0b\x32#.seqgate.api.entry.v1.EntryMetadata\x12\r\n\x05topic\x18\x03 \x01(\t\x12M\n\x0csubscription\x18\x04 \x03(\x0b\x32\x37.seqgate.api.filter.v1.ExplainRequest.SubscriptionEntry\x1a\x33\n\x11SubscriptionEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"n\n\x0f\x45xplainResponse\x12/\n\x07outcome\x18\x01 \x01(\x0b\x32\x1e.seqgate.api.filter.v1.Outcome\x12*\n\x05steps\x18\x02 \x03(\x0b\x32\x1b.seqgate.api.filter.v1.Step\"^\n\x04Step\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\x12\r\n\x05\x64\x65pth\x18\x03 \x01(\r\x12\x0c\n\x04type\x18\x04 \x01(\t\x12\r\n\x05value\x18\x05 \x01(\t\x12\x0e\n\x06\x66\x61iled\x18\x06 \x01(\x08*b\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x12\n\x0eVERDICT_ACCEPT\x10\x01\x12\x12\n\x0eVERDICT_REJECT\x10\x02\x12\x16\n\x12VERDICT_RESCHEDULE\x10\x03*\xc0\x01\n\rFailureReason\x12\x1e\n\x1a\x46\x41ILURE_REASON_UNSPECIFIED\x10\x00\x12\"\n\x1e\x46\x41ILURE_REASON_PROPERTY_ABSENT\x10\x01\x12$\n FAILURE_REASON_EVALUATION_FAILED\x10\x02\x12 \n\x1c\x46\x41ILURE_REASON_INVALID_DELAY\x10\x03\x12#\n\x1f\x46\x41ILURE_REASON_INVALID_METADATA\x10\x04*>\n\x04Type\x12\x14\n\x10TYPE_UNSPECIFIED\x10\x00\x12\r\n\tTYPE_BOOL\x10\x01\x12\x11\n\rTYPE_DURATION\x10\x02\x32\xa4\x02\n\rFilterService\x12_\n\x08\x45valuate\x12&.seqgate.api.filter.v1.EvaluateRequest\x1a\'.seqgate.api.filter.v1.EvaluateResponse(\x01\x30\x01\x12X\n\x07\x43ompile\x12%.seqgate.api.filter.v1.CompileRequest\x1a&.seqgate.api.filter.v1.CompileResponse\x12X\n\x07\x45xplain\x12%.seqgate.api.filter.v1.ExplainRequest\x1a&.seqgate.api.filter.v1.ExplainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"seqgate/api/filter/v1/filter.proto\x12\x15seqgate.api.filter.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\x1a\"seqgate/api/common/v1/common.proto\x1a seqgate/api/entry/v1/entry.proto\";\n\x06\x46ilter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x12\n\nexpression\x18\x03 \x01(\t\"\xc1\x01\n\x05\x43hain\x12.\n\x07\x66ilters\x18\x01 \x03(\x0b\x32\x1d.seqgate.api.filter.v1.Filter\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x44\n\x0csubscription\x18\x03 \x03(\x0b\x32..seqgate.api.filter.v1.Chain.SubscriptionEntry\x1a\x33\n\x11SubscriptionEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"v\n\x05Reads\x12\x11\n\tvariables\x18\x01 \x03(\t\x12\x12\n\nproperties\x18\x02 \x03(\t\x12\x16\n\x0e\x61ll_properties\x18\x03 \x01(\x08\x12\x14\n\x0csubscription\x18\x04 \x03(\t\x12\x18\n\x10\x61ll_subscription\x18\x05 \x01(\x08\"\xc9\x01\n\x0f\x45valuateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x34\n\tset_chain\x18\x02 \x01(\x0b\x32\x1f.seqgate.api.filter.v1.SetChainH\x00\x12-\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x1c.seqgate.api.filter.v1.BatchH\x00\x12\x32\n\x05trace\x18\x04 \x01(\x0b\x32#.seqgate.api.common.v1.TraceContextB\t\n\x07request\"I\n\x08SetChain\x12\x10\n\x08\x63hain_id\x18\x01 \x01(\r\x12+\n\x05\x63hain\x18\x02 \x01(\x0b\x32\x1c.seqgate.api.filter.v1.Chain\"_\n\x05\x42\x61tch\x12\x10\n\x08\x63hain_id\x18\x01 \x01(\r\x12\x35\n\x08metadata\x18\x02 \x03(\x0b\x32#.seqgate.api.entry.v1.EntryMetadata\x12\r\n\x05which\x18\x03 \x03(\r\"\xf7\x01\n\x10\x45valuateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x34\n\tchain_set\x18\x02 \x01(\x0b\x32\x1f.seqgate.api.filter.v1.ChainSetH\x00\x12\x33\n\x08verdicts\x18\x03 \x01(\x0b\x32\x1f.seqgate.api.filter.v1.VerdictsH\x00\x12#\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x33\n\x08\x64raining\x18\x05 \x01(\x0b\x32\x1f.seqgate.api.common.v1.DrainingH\x00\x42\n\n\x08response\"E\n\x08\x43hainSet\x12+\n\x05reads\x18\x01 \x01(\x0b\x32\x1c.seqgate.api.filter.v1.Reads\x12\x0c\n\x04\x63ost\x18\x02 \x01(\x04\"Q\n\x08Verdicts\x12\x36\n\x08outcomes\x18\x01 \x03(\x0b\x32$.seqgate.api.filter.v1.FilterOutcome\x12\r\n\x05which\x18\x02 \x03(\r\"\xcf\x01\n\rFilterOutcome\x12\x37\n\x07verdict\x18\x01 \x01(\x0e\x32$.seqgate.api.filter.v1.FilterVerdictH\x00\x12\x31\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x1e.seqgate.api.filter.v1.FailureH\x00\x12\x13\n\x06\x66ilter\x18\x03 \x01(\rH\x01\x88\x01\x01\x12(\n\x05\x64\x65lay\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x08\n\x06resultB\t\n\x07_filter\"P\n\x07\x46\x61ilure\x12\x34\n\x06reason\x18\x01 \x01(\x0e\x32$.seqgate.api.filter.v1.FailureReason\x12\x0f\n\x07message\x18\x02 \x01(\t\"$\n\x0e\x43ompileRequest\x12\x12\n\nexpression\x18\x01 \x01(\t\"\x81\x01\n\x0f\x43ompileResponse\x12\x33\n\x08\x63ompiled\x18\x01 \x01(\x0b\x32\x1f.seqgate.api.filter.v1.CompiledH\x00\x12/\n\x06\x66\x61ults\x18\x02 \x01(\x0b\x32\x1d.seqgate.api.filter.v1.FaultsH\x00\x42\x08\n\x06result\"\x84\x01\n\x08\x43ompiled\x12)\n\x04type\x18\x01 \x01(\x0e\x32\x1b.seqgate.api.filter.v1.Type\x12+\n\x05reads\x18\x02 \x01(\x0b\x32\x1c.seqgate.api.filter.v1.Reads\x12\x0c\n\x04\x63ost\x18\x03 \x01(\x04\x12\x12\n\niterations\x18\x04 \x01(\x04\"6\n\x06\x46\x61ults\x12,\n\x06\x66\x61ults\x18\x01 \x03(\x0b\x32\x1c.seqgate.api.filter.v1.Fault\"F\n\x05\x46\x61ult\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12\x0c\n\x04line\x18\x02 \x01(\r\x12\x0e\n\x06\x63olumn\x18\x03 \x01(\r\x12\x0f\n\x07message\x18\x04 \x01(\t\"\xee\x01\n\x0e\x45xplainRequest\x12\x12\n\nexpression\x18\x01 \x01(\t\x12\x35\n\x08metadata\x18\x02 \x01(\x0b\x32#.seqgate.api.entry.v1.EntryMetadata\x12\r\n\x05topic\x18\x03 \x01(\t\x12M\n\x0csubscription\x18\x04 \x03(\x0b\x32\x37.seqgate.api.filter.v1.ExplainRequest.SubscriptionEntry\x1a\x33\n\x11SubscriptionEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"t\n\x0f\x45xplainResponse\x12\x35\n\x07outcome\x18\x01 \x01(\x0b\x32$.seqgate.api.filter.v1.FilterOutcome\x12*\n\x05steps\x18\x02 \x03(\x0b\x32\x1b.seqgate.api.filter.v1.Step\"^\n\x04Step\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\x12\r\n\x05\x64\x65pth\x18\x03 \x01(\r\x12\x0c\n\x04type\x18\x04 \x01(\t\x12\r\n\x05value\x18\x05 \x01(\t\x12\x0e\n\x06\x66\x61iled\x18\x06 \x01(\x08*\x84\x01\n\rFilterVerdict\x12\x1e\n\x1a\x46ILTER_VERDICT_UNSPECIFIED\x10\x00\x12\x19\n\x15\x46ILTER_VERDICT_ACCEPT\x10\x01\x12\x19\n\x15\x46ILTER_VERDICT_REJECT\x10\x02\x12\x1d\n\x19\x46ILTER_VERDICT_RESCHEDULE\x10\x03*\xc0\x01\n\rFailureReason\x12\x1e\n\x1a\x46\x41ILURE_REASON_UNSPECIFIED\x10\x00\x12\"\n\x1e\x46\x41ILURE_REASON_PROPERTY_ABSENT\x10\x01\x12$\n FAILURE_REASON_EVALUATION_FAILED\x10\x02\x12 \n\x1c\x46\x41ILURE_REASON_INVALID_DELAY\x10\x03\x12#\n\x1f\x46\x41ILURE_REASON_INVALID_METADATA\x10\x04*>\n\x04Type\x12\x14\n\x10TYPE_UNSPECIFIED\x10\x00\x12\r\n\tTYPE_BOOL\x10\x01\x12\x11\n\rTYPE_DURATION\x10\x02\x32\xa4\x02\n\rFilterService\x12_\n\x08\x45valuate\x12&.seqgate.api.filter.v1.EvaluateRequest\x1a\'.seqgate.api.filter.v1.EvaluateResponse(\x01\x30\x01\x12X\n\x07\x43ompile\x12%.seqgate.api.filter.v1.CompileRequest\x1a&.seqgate.api.filter.v1.CompileResponse\x12X\n\x07\x45xplain\x12%.seqgate.api.filter.v1.ExplainRequest\x1a&.seqgate.api.filter.v1.ExplainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,56 +39,54 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHAIN_SUBSCRIPTIONENTRY']._serialized_options = b'8\001'
   _globals['_EXPLAINREQUEST_SUBSCRIPTIONENTRY']._loaded_options = None
   _globals['_EXPLAINREQUEST_SUBSCRIPTIONENTRY']._serialized_options = b'8\001'
-  _globals['_VERDICT']._serialized_start=2422
-  _globals['_VERDICT']._serialized_end=2520
-  _globals['_FAILUREREASON']._serialized_start=2523
-  _globals['_FAILUREREASON']._serialized_end=2715
-  _globals['_TYPE']._serialized_start=2717
-  _globals['_TYPE']._serialized_end=2779
-  _globals['_FILTER']._serialized_start=120
-  _globals['_FILTER']._serialized_end=179
-  _globals['_CHAIN']._serialized_start=182
-  _globals['_CHAIN']._serialized_end=375
-  _globals['_CHAIN_SUBSCRIPTIONENTRY']._serialized_start=324
-  _globals['_CHAIN_SUBSCRIPTIONENTRY']._serialized_end=375
-  _globals['_READS']._serialized_start=377
-  _globals['_READS']._serialized_end=495
-  _globals['_EVALUATEREQUEST']._serialized_start=498
-  _globals['_EVALUATEREQUEST']._serialized_end=698
-  _globals['_SETCHAIN']._serialized_start=700
-  _globals['_SETCHAIN']._serialized_end=773
-  _globals['_BATCH']._serialized_start=775
-  _globals['_BATCH']._serialized_end=870
-  _globals['_EVALUATERESPONSE']._serialized_start=873
-  _globals['_EVALUATERESPONSE']._serialized_end=1122
-  _globals['_CHAINSET']._serialized_start=1124
-  _globals['_CHAINSET']._serialized_end=1193
-  _globals['_VERDICTS']._serialized_start=1195
-  _globals['_VERDICTS']._serialized_end=1270
-  _globals['_DRAINING']._serialized_start=1272
-  _globals['_DRAINING']._serialized_end=1282
-  _globals['_OUTCOME']._serialized_start=1285
-  _globals['_OUTCOME']._serialized_end=1456
-  _globals['_FAILURE']._serialized_start=1458
-  _globals['_FAILURE']._serialized_end=1538
-  _globals['_COMPILEREQUEST']._serialized_start=1540
-  _globals['_COMPILEREQUEST']._serialized_end=1576
-  _globals['_COMPILERESPONSE']._serialized_start=1579
-  _globals['_COMPILERESPONSE']._serialized_end=1708
-  _globals['_COMPILED']._serialized_start=1711
-  _globals['_COMPILED']._serialized_end=1843
-  _globals['_FAULTS']._serialized_start=1845
-  _globals['_FAULTS']._serialized_end=1899
-  _globals['_FAULT']._serialized_start=1901
-  _globals['_FAULT']._serialized_end=1971
-  _globals['_EXPLAINREQUEST']._serialized_start=1974
-  _globals['_EXPLAINREQUEST']._serialized_end=2212
-  _globals['_EXPLAINREQUEST_SUBSCRIPTIONENTRY']._serialized_start=324
-  _globals['_EXPLAINREQUEST_SUBSCRIPTIONENTRY']._serialized_end=375
-  _globals['_EXPLAINRESPONSE']._serialized_start=2214
-  _globals['_EXPLAINRESPONSE']._serialized_end=2324
-  _globals['_STEP']._serialized_start=2326
-  _globals['_STEP']._serialized_end=2420
-  _globals['_FILTERSERVICE']._serialized_start=2782
-  _globals['_FILTERSERVICE']._serialized_end=3074
+  _globals['_FILTERVERDICT']._serialized_start=2526
+  _globals['_FILTERVERDICT']._serialized_end=2658
+  _globals['_FAILUREREASON']._serialized_start=2661
+  _globals['_FAILUREREASON']._serialized_end=2853
+  _globals['_TYPE']._serialized_start=2855
+  _globals['_TYPE']._serialized_end=2917
+  _globals['_FILTER']._serialized_start=188
+  _globals['_FILTER']._serialized_end=247
+  _globals['_CHAIN']._serialized_start=250
+  _globals['_CHAIN']._serialized_end=443
+  _globals['_CHAIN_SUBSCRIPTIONENTRY']._serialized_start=392
+  _globals['_CHAIN_SUBSCRIPTIONENTRY']._serialized_end=443
+  _globals['_READS']._serialized_start=445
+  _globals['_READS']._serialized_end=563
+  _globals['_EVALUATEREQUEST']._serialized_start=566
+  _globals['_EVALUATEREQUEST']._serialized_end=767
+  _globals['_SETCHAIN']._serialized_start=769
+  _globals['_SETCHAIN']._serialized_end=842
+  _globals['_BATCH']._serialized_start=844
+  _globals['_BATCH']._serialized_end=939
+  _globals['_EVALUATERESPONSE']._serialized_start=942
+  _globals['_EVALUATERESPONSE']._serialized_end=1189
+  _globals['_CHAINSET']._serialized_start=1191
+  _globals['_CHAINSET']._serialized_end=1260
+  _globals['_VERDICTS']._serialized_start=1262
+  _globals['_VERDICTS']._serialized_end=1343
+  _globals['_FILTEROUTCOME']._serialized_start=1346
+  _globals['_FILTEROUTCOME']._serialized_end=1553
+  _globals['_FAILURE']._serialized_start=1555
+  _globals['_FAILURE']._serialized_end=1635
+  _globals['_COMPILEREQUEST']._serialized_start=1637
+  _globals['_COMPILEREQUEST']._serialized_end=1673
+  _globals['_COMPILERESPONSE']._serialized_start=1676
+  _globals['_COMPILERESPONSE']._serialized_end=1805
+  _globals['_COMPILED']._serialized_start=1808
+  _globals['_COMPILED']._serialized_end=1940
+  _globals['_FAULTS']._serialized_start=1942
+  _globals['_FAULTS']._serialized_end=1996
+  _globals['_FAULT']._serialized_start=1998
+  _globals['_FAULT']._serialized_end=2068
+  _globals['_EXPLAINREQUEST']._serialized_start=2071
+  _globals['_EXPLAINREQUEST']._serialized_end=2309
+  _globals['_EXPLAINREQUEST_SUBSCRIPTIONENTRY']._serialized_start=392
+  _globals['_EXPLAINREQUEST_SUBSCRIPTIONENTRY']._serialized_end=443
+  _globals['_EXPLAINRESPONSE']._serialized_start=2311
+  _globals['_EXPLAINRESPONSE']._serialized_end=2427
+  _globals['_STEP']._serialized_start=2429
+  _globals['_STEP']._serialized_end=2523
+  _globals['_FILTERSERVICE']._serialized_start=2920
+  _globals['_FILTERSERVICE']._serialized_end=3212
 # @@protoc_insertion_point(module_scope)

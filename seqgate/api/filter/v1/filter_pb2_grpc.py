@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class FilterServiceStub:
-    """FilterService judges entries. It keeps nothing: every replica answers alike,
-    and every call may be repeated.
+    """FilterService judges entries. It is stateless: all replicas give the same
+    answers, and every call is safe to retry.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
     message cannot be read, or with INVALID_EXPRESSION (details: line, column,
@@ -59,8 +59,8 @@ class FilterServiceStub:
 
 
 class FilterServiceServicer:
-    """FilterService judges entries. It keeps nothing: every replica answers alike,
-    and every call may be repeated.
+    """FilterService judges entries. It is stateless: all replicas give the same
+    answers, and every call is safe to retry.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
     message cannot be read, or with INVALID_EXPRESSION (details: line, column,
@@ -69,27 +69,28 @@ class FilterServiceServicer:
     """
 
     def Evaluate(self, request_iterator, context):
-        """Evaluate judges batches of entries. Tell a chain first, then send batches for
-        it. Requests are worked on one after the other, and answered in order; a
-        request that is refused is answered in its place, and the stream goes on.
-        When the service drains it finishes what it has read, says so, and ends the
-        stream; it also ends one, with OK, whose chains others need the room of.
-        Repeat what was not answered on another one, and tell it the chains again.
+        """Evaluate judges batches of entries. Set a chain first, then send batches for
+        it. Requests are processed one after the other, and answered in order; a
+        refused request is answered in its place, and the stream continues. When the
+        service drains, it answers the requests that it has read, sends Draining, and
+        ends the stream. It also ends a stream, with OK, when other streams need the
+        memory of its chains. Open another stream, set the chains, and repeat the
+        unanswered requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Compile(self, request, context):
-        """Compile checks an expression. One that is wrong is no error of the call: the
-        answer says where it is wrong.
+        """Compile checks an expression. An invalid one is no error of the call: the
+        answer has its faults.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """Explain judges one entry by one expression, and tells the value of every
+        """Explain judges one entry by one expression, and returns the value of every
         sub-expression.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -123,8 +124,8 @@ def add_FilterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class FilterService:
-    """FilterService judges entries. It keeps nothing: every replica answers alike,
-    and every call may be repeated.
+    """FilterService judges entries. It is stateless: all replicas give the same
+    answers, and every call is safe to retry.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
     message cannot be read, or with INVALID_EXPRESSION (details: line, column,

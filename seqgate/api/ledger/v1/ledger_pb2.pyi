@@ -10,6 +10,7 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.rpc import status_pb2 as _status_pb2
+from seqgate.api.common.v1 import common_pb2 as _common_pb2
 from seqgate.api.entry.v1 import entry_pb2 as _entry_pb2
 import builtins as _builtins
 import sys
@@ -31,80 +32,80 @@ class _ReceiptStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Receipt
     RECEIPT_STATUS_UNSPECIFIED: _ReceiptStatus.ValueType  # 0
     """Never sent."""
     RECEIPT_STATUS_STORED: _ReceiptStatus.ValueType  # 1
-    """Appended, durably, at `position`. Done."""
+    """Durably appended at `position`. Final."""
     RECEIPT_STATUS_DUPLICATE: _ReceiptStatus.ValueType  # 2
-    """Every message of it was stored before; `position` or `fates` say where.
-    Done.
+    """All its messages were stored before, at `position` or as given by `fates`.
+    Final.
     """
     RECEIPT_STATUS_STALE: _ReceiptStatus.ValueType  # 3
-    """Its ids were overtaken: nothing of it was stored now, and at least one
-    message of it is not known to be in the log. `fates` say which. Sending it
-    again does not help.
+    """Its ids were overtaken: nothing was stored now, and at least one of its
+    messages is not known to be in the log; see `fates`. Do not retry: a resend
+    has the same outcome.
     """
     RECEIPT_STATUS_PARTIAL: _ReceiptStatus.ValueType  # 4
     """A batch whose lower ids were stored or overtaken before, and whose ids from
-    first_new_sequence_id on are new: nothing of it was stored now. `fates`
-    cover the lower ids; send the rest as a new batch. The stream is on hold.
+    first_new_sequence_id on are new: nothing was stored now. `fates` cover the
+    lower ids; send the rest as a new batch. The stream is on hold.
     """
     RECEIPT_STATUS_REFUSED: _ReceiptStatus.ValueType  # 5
-    """Wrong: see `error`. Nothing was stored, and nothing changed, but that
+    """Invalid: see `error`. Nothing was stored and no state changed, except that
     `resume` ended the hold.
     """
     RECEIPT_STATUS_FAILED: _ReceiptStatus.ValueType  # 6
-    """Not stored for now: see `error`. Send it again with `resume`, after the
-    delay of RetryInfo. The stream is on hold.
+    """Temporarily not stored: see `error`. Resend it with `resume` after the delay
+    in RetryInfo. The stream is on hold.
     """
     RECEIPT_STATUS_SKIPPED: _ReceiptStatus.ValueType  # 7
-    """Not looked at, because the stream is on hold."""
+    """Not processed, because the stream is on hold."""
     RECEIPT_STATUS_CHUNK_GAP: _ReceiptStatus.ValueType  # 8
-    """A chunk that follows nothing: the one before it is not in the log. Send the
-    whole message again, as a new attempt. The stream is on hold.
+    """A chunk whose predecessor is not in the log. Resend the whole message as a
+    new attempt. The stream is on hold.
     """
     RECEIPT_STATUS_LAYOUT_CONFLICT: _ReceiptStatus.ValueType  # 9
-    """A chunk, not the first, of another attempt than the one that is in the log in
-    part: another uuid, number of chunks or total size. Send the whole message
-    again, as a new attempt. The stream is on hold.
+    """A chunk, not the first, that differs from the attempt partly in the log by
+    uuid, number of chunks or total size. Resend the whole message as a new
+    attempt. The stream is on hold.
     """
 
 class ReceiptStatus(_ReceiptStatus, metaclass=_ReceiptStatusEnumTypeWrapper):
-    """ReceiptStatus says what became of a publication."""
+    """ReceiptStatus is the outcome of a publication."""
 
 RECEIPT_STATUS_UNSPECIFIED: ReceiptStatus.ValueType  # 0
 """Never sent."""
 RECEIPT_STATUS_STORED: ReceiptStatus.ValueType  # 1
-"""Appended, durably, at `position`. Done."""
+"""Durably appended at `position`. Final."""
 RECEIPT_STATUS_DUPLICATE: ReceiptStatus.ValueType  # 2
-"""Every message of it was stored before; `position` or `fates` say where.
-Done.
+"""All its messages were stored before, at `position` or as given by `fates`.
+Final.
 """
 RECEIPT_STATUS_STALE: ReceiptStatus.ValueType  # 3
-"""Its ids were overtaken: nothing of it was stored now, and at least one
-message of it is not known to be in the log. `fates` say which. Sending it
-again does not help.
+"""Its ids were overtaken: nothing was stored now, and at least one of its
+messages is not known to be in the log; see `fates`. Do not retry: a resend
+has the same outcome.
 """
 RECEIPT_STATUS_PARTIAL: ReceiptStatus.ValueType  # 4
 """A batch whose lower ids were stored or overtaken before, and whose ids from
-first_new_sequence_id on are new: nothing of it was stored now. `fates`
-cover the lower ids; send the rest as a new batch. The stream is on hold.
+first_new_sequence_id on are new: nothing was stored now. `fates` cover the
+lower ids; send the rest as a new batch. The stream is on hold.
 """
 RECEIPT_STATUS_REFUSED: ReceiptStatus.ValueType  # 5
-"""Wrong: see `error`. Nothing was stored, and nothing changed, but that
+"""Invalid: see `error`. Nothing was stored and no state changed, except that
 `resume` ended the hold.
 """
 RECEIPT_STATUS_FAILED: ReceiptStatus.ValueType  # 6
-"""Not stored for now: see `error`. Send it again with `resume`, after the
-delay of RetryInfo. The stream is on hold.
+"""Temporarily not stored: see `error`. Resend it with `resume` after the delay
+in RetryInfo. The stream is on hold.
 """
 RECEIPT_STATUS_SKIPPED: ReceiptStatus.ValueType  # 7
-"""Not looked at, because the stream is on hold."""
+"""Not processed, because the stream is on hold."""
 RECEIPT_STATUS_CHUNK_GAP: ReceiptStatus.ValueType  # 8
-"""A chunk that follows nothing: the one before it is not in the log. Send the
-whole message again, as a new attempt. The stream is on hold.
+"""A chunk whose predecessor is not in the log. Resend the whole message as a
+new attempt. The stream is on hold.
 """
 RECEIPT_STATUS_LAYOUT_CONFLICT: ReceiptStatus.ValueType  # 9
-"""A chunk, not the first, of another attempt than the one that is in the log in
-part: another uuid, number of chunks or total size. Send the whole message
-again, as a new attempt. The stream is on hold.
+"""A chunk, not the first, that differs from the attempt partly in the log by
+uuid, number of chunks or total size. Resend the whole message as a new
+attempt. The stream is on hold.
 """
 Global___ReceiptStatus: _TypeAlias = ReceiptStatus  # noqa: Y015
 
@@ -117,23 +118,23 @@ class _FateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Fate.ValueType],
     FATE_UNSPECIFIED: _Fate.ValueType  # 0
     """Never sent."""
     FATE_STORED: _Fate.ValueType  # 1
-    """It is in the log."""
+    """The message is in the log."""
     FATE_STALE: _Fate.ValueType  # 2
-    """It never was: a higher id of its producer was stored first."""
+    """The message was never stored: a higher id of its producer was stored first."""
     FATE_TRIMMED: _Fate.ValueType  # 3
-    """The part of the log that would tell was trimmed."""
+    """Unknown: the part of the log that could show it was trimmed."""
 
 class Fate(_Fate, metaclass=_FateEnumTypeWrapper):
-    """Fate of a message."""
+    """Fate states whether a message is in the log."""
 
 FATE_UNSPECIFIED: Fate.ValueType  # 0
 """Never sent."""
 FATE_STORED: Fate.ValueType  # 1
-"""It is in the log."""
+"""The message is in the log."""
 FATE_STALE: Fate.ValueType  # 2
-"""It never was: a higher id of its producer was stored first."""
+"""The message was never stored: a higher id of its producer was stored first."""
 FATE_TRIMMED: Fate.ValueType  # 3
-"""The part of the log that would tell was trimmed."""
+"""Unknown: the part of the log that could show it was trimmed."""
 Global___Fate: _TypeAlias = Fate  # noqa: Y015
 
 @_typing.final
@@ -150,7 +151,7 @@ class PublishRequest(_message.Message):
 
     @_builtins.property
     def publications(self) -> Global___Publications:
-        """What to store."""
+        """The publications to store."""
 
     def __init__(
         self,
@@ -180,24 +181,24 @@ class Open(_message.Message):
     TAKEOVER_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
-    """tenant/namespace/name. Created when it does not exist and policy allows."""
+    """tenant/namespace/name. Created if missing and policy allows."""
     producer_name: _builtins.str
     """The producer, unique in its topic: 1 to 255 bytes of UTF-8, no control
-    characters. Empty: the service assigns a name that nobody has had before.
+    characters. Empty: the service assigns a name that was never used before.
     """
     initial_sequence_id: _builtins.int
-    """The last id that the application counts as published, 0 to 2^63 - 2. Given
-    back as Opened.last_sequence_id when nothing is known of the producer.
+    """The last id that the application considers published, 0 to 2^63 - 2.
+    Returned as Opened.last_sequence_id for a producer without any state.
     """
     takeover: _builtins.bool
-    """Take the name from a stream that is using it. Without it such an Open is
-    refused.
+    """Takes the name over from the stream using it. False: an Open of a name in use
+    is refused.
     """
     instance: _builtins.bytes
-    """Names the one object that publishes, over all its reconnects: up to 64
-    bytes that nobody else would choose. An Open with the instance of the
-    stream in use replaces that stream without `takeover`. Kept with what is
-    stored under the name: see LastStored.
+    """Identifies one producer object across its reconnects: up to 64 globally
+    unique bytes. An Open with the same instance as the stream in use replaces
+    that stream without `takeover`. Stored with the producer's entries: see
+    LastStored.
     """
     def __init__(
         self,
@@ -220,8 +221,8 @@ Global___Open: _TypeAlias = Open  # noqa: Y015
 
 @_typing.final
 class Publications(_message.Message):
-    """Publications are sent together to save round trips; each is stored, and
-    answered, on its own.
+    """Publications are sent together to save round trips; each is stored and
+    answered individually.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -229,9 +230,8 @@ class Publications(_message.Message):
     PUBLICATIONS_FIELD_NUMBER: _builtins.int
     LEDGER_ID_FIELD_NUMBER: _builtins.int
     ledger_id: _builtins.int
-    """The epoch under which the producer believes to publish: what Opened said.
-    A publication for another epoch is refused with reason FENCED. 0: not
-    compared.
+    """The writer's epoch that the producer expects: Opened.ledger_id. A publication
+    for another epoch is refused with reason FENCED. 0: not checked.
     """
     @_builtins.property
     def publications(self) -> _containers.RepeatedCompositeFieldContainer[Global___Publication]:
@@ -253,7 +253,7 @@ Global___Publications: _TypeAlias = Publications  # noqa: Y015
 
 @_typing.final
 class Publication(_message.Message):
-    """Publication is the unit of deduplication: all of it is stored, or nothing."""
+    """Publication is the unit of deduplication: it is stored whole or not at all."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -261,18 +261,17 @@ class Publication(_message.Message):
     ENTRIES_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
-    """Chosen by the producer and given back with the receipt."""
+    """Chosen by the producer and echoed in the receipt."""
     resume: _builtins.bool
-    """Ends the hold after a receipt that put the stream on hold, whatever becomes
-    of this publication: also when it is REFUSED, unless that is for
-    another epoch (Publications.ledger_id).
+    """Ends the stream's hold, regardless of this publication's own status: even if
+    it is REFUSED, unless for another epoch (Publications.ledger_id).
     """
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Entry]:
-        """One entry as a rule, and always with a chunk. More, up to 1,000, when one flush of a producer that
-        batches by key makes an entry for each key: they are stored side by side,
-        and their ids from the lowest to the highest are claimed as one range.
-        In the order of their highest sequence ids.
+        """Usually one entry; exactly one for a chunk. Up to 1,000 when a producer that
+        batches by key flushes one entry per key: they are stored contiguously, and
+        their ids, lowest to highest, are claimed as one range. Sorted by highest
+        sequence id.
         """
 
     def __init__(
@@ -292,7 +291,7 @@ Global___Publication: _TypeAlias = Publication  # noqa: Y015
 
 @_typing.final
 class Entry(_message.Message):
-    """Entry is one entry to be stored."""
+    """Entry is one entry to store."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -334,18 +333,18 @@ class PublishResponse(_message.Message):
 
     @_builtins.property
     def receipts(self) -> Global___Receipts:
-        """Answer publications."""
+        """Answers Publications."""
 
     @_builtins.property
-    def draining(self) -> Global___Draining:
-        """The service is shutting down: send nothing more, read the receipts that
-        are still to come, close, and connect again.
+    def draining(self) -> _common_pb2.Draining:
+        """The service is shutting down: stop sending, read the remaining receipts,
+        close, and reconnect.
         """
 
     @_builtins.property
     def taken_over(self) -> Global___TakenOver:
-        """Another stream took the producer's name. The stream ends after the
-        receipts of what was admitted.
+        """Another stream took the producer's name. This stream ends after the
+        receipts of the publications already admitted.
         """
 
     def __init__(
@@ -353,7 +352,7 @@ class PublishResponse(_message.Message):
         *,
         opened: Global___Opened | None = ...,
         receipts: Global___Receipts | None = ...,
-        draining: Global___Draining | None = ...,
+        draining: _common_pb2.Draining | None = ...,
         taken_over: Global___TakenOver | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "opened", b"opened", "receipts", b"receipts", "response", b"response", "taken_over", b"taken_over"]  # noqa: Y015
@@ -368,7 +367,7 @@ Global___PublishResponse: _TypeAlias = PublishResponse  # noqa: Y015
 
 @_typing.final
 class Opened(_message.Message):
-    """Opened tells a producer where it stands."""
+    """Opened returns the producer's state and limits."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -382,28 +381,28 @@ class Opened(_message.Message):
     MAX_CHUNKS_FIELD_NUMBER: _builtins.int
     LAST_STORED_FIELD_NUMBER: _builtins.int
     producer_name: _builtins.str
-    """The producer's name, assigned or as asked."""
+    """The producer's name, as requested or assigned."""
     last_sequence_id: _builtins.int
-    """The last sequence id of this producer that is durable, or the initial one
-    of Open; absent: there is none, which is not the same as 0. While a large
-    message is in the log in part, the id before it.
+    """The producer's last durable sequence id, or Open.initial_sequence_id. Absent:
+    there is none, which differs from 0. While a large message is only partly in
+    the log, the id before it.
     """
     ledger_id: _builtins.int
     """The epoch of the topic's writer."""
     window_messages: _builtins.int
-    """How many messages may be unanswered at a time."""
+    """The maximum number of unanswered messages."""
     window_bytes: _builtins.int
-    """How many bytes of payload and metadata may be unanswered at a time."""
+    """The maximum size of unanswered payloads and metadata, in bytes."""
     max_message_bytes: _builtins.int
-    """The largest payload of an entry, in bytes."""
+    """The maximum payload size of an entry, in bytes."""
     max_large_message_bytes: _builtins.int
-    """The largest payload of a large message, as it is stored, in bytes."""
+    """The maximum payload size of a large message as stored, in bytes."""
     max_chunks: _builtins.int
-    """How many chunks a large message may have."""
+    """The maximum number of chunks in a large message."""
     @_builtins.property
     def last_stored(self) -> Global___LastStored:
-        """What was last stored under this name, whether the topic deduplicates now or
-        not; absent: nothing was.
+        """The last message stored under this name, whether or not the topic currently
+        deduplicates. Absent: there is none.
         """
 
     def __init__(
@@ -431,11 +430,11 @@ Global___Opened: _TypeAlias = Opened  # noqa: Y015
 
 @_typing.final
 class LastStored(_message.Message):
-    """LastStored tells what was last stored under a producer's name, as the log
-    knows it, whatever was trimmed. A producer that assigns ids by itself goes on
-    after it. One that connects again and finds that another instance has stored
-    something since must end: its own ids may be the other's by now, and
-    DUPLICATE would speak of the other's messages.
+    """LastStored describes the last message stored under a producer's name, from the
+    log, including trimmed entries. A producer that assigns its own ids continues
+    after it. A producer that reconnects and finds entries from another instance
+    must stop: the other instance may have used its ids, and DUPLICATE would refer
+    to the other instance's messages.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -444,19 +443,19 @@ class LastStored(_message.Message):
     BY_ANOTHER_FIELD_NUMBER: _builtins.int
     WHOLE_SEQUENCE_ID_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
-    """The sequence id. While a large message is in the log in part, the id before
-    it.
+    """The sequence id. While a large message is only partly in the log, the id
+    before it.
     """
     by_another: _builtins.bool
-    """Whether the last entry under this name, a chunk included, came from another
-    instance than the one of Open. An empty instance is always another one.
-    Absent: it was stored before instances were kept.
+    """Whether the last entry under this name, chunks included, came from an
+    instance other than Open.instance. An empty instance never matches. Absent:
+    the entry was stored before instances were recorded.
     """
     whole_sequence_id: _builtins.int
-    """The last id whose message is in the log as a whole, or was trimmed. It is
-    less than sequence_id where that is the id before a message in the log in
-    part, and was never sent itself. Absent: there is none, or it lies behind
-    more than 10,000 chunks of messages that were never completed.
+    """The last id whose message is completely in the log, or was trimmed. Less than
+    sequence_id if that is the id before a partly stored message and was never
+    sent itself. Absent: there is none, or more than 10,000 chunks of messages
+    that were never completed follow it.
     """
     def __init__(
         self,
@@ -481,25 +480,10 @@ class LastStored(_message.Message):
 Global___LastStored: _TypeAlias = LastStored  # noqa: Y015
 
 @_typing.final
-class Draining(_message.Message):
-    """Draining says that a stream ends soon because the service shuts down."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Draining: _TypeAlias = Draining  # noqa: Y015
-
-@_typing.final
 class TakenOver(_message.Message):
-    """TakenOver says that a stream ends because another took its producer's name."""
+    """TakenOver announces that the stream ends because another stream took its
+    producer's name.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -551,37 +535,38 @@ class Receipt(_message.Message):
     FIRST_NEW_SEQUENCE_ID_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
-    """The publication's."""
+    """Publication.request_id."""
     status: Global___ReceiptStatus.ValueType
-    """What became of it."""
+    """The publication's outcome."""
     first_new_sequence_id: _builtins.int
-    """PARTIAL: ids from here on are new."""
+    """PARTIAL: the lowest new id; all ids from it on are new."""
     @_builtins.property
-    def position(self) -> _entry_pb2.Position:
-        """STORED: the first entry's position; further entries follow it one by one.
-        DUPLICATE: the position of the entry that holds its messages, when the
-        publication is one entry and its messages have the same places there: that
-        is the same entry, or a batch that goes on after them. Absent when they were
-        stored otherwise. Of a chunk: the same chunk's of the same attempt.
+    def position(self) -> _common_pb2.Position:
+        """STORED: the first entry's position; further entries follow consecutively.
+        DUPLICATE: the position of the entry that holds the messages, if the
+        publication is one entry and its messages have the same batch indexes there:
+        the same entry, or a batch that continues after them. Absent if they were
+        stored in any other way. For a chunk: the position of the same chunk of the
+        same attempt.
         """
 
     @_builtins.property
     def fates(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessageFate]:
-        """DUPLICATE without position, STALE, PARTIAL: one for each message, in the
-        order of the entries and of the messages in them; with PARTIAL only for
-        those below first_new_sequence_id, in the order of their sequence ids.
+        """DUPLICATE without position, STALE, PARTIAL: one per message, in entry order
+        and then batch order. PARTIAL: only the messages below
+        first_new_sequence_id, sorted by sequence id.
         """
 
     @_builtins.property
     def error(self) -> _status_pb2.Status:
-        """REFUSED and FAILED: the status that says why, with ErrorInfo."""
+        """REFUSED and FAILED: the cause, with ErrorInfo."""
 
     def __init__(
         self,
         *,
         request_id: _builtins.int = ...,
         status: Global___ReceiptStatus.ValueType = ...,
-        position: _entry_pb2.Position | None = ...,
+        position: _common_pb2.Position | None = ...,
         fates: _abc.Iterable[Global___MessageFate] | None = ...,
         first_new_sequence_id: _builtins.int | None = ...,
         error: _status_pb2.Status | None = ...,
@@ -603,8 +588,8 @@ Global___Receipt: _TypeAlias = Receipt  # noqa: Y015
 
 @_typing.final
 class MessageFate(_message.Message):
-    """MessageFate says what became of one message whose sequence id is at or below
-    the producer's last persisted one.
+    """MessageFate is the fate of one message whose sequence id is at or below the
+    producer's last persisted one.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -614,24 +599,24 @@ class MessageFate(_message.Message):
     BATCH_INDEX_FIELD_NUMBER: _builtins.int
     FIRST_CHUNK_POSITION_FIELD_NUMBER: _builtins.int
     fate: Global___Fate.ValueType
-    """What became of it."""
+    """The message's fate."""
     batch_index: _builtins.int
-    """Its place in the batch, from 0; absent: the entry is no batch."""
+    """The message's index in the batch, from 0. Absent: the entry is not a batch."""
     @_builtins.property
-    def position(self) -> _entry_pb2.Position:
-        """Where it is, when it is STORED; of a large message, its last chunk."""
+    def position(self) -> _common_pb2.Position:
+        """STORED: the message's position; for a large message, its last chunk's."""
 
     @_builtins.property
-    def first_chunk_position(self) -> _entry_pb2.Position:
-        """Of a large message that is STORED: its first chunk."""
+    def first_chunk_position(self) -> _common_pb2.Position:
+        """STORED large message: its first chunk's position."""
 
     def __init__(
         self,
         *,
         fate: Global___Fate.ValueType = ...,
-        position: _entry_pb2.Position | None = ...,
+        position: _common_pb2.Position | None = ...,
         batch_index: _builtins.int | None = ...,
-        first_chunk_position: _entry_pb2.Position | None = ...,
+        first_chunk_position: _common_pb2.Position | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_index", b"_batch_index", "_first_chunk_position", b"_first_chunk_position", "_position", b"_position", "batch_index", b"batch_index", "first_chunk_position", b"first_chunk_position", "position", b"position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -654,15 +639,12 @@ Global___MessageFate: _TypeAlias = MessageFate  # noqa: Y015
 
 @_typing.final
 class ReadRequest(_message.Message):
-    """ReadRequest says what to read."""
+    """ReadRequest selects the entries to read."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
-    EARLIEST_FIELD_NUMBER: _builtins.int
-    LATEST_FIELD_NUMBER: _builtins.int
-    AT_FIELD_NUMBER: _builtins.int
-    AFTER_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
     FOLLOW_FIELD_NUMBER: _builtins.int
     THROUGH_FIELD_NUMBER: _builtins.int
     MAX_ENTRIES_FIELD_NUMBER: _builtins.int
@@ -670,94 +652,40 @@ class ReadRequest(_message.Message):
     topic: _builtins.str
     """tenant/namespace/name."""
     follow: _builtins.bool
-    """False: the stream ends where the log ends at the time of the call. True: it
-    waits for more.
+    """False: the stream ends at the log's end as of the call. True: it waits for
+    new entries.
     """
     max_entries: _builtins.int
-    """The stream ends after so many entries; 0: it does not."""
+    """The maximum number of entries to read. 0: no limit."""
     metadata_only: _builtins.bool
-    """Leave the payloads out."""
+    """Omits the payloads."""
     @_builtins.property
-    def earliest(self) -> Global___Earliest:
-        """At the first entry that the log still has."""
+    def start(self) -> _common_pb2.Start:
+        """The start of the read. Required."""
 
     @_builtins.property
-    def latest(self) -> Global___Latest:
-        """After the last entry that the log has now."""
-
-    @_builtins.property
-    def at(self) -> _entry_pb2.Position:
-        """At this position, or where the log goes on after it."""
-
-    @_builtins.property
-    def after(self) -> _entry_pb2.Position:
-        """After this position."""
-
-    @_builtins.property
-    def through(self) -> _entry_pb2.Position:
-        """The stream ends after this position; absent: it does not."""
+    def through(self) -> _common_pb2.Position:
+        """The last position to read, inclusive. Absent: no limit."""
 
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
-        earliest: Global___Earliest | None = ...,
-        latest: Global___Latest | None = ...,
-        at: _entry_pb2.Position | None = ...,
-        after: _entry_pb2.Position | None = ...,
+        start: _common_pb2.Start | None = ...,
         follow: _builtins.bool = ...,
-        through: _entry_pb2.Position | None = ...,
+        through: _common_pb2.Position | None = ...,
         max_entries: _builtins.int = ...,
         metadata_only: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_through", b"_through", "after", b"after", "at", b"at", "earliest", b"earliest", "latest", b"latest", "start", b"start", "through", b"through"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_through", b"_through", "start", b"start", "through", b"through"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_through", b"_through", "after", b"after", "at", b"at", "earliest", b"earliest", "follow", b"follow", "latest", b"latest", "max_entries", b"max_entries", "metadata_only", b"metadata_only", "start", b"start", "through", b"through", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_through", b"_through", "follow", b"follow", "max_entries", b"max_entries", "metadata_only", b"metadata_only", "start", b"start", "through", b"through", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__through: _TypeAlias = _typing.Literal["through"]  # noqa: Y015
     _WhichOneofArgType__through: _TypeAlias = _typing.Literal["_through", b"_through"]  # noqa: Y015
-    _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["earliest", "latest", "at", "after"]  # noqa: Y015
-    _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
-    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__through) -> _WhichOneofReturnType__through | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_start) -> _WhichOneofReturnType_start | None: ...
 
 Global___ReadRequest: _TypeAlias = ReadRequest  # noqa: Y015
-
-@_typing.final
-class Earliest(_message.Message):
-    """Earliest is the first entry that the log still has."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Earliest: _TypeAlias = Earliest  # noqa: Y015
-
-@_typing.final
-class Latest(_message.Message):
-    """Latest is the place after the last entry."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Latest: _TypeAlias = Latest  # noqa: Y015
 
 @_typing.final
 class ReadResponse(_message.Message):
@@ -775,19 +703,18 @@ class ReadResponse(_message.Message):
 
     @_builtins.property
     def entries(self) -> Global___StoredEntries:
-        """Entries, in the order of the log."""
+        """Entries, in log order."""
 
     @_builtins.property
-    def draining(self) -> Global___Draining:
-        """The service is shutting down: the stream ends after this. Read on
-        elsewhere, after the last entry received.
+    def draining(self) -> _common_pb2.Draining:
+        """The service is shutting down and the stream ends after this response.
+        Resume on another instance, after the last entry received.
         """
 
     @_builtins.property
     def trimmed(self) -> Global___EntriesTrimmed:
-        """Entries that were asked for are not there any more; what follows comes
-        next. Never of a read from the first entry that the log still has, before
-        it had one.
+        """Requested entries were trimmed; the stream continues after them. Never sent
+        to a read from `earliest` before its first entry.
         """
 
     def __init__(
@@ -795,7 +722,7 @@ class ReadResponse(_message.Message):
         *,
         started: Global___Started | None = ...,
         entries: Global___StoredEntries | None = ...,
-        draining: Global___Draining | None = ...,
+        draining: _common_pb2.Draining | None = ...,
         trimmed: Global___EntriesTrimmed | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "entries", b"entries", "response", b"response", "started", b"started", "trimmed", b"trimmed"]  # noqa: Y015
@@ -810,8 +737,8 @@ Global___ReadResponse: _TypeAlias = ReadResponse  # noqa: Y015
 
 @_typing.final
 class EntriesTrimmed(_message.Message):
-    """EntriesTrimmed says that a reader misses entries: they were trimmed before it
-    was given them.
+    """EntriesTrimmed reports entries that were trimmed before the reader received
+    them.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -819,18 +746,18 @@ class EntriesTrimmed(_message.Message):
     FIRST_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def first(self) -> _entry_pb2.Position:
-        """From this place on."""
+    def first(self) -> _common_pb2.Position:
+        """The start of the missing range, inclusive."""
 
     @_builtins.property
-    def last(self) -> _entry_pb2.Position:
-        """Through this one: the last entry that is missing."""
+    def last(self) -> _common_pb2.Position:
+        """The last missing entry, inclusive."""
 
     def __init__(
         self,
         *,
-        first: _entry_pb2.Position | None = ...,
-        last: _entry_pb2.Position | None = ...,
+        first: _common_pb2.Position | None = ...,
+        last: _common_pb2.Position | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "last", b"last"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -842,25 +769,25 @@ Global___EntriesTrimmed: _TypeAlias = EntriesTrimmed  # noqa: Y015
 
 @_typing.final
 class Started(_message.Message):
-    """Started tells a reader where it stands."""
+    """Started returns the log's bounds when a read starts."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FIRST_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def first(self) -> _entry_pb2.Position:
-        """The first entry that the log still has; absent: it has none."""
+    def first(self) -> _common_pb2.Position:
+        """The log's first remaining entry. Absent: the log is empty."""
 
     @_builtins.property
-    def last(self) -> _entry_pb2.Position:
-        """The last entry; absent: the log never had one."""
+    def last(self) -> _common_pb2.Position:
+        """The log's last entry. Absent: the log never had one."""
 
     def __init__(
         self,
         *,
-        first: _entry_pb2.Position | None = ...,
-        last: _entry_pb2.Position | None = ...,
+        first: _common_pb2.Position | None = ...,
+        last: _common_pb2.Position | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "_last", b"_last", "first", b"first", "last", b"last"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -903,7 +830,7 @@ Global___StoredEntries: _TypeAlias = StoredEntries  # noqa: Y015
 
 @_typing.final
 class StoredEntry(_message.Message):
-    """StoredEntry is one entry as the log holds it."""
+    """StoredEntry is one entry in the log."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -914,37 +841,37 @@ class StoredEntry(_message.Message):
     PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     ABORTS_FIELD_NUMBER: _builtins.int
     payload: _builtins.bytes
-    """As it was published; absent with metadata_only."""
-    append_time: _builtins.int
-    """When it was appended, in milliseconds since 1970 (UTC) by the service's
-    clock.
-    """
+    """The payload, as published. Absent with metadata_only."""
     payload_bytes: _builtins.int
-    """The payload's size in bytes, also when it is left out."""
+    """The payload's size in bytes, even if the payload is omitted."""
     aborts: _builtins.str
-    """The uuid of an attempt at a large message of the same producer that this
-    entry ends: the chunks of it that lie before will never make a message.
-    Empty: it ends none; where deduplication is off, it may still.
+    """The uuid of an attempt at a large message, by the same producer, that this
+    entry aborts: the attempt's earlier chunks never become a message. Empty: it
+    aborts none; with deduplication off, it may abort one all the same.
     """
     @_builtins.property
-    def position(self) -> _entry_pb2.Position:
-        """Where it is."""
+    def position(self) -> _common_pb2.Position:
+        """The entry's position."""
 
     @_builtins.property
     def metadata(self) -> _entry_pb2.EntryMetadata:
-        """As it was published."""
+        """The metadata, as published."""
+
+    @_builtins.property
+    def append_time(self) -> _timestamp_pb2.Timestamp:
+        """The append time by the service's clock, in whole milliseconds."""
 
     def __init__(
         self,
         *,
-        position: _entry_pb2.Position | None = ...,
+        position: _common_pb2.Position | None = ...,
         metadata: _entry_pb2.EntryMetadata | None = ...,
         payload: _builtins.bytes = ...,
-        append_time: _builtins.int = ...,
+        append_time: _timestamp_pb2.Timestamp | None = ...,
         payload_bytes: _builtins.int = ...,
         aborts: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["metadata", b"metadata", "position", b"position"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["append_time", b"append_time", "metadata", b"metadata", "position", b"position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["aborts", b"aborts", "append_time", b"append_time", "metadata", b"metadata", "payload", b"payload", "payload_bytes", b"payload_bytes", "position", b"position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -954,7 +881,7 @@ Global___StoredEntry: _TypeAlias = StoredEntry  # noqa: Y015
 
 @_typing.final
 class ReadEntriesRequest(_message.Message):
-    """ReadEntriesRequest says what to read."""
+    """ReadEntriesRequest selects entries by position."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -964,16 +891,16 @@ class ReadEntriesRequest(_message.Message):
     topic: _builtins.str
     """tenant/namespace/name."""
     metadata_only: _builtins.bool
-    """Leave the payloads out."""
+    """Omits the payloads."""
     @_builtins.property
-    def positions(self) -> _containers.RepeatedCompositeFieldContainer[_entry_pb2.Position]:
-        """Where the entries are: 1 to 10,000, each after the one before."""
+    def positions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Position]:
+        """The entries' positions: 1 to 10,000, strictly ascending."""
 
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
-        positions: _abc.Iterable[_entry_pb2.Position] | None = ...,
+        positions: _abc.Iterable[_common_pb2.Position] | None = ...,
         metadata_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -986,8 +913,8 @@ Global___ReadEntriesRequest: _TypeAlias = ReadEntriesRequest  # noqa: Y015
 
 @_typing.final
 class ReadEntriesResponse(_message.Message):
-    """ReadEntriesResponse is one message to a reader. The stream has none when none
-    of the entries is in the log.
+    """ReadEntriesResponse is one message to a reader. The stream is empty if none of
+    the entries is in the log.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -996,19 +923,19 @@ class ReadEntriesResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def entries(self) -> Global___StoredEntries:
-        """Entries, in the order of their positions."""
+        """Entries, sorted by position."""
 
     @_builtins.property
-    def draining(self) -> Global___Draining:
-        """The service is shutting down: the stream ends after this. Read on
-        elsewhere, after the last entry received.
+    def draining(self) -> _common_pb2.Draining:
+        """The service is shutting down and the stream ends after this response.
+        Resume on another instance, after the last entry received.
         """
 
     def __init__(
         self,
         *,
         entries: Global___StoredEntries | None = ...,
-        draining: Global___Draining | None = ...,
+        draining: _common_pb2.Draining | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "entries", b"entries", "response", b"response"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -1022,7 +949,7 @@ Global___ReadEntriesResponse: _TypeAlias = ReadEntriesResponse  # noqa: Y015
 
 @_typing.final
 class ReadColumnsRequest(_message.Message):
-    """ReadColumnsRequest says what to read."""
+    """ReadColumnsRequest selects a range of the log."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1033,21 +960,21 @@ class ReadColumnsRequest(_message.Message):
     topic: _builtins.str
     """tenant/namespace/name."""
     metadata: _builtins.bool
-    """Each entry's metadata as well, as it was published."""
+    """Includes each entry's metadata, as published."""
     @_builtins.property
-    def after(self) -> _entry_pb2.Position:
-        """Only what lies after; absent: from the first entry that the log still has."""
+    def after(self) -> _common_pb2.Position:
+        """The start of the range, exclusive. Absent: the log's first remaining entry."""
 
     @_builtins.property
-    def through(self) -> _entry_pb2.Position:
-        """Only up to here; absent: to where the log ends at the time of the call."""
+    def through(self) -> _common_pb2.Position:
+        """The end of the range, inclusive. Absent: the log's end as of the call."""
 
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
-        after: _entry_pb2.Position | None = ...,
-        through: _entry_pb2.Position | None = ...,
+        after: _common_pb2.Position | None = ...,
+        through: _common_pb2.Position | None = ...,
         metadata: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_through", b"_through", "after", b"after", "through", b"through"]  # noqa: Y015
@@ -1080,12 +1007,12 @@ class ReadColumnsResponse(_message.Message):
 
     @_builtins.property
     def blocks(self) -> Global___EntryBlocks:
-        """Entries, in the order of the log."""
+        """Entries, in log order."""
 
     @_builtins.property
-    def draining(self) -> Global___Draining:
-        """The service is shutting down: the stream ends after this. Read on
-        elsewhere, after the last entry received.
+    def draining(self) -> _common_pb2.Draining:
+        """The service is shutting down and the stream ends after this response.
+        Resume on another instance, after the last entry received.
         """
 
     def __init__(
@@ -1093,7 +1020,7 @@ class ReadColumnsResponse(_message.Message):
         *,
         started: Global___Started | None = ...,
         blocks: Global___EntryBlocks | None = ...,
-        draining: Global___Draining | None = ...,
+        draining: _common_pb2.Draining | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "response", b"response", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -1114,7 +1041,7 @@ class EntryBlocks(_message.Message):
     BLOCKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___EntryColumns]:
-        """At least one, in the order of the log."""
+        """At least one, in log order."""
 
     def __init__(
         self,
@@ -1131,9 +1058,9 @@ Global___EntryBlocks: _TypeAlias = EntryBlocks  # noqa: Y015
 
 @_typing.final
 class EntryColumns(_message.Message):
-    """EntryColumns is a run of entries of one ledger, one after the other, that were
-    appended together. A column holds one number for each entry, in little-endian
-    bytes without gaps, so that it can be used as it is.
+    """EntryColumns is a run of consecutive entries of one ledger that were appended
+    together. A column holds one number per entry, little-endian and without gaps,
+    so that it can be used without decoding.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1146,12 +1073,12 @@ class EntryColumns(_message.Message):
         VALUE_FIELD_NUMBER: _builtins.int
         key: _builtins.int
         @_builtins.property
-        def value(self) -> Global___EntryChunk: ...
+        def value(self) -> _common_pb2.Chunk: ...
         def __init__(
             self,
             *,
             key: _builtins.int = ...,
-            value: Global___EntryChunk | None = ...,
+            value: _common_pb2.Chunk | None = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -1194,15 +1121,13 @@ class EntryColumns(_message.Message):
     ABORTS_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
     ledger_id: _builtins.int
-    """The ledger."""
+    """The ledger's id."""
     first_entry_id: _builtins.int
-    """The first entry."""
+    """The first entry's id."""
     count: _builtins.int
-    """How many entries there are."""
-    append_time: _builtins.int
-    """When they were appended, in milliseconds since 1970 (UTC)."""
+    """The number of entries."""
     producer: _builtins.bytes
-    """Which of `producers`: 4 bytes each."""
+    """The index into `producers`: 4 bytes each."""
     sequence_id: _builtins.bytes
     """The lowest sequence id: 8 bytes each, below 2^63."""
     highest_sequence_id: _builtins.bytes
@@ -1210,28 +1135,36 @@ class EntryColumns(_message.Message):
     sequence_id.
     """
     num_messages: _builtins.bytes
-    """How many messages the batch holds: 4 bytes each, 0: it is no batch. Empty: none is."""
+    """The number of messages in the batch: 4 bytes each. 0: the entry is not a
+    batch. Empty: no entry is a batch.
+    """
     payload_bytes: _builtins.bytes
     """The payload's size in bytes: 4 bytes each."""
     @_builtins.property
+    def append_time(self) -> _timestamp_pb2.Timestamp:
+        """The append time, in whole milliseconds."""
+
+    @_builtins.property
     def producers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The names that `producer` points to."""
+        """The producer names that `producer` indexes."""
 
     @_builtins.property
     def markers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The entries that are markers, by their place from 0."""
+        """The indexes of marker entries in this run, from 0."""
 
     @_builtins.property
-    def chunks(self) -> _containers.MessageMap[_builtins.int, Global___EntryChunk]:
-        """The entries that are chunks, by their place."""
+    def chunks(self) -> _containers.MessageMap[_builtins.int, _common_pb2.Chunk]:
+        """The chunk entries, by index in this run."""
 
     @_builtins.property
     def aborts(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]:
-        """The entries that end an attempt at a large message, by their place: its uuid."""
+        """The uuids of attempts at a large message that entries abort, by index in this
+        run.
+        """
 
     @_builtins.property
     def metadata(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Each entry's EntryMetadata, serialized; empty unless it was asked for."""
+        """Each entry's EntryMetadata, serialized. Empty unless requested."""
 
     def __init__(
         self,
@@ -1239,7 +1172,7 @@ class EntryColumns(_message.Message):
         ledger_id: _builtins.int = ...,
         first_entry_id: _builtins.int = ...,
         count: _builtins.int = ...,
-        append_time: _builtins.int = ...,
+        append_time: _timestamp_pb2.Timestamp | None = ...,
         producers: _abc.Iterable[_builtins.str] | None = ...,
         producer: _builtins.bytes = ...,
         sequence_id: _builtins.bytes = ...,
@@ -1247,11 +1180,11 @@ class EntryColumns(_message.Message):
         num_messages: _builtins.bytes = ...,
         payload_bytes: _builtins.bytes = ...,
         markers: _abc.Iterable[_builtins.int] | None = ...,
-        chunks: _abc.Mapping[_builtins.int, Global___EntryChunk] | None = ...,
+        chunks: _abc.Mapping[_builtins.int, _common_pb2.Chunk] | None = ...,
         aborts: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
         metadata: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["append_time", b"append_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["aborts", b"aborts", "append_time", b"append_time", "chunks", b"chunks", "count", b"count", "first_entry_id", b"first_entry_id", "highest_sequence_id", b"highest_sequence_id", "ledger_id", b"ledger_id", "markers", b"markers", "metadata", b"metadata", "num_messages", b"num_messages", "payload_bytes", b"payload_bytes", "producer", b"producer", "producers", b"producers", "sequence_id", b"sequence_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -1260,42 +1193,8 @@ class EntryColumns(_message.Message):
 Global___EntryColumns: _TypeAlias = EntryColumns  # noqa: Y015
 
 @_typing.final
-class EntryChunk(_message.Message):
-    """EntryChunk is the place of a chunk in its large message."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    UUID_FIELD_NUMBER: _builtins.int
-    CHUNK_ID_FIELD_NUMBER: _builtins.int
-    NUM_CHUNKS_FIELD_NUMBER: _builtins.int
-    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
-    uuid: _builtins.str
-    """The attempt."""
-    chunk_id: _builtins.int
-    """Which chunk, from 0."""
-    num_chunks: _builtins.int
-    """How many the message has."""
-    total_bytes: _builtins.int
-    """The size of all of them together, in bytes."""
-    def __init__(
-        self,
-        *,
-        uuid: _builtins.str = ...,
-        chunk_id: _builtins.int = ...,
-        num_chunks: _builtins.int = ...,
-        total_bytes: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_id", b"chunk_id", "num_chunks", b"num_chunks", "total_bytes", b"total_bytes", "uuid", b"uuid"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___EntryChunk: _TypeAlias = EntryChunk  # noqa: Y015
-
-@_typing.final
 class ListLedgersRequest(_message.Message):
-    """ListLedgersRequest asks for a page of ledgers."""
+    """ListLedgersRequest selects a page of ledgers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1305,9 +1204,9 @@ class ListLedgersRequest(_message.Message):
     topic: _builtins.str
     """tenant/namespace/name."""
     page_size: _builtins.int
-    """How many to return at most, 1 to 10,000; 0: 1,000."""
+    """The maximum number to return, 1 to 10,000. 0: 1,000."""
     page_token: _builtins.str
-    """next_page_token of the page before; empty: the first page."""
+    """The previous page's next_page_token. Empty: the first page."""
     def __init__(
         self,
         *,
@@ -1332,7 +1231,7 @@ class ListLedgersResponse(_message.Message):
     LEDGERS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Empty: this is the last page."""
+    """The next request's page_token. Empty: this is the last page."""
     @_builtins.property
     def ledgers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerRange]:
         """In order."""
@@ -1353,7 +1252,7 @@ Global___ListLedgersResponse: _TypeAlias = ListLedgersResponse  # noqa: Y015
 
 @_typing.final
 class LedgerRange(_message.Message):
-    """LedgerRange is the part of a ledger that the log still has."""
+    """LedgerRange is the part of a ledger that remains in the log."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1361,11 +1260,11 @@ class LedgerRange(_message.Message):
     FIRST_ENTRY_ID_FIELD_NUMBER: _builtins.int
     LAST_ENTRY_ID_FIELD_NUMBER: _builtins.int
     ledger_id: _builtins.int
-    """The ledger."""
+    """The ledger's id."""
     first_entry_id: _builtins.int
-    """The first entry of it that is left."""
+    """The first remaining entry's id."""
     last_entry_id: _builtins.int
-    """The last entry of it."""
+    """The last entry's id."""
     def __init__(
         self,
         *,
@@ -1383,7 +1282,7 @@ Global___LedgerRange: _TypeAlias = LedgerRange  # noqa: Y015
 
 @_typing.final
 class ListTrimmedProducersRequest(_message.Message):
-    """ListTrimmedProducersRequest asks for a page of producers."""
+    """ListTrimmedProducersRequest selects a page of producers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1393,9 +1292,9 @@ class ListTrimmedProducersRequest(_message.Message):
     topic: _builtins.str
     """tenant/namespace/name."""
     page_size: _builtins.int
-    """How many to return at most, 1 to 10,000; 0: 1,000."""
+    """The maximum number to return, 1 to 10,000. 0: 1,000."""
     page_token: _builtins.str
-    """next_page_token of the page before; empty: the first page."""
+    """The previous page's next_page_token. Empty: the first page."""
     def __init__(
         self,
         *,
@@ -1420,10 +1319,10 @@ class ListTrimmedProducersResponse(_message.Message):
     PRODUCERS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Empty: this is the last page."""
+    """The next request's page_token. Empty: this is the last page."""
     @_builtins.property
     def producers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TrimmedProducer]:
-        """In the order of their names."""
+        """Sorted by name."""
 
     def __init__(
         self,
@@ -1441,18 +1340,18 @@ Global___ListTrimmedProducersResponse: _TypeAlias = ListTrimmedProducersResponse
 
 @_typing.final
 class TrimmedProducer(_message.Message):
-    """TrimmedProducer is a producer of which entries were trimmed."""
+    """TrimmedProducer is a producer with trimmed entries."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PRODUCER_NAME_FIELD_NUMBER: _builtins.int
     HIGHEST_SEQUENCE_ID_FIELD_NUMBER: _builtins.int
     producer_name: _builtins.str
-    """Its name."""
+    """The producer's name."""
     highest_sequence_id: _builtins.int
-    """The highest sequence id of the last of them; a producer that started over
-    had higher ones before. That of a large message counts when the
-    message was complete or overtaken.
+    """The highest sequence id of the producer's last trimmed entry. Earlier entries
+    have higher ids if the producer started over. A large message's id is
+    included once the message was complete or overtaken.
     """
     def __init__(
         self,
@@ -1542,7 +1441,7 @@ Global___GetTopicRequest: _TypeAlias = GetTopicRequest  # noqa: Y015
 
 @_typing.final
 class GetTopicResponse(_message.Message):
-    """GetTopicResponse describes it."""
+    """GetTopicResponse describes the topic."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1566,7 +1465,7 @@ Global___GetTopicResponse: _TypeAlias = GetTopicResponse  # noqa: Y015
 
 @_typing.final
 class Topic(_message.Message):
-    """Topic is what is known of a topic."""
+    """Topic describes a topic."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1584,34 +1483,35 @@ class Topic(_message.Message):
     name: _builtins.str
     """tenant/namespace/name."""
     ledger_id: _builtins.int
-    """The ledger that is written now; each takeover raises it by one."""
+    """The ledger being written; each takeover increments it by one."""
     entries: _builtins.int
-    """How many entries the log has."""
+    """The number of entries in the log."""
     messages: _builtins.int
-    """How many messages they hold."""
+    """The number of messages in those entries."""
     bytes: _builtins.int
-    """How many bytes of payload and metadata they take."""
+    """The size of their payloads and metadata, in bytes."""
     connected_producers: _builtins.int
-    """How many producers are connected to this instance."""
+    """The number of producers connected to this instance."""
     incarnation: _builtins.int
-    """Which topic of this name it is: grows when one is deleted and made again,
-    and when what deduplication remembers of it must count no more.
+    """Distinguishes topics of the same name: increases when the topic is deleted
+    and recreated, and when its deduplication state must be invalidated.
     """
     entries_to_replay: _builtins.int
-    """About how many entries deduplication still lacks, as far as this instance
-    knows: more than 0 while publishing waits for a replay or a rebuild.
+    """The approximate number of entries that deduplication has yet to replay, as
+    known to this instance. Above 0 while publishing waits for a replay or a
+    rebuild.
     """
     @_builtins.property
     def created(self) -> _timestamp_pb2.Timestamp:
-        """When the topic was created."""
+        """The topic's creation time."""
 
     @_builtins.property
-    def first(self) -> _entry_pb2.Position:
-        """The first entry that the log still has; absent: it has none."""
+    def first(self) -> _common_pb2.Position:
+        """The log's first remaining entry. Absent: the log is empty."""
 
     @_builtins.property
-    def last(self) -> _entry_pb2.Position:
-        """The last entry; absent: it never had one."""
+    def last(self) -> _common_pb2.Position:
+        """The log's last entry. Absent: the log never had one."""
 
     def __init__(
         self,
@@ -1619,8 +1519,8 @@ class Topic(_message.Message):
         name: _builtins.str = ...,
         ledger_id: _builtins.int = ...,
         created: _timestamp_pb2.Timestamp | None = ...,
-        first: _entry_pb2.Position | None = ...,
-        last: _entry_pb2.Position | None = ...,
+        first: _common_pb2.Position | None = ...,
+        last: _common_pb2.Position | None = ...,
         entries: _builtins.int = ...,
         messages: _builtins.int = ...,
         bytes: _builtins.int = ...,
@@ -1645,7 +1545,7 @@ Global___Topic: _TypeAlias = Topic  # noqa: Y015
 
 @_typing.final
 class ListTopicsRequest(_message.Message):
-    """ListTopicsRequest asks for a page of topics."""
+    """ListTopicsRequest selects a page of topics."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1653,11 +1553,11 @@ class ListTopicsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     prefix: _builtins.str
-    """Only names that start so; empty: all."""
+    """The prefix of the topics' names. Empty: all topics."""
     page_size: _builtins.int
-    """How many to return at most, 1 to 10,000; 0: 1,000."""
+    """The maximum number to return, 1 to 10,000. 0: 1,000."""
     page_token: _builtins.str
-    """next_page_token of the page before; empty: the first page."""
+    """The previous page's next_page_token. Empty: the first page."""
     def __init__(
         self,
         *,
@@ -1682,10 +1582,10 @@ class ListTopicsResponse(_message.Message):
     TOPICS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Empty: this is the last page."""
+    """The next request's page_token. Empty: this is the last page."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___Topic]:
-        """In the order of their names."""
+        """Sorted by name."""
 
     def __init__(
         self,
@@ -1702,8 +1602,8 @@ class ListTopicsResponse(_message.Message):
 Global___ListTopicsResponse: _TypeAlias = ListTopicsResponse  # noqa: Y015
 
 @_typing.final
-class LastMessageIdRequest(_message.Message):
-    """LastMessageIdRequest names a topic."""
+class GetLastMessageIdRequest(_message.Message):
+    """GetLastMessageIdRequest names a topic."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1721,23 +1621,23 @@ class LastMessageIdRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LastMessageIdRequest: _TypeAlias = LastMessageIdRequest  # noqa: Y015
+Global___GetLastMessageIdRequest: _TypeAlias = GetLastMessageIdRequest  # noqa: Y015
 
 @_typing.final
-class LastMessageIdResponse(_message.Message):
-    """LastMessageIdResponse tells where the topic ends."""
+class GetLastMessageIdResponse(_message.Message):
+    """GetLastMessageIdResponse is the end of the topic."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LAST_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def last(self) -> _entry_pb2.Position:
-        """The last entry, though it may be trimmed; absent: the log never had one."""
+    def last(self) -> _common_pb2.Position:
+        """The last entry, even if trimmed. Absent: the log never had one."""
 
     def __init__(
         self,
         *,
-        last: _entry_pb2.Position | None = ...,
+        last: _common_pb2.Position | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_last", b"_last", "last", b"last"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -1747,11 +1647,11 @@ class LastMessageIdResponse(_message.Message):
     _WhichOneofArgType__last: _TypeAlias = _typing.Literal["_last", b"_last"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__last) -> _WhichOneofReturnType__last | None: ...
 
-Global___LastMessageIdResponse: _TypeAlias = LastMessageIdResponse  # noqa: Y015
+Global___GetLastMessageIdResponse: _TypeAlias = GetLastMessageIdResponse  # noqa: Y015
 
 @_typing.final
 class FindMessageRequest(_message.Message):
-    """FindMessageRequest names a message by its identity."""
+    """FindMessageRequest identifies a message by producer and sequence id."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1762,12 +1662,12 @@ class FindMessageRequest(_message.Message):
     topic: _builtins.str
     """tenant/namespace/name."""
     producer_name: _builtins.str
-    """The producer."""
+    """The producer's name."""
     sequence_id: _builtins.int
     """The message's own sequence id, at most 2^63 - 1."""
     uuid: _builtins.str
-    """Look only for this attempt at a large message. Empty: for the message, and if
-    it was stored more than once, because deduplication was off, for the first.
+    """Restricts the search to this attempt at a large message. Empty: any attempt.
+    Of several stored copies, the one completed last is returned.
     """
     def __init__(
         self,
@@ -1787,15 +1687,15 @@ Global___FindMessageRequest: _TypeAlias = FindMessageRequest  # noqa: Y015
 
 @_typing.final
 class FindMessageResponse(_message.Message):
-    """FindMessageResponse tells where the message is."""
+    """FindMessageResponse locates the message."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FATE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def fate(self) -> Global___MessageFate:
-        """STORED, TRIMMED, or STALE: no entry holds it. Whether it was overtaken or
-        is still to come, deduplication knows.
+        """STORED, TRIMMED, or STALE: no entry holds the message. Only deduplication
+        knows whether a STALE message was overtaken or has yet to arrive.
         """
 
     def __init__(
@@ -1813,7 +1713,7 @@ Global___FindMessageResponse: _TypeAlias = FindMessageResponse  # noqa: Y015
 
 @_typing.final
 class FindPositionRequest(_message.Message):
-    """FindPositionRequest names a time."""
+    """FindPositionRequest selects a position by append time."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1821,15 +1721,17 @@ class FindPositionRequest(_message.Message):
     APPEND_TIME_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """tenant/namespace/name."""
-    append_time: _builtins.int
-    """In milliseconds since 1970 (UTC), by the service's clock."""
+    @_builtins.property
+    def append_time(self) -> _timestamp_pb2.Timestamp:
+        """The append time by the service's clock. Required; 1970 or later."""
+
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
-        append_time: _builtins.int = ...,
+        append_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["append_time", b"append_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["append_time", b"append_time", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -1839,19 +1741,19 @@ Global___FindPositionRequest: _TypeAlias = FindPositionRequest  # noqa: Y015
 
 @_typing.final
 class FindPositionResponse(_message.Message):
-    """FindPositionResponse tells where the entries of that time begin."""
+    """FindPositionResponse is the first position at or after the time."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     POSITION_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def position(self) -> _entry_pb2.Position:
-        """Absent: the log holds nothing, or its last entry was appended before."""
+    def position(self) -> _common_pb2.Position:
+        """Absent: the log is empty, or its last entry was appended before the time."""
 
     def __init__(
         self,
         *,
-        position: _entry_pb2.Position | None = ...,
+        position: _common_pb2.Position | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "position", b"position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -1865,7 +1767,7 @@ Global___FindPositionResponse: _TypeAlias = FindPositionResponse  # noqa: Y015
 
 @_typing.final
 class TrimTopicRequest(_message.Message):
-    """TrimTopicRequest says what to remove."""
+    """TrimTopicRequest selects the entries to remove."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1874,14 +1776,14 @@ class TrimTopicRequest(_message.Message):
     topic: _builtins.str
     """tenant/namespace/name."""
     @_builtins.property
-    def before(self) -> _entry_pb2.Position:
+    def before(self) -> _common_pb2.Position:
         """The first entry to keep; a position after the last entry removes them all."""
 
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
-        before: _entry_pb2.Position | None = ...,
+        before: _common_pb2.Position | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["before", b"before"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -1893,7 +1795,7 @@ Global___TrimTopicRequest: _TypeAlias = TrimTopicRequest  # noqa: Y015
 
 @_typing.final
 class TrimTopicResponse(_message.Message):
-    """TrimTopicResponse tells what was removed."""
+    """TrimTopicResponse reports the removed entries."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1901,22 +1803,22 @@ class TrimTopicResponse(_message.Message):
     FIRST_FIELD_NUMBER: _builtins.int
     HELD_BACK_BY_FIELD_NUMBER: _builtins.int
     removed_entries: _builtins.int
-    """How many entries were removed by this call."""
+    """The number of entries removed by this call."""
     @_builtins.property
-    def first(self) -> _entry_pb2.Position:
-        """The first entry that is left; absent: there is none."""
+    def first(self) -> _common_pb2.Position:
+        """The first remaining entry. Absent: the log is empty."""
 
     @_builtins.property
     def held_back_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The cursors without which more would have been removed, in the order of their
-        names: those that have acknowledged the least.
+        """The cursors that kept entries from being removed, sorted by name: those that
+        have acknowledged the least. Empty: none did.
         """
 
     def __init__(
         self,
         *,
         removed_entries: _builtins.int = ...,
-        first: _entry_pb2.Position | None = ...,
+        first: _common_pb2.Position | None = ...,
         held_back_by: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "first", b"first"]  # noqa: Y015
@@ -1940,8 +1842,8 @@ class DeleteTopicRequest(_message.Message):
     topic: _builtins.str
     """tenant/namespace/name."""
     force: _builtins.bool
-    """Also when producers are connected: their streams end with reason
-    TOPIC_DELETED.
+    """Deletes the topic even if producers are connected: their streams end with
+    reason TOPIC_DELETED.
     """
     def __init__(
         self,

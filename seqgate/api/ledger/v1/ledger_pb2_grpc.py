@@ -29,14 +29,13 @@ class LedgerServiceStub:
     """LedgerService stores entries exactly once, in order, and reads them back.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or INVALID_TOPIC_NAME when a topic is not
-    tenant/namespace/name; NOT_FOUND with reason
-    TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
-    the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
-    does not match its checksum.
+    a message cannot be parsed, or INVALID_TOPIC_NAME when a topic is not
+    tenant/namespace/name; NOT_FOUND with reason TOPIC_NOT_FOUND; UNAVAILABLE with
+    reason STORE_UNAVAILABLE and RetryInfo when the store does not answer;
+    DATA_LOSS with reason ENTRY_CORRUPT when an entry does not match its checksum.
 
-    A caller follows FAILED_PRECONDITION with reason NOT_OWNER: it names the instance
-    to ask instead, as `owner`. A service of one instance never answers so.
+    FAILED_PRECONDITION with reason NOT_OWNER is a redirect: its `owner` names the
+    instance to call instead. A single-instance service never returns it.
     """
 
     def __init__(self, channel):
@@ -90,10 +89,10 @@ class LedgerServiceStub:
                 request_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ListTopicsRequest.SerializeToString,
                 response_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ListTopicsResponse.FromString,
                 _registered_method=True)
-        self.LastMessageId = channel.unary_unary(
-                '/seqgate.api.ledger.v1.LedgerService/LastMessageId',
-                request_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.LastMessageIdRequest.SerializeToString,
-                response_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.LastMessageIdResponse.FromString,
+        self.GetLastMessageId = channel.unary_unary(
+                '/seqgate.api.ledger.v1.LedgerService/GetLastMessageId',
+                request_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.GetLastMessageIdRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.GetLastMessageIdResponse.FromString,
                 _registered_method=True)
         self.FindMessage = channel.unary_unary(
                 '/seqgate.api.ledger.v1.LedgerService/FindMessage',
@@ -121,44 +120,43 @@ class LedgerServiceServicer:
     """LedgerService stores entries exactly once, in order, and reads them back.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or INVALID_TOPIC_NAME when a topic is not
-    tenant/namespace/name; NOT_FOUND with reason
-    TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
-    the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
-    does not match its checksum.
+    a message cannot be parsed, or INVALID_TOPIC_NAME when a topic is not
+    tenant/namespace/name; NOT_FOUND with reason TOPIC_NOT_FOUND; UNAVAILABLE with
+    reason STORE_UNAVAILABLE and RetryInfo when the store does not answer;
+    DATA_LOSS with reason ENTRY_CORRUPT when an entry does not match its checksum.
 
-    A caller follows FAILED_PRECONDITION with reason NOT_OWNER: it names the instance
-    to ask instead, as `owner`. A service of one instance never answers so.
+    FAILED_PRECONDITION with reason NOT_OWNER is a redirect: its `owner` names the
+    instance to call instead. A single-instance service never returns it.
     """
 
     def Publish(self, request_iterator, context):
-        """Publish stores what one producer sends, in the order in which it sends it.
+        """Publish stores one producer's publications in the order sent.
 
-        The first request opens the stream, and is answered by Opened, which grants
-        a window: that many messages and bytes may be unanswered at a time. Every
-        publication gets one receipt; receipts may overtake each other. To end, the
-        producer closes its side and reads what is still to come.
+        The first request opens the stream. The service answers it with Opened, which
+        grants a window: the number of messages and bytes that may be unanswered at a
+        time. Every publication gets one receipt; receipts may arrive out of order.
+        To end, the producer half-closes the stream and reads the remaining receipts.
 
         A large message is published as chunks, each a publication of its own, in
         order and with nothing between them. It is in the log once its last chunk is.
 
-        Four receipts put the stream on hold, PARTIAL, FAILED, CHUNK_GAP and
-        LAYOUT_CONFLICT: what follows would overtake what was not stored, so it is answered SKIPPED, until a
-        publication arrives that says `resume`. The producer waits until everything
-        that it has sent is answered, and then sends again, in order, what was not
-        stored, the first publication with `resume`.
+        Four receipts put the stream on hold: PARTIAL, FAILED, CHUNK_GAP and
+        LAYOUT_CONFLICT. Later publications would overtake the one that was not
+        stored, so they are answered SKIPPED until a publication with `resume`
+        arrives. The producer waits for all outstanding receipts, then resends the
+        publications that were not stored, in order, the first one with `resume`.
 
-        Retry: open a new stream and send again, in order, everything unanswered,
-        with the same sequence ids. What was stored answers DUPLICATE.
+        Retry: open a new stream and resend every unanswered publication, in order,
+        with the same sequence ids. Those already stored are answered DUPLICATE.
 
         Errors that end the stream: INVALID_ARGUMENT with reason NOT_OPENED,
         INVALID_PRODUCER_NAME or INVALID_SEQUENCE_ID (of Open), INVALID_PUBLICATION
-        (no publication, or a request id that is unanswered), or MALFORMED_REQUEST;
+        (no publication, or a request id still unanswered), or MALFORMED_REQUEST;
         FAILED_PRECONDITION with reason PRODUCER_BUSY when the name is in use;
         ABORTED with reason PRODUCER_TAKEN_OVER when another stream took the name,
         or FENCED when another writer took the topic; RESOURCE_EXHAUSTED with
         reason WINDOW_EXCEEDED, TOO_MANY_STREAMS, or RECEIPTS_UNREAD when receipts
-        are left unread, 10,000 more than the window has messages; UNAVAILABLE with
+        stay unread, 10,000 beyond the window's messages; UNAVAILABLE with
         reason DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its
         entries), INVALID_ENTRY, INVALID_SEQUENCE_ID, ENTRY_TOO_LARGE,
         CHECKSUM_MISMATCH, FENCED (REFUSED); STORE_FULL, STORE_UNAVAILABLE,
@@ -169,22 +167,22 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Read(self, request, context):
-        """Read returns a topic's entries in order, from a position on.
+        """Read returns a topic's entries in order, from a given start.
 
         Retry: open a new stream after the last position received.
         Errors: INVALID_ARGUMENT with reason INVALID_RANGE; RESOURCE_EXHAUSTED with
         reason TOO_MANY_STREAMS; UNAVAILABLE with reason DRAINING, or SLOW_READER
-        when the stream is not read and others wait for the memory that it takes.
+        when a slow reader holds memory that other streams wait for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadEntries(self, request, context):
-        """ReadEntries returns the entries at given positions, in order. Those that the
-        log does not have, or has no more, are left out.
+        """ReadEntries returns the entries at the given positions, in order. Positions
+        missing from the log, or trimmed, are left out.
 
-        Retry: ask for what lies after the last entry received. Errors:
+        Retry: request the positions after the last entry received. Errors:
         INVALID_ARGUMENT with reason INVALID_RANGE; as for Read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -192,9 +190,8 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReadColumns(self, request, context):
-        """ReadColumns returns what the log knows of entries without their payloads, as
-        columns: for jobs that read whole logs, and cost the service next to nothing
-        an entry. In the order of the log.
+        """ReadColumns returns the entries' metadata as columns, without payloads, in
+        log order. It serves jobs that scan whole logs, at almost no cost per entry.
 
         Retry: open a new stream after the last entry received.
         Errors: INVALID_ARGUMENT with reason INVALID_RANGE; as for Read.
@@ -204,8 +201,8 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListLedgers(self, request, context):
-        """ListLedgers returns a topic's ledgers that hold entries, in order. Within
-        one, entry ids are consecutive, so that a job can cut a topic into ranges.
+        """ListLedgers pages through a topic's non-empty ledgers, in order. Entry ids
+        are consecutive within a ledger, so a job can split a topic into ranges.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
         """
@@ -214,8 +211,8 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTrimmedProducers(self, request, context):
-        """ListTrimmedProducers pages through the producers whose entries were trimmed, in
-        the order of their names, with what deduplication must still know of them.
+        """ListTrimmedProducers pages through the producers with trimmed entries, sorted
+        by name, with the sequence ids that deduplication must still remember.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
         """
@@ -224,9 +221,9 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CreateTopic(self, request, context):
-        """CreateTopic creates a topic where auto-creation does not.
+        """CreateTopic creates a topic explicitly, for use where auto-creation is off.
 
-        Retry: safe; the answer says whether this call created it.
+        Retry: safe; `created` reports whether this call created the topic.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -240,9 +237,8 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTopics(self, request, context):
-        """ListTopics pages through the topics in the order of their names.
-        Where callers must show who they are, one that the caller may not read by
-        itself is left out.
+        """ListTopics pages through the topics, sorted by name. Where authentication is
+        required, topics that the caller may not read individually are left out.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
         """
@@ -250,16 +246,16 @@ class LedgerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def LastMessageId(self, request, context):
-        """LastMessageId tells where a topic ends now. Retry: safe.
+    def GetLastMessageId(self, request, context):
+        """GetLastMessageId returns the topic's current last position. Retry: safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FindMessage(self, request, context):
-        """FindMessage looks for the entry that holds a producer's sequence id; of
-        several, which are possible while deduplication is off, the last one.
+        """FindMessage finds the entry that holds a producer's sequence id. If several
+        do, which is possible while deduplication is off, it returns the last one.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PRODUCER_NAME or
         INVALID_SEQUENCE_ID.
@@ -269,26 +265,25 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FindPosition(self, request, context):
-        """FindPosition looks for the first entry that was appended at a time or later.
+        """FindPosition finds the first entry appended at or after a given time.
 
-        Append times grow along a log, unless the service's clock goes back. Then
-        there may be several entries that were appended at the time or later while
-        the one before them was not; the answer is one of these. There is one
-        whenever the log's last entry was appended at the time or later, and none
-        otherwise.
+        Append times increase along a log unless the service's clock steps back.
+        After such a step, several entries may be at or after the time while their
+        predecessor is before it; the response is one of them. A position is returned
+        if and only if the log's last entry was appended at or after the time.
 
-        Retry: safe.
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_RANGE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TrimTopic(self, request, context):
-        """TrimTopic removes the entries before a position that every cursor of the
-        topic has acknowledged, deduplication's own included.
+        """TrimTopic removes the entries before a position, as far as every cursor of
+        the topic, including deduplication's own, has acknowledged them.
 
         Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
-        RetryInfo when the cursor service does not answer: nothing was removed.
+        RetryInfo when the cursor service does not answer; nothing is removed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -296,11 +291,10 @@ class LedgerServiceServicer:
 
     def DeleteTopic(self, request, context):
         """DeleteTopic removes a topic, its entries, its deduplication state and its
-        cursors. What of the latter two cannot be reached stays: a cursor that is left
-        holds back trims of a topic that is made again under this name, until
-        somebody deletes it.
+        cursors. Deduplication state and cursors that cannot be reached stay. If the
+        topic is recreated, a leftover cursor blocks its trims: delete the cursor.
 
-        Retry: safe; a topic that is gone answers NOT_FOUND.
+        Retry: safe; a topic already deleted returns NOT_FOUND.
         Errors: FAILED_PRECONDITION with reason TOPIC_IN_USE when producers are
         connected, unless forced.
         """
@@ -356,10 +350,10 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     request_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ListTopicsRequest.FromString,
                     response_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ListTopicsResponse.SerializeToString,
             ),
-            'LastMessageId': grpc.unary_unary_rpc_method_handler(
-                    servicer.LastMessageId,
-                    request_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.LastMessageIdRequest.FromString,
-                    response_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.LastMessageIdResponse.SerializeToString,
+            'GetLastMessageId': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLastMessageId,
+                    request_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.GetLastMessageIdRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.GetLastMessageIdResponse.SerializeToString,
             ),
             'FindMessage': grpc.unary_unary_rpc_method_handler(
                     servicer.FindMessage,
@@ -393,14 +387,13 @@ class LedgerService:
     """LedgerService stores entries exactly once, in order, and reads them back.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or INVALID_TOPIC_NAME when a topic is not
-    tenant/namespace/name; NOT_FOUND with reason
-    TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
-    the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
-    does not match its checksum.
+    a message cannot be parsed, or INVALID_TOPIC_NAME when a topic is not
+    tenant/namespace/name; NOT_FOUND with reason TOPIC_NOT_FOUND; UNAVAILABLE with
+    reason STORE_UNAVAILABLE and RetryInfo when the store does not answer;
+    DATA_LOSS with reason ENTRY_CORRUPT when an entry does not match its checksum.
 
-    A caller follows FAILED_PRECONDITION with reason NOT_OWNER: it names the instance
-    to ask instead, as `owner`. A service of one instance never answers so.
+    FAILED_PRECONDITION with reason NOT_OWNER is a redirect: its `owner` names the
+    instance to call instead. A single-instance service never returns it.
     """
 
     @staticmethod
@@ -647,7 +640,7 @@ class LedgerService:
             _registered_method=True)
 
     @staticmethod
-    def LastMessageId(request,
+    def GetLastMessageId(request,
             target,
             options=(),
             channel_credentials=None,
@@ -660,9 +653,9 @@ class LedgerService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/seqgate.api.ledger.v1.LedgerService/LastMessageId',
-            seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.LastMessageIdRequest.SerializeToString,
-            seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.LastMessageIdResponse.FromString,
+            '/seqgate.api.ledger.v1.LedgerService/GetLastMessageId',
+            seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.GetLastMessageIdRequest.SerializeToString,
+            seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.GetLastMessageIdResponse.FromString,
             options,
             channel_credentials,
             insecure,

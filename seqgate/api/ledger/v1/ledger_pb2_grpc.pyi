@@ -30,14 +30,13 @@ class LedgerServiceStub:
     """LedgerService stores entries exactly once, in order, and reads them back.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or INVALID_TOPIC_NAME when a topic is not
-    tenant/namespace/name; NOT_FOUND with reason
-    TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
-    the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
-    does not match its checksum.
+    a message cannot be parsed, or INVALID_TOPIC_NAME when a topic is not
+    tenant/namespace/name; NOT_FOUND with reason TOPIC_NOT_FOUND; UNAVAILABLE with
+    reason STORE_UNAVAILABLE and RetryInfo when the store does not answer;
+    DATA_LOSS with reason ENTRY_CORRUPT when an entry does not match its checksum.
 
-    A caller follows FAILED_PRECONDITION with reason NOT_OWNER: it names the instance
-    to ask instead, as `owner`. A service of one instance never answers so.
+    FAILED_PRECONDITION with reason NOT_OWNER is a redirect: its `owner` names the
+    instance to call instead. A single-instance service never returns it.
     """
 
     @_typing.overload
@@ -45,121 +44,117 @@ class LedgerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> LedgerServiceAsyncStub: ...
     Publish: _grpc.StreamStreamMultiCallable[_ledger_pb2.PublishRequest, _ledger_pb2.PublishResponse]
-    """Publish stores what one producer sends, in the order in which it sends it.
+    """Publish stores one producer's publications in the order sent.
 
-    The first request opens the stream, and is answered by Opened, which grants
-    a window: that many messages and bytes may be unanswered at a time. Every
-    publication gets one receipt; receipts may overtake each other. To end, the
-    producer closes its side and reads what is still to come.
+    The first request opens the stream. The service answers it with Opened, which
+    grants a window: the number of messages and bytes that may be unanswered at a
+    time. Every publication gets one receipt; receipts may arrive out of order.
+    To end, the producer half-closes the stream and reads the remaining receipts.
 
     A large message is published as chunks, each a publication of its own, in
     order and with nothing between them. It is in the log once its last chunk is.
 
-    Four receipts put the stream on hold, PARTIAL, FAILED, CHUNK_GAP and
-    LAYOUT_CONFLICT: what follows would overtake what was not stored, so it is answered SKIPPED, until a
-    publication arrives that says `resume`. The producer waits until everything
-    that it has sent is answered, and then sends again, in order, what was not
-    stored, the first publication with `resume`.
+    Four receipts put the stream on hold: PARTIAL, FAILED, CHUNK_GAP and
+    LAYOUT_CONFLICT. Later publications would overtake the one that was not
+    stored, so they are answered SKIPPED until a publication with `resume`
+    arrives. The producer waits for all outstanding receipts, then resends the
+    publications that were not stored, in order, the first one with `resume`.
 
-    Retry: open a new stream and send again, in order, everything unanswered,
-    with the same sequence ids. What was stored answers DUPLICATE.
+    Retry: open a new stream and resend every unanswered publication, in order,
+    with the same sequence ids. Those already stored are answered DUPLICATE.
 
     Errors that end the stream: INVALID_ARGUMENT with reason NOT_OPENED,
     INVALID_PRODUCER_NAME or INVALID_SEQUENCE_ID (of Open), INVALID_PUBLICATION
-    (no publication, or a request id that is unanswered), or MALFORMED_REQUEST;
+    (no publication, or a request id still unanswered), or MALFORMED_REQUEST;
     FAILED_PRECONDITION with reason PRODUCER_BUSY when the name is in use;
     ABORTED with reason PRODUCER_TAKEN_OVER when another stream took the name,
     or FENCED when another writer took the topic; RESOURCE_EXHAUSTED with
     reason WINDOW_EXCEEDED, TOO_MANY_STREAMS, or RECEIPTS_UNREAD when receipts
-    are left unread, 10,000 more than the window has messages; UNAVAILABLE with
+    stay unread, 10,000 beyond the window's messages; UNAVAILABLE with
     reason DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its
     entries), INVALID_ENTRY, INVALID_SEQUENCE_ID, ENTRY_TOO_LARGE,
     CHECKSUM_MISMATCH, FENCED (REFUSED); STORE_FULL, STORE_UNAVAILABLE,
     DEDUP_UNAVAILABLE, RECOVERING, TOO_MANY_PRODUCERS (FAILED).
     """
     Read: _grpc.UnaryStreamMultiCallable[_ledger_pb2.ReadRequest, _ledger_pb2.ReadResponse]
-    """Read returns a topic's entries in order, from a position on.
+    """Read returns a topic's entries in order, from a given start.
 
     Retry: open a new stream after the last position received.
     Errors: INVALID_ARGUMENT with reason INVALID_RANGE; RESOURCE_EXHAUSTED with
     reason TOO_MANY_STREAMS; UNAVAILABLE with reason DRAINING, or SLOW_READER
-    when the stream is not read and others wait for the memory that it takes.
+    when a slow reader holds memory that other streams wait for.
     """
     ReadEntries: _grpc.UnaryStreamMultiCallable[_ledger_pb2.ReadEntriesRequest, _ledger_pb2.ReadEntriesResponse]
-    """ReadEntries returns the entries at given positions, in order. Those that the
-    log does not have, or has no more, are left out.
+    """ReadEntries returns the entries at the given positions, in order. Positions
+    missing from the log, or trimmed, are left out.
 
-    Retry: ask for what lies after the last entry received. Errors:
+    Retry: request the positions after the last entry received. Errors:
     INVALID_ARGUMENT with reason INVALID_RANGE; as for Read.
     """
     ReadColumns: _grpc.UnaryStreamMultiCallable[_ledger_pb2.ReadColumnsRequest, _ledger_pb2.ReadColumnsResponse]
-    """ReadColumns returns what the log knows of entries without their payloads, as
-    columns: for jobs that read whole logs, and cost the service next to nothing
-    an entry. In the order of the log.
+    """ReadColumns returns the entries' metadata as columns, without payloads, in
+    log order. It serves jobs that scan whole logs, at almost no cost per entry.
 
     Retry: open a new stream after the last entry received.
     Errors: INVALID_ARGUMENT with reason INVALID_RANGE; as for Read.
     """
     ListLedgers: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListLedgersRequest, _ledger_pb2.ListLedgersResponse]
-    """ListLedgers returns a topic's ledgers that hold entries, in order. Within
-    one, entry ids are consecutive, so that a job can cut a topic into ranges.
+    """ListLedgers pages through a topic's non-empty ledgers, in order. Entry ids
+    are consecutive within a ledger, so a job can split a topic into ranges.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
     """
     ListTrimmedProducers: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListTrimmedProducersRequest, _ledger_pb2.ListTrimmedProducersResponse]
-    """ListTrimmedProducers pages through the producers whose entries were trimmed, in
-    the order of their names, with what deduplication must still know of them.
+    """ListTrimmedProducers pages through the producers with trimmed entries, sorted
+    by name, with the sequence ids that deduplication must still remember.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
     """
     CreateTopic: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.CreateTopicRequest, _ledger_pb2.CreateTopicResponse]
-    """CreateTopic creates a topic where auto-creation does not.
+    """CreateTopic creates a topic explicitly, for use where auto-creation is off.
 
-    Retry: safe; the answer says whether this call created it.
+    Retry: safe; `created` reports whether this call created the topic.
     """
     GetTopic: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetTopicRequest, _ledger_pb2.GetTopicResponse]
     """GetTopic describes a topic. Retry: safe."""
     ListTopics: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListTopicsRequest, _ledger_pb2.ListTopicsResponse]
-    """ListTopics pages through the topics in the order of their names.
-    Where callers must show who they are, one that the caller may not read by
-    itself is left out.
+    """ListTopics pages through the topics, sorted by name. Where authentication is
+    required, topics that the caller may not read individually are left out.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
     """
-    LastMessageId: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.LastMessageIdRequest, _ledger_pb2.LastMessageIdResponse]
-    """LastMessageId tells where a topic ends now. Retry: safe."""
+    GetLastMessageId: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetLastMessageIdRequest, _ledger_pb2.GetLastMessageIdResponse]
+    """GetLastMessageId returns the topic's current last position. Retry: safe."""
     FindMessage: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.FindMessageRequest, _ledger_pb2.FindMessageResponse]
-    """FindMessage looks for the entry that holds a producer's sequence id; of
-    several, which are possible while deduplication is off, the last one.
+    """FindMessage finds the entry that holds a producer's sequence id. If several
+    do, which is possible while deduplication is off, it returns the last one.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PRODUCER_NAME or
     INVALID_SEQUENCE_ID.
     """
     FindPosition: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.FindPositionRequest, _ledger_pb2.FindPositionResponse]
-    """FindPosition looks for the first entry that was appended at a time or later.
+    """FindPosition finds the first entry appended at or after a given time.
 
-    Append times grow along a log, unless the service's clock goes back. Then
-    there may be several entries that were appended at the time or later while
-    the one before them was not; the answer is one of these. There is one
-    whenever the log's last entry was appended at the time or later, and none
-    otherwise.
+    Append times increase along a log unless the service's clock steps back.
+    After such a step, several entries may be at or after the time while their
+    predecessor is before it; the response is one of them. A position is returned
+    if and only if the log's last entry was appended at or after the time.
 
-    Retry: safe.
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_RANGE.
     """
     TrimTopic: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.TrimTopicRequest, _ledger_pb2.TrimTopicResponse]
-    """TrimTopic removes the entries before a position that every cursor of the
-    topic has acknowledged, deduplication's own included.
+    """TrimTopic removes the entries before a position, as far as every cursor of
+    the topic, including deduplication's own, has acknowledged them.
 
     Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
-    RetryInfo when the cursor service does not answer: nothing was removed.
+    RetryInfo when the cursor service does not answer; nothing is removed.
     """
     DeleteTopic: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.DeleteTopicRequest, _ledger_pb2.DeleteTopicResponse]
     """DeleteTopic removes a topic, its entries, its deduplication state and its
-    cursors. What of the latter two cannot be reached stays: a cursor that is left
-    holds back trims of a topic that is made again under this name, until
-    somebody deletes it.
+    cursors. Deduplication state and cursors that cannot be reached stay. If the
+    topic is recreated, a leftover cursor blocks its trims: delete the cursor.
 
-    Retry: safe; a topic that is gone answers NOT_FOUND.
+    Retry: safe; a topic already deleted returns NOT_FOUND.
     Errors: FAILED_PRECONDITION with reason TOPIC_IN_USE when producers are
     connected, unless forced.
     """
@@ -169,133 +164,128 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """LedgerService stores entries exactly once, in order, and reads them back.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or INVALID_TOPIC_NAME when a topic is not
-    tenant/namespace/name; NOT_FOUND with reason
-    TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
-    the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
-    does not match its checksum.
+    a message cannot be parsed, or INVALID_TOPIC_NAME when a topic is not
+    tenant/namespace/name; NOT_FOUND with reason TOPIC_NOT_FOUND; UNAVAILABLE with
+    reason STORE_UNAVAILABLE and RetryInfo when the store does not answer;
+    DATA_LOSS with reason ENTRY_CORRUPT when an entry does not match its checksum.
 
-    A caller follows FAILED_PRECONDITION with reason NOT_OWNER: it names the instance
-    to ask instead, as `owner`. A service of one instance never answers so.
+    FAILED_PRECONDITION with reason NOT_OWNER is a redirect: its `owner` names the
+    instance to call instead. A single-instance service never returns it.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Publish: _aio.StreamStreamMultiCallable[_ledger_pb2.PublishRequest, _ledger_pb2.PublishResponse]  # type: ignore[assignment]
-    """Publish stores what one producer sends, in the order in which it sends it.
+    """Publish stores one producer's publications in the order sent.
 
-    The first request opens the stream, and is answered by Opened, which grants
-    a window: that many messages and bytes may be unanswered at a time. Every
-    publication gets one receipt; receipts may overtake each other. To end, the
-    producer closes its side and reads what is still to come.
+    The first request opens the stream. The service answers it with Opened, which
+    grants a window: the number of messages and bytes that may be unanswered at a
+    time. Every publication gets one receipt; receipts may arrive out of order.
+    To end, the producer half-closes the stream and reads the remaining receipts.
 
     A large message is published as chunks, each a publication of its own, in
     order and with nothing between them. It is in the log once its last chunk is.
 
-    Four receipts put the stream on hold, PARTIAL, FAILED, CHUNK_GAP and
-    LAYOUT_CONFLICT: what follows would overtake what was not stored, so it is answered SKIPPED, until a
-    publication arrives that says `resume`. The producer waits until everything
-    that it has sent is answered, and then sends again, in order, what was not
-    stored, the first publication with `resume`.
+    Four receipts put the stream on hold: PARTIAL, FAILED, CHUNK_GAP and
+    LAYOUT_CONFLICT. Later publications would overtake the one that was not
+    stored, so they are answered SKIPPED until a publication with `resume`
+    arrives. The producer waits for all outstanding receipts, then resends the
+    publications that were not stored, in order, the first one with `resume`.
 
-    Retry: open a new stream and send again, in order, everything unanswered,
-    with the same sequence ids. What was stored answers DUPLICATE.
+    Retry: open a new stream and resend every unanswered publication, in order,
+    with the same sequence ids. Those already stored are answered DUPLICATE.
 
     Errors that end the stream: INVALID_ARGUMENT with reason NOT_OPENED,
     INVALID_PRODUCER_NAME or INVALID_SEQUENCE_ID (of Open), INVALID_PUBLICATION
-    (no publication, or a request id that is unanswered), or MALFORMED_REQUEST;
+    (no publication, or a request id still unanswered), or MALFORMED_REQUEST;
     FAILED_PRECONDITION with reason PRODUCER_BUSY when the name is in use;
     ABORTED with reason PRODUCER_TAKEN_OVER when another stream took the name,
     or FENCED when another writer took the topic; RESOURCE_EXHAUSTED with
     reason WINDOW_EXCEEDED, TOO_MANY_STREAMS, or RECEIPTS_UNREAD when receipts
-    are left unread, 10,000 more than the window has messages; UNAVAILABLE with
+    stay unread, 10,000 beyond the window's messages; UNAVAILABLE with
     reason DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its
     entries), INVALID_ENTRY, INVALID_SEQUENCE_ID, ENTRY_TOO_LARGE,
     CHECKSUM_MISMATCH, FENCED (REFUSED); STORE_FULL, STORE_UNAVAILABLE,
     DEDUP_UNAVAILABLE, RECOVERING, TOO_MANY_PRODUCERS (FAILED).
     """
     Read: _aio.UnaryStreamMultiCallable[_ledger_pb2.ReadRequest, _ledger_pb2.ReadResponse]  # type: ignore[assignment]
-    """Read returns a topic's entries in order, from a position on.
+    """Read returns a topic's entries in order, from a given start.
 
     Retry: open a new stream after the last position received.
     Errors: INVALID_ARGUMENT with reason INVALID_RANGE; RESOURCE_EXHAUSTED with
     reason TOO_MANY_STREAMS; UNAVAILABLE with reason DRAINING, or SLOW_READER
-    when the stream is not read and others wait for the memory that it takes.
+    when a slow reader holds memory that other streams wait for.
     """
     ReadEntries: _aio.UnaryStreamMultiCallable[_ledger_pb2.ReadEntriesRequest, _ledger_pb2.ReadEntriesResponse]  # type: ignore[assignment]
-    """ReadEntries returns the entries at given positions, in order. Those that the
-    log does not have, or has no more, are left out.
+    """ReadEntries returns the entries at the given positions, in order. Positions
+    missing from the log, or trimmed, are left out.
 
-    Retry: ask for what lies after the last entry received. Errors:
+    Retry: request the positions after the last entry received. Errors:
     INVALID_ARGUMENT with reason INVALID_RANGE; as for Read.
     """
     ReadColumns: _aio.UnaryStreamMultiCallable[_ledger_pb2.ReadColumnsRequest, _ledger_pb2.ReadColumnsResponse]  # type: ignore[assignment]
-    """ReadColumns returns what the log knows of entries without their payloads, as
-    columns: for jobs that read whole logs, and cost the service next to nothing
-    an entry. In the order of the log.
+    """ReadColumns returns the entries' metadata as columns, without payloads, in
+    log order. It serves jobs that scan whole logs, at almost no cost per entry.
 
     Retry: open a new stream after the last entry received.
     Errors: INVALID_ARGUMENT with reason INVALID_RANGE; as for Read.
     """
     ListLedgers: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListLedgersRequest, _ledger_pb2.ListLedgersResponse]  # type: ignore[assignment]
-    """ListLedgers returns a topic's ledgers that hold entries, in order. Within
-    one, entry ids are consecutive, so that a job can cut a topic into ranges.
+    """ListLedgers pages through a topic's non-empty ledgers, in order. Entry ids
+    are consecutive within a ledger, so a job can split a topic into ranges.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
     """
     ListTrimmedProducers: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListTrimmedProducersRequest, _ledger_pb2.ListTrimmedProducersResponse]  # type: ignore[assignment]
-    """ListTrimmedProducers pages through the producers whose entries were trimmed, in
-    the order of their names, with what deduplication must still know of them.
+    """ListTrimmedProducers pages through the producers with trimmed entries, sorted
+    by name, with the sequence ids that deduplication must still remember.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
     """
     CreateTopic: _aio.UnaryUnaryMultiCallable[_ledger_pb2.CreateTopicRequest, _ledger_pb2.CreateTopicResponse]  # type: ignore[assignment]
-    """CreateTopic creates a topic where auto-creation does not.
+    """CreateTopic creates a topic explicitly, for use where auto-creation is off.
 
-    Retry: safe; the answer says whether this call created it.
+    Retry: safe; `created` reports whether this call created the topic.
     """
     GetTopic: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetTopicRequest, _ledger_pb2.GetTopicResponse]  # type: ignore[assignment]
     """GetTopic describes a topic. Retry: safe."""
     ListTopics: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListTopicsRequest, _ledger_pb2.ListTopicsResponse]  # type: ignore[assignment]
-    """ListTopics pages through the topics in the order of their names.
-    Where callers must show who they are, one that the caller may not read by
-    itself is left out.
+    """ListTopics pages through the topics, sorted by name. Where authentication is
+    required, topics that the caller may not read individually are left out.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
     """
-    LastMessageId: _aio.UnaryUnaryMultiCallable[_ledger_pb2.LastMessageIdRequest, _ledger_pb2.LastMessageIdResponse]  # type: ignore[assignment]
-    """LastMessageId tells where a topic ends now. Retry: safe."""
+    GetLastMessageId: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetLastMessageIdRequest, _ledger_pb2.GetLastMessageIdResponse]  # type: ignore[assignment]
+    """GetLastMessageId returns the topic's current last position. Retry: safe."""
     FindMessage: _aio.UnaryUnaryMultiCallable[_ledger_pb2.FindMessageRequest, _ledger_pb2.FindMessageResponse]  # type: ignore[assignment]
-    """FindMessage looks for the entry that holds a producer's sequence id; of
-    several, which are possible while deduplication is off, the last one.
+    """FindMessage finds the entry that holds a producer's sequence id. If several
+    do, which is possible while deduplication is off, it returns the last one.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PRODUCER_NAME or
     INVALID_SEQUENCE_ID.
     """
     FindPosition: _aio.UnaryUnaryMultiCallable[_ledger_pb2.FindPositionRequest, _ledger_pb2.FindPositionResponse]  # type: ignore[assignment]
-    """FindPosition looks for the first entry that was appended at a time or later.
+    """FindPosition finds the first entry appended at or after a given time.
 
-    Append times grow along a log, unless the service's clock goes back. Then
-    there may be several entries that were appended at the time or later while
-    the one before them was not; the answer is one of these. There is one
-    whenever the log's last entry was appended at the time or later, and none
-    otherwise.
+    Append times increase along a log unless the service's clock steps back.
+    After such a step, several entries may be at or after the time while their
+    predecessor is before it; the response is one of them. A position is returned
+    if and only if the log's last entry was appended at or after the time.
 
-    Retry: safe.
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_RANGE.
     """
     TrimTopic: _aio.UnaryUnaryMultiCallable[_ledger_pb2.TrimTopicRequest, _ledger_pb2.TrimTopicResponse]  # type: ignore[assignment]
-    """TrimTopic removes the entries before a position that every cursor of the
-    topic has acknowledged, deduplication's own included.
+    """TrimTopic removes the entries before a position, as far as every cursor of
+    the topic, including deduplication's own, has acknowledged them.
 
     Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
-    RetryInfo when the cursor service does not answer: nothing was removed.
+    RetryInfo when the cursor service does not answer; nothing is removed.
     """
     DeleteTopic: _aio.UnaryUnaryMultiCallable[_ledger_pb2.DeleteTopicRequest, _ledger_pb2.DeleteTopicResponse]  # type: ignore[assignment]
     """DeleteTopic removes a topic, its entries, its deduplication state and its
-    cursors. What of the latter two cannot be reached stays: a cursor that is left
-    holds back trims of a topic that is made again under this name, until
-    somebody deletes it.
+    cursors. Deduplication state and cursors that cannot be reached stay. If the
+    topic is recreated, a leftover cursor blocks its trims: delete the cursor.
 
-    Retry: safe; a topic that is gone answers NOT_FOUND.
+    Retry: safe; a topic already deleted returns NOT_FOUND.
     Errors: FAILED_PRECONDITION with reason TOPIC_IN_USE when producers are
     connected, unless forced.
     """
@@ -304,14 +294,13 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     """LedgerService stores entries exactly once, in order, and reads them back.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or INVALID_TOPIC_NAME when a topic is not
-    tenant/namespace/name; NOT_FOUND with reason
-    TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
-    the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
-    does not match its checksum.
+    a message cannot be parsed, or INVALID_TOPIC_NAME when a topic is not
+    tenant/namespace/name; NOT_FOUND with reason TOPIC_NOT_FOUND; UNAVAILABLE with
+    reason STORE_UNAVAILABLE and RetryInfo when the store does not answer;
+    DATA_LOSS with reason ENTRY_CORRUPT when an entry does not match its checksum.
 
-    A caller follows FAILED_PRECONDITION with reason NOT_OWNER: it names the instance
-    to ask instead, as `owner`. A service of one instance never answers so.
+    FAILED_PRECONDITION with reason NOT_OWNER is a redirect: its `owner` names the
+    instance to call instead. A single-instance service never returns it.
     """
 
     @_abc_1.abstractmethod
@@ -320,33 +309,33 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_ledger_pb2.PublishRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_ledger_pb2.PublishResponse], _abc.AsyncIterator[_ledger_pb2.PublishResponse]]:
-        """Publish stores what one producer sends, in the order in which it sends it.
+        """Publish stores one producer's publications in the order sent.
 
-        The first request opens the stream, and is answered by Opened, which grants
-        a window: that many messages and bytes may be unanswered at a time. Every
-        publication gets one receipt; receipts may overtake each other. To end, the
-        producer closes its side and reads what is still to come.
+        The first request opens the stream. The service answers it with Opened, which
+        grants a window: the number of messages and bytes that may be unanswered at a
+        time. Every publication gets one receipt; receipts may arrive out of order.
+        To end, the producer half-closes the stream and reads the remaining receipts.
 
         A large message is published as chunks, each a publication of its own, in
         order and with nothing between them. It is in the log once its last chunk is.
 
-        Four receipts put the stream on hold, PARTIAL, FAILED, CHUNK_GAP and
-        LAYOUT_CONFLICT: what follows would overtake what was not stored, so it is answered SKIPPED, until a
-        publication arrives that says `resume`. The producer waits until everything
-        that it has sent is answered, and then sends again, in order, what was not
-        stored, the first publication with `resume`.
+        Four receipts put the stream on hold: PARTIAL, FAILED, CHUNK_GAP and
+        LAYOUT_CONFLICT. Later publications would overtake the one that was not
+        stored, so they are answered SKIPPED until a publication with `resume`
+        arrives. The producer waits for all outstanding receipts, then resends the
+        publications that were not stored, in order, the first one with `resume`.
 
-        Retry: open a new stream and send again, in order, everything unanswered,
-        with the same sequence ids. What was stored answers DUPLICATE.
+        Retry: open a new stream and resend every unanswered publication, in order,
+        with the same sequence ids. Those already stored are answered DUPLICATE.
 
         Errors that end the stream: INVALID_ARGUMENT with reason NOT_OPENED,
         INVALID_PRODUCER_NAME or INVALID_SEQUENCE_ID (of Open), INVALID_PUBLICATION
-        (no publication, or a request id that is unanswered), or MALFORMED_REQUEST;
+        (no publication, or a request id still unanswered), or MALFORMED_REQUEST;
         FAILED_PRECONDITION with reason PRODUCER_BUSY when the name is in use;
         ABORTED with reason PRODUCER_TAKEN_OVER when another stream took the name,
         or FENCED when another writer took the topic; RESOURCE_EXHAUSTED with
         reason WINDOW_EXCEEDED, TOO_MANY_STREAMS, or RECEIPTS_UNREAD when receipts
-        are left unread, 10,000 more than the window has messages; UNAVAILABLE with
+        stay unread, 10,000 beyond the window's messages; UNAVAILABLE with
         reason DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its
         entries), INVALID_ENTRY, INVALID_SEQUENCE_ID, ENTRY_TOO_LARGE,
         CHECKSUM_MISMATCH, FENCED (REFUSED); STORE_FULL, STORE_UNAVAILABLE,
@@ -359,12 +348,12 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.ReadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_ledger_pb2.ReadResponse], _abc.AsyncIterator[_ledger_pb2.ReadResponse]]:
-        """Read returns a topic's entries in order, from a position on.
+        """Read returns a topic's entries in order, from a given start.
 
         Retry: open a new stream after the last position received.
         Errors: INVALID_ARGUMENT with reason INVALID_RANGE; RESOURCE_EXHAUSTED with
         reason TOO_MANY_STREAMS; UNAVAILABLE with reason DRAINING, or SLOW_READER
-        when the stream is not read and others wait for the memory that it takes.
+        when a slow reader holds memory that other streams wait for.
         """
 
     @_abc_1.abstractmethod
@@ -373,10 +362,10 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.ReadEntriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_ledger_pb2.ReadEntriesResponse], _abc.AsyncIterator[_ledger_pb2.ReadEntriesResponse]]:
-        """ReadEntries returns the entries at given positions, in order. Those that the
-        log does not have, or has no more, are left out.
+        """ReadEntries returns the entries at the given positions, in order. Positions
+        missing from the log, or trimmed, are left out.
 
-        Retry: ask for what lies after the last entry received. Errors:
+        Retry: request the positions after the last entry received. Errors:
         INVALID_ARGUMENT with reason INVALID_RANGE; as for Read.
         """
 
@@ -386,9 +375,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.ReadColumnsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_ledger_pb2.ReadColumnsResponse], _abc.AsyncIterator[_ledger_pb2.ReadColumnsResponse]]:
-        """ReadColumns returns what the log knows of entries without their payloads, as
-        columns: for jobs that read whole logs, and cost the service next to nothing
-        an entry. In the order of the log.
+        """ReadColumns returns the entries' metadata as columns, without payloads, in
+        log order. It serves jobs that scan whole logs, at almost no cost per entry.
 
         Retry: open a new stream after the last entry received.
         Errors: INVALID_ARGUMENT with reason INVALID_RANGE; as for Read.
@@ -400,8 +388,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.ListLedgersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.ListLedgersResponse, _abc.Awaitable[_ledger_pb2.ListLedgersResponse]]:
-        """ListLedgers returns a topic's ledgers that hold entries, in order. Within
-        one, entry ids are consecutive, so that a job can cut a topic into ranges.
+        """ListLedgers pages through a topic's non-empty ledgers, in order. Entry ids
+        are consecutive within a ledger, so a job can split a topic into ranges.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
         """
@@ -412,8 +400,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.ListTrimmedProducersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.ListTrimmedProducersResponse, _abc.Awaitable[_ledger_pb2.ListTrimmedProducersResponse]]:
-        """ListTrimmedProducers pages through the producers whose entries were trimmed, in
-        the order of their names, with what deduplication must still know of them.
+        """ListTrimmedProducers pages through the producers with trimmed entries, sorted
+        by name, with the sequence ids that deduplication must still remember.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
         """
@@ -424,9 +412,9 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.CreateTopicRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.CreateTopicResponse, _abc.Awaitable[_ledger_pb2.CreateTopicResponse]]:
-        """CreateTopic creates a topic where auto-creation does not.
+        """CreateTopic creates a topic explicitly, for use where auto-creation is off.
 
-        Retry: safe; the answer says whether this call created it.
+        Retry: safe; `created` reports whether this call created the topic.
         """
 
     @_abc_1.abstractmethod
@@ -443,20 +431,19 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.ListTopicsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.ListTopicsResponse, _abc.Awaitable[_ledger_pb2.ListTopicsResponse]]:
-        """ListTopics pages through the topics in the order of their names.
-        Where callers must show who they are, one that the caller may not read by
-        itself is left out.
+        """ListTopics pages through the topics, sorted by name. Where authentication is
+        required, topics that the caller may not read individually are left out.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
         """
 
     @_abc_1.abstractmethod
-    def LastMessageId(
+    def GetLastMessageId(
         self,
-        request: _ledger_pb2.LastMessageIdRequest,
+        request: _ledger_pb2.GetLastMessageIdRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_ledger_pb2.LastMessageIdResponse, _abc.Awaitable[_ledger_pb2.LastMessageIdResponse]]:
-        """LastMessageId tells where a topic ends now. Retry: safe."""
+    ) -> _typing.Union[_ledger_pb2.GetLastMessageIdResponse, _abc.Awaitable[_ledger_pb2.GetLastMessageIdResponse]]:
+        """GetLastMessageId returns the topic's current last position. Retry: safe."""
 
     @_abc_1.abstractmethod
     def FindMessage(
@@ -464,8 +451,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.FindMessageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.FindMessageResponse, _abc.Awaitable[_ledger_pb2.FindMessageResponse]]:
-        """FindMessage looks for the entry that holds a producer's sequence id; of
-        several, which are possible while deduplication is off, the last one.
+        """FindMessage finds the entry that holds a producer's sequence id. If several
+        do, which is possible while deduplication is off, it returns the last one.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PRODUCER_NAME or
         INVALID_SEQUENCE_ID.
@@ -477,15 +464,14 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.FindPositionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.FindPositionResponse, _abc.Awaitable[_ledger_pb2.FindPositionResponse]]:
-        """FindPosition looks for the first entry that was appended at a time or later.
+        """FindPosition finds the first entry appended at or after a given time.
 
-        Append times grow along a log, unless the service's clock goes back. Then
-        there may be several entries that were appended at the time or later while
-        the one before them was not; the answer is one of these. There is one
-        whenever the log's last entry was appended at the time or later, and none
-        otherwise.
+        Append times increase along a log unless the service's clock steps back.
+        After such a step, several entries may be at or after the time while their
+        predecessor is before it; the response is one of them. A position is returned
+        if and only if the log's last entry was appended at or after the time.
 
-        Retry: safe.
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_RANGE.
         """
 
     @_abc_1.abstractmethod
@@ -494,11 +480,11 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.TrimTopicRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.TrimTopicResponse, _abc.Awaitable[_ledger_pb2.TrimTopicResponse]]:
-        """TrimTopic removes the entries before a position that every cursor of the
-        topic has acknowledged, deduplication's own included.
+        """TrimTopic removes the entries before a position, as far as every cursor of
+        the topic, including deduplication's own, has acknowledged them.
 
         Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
-        RetryInfo when the cursor service does not answer: nothing was removed.
+        RetryInfo when the cursor service does not answer; nothing is removed.
         """
 
     @_abc_1.abstractmethod
@@ -508,11 +494,10 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.DeleteTopicResponse, _abc.Awaitable[_ledger_pb2.DeleteTopicResponse]]:
         """DeleteTopic removes a topic, its entries, its deduplication state and its
-        cursors. What of the latter two cannot be reached stays: a cursor that is left
-        holds back trims of a topic that is made again under this name, until
-        somebody deletes it.
+        cursors. Deduplication state and cursors that cannot be reached stay. If the
+        topic is recreated, a leftover cursor blocks its trims: delete the cursor.
 
-        Retry: safe; a topic that is gone answers NOT_FOUND.
+        Retry: safe; a topic already deleted returns NOT_FOUND.
         Errors: FAILED_PRECONDITION with reason TOPIC_IN_USE when producers are
         connected, unless forced.
         """

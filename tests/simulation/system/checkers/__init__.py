@@ -1,40 +1,40 @@
-"""What must hold of a history, checked as it happens and when it is over.
+"""The invariants of a history, checked as it happens and at its end.
 
-TWICE         (P2) an id of a producer, or a chunk of an attempt, is stored again while
+TWICE         (P2) an id of a producer, or a chunk of an attempt, is stored twice while
               deduplication is on
-REORDERED     a log has a producer's ids out of order
+REORDERED     a log, or a reader, has entries out of order
 OVERTAKEN     (P4) a key's first deliveries are out of order
-SPLICED       a chunk follows something else than the chunk before it
-INVENTED      something is in the log, or was delivered, that nobody sent
-BACKWARDS     append times go back
-LOST          (P1) acknowledged to its producer, and not in the log
-MISPLACED     a receipt names a place where the message is not
-NOT_STALE     called overtaken, and in the log
-SKIPPED       acknowledged by the cursor, and no delivery was acknowledged that counts, no filter
-              that applied rejects it, it was not dead-lettered, not trimmed, no chunk of an attempt
-              that ended unfinished, nobody moved the subscription over it; or it was passed for a
-              reason that is not true
-UNDONE        what the cursor counted as acknowledged it counts no more, and nobody moved it back
-RESURRECTED   (P6) delivered again after its acknowledgement was answered
-NOT_DURABLE   its acknowledgement was answered, and the cursor does not have it
+SPLICED       a chunk does not follow the previous chunk of its message
+INVENTED      an entry or a delivery was never sent
+BACKWARDS     append times decrease
+LOST          (P1) a message has a receipt, and is not in the log
+MISPLACED     a receipt names another position than the message's
+NOT_STALE     a message was refused as STALE, and is in the log
+NOT_TRIMMED   a message was refused as TRIMMED, and nothing was trimmed
+SKIPPED       the cursor acknowledged an entry without a cause: no valid acknowledgement, no filter
+              that rejects it, no dead letter, no trim, no unfinished attempt, no move of the
+              subscription; or the dispatcher passed it for a false reason
+UNDONE        the cursor revoked an acknowledgement, and was not moved back
+RESURRECTED   (P6) a message was delivered after its acknowledgement was confirmed
+NOT_DURABLE   an acknowledgement was confirmed, and is not in the cursor
 SHARED_KEY    (P4) a key is in flight at two consumers
-HELD          delivered though its key is held after a dead letter
-LETTER_TWICE  in the dead letter topic more than once
-LETTER_EARLY  in the dead letter topic, and did not fail as often as it may
-COPIED        went through more dead letter topics than a message may
-HEADLESS      chunks are delivered of a message that began before the subscription did
-CUT           a chunk is stored behind a beginning that was trimmed
-FORGOTTEN     a producer that is connected was forgotten as inactive
-EPOCH         the epoch of a lease went back, or two instances, or one twice, took a subscription
-              under the same
-FOLD          (P7) the state of deduplication is not what folding the log gives
-EXPLAINED     what Explain says is not so
-OVERDRAWN     a consumer's permits are below zero by more than the rest of a batch
-BUDGET        a buffer holds more than it may, or more is done at once (budgets.py)
-REFUSED       a large message was refused, which should have been cut
-SURPRISE      a service failed in a way that it did not foresee, or its process ended
-ENDLESS       a process works, and time does not go on (history.py)
-STUCK         faults have stopped, and something that can go on does not
+EARLY         a delayed message was delivered before its time
+HELD          a message was delivered while a dead letter holds its key
+LETTER_TWICE  a message is in the dead letter topic twice
+LETTER_EARLY  a message was dead-lettered before it used up its redeliveries
+COPIED        a message passed through more dead letter topics than allowed
+HEADLESS      chunks were delivered of a message that starts before the subscription
+CUT           a chunk was stored although the start of its message was trimmed
+FORGOTTEN     a connected producer was forgotten as inactive
+EPOCH         a lease's epoch decreased, or a subscription was taken twice under one epoch
+FOLD          (P7) the dedup state differs from the fold over the log
+EXPLAINED     an answer of Explain is false
+OVERDRAWN     a consumer's permits are negative by more than the rest of a batch
+BUDGET        a limit of memory or concurrency is exceeded (budgets.py)
+REFUSED       a large message was refused although chunking is on
+SURPRISE      a service raised an unexpected error, or a process ended unexpectedly
+ENDLESS       a history used up its processor time (history.py)
+STUCK         pending work does not finish after faults have stopped
 """
 
 from tests.simulation.system.checkers.administration import Administration
@@ -47,7 +47,7 @@ from tests.simulation.system.seen import Seen
 
 
 class Checker:
-    """See the module. Its parts are told what stores do, and what clients see."""
+    """All checkers of a history. They are told of stores' effects and clients' observations."""
 
     def __init__(self, seen: Seen) -> None:
         self.seen = seen

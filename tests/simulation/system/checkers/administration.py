@@ -1,4 +1,4 @@
-"""What administrators ask for, what they are told, and what can be seen inside of dispatchers."""
+"""Invariants of what administrators request and read, and of dispatchers' insides."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,35 +9,36 @@ from tests.simulation.system.seen import Appended, FilterSet, Move, Seen
 
 
 class Administration:
-    """See the module."""
+    """Checks administrators' answers, and consumers at dispatchers."""
 
     def __init__(self, seen: Seen, terms: Terms) -> None:
         self._seen = seen
         self._terms = terms
 
     def moves(self, topic: str, name: str, start: Position | None) -> Move:
-        """Somebody asks to move a subscription: what is delivered first; None: the first entry
-        there is."""
+        """A move of a subscription was requested, to `start`, or the start of the log if None."""
         move = Move(self._seen.now_s(), start)
         self._seen.subscription(topic, name).moves.append(move)
         return move
 
     def imported(self, topic: str, name: str, beyond: Position) -> None:
-        """Somebody else makes the cursor of a subscription, which says more than there is. What is
-        stored until an instance takes it counts as acknowledged; then it is taken back."""
+        """A cursor beyond the end of the log is being imported. Entries stored until an instance
+        takes it count as acknowledged; then it is moved back."""
         move = Move(self._seen.now_s(), beyond, is_import=True)
         self._seen.subscription(topic, name).moves.append(move)
 
-    def filters(self, topic: str, name: str, rejected: Iterable[str]) -> FilterSet:
-        """Somebody asks to filter a subscription."""
-        asked = FilterSet(self._seen.now_s(), frozenset(rejected))
+    def filters(
+        self, topic: str, name: str, rejected: Iterable[str], *, from_start: bool = False
+    ) -> FilterSet:
+        """Filters of a subscription were requested."""
+        asked = FilterSet(self._seen.now_s(), frozenset(rejected), from_start)
         self._seen.subscription(topic, name).filters.append(asked)
         return asked
 
     def explained(
         self, topic: str, name: str, position: Position, said: Sequence[str], asked_s: float
     ) -> None:
-        """The dispatcher said why an entry is not delivered; it was asked then."""
+        """The dispatcher explained why an entry is not delivered; it was asked at `asked_s`."""
         subscription, log = self._seen.subscription(topic, name), self._seen.log(topic)
         self._seen.note(f"explained {topic} {name} {position}: {', '.join(said)}")
         what = f"{topic} {name} {position}: {', '.join(said)}"
@@ -46,13 +47,13 @@ class Administration:
             each.answered_s is None or each.answered_s >= asked_s for each in subscription.moves
         )
         if "REASON_NO_ENTRY" in said and not is_gone:
-            self._seen.violate("EXPLAINED", f"{what}, and it is there")
+            self._seen.violate("EXPLAINED", f"{what}, but the entry exists")
         has_letter = any(lettered == position for lettered, _ in subscription.lettered)
         if "REASON_DEAD_LETTERED" in said and not (is_moved or has_letter):
-            self._seen.violate("EXPLAINED", f"{what}, and there is no letter")
+            self._seen.violate("EXPLAINED", f"{what}, but there is no letter")
         if "REASON_ACKNOWLEDGED" in said and not (is_gone or is_moved):
             if position not in subscription.acknowledged:
-                self._seen.violate("EXPLAINED", f"{what}, and the cursor does not have it")
+                self._seen.violate("EXPLAINED", f"{what}, but the cursor does not have it")
                 return
             token = self._terms.next_delivery(topic, name, subscription.epoch)
             if token is not None:
@@ -60,19 +61,19 @@ class Administration:
                     subscription.done.setdefault((position, index), token)
 
     def reported(self, topic: str, name: str, report: Any) -> None:
-        """The dispatcher said what a subscription does."""
+        """The dispatcher reported a subscription's state."""
         for each in report.consumers:
             self.permits(topic, name, each.name, each.permits)
 
     def permits(self, topic: str, name: str, consumer: str, permits: int) -> None:
-        """How many permits a consumer has: its last delivery may have been a batch of which not
-        all had one."""
+        """Check a consumer's permits. They may be negative: the last delivery may be a batch with
+        fewer permits than messages."""
         least = 1 - self._seen.log(topic).messages_max
         if permits < least:
             self._seen.violate("OVERDRAWN", f"{topic} {name} {consumer}: {permits} permits")
 
     def look(self, live: Any) -> None:
-        """What a subscription has in flight at a dispatcher."""
+        """Check what a subscription has in flight at a dispatcher."""
         topic, name = str(live.topic), live.name
         owners: dict[object, int] = {}
         log = self._seen.log(topic)

@@ -1,4 +1,4 @@
-"""What must hold of subscriptions' cursors: what they count as acknowledged, and who holds them."""
+"""Invariants of cursors: what they count as acknowledged, and who holds them."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -14,18 +14,18 @@ RANGES_MAX: Final = 1_000_000
 
 
 class Cursors:
-    """See the module."""
+    """Checks cursors at each change of their store."""
 
     def __init__(self, seen: Seen, terms: Terms) -> None:
         self._seen = seen
         self._terms = terms
 
     def created(self, topic: TopicName, name: str, mark_delete: Position | None) -> None:
-        """The store of cursors made a cursor."""
+        """The store created a cursor."""
         if name.startswith("seqgate.") or topic.is_system:
             return
         before = self._seen.subscription(topic, name)
-        if before.is_made and before.deletions:  # who deleted it died before it could say so
+        if before.is_made and before.deletions:  # the deleter died before it could report
             self.deleted(topic, name)
         self._seen.note(f"cursor {topic} {name} made at {mark_delete}")
         subscription = self._seen.subscription(topic, name)
@@ -40,15 +40,15 @@ class Cursors:
                 subscription.acknowledged.add(position)
 
     def deleting(self, topic: TopicName, name: str) -> None:
-        """The store of cursors is to remove one."""
+        """The store is about to delete a cursor."""
         if (str(topic), name) in self._seen.subscriptions:
             self._seen.subscription(topic, name).deletions += 1
 
     def deleted(self, topic: TopicName, name: str) -> None:
-        """The store of cursors removed one: at some time since it was to."""
+        """The store deleted a cursor, at some time since `deleting`."""
         known = self._seen.subscriptions.get((str(topic), name))
         if known is not None and not known.deletions:
-            return  # it was made again since, and that told
+            return  # it was recreated since, which implied the deletion
         self._seen.note(f"cursor {topic} {name} is gone")
         before = self._seen.subscriptions.pop((str(topic), name), None)
         if before is not None:
@@ -56,7 +56,7 @@ class Cursors:
             after.waiting = dict.fromkeys(each.position for each in self._seen.log(topic).entries)
 
     def changed(self, topic: TopicName, name: str, state: CursorState) -> None:
-        """The store of cursors changed a subscription's cursor to this."""
+        """The store changed a cursor to this state."""
         if name.startswith("seqgate.") or topic.is_system:
             return
         subscription = self._seen.subscription(topic, name)
@@ -97,24 +97,24 @@ class Cursors:
                 skipped.append(position)
         subscription.parts = parts
         if subscription.start is not None and (mark is None or mark < subscription.start):
-            subscription.start = mark  # it was imported beyond the log, and is taken back
+            subscription.start = mark  # an import beyond the log is moved back
         if lost or lost_parts:
             self._undone(subscription, log, lost, lost_parts)
         if skipped:
             self._skipped(subscription, log, skipped)
 
     def taken(self, topic: TopicName, name: str, epoch: int) -> None:
-        """An instance takes a subscription: its deliveries are named by the epoch from now on, and
-        nobody else's may be, nor those that it made before it was started again."""
+        """An instance took a subscription. Its deliveries carry the epoch from now on, which no
+        other instance and no earlier run of this one may have used."""
         subscription = self._seen.subscription(topic, name)
         if epoch in subscription.taken_epochs:
-            self._seen.violate("EPOCH", f"{topic} {name} is taken twice under {epoch}")
+            self._seen.violate("EPOCH", f"{topic} {name} is taken twice under epoch {epoch}")
         subscription.taken_epochs.add(epoch)
 
     def passed(
         self, topic: TopicName, name: str, positions: Sequence[Position], because: Because
     ) -> None:
-        """The dispatcher says that it acknowledges entries though nobody received them."""
+        """The dispatcher reports entries as acknowledged without delivery."""
         subscription, log = self._seen.subscription(topic, name), self._seen.log(topic)
         for position in positions:
             self._seen.counts[f"passed {because.name}"] += 1
@@ -147,7 +147,7 @@ class Cursors:
         lost: Sequence[Position],
         parts: Sequence[tuple[Position, int]],
     ) -> None:
-        """The cursor counts entries, or some messages of batches, as acknowledged no more."""
+        """The cursor revoked acknowledgements of entries, or of messages in batches."""
         undone = {*lost, *(position for position, _ in parts)}
         first = min((each for each in undone if not log.is_trimmed(each)), default=None)
         subscription.acknowledged.difference_update(lost)
@@ -183,7 +183,7 @@ class Cursors:
             del subscription.held[key]
 
     def _skipped(self, subscription: Subscription, log: Log, skipped: list[Position]) -> None:
-        """The cursor counts entries as acknowledged for no reason but that it was moved."""
+        """The cursor acknowledged entries without another cause than a move."""
         last = max(skipped)
         if any(
             each.is_open and each.start is not None and self._may_skip(each, log, last)
@@ -199,7 +199,7 @@ class Cursors:
             )
 
     def _may_skip(self, move: Move, log: Log, last: Position) -> bool:
-        """Whether a move explains that everything up to an entry counts as acknowledged."""
+        """True if a move explains that everything up to an entry counts as acknowledged."""
         assert move.start is not None
         if not move.is_import:
             return last < move.start
@@ -209,23 +209,23 @@ class Cursors:
         return last <= move.start and log.at[last].at_s <= until_s
 
     def _moved(self, subscription: Subscription) -> None:
-        """The subscription goes on somewhere else: what was delivered before counts no more."""
+        """The subscription continues elsewhere: earlier deliveries no longer count."""
         subscription.floor = self.from_now_on(subscription)
         subscription.first_of_key.clear()
         subscription.delivered.clear()
         self._seen.note(f"moved {subscription.name}, from delivery {subscription.floor} on")
 
     def from_now_on(self, subscription: Subscription) -> Token:
-        """The least token of what is delivered from now on."""
+        """The lowest token of future deliveries."""
         epoch = subscription.epoch
         token = self._terms.next_delivery(subscription.topic, subscription.name, epoch)
         if token is not None:
             return token
-        # An instance that takes it has delivered nothing yet, one that is no more will not.
+        # An instance being started has delivered nothing yet; a dead one delivers nothing more.
         return (epoch if subscription.is_taken_now else epoch + 1, 0)
 
     def _reason(self, subscription: Subscription, log: Log, position: Position) -> str:
-        """Why an entry may be acknowledged; empty: it may not."""
+        """Why an entry may be acknowledged; empty if it may not."""
         entry = log.at[position]
         through = max(subscription.through, default=None)
         if all(
@@ -252,8 +252,8 @@ class Cursors:
         return ""
 
     def _rejected(self, subscription: Subscription, entry: Appended) -> set[str]:
-        """The tags of what may have been rejected since an entry was stored: by each filter but
-        those in the place of which others were before. Chunks share the verdict of the first."""
+        """The tags that filters may have rejected since an entry was stored, by any filter that
+        was not replaced before. Chunks share the verdict of the first one."""
         log = self._seen.log(subscription.topic)
         since_s = log.at[self._first_of(log, entry.position)].at_s
         rejected: set[str] = set()
@@ -264,7 +264,7 @@ class Cursors:
         return rejected
 
     def _first_of(self, log: Log, position: Position) -> Position:
-        """Where the message begins that an entry is of."""
+        """The position where an entry's message starts."""
         entry = log.at.get(position)
         if entry is None or entry.chunk is None:
             return position

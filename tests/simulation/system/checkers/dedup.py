@@ -1,4 +1,4 @@
-"""What must hold of deduplication's state."""
+"""Invariants of the dedup state."""
 
 import itertools
 from dataclasses import dataclass, field
@@ -8,31 +8,31 @@ from tests.simulation.system.seen import Appended, Log, Seen
 
 
 class Dedup:
-    """Whether a topic deduplicates, as far as it can be told from outside."""
+    """Tracks from outside whether each topic deduplicates."""
 
     def __init__(self, seen: Seen) -> None:
         self._seen = seen
         self._off: dict[str, str] = {}
         self.forgotten: set[tuple[str, str]] = set()
-        """Producers of topics that deduplication forgot: what it is told of them is new."""
+        """Topics and producers that deduplication forgot: it treats their ids as new."""
 
     def is_on(self, topic: str) -> bool:
-        """For certain."""
+        """True if deduplication is certainly on."""
         return topic not in self._off
 
     def changing(self, topic: str) -> None:
-        """Somebody asks to switch it."""
+        """A change was requested."""
         self._off[topic] = "unsure"
 
     def changed(self, topic: str, *, on: bool) -> None:
-        """It is switched, everywhere."""
+        """A change took effect everywhere."""
         if on:
             self._off.pop(topic, None)
         else:
             self._off[topic] = "off"
 
     def forgot(self, topic: str, producer: str, *, is_inactive: bool, connected_s: float) -> None:
-        """Deduplication forgets a producer, which has been connected for so long."""
+        """Deduplication forgets a producer; connected_s is negative if it may be disconnected."""
         self._seen.counts["purged producers" if is_inactive else "evicted producers"] += 1
         self._seen.note(f"forget {topic} {producer} {is_inactive}, connected for {connected_s:.1f}")
         if is_inactive and connected_s >= 0 and self.is_on(topic):
@@ -47,12 +47,12 @@ class Dedup:
 
 @dataclass(slots=True)
 class Fold:
-    """What folding a log gives, up to what deduplication has.
+    """The fold over a log, up to the confirmed position of the state.
 
     Attributes:
-        size: how many entries are folded.
-        marks: of each producer.
-        is_compared: whether all producers were compared since deduplication began with this log.
+        size: the number of entries folded.
+        marks: by producer.
+        is_compared: all producers were compared since the state started to cover this log.
     """
 
     size: int = 0
@@ -61,12 +61,12 @@ class Fold:
 
 
 class Folds:
-    """P7: what deduplication says of each topic, held against the log after each step.
+    """P7: compares each topic's dedup state with the fold over its log, after each step.
 
-    A large message of which a trim took the beginning counts as what is left of the log says of it:
-    a state that is built from there has it as complete before its last chunk is confirmed. And what
-    was trimmed is told first and as a whole, of a log that a writer knows less of by then since
-    another one has it: of those producers the state is ahead.
+    Trims let the state run ahead of the fold in two cases. A large message whose start is trimmed
+    counts by what the rest of the log shows: a state built from there has it complete before its
+    last chunk is confirmed. And the marks of trimmed entries are reported first and all at once,
+    also those of entries that another writer trimmed beyond the confirmed position.
     """
 
     def __init__(self, seen: Seen, dedup: Dedup) -> None:
@@ -75,7 +75,7 @@ class Folds:
         self._folds: dict[str, Fold] = {}
 
     def check(self, topic: str, state: TopicState, *, is_all: bool) -> None:
-        """Compare the producers of what was confirmed since the last time, or all."""
+        """Compare the producers confirmed since the last check, or all."""
         log = self._seen.log(topic)
         if log.deleted_ledger or topic not in self._seen.logs:
             return
@@ -90,7 +90,7 @@ class Folds:
             changed.add(each.producer)
             known.size += 1
         if not known.is_compared and confirmed is not None:
-            # What was trimmed has been told with the first entries that are left, if there are any.
+            # The marks of trimmed entries come with the first entries left, if there are any.
             is_all = is_all or log.kept_from is None or confirmed >= log.kept_from
             known.is_compared = is_all
         for producer in known.marks if is_all else changed:
@@ -108,18 +108,18 @@ class Folds:
         if has != mark and has not in _trimmed_beyond(log, known.size, producer):
             self._seen.violate(
                 "FOLD",
-                f"{topic} {producer}: {has}, and the log up to {state.confirmed} says {mark}",
+                f"{topic} {producer}: state has {has}, log up to {state.confirmed} gives {mark}",
             )
 
 
 def _mark_at(entry: Appended) -> int:
-    """Its producer's mark, if the log ended there."""
+    """The mark of its producer, if the log ended there."""
     is_whole = entry.chunk is None or entry.chunk.is_last
     return entry.highest if is_whole else entry.highest - 1
 
 
 def _trimmed_beyond(log: Log, size: int, producer: str) -> set[int]:
-    """The marks of a producer at what is trimmed behind the first entries of a log, so many."""
+    """The marks of a producer at trimmed entries after the first `size` of a log."""
     entries = itertools.takewhile(
         lambda each: log.is_trimmed(each.position), itertools.islice(log.entries, size, None)
     )
@@ -127,8 +127,8 @@ def _trimmed_beyond(log: Log, size: int, producer: str) -> set[int]:
 
 
 def _is_settled_beyond(log: Log, size: int, producer: str) -> bool:
-    """Whether the first entries of a log, so many, end amid a large message of this producer of
-    which the beginning is trimmed, and which is complete or overtaken in the entries after them."""
+    """True if the first `size` entries end within a large message of this producer whose start is
+    trimmed, and later entries complete or end it."""
     folded = [each for each in log.entries[:size] if each.producer == producer]
     head = next(
         (each for each in reversed(folded) if not (each.chunk and each.chunk.chunk_id)), None

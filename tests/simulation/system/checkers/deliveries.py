@@ -1,4 +1,4 @@
-"""What must hold of what consumers are given, and of what they ask for and are answered."""
+"""Invariants of deliveries, and of consumers' requests and their answers."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -8,35 +8,35 @@ from tests.simulation.system.checkers.terms import Terms, key_of
 from tests.simulation.system.seen import Place, Seen, Sent, Subscription, Token
 
 CLOCK_STEP_S: Final = 0.002
-"""Times are rounded to milliseconds, by who sends and by who delivers."""
+"""The tolerance of delivery times: sender and dispatcher round to milliseconds."""
 
 FINAL: Final = (DropReason.ABORTED, DropReason.RESTARTED, DropReason.DUPLICATE)
-"""Why the client acknowledges chunks whatever it is told about incomplete messages."""
+"""Reasons for which the client acknowledges chunks, whatever `incomplete` says."""
 
 COME_AGAIN: Final = (DropReason.EVICTED, DropReason.EXPIRED)
-"""Why the client gives chunks back that have not failed."""
+"""Reasons for which the client gives chunks back without a failure."""
 
 
 class Deliveries:
-    """See the module."""
+    """Checks deliveries and acknowledgements as clients see them."""
 
     def __init__(self, seen: Seen, terms: Terms) -> None:
         self._seen = seen
         self._terms = terms
 
     def asks(self, topic: str, name: str, places: Iterable[Place], token: Token) -> None:
-        """A consumer asks to acknowledge messages by a delivery."""
+        """A consumer requests the acknowledgement of messages, with a delivery's token."""
         asked = self._seen.subscription(topic, name).asked
         for place in places:
             asked.setdefault(place, set()).add(token)
 
     def asks_through(self, topic: str, name: str, place: Place, token: Token) -> None:
-        """The one consumer asks to acknowledge everything up to a message."""
+        """An exclusive consumer requests a cumulative acknowledgement."""
         self._seen.subscription(topic, name).through.setdefault(place, set()).add(token)
 
     def not_asked(self, topic: str, name: str, places: Iterable[Place], token: Token) -> None:
-        """It was told that the delivery counts no more: it asked for nothing, unless it lost its
-        connection, and does not know."""
+        """The delivery was stale, so nothing was requested; without faults only, because a lost
+        connection leaves that unknown."""
         if not self._terms.is_exact:
             return
         subscription = self._seen.subscription(topic, name)
@@ -54,7 +54,7 @@ class Deliveries:
             refused[position] += 1
 
     def dropped(self, topic: str, name: str, dropped: Dropped, incomplete: Incomplete) -> None:
-        """A consumer's client let go of chunks; some of them it acknowledges."""
+        """A consumer's client dropped chunks, some of which it acknowledges."""
         subscription = self._seen.subscription(topic, name)
         self._seen.counts[f"dropped {dropped.reason.name}"] += 1
         self._seen.note(f"dropped {name} {dropped.positions}: {dropped.reason.name}")
@@ -71,18 +71,18 @@ class Deliveries:
                 subscription.refused[position] += 1
 
     def _check_headless(self, subscription: Subscription, dropped: Dropped) -> None:
-        """What begins before the subscription does is nobody's: it is passed, and not delivered."""
+        """A message that starts before the subscription must be passed, not delivered."""
         log, start = self._seen.log(subscription.topic), subscription.start
         chunks = log.attempts.get((dropped.producer, dropped.uuid))
         if chunks and start is not None and chunks[0] <= start:
             self._seen.violate(
                 "HEADLESS",
-                f"{subscription.topic} {subscription.name} begins behind {start}, and is delivered "
+                f"{subscription.topic} {subscription.name} starts after {start}, but got "
                 f"{dropped.positions} of a message at {chunks[0]}",
             )
 
     def done(self, topic: str, name: str, place: Place, token: Token, asked_s: float) -> None:
-        """A consumer was told that an acknowledgement for which it asked then is durable."""
+        """An acknowledgement that a consumer requested at `asked_s` was confirmed as durable."""
         self._seen.counts["acknowledgements"] += 1
         self._seen.note(f"done {name} {place} {token}")
         subscription = self._seen.subscription(topic, name)
@@ -95,7 +95,7 @@ class Deliveries:
         subscription.done[place] = token
 
     def _is_acknowledged(self, subscription: Subscription, place: Place) -> bool:
-        """Whether the cursor has a message."""
+        """True if the cursor has a message."""
         position, index = place
         return (
             position in subscription.acknowledged
@@ -107,7 +107,7 @@ class Deliveries:
         self, topic: str, name: str, consumer: str, token: Token, place: Place, number: int,
         attempts: int,
     ) -> None:  # fmt: skip
-        """A consumer was given a message."""
+        """A consumer received a message."""
         seen = self._seen
         subscription = seen.subscription(topic, name)
         seen.counts["deliveries"] += 1
@@ -121,33 +121,50 @@ class Deliveries:
             return
         before = subscription.done.get(place)
         if before is not None and token > before:
-            seen.violate("RESURRECTED", f"{what}: done by {before}")
+            seen.violate("RESURRECTED", f"{what}: acknowledged by {before}")
         self._check_order(subscription, place, token, seen.sent[number], what)
 
     def _check_time(self, sent: Sent, what: str) -> None:
-        """Nothing comes before it is to be delivered."""
+        """No delayed message arrives early."""
         if sent.delay_s and self._terms.clocks_agree:
             assert sent.asked_s is not None
             early_s = sent.asked_s + sent.delay_s - self._seen.now_s()
             if early_s > CLOCK_STEP_S:
-                self._seen.violate("EARLY", f"{what}: by {early_s:.3f} s")
+                self._seen.violate("EARLY", f"{what}: early by {early_s:.3f} s")
 
     def _check_order(
         self, subscription: Subscription, place: Place, token: Token, sent: Sent, what: str
     ) -> None:
-        """First deliveries of a key are in the order of the log, and none comes while it is held.
-        (Delayed messages let others go first, unless they hold their keys.)"""
+        """First deliveries of a key follow the log, and none happens while the key is held.
+        (Delayed messages may be overtaken, unless they hold their keys.)"""
         if not subscription.is_ordered or (sent.delay_s and not subscription.delays_hold):
             return
         key = key_of(self._seen, subscription, sent.number, place)
         held = subscription.held.get(key)
         if held is not None and held[0] < place[0] and token >= held[1]:
-            self._seen.violate("HELD", f"{what}: its key is held since {held}")
+            self._seen.violate("HELD", f"{what}: its key has been held since {held}")
         last = subscription.first_of_key.get(key)
         if place in subscription.delivered:
             return
         subscription.delivered.add(place)
-        if last is not None and place < last[0] and last[1] < token:
-            self._seen.violate("OVERTAKEN", f"{what}: {last} of its key was before")
+        if (
+            last is not None
+            and place < last[0]
+            and last[1] < token
+            and not self._was_let_in(subscription, sent, last[2])
+        ):
+            self._seen.violate("OVERTAKEN", f"{what}: after {last} of the same key")
         if last is None or place > last[0]:
-            subscription.first_of_key[key] = (place, token)
+            subscription.first_of_key[key] = (place, token, self._seen.now_s())
+
+    def _was_let_in(self, subscription: Subscription, sent: Sent, since_s: float) -> bool:
+        """True if filters that apply from the first unacknowledged entry replaced, since then,
+        filters that may have rejected a message. They judge a rejection that is not durable yet
+        again, after its successors were delivered."""
+        may_be_rejected = False
+        for each in subscription.filters:
+            is_since = each.answered_s is None or each.answered_s >= since_s
+            if may_be_rejected and each.from_start and is_since:
+                return True
+            may_be_rejected |= sent.tag in each.rejected
+        return False

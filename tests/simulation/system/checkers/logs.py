@@ -1,4 +1,4 @@
-"""What must hold of logs, and of what producers are told."""
+"""Invariants of logs and receipts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -23,14 +23,14 @@ from tests.simulation.system.seen import (
 )
 
 OVERHEAD_BYTES: Final = 200
-"""What is around an entry wherever it is held, at most."""
+"""The most that holding an entry costs beyond its payload and metadata."""
 
 ORIGIN: Final = "seqgate.origin."
-"""How the names of properties begin by which a dead letter tells where it comes from."""
+"""The prefix of the properties that name a dead letter's source."""
 
 
 class Logs:
-    """See the module."""
+    """Checks logs at each change of their store, and receipts."""
 
     def __init__(self, seen: Seen, terms: Terms, dedup: Dedup, cursors: Cursors) -> None:
         self._seen = seen
@@ -41,7 +41,7 @@ class Logs:
     def at_ledger(
         self, method: str, args: tuple[Any, ...], named: dict[str, Any], answer: Any
     ) -> None:
-        """The store of logs did something."""
+        """The ledger store performed a call."""
         match method:
             case "append":
                 self._appended(*args)
@@ -115,7 +115,7 @@ class Logs:
         for number in new.numbers:
             sent = seen.sent.get(number)
             if sent is None or (new.origin is None and sent.topic != topic):
-                seen.violate("INVENTED", f"{topic} {new.position} has message {number}")
+                seen.violate("INVENTED", f"{topic} {new.position} has message {number}, never sent")
         if new.generation > graveyard.GENERATIONS_MAX:
             seen.violate("COPIED", f"{topic} {new.position} is copy number {new.generation}")
         if not self._dedup.is_on(topic):
@@ -126,9 +126,9 @@ class Logs:
             stored = log.stored.get(producer, set())
             twice = stored.intersection(new.ids)
             if twice:
-                seen.violate("TWICE", f"{where} #{sorted(twice)} is stored already")
+                seen.violate("TWICE", f"{where} #{sorted(twice)} is already stored")
             elif new.highest <= mark:
-                seen.violate("REORDERED", f"{where} #{new.highest} behind #{mark}")
+                seen.violate("REORDERED", f"{where} #{new.highest} after #{mark}")
         if new.chunk is not None:
             attempt = (producer, new.chunk.uuid, new.chunk.chunk_id)
             if attempt in log.chunks:
@@ -143,7 +143,7 @@ class Logs:
                 seen.violate("SPLICED", f"{where} chunk {new.chunk} after {last}")
             first = log.attempts.get((producer, new.chunk.uuid), [new.position])[0]
             if log.is_trimmed(first):
-                seen.violate("CUT", f"{where} chunk {new.chunk}: the first was at {first}")
+                seen.violate("CUT", f"{where} chunk {new.chunk}: the first, at {first}, is trimmed")
 
     def _take(self, topic: str, log: Log, new: Appended) -> None:
         producer = new.producer
@@ -151,7 +151,7 @@ class Logs:
         log.at[new.position] = new
         stored = log.stored.setdefault(producer, set())
         if new.chunk is None or new.chunk.is_last:
-            if new.highest < log.marks.get(producer, -1):  # it has started over
+            if new.highest < log.marks.get(producer, -1):  # the producer started over
                 stored.difference_update([each for each in stored if each > new.highest])
             stored.update(new.ids)
             log.marks[producer] = new.highest
@@ -173,7 +173,7 @@ class Logs:
         letter = (origin.position, new.chunk.chunk_id if new.chunk else 0)
         self._seen.counts["dead letters"] += 1
         if letter in subscription.lettered:
-            self._seen.violate("LETTER_TWICE", f"{origin} at {new.position} and before")
+            self._seen.violate("LETTER_TWICE", f"{origin} again, at {new.position}")
         self._check_failures(subscription, origin)
         subscription.lettered.add(letter)
         if subscription.holds and new.numbers:
@@ -183,8 +183,8 @@ class Logs:
             )
 
     def _check_failures(self, subscription: Subscription, origin: Origin) -> None:
-        """Where nothing else fails, a message failed as often as consumers refused it, or a chunk
-        of it."""
+        """In an exact history, a message or one of its chunks must have been refused more than the
+        allowed number of redeliveries."""
         most = subscription.redeliveries_max
         if not self._terms.is_exact or most is None or subscription.letters_tail:
             return
@@ -207,9 +207,9 @@ class Logs:
             log.kept_from = before
 
     def trimmed_are(self, topic: str, first: Position | None, listed: Mapping[str, int]) -> None:
-        """(P7) A trim leaves this as the first entry; what the store remembers of producers whose
-        entries it has no more. Those of large messages are left out: what they come to depends on
-        where they were cut."""
+        """(P7) A trim left `first` as the first entry, and the store remembers `listed` of trimmed
+        producers. Producers of large messages are left out: their marks depend on where their
+        messages were cut."""
         log = self._seen.log(topic)
         marks, entries = log.trimmed_marks, log.entries
         while log.trimmed < len(entries) and (
@@ -224,13 +224,13 @@ class Logs:
             has = listed.get(producer)
             if has != marks[producer]:
                 self._seen.violate(
-                    "FOLD", f"{topic} {producer}: {has}, and what was trimmed says "
+                    "FOLD", f"{topic} {producer}: store has {has}, trimmed entries give "
                     f"{marks[producer]}"
                 )  # fmt: skip
 
     def _made(self, topic: str, incarnation: int) -> None:
-        """A topic is there, for so many times: it may be that who deleted it before died before it
-        could say so."""
+        """A topic exists in this incarnation. A higher one proves a deletion whose process died
+        before it could report."""
         log = self._seen.log(topic)
         if log.incarnation and incarnation > log.incarnation and log.deletions:
             self._deleted(topic)
@@ -238,7 +238,7 @@ class Logs:
 
     def _deleted(self, topic: str) -> None:
         if not self._seen.log(topic).deletions:
-            return  # it was made again since, and that told
+            return  # it was recreated since, which implied the deletion
         self._seen.note(f"delete {topic}")
         self._seen.counts["topics deleted"] += 1
         before = self._seen.log(topic)
@@ -251,7 +251,7 @@ class Logs:
     def answered(
         self, sent: Sent, sequence_id: int, position: Position, *, duplicate: bool
     ) -> None:
-        """A producer was told that its message is in the log."""
+        """A producer got a receipt for its message."""
         self._seen.counts["duplicate receipts" if duplicate else "receipts"] += 1
         sent.outcome = "duplicate" if duplicate else "stored"
         self._seen.note(f"receipt {sent.number} {sent.producer}#{sequence_id} at {position}")
@@ -266,7 +266,7 @@ class Logs:
             kind = (
                 "MISPLACED" if any(sent.number in each.numbers for each in log.entries) else "LOST"
             )
-            self._seen.violate(kind, f"{what}: there is {at}")
+            self._seen.violate(kind, f"{what}: found {at}")
         elif at.chunk is not None:
             chunks = log.attempts[at.producer, at.chunk.uuid]
             found = [log.at[each].chunk for each in chunks[: chunks.index(position) + 1]]
@@ -276,7 +276,7 @@ class Logs:
                 self._seen.note(f"a part of message {sent.number} is trimmed")
 
     def refused(self, sent: Sent, reason: str) -> None:
-        """A producer was told something else."""
+        """A producer got a refusal, or an error."""
         self._seen.counts[f"refused {reason}"] += 1
         sent.outcome = reason
         self._seen.note(f"refused {sent.number} {sent.producer}#{sent.sequence_id}: {reason}")
@@ -292,8 +292,8 @@ class Logs:
 
 
 def _is_whole(chunk_ids: Sequence[int], last: Chunk) -> bool:
-    """Whether these make a message that ends with this chunk: where nobody deduplicates, some of
-    them, or all, come again."""
+    """True if these chunks form a message that ends with `last`. Without deduplication some or all
+    of them may repeat."""
     following = 0
     for chunk_id in chunk_ids:
         if chunk_id in (0, following):
@@ -304,7 +304,7 @@ def _is_whole(chunk_ids: Sequence[int], last: Chunk) -> bool:
 
 
 def _numbers(entry: Entry, metadata: entry_pb2.EntryMetadata) -> tuple[int, ...]:
-    """The numbers of the messages in an entry."""
+    """The numbers of the messages that start in an entry."""
     if NUMBER in metadata.properties:
         return (int(metadata.properties[NUMBER]),)
     return numbers_in(unpack(metadata, entry.payload))

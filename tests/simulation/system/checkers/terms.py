@@ -1,4 +1,4 @@
-"""What is known of a history that a checker goes by."""
+"""Facts about a history that its checkers rely on."""
 
 import sys
 from collections.abc import Callable
@@ -9,18 +9,18 @@ from tests.simulation.system.seen import Place, Seen, Subscription, Token
 
 @dataclass(slots=True)
 class Terms:
-    """See the module.
+    """Facts about a history that its checkers rely on.
 
     Attributes:
-        next_delivery: of a subscription that an instance has by this epoch, what names its next
-            delivery; None: no instance has it.
-        import_s: for how long after an instance took a cursor that was imported what is stored may
-            count as acknowledged: it asks where the log ends.
-        clocks_agree: whether all processes have the same time.
-        payload_bytes_max: how large a payload may be that the ledger never refused.
-        refusing: topics that were given so low a limit of producers that they may refuse one.
-        has_been_full: whether a store was full: letters may be refused until they are given up.
-        is_exact: whether nothing fails in this history but what consumers refuse.
+        next_delivery: returns the token of a subscription's next delivery under an epoch; None if
+            no instance holds it.
+        import_s: how long after an instance took an imported cursor new entries may still count as
+            acknowledged, while it asks for the end of the log.
+        clocks_agree: all processes have the same time.
+        payload_bytes_max: the largest payload that the ledger never refused.
+        refusing: topics whose limit of producers is low enough to refuse one.
+        has_been_full: the ledger's store was full, so letters may have been abandoned.
+        is_exact: nothing fails in this history except messages that consumers refuse.
     """
 
     next_delivery: Callable[[str, str, int], Token | None] = lambda *_: None
@@ -33,7 +33,7 @@ class Terms:
 
 
 def key_of(seen: Seen, subscription: Subscription, number: int, place: Place) -> object:
-    """What keeps the order of a message in a subscription: its key, if it has one."""
+    """The key that orders a message in a subscription; unique if it has none."""
     if subscription.kind == "EXCLUSIVE":
         return ""
     sent = seen.sent[number]

@@ -1,0 +1,163 @@
+"""Arguments as people write them: names, keys, properties, and places in a topic.
+
+Each function here raises WrongUsage for a text that cannot be what it parses.
+"""
+
+import base64
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Final
+
+from seqgate.api.common.v1 import common_pb2
+from seqgate.cli._declared import argument
+from seqgate.cli._failure import WrongUsage
+from seqgate.client import EARLIEST, LATEST, ChunkMessageId, MessageId
+from seqgate.client._subscribing import Place, start_to_wire
+from seqgate.errors import InvalidRequestError
+from seqgate.types import (
+    InvalidNameError,
+    Position,
+    TopicName,
+    check_cursor_name,
+    check_producer_name,
+)
+
+# ---- names
+
+
+def _name(
+    check: Callable[[str], str], *, reason: str, of: str = "", detail: str | None = None
+) -> Callable[[str], str]:
+    """Parses a name.
+
+    Args:
+        of: stands before the message of `check`.
+        detail: the field of the details that has the text.
+    """
+
+    def parse(text: str) -> str:
+        try:
+            return check(text)
+        except InvalidNameError as error:
+            details = {} if detail is None else {detail: text}
+            raise WrongUsage(f"{of}{error}", reason=reason, details=details) from error
+
+    return parse
+
+
+topic_name = _name(
+    lambda text: str(TopicName.expand(text)), reason="INVALID_TOPIC_NAME", detail="topic"
+)
+"""The full name of a topic."""
+
+producer_name = _name(check_producer_name, reason="INVALID_PRODUCER_NAME", detail="producer")
+cursor_name = _name(check_cursor_name, reason="INVALID_CURSOR_NAME")
+subscription_name = _name(check_cursor_name, reason="INVALID_SUBSCRIPTION_NAME", of="subscription ")
+
+Topic = Annotated[str, argument("TOPIC", "The topic.", parse=topic_name)]
+Cursor = Annotated[str, argument("NAME", "The cursor.", parse=cursor_name)]
+Subscription = Annotated[str, argument("NAME", "The subscription.", parse=subscription_name)]
+"""The arguments that name the subject of a command."""
+
+
+# ---- keys and properties
+
+
+def key_from_text(key: str) -> bytes:
+    """A key; bytes of the command line that are not UTF-8 are kept."""
+    return key.encode(errors="surrogateescape")
+
+
+def key_from_base64(option: str, text: str) -> bytes:
+    """A key that is given as base64."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise WrongUsage(f"{option} is not base64", details={"given": text}) from None
+
+
+def properties_of(option: str, given: Sequence[str]) -> dict[str, str]:
+    """The properties that a repeatable option sets, each as NAME=VALUE."""
+    found = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals or not name:
+            raise _wrong(option, "NAME=VALUE", each)
+        found[name] = value
+    return found
+
+
+# ---- places
+
+
+PLACE_HELP: Final = (
+    "earliest, latest, the id of the first message, or a time: 2026-01-31T12:00:00Z, or with "
+    "another offset. Without an offset it is UTC."
+)
+
+
+ID_EXPECTED: Final = "a message id (LEDGER:ENTRY, or as printed by read)"
+
+
+def place(option: str, text: str) -> Place:
+    """Earliest, latest, the message that will be the next one, or a time."""
+    match text:
+        case "earliest" | "latest":
+            return text
+    found = _id(text) or _time(text)
+    if found is None:
+        expected = f"earliest, latest, {ID_EXPECTED}, or a time (ISO 8601, 1970 or later)"
+        raise _wrong(option, expected, text)
+    return found
+
+
+def cursor_place(option: str, text: str) -> MessageId | str:
+    """Earliest, latest, or the message that will be the next one."""
+    if text in (EARLIEST, LATEST):
+        return text
+    found = _id(text)
+    if found is None:
+        raise _wrong(option, f"earliest, latest, or {ID_EXPECTED}", text)
+    return found.first_chunk if isinstance(found, ChunkMessageId) else found
+
+
+def start(option: str, text: str) -> common_pb2.Start:
+    """The same, as the service takes it."""
+    return start_to_wire(place(option, text))
+
+
+def message_id(option: str, text: str) -> MessageId:
+    """A message."""
+    found = _id(text)
+    if found is None:
+        raise _wrong(option, ID_EXPECTED, text)
+    return found
+
+
+def first_entry(found: MessageId) -> tuple[Position, int]:
+    """The entry that a message begins in, and its place in its batch."""
+    if isinstance(found, ChunkMessageId):
+        return found.first_chunk.position, -1
+    return found.position, found.batch_index
+
+
+def _id(text: str) -> MessageId | None:
+    try:
+        found = MessageId.parse(text)
+    except ValueError:
+        return None
+    return found if min(found.position) >= 0 else None
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(text)
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        start_to_wire(moment)
+    except (ValueError, OverflowError, InvalidRequestError):  # no time, or before 1970
+        return None
+    return moment
+
+
+def _wrong(option: str, expected: str, text: str) -> WrongUsage:
+    return WrongUsage(f"{option} must be {expected}", details={"given": text})

@@ -1,0 +1,110 @@
+"""Declarations of a command's arguments and options.
+
+A declaration is the default of a parameter, or an annotation of its type if several commands share
+it. The command is given the parsed value:
+
+    async def trim(run: Run, topic: Topic, before: MessageId = argument("BEFORE", ..., parse=...))
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, get_args, get_origin
+
+import typer
+from typer.models import OptionInfo
+
+REQUIRED: Final = inspect.Parameter.empty
+"""The default of an argument or option that must be given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """An argument or option, as the default or an annotation of a command's parameter.
+
+    Attributes:
+        info: its flags, metavar, help and bounds, for typer.
+        default: as written on a command line, and parsed as if given; None: not given. The default
+            of a parameter with an annotation is a value already, and not parsed.
+        parse: makes a value of what is given; raises WrongUsage. None: the value itself.
+        raw: the type of what is given to `parse`.
+    """
+
+    info: Any
+    default: Any
+    parse: Callable[[Any], Any] | None
+    raw: Any
+
+
+def argument(
+    metavar: str,
+    text: str,
+    *,
+    default: Any = REQUIRED,
+    parse: Callable[[Any], Any] | None = None,
+    raw: Any = str,
+    **how: Any,
+) -> Any:
+    """An argument; its help does not name the default. `how` is for typer."""
+    info = typer.Argument(metavar=metavar, help=text, **{"show_default": False, **how})
+    return Declared(info, default, parse, raw)
+
+
+def option(
+    metavar: str | None,
+    text: str,
+    *flags: str,
+    default: Any = None,
+    parse: Callable[[Any], Any] | None = None,
+    raw: Any = str,
+    **how: Any,
+) -> Any:
+    """An option with a value; without `flags`, the parameter's name is its flag."""
+    info = typer.Option(..., *flags, metavar=metavar, help=text, **how)
+    return Declared(info, default, parse, raw)
+
+
+def choice(text: str, *flags: str, **how: Any) -> Any:
+    """An option whose value is of an enum."""
+    return option(None, text, *flags, **how)
+
+
+def flag(text: str, *flags: str, **how: Any) -> Any:
+    """An option without a value."""
+    return option(None, text, *flags, default=False, **how)
+
+
+def parsed_arguments(
+    function: Callable[..., object], arguments: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The arguments as the command takes them."""
+    found = dict(arguments)
+    for name, parameter in inspect.signature(function).parameters.items():
+        declared = _declared(parameter)
+        if declared and declared.parse and found[name] not in (None, parameter.default):
+            found[name] = declared.parse(found[name])
+    return found
+
+
+def _declared(parameter: inspect.Parameter) -> Declared | None:
+    metadata = getattr(parameter.annotation, "__metadata__", ())
+    return next(
+        (each for each in (parameter.default, *metadata) if isinstance(each, Declared)), None
+    )
+
+
+def plain(parameter: inspect.Parameter) -> inspect.Parameter:
+    """A parameter of a command as typer knows it: not parsed yet."""
+    declared = _declared(parameter)
+    assert declared is not None, parameter
+    is_own = parameter.default is declared or parameter.default is REQUIRED
+    default = declared.default if is_own else parameter.default
+    annotated = get_origin(parameter.annotation) is Annotated
+    kind = get_args(parameter.annotation)[0] if annotated else parameter.annotation
+    given = declared.raw if declared.parse else kind
+    info = copy(declared.info)
+    if isinstance(info, OptionInfo) and not info.param_decls:
+        info.param_decls = (f"--{parameter.name.rstrip('_').replace('_', '-')}",)
+    optional = given | None if default is None else given
+    return parameter.replace(annotation=Annotated[optional, info], default=default)

@@ -1,0 +1,99 @@
+"""Where are entries in a topic's log?
+
+Entries are numbered from 0 in each ledger, and how many a ledger has only its reader knows. But
+how many entries follow a position is a count that never grows as the position moves on, so a
+position that is followed by enough of them is found by halving: first among the ledgers, then
+inside one.
+
+    ledger      3            4        6          start_of_last(6)
+    entries     0 1 2 3 4    0 1      0 1 2        = 3:4
+    followed    10 9 8 7 6   5 4      3 2 1        last_before(6) = 4:1
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from seqgate.api.common.v1 import common_pb2
+from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.cli._command import Run
+from seqgate.cli._wire import position, wire_position
+from seqgate.types import SEQUENCE_ID_MAX, Position
+
+Following = Callable[[Position], Awaitable[Sequence[Position]]]
+"""The first entries at or after a position and not after the last one: as many as are looked for,
+or all that there are."""
+
+
+def following(run: Run, topic: str, count: int, through: common_pb2.Position) -> Following:
+    """Asks the log for up to `count` entries."""
+
+    async def positions(place: Position) -> Sequence[Position]:
+        request = pb.ReadRequest(
+            topic=topic, max_entries=count, through=through, metadata_only=True
+        )
+        request.start.at.CopyFrom(wire_position(place))
+        responses = await run.services.responses(request)
+        return [position(each.position) for read in responses for each in read.entries.entries]
+
+    return positions
+
+
+async def start_of_last(
+    count: int, *, first: Position, last: Position, entries: int, following: Following
+) -> Position:
+    """The position of the entry at which the last `count` entries start.
+
+    Args:
+        count: how many, at least 1; where there are fewer, the answer is the first entry.
+        first, last, entries: what the topic says of itself.
+        following: asks the log, for up to `count` entries.
+    """
+    if count >= entries:
+        return first
+    if last.entry_id + 1 >= count:
+        return Position(last.ledger_id, last.entry_id + 1 - count)
+
+    async def enough_after(position: Position) -> bool:
+        return len(await following(position)) >= count
+
+    ledger_id = await _last(
+        first.ledger_id, last.ledger_id + 1, lambda each: enough_after(Position(each, 0))
+    )
+    started = await following(Position(ledger_id, 0))
+    if not started or started[0].ledger_id != ledger_id:
+        return first  # trimmed meanwhile
+    low = started[0].entry_id
+    entry_id = await _last(low, low + entries, lambda each: enough_after(Position(ledger_id, each)))
+    return Position(ledger_id, entry_id)
+
+
+async def last_before(run: Run, topic: str, ledger_id: int) -> Position | None:
+    """The last entry of all ledgers before one; None: there is none."""
+    found = await run.services.call(pb.GetTopicRequest(topic=topic))
+    if not ledger_id:
+        return None
+    through = common_pb2.Position(ledger_id=ledger_id - 1, entry_id=SEQUENCE_ID_MAX)
+    positions = following(run, topic, 1, through)
+
+    async def followed(position: Position) -> bool:
+        return bool(await positions(position))
+
+    first = await positions(Position(0, 0))
+    if not first:
+        return None
+    ledger = await _last(first[0].ledger_id, ledger_id, lambda each: followed(Position(each, 0)))
+    place = (*await positions(Position(ledger, 0)), *first)[0]
+    entry_id = await _last(
+        place.entry_id,
+        place.entry_id + found.topic.entries,
+        lambda each: followed(Position(place.ledger_id, each)),
+    )
+    return Position(place.ledger_id, entry_id)
+
+
+async def _last(low: int, high: int, holds: Callable[[int], Awaitable[bool]]) -> int:
+    """The last number from `low` on and below `high` of which something holds that holds of all
+    before it, `low` among them."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if await holds(middle) else (low, middle)
+    return low

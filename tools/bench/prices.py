@@ -1,0 +1,123 @@
+"""What features cost of publishing: the same load without them, beside it.
+
+deduplication   off in a namespace of the same services
+tracing         services of their own for each share of traced messages, one after the other
+metrics         two sets of services, whose loads take turns
+"""
+
+import asyncio
+import urllib.request
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+from http.client import HTTPException
+from typing import Final
+
+from tools.bench.bench import UNDEDUPLICATED, Bench
+from tools.bench.clients import small
+from tools.bench.figures import Limit, Measurement
+from tools.bench.load import OneAtATime, Publish
+from tools.bench.rounds import BenchError
+from tools.stack.ports import free_ports
+from tools.trace.receiver import otlp_receiver
+
+SERVICES: Final = ("cursor", "dedup", "ledger")
+"""What publishing needs, in the order of their start."""
+
+SAMPLED: Final = {"0": "0 percent", "0.01": "1 percent", "1": "100 percent"}
+"""Shares of messages that are traced."""
+
+SCRAPE_INTERVAL_S: Final = 1.0  # Prometheus scrapes every 15 seconds or every minute
+SCRAPE_TIMEOUT_S: Final = 10.0
+
+SCRAPED_LENGTH: Final = 3  # times the length of other rounds, so that each has a scrape in it
+
+
+async def price(bench: Bench) -> list[Measurement]:
+    workloads: list[Publish] = []
+    for text, kind in (("unbatched", Publish), ("batched", Publish), ("one at a time", OneAtATime)):
+        off = small(bench, f"{text}, deduplication off", kind, namespace=UNDEDUPLICATED)
+        on = small(bench, f"{text}, deduplication on", kind, limits=[off.name])
+        workloads += [off, on]
+    return await bench.compare(workloads)
+
+
+async def tracing(bench: Bench) -> list[Measurement]:
+    """What tracing costs, at several shares of traced messages. Clients and services record alike;
+    spans go to a receiver in this process, whose time is not counted, but which needs a processor
+    as well."""
+    without = found = await _traced(bench, "no tracing", {})
+    for share, percent in SAMPLED.items():
+        async with otlp_receiver() as received:
+            environment = received.environment(share)
+            found = [*found, *await _traced(bench, f"tracing at {percent}", environment, without)]
+    return found
+
+
+async def _traced(
+    bench: Bench, text: str, environment: dict[str, str], without: Iterable[Measurement] = ()
+) -> list[Measurement]:
+    limits = [Limit(each.name, each.value) for each in without]
+    async with bench.another(services=SERVICES, environment=environment) as own:
+        workloads = [
+            small(own, f"{shape}, {text}", limits=limits[number : number + 1])
+            for number, shape in enumerate(("unbatched", "batched"))
+        ]
+        return await own.compare(workloads, environment=environment)
+
+
+async def metrics(bench: Bench) -> list[Measurement]:
+    """What metrics cost. Of two sets of services one has metrics, which this process scrapes. The
+    loads take turns, so that the processor time of a scrape is taken from both: what the figures
+    differ by is what the services do."""
+    ports = free_ports(len(SERVICES))
+    environment = {}
+    for service, port in zip(SERVICES, ports, strict=True):
+        prefix = f"SEQGATE_{service.upper()}_METRICS"
+        environment[f"{prefix}_LISTEN"] = f"127.0.0.1:{port}"
+        environment[f"{prefix}_TOPICS"] = '["bench/*/*"]'  # a time series for each
+    async with (
+        bench.another(services=SERVICES) as plain,
+        bench.another(services=SERVICES, environment=environment) as telling,
+    ):
+        workloads: list[Publish] = []
+        for shape in ("unbatched", "batched"):
+            without = small(plain, f"{shape}, no metrics")
+            text = f"{shape}, metrics, scraped every second"
+            scraped = small(telling, text, limits=[without.name])
+            scraped.pids = {f"telling {name}": pid for name, pid in scraped.pids.items()}
+            workloads += [without, scraped]
+        async with _scraping(ports):
+            seconds = bench.seconds * SCRAPED_LENGTH
+            return await plain.compare(workloads, seconds=seconds, paired=True)
+
+
+@asynccontextmanager
+async def _scraping(ports: Iterable[int]) -> AsyncIterator[None]:
+    """Scrape these ports meanwhile.
+
+    Raises:
+        BenchError: one did not answer, so nothing was measured.
+    """
+    over = asyncio.Event()
+
+    async def scrape(port: int) -> None:
+        while not over.is_set():
+            try:
+                await asyncio.to_thread(_get_metrics, port)
+            except (OSError, HTTPException) as error:
+                raise BenchError(f"no metrics at port {port}: {error}") from error
+            with suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), SCRAPE_INTERVAL_S)
+
+    scraping = [asyncio.create_task(scrape(port)) for port in ports]
+    try:
+        yield
+    finally:
+        over.set()
+        await asyncio.gather(*scraping)
+
+
+def _get_metrics(port: int) -> None:
+    url = f"http://127.0.0.1:{port}/metrics"
+    with urllib.request.urlopen(url, timeout=SCRAPE_TIMEOUT_S) as answer:
+        answer.read()
