@@ -362,6 +362,7 @@ class LiveTopic:
         self._replay_entries_max = replay_entries_max
         self._replay: _Replay | None = None
         """The progress of the replay; None: none is running."""
+        self._trimmed_pages = itertools.count()
         self._postponed: _Postponed | None = None
         self._lacking_entries = 0
         self._lacks_since_s: float | None = None
@@ -857,9 +858,6 @@ class LiveTopic:
         try:
             with _owned():
                 page = await self._page(read)
-            if page is None:
-                log.warning("log trimmed during replay, starting over", topic=str(self.topic))
-                await self._dedup.forget_topic(self.topic, self._writer.incarnation, deleted=False)
         except Recovering as error:
             return [] if self.stopped else self._writer.log_failed(error)
         except Fenced as error:
@@ -874,11 +872,21 @@ class LiveTopic:
         if self.stopped:
             return []
         if page is None:
-            return self._writer.log_trimmed()
+            return await self._start_over()
         self._metrics.replayed_entries += len(page[0])
         span.set_attribute(names.ENTRIES, len(page[0]))
         log.info("replaying", topic=str(self.topic), entries=len(page[0]), remaining=page[1])
         return self._writer.log_read(*page)
+
+    async def _start_over(self) -> list[Effect]:
+        """Drop the state: entries that it lacks were trimmed."""
+        log.warning("log trimmed during replay, starting over", topic=str(self.topic))
+        try:
+            await self._dedup.forget_topic(self.topic, self._writer.incarnation, deleted=False)
+        except DedupUnavailable as error:
+            log.warning("starting over failed", topic=str(self.topic), reason=error.reason)
+            return [] if self.stopped else self._writer.log_failed(error)
+        return [] if self.stopped else self._writer.log_trimmed()
 
     async def _page(self, read: ReadLog) -> tuple[list[Logged], int] | None:
         """Entries after a position, and about how many follow; None: some of them were trimmed.
@@ -909,17 +917,24 @@ class LiveTopic:
             self._replay = None
             return None
         if page.producers:
-            skip = 0 if after is None else after.entry_id + 1
+            place = self._next_place_before_the_log()
             now_ms = time.time_ns() // 1_000_000
             logged = [
-                Logged(Position(BEFORE_THE_LOG, skip + i), producer, highest, now_ms)
-                for i, (producer, highest) in enumerate(page.producers)
+                Logged(place, producer, highest, now_ms) for producer, highest in page.producers
             ]
-            self._replay = _Replay(logged[-1].position, page.start, page.producers[-1][0])
+            self._replay = _Replay(place, page.start, page.producers[-1][0])
             more = len(page.producers) == read.limit
             return logged, self._lacking_entries + more
         logged = [_logged(each) for each in page.entries]
         return [self._alive(each) for each in logged], self._remaining(page)
+
+    def _next_place_before_the_log(self) -> Position:
+        """The position of a page of trimmed producers: after that of every earlier page, also of
+        earlier writers. A later page may say something else of the same producers, since a trim may
+        have come between; at the position of an earlier one, deduplication would take it for
+        confirmed."""
+        earlier = self._writer.ledger_id << _TRIMMED_PAGES_BITS
+        return Position(BEFORE_THE_LOG, earlier + next(self._trimmed_pages))
 
     def _alive(self, logged: Logged) -> Logged:
         """An entry as deduplication is to learn it: a connected producer is active now, whenever
@@ -1047,6 +1062,10 @@ def _follows(page: ReplayPage, after: Position | None, replay: _Replay | None) -
 
 BEFORE_THE_LOG: Final = 0
 """The ledger id of trimmed producers that a replay puts before the log; real ones start at 1."""
+
+_TRIMMED_PAGES_BITS: Final = 24
+"""How many bits number the pages of trimmed producers that one writer replays; before them stands
+its ledger id."""
 
 _REPLAY_PAGE_BYTES: Final = 32 * 1024 * 1024
 

@@ -17,7 +17,7 @@ from seqgate.services.ledger.config import LedgerConfig
 from seqgate.services.ledger.core import writer
 from seqgate.services.ledger.core.entry import Entry, unit_of
 from seqgate.services.ledger.core.receipt import Status
-from seqgate.services.ledger.ports import LedgerStore
+from seqgate.services.ledger.ports import DedupUnavailable, LedgerStore
 from seqgate.services.ledger.service import Ledger, Opened, Opening
 from seqgate.services.runtime.cursors import MemoryCursors
 from seqgate.types import Position, TopicName
@@ -265,7 +265,7 @@ async def test_a_replay_cut_off_among_trimmed_producers_starts_over(
 
     def stop_at_second_page(call: str) -> asyncio.Future[None] | None:
         state = world.dedup.states.get(TOPIC)
-        if call == "confirm" and state is not None and state.confirmed == Position(0, 1):
+        if call == "confirm" and state is not None and state.confirmed is not None:
             reached.set()
             return never
         return None
@@ -280,6 +280,37 @@ async def test_a_replay_cut_off_among_trimmed_producers_starts_over(
     for name in names[:7]:
         assert await published(third, ids(0, producer=name), name) == [Status.STALE]
     never.cancel()
+    await world.check_state(third)
+
+
+@pytest.mark.parametrize("page", range(4))
+async def test_a_page_of_a_replay_whose_confirmation_has_no_reply_is_replaced_after_a_trim(
+    world: World, page: int
+) -> None:
+    """The page is applied, its reply is lost, and the log is trimmed further: the same producers
+    have later ids then."""
+    one, other = world.ledger(), world.ledger()
+    names = [f"p{each}" for each in range(4)]
+    for sequence_id in range(2):
+        for name in names:
+            await published(one, ids(sequence_id, producer=name), name)
+    await other.trim(TOPIC, Position(1, 4))
+    world.dedup.states.clear()
+    third, left, trims = world.ledger(), page, []
+
+    def lose_a_reply() -> None:
+        nonlocal left
+        left -= 1
+        if left == -1:
+            trims.append(asyncio.ensure_future(other.trim(TOPIC, Position(1, 8))))
+            raise DedupUnavailable("the reply is lost")
+
+    world.dedup.confirmed = lose_a_reply
+    assert await last_id(third, "p0") == 1
+    assert trims
+    await asyncio.gather(*trims)
+    for name in names:
+        assert await published(third, ids(1, producer=name), name) == [Status.STALE]
     await world.check_state(third)
 
 

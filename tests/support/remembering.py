@@ -28,6 +28,8 @@ class RememberingDeduplicator:
         self.enabled = True
         self.before: Callable[[str], asyncio.Future[None] | None] = lambda _: None
         """Called with the name of each call. A future it returns is awaited first."""
+        self.confirmed: Callable[[], None] = lambda: None
+        """Called when a confirmation was applied. An error that it raises is the reply."""
         self.now_ms = 0
         self.keep_within_s: float | None = None
         self.kept: list[tuple[TopicName, list[str]]] = []
@@ -75,7 +77,9 @@ class RememberingDeduplicator:
         await self._called("confirm")
         if not self.enabled:
             return Disabled()
-        return self._entered(topic, writer).confirm(writer, confirmation)
+        outcome = self._entered(topic, writer).confirm(writer, confirmation)
+        self.confirmed()
+        return outcome
 
     async def rollback(
         self, topic: TopicName, writer: Writer, confirmation: Confirmation | None

@@ -593,6 +593,8 @@ class Service:
             chunk = entry.chunk
             indexes = [index]
             if chunk is not None:
+                if chunk.chunk_id == 0:
+                    open_attempts[chunk.uuid] = []  # again, after another attempt replaced it
                 indexes = open_attempts.setdefault(chunk.uuid, [])
                 assert len(indexes) == chunk.chunk_id, "a chunk twice, or out of order"
                 indexes.append(index)
@@ -627,7 +629,7 @@ class Service:
                 if each is not None and each.chunk == chunk
             ]
             if same and (where is not None or (reached and reached.uuid == chunk.uuid)):
-                return duplicate(publication, same[0])
+                return duplicate(publication, same[-1])
         if where is None:
             return overtaken(publication)
         (indexes,) = where

@@ -445,6 +445,9 @@ class TopicWriter:
             return self._fence(error)
         if error.kind is Kind.EXHAUSTED and isinstance(call, Admit):
             return self._too_many_producers(call, error)
+        if self._behind is not None:
+            # The page may have been confirmed: the replay goes on where deduplication says.
+            self._ask_where_it_ends()
         return self._fail(error)
 
     # ---- answers from the store
@@ -515,8 +518,7 @@ class TopicWriter:
         before deduplication has been asked whether it still lacks the entries there."""
         assert self._reading
         self._reading = False
-        self._behind = None
-        self._unconfirmed.clear()  # in the log, after entries that deduplication lacks
+        self._ask_where_it_ends()
         self._surprises = 0  # that it lacks it is none; the wait between two attempts is here
         return self._fail(error)
 
@@ -605,6 +607,11 @@ class TopicWriter:
         self._behind = None
         self._call = Rollback(self.tail, self._confirmation())
         return [*effects, self._call]
+
+    def _ask_where_it_ends(self) -> None:
+        """Ask deduplication which entries it lacks before more of the log is read."""
+        self._behind = None
+        self._unconfirmed.clear()  # in the log, after entries that deduplication lacks
 
     def _surprised(self) -> list[Effect]:
         """The state of deduplication is wrong: align, after a delay if that repeats."""
