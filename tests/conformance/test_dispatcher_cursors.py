@@ -289,6 +289,18 @@ async def test_a_released_lease_is_fenced_by_the_next_holder(cursors: Cursors) -
     assert (await cursors.get(TOPIC, NAME)).mark_delete == at(0)
 
 
+@pytest.mark.parametrize("next_epoch", [False, True])
+async def test_a_late_renewal_of_a_released_lease_is_fenced(
+    cursors: Cursors, next_epoch: bool
+) -> None:
+    """A renewal that its caller gave up may arrive between the release and the acquisition."""
+    epoch = await leased(cursors)
+    await cursors.release(TOPIC, NAME, epoch)
+    with pytest.raises(Fenced):
+        await cursors.renew(TOPIC, NAME, "me", epoch, LONG_MS, next_epoch=next_epoch)
+    assert await cursors.acquire(TOPIC, NAME, "me", LONG_MS) == Lease("me", epoch + 2)
+
+
 async def test_renewing_with_the_next_epoch_fences_earlier_calls(
     cursors: Cursors,
 ) -> None:

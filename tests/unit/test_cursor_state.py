@@ -716,6 +716,27 @@ def test_a_released_lease_is_free_and_its_epoch_is_spent() -> None:
     refused(state, Fenced, lambda: state.mark_delete(at(2), {}, Caller(epoch=1)))
 
 
+@pytest.mark.parametrize("next_epoch", [False, True])
+@pytest.mark.parametrize("owner", ["a", "b"])
+def test_a_late_renewal_of_a_released_lease_is_fenced(owner: str, next_epoch: bool) -> None:
+    """Otherwise its owner, which releases a lease to get a new epoch, acquires the same one: its
+    new deliveries would have the tokens of its old ones."""
+    state = cursor()
+    state.acquire_lease("a", 0, 1_000)
+    state.release_lease(1, 10)
+    refused(state, Fenced, lambda: state.renew_lease("a", 1, 20, 1_000, next_epoch=next_epoch))
+    assert state.acquire_lease(owner, 20, 1_000).epoch == 3
+
+
+def test_a_repeated_step_to_a_released_epoch_is_fenced() -> None:
+    state = cursor()
+    state.acquire_lease("a", 0, 1_000)
+    state.renew_lease("a", 1, 10, 1_000, next_epoch=True)
+    state.release_lease(2, 20)
+    refused(state, Fenced, lambda: state.renew_lease("a", 1, 30, 1_000, next_epoch=True))
+    assert state.acquire_lease("a", 30, 1_000).epoch == 4
+
+
 @pytest.mark.parametrize("epoch", [None, 3])
 def test_a_reset_by_another_caller_ends_the_lease(epoch: int | None) -> None:
     state = cursor(at(5), lease=Lease("a", 3, 2_000))

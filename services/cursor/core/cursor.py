@@ -327,12 +327,14 @@ class CursorState:
     def renew_lease(
         self, owner: str, epoch: int, now_ms: int, duration_ms: int, *, next_epoch: bool = False
     ) -> Lease:
-        """Keep it for longer; also when it has expired, as long as nobody took it. With
-        `next_epoch` the holder goes on with the next one, and calls of before that are still under
-        way are fenced. Who asks for it again, since the answer was lost, gets the same one.
+        """Extend the lease; also an expired one, until another owner acquires it. A released lease
+        stays over: a late renewal must not let its owner acquire the same epoch again.
+
+        With `next_epoch` the holder moves to the next epoch, which fences its earlier calls that
+        are still in flight. A retry gets the same epoch.
 
         Raises:
-            Fenced: somebody took it.
+            Fenced: the lease was released, or has another epoch or owner.
         """
         lease = self.head.lease
         has_gone_on = lease is not None and lease[:2] == (owner, epoch + 1)
@@ -342,15 +344,17 @@ class CursorState:
                 raise Fenced("another owner holds the lease", owner=lease.owner, epoch=lease.epoch)
             if next_epoch:
                 lease = lease._replace(epoch=epoch + 1)
+        if lease.is_released:
+            raise Fenced("the lease was released", epoch=lease.epoch)
         self.head.lease = _prolonged(lease, now_ms, duration_ms)
         return self.head.lease
 
     def release_lease(self, epoch: int, now_ms: int) -> None:
-        """Give it back: it is over, also by a clock that is behind. Whoever comes next, and be it
-        the same owner, gets another epoch.
+        """End the lease, also by a clock that is behind. The next owner gets a new epoch, even if
+        it is the same one.
 
         Raises:
-            Fenced: somebody took it.
+            Fenced: the lease has another epoch.
         """
         lease = self._lease(epoch)
         expires_ms = min(lease.expires_ms, now_ms)

@@ -28,9 +28,9 @@ LEASE_MAX_MS: Final = 3_600_000
 
 
 class Lease(NamedTuple):
-    """Who may move the cursor, and until when, by the store's clock; `duration_ms` is how much time
-    that was when it was last granted, at most LEASE_MAX_MS; 0: it was given back, and is over by
-    every clock."""
+    """The exclusive right to move the cursor, until `expires_ms` by the store's clock.
+    `duration_ms` is the time that was left when the lease was last granted, at most LEASE_MAX_MS;
+    0: it was released, and is over by every clock."""
 
     owner: str
     epoch: int
@@ -42,6 +42,11 @@ class Lease(NamedTuple):
         or this machine's before it was set back. It never lasts for longer than its duration from
         now on."""
         return self._replace(expires_ms=min(self.expires_ms, now_ms + self.duration_ms))
+
+    @property
+    def is_released(self) -> bool:
+        """Whether its owner, or a reset of the cursor, ended it."""
+        return self.duration_ms == 0
 
     def lasts(self, now_ms: int) -> bool:
         """Whether it is not over."""

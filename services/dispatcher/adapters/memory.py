@@ -223,6 +223,8 @@ class MemoryCursors:
         next_epoch: bool = False,
     ) -> Lease:
         kept = self._get(topic, name)
+        if kept.lease is not None and kept.expires_ms == 0:
+            raise Fenced("the lease was released")
         following = Lease(owner, epoch + 1)
         if not (next_epoch and kept.lease == following):
             if self._fenced(topic, name, epoch).lease != Lease(owner, epoch):

@@ -81,10 +81,10 @@ class CursorLeaseServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RenewLease(self, request, context):
-        """RenewLease extends a lease that was not lost.
+        """RenewLease extends a lease that was neither lost nor released.
 
         Retry: safe. Errors: as for AcquireLease, except LEASE_HELD. ABORTED with
-        reason FENCED when the lease was lost.
+        reason FENCED when the lease was lost or released.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

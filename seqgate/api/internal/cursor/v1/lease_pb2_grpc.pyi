@@ -49,10 +49,10 @@ class CursorLeaseServiceStub:
     with the owner and the remaining time.
     """
     RenewLease: _grpc.UnaryUnaryMultiCallable[_lease_pb2.RenewLeaseRequest, _lease_pb2.RenewLeaseResponse]
-    """RenewLease extends a lease that was not lost.
+    """RenewLease extends a lease that was neither lost nor released.
 
     Retry: safe. Errors: as for AcquireLease, except LEASE_HELD. ABORTED with
-    reason FENCED when the lease was lost.
+    reason FENCED when the lease was lost or released.
     """
     ReleaseLease: _grpc.UnaryUnaryMultiCallable[_lease_pb2.ReleaseLeaseRequest, _lease_pb2.ReleaseLeaseResponse]
     """ReleaseLease ends a lease early. Its epoch stays fenced for later owners.
@@ -87,10 +87,10 @@ class CursorLeaseServiceAsyncStub(CursorLeaseServiceStub):
     with the owner and the remaining time.
     """
     RenewLease: _aio.UnaryUnaryMultiCallable[_lease_pb2.RenewLeaseRequest, _lease_pb2.RenewLeaseResponse]  # type: ignore[assignment]
-    """RenewLease extends a lease that was not lost.
+    """RenewLease extends a lease that was neither lost nor released.
 
     Retry: safe. Errors: as for AcquireLease, except LEASE_HELD. ABORTED with
-    reason FENCED when the lease was lost.
+    reason FENCED when the lease was lost or released.
     """
     ReleaseLease: _aio.UnaryUnaryMultiCallable[_lease_pb2.ReleaseLeaseRequest, _lease_pb2.ReleaseLeaseResponse]  # type: ignore[assignment]
     """ReleaseLease ends a lease early. Its epoch stays fenced for later owners.
@@ -134,10 +134,10 @@ class CursorLeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lease_pb2.RenewLeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lease_pb2.RenewLeaseResponse, _abc.Awaitable[_lease_pb2.RenewLeaseResponse]]:
-        """RenewLease extends a lease that was not lost.
+        """RenewLease extends a lease that was neither lost nor released.
 
         Retry: safe. Errors: as for AcquireLease, except LEASE_HELD. ABORTED with
-        reason FENCED when the lease was lost.
+        reason FENCED when the lease was lost or released.
         """
 
     @_abc_1.abstractmethod
