@@ -431,18 +431,17 @@ async def test_a_callers_deadline_is_propagated(services: Services, topic: str) 
 # ---- logs
 
 
-async def test_a_refused_call_is_logged_with_its_reason(services: Services, topic: str) -> None:
+async def test_a_refused_call_is_logged_with_its_reason(frail: Services, topic: str) -> None:
+    """By services that nobody else calls wrongly: a second refusal would be suppressed."""
     with refused(StatusCode.INVALID_ARGUMENT, "INVALID_TOPIC_NAME"):
-        await services.ledger.CreateTopic(pb.CreateTopicRequest(topic="no topic"))
+        await frail.ledger.CreateTopic(pb.CreateTopicRequest(topic="no topic"))
     with refused(StatusCode.INVALID_ARGUMENT, "INVALID_PAGE"):
-        await services.dedup.ListProducers(
-            dedup_pb2.ListProducersRequest(topic=topic, page_size=-1)
-        )
+        await frail.dedup.ListProducers(dedup_pb2.ListProducersRequest(topic=topic, page_size=-1))
     for service, method, reason in (
         ("ledger", f"/{LEDGER}/CreateTopic", "INVALID_TOPIC_NAME"),
         ("dedup", f"/{DEDUP}/ListProducers", "INVALID_PAGE"),
     ):
-        found = await logged_call(services, service, method, "refused", reason=reason)
+        found = await logged_call(frail, service, method, "refused", reason=reason)
         assert (found["service"], found["level"]) == (service, "warning")
         assert (found["code"], found["suppressed"]) == ("INVALID_ARGUMENT", 0)
         assert found["detail"]
