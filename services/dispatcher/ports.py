@@ -1,6 +1,6 @@
 """The ports of the dispatcher: the log, cursors, dead letter topics, and filters.
 
-tests/conformance judges every adapter of Cursors, and of Filters, by the same suite.
+tests/conformance has one suite per port, run over every adapter of Cursors, and of Filters.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from seqgate.types import Position, TopicName
 
 class CursorsRefused(DomainError):
     """The cursor service refused a write for good. The dispatcher drops the subscription's state
-    and reloads what is durable."""
+    and reloads the durable state."""
 
     kind = Kind.FENCED
     reason = "CURSORS_REFUSED"
@@ -45,10 +45,10 @@ class LetterRefused(DomainError):
 
 
 GENERATION: Final = "seqgate.dead.generation"
-"""The property of a dead letter that counts the dead letter topics it went through."""
+"""The property of a dead letter that counts the dead letter topics that it passed through."""
 
 INTERNAL: Final = "seqgate."
-"""The prefix of a cursor's properties that are not the application's."""
+"""The prefix of cursor properties that are Seqgate's, not the application's."""
 
 
 class FiltersUnavailable(DomainError):
@@ -73,15 +73,11 @@ class InvalidChain(DomainError):
 
 
 class SubscriptionNotFound(DomainError):
-    """The subscription does not exist."""
-
     kind = Kind.NOT_FOUND
     reason = "SUBSCRIPTION_NOT_FOUND"
 
 
 class TopicNotFound(DomainError):
-    """The topic does not exist."""
-
     kind = Kind.NOT_FOUND
     reason = "TOPIC_NOT_FOUND"
 
@@ -108,21 +104,19 @@ class EntryCorrupt(DomainError):
 
 
 class Lease(NamedTuple):
-    """The lease on a subscription."""
-
     owner: str
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A subscription, as its cursor keeps it.
+    """A subscription's cursor, as the cursor service stores it.
 
     Attributes:
-        mark_delete: everything up to here is acknowledged.
-        acknowledged_entries: how many are beyond.
-        owner: who has the lease; empty: nobody. As far as this machine's clock can tell: a lease
-            is acquired and lost by the store's.
+        mark_delete: every entry up to here is acknowledged.
+        acknowledged_entries: the number of acknowledged entries beyond it.
+        owner: the holder of the lease; empty: none. An estimate by this machine's clock: the
+            store's decides when leases expire.
     """
 
     name: str
@@ -134,21 +128,21 @@ class Cursor:
 
     @property
     def own(self) -> dict[str, str]:
-        """The properties that are the application's."""
+        """The application's properties."""
         return {
             name: value for name, value in self.properties.items() if not name.startswith(INTERNAL)
         }
 
 
 class Run(NamedTuple):
-    """Neighbours of one ledger."""
+    """Consecutive entries of one ledger, through `last_entry_id`."""
 
     first: Position
     last_entry_id: int
 
 
 class Part(NamedTuple):
-    """A batch of which messages (bits) are acknowledged."""
+    """A partly acknowledged batch: its number of messages, and the acknowledged ones (bits)."""
 
     position: Position
     messages: int
@@ -156,12 +150,11 @@ class Part(NamedTuple):
 
 
 class Cursors(Protocol):
-    """Cursors of topics; a subscription is the one of its name.
+    """The cursor service. A subscription is the cursor of its name.
 
     Every method raises CursorsUnavailable when the service does not answer, and CursorsRefused when
-    it refuses what would be refused again. Those that name a cursor raise SubscriptionNotFound, and
-    CursorCorrupt; those that take an epoch raise Fenced when the lease has a newer one.
-    """
+    it refuses for good. Those that name a cursor raise SubscriptionNotFound and CursorCorrupt;
+    those that take an epoch raise Fenced when the lease has a newer one."""
 
     async def create(
         self,
@@ -170,39 +163,35 @@ class Cursors(Protocol):
         mark_delete: Position | None,
         properties: Mapping[str, str],
     ) -> tuple[Cursor, bool]:
-        """Make the cursor unless it exists; whether this call made it.
+        """Create the cursor unless it exists. Returns it, and whether this call created it.
 
         Raises:
             InvalidProperty: a property is too long, or there are too many.
         """
         ...
 
-    async def get(self, topic: TopicName, name: str) -> Cursor:
-        """The cursor."""
-        ...
+    async def get(self, topic: TopicName, name: str) -> Cursor: ...
 
     async def page(
         self, topic: TopicName, *, limit: int, token: str
     ) -> tuple[Sequence[Cursor], str]:
-        """Cursors of a topic in the order of their names, and the token of the next page."""
+        """Cursors of a topic, by name, and the token of the next page; empty: this is the last."""
         ...
 
-    async def delete(self, topic: TopicName, name: str) -> None:
-        """Remove the cursor."""
-        ...
+    async def delete(self, topic: TopicName, name: str) -> None: ...
 
     async def reset(
         self, topic: TopicName, name: str, mark_delete: Position | None, epoch: int
     ) -> None:
-        """Move the cursor, and forget what is acknowledged beyond, and attempts."""
+        """Move the cursor, and forget acknowledgements beyond it and failed deliveries."""
         ...
 
     def acknowledged(self, topic: TopicName, name: str) -> AsyncIterator[Run | Part]:
-        """What is acknowledged beyond the mark-delete position, in order."""
+        """The acknowledgements beyond the mark-delete position, in order."""
         ...
 
     def attempts(self, topic: TopicName, name: str) -> AsyncIterator[tuple[Position, int]]:
-        """How often deliveries of entries failed that are not acknowledged."""
+        """The numbers of failed deliveries of unacknowledged entries."""
         ...
 
     async def persist(
@@ -214,7 +203,7 @@ class Cursors(Protocol):
     async def record(
         self, topic: TopicName, name: str, attempts: Sequence[tuple[Position, int]], epoch: int
     ) -> None:
-        """Make durable how often deliveries failed. May be repeated."""
+        """Make numbers of failed deliveries durable. May be repeated."""
         ...
 
     async def set_properties(
@@ -226,7 +215,8 @@ class Cursors(Protocol):
         *,
         epoch: int | None,
     ) -> Cursor:
-        """Change the cursor's own properties; None: whoever has the lease. May be repeated.
+        """Change the cursor's own properties, under the epoch of its lease; None: under any. May be
+        repeated.
 
         Raises:
             InvalidProperty: a property is too long, or there are too many.
@@ -234,10 +224,10 @@ class Cursors(Protocol):
         ...
 
     async def acquire(self, topic: TopicName, name: str, owner: str, duration_ms: int) -> Lease:
-        """Take the lease.
+        """Take the lease, for `duration_ms`.
 
         Raises:
-            NotOwner: somebody else has it, who is named.
+            NotOwner: another instance has it; the error names it.
         """
         ...
 
@@ -251,32 +241,32 @@ class Cursors(Protocol):
         *,
         next_epoch: bool = False,
     ) -> Lease:
-        """Keep the lease for longer; with the next epoch, so that calls with this one which are
-        still under way are fenced. May be repeated."""
+        """Extend the lease to `duration_ms` from now. `next_epoch` also advances its epoch, so that
+        calls under this one that are still under way are fenced. May be repeated."""
         ...
 
     async def release(self, topic: TopicName, name: str, epoch: int) -> None:
-        """Give the lease back."""
+        """Release the lease."""
         ...
 
     async def check(self) -> None:
-        """Return if the service answers."""
+        """Raise unless the service answers."""
         ...
 
 
 class Ends(NamedTuple):
-    """The first entry that a log has, and the last."""
+    """The first and the last entry of a log; None: it has none."""
 
     first: Position | None
     last: Position | None
 
 
 class Fetched(NamedTuple):
-    """Entries at some of the positions that were asked for.
+    """Entries at the first of the requested positions.
 
     Attributes:
-        answered: how many positions that is, from the first on. Of these, the log has none but the
-            entries that are here. Of the rest nothing is said.
+        answered: the number of these positions. At these the log has no other entries than the
+            returned ones; about the rest nothing is known.
     """
 
     entries: Sequence[ledger_pb2.StoredEntry]
@@ -284,34 +274,34 @@ class Fetched(NamedTuple):
 
 
 class Log(Protocol):
-    """The ledger service. Entries are given out as they are on the wire.
+    """The ledger service. Entries are in their wire form.
 
     Every method raises LedgerUnavailable when the service does not answer, TopicNotFound, and
-    EntryCorrupt when an entry is damaged.
-    """
+    EntryCorrupt when an entry is damaged."""
 
     async def ends(self, topic: TopicName) -> Ends:
-        """Where the log begins and ends now."""
+        """The log's first and last entry now."""
         ...
 
     def follow(
         self, topic: TopicName, after: Position | None
     ) -> AsyncIterator[Sequence[ledger_pb2.StoredEntry]]:
-        """What follows a position, and what is to come, until the service goes away."""
+        """The entries after a position, including those yet to be appended, until the service goes
+        away."""
         ...
 
     async def scan(
         self, topic: TopicName, at: Position | None, after: Position | None, limit: int
     ) -> Sequence[ledger_pb2.StoredEntry]:
-        """At most so many entries, without payloads: from a position on, or after one. There may be
-        fewer than there are; none means that the log has none there."""
+        """At most `limit` entries, without payloads, from `at` on, or after `after`. There may be
+        more than returned, unless none are returned."""
         ...
 
     async def fetch(
         self, topic: TopicName, positions: Sequence[Position], *, metadata_only: bool = False
     ) -> Sequence[ledger_pb2.StoredEntry]:
-        """The entries at these positions, which are in order; those that the log does not have are
-        left out."""
+        """The entries at these positions, which are in order; positions without an entry are left
+        out."""
         ...
 
     async def fetch_some(
@@ -322,40 +312,40 @@ class Log(Protocol):
         bytes_max: int,
         metadata_only: bool = False,
     ) -> Fetched:
-        """The entries at the first of these positions, which are in order, as far as so many bytes
-        go: at least one position is answered, whatever its size, and the last entry may be beyond
-        the limit."""
+        """The entries at the first of these positions, which are in order, in about `bytes_max`: at
+        least one position is answered, whatever its size, and the last entry may exceed the
+        limit."""
         ...
 
     async def ledgers(self, topic: TopicName) -> Sequence[Run]:
-        """What the log has of each ledger, in order."""
+        """The entries that the log has of each ledger, in order."""
         ...
 
     async def last_before(self, topic: TopicName, ledger_id: int) -> Position | None:
-        """The last entry of the ledgers before this one; None: there is none."""
+        """The last entry of the ledgers before this one; None: none."""
         ...
 
     async def find(self, topic: TopicName, append_ms: int) -> Position | None:
-        """The first entry that was appended at this time or later."""
+        """The first entry appended at this time or later; None: none."""
         ...
 
     async def check(self) -> None:
-        """Return if the service answers."""
+        """Raise unless the service answers."""
         ...
 
 
 class Letter(NamedTuple):
-    """What is put into a dead letter topic.
+    """A dead letter.
 
     Attributes:
-        number: counts the subscription's dead letters: with it, an entry that is put there again
-            is found there already.
+        number: counts the subscription's dead letters, so that a letter that is put again is
+            recognized as a duplicate.
         entry: as it was stored.
         line: which of the subscription's producers publishes it, each with numbers of its own;
             empty: the first.
-        generation: through how many dead letter topics it goes with this one.
-        round: the number of the first letter since the subscription was made or moved: what dies
-            again after that is not what died before.
+        generation: the number of dead letter topics that it has passed through, with this one.
+        round: the number of the first letter since the subscription was created or moved: an entry
+            that dies again after that is a new letter, not a duplicate.
     """
 
     topic: TopicName
@@ -370,12 +360,12 @@ class Letter(NamedTuple):
 
 
 class DeadLetters(Protocol):
-    """Where dead letters go."""
+    """The dead letter topics."""
 
     async def put(self, letter: Letter) -> bool:
-        """Publish it, once however often it is called. Letters of a subscription are put one after
-        the other, in the order of their numbers, but for those that were refused. Returns whether
-        it is there; if not, a letter with a higher number is, and this one never will be.
+        """Publish a letter, once however often it is called. Letters of a subscription are put one
+        after the other, in the order of their numbers, except refused ones. Returns whether it is
+        there; if not, a letter with a higher number is, and this one never will be.
 
         Raises:
             LedgerUnavailable: it may be there or not; put it again.
@@ -393,12 +383,12 @@ class Filter(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """All that decides about an entry besides the entry itself.
+    """Everything that decides about an entry besides the entry itself.
 
     Attributes:
         filters: the chain; the first that does not accept decides.
-        topic: what `topic` stands for.
-        properties: names and values, what `subscription` stands for.
+        topic: the value of the variable `topic`.
+        properties: names and values, the variable `subscription`.
     """
 
     filters: tuple[Filter, ...]
@@ -407,12 +397,13 @@ class Rules(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """What of an entry rules read: entries that do not differ in it have the same verdict.
+    """The parts of an entry that rules read: entries that do not differ in them have the same
+    verdict.
 
     Attributes:
         variables: the names of variables.
-        properties: the properties that are looked up by name; None: any may matter.
-        subscription: the same of the subscription's.
+        properties: the properties looked up by name; None: any may matter.
+        subscription: the same of the subscription's properties.
     """
 
     variables: frozenset[str] = frozenset()
@@ -428,7 +419,7 @@ class Failure(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What rules say of an entry.
+    """The decision of rules on an entry.
 
     Attributes:
         verdict: as in core.effects; a failure has none.
@@ -442,26 +433,25 @@ class Decision(NamedTuple):
 
 
 class Line(Protocol):
-    """A line of one's own to the filter service: one thing is asked after the other, and what is
-    asked on other lines holds nothing up.
+    """A stream of requests to the filter service, one at a time. Requests on one line do not delay
+    those on others.
 
-    Every method raises FiltersUnavailable when the service does not answer in time, and what is
-    wrong with the rules: InvalidExpression, InvalidChain.
-    """
+    Every method raises FiltersUnavailable when the service does not answer in time, and
+    InvalidExpression or InvalidChain when it rejects the rules."""
 
     async def reads(self, rules: Rules) -> Reads:
-        """What the rules read. So they are compiled."""
+        """Compile the rules. Returns the parts of an entry that they read."""
         ...
 
     async def judge(
         self, rules: Rules, metadata: Sequence[entry_pb2.EntryMetadata]
     ) -> Sequence[Decision]:
-        """What the rules say of entries with these metadata, of which only what the rules read
-        counts, and whether they are batches. However many they are."""
+        """Judge entries with these metadata, any number of them. Of the metadata only the parts
+        that the rules read count, and whether an entry is a batch."""
         ...
 
     async def close(self) -> None:
-        """Nothing more is asked."""
+        """Close the line; no request may follow."""
         ...
 
 
@@ -469,16 +459,16 @@ class Filters(Protocol):
     """The filter service."""
 
     def line(self) -> Line:
-        """A new line. It costs nothing until something is asked."""
+        """Create a line. It costs nothing until its first request."""
         ...
 
 
 class Ports(NamedTuple):
-    """What subscriptions stand on.
+    """The ports of subscriptions.
 
     Attributes:
-        owner: where clients reach this instance: the name that leases have.
-        now_ms: what time it is, in ms since 1970, without jumps.
+        owner: the address at which clients reach this instance, which leases name as their owner.
+        now_ms: returns the time in ms since 1970, without jumps.
     """
 
     log: Log

@@ -1,4 +1,4 @@
-"""Delayed messages: those due soonest are kept in memory, the others are read again.
+"""Delayed messages: those due soonest are kept in memory, the others are read again when due.
 
     for later ──▶ kept, by time ──due──▶ waits for its turn
                    │  ▲
@@ -6,14 +6,14 @@
       room for all ▼  │ when they may be due, or half of the room is free
                  postponed: a bit for each entry
 
-While entries are postponed, no later one is newly kept, so a pass keeps those due soonest. With N
-messages and room for K there are about 2 N/K passes; each visits postponed entries only, and skips
-ranges of the log that are due later than the newly postponed ones.
+While entries are postponed, no message due after them is newly kept, so a pass keeps those due
+soonest. N messages and room for K take about 2 N/K passes. A pass visits postponed entries only,
+and skips ranges of the log that are due later than the newly postponed ones.
 
 Where a delayed message holds its key, later messages of the key are postponed with it, and the pass
-visits them all. Such keys are remembered by a digest of 8 bytes, and beyond HELD_KEYS_MAX by their
-slots: a key that merely shares a digest or a slot waits with them until the log has been read
-again, so a key never waits too briefly, and practically never too long.
+visits them all. Such keys are remembered by digests of 8 bytes, and beyond HELD_KEYS_MAX by their
+slots. A key that merely shares a digest or a slot waits with them until the pass has read the log:
+a key never waits too briefly, and practically never too long.
 """
 
 from array import array
@@ -28,14 +28,14 @@ from seqgate.services.dispatcher.core.lane import Lane
 from seqgate.types import Position
 
 HELD_KEYS_MAX: Final = 250_000
-"""Number of keys remembered by digest, in 4 MiB; further ones are remembered by slot."""
+"""Limit of keys remembered by digest, in 4 MiB; further ones are remembered by slot."""
 
 TABLE_FIRST: Final = 64
-"""How many places a table of digests has at first. At most half of them are taken."""
+"""Initial number of places in a table of digests, of which at most half are used."""
 
 
 class Held:
-    """Keys held by a postponed message: their digests, or, beyond HELD_KEYS_MAX, their slots."""
+    """The keys held by postponed messages, as digests, and beyond HELD_KEYS_MAX as slots."""
 
     def __init__(self) -> None:
         self._table = array("Q", bytes(8 * TABLE_FIRST))
@@ -46,7 +46,7 @@ class Held:
         return bool(self._digests or self._slots)
 
     def has(self, key: bytes, slot: int) -> bool:
-        """Whether a key is held, or taken to be."""
+        """Whether a key is held, or shares a digest or a slot with one that is."""
         if self._slots >> slot & 1:
             return True
         if not self._digests:
@@ -55,7 +55,6 @@ class Held:
         return self._table[self._place(self._table, digest)] == digest
 
     def add(self, key: bytes, slot: int) -> None:
-        """A key of a slot is held."""
         digest = _digest(key)
         place = self._place(self._table, digest)
         if self._table[place] == digest:
@@ -76,7 +75,7 @@ class Held:
         self._table = table
 
     def _place(self, table: "array[int]", digest: int) -> int:
-        """Where a digest is, or would be."""
+        """The index of a digest, or of the free place that it would take."""
         mask = len(table) - 1
         place = digest & mask
         while table[place] not in (0, digest):
@@ -85,12 +84,12 @@ class Held:
 
 
 def _digest(key: bytes) -> int:
-    """Never 0, which stands for nothing."""
+    """Never 0, which marks a free place."""
     return int.from_bytes(blake2b(key, digest_size=8).digest()) or 1
 
 
 STRETCH_ENTRIES: Final = 4096
-"""How many entries of a ledger one bitmap covers: 512 bytes."""
+"""Number of entries of a ledger in one bitmap of 512 bytes."""
 
 NEVER_MS: Final = 2**63
 """Later than any time."""
@@ -98,11 +97,12 @@ NEVER_MS: Final = 2**63
 
 @dataclass(slots=True)
 class _Stretch:
-    """Attributes:
-    bits: which of its entries are postponed.
-    soonest_ms: none of them is due before.
-    visited_soonest_ms: the same, of those that were postponed since the pass began.
-    was_visited: whether the pass came by, which comes by all of them.
+    """Postponed entries of a range of one ledger, a bit each.
+
+    Attributes:
+        soonest_ms: a lower bound of their due times.
+        visited_soonest_ms: the same, for entries postponed since the pass began.
+        was_visited: whether the pass has visited one of them; it visits all of a stretch, or none.
     """
 
     bits: int = 0
@@ -112,8 +112,8 @@ class _Stretch:
 
 
 class Postponed:
-    """Postponed entries: for each stretch of the log a bit for each entry, and a time before which
-    none of them is due."""
+    """The postponed entries: for each stretch of the log a bitmap, and a lower bound of the due
+    times."""
 
     def __init__(self) -> None:
         self._stretches: dict[tuple[int, int], _Stretch] = {}
@@ -128,7 +128,7 @@ class Postponed:
         return stretch is not None and bool(stretch.bits >> position[1] % STRETCH_ENTRIES & 1)
 
     def add(self, position: Position, when_ms: int) -> None:
-        """One more is, which is not due before."""
+        """Postpone an entry that is not due before `when_ms`."""
         name = self._name(position)
         stretch = self._stretches.get(name)
         if stretch is None:
@@ -141,7 +141,7 @@ class Postponed:
         stretch.visited_soonest_ms = min(stretch.visited_soonest_ms, when_ms)
 
     def discard(self, position: Position) -> None:
-        """An entry is not, or not any more."""
+        """Remove an entry, if it is postponed."""
         name = self._name(position)
         stretch = self._stretches.get(name)
         bit = 1 << position[1] % STRETCH_ENTRIES
@@ -154,12 +154,12 @@ class Postponed:
             del self._order[bisect_left(self._order, name)]
 
     def visit(self, position: Position) -> None:
-        """The pass visits a postponed entry. It is removed, and may be postponed again."""
+        """Remove an entry that the pass visits. It may be postponed again."""
         self._stretches[self._name(position)].was_visited = True
         self.discard(position)
 
     def end_pass(self) -> None:
-        """The pass is over. Of a stretch it came by all, or nothing."""
+        """Raise the bounds of visited stretches, in which the pass visited every entry."""
         for stretch in self._stretches.values():
             if stretch.was_visited:
                 stretch.soonest_ms = stretch.visited_soonest_ms
@@ -167,12 +167,12 @@ class Postponed:
 
     @property
     def soonest_ms(self) -> int:
-        """None of them is due before."""
+        """A lower bound of all due times."""
         return min((each.soonest_ms for each in self._stretches.values()), default=NEVER_MS)
 
     def first(self, start: Position, before_ms: int = NEVER_MS + 1) -> Position | None:
-        """The first from there on in a stretch of which something may be due before that time, or
-        that the pass has come by; None: there is none."""
+        """The first entry at or after `start`, in a stretch that the pass has visited or that may
+        have an entry due before `before_ms`; None: none."""
         for name in self._order[bisect_left(self._order, self._name(start)) :]:
             stretch = self._stretches[name]
             if stretch.was_visited or stretch.soonest_ms < before_ms:
@@ -182,7 +182,7 @@ class Postponed:
         return None
 
     def between(self, start: Position, end: Position) -> Iterator[Position]:
-        """Those from `start` on up to `end`, which may be discarded meanwhile."""
+        """Entries from `start` through `end`. The caller may discard each as it is yielded."""
         names = self._order[bisect_left(self._order, self._name(start)) :]
         for name in names:
             if name > self._name(end):
@@ -204,10 +204,11 @@ class Postponed:
 
 
 KEPT_BYTES: Final = 1_200
-"""Bytes of a kept message besides its key, which may be referenced nowhere else."""
+"""Memory of a kept message besides its key, in bytes. The key counts too: it may be referenced
+nowhere else."""
 
 KEPT_LEAST: Final = 100
-"""Number of messages that a subscription may always keep, regardless of the others."""
+"""Number of delayed messages that a subscription may keep even if others use up the budget."""
 
 _FIRST: Final = Position(0, 0)
 """No entry is before this."""
@@ -217,7 +218,7 @@ class DelayedBytes:
     """The memory budget for delayed messages that all subscriptions of the process share.
 
     Attributes:
-        size_bytes, bytes_max: used, and allowed.
+        size_bytes, bytes_max: the bytes in use, and their limit.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -226,7 +227,7 @@ class DelayedBytes:
 
 
 class Kept(NamedTuple):
-    """A message that is to be delivered at a time."""
+    """A delayed message in memory."""
 
     when_ms: int
     position: Position
@@ -244,8 +245,7 @@ class Delays:
 
     Attributes:
         holds_keys: whether a delayed message holds its key.
-        postponed: entries that were read and are not kept.
-        is_passing: whether a pass is running.
+        postponed: entries that were read and not kept.
     """
 
     def __init__(self, options: Options, together: DelayedBytes) -> None:
@@ -268,7 +268,8 @@ class Delays:
     # ---- kept entries
 
     def takes(self, when_ms: int, position: Position, key: bytes) -> bool:
-        """Whether a message is kept: there is room, or it is due before one that is."""
+        """Whether to keep a message: it is due before all postponed ones, and there is room, or a
+        kept one is due later."""
         if self.postponed and when_ms >= self._horizon_ms:
             return False
         if self._has_room(KEPT_BYTES + len(key)):
@@ -276,12 +277,11 @@ class Delays:
         return (when_ms, position) < self._kept[-1][:2]
 
     def keep(self, kept: Kept) -> None:
-        """One more is."""
         insort(self._kept, kept, key=_order)
         self._count(kept.size_bytes)
 
     def forget(self, when_ms: int, position: Position) -> None:
-        """A message is not kept any more, if it was."""
+        """Remove a message, if it is kept."""
         at = bisect_left(self._kept, (when_ms, position), key=_order)
         if at < len(self._kept) and self._kept[at].position == position:
             self._count(-self._kept.pop(at).size_bytes)
@@ -299,7 +299,7 @@ class Delays:
         return due
 
     def clear(self) -> None:
-        """Keep nothing: others have the room."""
+        """Remove all kept messages, which frees their share of the budget."""
         self._kept.clear()
         self._count(-self._bytes)
 
@@ -318,7 +318,7 @@ class Delays:
     # ---- postponed entries
 
     def postpone(self, position: Position, when_ms: int) -> None:
-        """A message is not kept: it is read again."""
+        """Leave a message out of memory; a pass reads it again."""
         if not (self.postponed or self.is_passing):
             self._forget_pass()
         self.postponed.add(position, when_ms)
@@ -326,8 +326,8 @@ class Delays:
         self._most = max(self._most, len(self._kept))
 
     def drop(self, position: Position) -> None:
-        """Forget an entry that will not be delivered, if it was postponed. A pass finds the entries
-        that it held."""
+        """Remove an entry that will not be delivered, if it is postponed. The entries that it held
+        are found by a pass, which is due at once."""
         if position in self.postponed:
             self.postponed.discard(position)
             if self.holds_keys:
@@ -338,8 +338,8 @@ class Delays:
         self._held_anew.add(key, slot)
 
     def is_held(self, key: bytes, slot: int, *, is_new: bool) -> bool:
-        """Whether an earlier entry of its key is postponed. An entry that is not new is read again:
-        entries that the pass has not reached yet come after it."""
+        """Whether an earlier entry of the key is postponed. Only a new entry follows those that the
+        pass has yet to visit; one that is read again precedes them."""
         if not (self.holds_keys and self.postponed):
             return False
         return self._held_anew.has(key, slot) or (is_new and self._held.has(key, slot))
@@ -358,8 +358,8 @@ class Delays:
     # ---- the pass
 
     def next_ms(self, now_ms: int) -> int | None:
-        """When something is due, or there is to be a pass, if there is not to be one now; None:
-        never."""
+        """When the next kept message or pass is due; None: never. A pass that is due already does
+        not count: see `wants_pass`."""
         due_ms = self._kept[0].when_ms if self._kept else NEVER_MS
         if self.postponed and not self.is_passing and self._horizon_ms > now_ms:
             due_ms = min(due_ms, self._horizon_ms)
@@ -382,8 +382,8 @@ class Delays:
         return first
 
     def next_page(self, last: Position, *, is_whole: bool) -> Position | None:
-        """The next position of the pass; None: it has ended. `is_whole` says whether all later
-        entries are read, for others."""
+        """The next position that the pass reads; None: it has ended. `is_whole`: the scan reads all
+        later entries anyway, for lags."""
         start = Position(last[0], last[1] + 1)
         before_ms = NEVER_MS + 1 if self.holds_keys else self._horizon_ms
         next_ = self.postponed.first(start, before_ms)
@@ -391,15 +391,15 @@ class Delays:
         return next_
 
     def visit(self, position: Position) -> None:
-        """A postponed entry is read again. It is removed, and may be postponed again."""
+        """Remove a postponed entry that was read again. It may be postponed again."""
         if self.is_passing:
             self.postponed.visit(position)
         else:
             self.postponed.discard(position)
 
     def gone(self, last: Position, found: Container[Position]) -> list[Position]:
-        """End a page of the pass. Returns entries that the log no longer has; they are no longer
-        postponed."""
+        """End a page of the pass, through `last`. Removes and returns postponed entries that the
+        log no longer has."""
         gone = [
             each for each in self.postponed.between(self._page_start, last) if each not in found
         ]

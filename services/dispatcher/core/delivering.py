@@ -1,11 +1,11 @@
-"""Delivers: picks the next key, the entry that may be delivered, and its consumer.
+"""Picks the next key to deliver, its entry, and the consumer that gets it.
 
     queue ──▶ slot, in its turn ──▶ lane, in its turn ──▶ an entry ──▶ in flight
                                       └─ withheld, for a reason, until it is woken
 
 The owner of a slot gets its keys' messages, unless a key is in flight at another consumer, one of
 its messages is being retried, or another rule withholds it: then that key alone waits. Each rule is
-a line of `_withheld`. A rule that withholds a key must wake the key when it ends.
+a line of `_withheld`, and must wake the keys that it withheld when it ends.
 """
 
 from typing import Final
@@ -28,11 +28,11 @@ from seqgate.services.dispatcher.core.verdicts import reason_for
 from seqgate.types import Position
 
 TURN_ENTRIES: Final = 16
-"""How many entries of a key are delivered before the next key's turn."""
+"""Limit of entries of a key delivered before the next key's turn; also of a consumer's turns."""
 
 KEPT_BACK_MAX: Final = 20_000
-"""Number of withheld chunks of large messages for which consumers have no room, some 400 bytes
-each; further ones count as failed."""
+"""Limit of kept-back chunks, some 400 bytes each. Beyond it, returning a chunk for lack of room
+counts as a failed delivery."""
 
 
 class Delivering:
@@ -64,8 +64,8 @@ class Delivering:
             unserved = [each for each in unserved if self._serve(each, now_ms)]
 
     def _serve(self, consumer: Consumer, now_ms: int) -> bool:
-        """Deliver some of the entries that are ready for a consumer. Returns whether there may be
-        more."""
+        """Serve a consumer up to TURN_ENTRIES turns. Returns whether more entries may be
+        deliverable."""
         slots = consumer.queue.slots
         turns = TURN_ENTRIES
         while consumer.has_room:
@@ -89,7 +89,7 @@ class Delivering:
         return False
 
     def _offer(self, lane: Lane, consumer: Consumer, now_ms: int) -> None:
-        """Deliver some of a key, until it is to be withheld."""
+        """Deliver up to TURN_ENTRIES entries of a key, until a rule withholds it."""
         parking = self._parking
         for _ in range(TURN_ENTRIES):
             head = lane.head(hurries=lane.slot.queue.is_choked and not self._orders_keys)
@@ -137,12 +137,12 @@ class Delivering:
             self._deliver(lane, head, target, now_ms)
             if consumer.gathering is not None and self._is_last(lane, head.position):
                 consumer.gathering = None
-        if consumer.gathering is None or not consumer.has_room:  # else it is next, without waiting
+        if consumer.gathering is None or not consumer.has_room:  # else `_serve` continues with it
             parking.wake(lane)
 
     def _skip_undeliverable(self, lane: Lane, position: Position) -> bool:
-        """Acknowledge an entry that is not to be delivered: it was acknowledged while it waited, or
-        is a chunk of a message that cannot be whole. Returns whether it was one."""
+        """Whether an entry needs no delivery: it was acknowledged while it waited, or it is a chunk
+        whose message cannot be whole, which this acknowledges."""
         if position in self._settling.acknowledged:
             return True
         if self._is_over(lane, position):
@@ -154,13 +154,12 @@ class Delivering:
         return False
 
     def _withhold(self, lane: Lane, consumer: Consumer, reason: Reason, now_ms: int) -> None:
-        """The next entry of a key is not delivered now."""
         consumer.gathering = None
         self._parking.withhold(lane, reason, now_ms)
 
     def _target(self, lane: Lane, owner: Consumer) -> Consumer | None:
-        """The consumer that gets the next entry of a key: its owner, or the one that has the first
-        chunks of a large message. None: that one has no permits; its next permit wakes the key."""
+        """The consumer of a key's next entry: the owner, or the one that has the first chunks of
+        its large message. None: the latter has no permits; its next permit wakes the key."""
         if lane.rare is None or lane.holder is None:
             return owner
         holder = self._flights.consumers.get(lane.holder, owner)
@@ -169,13 +168,14 @@ class Delivering:
         return holder if holder.has_room else None
 
     def _is_over(self, lane: Lane, position: Position) -> bool:
-        """Whether a chunk waits of a message that will not be finished: it is part of none."""
+        """Whether an entry is a chunk of an aborted attempt: it is part of no message."""
         chunk = None if lane.rare is None else lane.rare.chunks.get(position)
         return chunk is not None and self._large.is_over(chunk.attempt, position)
 
     def _is_useless(self, lane: Lane, position: Position) -> bool:
-        """Whether a chunk waits whose first one was acknowledged meanwhile: its message cannot be
-        delivered. A chunk that failed too often goes where the first one went."""
+        """Whether an entry is a chunk whose first chunk was acknowledged meanwhile, so that its
+        message cannot be delivered. One that failed too often is not: it follows the first chunk to
+        the dead letter topic."""
         chunk = None if lane.rare is None else lane.rare.chunks.get(position)
         if chunk is None or not self._large.is_headless(chunk, position):
             return False
@@ -188,16 +188,18 @@ class Delivering:
     def _gather(
         self, lane: Lane, head: Parked | Returned, consumer: Consumer, now_ms: int
     ) -> Reason | None:
-        """Chunks of a key are withheld, and its next entry may be one: it is withheld, too (READY),
-        unless its message is being delivered already, or it is the last. Then all of its message is
-        delivered (READY), ahead of everything else, as soon as none of it is in flight (else the
-        reason). None: it is delivered like any other."""
+        """Handle the next entry of a key that has kept-back chunks, or that its consumer gathers.
+
+        A chunk is kept back, too (READY), unless its message is being delivered already. The last
+        chunk starts the gathering of its message, which is then delivered whole and ahead of
+        everything else (READY), once none of it is in flight (until then, the reason). None:
+        deliver the entry like any other."""
         rare, parking = lane.rare, self._parking
         assert rare is not None
         chunk = rare.chunks.get(head.position)
         if chunk is None or consumer.gathering == (lane, chunk.attempt):
             return None
-        if self._large.is_dead(chunk):  # nothing of it waits for its turn
+        if self._large.is_dead(chunk):  # its chunks are not kept back
             return None
         chunks = (rare.chunks.get(position) for position in lane.flights)
         in_flight = any(each is not None and each.attempt == chunk.attempt for each in chunks)
@@ -256,8 +258,8 @@ class Delivering:
         return None
 
     def _is_rest_of_letter(self, lane: Lane, position: Position) -> bool:
-        """Whether a chunk goes where the first of its message went, which holds the key: the letter
-        would not be whole before the key is released."""
+        """Whether a chunk follows the first of its message to the dead letter topic, even though
+        that one holds the key: else the letter would stay incomplete until the key is released."""
         chunk = None if lane.rare is None else lane.rare.chunks.get(position)
         if chunk is None or not chunk.number:
             return False
@@ -280,9 +282,9 @@ class Delivering:
         return self._settling.failed_beyond(self._options.redeliveries_max, position)
 
     def _take_back(self, lane: Lane, position: Position) -> bool:
-        """Dead-letter all of a chunk's message: its chunks in flight become stale, since the rest
-        will not be delivered, and its withheld chunks wait no longer. Returns whether there were
-        any."""
+        """Dead-letter all of a chunk's message: revoke its chunks in flight, since the rest will
+        not be delivered, and bring back its kept-back chunks. Returns whether there were any of
+        either."""
         chunk = None if lane.rare is None else lane.rare.chunks.get(position)
         if chunk is None:
             return False

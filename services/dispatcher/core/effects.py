@@ -8,8 +8,8 @@ from seqgate.services.dispatcher.core.lane import Chunk, Flight
 from seqgate.services.dispatcher.core.selectors import SlotRange
 from seqgate.types import Position
 
-# The verdicts of filters on an entry. A number above zero: judge it again after so many
-# milliseconds.
+# The verdicts of filters on an entry. A positive one reschedules it: the number of milliseconds
+# after which it is judged again.
 
 ACCEPT: Final = 0
 """Deliver it."""
@@ -21,11 +21,11 @@ UNJUDGED: Final = -2
 """No verdict yet: filters were not asked, or did not answer."""
 
 FILTER_FAILED: Final = -3
-"""The filters failed and would fail again: it waits until they are changed or retried."""
+"""The filters failed and would fail again: the entry waits until they are changed or retried."""
 
 
 class SubscriptionType(Enum):
-    """How messages are shared among consumers (Pulsar's subscription types)."""
+    """How messages are distributed among consumers (Pulsar's subscription types)."""
 
     KEY_SHARED = auto()
     """All of a key's messages go to one consumer at a time, in order."""
@@ -54,29 +54,31 @@ class Options:
         kind: how messages are distributed among consumers.
         in_order: whether a key's messages are always delivered in order; false is Pulsar's
             allowOutOfOrderDelivery. Without effect on SHARED and EXCLUSIVE.
-        max_in_flight_per_key: how many entries of a key may be unacknowledged; 0: any number.
-        consumer_unacked_max, unacked_max: how many messages may be unacknowledged, of a consumer
-            and of the subscription; 0: any number.
-        key_parked_max, consumer_parked_max: how many waiting entries are remembered, of a key, and
-            of the keys of a consumer. Further ones are read again later.
-        delayed_max, delayed_bytes_max: how many delayed messages are remembered, and about how many
-            bytes of them: those due soonest. Further ones are read again.
-        returned_max: how many entries of a consumer's keys may wait to be delivered again while
-            others of them are delivered for the first time; 0: any number.
+        max_in_flight_per_key: limit of a key's unacknowledged entries; 0: none.
+        consumer_unacked_max, unacked_max: limits of unacknowledged messages, of a consumer and of
+            the subscription; 0: none.
+        key_parked_max, consumer_parked_max: limits of parked entries, of a key and of the keys of a
+            consumer. Further ones are read again later.
+        delayed_max, delayed_bytes_max: limits of delayed messages in memory, and of their
+            approximate bytes. Those due soonest are kept, the others are read again.
+        returned_max: limit of a consumer's entries that wait for redelivery, at which its first
+            deliveries pause; 0: none.
         classic_join: whether a consumer that joins waits until all entries read before are
             acknowledged (rememberUnackedMessageKeys=false).
         delay_holds_key: whether a delayed message holds later messages of its key.
         drain_deadline_ms: the time after which a moved key is taken from a consumer that has not
             acknowledged its messages; 0: never.
-        redeliveries_max: how often a message is delivered again before it is dead-lettered; None:
-            as often as needed.
+        redeliveries_max: how often a message is redelivered before it is dead-lettered; None: no
+            limit.
         after_dead_letter: the rule for its key from then on.
         retry_first_ms, retry_max_ms: the delay of a negatively acknowledged message unless the
             consumer sets one; it doubles with each attempt.
-        reschedule_max_ms: the longest delay that filters may set; a longer one is shortened to it.
-        reschedules_max: how often in a row; then the entry is delivered.
-        unfinished_max_ms: how long chunks for which a consumer has no room wait for the last of
-            their message; then they are dead-lettered.
+        reschedule_max_ms: the longest delay that filters may set; longer ones are shortened to it.
+        reschedules_max: how often in a row filters may reschedule an entry; then it is delivered.
+        unfinished_max_ms: how long kept-back chunks wait for the last of their message; then they
+            are dead-lettered.
+        filter_failed_max_ms: how long an entry waits after filters failed at it; then it is
+            dead-lettered.
     """
 
     kind: SubscriptionType = SubscriptionType.KEY_SHARED
@@ -103,7 +105,7 @@ class Options:
 
     @property
     def orders_keys(self) -> bool:
-        """Whether a key's messages must come in order."""
+        """Whether a key's messages must be delivered in order."""
         if self.kind is SubscriptionType.KEY_SHARED:
             return self.in_order
         return self.kind is SubscriptionType.EXCLUSIVE
@@ -114,11 +116,11 @@ class Entry(NamedTuple):
 
     Attributes:
         key: its sticky key; None: it is a marker, not a message.
-        messages: how many messages it has.
+        messages: its number of messages.
         deliver_at_ms: the earliest time of delivery; 0: at once.
-        chunk: its part of a large message, if it is one.
+        chunk: its part of a large message; None: it is no chunk.
         verdict: of the filters.
-        aborts: the attempt at a large message that it abandons; empty: none.
+        aborts: the attempt at a large message that it aborts; empty: none.
     """
 
     position: Position
@@ -133,14 +135,14 @@ class Entry(NamedTuple):
 class Because(Enum):
     """The reason to skip an entry: acknowledge it without a delivery."""
 
-    HEADLESS = "the first chunk of its large message is not there"
-    LETTER_REFUSED = "the dead letter topic does not take it"
+    HEADLESS = "the first chunk of its large message is missing"
+    LETTER_REFUSED = "the dead letter topic refuses it"
     GONE = "the log no longer has it"
-    CYCLE = "it went through as many dead letter topics as a message may"
+    CYCLE = "it passed through the maximum number of dead letter topics"
 
 
 class Gap(NamedTuple):
-    """A dead-lettered message that is missing in its key."""
+    """A dead-lettered message, missing in its key."""
 
     position: Position
     attempts: int
@@ -154,12 +156,12 @@ class KeyState(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """An entry on its way to a consumer.
+    """An entry sent to a consumer.
 
     Attributes:
-        delivery: its number: together with the subscription's epoch, the token that settles it.
-        unacked: a bit for each message that is not acknowledged.
-        attempts: how often it was delivered before, and failed.
+        delivery: its number: with the subscription's epoch, the token that settles it.
+        unacked: a bit for each unacknowledged message.
+        attempts: how many earlier deliveries of it failed.
         gap: the message missing before it in its key.
     """
 
@@ -176,7 +178,7 @@ class Delivery(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Send these to a consumer, in this order, after everything sent before. No event."""
+    """Send deliveries to a consumer, in this order, after everything sent before. No event."""
 
     consumer: int
     deliveries: tuple[Delivery, ...]
@@ -193,7 +195,7 @@ class Revoke:
 @dataclass(frozen=True, slots=True)
 class Drain:
     """Tell a consumer that the keys of these deliveries moved to another consumer, which waits for
-    them: it should return those that it has not begun. No event."""
+    them: it should return those that it has not begun to process. No event."""
 
     consumer: int
     deliveries: tuple[int, ...]
@@ -229,8 +231,8 @@ class Persist:
     """Make acknowledgements durable, retrying until they are. Event: `persisted`.
 
     Attributes:
-        entries: entries, whole.
-        parts: of batches, their size and the bits of their acknowledged messages.
+        entries: entries acknowledged as a whole.
+        parts: of batches, their number of messages, and the bits of the acknowledged ones.
         successions: pairs of positions in two ledgers between which the log has no entry.
     """
 
@@ -249,8 +251,8 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Put an entry into the dead letter topic, once, retrying until it is there, and make the state
-    of its key durable. Event: `dead_lettered`."""
+    """Publish an entry to the dead letter topic, once, retrying until it is there, and make the
+    state of its key durable. Event: `dead_lettered`."""
 
     position: Position
     key: bytes
@@ -260,14 +262,14 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Ask the filters about waiting entries, retrying until there is an answer. Event: `judged`."""
+    """Request verdicts on waiting entries, retrying until there is an answer. Event: `judged`."""
 
     positions: tuple[Position, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetKey:
-    """Forget the durable state of a key. No event; if it fails, a later one does it."""
+    """Forget the durable state of a key. No event: if it fails, a later ForgetKey repeats it."""
 
     key: bytes
 
@@ -302,7 +304,7 @@ class Outcome(Enum):
     DONE = auto()
     """It took effect; an acknowledgement does once it is durable."""
     STALE = auto()
-    """The consumer does not have the delivery, or not anymore: nothing changed."""
+    """The delivery is not, or no longer, the consumer's: nothing changed."""
     INVALID = auto()
     """The batch has no such message: nothing changed."""
 
@@ -317,12 +319,12 @@ class Outgoing:
         self._deliveries: dict[int, list[Delivery]] = {}
 
     def add(self, *effects: Effect | None) -> None:
-        """Add effects, after all added before; None is ignored."""
+        """Append effects; None is ignored."""
         self._effects += [effect for effect in effects if effect is not None]
 
     def revoke(self, flight: Flight) -> bool:
-        """Tell a delivery's consumer that it is stale. A delivery of the same event is not sent at
-        all. Returns whether it was sent."""
+        """Tell a consumer that a delivery is stale; one that this event added is not sent at all.
+        Returns whether it was sent."""
         deliveries = self._deliveries.get(flight.consumer, [])
         for place, each in enumerate(deliveries):
             if each.delivery == flight.delivery:
@@ -334,7 +336,6 @@ class Outgoing:
         return True
 
     def deliver(self, consumer: int, delivery: Delivery) -> None:
-        """Send a delivery to a consumer, after all sent before."""
         deliveries = self._deliveries.get(consumer)
         if deliveries is None:
             self._deliveries[consumer] = [delivery]
@@ -342,7 +343,7 @@ class Outgoing:
             deliveries.append(delivery)
 
     def flush(self) -> dict[int, list[Delivery]]:
-        """Add the revocations and deliveries collected so far. Returns the deliveries."""
+        """Append the revocations and deliveries collected so far. Returns the deliveries."""
         for consumer, revoked in self._revoked.items():
             self._effects.append(Revoke(consumer, tuple(revoked)))
         sent, self._deliveries, self._revoked = self._deliveries, {}, {}
@@ -351,6 +352,5 @@ class Outgoing:
         return sent
 
     def take(self) -> list[Effect]:
-        """Take all effects."""
         effects, self._effects = self._effects, []
         return effects

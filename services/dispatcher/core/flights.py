@@ -4,14 +4,14 @@
     joins, leaves ──▶ selector ──▶ moved slots ──▶ queues of their new owners
                                         └──▶ keys in flight elsewhere: they drain
 
-A flight stays in its lane as long as a consumer may have it, and at its consumer as long as that
-one is connected: an entry acknowledged by a consumer that left stays in the lane until the
-acknowledgement is durable. Unacknowledged messages are counted per consumer and in total; at a
-limit nothing is delivered until half of them are settled.
+A flight stays in its lane while a consumer may have it, and at its consumer while that one is
+connected: an entry acknowledged by a consumer that left stays in the lane until the acknowledgement
+is durable. Unacknowledged messages are counted per consumer and in total. At a consumer's limit its
+deliveries pause, and at the subscription's limit all first deliveries, until half are settled.
 
 A delivery that is refused, times out, is returned unprocessed or loses its consumer lands, and
 waits ahead of entries that were not delivered yet. Where keys are ordered, later deliveries of its
-key are revoked. Of these only the one that was being processed has failed; the rest are returned.
+key are revoked. Only a delivery that was being processed has failed; the others are returned.
 
 A hand-over only moves a slot to the queue of its new owner: a key in flight elsewhere is thereby
 draining, and a key that returns to its owner stops draining.
@@ -43,11 +43,10 @@ class Flights:
 
     Attributes:
         consumers: the connected ones; those of a pool are served in this order.
-        unacked: how many messages are not durably acknowledged.
-        handed_over: since when keys drained that no longer drain; the reader empties it.
-        is_blocked: whether no message is delivered for the first time: the limit of unacknowledged
-            ones is reached, or was reached and half of it remains.
-        next_delivery: the number of the next delivery.
+        unacked: the number of messages that are not durably acknowledged.
+        handed_over: for each key that finished draining, when it began; the shell empties it.
+        is_blocked: whether first deliveries pause: `unacked` reached its limit, and is not yet
+            below half of it.
     """
 
     def __init__(
@@ -81,13 +80,12 @@ class Flights:
         )
 
     def add(self, consumer: Consumer) -> None:
-        """Add a consumer."""
         self.consumers[consumer.id] = consumer
         consumer.queue.takers.append(consumer)
 
     def remove(self, number: int) -> list[Flight]:
-        """Remove a consumer. Returns its unsettled flights. The rest of a large message that it
-        settled in part no longer waits for it."""
+        """Remove a consumer, and wake the keys of large messages whose rest waited for it. Returns
+        its unsettled flights."""
         gone = self.consumers.pop(number)
         self._parking.owner_gone(gone)
         for each in gone.large.values():
@@ -99,8 +97,8 @@ class Flights:
         return flights
 
     def permit(self, consumer: Consumer, messages: int) -> None:
-        """Add permits to a consumer. If it has part of a large message whose key it does not own,
-        the rest may have waited for them."""
+        """Add permits to a consumer, and wake the keys of large messages whose rest waited for
+        them: it has the first chunks, though it does not own the key."""
         consumer.permits += messages
         if consumer.unfinished and consumer.has_room:
             for each in consumer.large.values():
@@ -117,7 +115,7 @@ class Flights:
         unacked: int,
         now_ms: int,
     ) -> Flight:
-        """An entry is on its way to a consumer."""
+        """Begin the delivery of an entry."""
         deadline_ms = now_ms + consumer.ack_timeout_ms if consumer.ack_timeout_ms else None
         flight = Flight(
             self.next_delivery,
@@ -143,7 +141,7 @@ class Flights:
         return flight
 
     def land(self, flight: Flight) -> None:
-        """An entry is not in flight any more."""
+        """End a delivery, settled or not."""
         lane = flight.lane
         landed = lane.flights.pop(flight.position)
         assert landed is flight, "an entry waits before it is delivered again"
@@ -158,7 +156,7 @@ class Flights:
             self._count(consumer, -flight.unacked.bit_count())
 
     def acknowledge_part(self, flight: Flight, bits: int) -> None:
-        """Some of a batch's messages are acknowledged, durably."""
+        """Count messages (bits) of a batch as durably acknowledged."""
         consumer = self.consumers.get(flight.consumer)
         if consumer is not None:
             self._count(consumer, -(flight.unacked & bits).bit_count())
@@ -167,7 +165,8 @@ class Flights:
     # ---- time-outs
 
     def renew(self, consumer: Consumer, flight: Flight, now_ms: int) -> None:
-        """A delivery times out later: after all others, since the time is the same for all."""
+        """Restart a delivery's time-out. It moves behind the consumer's others, since all time-outs
+        have the same length."""
         if flight.deadline_ms is not None:
             flight.deadline_ms = now_ms + consumer.ack_timeout_ms
             consumer.flights[flight.delivery] = consumer.flights.pop(flight.delivery)
@@ -197,7 +196,7 @@ class Flights:
     def _count_large(
         self, consumer: Consumer, flight: Flight, chunk: Chunk | None, chunks: int
     ) -> None:
-        """One of a consumer's deliveries is in flight, or not any more; it may be a chunk."""
+        """Count a delivery that begins (1) or ends (-1), if it is a chunk."""
         if chunk is None:
             return
         large = consumer.large.get(chunk.attempt)
@@ -234,7 +233,7 @@ class Flights:
     # ---- returned deliveries
 
     def _revoke(self, flight: Flight) -> bool:
-        """A delivery is stale. One that was not sent yet returns its permits. Returns whether it
+        """Make a delivery stale. One that was not sent yet returns its permits. Returns whether it
         was sent."""
         was_sent = self._out.revoke(flight)
         if not was_sent:
@@ -242,14 +241,14 @@ class Flights:
         return was_sent
 
     def give_back(self, flight: Flight, not_before_ms: int = 0) -> None:
-        """An entry is not in flight any more, and waits again."""
+        """End a delivery and make its entry wait again."""
         self.land(flight)
         returned = Returned(flight.position, flight.messages, not_before_ms)
         self._parking.put_back(flight.lane, returned)
 
     def keep_back(self, flight: Flight, attempt: str, now_ms: int) -> None:
-        """Withhold a chunk for which its consumer has no room besides other large messages. These
-        continue; the chunk waits for the turn of the last one, where its message is."""
+        """Keep back a chunk that its consumer has no room for besides other large messages. These
+        continue; the chunk waits for the turn of its message's last."""
         lane = flight.lane
         self.land(flight)
         if lane.unresolved and flight.position in lane.unresolved:
@@ -257,15 +256,15 @@ class Flights:
         self._parking.keep_back(lane, flight.position, attempt, now_ms)
 
     def take_back_after(self, lane: Lane, position: Position) -> None:
-        """Revoke later deliveries of a key: earlier entries come first."""
+        """Revoke a key's deliveries after a position, so that earlier entries come first."""
         for flight in list(lane.flights.values()):
             if flight.position > position and not flight.is_settling:
                 self._totals["returned"] += self._revoke(flight)
                 self.give_back(flight)
 
     def take_back_rest(self, lane: Lane, attempt: str, position: Position) -> Position | None:
-        """Revoke later chunks of a large message, too. Returns the position of the last one, if it
-        was delivered."""
+        """Revoke the chunks of a large message after a position. Returns the position of its last
+        chunk, if that was in flight."""
         last = None
         chunks = {} if lane.rare is None else lane.rare.chunks
         for flight in list(lane.flights.values()):
@@ -280,7 +279,7 @@ class Flights:
         return last
 
     def take_back(self, lane: Lane, attempt: str) -> bool:
-        """Revoke the chunks of a large message in flight. Returns whether there were any."""
+        """Revoke the chunks of a large message. Returns whether there were any."""
         chunks = {} if lane.rare is None else lane.rare.chunks
         taken = [
             flight
@@ -295,8 +294,8 @@ class Flights:
         return bool(taken)
 
     def fail(self, lane: Lane, flights: Sequence[tuple[Flight, int | None]], now_ms: int) -> None:
-        """Deliveries of a key failed, and wait for so long, or, None, as long as the options
-        say."""
+        """Return failed deliveries of a key, each to be redelivered after a delay; None: the
+        options' delay for its attempts."""
         for flight, delay_ms in flights:
             if delay_ms is None:
                 delay_ms = self._delay_ms(self._settling.attempts.get(flight.position, 0))
@@ -327,18 +326,18 @@ class Flights:
             self._parking.wake(lane)
 
     def time_out(self, consumer: Consumer, now_ms: int) -> None:
-        """The first deliveries of a consumer may have timed out."""
+        """Fail a consumer's deliveries that have timed out, and set its timer for the next."""
         consumer.timer_ms = None
         for flight in self.late(consumer, now_ms):
-            if flight.delivery in consumer.flights:  # none before it took it back
+            if flight.delivery in consumer.flights:  # else an earlier one revoked it
                 self._revoke(flight)
                 self._totals["timed_out"] += 1
                 self.fail(flight.lane, [(flight, 0)], now_ms)
         self.look_again(consumer, now_ms)
 
     def drain_over(self, lane: Lane, now_ms: int) -> None:
-        """Take keys from a consumer that no longer owns them and has had its time to acknowledge
-        them. Entries taken from it have not failed: it may be processing them."""
+        """Take a key from a consumer that no longer owns it, once the drain deadline has passed.
+        Its entries have not failed: the consumer may be processing them."""
         since_ms, deadline_ms = lane.draining_since_ms, self._options.drain_deadline_ms
         if since_ms is None or not deadline_ms:
             return
@@ -354,7 +353,7 @@ class Flights:
 
 
 NO_ENTRY = Position(0, -1)
-"""Before every entry."""
+"""A position before every entry."""
 
 
 class HandOver:
@@ -378,7 +377,8 @@ class HandOver:
         self._placement: Snapshot = selector.snapshot()
 
     def reassign(self, now_ms: int, joined: Iterable[int] = ()) -> None:
-        """Consumers changed. A consumer that joined is told its slots, even if it has none."""
+        """Move slots to their new owners, and tell their old and new owners, and all consumers that
+        joined, which slots they own."""
         before, self._placement = self._placement, self._selector.snapshot()
         consumers = self._flights.consumers
         told: dict[int, list[SlotRange]] = {each: [] for each in joined}
@@ -417,14 +417,15 @@ class HandOver:
     def record_joined_at(
         self, consumer: Consumer, read_position: Position | None, mark_delete: Position | None
     ) -> None:
-        """With the classic rule a consumer that joins waits until all entries read before it joined
-        are acknowledged."""
+        """Under the classic rule, make a consumer that joins wait until all entries read before are
+        acknowledged."""
         classic = self._options.classic_join and self._options.orders_keys
         if classic and self._flights.consumers:
             consumer.joined_at = None if read_position == mark_delete else read_position
 
     def all_joined(self, mark_delete: Position | None) -> None:
-        """Resume consumers for which all entries read before they joined are acknowledged."""
+        """Resume consumers for which all entries read before they joined are acknowledged, or that
+        are alone."""
         consumers = self._flights.consumers
         reached = mark_delete or NO_ENTRY
         changed = False

@@ -3,14 +3,14 @@
     read, scanned ──▶ ACCEPT ──▶ waits, like any other
     returned ───┐     REJECT ──▶ acknowledged: no permit, no attempt, no delivery
                 ▼     FILTER_FAILED   ──▶ waits until the filters are changed or retried
-            UNJUDGED  n ms   ──▶ waits so long, and is judged again
+            UNJUDGED  n ms   ──▶ waits n ms, and is judged again
                       UNJUDGED ─▶ waits until it is judged
 
 A waiting entry holds its key where keys are ordered, and nothing elsewhere. A redelivered entry is
 judged again, unless it failed too often: then it is dead-lettered.
 
-The chunks of a large message share the verdict of the first that is judged, as long as any of them
-is known: a consumer gets all of them, or none.
+The chunks of a large message share the verdict of the first that is judged, while any of them is
+known: a consumer gets all of them, or none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,8 +31,8 @@ from seqgate.services.dispatcher.core.verdicts import Verdicts
 from seqgate.types import Position
 
 REJECTED_ATTEMPTS_MAX: Final = 1_000
-"""Of how many large messages it is remembered that their first chunks were rejected, and the last
-has not been read; then the oldest is forgotten."""
+"""Limit of remembered large messages whose first chunks were rejected and whose last has not been
+read; beyond it the oldest is forgotten."""
 
 
 class Judging:
@@ -51,12 +51,12 @@ class Judging:
     # ---- entries read from the log
 
     def as_read(self, entry: Entry, key: bytes, now_ms: int, *, keeps: bool) -> Entry | None:
-        """Judge an entry that was read, for the first time or again. `keeps` says whether entries
-        of its key are kept, room permitting. Returns it with the verdict that applies; None: it is
-        rejected."""
+        """Apply the verdict on an entry that was read, for the first time or again. `keeps`:
+        whether entries of its key are kept, room permitting. Returns the entry with the verdict
+        that counts; None: it is rejected."""
         if entry.chunk is not None:
             if not keeps:
-                return entry  # it is judged when those before it are known
+                return entry  # judged when the chunks before it are known
             entry = entry._replace(verdict=self._of_chunk(entry, entry.chunk, key, now_ms))
         if entry.verdict == ACCEPT:
             return entry
@@ -93,14 +93,14 @@ class Judging:
     # ---- returned entries
 
     def judge_again(self) -> None:
-        """Returned entries are unjudged."""
+        """Mark returned entries UNJUDGED."""
         back, self._verdicts.back = self._verdicts.back, []
         for lane, position in back:
             self._unjudge(lane, position)
 
     def _unjudge(self, lane: Lane, position: Position) -> None:
-        """An entry that waits is to be judged. Of a large message, all that is known of it waits;
-        or none is judged."""
+        """Mark a waiting entry UNJUDGED. Of a large message, mark all known chunks, or none while
+        one is in flight."""
         chunk = None if lane.rare is None else lane.rare.chunks.get(position)
         chunks = [position] if chunk is None else self._chunks(lane, chunk)
         if any(each in lane.flights for each in chunks):
@@ -119,7 +119,7 @@ class Judging:
         return chunk.attempt in self._rejected
 
     def is_beyond(self, position: Position) -> bool:
-        """Whether an entry failed more often than it may."""
+        """Whether an entry failed too often to be redelivered."""
         return self._settling.failed_beyond(self._options.redeliveries_max, position)
 
     # ---- verdicts
@@ -132,7 +132,7 @@ class Judging:
             undecided, gone = lane.undecided, rejected.setdefault(lane, set())
             state = None if undecided is None else undecided.states.get(position)
             if state != UNJUDGED or position in gone:
-                continue  # with another chunk of its message
+                continue  # decided with another chunk of its message
             verdict = verdicts.get(position, UNJUDGED)
             shared = self._shared(lane, position)
             if verdict == REJECT:
@@ -146,7 +146,8 @@ class Judging:
         self._parking.drop_all_idle(rejected)
 
     def _shared(self, lane: Lane, position: Position) -> list[Position]:
-        """Which entries the verdict of an entry is for."""
+        """The entries that share an entry's verdict: itself, or the undecided chunks of its
+        message."""
         chunk = None if lane.rare is None else lane.rare.chunks.get(position)
         if chunk is None or lane.undecided is None:
             return [position]
@@ -168,7 +169,7 @@ class Judging:
                 self._parking.accept(lane, each)
 
     def _reject(self, lane: Lane, positions: set[Position]) -> None:
-        """Acknowledge waiting entries. Later ones need not wait until that is durable: if it is
+        """Acknowledge rejected entries. Later ones need not wait until that is durable: if it is
         lost, all of them are delivered again."""
         if lane.rare is not None:
             for position in sorted(positions):
@@ -192,8 +193,8 @@ class Judging:
             self._parking.accept(lane, position)
 
     def first_failed(self) -> Position | None:
-        """The first entry that waits because its filters failed, also when it is being judged once
-        more; None: none does."""
+        """The first entry that waits because filters failed at it, even if it is being judged once
+        more; None: none."""
         failed = (
             position
             for lane in self._parking.lanes.values()
@@ -206,7 +207,6 @@ class Judging:
     # ---- when filters change
 
     def refilter(self, *, is_filtered: bool, start: Position | None) -> None:
-        """The filters were changed, removed, or are to be retried."""
         self._verdicts.is_filtered = is_filtered
         self._verdicts.ask_anew()
         for lane in list(self._parking.lanes.values()):

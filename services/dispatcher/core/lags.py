@@ -5,9 +5,9 @@
                      that was not kept)
 
 A slot or key that lags keeps nothing from its lag on, so kept entries always precede the others,
-and order is preserved. One scan runs at a time, from the lowest lag of those it scans for. When one
-of them runs out of room again the scan continues for the others: that one has a new lag, and is
-scanned for later.
+and order is preserved. One scan runs at a time, from the lowest lag of the slots and keys that it
+covers. When one of these runs out of room again, it lags from there on and is scanned for later;
+the scan continues for the others.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from seqgate.services.dispatcher.core.lane import Lane, Queue, Reason, Slot
 from seqgate.types import Position
 
 SCAN_ENTRIES: Final = 1_000
-"""How many entries one page of a scan has."""
+"""Number of entries in a page of a scan."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Lags:
     """See the module.
 
     Attributes:
-        lanes: the keys that lag. The slots that do are in their queues.
+        lanes: the lagging keys; the lagging slots are in their queues.
     """
 
     def __init__(self, options: Options) -> None:
@@ -47,11 +47,10 @@ class Lags:
 
     @property
     def is_scanning(self) -> bool:
-        """Whether a scan is running."""
         return self._scanning is not None
 
     def fall_behind(self, subject: Slot | Lane, position: Position) -> None:
-        """An entry of a slot, or of a key, is not kept."""
+        """Let a slot or a key lag from a position on."""
         subject.lag = position
         if isinstance(subject, Lane):
             self.lanes.add(subject)
@@ -59,11 +58,11 @@ class Lags:
             subject.queue.lagging.add(subject)
 
     def lane_changed(self, lane: Lane) -> None:
-        """Something changed for a key that lags: it may be able to catch up."""
+        """Reconsider a lagging key, which may be able to catch up."""
         self._candidates.add(lane)
 
     def room_freed(self) -> None:
-        """Any key that lags may be able to catch up."""
+        """Reconsider all lagging keys."""
         self._has_room = True
 
     @property
@@ -73,7 +72,7 @@ class Lags:
 
     def start(self, queues: Iterable[Queue]) -> Position | None:
         """Begin a scan for all slots and lanes that lag and have room again, or whose entries can
-        be delivered at once. Returns its start; None: there are none."""
+        be delivered at once. Returns its first position; None: there are none."""
         if not self.lanes and not any(queue.lagging for queue in queues):
             return None
         slots = set[Slot]()
@@ -89,16 +88,15 @@ class Lags:
         return min(starts)
 
     def page(self, at: Position | None, after: Position | None = None) -> Scan:
-        """A page of the scan: from there on, or, if that is None, after."""
+        """A page of the scan, from `at` on, or, if that is None, after `after`."""
         return Scan(at, after, SCAN_ENTRIES)
 
     def start_for_others(self) -> None:
-        """Begin a scan that is for no slot or lane."""
+        """Begin a scan for a pass alone: no slot or lane needs it."""
         self._scanning = _Scanning(set(), set())
 
     def scans_for(self, slot: Slot, lane: Lane | None, position: Position) -> bool:
-        """Whether an entry that is behind a lag is to be kept: it is behind none that is not
-        scanned for."""
+        """Whether the scan covers every lag that an entry is behind."""
         scan = self._scanning
         assert scan is not None
         if slot.is_behind(position) and slot not in scan.slots:
@@ -106,7 +104,7 @@ class Lags:
         return lane is None or not lane.is_behind(position) or lane in scan.lanes
 
     def give_up(self, slot: Slot, lane: Lane | None, position: Position) -> None:
-        """There was no room for an entry, again: the scan no longer covers what lags behind it."""
+        """Stop scanning for a slot or a lane that lags again, from this position on."""
         scan = self._scanning
         assert scan is not None
         if slot.lag == position:
@@ -115,8 +113,7 @@ class Lags:
             scan.lanes.discard(lane)
 
     def end(self) -> tuple[set[Slot], set[Lane]]:
-        """End the scan. Returns the slots and lanes for which everything was kept: they no longer
-        lag."""
+        """End the scan. Returns the slots and lanes that have caught up: they no longer lag."""
         scan, self._scanning = self._scanning, None
         assert scan is not None
         for slot in scan.slots:
@@ -129,8 +126,8 @@ class Lags:
         return scan.slots, scan.lanes
 
     def _candidates_for(self, queues: Iterable[Queue]) -> set[Lane]:
-        """The keys with a lag for which something changed. One that has nothing else to do comes
-        back when its owner takes more."""
+        """The lagging keys that may be able to catch up. One without other work is reconsidered
+        when its owner takes more."""
         candidates = self._candidates
         if self._has_room:
             candidates = set(self.lanes)

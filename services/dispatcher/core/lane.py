@@ -8,10 +8,9 @@ Slots place, keys order: a slot decides whose queue a key is in, and everything 
 to its lane. A key in flight at a consumer that no longer owns its slot is draining; that follows
 from these two facts and is stored nowhere, so it cannot be forgotten.
 
-Lanes and consumers are checked when a timer is due. A timer is never cancelled: when it is due, its
-lane or consumer tells whether it still waits for that time. When there are far more timers than can
-be needed, all of them are checked, so there are never more than twice as many as may be needed, and
-a few to spare.
+Lanes and consumers are checked when a timer is due. Timers are never cancelled: a due timer counts
+only if its lane or consumer still awaits that time. Obsolete timers are swept once there are more
+than twice as many timers as may be needed, and TIMERS_SPARE.
 """
 
 from bisect import insort
@@ -49,7 +48,7 @@ class Reason(Enum):
     HELD = auto()
     """A message of the key was dead-lettered, and the key is held until it is released."""
     JOINING = auto()
-    """Its owner joined, and messages from before are unacknowledged (the classic rule)."""
+    """Its owner joined, and messages read before are unacknowledged (the classic rule)."""
     SUBSCRIPTION_LIMIT = auto()
     """The subscription has reached the limit of unacknowledged messages."""
     RETURNED_LIMIT = auto()
@@ -63,8 +62,8 @@ class Reason(Enum):
 
 
 class Chunk(NamedTuple):
-    """A part of a large message: of which attempt, whether the last, and its number, from 0; None:
-    unknown, and assumed to be in its place."""
+    """A part of a large message. `number` counts from 0; None: unknown, and assumed to be in its
+    place."""
 
     attempt: str
     is_last: bool
@@ -73,13 +72,8 @@ class Chunk(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Large:
-    """The chunks of a large message that are in flight at a consumer.
-
-    Attributes:
-        lane: its key's.
-        in_flight: their number.
-        has_last: whether the last chunk is among them.
-    """
+    """The chunks of a large message in flight at a consumer; `has_last`: the last chunk is one of
+    them."""
 
     lane: "Lane"
     in_flight: int = 0
@@ -87,12 +81,12 @@ class Large:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether its consumer lacks the last chunk, so that the others are of no use."""
+        """Whether its consumer lacks the last chunk, and cannot use the others."""
         return not self.has_last
 
 
 BEYOND_ROOM_MAX: Final = 10_000
-"""How many new entries may be parked for one owner beyond its limit while it takes more."""
+"""Limit of new entries parked for an owner beyond `parked_max` while it takes more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -100,13 +94,13 @@ class Queue:
     """The slots of one owner, or the slots without an owner.
 
     Attributes:
-        takers: the consumers that its entries go to: its owner, or all of a pool.
+        takers: the consumers that get its entries: its owner, or all of a pool.
         slots: slots with something to deliver, in turn.
         lagging: slots with a lag.
-        parked: how many entries wait in all its slots.
+        parked: the number of waiting entries in all its slots.
         returned: how many of them were delivered before.
-        is_choked: whether nothing else is delivered: `returned` has reached its limit, or had
-            reached it and is still above half.
+        is_choked: whether only these are delivered: `returned` reached its limit, and is still
+            above half.
     """
 
     parked_max: int
@@ -119,7 +113,6 @@ class Queue:
 
     @property
     def is_full(self) -> bool:
-        """Whether the limit of parked entries is reached."""
         return self.parked >= self.parked_max
 
     @property
@@ -129,8 +122,8 @@ class Queue:
 
     @property
     def takes_more(self) -> bool:
-        """Whether a taker has permits and new entries still have room. New entries of a key may
-        wait for something else, such as failing filters; BEYOND_ROOM_MAX bounds those."""
+        """Whether a taker has permits, and there is room for new entries. Those of a key may wait
+        for something else, such as failing filters; BEYOND_ROOM_MAX bounds them."""
         if self.parked >= self.parked_max + BEYOND_ROOM_MAX:
             return False
         return any(consumer.has_room for consumer in self.takers)
@@ -142,10 +135,11 @@ class Slot:
 
     Attributes:
         lanes: of its keys.
-        ready: of these, the one whose turn comes first. Each knows the next; `last` is the last.
+        ready, last: the first and the last of the lanes in turn, linked by `next_ready`.
         queued: whether it is in its queue.
         parked, returned: as a queue's.
-        lag: its entries from here on were read but not kept, and are scanned when there is room.
+        lag: where its entries that were read and not kept begin; they are scanned when there is
+            room.
     """
 
     number: int
@@ -159,7 +153,7 @@ class Slot:
     lag: Position | None = None
 
     def line_up(self, lane: "Lane") -> None:
-        """Queue a lane for its turn, after all others."""
+        """Give a lane a turn after all others."""
         if self.last is None:
             self.ready = lane
         else:
@@ -168,7 +162,7 @@ class Slot:
         lane.is_ready = True
 
     def take_turn(self) -> "Lane | None":
-        """Take the next lane; None: there is none."""
+        """Take the lane whose turn it is; None: none is ready."""
         lane = self.ready
         if lane is not None:
             self.ready, lane.next_ready = lane.next_ready, None
@@ -178,7 +172,7 @@ class Slot:
         return lane
 
     def skip_idle(self) -> "list[Lane]":
-        """Remove lanes without work from the queue. Returns them."""
+        """Remove the turns of lanes without work. Returns the lanes."""
         line = []
         while (lane := self.take_turn()) is not None:
             line.append(lane)
@@ -188,7 +182,7 @@ class Slot:
         return [lane for lane in line if lane.is_idle]
 
     def is_behind(self, position: Position) -> bool:
-        """Whether an entry was read but not kept."""
+        """Whether an entry is at or after the lag."""
         return self.lag is not None and position >= self.lag
 
 
@@ -210,11 +204,11 @@ class Rare:
 
     Attributes:
         delays: the times of delayed entries that hold the key.
-        later: the times of delayed entries that hold nothing: they are not counted as waiting.
+        later: the times of delayed entries that hold nothing; they do not count as waiting.
         chunks: the chunks among waiting entries and those in flight.
         rests: how many of these wait, by attempt.
-        kept_back: withheld chunks, for which a consumer had no room, by attempt: they wait, and
-            hold nothing, until the turn of their last.
+        kept_back: the kept-back chunks, by attempt: a consumer had no room for them, and they hold
+            nothing until the turn of their last.
         kept_since_ms: since when, by attempt.
     """
 
@@ -226,12 +220,12 @@ class Rare:
     kept_since_ms: dict[str, int] = field(default_factory=dict)
 
     def forget(self, position: Position) -> None:
-        """Nothing more need be known of an entry, which does not wait."""
+        """Forget an entry that no longer waits."""
         self.chunks.pop(position, None)
         self.delays.pop(position, None)
 
     def count_rest(self, position: Position, entries: int) -> None:
-        """An entry waits, or does not any more; it may be a chunk."""
+        """Count an entry that begins (1) or ceases (-1) to wait, if it is a chunk."""
         chunk = self.chunks.get(position)
         if chunk is None:
             return
@@ -249,8 +243,8 @@ class Undecided:
     Attributes:
         states: UNJUDGED, FILTER_FAILED, or, of a rescheduled entry, its time; never empty.
         times: how often an entry was rescheduled in a row.
-        failed_ms: since when entries with failed filters wait.
-        aside: where keys are not ordered, those whose turn had come: they hold nothing.
+        failed_ms: since when entries at which filters failed wait.
+        aside: where keys are not ordered, undecided entries whose turn had come: they hold nothing.
     """
 
     states: dict[Position, int] = field(default_factory=dict)
@@ -264,18 +258,19 @@ class Lane:
     """A key with work. Rarely used fields are None until they are needed.
 
     Attributes:
-        next_ready: of its slot's, the lane whose turn comes after its own.
+        next_ready: the lane of its slot whose turn is next.
         holder: the consumer that has all its flights; None: it has none.
         returned: a heap, in the order of the log, of entries delivered before.
         waiting: entries not delivered yet; where keys are ordered, all after those delivered.
-        unresolved: negatively acknowledged entries that were not acknowledged since, in order: a
-            message after one of these is withheld.
+        unresolved: entries that failed and are not acknowledged since, in order: later messages are
+            withheld.
         recording: how many of its failed deliveries are being recorded.
         last_reason: the latest reason to withhold it since its last delivery, at `since_ms`.
+        dead: its entry on the way to the dead letter topic.
         lag: as a slot's, for this key alone.
-        is_released: whether it was held, and was released while one of its messages was on its
-            way to the dead letter topic.
-        timer_ms: when it is checked again; None: there is no need.
+        is_released: whether it was released while one of its messages was on its way to the dead
+            letter topic.
+        timer_ms: when it is checked again; None: no timer is needed.
     """
 
     key: bytes
@@ -301,20 +296,19 @@ class Lane:
 
     @property
     def parked(self) -> int:
-        """How many entries wait."""
         waiting = 0 if self.waiting is None else len(self.waiting)
         returned = 0 if self.returned is None else len(self.returned)
         return waiting + returned + (0 if self.undecided is None else len(self.undecided.aside))
 
     @property
     def next_position(self) -> Position | None:
-        """The entry that is delivered next; None: none waits."""
+        """The position of `head()`; None: no entry waits."""
         head = self.head()
         return None if head is None else head.position
 
     def head(self, *, hurries: bool = False) -> "Parked | Returned | None":
-        """The entry to deliver next: the first in the order of the log, or, if it hurries, the
-        first of those delivered before, if there are any; None: none waits."""
+        """The entry to deliver next: the first in the order of the log, or, if it `hurries`, the
+        first returned one, if any; None: no entry waits."""
         if not self.returned:
             return None if self.waiting is None else self.waiting.first()
         returned = self.returned[0]
@@ -339,21 +333,19 @@ class Lane:
         )
 
     def is_behind(self, position: Position) -> bool:
-        """Whether an entry was not kept because its key lags."""
+        """Whether an entry is at or after the key's lag."""
         return self.lag is not None and position >= self.lag
 
     def is_kept_back(self, position: Position) -> bool:
-        """Whether an entry is a chunk that waits for the turn of its message's last."""
         kept_back = {} if self.rare is None else self.rare.kept_back
         return any(position in positions for positions in kept_back.values())
 
     def awaits(self, when_ms: int) -> bool:
-        """Whether its timer is set for this time."""
         return self.timer_ms == when_ms
 
     def is_behind_unresolved(self, position: Position) -> bool:
-        """Whether an earlier entry failed and comes first. A withheld chunk comes with the last one
-        of its message, and holds nothing until then."""
+        """Whether an earlier entry failed and comes first. A kept-back chunk does not: it comes
+        with the last of its message."""
         kept = () if self.rare is None else self.rare.kept_back.values()
         for each in self.unresolved or ():
             if each >= position:
@@ -363,15 +355,15 @@ class Lane:
         return False
 
     def record_unresolved(self, position: Position) -> None:
-        """Withhold later entries of this key until this one is acknowledged."""
+        """Withhold later entries of the key until this one is acknowledged."""
         if self.unresolved is None:
             self.unresolved = []
         if position not in self.unresolved:
             insort(self.unresolved, position)
 
     def is_amid_message(self, consumer: "Consumer") -> bool:
-        """Whether a consumer has some chunks of a large message whose next one waits, as far as is
-        known: no other consumer can use it, and this one acknowledges nothing before it has all."""
+        """Whether a consumer has the first chunks of a large message whose next one waits or may
+        lag: no other consumer can use it, and this one acknowledges nothing before it has all."""
         rare = self.rare
         if rare is None or not consumer.unfinished:
             return False
@@ -384,14 +376,14 @@ class Lane:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A delivery that is not settled.
+    """An unsettled delivery.
 
     Attributes:
         delivery: its number, unique in the subscription.
-        messages: how many messages the entry has.
-        unacked: a bit for each message that is not acknowledged.
+        messages: the entry's number of messages.
+        unacked: a bit for each message that is not durably acknowledged.
         pending: a bit for each message whose acknowledgement is not durable yet.
-        deadline_ms: when it counts as failed; None: never.
+        deadline_ms: when it times out; None: never.
     """
 
     delivery: int
@@ -406,12 +398,12 @@ class Flight:
 
     @property
     def is_settling(self) -> bool:
-        """Whether all of it is acknowledged, durably or not yet."""
+        """Whether all its messages are acknowledged, durably or not yet."""
         return not self.unacked & ~self.pending
 
 
 class Gathering(NamedTuple):
-    """A large message of a key of which all chunks are delivered, one after the other."""
+    """A large message whose chunks are delivered one after the other, ahead of everything else."""
 
     lane: Lane
     attempt: str
@@ -424,18 +416,18 @@ class Consumer:
     Attributes:
         permits: how many messages it may be sent; a batch may make it negative.
         unacked: how many messages it has not durably acknowledged.
-        is_blocked: whether it has reached its limit of unacknowledged messages, or had reached it
-            and is still above half.
+        is_blocked: whether its deliveries pause: `unacked` reached its limit, and is still above
+            half.
         is_leaving: whether it takes no more deliveries.
-        joined_at: the read position when it joined, while messages up to there are unacknowledged
-            and the classic rule is requested.
-        flights: its unsettled deliveries, the one that times out first at the front.
+        joined_at: under the classic rule, the read position when it joined; None: everything up to
+            there is acknowledged.
+        flights: its unsettled deliveries, the next to time out at the front.
         large: the large messages of which it has chunks, by attempt.
         unfinished: how many of these lack the last chunk. While there are any, limits of
             unacknowledged messages do not apply: it could never go below them.
-        gathering: the large message that it is sent ahead of everything else, since there was no
-            room for it besides others; None: there is none.
-        timer_ms: when it is checked for timed-out deliveries; None: there is no need.
+        gathering: the large message that it is sent ahead of everything else, since it had no room
+            for it besides others; None: none.
+        timer_ms: when it is checked for timed-out deliveries; None: no timer is needed.
     """
 
     id: int
@@ -462,19 +454,17 @@ class Consumer:
         return not self.is_blocked or self.unfinished > 0
 
     def awaits(self, when_ms: int) -> bool:
-        """Whether its timer is set for this time."""
         return self.timer_ms == when_ms
 
 
 TIMERS_SPARE: Final = 1_000
-"""Number of obsolete timers that are kept before they are removed."""
+"""Number of timers tolerated beyond twice those that may be needed."""
 
 Subject = Lane | Consumer
-"""The subject of a timer."""
 
 
 class _Timer(NamedTuple):
-    """The time, the subject, and an order for timers of one time."""
+    """`number` orders the timers of one time."""
 
     when_ms: int
     number: int
@@ -482,10 +472,10 @@ class _Timer(NamedTuple):
 
 
 class Timers:
-    """When to look at lanes and consumers again: a heap, by time."""
+    """The times at which lanes and consumers are checked: a heap."""
 
     def __init__(self, needed_max: Callable[[], int]) -> None:
-        """`needed_max` says how many timers may be needed now."""
+        """`needed_max` returns the number of timers that may be needed now."""
         self._heap: list[_Timer] = []
         self._numbers = count()
         self._needed_max = needed_max
@@ -495,7 +485,7 @@ class Timers:
 
     @property
     def next_ms(self) -> int | None:
-        """When the first is due; None: there is none."""
+        """When the first timer is due; None: there is none."""
         return self._heap[0].when_ms if self._heap else None
 
     def set(self, subject: Subject, when_ms: int) -> None:
@@ -504,20 +494,20 @@ class Timers:
         heappush(self._heap, _Timer(when_ms, next(self._numbers), subject))
 
     def trim(self) -> None:
-        """Fewer timers may be needed now: remove obsolete ones if there are many."""
+        """Remove obsolete timers if there are many; called when fewer may be needed."""
         heap = self._heap
         if len(heap) > TIMERS_SPARE + 2 * self._needed_max():
             heap[:] = [each for each in heap if each.subject.awaits(each.when_ms)]
             heapify(heap)
 
     def look_at(self, subject: Subject, when_ms: int) -> None:
-        """A key or a consumer is to be looked at then, unless it is before that anyway."""
+        """Check a lane or consumer at this time, unless its timer is earlier."""
         if subject.timer_ms is None or when_ms < subject.timer_ms:
             subject.timer_ms = when_ms
             self.set(subject, when_ms)
 
     def due(self, now_ms: int) -> Iterator[Subject]:
-        """The lanes and consumers that are due. More timers may be set meanwhile."""
+        """The lanes and consumers that are due. The caller may set timers meanwhile."""
         while self._heap and self._heap[0].when_ms <= now_ms:
             when_ms, _, subject = heappop(self._heap)
             if subject.awaits(when_ms):

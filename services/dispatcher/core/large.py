@@ -1,11 +1,11 @@
 """Large messages in the log: where each begins, and whether it can be whole.
 
-    chunk 0 ──▶ an attempt ──chunk n──▶ follows, as long as the first is there and not acknowledged
+    chunk 0 ──▶ an attempt ──chunk n──▶ follows, while the first is there and not acknowledged
 
 A large message has the position of its last chunk, and is delivered whole or not at all. So a chunk
-whose first one is missing is useless: the subscription began after the first, or was moved there;
-the first was trimmed; filters rejected it; or it was acknowledged without the rest. Unacknowledged
-entries are read from the first one on, in order, so all of that is known when a chunk is read.
+without the first chunk is useless: the subscription began after the first, or was moved there; the
+first was trimmed, rejected by filters, or acknowledged without the rest. Unacknowledged entries are
+read from the first one on, in order, so all of that is known when a chunk is read.
 
 The number of remembered messages is bounded. Forgotten is not missing: a chunk that may belong to a
 forgotten message is delivered, and its consumer finds out.
@@ -20,15 +20,15 @@ from seqgate.services.dispatcher.core.settling import Settling
 from seqgate.types import Position
 
 UNFINISHED_MAX: Final = 10_000
-"""How many large messages are remembered of which the last chunk was not read; then the oldest is
-forgotten, and from then on chunks that continue nothing are delivered, and may fail."""
+"""Limit of remembered messages whose last chunk was not read. Beyond it the oldest is forgotten,
+and from then on chunks without a known first chunk are delivered, and may fail."""
 
 FINISHED_MAX: Final = 1_000
-"""How many others are of which the last chunk is not acknowledged: their chunks may be read again.
-Then the oldest is forgotten, and chunks up to where it ends that continue nothing are delivered."""
+"""Limit of those whose last chunk was read and is not acknowledged: their chunks may be read again.
+Beyond it the oldest is forgotten, and such chunks are delivered up to its end."""
 
 OVER_MAX: Final = 1_000
-"""Number of remembered attempts that the log marks as aborted, some 400 bytes each."""
+"""Limit of remembered attempts that the log aborts, some 400 bytes each."""
 
 
 @dataclass(slots=True)
@@ -36,9 +36,8 @@ class LargeMessage:
     """A large message, as far as it was read.
 
     Attributes:
-        first: the position of its first chunk.
+        first, last: the positions of its first and last chunk; None: not read yet.
         key: of its lane.
-        last: the position of its last chunk; None: it was not read yet.
         is_dead: whether one of its chunks was dead-lettered, so that all are.
     """
 
@@ -49,15 +48,15 @@ class LargeMessage:
 
 
 class Ended(NamedTuple):
-    """Between which two entries the chunks of an attempt lie that make no message, the first of
-    them included: behind the second it may have been begun again."""
+    """The range of an aborted attempt's chunks, which excludes `end`: beyond it the attempt may
+    have begun again."""
 
     first: Position
     end: Position
 
 
 class LargeMessages:
-    """Large messages by attempt: one that is sent again is another one."""
+    """Large messages by attempt: a message that is sent again is another one."""
 
     def __init__(self, settling: Settling) -> None:
         self._settling = settling
@@ -68,7 +67,7 @@ class LargeMessages:
         self._forgotten_to: Position | None = None
 
     def record_read(self, chunk: Chunk, position: Position, key: bytes) -> None:
-        """A chunk was read for the first time, and is not acknowledged."""
+        """Record an unacknowledged chunk that was read for the first time."""
         if not chunk.number and (chunk.number == 0 or self._get(chunk.attempt) is None):
             self._finished.pop(chunk.attempt, None)
             self._unfinished[chunk.attempt] = LargeMessage(position, key)
@@ -81,7 +80,8 @@ class LargeMessages:
             self._keep_few()
 
     def record_done(self, name: str) -> None:
-        """The last chunk of an attempt is durably acknowledged: the others are no longer needed."""
+        """Forget an attempt whose last chunk is durably acknowledged, unless it is dead: its other
+        chunks are no longer needed."""
         attempt = self._finished.get(name)
         if attempt is not None and not attempt.is_dead:
             del self._finished[name]
@@ -98,8 +98,7 @@ class LargeMessages:
         return attempt
 
     def record_dead(self, name: str, position: Position, key: bytes) -> None:
-        """A chunk, there, goes to the dead letter topic, and so do the others of its message, also
-        when that was forgotten."""
+        """Dead-letter the message of the chunk at this position, even if it was forgotten."""
         attempt = self._get(name)
         if attempt is None:
             attempt = self._finished[name] = LargeMessage(position, key, last=position)
@@ -116,7 +115,7 @@ class LargeMessages:
         return name in self._finished
 
     def is_dead(self, chunk: Chunk) -> bool:
-        """Whether a chunk belongs where others of its message went: to the dead letter topic."""
+        """Whether a chunk follows others of its message to the dead letter topic."""
         attempt = self._get(chunk.attempt)
         return attempt is not None and attempt.is_dead
 
@@ -132,7 +131,7 @@ class LargeMessages:
         return self._settling.is_settled(attempt.first)
 
     def _may_be_forgotten(self, position: Position) -> bool:
-        """Whether a chunk may be of a message that was read, and is not remembered."""
+        """Whether a chunk may belong to a message that was read and forgotten."""
         beyond = self._forgotten_to is None or position > self._forgotten_to
         return self._has_forgotten or not beyond
 
@@ -141,7 +140,7 @@ class LargeMessages:
             self._forget(self._finished.popitem(last=False)[1])
 
     def _forget(self, attempt: LargeMessage) -> None:
-        """Forget some, since there are too many. An acknowledged message need not be known: a chunk
+        """Record that a message was forgotten. If it is acknowledged it need not be known: a chunk
         that continues it is headless."""
         if self._settling.is_settled(attempt.first) and not attempt.is_dead:
             return

@@ -46,15 +46,10 @@ class Parking:
     """See the module.
 
     Attributes:
-        lanes: the keys with work.
-        slots: the slots with work.
+        lanes, slots: the keys and the slots with work.
         withheld: the withheld lanes, by reason.
-        delays: the delayed messages.
-        kept_back: how many chunks wait for the last of their message, and hold nothing.
-        lags: the entries that were read and not kept.
-        verdicts: the entries that wait for filters.
+        kept_back: the number of kept-back chunks.
         pool: the queue that all consumers share; None: each has its own.
-        timers: the times at which lanes and consumers are checked.
     """
 
     def __init__(
@@ -84,28 +79,26 @@ class Parking:
 
     @property
     def parked(self) -> int:
-        """How many entries are remembered to wait."""
         return sum(slot.parked for slot in self.slots.values())
 
     @property
     def delayed(self) -> int:
-        """How many entries are to be delivered later and hold nothing, or are postponed."""
+        """The number of entries that are delayed without holding their key, or postponed."""
         kept = 0 if self.delays.holds_keys else len(self.delays)
         return kept + len(self.delays.postponed)
 
     def is_for_later(self, position: Position, lane: Lane | None) -> bool:
-        """Whether an entry is to be delivered later and holds nothing, or is postponed; it is in
-        this lane, if it is in any."""
+        """Whether an entry is delayed without holding its key, or postponed. `lane` is its key's,
+        if any."""
         is_kept = lane is not None and lane.rare is not None and position in lane.rare.later
         return is_kept or position in self.delays.postponed
 
     def is_held(self, key: bytes) -> bool:
-        """Whether something of a key is postponed that holds it."""
+        """Whether a postponed message holds a key."""
         return self.delays.is_held(key, self.slot_number(key), is_new=True)
 
     @property
     def lagging(self) -> int:
-        """How many slots and keys lag."""
         return len(self.lags.lanes) + sum(len(queue.lagging) for queue in self.queues)
 
     # ---- owners
@@ -121,16 +114,17 @@ class Parking:
         return queue
 
     def owner_gone(self, consumer: Consumer) -> None:
-        """A consumer left. Entries that wait for it move with their slots."""
+        """Remove the queue of a consumer that left. Its entries move with their slots."""
         del self._owned[consumer.id]
         consumer.queue.takers.remove(consumer)
 
     def slot_number(self, key: bytes) -> int:
-        """In which slot the key of a lane is; in a pool all are in one."""
+        """The slot of a lane's key; in a pool all have the same."""
         return 1 if self.pool is not None else self._selector.slot(key)
 
     def slots_between(self, first: int, last: int) -> list[Slot]:
-        """The slots with work among these; none in a pool, whose slots have no owners."""
+        """The slots with work from `first` through `last`; none in a pool, where slots have no
+        owners."""
         slots = self.slots
         if self.pool is not None:
             return []
@@ -139,7 +133,7 @@ class Parking:
         return [slots[number] for number in range(first, last + 1) if number in slots]
 
     def hand_over(self, moved: Iterable[Slot]) -> None:
-        """Move each of these slots to the queue of its present owner."""
+        """Move slots to the queues of their present owners."""
         changed: dict[Queue, None] = {}
         for slot in moved:
             old, new = slot.queue, self.queue_of(slot.number)
@@ -159,14 +153,13 @@ class Parking:
         self.lags.room_freed()
 
     def queue_of(self, slot: int) -> Queue:
-        """The queue of a slot's owner."""
         owner = self._selector.owner(slot)
         return self._nobody if owner is None else self._owned[owner]
 
     # ---- entries read from the log
 
     def keep_read(self, entry: Entry, key: bytes, now_ms: int) -> None:
-        """An entry was read: it waits, unless it is behind a lag, or there is no room."""
+        """Park an entry that was read, unless it is behind a lag, or there is no room."""
         lane = self.lanes.get(key)
         slot = self._slot(key) if lane is None else lane.slot
         if slot.lag is None and (lane is None or lane.lag is None):
@@ -174,7 +167,7 @@ class Parking:
         self.drop_idle_slot(slot)
 
     def keep_scanned(self, entry: Entry, key: bytes, now_ms: int) -> None:
-        """An entry was read again: park it if it lags, is scanned for, and there is room."""
+        """Park an entry that was read again if it lags, the scan covers it, and there is room."""
         position = entry.position
         lane = self.lanes.get(key)
         slot = self._slot(key) if lane is None else lane.slot
@@ -183,9 +176,9 @@ class Parking:
             if is_behind or self.delays.is_passing:
                 self._keep_postponed(entry, key, lane, slot, now_ms)
         elif not is_behind or self._knows(lane, position):
-            pass  # it is kept already
+            pass  # kept already
         elif not self.lags.scans_for(slot, lane, position):
-            pass  # it is behind something that is not scanned for
+            pass  # behind a lag that the scan does not cover
         elif not self._keep(entry, key, lane, slot, now_ms, is_new=False):
             self.lags.give_up(slot, lane, position)
         self.drop_idle_slot(slot)
@@ -193,8 +186,8 @@ class Parking:
     def _keep_postponed(
         self, entry: Entry, key: bytes, lane: Lane | None, slot: Slot, now_ms: int
     ) -> None:
-        """A postponed entry was read again. While it is behind a lag, the lag alone decides when it
-        is read once more."""
+        """Park a postponed entry that was read again. Behind a lag it stays postponed, and the lag
+        alone decides when it is read once more."""
         position = entry.position
         self.delays.visit(position)
         if not self.lags.scans_for(slot, lane, position):
@@ -204,7 +197,7 @@ class Parking:
             self.lags.give_up(slot, lane, position)
 
     def was_passed_over(self, key: bytes, position: Position) -> bool:
-        """Whether an entry that was read is behind a lag, or postponed."""
+        """Whether an entry was read and not kept: it is behind a lag, or postponed."""
         if position in self.delays.postponed:
             return True
         lane = self.lanes.get(key)
@@ -214,8 +207,8 @@ class Parking:
         return is_behind and not self._knows(lane, position)
 
     def _knows(self, lane: Lane | None, position: Position) -> bool:
-        """Whether an entry is in a lane. A postponed entry that is due may begin a lag ahead of the
-        kept ones."""
+        """Whether an entry is in a lane. It may be even behind the lag: a postponed entry that is
+        due may begin a lag ahead of kept ones."""
         if lane is None:
             return False
         known = self._known.get(lane)
@@ -234,7 +227,7 @@ class Parking:
         return not (lags or self.delays.is_held(key, number, is_new=True))
 
     def scans_for(self, key: bytes, position: Position) -> bool:
-        """Whether a lagging entry is kept, if there is room."""
+        """Whether a lagging or postponed entry is kept, if there is room."""
         lane, number = self.lanes.get(key), self.slot_number(key)
         slot = self.slots.get(number)
         if self.delays.is_held(key, number, is_new=False):
@@ -244,8 +237,8 @@ class Parking:
         return self.lags.scans_for(slot, lane, position)
 
     def start_scan(self, now_ms: int) -> Scan | None:
-        """Scan lagging entries of all that have room again, and postponed ones that may be due.
-        None: there is no need, or a scan is running."""
+        """Begin a scan for slots and keys that have room again, and for postponed entries that may
+        be due. None: there is no need, or a scan is running."""
         if self.lags.is_scanning:
             return None
         start = self.lags.start(self.queues)
@@ -257,8 +250,7 @@ class Parking:
         return None if start is None else self.lags.page(start)
 
     def end_page(self, last: Position | None) -> Scan | None:
-        """A page of a scan was kept; it ends here. None: it was the last page. Returns the
-        next."""
+        """End a page of a scan, which reached `last`; None: the end. Returns the next page."""
         self._known = {}
         if last is not None:
             is_wanted = self.lags.is_wanted
@@ -278,7 +270,7 @@ class Parking:
         return None
 
     def gone(self, last: Position, found: Set[Position]) -> list[Position]:
-        """End a page of a scan. Returns postponed entries that the log no longer has."""
+        """Returns postponed entries within a page of a scan that the log no longer has."""
         return self.delays.gone(last, found) if self.delays.is_passing else []
 
     def _slot(self, key: bytes) -> Slot:
@@ -298,8 +290,8 @@ class Parking:
         *,
         is_new: bool,
     ) -> bool:
-        """Park an entry, or postpone it, or let its key or its slot lag from there on. Returns
-        false in the last case.
+        """Park an entry, postpone it, or let its key or slot lag from there on. Returns false in
+        the last case.
 
         An entry that can be delivered now needs no room. So while the owner takes more, only
         withheld keys lag, and no other key of the slot has to wait for them."""
@@ -333,13 +325,13 @@ class Parking:
         self._wake_amid(lane)
 
     def _wake_amid(self, lane: Lane) -> None:
-        """The next chunk of a message that a consumer has in part may lag."""
+        """Wake a key whose next chunk may lag while a consumer has those before it."""
         if lane.rare and lane.rare.chunks and (lane.returned or lane.waiting):
             self.wake(lane)
 
     def _park(self, entry: Entry, key: bytes, lane: Lane | None, slot: Slot, now_ms: int) -> None:
         """Park an entry for which there is room. One that holds its key needs room among the
-        delayed ones, too."""
+        delayed messages, too, or is postponed."""
         position, when_ms = entry.position, entry.deliver_at_ms
         is_later = when_ms > now_ms
         if is_later and not self.delays.takes(when_ms, position, key):
@@ -363,8 +355,7 @@ class Parking:
     def _keep_later(
         self, entry: Entry, key: bytes, lane: Lane | None, slot: Slot, now_ms: int
     ) -> None:
-        """Keep a delayed entry that holds nothing: it blocks no other, and is in no count of parked
-        entries."""
+        """Keep a delayed entry that holds nothing; it does not count as parked."""
         position, when_ms = entry.position, entry.deliver_at_ms
         if not self.delays.takes(when_ms, position, key):
             self.delays.postpone(position, when_ms)
@@ -388,14 +379,14 @@ class Parking:
         return lane
 
     def _keep_delayed(self, kept: Kept) -> None:
-        """One more is to be delivered later. There may be no room for those that are due last."""
+        """Keep a delayed message, and postpone those due last for which there is no room."""
         self.delays.keep(kept)
         while (last := self.delays.excess()) is not None:
             self.delays.forget(last.when_ms, last.position)
             self._postpone(last)
 
     def _postpone(self, kept: Kept) -> None:
-        """There is no room for an entry; and, if it holds its key, for later ones of the key."""
+        """Postpone a kept message, and, if it holds its key, later entries of the key."""
         lane, position = kept.lane, kept.position
         self.delays.postpone(position, kept.when_ms)
         if self.delays.holds_keys:
@@ -429,7 +420,7 @@ class Parking:
     # ---- entries taken, and put back
 
     def take(self, lane: Lane, head: Parked | Returned) -> None:
-        """The next entry of a key does not wait any more."""
+        """Take the next entry of a key."""
         self._take_first(lane, head)
         if lane.rare is not None:
             lane.rare.count_rest(head.position, -1)
@@ -455,8 +446,8 @@ class Parking:
                 lane.waiting = None
 
     def take_before(self, lane: Lane, end: Position, *, whole: Set[str]) -> Sequence[Position]:
-        """Remove entries of a key that wait before this one: returned, delayed, or new ones. Of
-        large messages, only those that are `whole` before it."""
+        """Remove and return waiting entries of a key before this one: returned, delayed, postponed
+        and new ones. Of large messages, only those that are `whole` before it."""
         taken = []
         chunks = {} if lane.rare is None else lane.rare.chunks
         due = (each.position for each in lane.waiting or ())
@@ -475,7 +466,7 @@ class Parking:
         return taken
 
     def discard(self, lane: Lane, positions: Set[Position]) -> None:
-        """Remove waiting entries of a key, at any place in it."""
+        """Remove waiting entries of a key."""
         queue = lane.slot.queue
         was_full = queue.parked > queue.parked_max // 2
         if lane.rare is not None and lane.rare.kept_back:
@@ -503,10 +494,10 @@ class Parking:
         if lane.lag is not None:
             self.lags.lane_changed(lane)
 
-    # ---- chunks for which no consumer has room
+    # ---- kept-back chunks
 
     def keep_back(self, lane: Lane, position: Position, attempt: str, now_ms: int) -> None:
-        """A chunk waits for the turn of the last of its message, and holds nothing."""
+        """Keep back a chunk: it waits for the turn of its message's last, and holds nothing."""
         rare = lane.rare
         assert rare is not None
         rare.kept_back.setdefault(attempt, []).append(position)
@@ -517,7 +508,7 @@ class Parking:
         self.timers.look_at(lane, since_ms + self._options.unfinished_max_ms)
 
     def bring_back(self, lane: Lane, attempt: str) -> None:
-        """The withheld chunks of a message are delivered before its last one."""
+        """Make the kept-back chunks of a message wait ahead of its last one."""
         for position in self.take_kept(lane, attempt):
             self._push(lane, Returned(position, 1))
             self._count_parked(lane, 1)
@@ -525,7 +516,7 @@ class Parking:
             lane.rare.count_rest(position, 1)
 
     def take_kept(self, lane: Lane, attempt: str) -> Sequence[Position]:
-        """Release the withheld chunks of a message."""
+        """Remove and return the kept-back chunks of a message."""
         assert lane.rare is not None
         positions = lane.rare.kept_back.pop(attempt, [])
         lane.rare.kept_since_ms.pop(attempt, None)
@@ -545,17 +536,18 @@ class Parking:
                     self.take_kept(lane, attempt)
                 for each in kept:
                     if each in positions:
-                        lane.rare.count_rest(each, 1)  # it is in no count
+                        lane.rare.count_rest(
+                            each, 1
+                        )  # not counted while kept back; `discard` subtracts it
 
     def set_aside(self, lane: Lane, head: Parked | Returned) -> None:
-        """The turn of the next entry of a key has come, and it is undecided: it waits, and holds
-        nothing."""
+        """Set aside the next entry of a key: it is undecided, waits, and holds nothing."""
         assert lane.undecided is not None
         self._take_first(lane, head)
         lane.undecided.aside[head.position] = head
 
     def accept(self, lane: Lane, position: Position) -> None:
-        """An entry that waits may be delivered."""
+        """Let a waiting entry be delivered."""
         assert lane.undecided is not None
         aside = lane.undecided.aside.pop(position, None)
         self.verdicts.forget(lane, position)
@@ -567,7 +559,7 @@ class Parking:
             lane.waiting.insert(*aside)
 
     def waiting(self, lane: Lane) -> Iterator[Position]:
-        """The waiting entries of a key."""
+        """The waiting entries of a key, in no particular order."""
         yield from (each.position for each in lane.waiting or ())
         yield from (each.position for each in lane.returned or ())
         if lane.rare is not None:
@@ -578,7 +570,7 @@ class Parking:
             yield from lane.undecided.aside
 
     def put_back(self, lane: Lane, returned: Returned) -> None:
-        """An entry that was delivered waits again."""
+        """Make an entry wait again after a delivery."""
         self._push(lane, returned)
         if lane.rare is not None:
             lane.rare.count_rest(returned.position, 1)
@@ -587,8 +579,8 @@ class Parking:
         self._count_parked(lane, 1)
 
     def due(self, now_ms: int) -> None:
-        """Make delayed entries that are due wait for their turn. Those that hold their key have
-        timers of their own."""
+        """Give delayed entries that are due their turn. Those that hold their key have timers of
+        their own."""
         for when_ms, position, messages, lane in self.delays.due(now_ms):
             if lane.rare is not None and lane.rare.later.pop(position, None) == when_ms:
                 self._push(lane, Returned(position, messages))
@@ -596,7 +588,6 @@ class Parking:
                 self.wake(lane)
 
     def _forget_delay(self, rare: Rare, position: Position) -> None:
-        """An entry is not to be delivered later any more, if it was."""
         when_ms = rare.later.pop(position, None) or rare.delays.get(position)
         if when_ms is not None:
             self.delays.forget(when_ms, position)
@@ -630,7 +621,7 @@ class Parking:
     # ---- turns
 
     def wake(self, lane: Lane) -> None:
-        """Something changed for a key: look at it again."""
+        """Give a key a turn, if it has an entry to deliver, since something changed for it."""
         if lane.reason is not Reason.READY:
             self._release(lane)
         if lane.lag is not None:
@@ -644,18 +635,18 @@ class Parking:
             slot.queue.slots.append(slot)
 
     def wake_all(self, reason: Reason) -> None:
-        """Wake these keys: the reason to withhold them has ended."""
+        """Wake the keys withheld for a reason that has ended."""
         for lane in list(self.withheld[reason]):
             self.wake(lane)
 
     def withhold(self, lane: Lane, reason: Reason, now_ms: int) -> None:
-        """A key is withheld, for this reason, until it is woken."""
+        """Withhold a key until it is woken."""
         if lane.reason is not reason:
             if lane.reason is not Reason.READY:
                 self._release(lane)
             self.withheld[reason][lane] = None
             lane.reason = reason
-            if lane.last_reason is not reason:  # else it was only looked at
+            if lane.last_reason is not reason:  # else it was only checked again
                 lane.last_reason = reason
                 lane.since_ms = now_ms
 
@@ -664,7 +655,6 @@ class Parking:
         lane.reason = Reason.READY
 
     def drop_if_idle(self, lane: Lane) -> None:
-        """Forget a key that has no work left."""
         if lane.is_idle and not lane.is_ready and self.lanes.get(lane.key) is lane:
             if lane.reason is not Reason.READY:
                 self._release(lane)
@@ -683,6 +673,5 @@ class Parking:
             self.drop_if_idle(lane)
 
     def drop_idle_slot(self, slot: Slot) -> None:
-        """Forget a slot that has no work left."""
         if not (slot.lanes or slot.lag or slot.queued):
             self.slots.pop(slot.number, None)

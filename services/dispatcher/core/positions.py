@@ -8,30 +8,30 @@ from typing import Final, NamedTuple
 from seqgate.types import Position
 
 _WORDS: Final = 4
-"""A run: ledger id, first entry id, how many entries, how many messages each."""
+"""A run: ledger id, first entry id, number of entries, messages in each."""
 
 _COMPACT_RUNS: Final = 64
-"""How many taken runs are kept at the front before the rest is moved down."""
+"""Number of taken runs at the front at which the rest is moved down."""
 
 _CHUNK_ENTRIES: Final = 4096
-"""How many entries of a ledger one bitmap covers."""
+"""Number of entries of a ledger in one bitmap."""
 
 _WHOLE_CHUNK: Final = (1 << _CHUNK_ENTRIES) - 1
 
 _ALL: Final = -1
-"""Stands for a bitmap in which every bit is set, and takes no memory."""
+"""A bitmap in which every bit is set, which takes no memory."""
 
 
 class Parked(NamedTuple):
-    """An entry that waits, and how many messages it has."""
+    """A waiting entry, and its number of messages."""
 
     position: Position
     messages: int
 
 
 class Runs:
-    """Entries that wait, in the order of the log: 32 bytes for each run of neighbours that have
-    equally many messages."""
+    """Waiting entries in the order of the log, in 32 bytes for each run of neighbours with equally
+    many messages."""
 
     __slots__ = ("_entries", "_head", "_words")
 
@@ -63,7 +63,7 @@ class Runs:
         words.extend((ledger_id, entry_id, 1, messages))
 
     def insert(self, position: Position, messages: int) -> None:
-        """Add an entry in its place."""
+        """Add an entry in the order of the log."""
         words, (ledger_id, entry_id) = self._words, position
         runs = range(self._head, len(words), _WORDS)
         before = bisect_left(runs, position, key=lambda at: Position(words[at], words[at + 1]))
@@ -78,18 +78,18 @@ class Runs:
         words[at:at] = array("Q", (ledger_id, entry_id, 1, messages))
 
     def first(self) -> Parked:
-        """The entry that has waited longest. There must be one."""
+        """The first entry. There must be one."""
         words, at = self._words, self._head
         return Parked(Position(words[at], words[at + 1]), words[at + 3])
 
     @property
     def last(self) -> Position:
-        """The entry that was added last. There must be one."""
+        """The last entry. There must be one."""
         ledger_id, first, count, _ = self._words[-_WORDS:]
         return Position(ledger_id, first + count - 1)
 
     def drop_first(self) -> None:
-        """Forget the entry that has waited longest. There must be one."""
+        """Remove the first entry. There must be one."""
         words, at = self._words, self._head
         self._entries -= 1
         if words[at + 2] > 1:
@@ -102,7 +102,7 @@ class Runs:
             self._head = 0
 
     def discard(self, positions: Container[Position]) -> int:
-        """Remove entries at any place. Returns how many there were."""
+        """Remove these entries. Returns how many were found."""
         kept = Runs()
         for each in self:
             if each.position not in positions:
@@ -113,13 +113,12 @@ class Runs:
 
     @property
     def runs(self) -> int:
-        """How many runs there are."""
         return (len(self._words) - self._head) // _WORDS
 
 
 class Acknowledged:
-    """Which entries are acknowledged: all up to the mark-delete position, and some beyond it, a bit
-    for each, and none where a whole stretch is."""
+    """The acknowledged entries: all up to the mark-delete position, and bitmaps of those beyond it,
+    of which a full one takes no memory."""
 
     def __init__(self, mark_delete: Position | None) -> None:
         self.mark_delete = mark_delete
@@ -135,7 +134,6 @@ class Acknowledged:
         return bool(bits >> position[1] % _CHUNK_ENTRIES & 1)
 
     def add(self, position: Position) -> None:
-        """One more entry is."""
         ledger_id, entry_id = position
         at = (ledger_id, entry_id // _CHUNK_ENTRIES)
         bits = self._chunks.get(at, 0) | 1 << entry_id % _CHUNK_ENTRIES
@@ -144,7 +142,7 @@ class Acknowledged:
             self.highest = position
 
     def add_range(self, first: Position, last_entry_id: int) -> None:
-        """Entries of one ledger are, through `last_entry_id`."""
+        """Add entries of one ledger, through `last_entry_id`."""
         ledger_id, entry_id = first
         while entry_id <= last_entry_id:
             chunk, offset = divmod(entry_id, _CHUNK_ENTRIES)
@@ -158,7 +156,7 @@ class Acknowledged:
             self.highest = last
 
     def advance(self, mark_delete: Position) -> None:
-        """The mark-delete position moved forward."""
+        """Move the mark-delete position forward; an earlier one is ignored."""
         if self.mark_delete is not None and mark_delete <= self.mark_delete:
             return
         self.mark_delete = mark_delete

@@ -3,8 +3,8 @@
     key ──▶ hash, 31 bits ──▶ slot on a ring      1 to 65535
                          └──▶ slot in ranges      0 to 65535, and never 0
 
-Hashes and slots are Pulsar's, so that a key lands where it does there. The two kinds of slots
-differ by more than an offset: a key has one in each, and they are unrelated. Slot 0 is "no slot" in
+Hashes and slots are Pulsar's, so that a key lands in the same place. The two kinds of slots differ
+by more than an offset: a key has one in each, and they are unrelated. Slot 0 is "no slot" in
 Pulsar; a key that would land there lands on 1.
 
 All selectors keep one table: the slots cut into runs, by the last slot of each, and its owner.
@@ -33,10 +33,10 @@ RING_SLOT_FIRST: Final = 1
 """The lowest slot of a ring."""
 
 RING_SLOTS: Final = 65_535
-"""How many slots a ring has."""
+"""Number of slots of a ring."""
 
 RANGE_SLOTS: Final = 65_536
-"""How many slots there are to divide into ranges, with slot 0, which no key has."""
+"""Number of slots divided into ranges, with slot 0, which no key has."""
 
 SLOT_MAX: Final = 65_535
 """The highest slot, in a ring and in ranges."""
@@ -55,20 +55,20 @@ def ring_slot(key: bytes, slots: int = RING_SLOTS) -> int:
 
 
 def range_slot(key: bytes, slots: int = RANGE_SLOTS) -> int:
-    """A key's slot where `slots` slots, of which the lowest is never used, are divided into ranges:
-    1 to slots - 1."""
+    """A key's slot in ranges that divide `slots` slots: 1 to slots - 1. The lowest slot is never
+    used."""
     return hash31(key) % slots or 1
 
 
 RING_POINTS: Final = 100
-"""How many points on a ring a consumer of weight 1 has (Pulsar's default)."""
+"""Points on a ring of a consumer of weight 1 (Pulsar's default)."""
 
 WEIGHT_MAX: Final = 100
-"""The most that a consumer may weigh."""
+"""Highest weight of a consumer."""
 
 
 class RangeConflict(DomainError):
-    """The connected consumer `consumer` has the slots `first` to `last` already."""
+    """The connected consumer `consumer` already owns the slots `first` to `last`."""
 
     kind = Kind.IN_USE
     reason = "RANGE_CONFLICT"
@@ -83,7 +83,7 @@ class InvalidKeyRange(DomainError):
 
 
 class NoSlotsLeft(DomainError):
-    """Every consumer is down to one slot, so none can be split for another one."""
+    """Every consumer is down to one slot, so none can be split for another."""
 
     kind = Kind.EXHAUSTED
     reason = "NO_SLOTS_LEFT"
@@ -102,7 +102,7 @@ an owner are left out."""
 
 
 class Move(NamedTuple):
-    """Slots that changed hands. None: they had no owner, or have none now."""
+    """Slots that changed hands; None: they had no owner, or have none now."""
 
     range: SlotRange
     old: int | None
@@ -110,12 +110,12 @@ class Move(NamedTuple):
 
 
 class Selector(Protocol):
-    """Divides slots among consumers, which are identified by numbers of the caller."""
+    """Divides slots among consumers, identified by numbers of the caller's choice."""
 
     def add(
         self, consumer: int, *, name: str, weight: int = 1, ranges: Sequence[SlotRange] = ()
     ) -> None:
-        """Give slots to a new consumer, or change nothing.
+        """Give slots to a new consumer, or raise and change nothing.
 
         Args:
             name: determines its points on a Ring. Several may have the same.
@@ -124,21 +124,18 @@ class Selector(Protocol):
 
         Raises:
             NoSlotsLeft: from AutoSplit, when no consumer has more than one slot.
-            InvalidKeyRange: from Sticky.
-            RangeConflict: from Sticky.
+            InvalidKeyRange, RangeConflict: from Sticky.
         """
         ...
 
-    def remove(self, consumer: int) -> None:
-        """Take a consumer's slots away."""
-        ...
+    def remove(self, consumer: int) -> None: ...
 
     def slot(self, key: bytes) -> int:
         """The slot of a sticky key."""
         ...
 
     def owner(self, slot: int) -> int | None:
-        """The owner of a slot that a key can have; None: it has none."""
+        """The owner of a slot that a key can have; None: none."""
         ...
 
     def ranges(self, consumer: int) -> tuple[SlotRange, ...]:
@@ -146,13 +143,11 @@ class Selector(Protocol):
         whole table: use `snapshot` for all consumers."""
         ...
 
-    def snapshot(self) -> Snapshot:
-        """The whole table."""
-        ...
+    def snapshot(self) -> Snapshot: ...
 
 
 def moves(before: Snapshot, after: Snapshot) -> tuple[Move, ...]:
-    """The slots that changed their owner, in order."""
+    """The slots that changed owners, in order."""
     found = []
     owners: list[int | None] = [None, None]
     start = 0
@@ -228,8 +223,8 @@ class Ring(_Table):
     consumers belongs to the one that joined first.
 
     Args:
-        points: how many points a consumer has for each unit of its weight.
-        size: how many slots there are.
+        points: the number of points per unit of a consumer's weight.
+        size: the number of slots.
     """
 
     def __init__(self, points: int = RING_POINTS, size: int = RING_SLOTS) -> None:
@@ -243,7 +238,7 @@ class Ring(_Table):
     def add(
         self, consumer: int, *, name: str, weight: int = 1, ranges: Sequence[SlotRange] = ()
     ) -> None:
-        del ranges  # the points say them
+        del ranges  # they follow from the points
         assert consumer not in self._members
         assert 1 <= weight <= WEIGHT_MAX
 
@@ -282,7 +277,7 @@ class Ring(_Table):
             points.update(dict.fromkeys(member.points, consumer))
         runs = [(point, points[point]) for point in sorted(points)]
         first_owner = runs[0][1] if runs else None
-        self._cut([*runs, (self._last, first_owner)])  # after the last point comes the first
+        self._cut([*runs, (self._last, first_owner)])  # the ring closes
 
 
 class _Member(NamedTuple):
@@ -304,11 +299,11 @@ class AutoSplit(_Table):
     and one that leaves gives its range to the next higher consumer, or, as the highest, to the next
     lower.
 
-    Joining and leaving at once changes nothing; a returning consumer gets another range.
+    A consumer that joins and leaves at once changes nothing; one that returns gets another range.
 
     Args:
-        size: how many slots there are. The highest range ends at this number, one above the
-            highest slot that a key can have (as Pulsar reports it).
+        size: the number of slots. The highest range ends at this number, one above the highest slot
+            that a key can have (as Pulsar reports it).
     """
 
     def __init__(self, size: int = RANGE_SLOTS) -> None:
@@ -347,9 +342,9 @@ class AutoSplit(_Table):
 
 
 class Sticky(_Table):
-    """Each consumer has the slots that it names when it joins; the others have no owner. A consumer
-    may name several ranges; none may share a slot with another range, of its own or of another
-    connected consumer."""
+    """Each consumer owns the slots that it names when it joins; the others have no owner. A
+    consumer may name several ranges; none may share a slot with another one, its own or a connected
+    consumer's."""
 
     def __init__(self) -> None:
         super().__init__(0, SLOT_MAX)
@@ -395,7 +390,7 @@ class Sticky(_Table):
 
 
 def _checked(ranges: Sequence[SlotRange]) -> list[SlotRange]:
-    """The ranges that a consumer names, in order."""
+    """Check the ranges that a consumer names, and sort them."""
     if not ranges:
         raise InvalidKeyRange("ranges is required for STICKY placement", field="ranges")
     for first, last in ranges:
@@ -422,7 +417,6 @@ class Placement(Enum):
 
 
 def selector_of(placement: Placement) -> Selector:
-    """A selector without consumers."""
     if placement is Placement.CONSISTENT_HASHING:
         return Ring()
     return AutoSplit() if placement is Placement.AUTO_SPLIT else Sticky()

@@ -11,8 +11,8 @@ One batch is pending at a time, and one record; later ones form the next. An ack
 stays in flight until the acknowledgement is durable, so no entry counts as settled that a crash
 would deliver again.
 
-A gap is remembered until a later message of its key is acknowledged, or the key is released.
-Without order there are no gaps.
+A gap is remembered until a later message of its key is acknowledged, or the key is released. SHARED
+subscriptions have no gaps.
 
 A subscription never stops. An entry that can be neither delivered nor dead-lettered is skipped:
 acknowledged, counted and logged, so that it can be found in the log.
@@ -42,20 +42,20 @@ from seqgate.services.dispatcher.core.positions import Acknowledged
 from seqgate.types import Position
 
 UNSETTLED_MAX: Final = 20_000
-"""Number of entries acknowledged, not yet durably, at which reading stops, about 300 bytes each.
-Rejected entries need no permit, so nothing else bounds them while nothing can be made durable."""
+"""Limit of acknowledged entries that are not durable yet, some 300 bytes each, at which reading
+stops. Rejected entries need no permit, so nothing else bounds them while nothing can be made
+durable."""
 
 
 class Durable(NamedTuple):
     """The state from which a machine starts.
 
     Attributes:
-        acknowledged: the acknowledged entries.
-        partial: the unacknowledged messages (bits) of partly acknowledged batches.
+        partial: of partly acknowledged batches, the unacknowledged messages (bits).
         attempts: how often deliveries of entries failed.
-        keys: keys of which a message was dead-lettered, as `remembered` names them.
+        keys: keys of which a message was dead-lettered, in the form of `remembered`.
         doomed: entries on their way to the dead letter topic.
-        waits: since when entries wait that must not wait forever.
+        waits: when waits that must end began.
     """
 
     acknowledged: Acknowledged
@@ -71,8 +71,8 @@ class Batch:
     """Acknowledgements that are made durable together.
 
     Attributes:
-        whole: entries, and the lanes that they were in; None: they were markers.
-        parts: of batches, the lane, their size, and the bits of their acknowledged messages.
+        whole: entries, and the lanes that they were in; None: in none.
+        parts: of batches, the lane, the number of messages, and the bits of the acknowledged ones.
     """
 
     number: int
@@ -89,8 +89,7 @@ class Settling:
 
     Attributes:
         acknowledged: the durably acknowledged entries.
-        partial: of batches, the bits of their unacknowledged messages.
-        attempts: how often deliveries of entries failed.
+        partial, attempts: see Durable.
         doomed: the entries to dead-letter regardless of their attempts.
         gaps: the keys of which a message was dead-lettered.
     """
@@ -112,20 +111,17 @@ class Settling:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left to make durable."""
         return self._persisting is None and self._recording is None
 
     @property
     def durable_with(self) -> int:
-        """The number of the Persist with which everything is durable that was acknowledged so far;
-        0: it is."""
         if self._batch:
             return self._batch.number
         return 0 if self._persisting is None else self._persisting.number
 
     @property
     def unsettled(self) -> Iterator[Position]:
-        """The entries, whole, that are acknowledged and not durably."""
+        """Entries acknowledged as a whole, and not durably yet."""
         return chain(self._batch.whole, self._persisting.whole if self._persisting else ())
 
     @property
@@ -137,13 +133,14 @@ class Settling:
     # ---- acknowledgements
 
     def record_succession(self, before: Position | None, position: Position) -> None:
-        """The log continues in another ledger; None: it begins there."""
+        """Record that no entry lies between two positions of different ledgers; None: the log
+        begins at `position`."""
         if before is None and position.entry_id == 0 and position.ledger_id == 1:
             return
         self._batch.successions.append((before or Position(0, 0), position))
 
     def acknowledge(self, flight: Flight, messages: int) -> None:
-        """Messages of a delivery (bits) are acknowledged; it counts when it is durable."""
+        """Acknowledge messages of a delivery (bits), which counts once it is durable."""
         newly = messages & flight.unacked & ~flight.pending
         if not newly:
             return
@@ -163,21 +160,20 @@ class Settling:
         return left if self._persisting is None else left & ~_pending(self._persisting, position)
 
     def acknowledge_entry(self, position: Position, lane: Lane | None) -> None:
-        """An entry that is not in flight is acknowledged; None: it is no message."""
+        """Acknowledge an entry that is not in flight; `lane` is the one that it was in, if any."""
         self._batch.parts.pop(position, None)
         self._batch.whole[position] = lane
 
     def pass_over(
         self, positions: Sequence[Position], because: Because, lane: Lane | None = None
     ) -> None:
-        """Acknowledge entries that neither wait nor are in flight, and that no consumer can have;
-        they were in this lane, if in any."""
+        """Skip entries that neither wait nor are in flight, because no consumer can have them."""
         for position in positions:
             self.acknowledge_entry(position, lane)
         self.record_passed(positions, because)
 
     def record_passed(self, positions: Sequence[Position], because: Because) -> None:
-        """These were acknowledged though no consumer received them."""
+        """Count and log entries that were acknowledged without a delivery."""
         self._totals["passed_entries"] += len(positions)
         if positions:
             self._out.add(Passed(tuple(positions), because))
@@ -192,27 +188,27 @@ class Settling:
         return Persist(batch.number, tuple(batch.whole), parts, tuple(batch.successions))
 
     def persisted(self) -> Batch:
-        """The acknowledgements that became durable."""
         batch, self._persisting = self._persisting, None
         assert batch is not None
         return batch
 
     def reduce(self, position: Position, messages: int, bits: int) -> int:
-        """Some of a batch's messages are acknowledged, durably. Returns which are not."""
+        """Record that messages of a batch (bits) are durably acknowledged. Returns those that are
+        not."""
         left = self.partial.get(position, (1 << messages) - 1) & ~bits
         if left:
             self.partial[position] = left
         return left
 
     def done(self, position: Position) -> None:
-        """An entry is acknowledged, durably."""
+        """Record that an entry is durably acknowledged."""
         self.acknowledged.add(position)
         self.partial.pop(position, None)
         self.attempts.pop(position, None)
         self.doomed.discard(position)
 
     def is_settled(self, position: Position) -> bool:
-        """Whether an entry is acknowledged, whole, durably or soon."""
+        """Whether an entry is acknowledged as a whole, durably or not yet."""
         if position in self.acknowledged or position in self._batch.whole:
             return True
         return self._persisting is not None and position in self._persisting.whole
@@ -220,14 +216,14 @@ class Settling:
     # ---- failures
 
     def failed_beyond(self, limit: int | None, position: Position) -> bool:
-        """Whether deliveries of an entry failed more often than that (None: they may), or it is
-        doomed anyway."""
+        """Whether deliveries of an entry failed more than `limit` times (None: no limit), or it is
+        doomed."""
         if position in self.doomed:
             return True
         return limit is not None and self.attempts.get(position, 0) > limit
 
     def record_failure(self, flight: Flight) -> None:
-        """A delivery failed. Nothing of its key is delivered before that is recorded."""
+        """Count a failed delivery. Nothing of its key is delivered before that is recorded."""
         position, lane = flight.position, flight.lane
         self.attempts[position] = self.attempts.get(position, 0) + 1
         assert position not in self._to_record, "nothing of the key is delivered before"
@@ -242,7 +238,7 @@ class Settling:
         return Record(tuple((each, self.attempts.get(each, 0)) for each in self._recording))
 
     def recorded(self) -> list[Lane]:
-        """The failures were recorded. Returns the lane of each."""
+        """End the pending record. Returns the lane of each failure."""
         recording, self._recording = self._recording, None
         assert recording is not None
         for lane in recording.values():
@@ -251,16 +247,16 @@ class Settling:
 
 
 def _pending(batch: Batch, position: Position) -> int:
-    """Which messages of an entry are acknowledged in part with a batch (bits)."""
+    """The messages of an entry (bits) that a batch acknowledges in part."""
     part = batch.parts.get(position)
     return 0 if part is None else part[2]
 
 
 GAPS_MAX: Final = 1_000
-"""Of how many keys it is remembered that a message is missing; then the oldest is forgotten."""
+"""Limit of remembered gaps; beyond it the oldest of a key with CONTINUE is forgotten."""
 
 KEY_BYTES_MAX: Final = 2_000
-"""The longest key that is stored itself, in bytes; of a longer one the digest is stored."""
+"""Limit of a key's bytes beyond which its digest is stored instead."""
 
 
 def remembered(key: bytes) -> bytes:
@@ -282,17 +278,14 @@ class Gaps:
         self._options = options
 
     def state(self, key: bytes) -> KeyState | None:
-        """The state of a key."""
         return self.keys.get(remembered(key))
 
     def gap(self, key: bytes) -> Gap | None:
-        """The gap in a key."""
         state = self.state(key)
         return None if state is None else state.gap
 
     def is_beyond(self, key: bytes, position: Position, after: AfterDeadLetter) -> bool:
-        """Whether an earlier message of this key was dead-lettered, with this rule for later
-        ones."""
+        """Whether an earlier message of a key was dead-lettered, with this rule for later ones."""
         state = self.state(key)
         return state is not None and state.after is after and state.gap.position < position
 
@@ -304,7 +297,7 @@ class Gaps:
         return self._options.after_dead_letter if before is None else before.after
 
     def add(self, key: bytes, gap: Gap) -> ForgetKey | None:
-        """A message was dead-lettered. Then the oldest gap may be forgotten."""
+        """Record that a message was dead-lettered, which may forget the oldest gap."""
         after = self.after(key)
         self.keys.pop(remembered(key), None)
         self.keys[remembered(key)] = KeyState(after, gap)
@@ -315,5 +308,5 @@ class Gaps:
         return None
 
     def forget(self, key: bytes) -> ForgetKey | None:
-        """Forget a key. Returns the effect; None: it was not known."""
+        """Forget a key. Returns the effect; None: the key is not known."""
         return None if self.keys.pop(remembered(key), None) is None else ForgetKey(key)

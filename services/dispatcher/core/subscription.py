@@ -17,13 +17,12 @@ An entry is in exactly one of these places, or behind a lag, or not read yet. Ea
     selectors            keys to slots, and slots to owners
     effects              the work of the shell, and the options of a subscription
 
-Here they come together: each event updates its subject, wakes the keys that it affects, and ends in
-`_effects`, which delivers all deliverable entries.
+Subscription combines them: each event updates its subject, wakes the keys that it affects, and ends
+in `_effects`, which delivers all deliverable entries.
 
 Parked entries are bounded, for each key and for each owner. Beyond the bound an entry is not kept:
-its key or slot lags from there on, skips entries that are read, and is scanned from there when it
-has room again. So a slow consumer never stops reading ahead: it continues while any consumer has
-permits.
+its key or slot lags from there on, and the log is scanned from there when there is room again. So a
+slow consumer never stops reading, which continues while any consumer has permits.
 
 The shell's whole duty:
 
@@ -31,8 +30,8 @@ The shell's whole duty:
         start performing it; its outcome is an event
     tick(now_ms) when `next_timer_ms` has come
 
-Effects for one consumer are performed in order. The shell retries what may fail until it succeeds;
-if it cannot, it drops this machine and starts another one from durable state.
+Effects for one consumer are performed in order. The shell retries a failed effect; if it cannot, it
+drops this machine and starts another one from durable state.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -93,14 +92,14 @@ TOTALS: Final = (
 
 
 class Ack(NamedTuple):
-    """An acknowledged delivery; of a batch, which of its messages (bits), 0: all."""
+    """An acknowledged delivery; `messages`: of a batch, the acknowledged ones (bits), 0: all."""
 
     delivery: int
     messages: int = 0
 
 
 class Nack(NamedTuple):
-    """A negatively acknowledged delivery, and the delay before its redelivery; None: the options'
+    """A negatively acknowledged delivery; `delay_ms`: until its redelivery, None: the options'
     delay."""
 
     delivery: int
@@ -123,8 +122,8 @@ class Subscription:
         is_filtered: bool = False,
         delayed: DelayedBytes | None = None,
     ) -> None:
-        """`is_filtered` is whether filters judge unacknowledged entries; `delayed` is the memory
-        for delayed messages that all subscriptions share, None: not shared."""
+        """`is_filtered`: whether filters judge unacknowledged entries. `delayed`: the memory budget
+        for delayed messages that all subscriptions share; None: not shared."""
         self.options = options
         self.selector = selector
         self.totals = dict.fromkeys(TOTALS, 0)
@@ -166,60 +165,55 @@ class Subscription:
 
     @property
     def waits(self) -> dict[Position, int]:
-        """Since when entries wait that must not wait forever, the oldest ones, to be made
-        durable."""
+        """The start times of the oldest waits that must end, which the shell makes durable."""
         if not (self.verdicts.failed or self.parking.kept_back):
             return {}
         return oldest(self.lanes.values())
 
     @property
     def unacked(self) -> int:
-        """How many messages are not durably acknowledged."""
         return self.flights.unacked
 
     @property
     def is_blocked(self) -> bool:
-        """Whether so many are unacknowledged that there are no first deliveries."""
+        """Whether first deliveries pause at the limit of unacknowledged messages."""
         return self.flights.is_blocked
 
     @property
     def parked(self) -> int:
-        """How many entries are parked."""
         return self.parking.parked
 
     @property
     def lagging(self) -> int:
-        """How many slots and keys lag: have entries that were read and not kept."""
+        """The number of slots and keys that lag."""
         return self.parking.lagging
 
     @property
     def delayed(self) -> int:
-        """How many entries are delayed without holding their key, or postponed."""
+        """The number of entries that are delayed without holding their key, or postponed."""
         return self.parking.delayed
 
     @property
     def unjudged(self) -> int:
-        """How many waiting entries have no verdict yet."""
         return self.verdicts.unjudged
 
     @property
     def filter_failed(self) -> int:
-        """How many wait because filters failed at them."""
+        """The number of entries that wait because filters failed at them."""
         return self.verdicts.failed
 
     @property
     def put_off(self) -> int:
-        """How many wait because filters put them off."""
+        """The number of entries that filters rescheduled."""
         return self.verdicts.put_off
 
     @property
     def is_waiting_for_filters(self) -> bool:
-        """Whether reading stopped because so many entries wait for filters."""
+        """Whether reading stopped because too many entries wait for filters."""
         return self.verdicts.is_full
 
     @property
     def next_delivery(self) -> int:
-        """The number of the next delivery."""
         return self.flights.next_delivery
 
     @property
@@ -242,8 +236,9 @@ class Subscription:
         return None if self.parking.pool is not None else self.selector.owner(slot.number)
 
     def key_of(self, entry: Entry) -> bytes:
-        """The key of the lane of an entry, which must be a message: its own for KEY_SHARED; one for
-        all entries where a whole topic is ordered; and one for each entry where nothing is."""
+        """The lane key of an entry, which must be a message: its own key for KEY_SHARED; one for
+        all entries where a whole topic is ordered; and one for each entry, or large message, where
+        nothing is."""
         assert entry.key is not None
         if self.options.kind is SubscriptionType.KEY_SHARED:
             return entry.key
@@ -254,17 +249,16 @@ class Subscription:
         return b"%d:%d" % entry.position
 
     def lane_key(self, key: bytes) -> bytes:
-        """The key of the lane that a key's messages are in: where a whole topic comes in order all
-        keys have one."""
+        """The lane key of a message's key; where a whole topic is ordered all have the same."""
         return key if self.options.kind is SubscriptionType.KEY_SHARED else b""
 
     def verdict_of(self, lane: Lane, position: Position) -> int:
-        """The state of an entry that waits in a lane: ACCEPT, UNJUDGED, FILTER_FAILED, or the time
-        until which it was put off."""
+        """The state of a waiting entry: ACCEPT, UNJUDGED, FILTER_FAILED, or the time to which it is
+        rescheduled."""
         return ACCEPT if lane.undecided is None else lane.undecided.states.get(position, ACCEPT)
 
     def retry_at_ms(self, lane: Lane) -> int | None:
-        """When a key that is withheld is looked at again; None: when something happens."""
+        """When a withheld key is checked again; None: on an event, not at a time."""
         if lane.reason is Reason.RETRY_DELAY and lane.returned:
             return lane.returned[0].not_before_ms
         if lane.reason is Reason.DELAYED and lane.rare and lane.next_position:
@@ -277,7 +271,7 @@ class Subscription:
         return None
 
     def end(self) -> None:
-        """Another machine takes the place of this one, or none: it must not be used any more."""
+        """Release the shared memory. The machine must not be used afterwards."""
         self.parking.delays.clear()
 
     # ---- consumers
@@ -323,16 +317,16 @@ class Subscription:
         return self._effects(now_ms)
 
     def leave(self, *consumers: int, now_ms: int) -> list[Effect]:
-        """Consumers disconnected without Leave: their deliveries go to others, and those that they
-        may have been processing count as failed. Slots are reassigned once for all of them;
-        unknown consumers left before."""
+        """Remove consumers that disconnected without Leave: their deliveries go to others, and
+        those that they may have been processing count as failed. Slots are reassigned once for all
+        of them. Consumers removed before are ignored."""
         for consumer in consumers:
             if consumer in self.consumers:
                 self.flights.lose(self._remove(consumer))
         return self._reassigned(now_ms)
 
     def close(self, consumer: int, now_ms: int) -> list[Effect]:
-        """A consumer leaves: none of its deliveries counts as failed."""
+        """Remove a consumer that leaves: none of its deliveries counts as failed."""
         for flight in self._remove(consumer):
             self.flights.give_back(flight)
             self.totals["returned"] += 1
@@ -340,7 +334,6 @@ class Subscription:
         return self._reassigned(now_ms)
 
     def permit(self, consumer: int, messages: int, now_ms: int) -> list[Effect]:
-        """A consumer grants permits."""
         known = self.consumers.get(consumer)
         if known is not None:
             self.flights.permit(known, messages)
@@ -360,7 +353,7 @@ class Subscription:
     # ---- the log
 
     def read(self, entries: Sequence[Entry], now_ms: int) -> list[Effect]:
-        """The next entries of the log, in order."""
+        """Process the next entries of the log, in order."""
         self._is_reading = False
         passed: list[Position] = []
         for entry in entries:
@@ -393,16 +386,16 @@ class Subscription:
         return self._effects(now_ms)
 
     def _is_useless(self, entry: Entry, chunk: Chunk) -> bool:
-        """Whether a chunk is skipped: its large message cannot be delivered. A chunk of a message
-        that filters rejected is rejected, and one that failed too often goes where the first one
-        went."""
+        """Whether a chunk is skipped, since its large message cannot be delivered. A chunk is not
+        if filters rejected its message, so that it is rejected, too; or if it failed too often, and
+        follows the first chunk to the dead letter topic."""
         if self.judging.is_rejected(chunk) or self.judging.is_beyond(entry.position):
             return False
         return self.large.is_headless(chunk, entry.position)
 
     def _pass_kept(self, chunk: Chunk, key: bytes) -> None:
-        """Skip a chunk. If it is the last of its message, whose turn then never comes, the chunks
-        withheld until that turn are skipped with it."""
+        """If a skipped chunk is the last of its message, skip the chunks kept back until its turn,
+        too."""
         lane = self.lanes.get(key)
         if chunk.is_last and lane is not None and lane.rare is not None:
             kept = self.parking.take_kept(lane, chunk.attempt)
@@ -411,8 +404,8 @@ class Subscription:
             self.settling.pass_over(kept, Because.HEADLESS, lane)
 
     def _abort(self, name: str, position: Position) -> None:
-        """An attempt at a large message was aborted: its chunks, withheld or in flight, belong to
-        no message. A consumer that has some would wait for the rest, and may not see the abort."""
+        """Take back the chunks of an aborted attempt, kept back or in flight: they belong to no
+        message. A consumer that has some would wait for the rest, and may not see the abort."""
         attempt = self.large.record_abort(name, position)
         lane = None if attempt is None else self.lanes.get(attempt.key)
         if lane is None or lane.rare is None:
@@ -429,9 +422,9 @@ class Subscription:
             self.settling.acknowledge_entry(position, lane)
 
     def scanned(self, entries: Sequence[Entry], now_ms: int) -> list[Effect]:
-        """A page of entries read before, in the order of the log, as of any time since Scan was
-        issued: entries read meanwhile may be missing. It may be shorter than requested; an empty
-        page means that none of the entries read before Scan are left."""
+        """Process a page of entries read before, in the order of the log, as of any time since Scan
+        was issued: entries read meanwhile may be missing. It may be shorter than requested; an
+        empty page means that none of the entries read before Scan are left."""
         end = self.read_position
         assert end is not None
         self.totals["scanned_entries"] += len(entries)
@@ -462,7 +455,7 @@ class Subscription:
         return entries[-1].position if entries else self._scanned_to
 
     def _scan(self, now_ms: int) -> None:
-        """Request a page of the entries read so far, if there is need."""
+        """Request a page of the entries read so far, if one is needed."""
         self._to_scan = self._to_scan or self.parking.start_scan(now_ms)
         if self._to_scan is not None:
             self._scanned_to = self.read_position
@@ -484,15 +477,15 @@ class Subscription:
     # ---- filters
 
     def judged(self, verdicts: Mapping[Position, int], now_ms: int) -> list[Effect]:
-        """The verdicts that Judge requested. Entries left out, or UNJUDGED, are requested again at
-        once."""
+        """Apply the verdicts that Judge requested. Entries left out, or UNJUDGED, are requested
+        again at once."""
         self.judging.judged(verdicts, now_ms)
         return self._effects(now_ms)
 
     def refilter(
         self, now_ms: int, *, is_filtered: bool, start: Position | None = None
     ) -> list[Effect]:
-        """The filters were changed, removed, or are to be retried. Failed and rescheduled entries
+        """Apply changed or removed filters, or retry them. Entries that failed or are rescheduled
         are judged again; so are, from `start` on, all other waiting entries. A pending Judge is
         repeated."""
         self.judging.refilter(is_filtered=is_filtered, start=start)
@@ -544,8 +537,8 @@ class Subscription:
         return self._effects(now_ms), Outcome.DONE, number
 
     def _whole_before(self, last: Flight) -> set[str]:
-        """Which large messages end before a delivery of a topic that comes in order, or with it: an
-        unfinished one comes later, where its last chunk is."""
+        """The large messages that end at or before a delivery of an ordered topic. An unfinished
+        one comes later: its position is that of its last chunk."""
         chunks = {position: _chunk_of(flight) for position, flight in last.lane.flights.items()}
         return {
             chunk.attempt
@@ -554,8 +547,8 @@ class Subscription:
         }
 
     def gone(self, consumer: int, deliveries: Iterable[int], now_ms: int) -> list[Effect]:
-        """The log no longer has entries that are on their way to a consumer: they are skipped
-        instead of sent, and their permits are returned."""
+        """Skip deliveries whose entries the log no longer has, instead of sending them, and return
+        their permits."""
         known = self.consumers.get(consumer)
         passed: list[Position] = []
         for delivery in deliveries:
@@ -570,8 +563,8 @@ class Subscription:
     def negative_acknowledge(
         self, consumer: int, items: Iterable[Nack], now_ms: int
     ) -> tuple[list[Effect], list[Outcome]]:
-        """Negatively acknowledge deliveries. Where keys come in order, later deliveries of their
-        keys are revoked."""
+        """Negatively acknowledge deliveries. Where keys are ordered, later deliveries of their keys
+        are revoked."""
         known = self.consumers.get(consumer)
         outcomes = []
         failed: dict[Lane, list[tuple[Flight, int | None]]] = {}
@@ -594,8 +587,8 @@ class Subscription:
         self, consumer: int, deliveries: Iterable[int], now_ms: int, *, no_room: bool = False
     ) -> tuple[list[Effect], list[Outcome]]:
         """Return unprocessed deliveries without counting an attempt. With a chunk the rest of its
-        message is revoked, and later deliveries of its key. Chunks for which the consumer has
-        `no_room` besides other large messages are delivered again with the last of theirs."""
+        message is revoked, and later deliveries of its key. With `no_room`, a consumer returns
+        chunks that it has no room for besides other large messages: they are kept back."""
         known = self.consumers.get(consumer)
         outcomes = []
         lanes: dict[Lane, list[Position]] = {}
@@ -629,7 +622,8 @@ class Subscription:
         return self._effects(now_ms), outcomes
 
     def _kept_back(self, flight: Flight, now_ms: int) -> bool:
-        """Whether a chunk that there is no room for waits for the last of its message."""
+        """Keep back a chunk that its consumer has no room for; beyond KEPT_BACK_MAX it has failed.
+        Returns false for a last chunk, and for an entry that is none."""
         chunk, lane = _chunk_of(flight), flight.lane
         if chunk is None or chunk.is_last:
             return False
@@ -660,7 +654,7 @@ class Subscription:
     # ---- durable effects
 
     def persisted(self, mark_delete: Position | None, now_ms: int) -> list[Effect]:
-        """The acknowledgements of Persist are durable, and the cursor is at this position."""
+        """Complete a Persist; the cursor is at `mark_delete`."""
         batch = self.settling.persisted()
         for position, lane in batch.whole.items():
             self._done(position, lane)
@@ -677,7 +671,7 @@ class Subscription:
         return self._effects(now_ms)
 
     def recorded(self, now_ms: int) -> list[Effect]:
-        """The failures of Record are durable."""
+        """Complete a Record."""
         for lane in self.settling.recorded():
             self.parking.wake(lane)
             self.parking.drop_if_idle(lane)  # failed deliveries may be settled meanwhile
@@ -686,7 +680,7 @@ class Subscription:
     def dead_lettered(
         self, position: Position, key: bytes, now_ms: int, because: Because | None = None
     ) -> list[Effect]:
-        """The letter of DeadLetter is durable; or it is abandoned for this reason, and the entry is
+        """Complete a DeadLetter: the letter is durable, or abandoned for a reason, and the entry is
         skipped."""
         lane = self.lanes[key]
         assert lane.dead == position
@@ -708,8 +702,8 @@ class Subscription:
         return self._effects(now_ms)
 
     def release_key(self, key: bytes, now_ms: int) -> list[Effect]:
-        """Release a key that is held, or whose messages are all dead-lettered. It is the key of a
-        message, in any lane."""
+        """Release a key that is held, or whose messages are all dead-lettered. `key` is a
+        message's, in any lane."""
         key = self.lane_key(key)
         lane, forgotten = self.lanes.get(key), self.gaps.forget(key)
         self.out.add(forgotten)
@@ -737,7 +731,8 @@ class Subscription:
         self.parking.drop_if_idle(lane)
 
     def _end_chunk(self, lane: Lane, chunk: Chunk | None) -> None:
-        """The last chunk of a message is acknowledged. Unacknowledged others are not needed."""
+        """If an acknowledged chunk is the last of its message, drop kept-back ones: they are not
+        needed."""
         if chunk is None or not chunk.is_last or lane.rare is None:
             return
         self.large.record_done(chunk.attempt)
@@ -747,7 +742,7 @@ class Subscription:
     # ---- time
 
     def tick(self, now_ms: int) -> list[Effect]:
-        """Timers are due."""
+        """Handle the timers that are due."""
         self.parking.due(now_ms)
         for subject in self.timers.due(now_ms):
             match subject:
@@ -762,7 +757,7 @@ class Subscription:
         return self._effects(now_ms)
 
     def _give_up_unfinished(self, lane: Lane, now_ms: int) -> None:
-        """Dead-letter chunks that have been withheld for too long."""
+        """Dead-letter chunks that have been kept back for too long."""
         since_ms = {} if lane.rare is None else lane.rare.kept_since_ms
         for name, since in list(since_ms.items()):
             if since + self.options.unfinished_max_ms > now_ms:
@@ -773,7 +768,7 @@ class Subscription:
                 self.parking.bring_back(lane, name)
 
     def _timed_max(self) -> int:
-        """How many timers may be needed: one for each that one may be for."""
+        """The number of timers that may be needed: one for each lane and consumer."""
         return len(self.lanes) + len(self.consumers)
 
     # ---- effects
@@ -799,13 +794,12 @@ class Subscription:
         return self.out.take()
 
     def _read(self) -> None:
-        """Read on in the log, if any consumer takes more."""
         if not self._is_reading and self.flights.takes_more and not self.verdicts.is_full:
             self._is_reading = True
             self.out.add(Read(self.read_position))
 
 
 def _chunk_of(flight: Flight) -> Chunk | None:
-    """Which chunk a delivery is; None: it is none."""
+    """The chunk of a delivery; None: it is none."""
     rare = flight.lane.rare
     return None if rare is None else rare.chunks.get(flight.position)

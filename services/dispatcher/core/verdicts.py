@@ -1,16 +1,16 @@
-"""Entries that wait for filters: their states and waiting times, and the verdicts to request.
+"""Entries that wait for filters: their states and waiting times, and requests for verdicts.
 
     UNJUDGED ──Judge──▶ accepted, rejected, FILTER_FAILED, or rescheduled ──due──▶ UNJUDGED
        ▲                                     │
        └── returned, the chains changed ◀────┘
 
 An accepted entry waits like any other without any state, so without filters this module is empty.
-One Judge is pending at a time. It requests as many entries of each key as of any other, in the
-order of the log, regardless of turns: a rejected entry needs no permit.
+One Judge is pending at a time. It shares its entries evenly among the keys, each in the order of
+the log, regardless of turns: a rejected entry needs no permit.
 
-Some entries must not wait forever: those at which filters failed, and withheld chunks. A new owner
-would count their time from its takeover, and with one takeover a day no wait would ever end. So the
-oldest are durable, as text in the cursor's property WAITS:
+Some waits must end: those of entries at which filters failed, and of kept-back chunks. A new owner
+would count them from its takeover, and with one takeover a day none would ever end. So the oldest
+are durable, as text in the cursor's property WAITS:
 
     1:5@1700000000000 1:9@1700000360000        position @ milliseconds since 1970
 
@@ -34,27 +34,27 @@ from seqgate.types import Position
 WAITS: Final = "seqgate.waits"
 
 WAITS_MAX: Final = 64
-"""Of how many entries it is durable: as many as a property has room for."""
+"""Limit of durable waits, for which a property has room."""
 
 
 class Waits:
-    """The durable waits, and those that restarted. Mutable; of one machine."""
+    """The durable waits of one machine, and those that restarted."""
 
     def __init__(self, since_ms: Mapping[Position, int]) -> None:
         self._since_ms = dict(since_ms)
         self._anew: set[Position] = set()
 
     def since_ms(self, position: Position, now_ms: int) -> int:
-        """Since when an entry waits that is found to wait now."""
+        """When an entry began to wait that waits now: before `now_ms` only if that is durable."""
         return min(now_ms, self._since_ms.get(position, now_ms))
 
     def failed_before(self, position: Position, *, is_chunk: bool) -> bool:
-        """Whether filters failed at an entry that is judged once more, at this owner or an earlier
-        one. A chunk that waited at an earlier owner may have waited for another reason."""
+        """Whether filters failed, for this owner or an earlier one, at an entry that is judged once
+        more. A chunk's durable wait does not tell: it may have been kept back."""
         return position in self._anew or (not is_chunk and position in self._since_ms)
 
     def begin_anew(self, position: Position) -> None:
-        """A waiting entry may have no reason to wait any longer; if it has, its time restarts."""
+        """Restart the wait of an entry that may have no reason to wait any longer."""
         self._since_ms.pop(position, None)
         self._anew.add(position)
 
@@ -65,7 +65,7 @@ class Waits:
 
 
 def oldest(lanes: Iterable[Lane]) -> dict[Position, int]:
-    """Those that have waited longest, and since when."""
+    """The start times of the oldest waits that must end, at most WAITS_MAX."""
     found: list[tuple[int, Position]] = []
     for lane in lanes:
         if lane.undecided is not None:
@@ -77,14 +77,13 @@ def oldest(lanes: Iterable[Lane]) -> dict[Position, int]:
 
 
 def to_text(since_ms: Mapping[Position, int]) -> str:
-    """The text of the property."""
     return " ".join(
         f"{ledger_id}:{entry_id}@{since}" for (ledger_id, entry_id), since in since_ms.items()
     )
 
 
 def from_text(text: str) -> dict[Position, int]:
-    """Parse the property. Unknown items were not written here, and are ignored."""
+    """Parse the property. Malformed items were not written here, and are ignored."""
     found = {}
     for each in text.split():
         place, _, since = each.partition("@")
@@ -95,10 +94,10 @@ def from_text(text: str) -> dict[Position, int]:
 
 
 JUDGE_ENTRIES: Final = 1_000
-"""About how many entries one Judge asks."""
+"""Approximate limit of entries in one Judge."""
 
 UNJUDGED_MAX: Final = 10_000
-"""Number of unjudged entries at which reading stops: further ones could not be delivered either."""
+"""Limit of unjudged entries at which reading stops: further ones could not be delivered either."""
 
 _PUT_OFF: Final = 1
 """The state under which rescheduled entries are counted, regardless of their times."""
@@ -137,17 +136,14 @@ class Verdicts:
 
     @property
     def unjudged(self) -> int:
-        """How many entries that wait are unjudged."""
         return self._counts[UNJUDGED]
 
     @property
     def failed(self) -> int:
-        """At how many the filters failed."""
         return self._counts[FILTER_FAILED]
 
     @property
     def put_off(self) -> int:
-        """How many were put off."""
         return self._counts[_PUT_OFF]
 
     @property
@@ -162,7 +158,7 @@ class Verdicts:
     # ---- waiting entries
 
     def record(self, lane: Lane, position: Position, state: int) -> None:
-        """An entry that waits is UNJUDGED, or its filters failed (FILTER_FAILED)."""
+        """Set the state of a waiting entry."""
         undecided = lane.undecided
         if undecided is None:
             undecided = lane.undecided = Undecided()
@@ -174,7 +170,7 @@ class Verdicts:
             self._to_ask[lane] = None
 
     def record_failed(self, lane: Lane, position: Position, now_ms: int) -> None:
-        """The filters failed at an entry that waits (FILTER_FAILED)."""
+        """Record that filters failed at a waiting entry."""
         before = None if lane.undecided is None else lane.undecided.failed_ms.get(position)
         self.record(lane, position, FILTER_FAILED)
         assert lane.undecided is not None
@@ -192,7 +188,7 @@ class Verdicts:
         )
 
     def record_put_off(self, lane: Lane, position: Position, until_ms: int, times: int = 1) -> None:
-        """An entry that waits is judged again then, and was put off so many times in a row."""
+        """Reschedule a waiting entry, for the `times`-th time in a row."""
         self.record(lane, position, until_ms)
         assert lane.undecided is not None
         lane.undecided.times[position] = times
@@ -201,7 +197,7 @@ class Verdicts:
         self._timers.look_at(lane, until_ms)
 
     def judge_anew(self, lane: Lane, position: Position) -> None:
-        """An entry that waits is judged as if it had never been."""
+        """Judge a waiting entry as if for the first time."""
         has_failed = self.has_failed(lane, position)
         self.record(lane, position, UNJUDGED)
         assert lane.undecided is not None
@@ -230,7 +226,7 @@ class Verdicts:
         return given_up
 
     def forget(self, lane: Lane, position: Position) -> None:
-        """An entry is accepted, or does not wait any more."""
+        """Forget an entry that is accepted or no longer waits."""
         undecided = lane.undecided
         state = None if undecided is None else undecided.states.pop(position, None)
         if undecided is None or state is None:
@@ -266,7 +262,7 @@ class Verdicts:
             pending.update((each, lane) for each in nsmallest(share, unjudged))
             if len(unjudged) > share:
                 more.append(lane)
-        self._to_ask.update(dict.fromkeys(more))  # after those that were not asked
+        self._to_ask.update(dict.fromkeys(more))  # after the lanes left out
         if not pending:
             return None
         self._pending = pending

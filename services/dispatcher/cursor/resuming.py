@@ -1,8 +1,8 @@
 """Moves a cursor that is ahead of its log back to the end of the log.
 
 A cursor may have acknowledged entries that the log does not have yet: it was imported, or the log
-was restored from an older copy. Entries stored there later would never be delivered. So whatever
-lies beyond the last entry is removed from the cursor before anything is read.
+was restored from an older copy. Entries stored there later would never be delivered. So everything
+beyond the last entry is removed from the cursor before the log is read.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from seqgate.types import Position, TopicName
 log = structlog.get_logger()
 
 BATCH_ENTRIES: Final = 1_000
-"""How many acknowledged entries are persisted again at a time."""
+"""Number of acknowledged entries in one Persist that writes them again."""
 
 
 def is_beyond(
@@ -28,7 +28,7 @@ def is_beyond(
     attempts: Mapping[Position, int],
     last: Position | None,
 ) -> bool:
-    """Whether the cursor knows entries after the last one; None: the log never had any."""
+    """Whether a cursor has entries after the log's last one; None: the log never had any."""
     known = [*([acknowledged.highest] if acknowledged.highest else ()), *left, *attempts]
     return bool(known) and (last is None or max(known) > last)
 
@@ -36,11 +36,11 @@ def is_beyond(
 async def move_back(
     tenure: Tenure, topic: TopicName, cursor: Cursor, last: Position | None
 ) -> None:
-    """Remove what lies after the log's last entry from a cursor; None: the log never had any.
+    """Remove everything after the log's last entry from a cursor; None: the log never had any.
 
     Raises:
-        CursorsUnavailable, Fenced, SubscriptionNotFound: it may be partly done; repeat it.
-            Acknowledgements beyond the mark-delete position may be lost.
+        CursorsUnavailable, Fenced, SubscriptionNotFound: the cursor may be partly changed; repeat
+            the call. Acknowledgements beyond the mark-delete position may be lost.
     """
     mark_delete = cursor.mark_delete
     if mark_delete is not None:

@@ -1,11 +1,11 @@
 """The cursor of a subscription, as the holder of its lease changes it, in order.
 
-A call may arrive late, or twice: a service stalls, a network delays, a proxy retries what it sent
-before. Acknowledgements and counts only add up, so they may arrive any number of times. Replacing
-calls may not: an acknowledgement from before a reset would skip what is to be redelivered, the
-reset would take back what was acknowledged since, and old properties would undo newer ones. So no
-epoch of a lease holds two calls of which the first, arriving after the second, would undo it: the
-holder takes the next epoch in between, and the first call is fenced.
+A call may arrive late, or twice: a service stalls, a network delays, a proxy retries a request.
+Acknowledgements and counts only add up, so they may arrive any number of times. Calls that replace
+state may not: an acknowledgement from before a reset would skip entries that are to be redelivered,
+a late reset would take back acknowledgements made since, and old properties would undo newer ones.
+So no epoch of a lease holds two calls of which the first, arriving after the second, would undo it:
+the holder takes the next epoch in between, and the first call is fenced.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 RENEWALS: Final = 6
-"""How often a lease is renewed during its term."""
+"""Renewals of a lease per term."""
 
 BEFORE_FIRST: Final = Position(0, 0)
-"""The end of an empty log: what follows it is the log's first entry."""
+"""Stands for the end of an empty log: the log's first entry follows it."""
 
 
 class _Change(Enum):
@@ -53,11 +53,11 @@ _UNDONE_BY: Final[Mapping[_Change, frozenset[_Change]]] = {
     _Change.RESET: frozenset({_Change.ADD, _Change.RESET}),
     _Change.PUT: frozenset({_Change.PUT}),
 }
-"""By kind: which kinds, sent before it under the same epoch, would undo it by arriving late."""
+"""By kind: the kinds that, sent before it under the same epoch, would undo it by arriving late."""
 
 
 class Tenure:
-    """The cursor of one subscription, as the holder of its lease has it.
+    """The cursor of one subscription, as the holder of its lease changes it.
 
     Raises, from every method:
         CursorsUnavailable, CursorsRefused, CursorCorrupt, SubscriptionNotFound: see Cursors.
@@ -74,19 +74,17 @@ class Tenure:
         self._epoch = epoch
         self._lease_ms = lease_ms
         self._sent: set[_Change] = set()  # under this epoch
-        self._left = 0  # the last one after which the next was asked for
+        self._left = 0  # the last epoch whose successor was requested
         self._renewing = asyncio.Lock()
         self._putting = asyncio.Lock()
 
     @property
     def epoch(self) -> int:
-        """The lease's current epoch."""
         return self._epoch
 
     # ---- reading
 
     async def get(self) -> Cursor:
-        """The cursor."""
         return await self._cursors.get(*self._names)
 
     def acknowledged(self) -> AsyncIterator[Run | Part]:
@@ -94,7 +92,7 @@ class Tenure:
         return self._cursors.acknowledged(*self._names)
 
     def attempts(self) -> AsyncIterator[tuple[Position, int]]:
-        """The failed deliveries of unacknowledged entries, by entry."""
+        """The numbers of failed deliveries of unacknowledged entries."""
         return self._cursors.attempts(*self._names)
 
     # ---- calls that add up
@@ -134,13 +132,11 @@ class Tenure:
     # ---- the lease
 
     async def renew(self) -> None:
-        """Extend the lease."""
         await self._done(
             lambda epoch: self._cursors.renew(*self._names, self._owner, epoch, self._lease_ms)
         )
 
     async def release(self) -> None:
-        """Release the lease."""
         await self._done(lambda epoch: self._cursors.release(*self._names, epoch))
 
     async def _changed(self, change: _Change, call: Callable[[int], Awaitable[T]]) -> T:
@@ -161,7 +157,7 @@ class Tenure:
                 return await call(epoch)
             except Fenced:
                 async with self._renewing:
-                    pass  # perhaps this instance is taking the next epoch
+                    pass  # wait if this instance is taking the next epoch
                 if epoch == self._epoch and self._left != epoch:
                     raise
                 await self._leave(epoch)
@@ -182,9 +178,9 @@ class Tenure:
 async def keep_lease(
     tenure: Tenure, name: str, lease_s: float, lost_s: float, stop: Callable[[DomainError], None]
 ) -> None:
-    """Renew a lease that was just acquired; once it is lost, or may be, stop everything. Until
-    `lost_s`, by the loop's clock, it is held: its term began no later than its request, however
-    late the response came."""
+    """Renew an acquired lease; once it is lost, or may be, call `stop`. It is held at least until
+    `lost_s`, by the loop's clock, a term after the request: the term cannot begin before the
+    request, however late the response comes."""
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(min(lease_s / RENEWALS, max(0.0, lost_s - loop.time())))
@@ -206,8 +202,8 @@ async def keep_lease(
 async def persist(tenure: Tenure, log: Log, topic: TopicName, what: Persist) -> Position | None:
     """Make acknowledgements durable. Returns the mark-delete position. May be repeated.
 
-    The cursor may have been told of a succession when the log began earlier: a subscription that
-    was moved back to before a trim contradicts it. The log's first entry reconciles both.
+    The cursor may know a succession from when the log began earlier, which a subscription that was
+    moved back to before a trim contradicts. The log's first entry reconciles both.
 
     Raises:
         CursorsRefused: none of this can be made durable, however often it is repeated.

@@ -1,6 +1,6 @@
-"""Keeps durable, in the cursor, since when entries wait that must not wait forever.
+"""Makes durable, in the cursor, when the waits that must end began.
 
-services/dispatcher/core/verdicts.py explains which entries, and why.
+services/dispatcher/core/verdicts.py explains which waits, and why.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class Waiting:
         tenure: Tenure,
         oldest: Callable[[], Mapping[Position, int]],
     ) -> None:
-        """`oldest` returns the waiting entries, and since when they wait."""
+        """`oldest` returns the waiting entries, and when each began to wait."""
         self._topic = topic
         self._subscription = subscription
         self._tenure = tenure
@@ -39,7 +39,7 @@ class Waiting:
         self._written: str | None = ""
 
     def load(self, cursor: Cursor) -> dict[Position, int]:
-        """The durable waits."""
+        """Read the durable waits from a cursor."""
         self._written = cursor.properties.get(WAITS, "")
         return from_text(self._written)
 
@@ -66,6 +66,6 @@ class Waiting:
         if text == self._written:
             return
         put, remove = ({WAITS: text}, ()) if text else ({}, (WAITS,))
-        self._written = None  # until it is known
+        self._written = None  # unknown if the write fails
         await self._tenure.set_properties(put, remove)
         self._written = text
