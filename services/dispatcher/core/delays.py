@@ -97,13 +97,8 @@ NEVER_MS: Final = 2**63
 
 @dataclass(slots=True)
 class _Stretch:
-    """Postponed entries of a range of one ledger, a bit each.
-
-    Attributes:
-        soonest_ms: a lower bound of their due times.
-        visited_soonest_ms: the same, for entries postponed since the pass began.
-        was_visited: whether the pass has visited one of them; it visits all of a stretch, or none.
-    """
+    """Postponed entries of a range of one ledger, a bit each. `soonest_ms` is a lower bound of
+    their due times, `visited_soonest_ms` of those postponed since the pass began."""
 
     bits: int = 0
     soonest_ms: int = NEVER_MS
@@ -112,8 +107,7 @@ class _Stretch:
 
 
 class Postponed:
-    """The postponed entries: for each stretch of the log a bitmap, and a lower bound of the due
-    times."""
+    """The postponed entries, by stretches of the log."""
 
     def __init__(self) -> None:
         self._stretches: dict[tuple[int, int], _Stretch] = {}
@@ -204,8 +198,7 @@ class Postponed:
 
 
 KEPT_BYTES: Final = 1_200
-"""Memory of a kept message besides its key, in bytes. The key counts too: it may be referenced
-nowhere else."""
+"""Memory of a kept message in bytes, besides its key, which may be referenced nowhere else."""
 
 KEPT_LEAST: Final = 100
 """Number of delayed messages that a subscription may keep even if others use up the budget."""
@@ -215,11 +208,7 @@ _FIRST: Final = Position(0, 0)
 
 
 class DelayedBytes:
-    """The memory budget for delayed messages that all subscriptions of the process share.
-
-    Attributes:
-        size_bytes, bytes_max: the bytes in use, and their limit.
-    """
+    """The memory budget for delayed messages that all subscriptions of the process share."""
 
     def __init__(self, bytes_max: int) -> None:
         self.size_bytes = 0
@@ -236,17 +225,11 @@ class Kept(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Its approximate size in memory."""
         return KEPT_BYTES + len(self.lane.key)
 
 
 class Delays:
-    """See the module.
-
-    Attributes:
-        holds_keys: whether a delayed message holds its key.
-        postponed: entries that were read and not kept.
-    """
+    """See the module. `holds_keys`: whether a delayed message holds its key."""
 
     def __init__(self, options: Options, together: DelayedBytes) -> None:
         self.holds_keys = options.orders_keys and options.delay_holds_key
@@ -326,8 +309,7 @@ class Delays:
         self._most = max(self._most, len(self._kept))
 
     def drop(self, position: Position) -> None:
-        """Remove an entry that will not be delivered, if it is postponed. The entries that it held
-        are found by a pass, which is due at once."""
+        """Remove an undeliverable entry. A pass, due at once, finds the entries that it held."""
         if position in self.postponed:
             self.postponed.discard(position)
             if self.holds_keys:
@@ -358,8 +340,7 @@ class Delays:
     # ---- the pass
 
     def next_ms(self, now_ms: int) -> int | None:
-        """When the next kept message or pass is due; None: never. A pass that is due already does
-        not count: see `wants_pass`."""
+        """When the next kept message or pass is due, except a pass due by now; None: never."""
         due_ms = self._kept[0].when_ms if self._kept else NEVER_MS
         if self.postponed and not self.is_passing and self._horizon_ms > now_ms:
             due_ms = min(due_ms, self._horizon_ms)
@@ -398,8 +379,7 @@ class Delays:
             self.postponed.discard(position)
 
     def gone(self, last: Position, found: Container[Position]) -> list[Position]:
-        """End a page of the pass, through `last`. Removes and returns postponed entries that the
-        log no longer has."""
+        """End a page of the pass. Removes and returns entries that the log no longer has."""
         gone = [
             each for each in self.postponed.between(self._page_start, last) if each not in found
         ]

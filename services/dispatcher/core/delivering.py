@@ -31,13 +31,10 @@ TURN_ENTRIES: Final = 16
 """Limit of entries of a key delivered before the next key's turn; also of a consumer's turns."""
 
 KEPT_BACK_MAX: Final = 20_000
-"""Limit of kept-back chunks, some 400 bytes each. Beyond it, returning a chunk for lack of room
-counts as a failed delivery."""
+"""Limit of kept-back chunks, some 400 bytes each; chunks returned beyond it count as failed."""
 
 
 class Delivering:
-    """See the module."""
-
     def __init__(
         self,
         options: Options,
@@ -64,8 +61,7 @@ class Delivering:
             unserved = [each for each in unserved if self._serve(each, now_ms)]
 
     def _serve(self, consumer: Consumer, now_ms: int) -> bool:
-        """Serve a consumer up to TURN_ENTRIES turns. Returns whether more entries may be
-        deliverable."""
+        """Serve a consumer for TURN_ENTRIES turns at most. Returns whether there may be more."""
         slots = consumer.queue.slots
         turns = TURN_ENTRIES
         while consumer.has_room:
@@ -141,8 +137,8 @@ class Delivering:
             parking.wake(lane)
 
     def _skip_undeliverable(self, lane: Lane, position: Position) -> bool:
-        """Whether an entry needs no delivery: it was acknowledged while it waited, or it is a chunk
-        whose message cannot be whole, which this acknowledges."""
+        """Whether an entry needs no delivery: it is acknowledged, or a useless chunk, which this
+        skips."""
         if position in self._settling.acknowledged:
             return True
         if self._is_over(lane, position):
@@ -173,9 +169,8 @@ class Delivering:
         return chunk is not None and self._large.is_over(chunk.attempt, position)
 
     def _is_useless(self, lane: Lane, position: Position) -> bool:
-        """Whether an entry is a chunk whose first chunk was acknowledged meanwhile, so that its
-        message cannot be delivered. One that failed too often is not: it follows the first chunk to
-        the dead letter topic."""
+        """Whether an entry is a chunk whose first one was acknowledged meanwhile. A chunk that
+        failed too often is not: it follows the first to the dead letter topic."""
         chunk = None if lane.rare is None else lane.rare.chunks.get(position)
         if chunk is None or not self._large.is_headless(chunk, position):
             return False
@@ -188,12 +183,10 @@ class Delivering:
     def _gather(
         self, lane: Lane, head: Parked | Returned, consumer: Consumer, now_ms: int
     ) -> Reason | None:
-        """Handle the next entry of a key that has kept-back chunks, or that its consumer gathers.
-
-        A chunk is kept back, too (READY), unless its message is being delivered already. The last
-        chunk starts the gathering of its message, which is then delivered whole and ahead of
-        everything else (READY), once none of it is in flight (until then, the reason). None:
-        deliver the entry like any other."""
+        """Keep back the next entry of a key, a chunk (READY), unless its message is being
+        delivered. With the last chunk, begin to deliver the whole message ahead of everything else
+        (READY), once none of it is in flight (until then, the reason). None: deliver the entry like
+        any other."""
         rare, parking = lane.rare, self._parking
         assert rare is not None
         chunk = rare.chunks.get(head.position)
@@ -283,8 +276,7 @@ class Delivering:
 
     def _take_back(self, lane: Lane, position: Position) -> bool:
         """Dead-letter all of a chunk's message: revoke its chunks in flight, since the rest will
-        not be delivered, and bring back its kept-back chunks. Returns whether there were any of
-        either."""
+        not follow, and bring back its kept-back ones. Returns whether there were any."""
         chunk = None if lane.rare is None else lane.rare.chunks.get(position)
         if chunk is None:
             return False

@@ -51,34 +51,28 @@ class Options:
     """How a subscription behaves.
 
     Attributes:
-        kind: how messages are distributed among consumers.
         in_order: whether a key's messages are always delivered in order; false is Pulsar's
             allowOutOfOrderDelivery. Without effect on SHARED and EXCLUSIVE.
         max_in_flight_per_key: limit of a key's unacknowledged entries; 0: none.
-        consumer_unacked_max, unacked_max: limits of unacknowledged messages, of a consumer and of
-            the subscription; 0: none.
-        key_parked_max, consumer_parked_max: limits of parked entries, of a key and of the keys of a
-            consumer. Further ones are read again later.
+        consumer_unacked_max, unacked_max: limits of unacknowledged messages; 0: none.
+        key_parked_max, consumer_parked_max: limits of parked entries; further ones are read again.
         delayed_max, delayed_bytes_max: limits of delayed messages in memory, and of their
-            approximate bytes. Those due soonest are kept, the others are read again.
-        returned_max: limit of a consumer's entries that wait for redelivery, at which its first
-            deliveries pause; 0: none.
+            approximate bytes: those due soonest are kept, the others read again.
+        returned_max: entries awaiting redelivery at which a consumer's first deliveries pause; 0:
+            any.
         classic_join: whether a consumer that joins waits until all entries read before are
             acknowledged (rememberUnackedMessageKeys=false).
         delay_holds_key: whether a delayed message holds later messages of its key.
         drain_deadline_ms: the time after which a moved key is taken from a consumer that has not
             acknowledged its messages; 0: never.
-        redeliveries_max: how often a message is redelivered before it is dead-lettered; None: no
-            limit.
+        redeliveries_max: redeliveries of a message before it is dead-lettered; None: no limit.
         after_dead_letter: the rule for its key from then on.
         retry_first_ms, retry_max_ms: the delay of a negatively acknowledged message unless the
             consumer sets one; it doubles with each attempt.
         reschedule_max_ms: the longest delay that filters may set; longer ones are shortened to it.
         reschedules_max: how often in a row filters may reschedule an entry; then it is delivered.
-        unfinished_max_ms: how long kept-back chunks wait for the last of their message; then they
-            are dead-lettered.
-        filter_failed_max_ms: how long an entry waits after filters failed at it; then it is
-            dead-lettered.
+        unfinished_max_ms, filter_failed_max_ms: how long kept-back chunks wait for their last, and
+            entries for filters that failed; then they are dead-lettered.
     """
 
     kind: SubscriptionType = SubscriptionType.KEY_SHARED
@@ -105,7 +99,6 @@ class Options:
 
     @property
     def orders_keys(self) -> bool:
-        """Whether a key's messages must be delivered in order."""
         if self.kind is SubscriptionType.KEY_SHARED:
             return self.in_order
         return self.kind is SubscriptionType.EXCLUSIVE
@@ -116,10 +109,7 @@ class Entry(NamedTuple):
 
     Attributes:
         key: its sticky key; None: it is a marker, not a message.
-        messages: its number of messages.
         deliver_at_ms: the earliest time of delivery; 0: at once.
-        chunk: its part of a large message; None: it is no chunk.
-        verdict: of the filters.
         aborts: the attempt at a large message that it aborts; empty: none.
     """
 
@@ -231,7 +221,6 @@ class Persist:
     """Make acknowledgements durable, retrying until they are. Event: `persisted`.
 
     Attributes:
-        entries: entries acknowledged as a whole.
         parts: of batches, their number of messages, and the bits of the acknowledged ones.
         successions: pairs of positions in two ledgers between which the log has no entry.
     """
@@ -310,8 +299,7 @@ class Outcome(Enum):
 
 
 class Outgoing:
-    """The effects of one event. A consumer gets revocations before new deliveries, each in one
-    message."""
+    """The effects of one event. Each consumer gets revocations before new deliveries."""
 
     def __init__(self) -> None:
         self._effects: list[Effect] = []

@@ -45,8 +45,7 @@ class Flights:
         consumers: the connected ones; those of a pool are served in this order.
         unacked: the number of messages that are not durably acknowledged.
         handed_over: for each key that finished draining, when it began; the shell empties it.
-        is_blocked: whether first deliveries pause: `unacked` reached its limit, and is not yet
-            below half of it.
+        is_blocked: whether first deliveries pause, from the limit of `unacked` down to half of it.
     """
 
     def __init__(
@@ -84,8 +83,7 @@ class Flights:
         consumer.queue.takers.append(consumer)
 
     def remove(self, number: int) -> list[Flight]:
-        """Remove a consumer, and wake the keys of large messages whose rest waited for it. Returns
-        its unsettled flights."""
+        """Remove a consumer, and wake keys that waited for it. Returns its unsettled flights."""
         gone = self.consumers.pop(number)
         self._parking.owner_gone(gone)
         for each in gone.large.values():
@@ -97,8 +95,8 @@ class Flights:
         return flights
 
     def permit(self, consumer: Consumer, messages: int) -> None:
-        """Add permits to a consumer, and wake the keys of large messages whose rest waited for
-        them: it has the first chunks, though it does not own the key."""
+        """Add permits, and wake keys with the rest of a large message that the consumer has
+        begun."""
         consumer.permits += messages
         if consumer.unfinished and consumer.has_room:
             for each in consumer.large.values():
@@ -115,7 +113,6 @@ class Flights:
         unacked: int,
         now_ms: int,
     ) -> Flight:
-        """Begin the delivery of an entry."""
         deadline_ms = now_ms + consumer.ack_timeout_ms if consumer.ack_timeout_ms else None
         flight = Flight(
             self.next_delivery,
@@ -165,8 +162,7 @@ class Flights:
     # ---- time-outs
 
     def renew(self, consumer: Consumer, flight: Flight, now_ms: int) -> None:
-        """Restart a delivery's time-out. It moves behind the consumer's others, since all time-outs
-        have the same length."""
+        """Restart a time-out. The delivery moves to the end: all time-outs have the same length."""
         if flight.deadline_ms is not None:
             flight.deadline_ms = now_ms + consumer.ack_timeout_ms
             consumer.flights[flight.delivery] = consumer.flights.pop(flight.delivery)
@@ -233,8 +229,8 @@ class Flights:
     # ---- returned deliveries
 
     def _revoke(self, flight: Flight) -> bool:
-        """Make a delivery stale. One that was not sent yet returns its permits. Returns whether it
-        was sent."""
+        """Make a delivery stale, returning its permits if it was not sent. Returns whether it
+        was."""
         was_sent = self._out.revoke(flight)
         if not was_sent:
             self.consumers[flight.consumer].permits += flight.unacked.bit_count()
@@ -247,8 +243,7 @@ class Flights:
         self._parking.put_back(flight.lane, returned)
 
     def keep_back(self, flight: Flight, attempt: str, now_ms: int) -> None:
-        """Keep back a chunk that its consumer has no room for besides other large messages. These
-        continue; the chunk waits for the turn of its message's last."""
+        """Keep back a chunk for which its consumer has no room besides other large messages."""
         lane = flight.lane
         self.land(flight)
         if lane.unresolved and flight.position in lane.unresolved:
@@ -263,8 +258,7 @@ class Flights:
                 self.give_back(flight)
 
     def take_back_rest(self, lane: Lane, attempt: str, position: Position) -> Position | None:
-        """Revoke the chunks of a large message after a position. Returns the position of its last
-        chunk, if that was in flight."""
+        """Revoke later chunks of a large message. Returns where the last one is, if in flight."""
         last = None
         chunks = {} if lane.rare is None else lane.rare.chunks
         for flight in list(lane.flights.values()):
@@ -294,8 +288,7 @@ class Flights:
         return bool(taken)
 
     def fail(self, lane: Lane, flights: Sequence[tuple[Flight, int | None]], now_ms: int) -> None:
-        """Return failed deliveries of a key, each to be redelivered after a delay; None: the
-        options' delay for its attempts."""
+        """Return failed deliveries of a key, each with a delay; None: the options' delay."""
         for flight, delay_ms in flights:
             if delay_ms is None:
                 delay_ms = self._delay_ms(self._settling.attempts.get(flight.position, 0))
@@ -377,8 +370,7 @@ class HandOver:
         self._placement: Snapshot = selector.snapshot()
 
     def reassign(self, now_ms: int, joined: Iterable[int] = ()) -> None:
-        """Move slots to their new owners, and tell their old and new owners, and all consumers that
-        joined, which slots they own."""
+        """Move slots to their new owners, and tell joined and affected consumers their slots."""
         before, self._placement = self._placement, self._selector.snapshot()
         consumers = self._flights.consumers
         told: dict[int, list[SlotRange]] = {each: [] for each in joined}
@@ -417,15 +409,13 @@ class HandOver:
     def record_joined_at(
         self, consumer: Consumer, read_position: Position | None, mark_delete: Position | None
     ) -> None:
-        """Under the classic rule, make a consumer that joins wait until all entries read before are
-        acknowledged."""
+        """Under the classic rule, let a consumer wait for entries read before it joined."""
         classic = self._options.classic_join and self._options.orders_keys
         if classic and self._flights.consumers:
             consumer.joined_at = None if read_position == mark_delete else read_position
 
     def all_joined(self, mark_delete: Position | None) -> None:
-        """Resume consumers for which all entries read before they joined are acknowledged, or that
-        are alone."""
+        """Resume consumers that are alone, or whose earlier entries are all acknowledged."""
         consumers = self._flights.consumers
         reached = mark_delete or NO_ENTRY
         changed = False

@@ -31,13 +31,10 @@ from seqgate.services.dispatcher.core.verdicts import Verdicts
 from seqgate.types import Position
 
 REJECTED_ATTEMPTS_MAX: Final = 1_000
-"""Limit of remembered large messages whose first chunks were rejected and whose last has not been
-read; beyond it the oldest is forgotten."""
+"""Limit of attempts remembered as rejected until their last chunk is read; the oldest go first."""
 
 
 class Judging:
-    """See the module."""
-
     def __init__(
         self, options: Options, parking: Parking, settling: Settling, totals: dict[str, int]
     ) -> None:
@@ -51,9 +48,8 @@ class Judging:
     # ---- entries read from the log
 
     def as_read(self, entry: Entry, key: bytes, now_ms: int, *, keeps: bool) -> Entry | None:
-        """Apply the verdict on an entry that was read, for the first time or again. `keeps`:
-        whether entries of its key are kept, room permitting. Returns the entry with the verdict
-        that counts; None: it is rejected."""
+        """Apply the verdict on an entry that was read. `keeps`: whether its key's entries are kept,
+        room permitting. Returns the entry with the verdict that counts; None: it is rejected."""
         if entry.chunk is not None:
             if not keeps:
                 return entry  # judged when the chunks before it are known
@@ -193,8 +189,8 @@ class Judging:
             self._parking.accept(lane, position)
 
     def first_failed(self) -> Position | None:
-        """The first entry that waits because filters failed at it, even if it is being judged once
-        more; None: none."""
+        """The first waiting entry at which filters failed, even if it is judged again; None:
+        none."""
         failed = (
             position
             for lane in self._parking.lanes.values()

@@ -31,11 +31,7 @@ class _Scanning:
 
 
 class Lags:
-    """See the module.
-
-    Attributes:
-        lanes: the lagging keys; the lagging slots are in their queues.
-    """
+    """See the module. `lanes` are the lagging keys; lagging slots are in their queues."""
 
     def __init__(self, options: Options) -> None:
         self.lanes: set[Lane] = set()

@@ -81,7 +81,6 @@ class Large:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether its consumer lacks the last chunk, and cannot use the others."""
         return not self.has_last
 
 
@@ -95,12 +94,9 @@ class Queue:
 
     Attributes:
         takers: the consumers that get its entries: its owner, or all of a pool.
-        slots: slots with something to deliver, in turn.
-        lagging: slots with a lag.
-        parked: the number of waiting entries in all its slots.
-        returned: how many of them were delivered before.
-        is_choked: whether only these are delivered: `returned` reached its limit, and is still
-            above half.
+        slots, lagging: slots with something to deliver, in turn, and slots with a lag.
+        parked, returned: the waiting entries in all its slots, and those of them delivered before.
+        is_choked: whether only returned entries are delivered, from their limit down to half of it.
     """
 
     parked_max: int
@@ -134,12 +130,8 @@ class Slot:
     """A hash slot with work.
 
     Attributes:
-        lanes: of its keys.
         ready, last: the first and the last of the lanes in turn, linked by `next_ready`.
-        queued: whether it is in its queue.
-        parked, returned: as a queue's.
-        lag: where its entries that were read and not kept begin; they are scanned when there is
-            room.
+        lag: where its entries that were read and not kept begin; they are scanned given room.
     """
 
     number: int
@@ -207,9 +199,7 @@ class Rare:
         later: the times of delayed entries that hold nothing; they do not count as waiting.
         chunks: the chunks among waiting entries and those in flight.
         rests: how many of these wait, by attempt.
-        kept_back: the kept-back chunks, by attempt: a consumer had no room for them, and they hold
-            nothing until the turn of their last.
-        kept_since_ms: since when, by attempt.
+        kept_back, kept_since_ms: the kept-back chunks, and since when, by attempt.
     """
 
     delays: dict[Position, int] = field(default_factory=dict)
@@ -258,19 +248,15 @@ class Lane:
     """A key with work. Rarely used fields are None until they are needed.
 
     Attributes:
-        next_ready: the lane of its slot whose turn is next.
         holder: the consumer that has all its flights; None: it has none.
         returned: a heap, in the order of the log, of entries delivered before.
         waiting: entries not delivered yet; where keys are ordered, all after those delivered.
-        unresolved: entries that failed and are not acknowledged since, in order: later messages are
-            withheld.
+        unresolved: failed entries not acknowledged since, in order; later ones are withheld.
         recording: how many of its failed deliveries are being recorded.
         last_reason: the latest reason to withhold it since its last delivery, at `since_ms`.
         dead: its entry on the way to the dead letter topic.
         lag: as a slot's, for this key alone.
-        is_released: whether it was released while one of its messages was on its way to the dead
-            letter topic.
-        timer_ms: when it is checked again; None: no timer is needed.
+        is_released: whether it was released while it had a `dead` entry.
     """
 
     key: bytes
@@ -307,8 +293,8 @@ class Lane:
         return None if head is None else head.position
 
     def head(self, *, hurries: bool = False) -> "Parked | Returned | None":
-        """The entry to deliver next: the first in the order of the log, or, if it `hurries`, the
-        first returned one, if any; None: no entry waits."""
+        """The entry to deliver next, in the order of the log; if it `hurries`, returned ones
+        first."""
         if not self.returned:
             return None if self.waiting is None else self.waiting.first()
         returned = self.returned[0]
@@ -380,7 +366,6 @@ class Flight:
 
     Attributes:
         delivery: its number, unique in the subscription.
-        messages: the entry's number of messages.
         unacked: a bit for each message that is not durably acknowledged.
         pending: a bit for each message whose acknowledgement is not durable yet.
         deadline_ms: when it times out; None: never.
@@ -416,18 +401,13 @@ class Consumer:
     Attributes:
         permits: how many messages it may be sent; a batch may make it negative.
         unacked: how many messages it has not durably acknowledged.
-        is_blocked: whether its deliveries pause: `unacked` reached its limit, and is still above
-            half.
-        is_leaving: whether it takes no more deliveries.
-        joined_at: under the classic rule, the read position when it joined; None: everything up to
-            there is acknowledged.
+        is_blocked: whether its deliveries pause, from the limit of `unacked` down to half of it.
+        joined_at: under the classic rule, the position to which it waits for acknowledgements.
         flights: its unsettled deliveries, the next to time out at the front.
         large: the large messages of which it has chunks, by attempt.
         unfinished: how many of these lack the last chunk. While there are any, limits of
             unacknowledged messages do not apply: it could never go below them.
-        gathering: the large message that it is sent ahead of everything else, since it had no room
-            for it besides others; None: none.
-        timer_ms: when it is checked for timed-out deliveries; None: no timer is needed.
+        gathering: the large message sent ahead of everything else, for which it had no room.
     """
 
     id: int
@@ -485,7 +465,6 @@ class Timers:
 
     @property
     def next_ms(self) -> int | None:
-        """When the first timer is due; None: there is none."""
         return self._heap[0].when_ms if self._heap else None
 
     def set(self, subject: Subject, when_ms: int) -> None:

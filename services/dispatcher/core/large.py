@@ -33,13 +33,8 @@ OVER_MAX: Final = 1_000
 
 @dataclass(slots=True)
 class LargeMessage:
-    """A large message, as far as it was read.
-
-    Attributes:
-        first, last: the positions of its first and last chunk; None: not read yet.
-        key: of its lane.
-        is_dead: whether one of its chunks was dead-lettered, so that all are.
-    """
+    """A large message; `last` is None until its last chunk is read. If one chunk is dead-lettered
+    (`is_dead`), all are."""
 
     first: Position
     key: bytes
@@ -80,8 +75,7 @@ class LargeMessages:
             self._keep_few()
 
     def record_done(self, name: str) -> None:
-        """Forget an attempt whose last chunk is durably acknowledged, unless it is dead: its other
-        chunks are no longer needed."""
+        """Forget an attempt whose last chunk is durably acknowledged, unless it is dead."""
         attempt = self._finished.get(name)
         if attempt is not None and not attempt.is_dead:
             del self._finished[name]

@@ -43,14 +43,7 @@ from seqgate.types import Position
 
 
 class Parking:
-    """See the module.
-
-    Attributes:
-        lanes, slots: the keys and the slots with work.
-        withheld: the withheld lanes, by reason.
-        kept_back: the number of kept-back chunks.
-        pool: the queue that all consumers share; None: each has its own.
-    """
+    """See the module. `pool` is the queue that all consumers share; None: each has its own."""
 
     def __init__(
         self,
@@ -88,8 +81,7 @@ class Parking:
         return kept + len(self.delays.postponed)
 
     def is_for_later(self, position: Position, lane: Lane | None) -> bool:
-        """Whether an entry is delayed without holding its key, or postponed. `lane` is its key's,
-        if any."""
+        """Whether an entry is delayed without holding its key, or postponed."""
         is_kept = lane is not None and lane.rare is not None and position in lane.rare.later
         return is_kept or position in self.delays.postponed
 
@@ -123,8 +115,7 @@ class Parking:
         return 1 if self.pool is not None else self._selector.slot(key)
 
     def slots_between(self, first: int, last: int) -> list[Slot]:
-        """The slots with work from `first` through `last`; none in a pool, where slots have no
-        owners."""
+        """The slots with work among these; none in a pool, whose slot has no owner."""
         slots = self.slots
         if self.pool is not None:
             return []
@@ -219,7 +210,7 @@ class Parking:
         return position in known
 
     def keeps(self, key: bytes) -> bool:
-        """Whether later entries of a key are kept, if there is room: neither the key nor its slot
+        """Whether later entries of a key are kept, room permitting: neither the key nor its slot
         lags, and none of its entries is postponed."""
         lane, number = self.lanes.get(key), self.slot_number(key)
         slot = self.slots.get(number)
@@ -237,8 +228,8 @@ class Parking:
         return self.lags.scans_for(slot, lane, position)
 
     def start_scan(self, now_ms: int) -> Scan | None:
-        """Begin a scan for slots and keys that have room again, and for postponed entries that may
-        be due. None: there is no need, or a scan is running."""
+        """Scan for lags that have room again and for postponed entries that may be due; None: no
+        need, or a scan is running."""
         if self.lags.is_scanning:
             return None
         start = self.lags.start(self.queues)
@@ -290,8 +281,7 @@ class Parking:
         *,
         is_new: bool,
     ) -> bool:
-        """Park an entry, postpone it, or let its key or slot lag from there on. Returns false in
-        the last case.
+        """Park or postpone an entry (true), or let its key or slot lag from there on (false).
 
         An entry that can be delivered now needs no room. So while the owner takes more, only
         withheld keys lag, and no other key of the slot has to wait for them."""
@@ -420,7 +410,6 @@ class Parking:
     # ---- entries taken, and put back
 
     def take(self, lane: Lane, head: Parked | Returned) -> None:
-        """Take the next entry of a key."""
         self._take_first(lane, head)
         if lane.rare is not None:
             lane.rare.count_rest(head.position, -1)
@@ -466,7 +455,6 @@ class Parking:
         return taken
 
     def discard(self, lane: Lane, positions: Set[Position]) -> None:
-        """Remove waiting entries of a key."""
         queue = lane.slot.queue
         was_full = queue.parked > queue.parked_max // 2
         if lane.rare is not None and lane.rare.kept_back:
@@ -579,8 +567,7 @@ class Parking:
         self._count_parked(lane, 1)
 
     def due(self, now_ms: int) -> None:
-        """Give delayed entries that are due their turn. Those that hold their key have timers of
-        their own."""
+        """Give delayed entries their turn. Those that hold their key have timers of their own."""
         for when_ms, position, messages, lane in self.delays.due(now_ms):
             if lane.rare is not None and lane.rare.later.pop(position, None) == when_ms:
                 self._push(lane, Returned(position, messages))
@@ -665,8 +652,7 @@ class Parking:
             self.drop_idle_slot(lane.slot)
 
     def drop_all_idle(self, lanes: Collection[Lane]) -> None:
-        """Forget keys without work at once, since the turn of an owner without permits may be far
-        away."""
+        """Forget idle keys at once, since the turn of an owner without permits may be far away."""
         slots = {lane.slot for lane in lanes if lane.is_ready and lane.is_idle}
         skipped = [lane for slot in slots for lane in slot.skip_idle()]
         for lane in chain(lanes, skipped):

@@ -33,7 +33,6 @@ RING_SLOT_FIRST: Final = 1
 """The lowest slot of a ring."""
 
 RING_SLOTS: Final = 65_535
-"""Number of slots of a ring."""
 
 RANGE_SLOTS: Final = 65_536
 """Number of slots divided into ranges, with slot 0, which no key has."""
@@ -64,7 +63,6 @@ RING_POINTS: Final = 100
 """Points on a ring of a consumer of weight 1 (Pulsar's default)."""
 
 WEIGHT_MAX: Final = 100
-"""Highest weight of a consumer."""
 
 
 class RangeConflict(DomainError):
@@ -130,9 +128,7 @@ class Selector(Protocol):
 
     def remove(self, consumer: int) -> None: ...
 
-    def slot(self, key: bytes) -> int:
-        """The slot of a sticky key."""
-        ...
+    def slot(self, key: bytes) -> int: ...
 
     def owner(self, slot: int) -> int | None:
         """The owner of a slot that a key can have; None: none."""
@@ -215,17 +211,12 @@ class _Table:
 
 
 class Ring(_Table):
-    """Consistent hashing: each consumer has points on a ring, and owns the slots from the point
-    before, excluded, to its own.
+    """Consistent hashing: each consumer has `points` on a ring per unit of its weight, and owns the
+    slots from the point before, excluded, to its own.
 
     A consumer that joins takes slots only for itself, and one that leaves gives up only its own; a
     returning consumer regains its slots, since its points follow from its name. A point of several
-    consumers belongs to the one that joined first.
-
-    Args:
-        points: the number of points per unit of a consumer's weight.
-        size: the number of slots.
-    """
+    consumers belongs to the one that joined first."""
 
     def __init__(self, points: int = RING_POINTS, size: int = RING_SLOTS) -> None:
         assert points >= 1
@@ -300,11 +291,8 @@ class AutoSplit(_Table):
     lower.
 
     A consumer that joins and leaves at once changes nothing; one that returns gets another range.
-
-    Args:
-        size: the number of slots. The highest range ends at this number, one above the highest slot
-            that a key can have (as Pulsar reports it).
-    """
+    The highest range ends at `size`, one above the highest slot that a key can have (as Pulsar
+    reports it)."""
 
     def __init__(self, size: int = RANGE_SLOTS) -> None:
         assert size >= 2

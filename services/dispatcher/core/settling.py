@@ -52,7 +52,6 @@ class Durable(NamedTuple):
 
     Attributes:
         partial: of partly acknowledged batches, the unacknowledged messages (bits).
-        attempts: how often deliveries of entries failed.
         keys: keys of which a message was dead-lettered, in the form of `remembered`.
         doomed: entries on their way to the dead letter topic.
         waits: when waits that must end began.
@@ -85,14 +84,7 @@ class Batch:
 
 
 class Settling:
-    """See the module.
-
-    Attributes:
-        acknowledged: the durably acknowledged entries.
-        partial, attempts: see Durable.
-        doomed: the entries to dead-letter regardless of their attempts.
-        gaps: the keys of which a message was dead-lettered.
-    """
+    """See the module. `doomed` entries are dead-lettered regardless of their attempts."""
 
     def __init__(
         self, options: Options, durable: Durable, out: Outgoing, totals: dict[str, int]
@@ -267,11 +259,7 @@ def remembered(key: bytes) -> bytes:
 
 
 class Gaps:
-    """The state of keys of which a message was dead-lettered.
-
-    Attributes:
-        keys: their states by stored form, the oldest first.
-    """
+    """The state of keys of which a message was dead-lettered, by stored form, the oldest first."""
 
     def __init__(self, options: Options, keys: Mapping[bytes, KeyState]) -> None:
         self.keys = dict(keys)

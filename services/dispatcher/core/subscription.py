@@ -185,12 +185,10 @@ class Subscription:
 
     @property
     def lagging(self) -> int:
-        """The number of slots and keys that lag."""
         return self.parking.lagging
 
     @property
     def delayed(self) -> int:
-        """The number of entries that are delayed without holding their key, or postponed."""
         return self.parking.delayed
 
     @property
@@ -199,12 +197,10 @@ class Subscription:
 
     @property
     def filter_failed(self) -> int:
-        """The number of entries that wait because filters failed at them."""
         return self.verdicts.failed
 
     @property
     def put_off(self) -> int:
-        """The number of entries that filters rescheduled."""
         return self.verdicts.put_off
 
     @property
@@ -340,7 +336,6 @@ class Subscription:
         return self._effects(now_ms)
 
     def _remove(self, consumer: int) -> list[Flight]:
-        """Remove a consumer. Returns its unsettled flights."""
         self.selector.remove(consumer)
         return self.flights.remove(consumer)
 
@@ -702,8 +697,7 @@ class Subscription:
         return self._effects(now_ms)
 
     def release_key(self, key: bytes, now_ms: int) -> list[Effect]:
-        """Release a key that is held, or whose messages are all dead-lettered. `key` is a
-        message's, in any lane."""
+        """Release a key that is held or dead-letters its messages; `key` is a message's."""
         key = self.lane_key(key)
         lane, forgotten = self.lanes.get(key), self.gaps.forget(key)
         self.out.add(forgotten)

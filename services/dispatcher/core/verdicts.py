@@ -45,7 +45,7 @@ class Waits:
         self._anew: set[Position] = set()
 
     def since_ms(self, position: Position, now_ms: int) -> int:
-        """When an entry began to wait that waits now: before `now_ms` only if that is durable."""
+        """When a waiting entry began to wait: `now_ms`, unless an earlier time is durable."""
         return min(now_ms, self._since_ms.get(position, now_ms))
 
     def failed_before(self, position: Position, *, is_chunk: bool) -> bool:
@@ -97,7 +97,7 @@ JUDGE_ENTRIES: Final = 1_000
 """Approximate limit of entries in one Judge."""
 
 UNJUDGED_MAX: Final = 10_000
-"""Limit of unjudged entries at which reading stops: further ones could not be delivered either."""
+"""Limit of unjudged entries at which reading stops: further ones could not be delivered."""
 
 _PUT_OFF: Final = 1
 """The state under which rescheduled entries are counted, regardless of their times."""
@@ -111,12 +111,8 @@ def reason_for(state: int) -> Reason:
 
 
 class Verdicts:
-    """See the module.
-
-    Attributes:
-        is_filtered: whether returned entries are judged again.
-        back: entries returned since the last event ended.
-    """
+    """See the module. `back` has the entries returned during an event; `is_filtered`: they are
+    judged again."""
 
     def __init__(
         self, options: Options, timers: Timers, totals: dict[str, int], waits: Waits
@@ -179,8 +175,7 @@ class Verdicts:
         self._timers.look_at(lane, since_ms + self._failed_max_ms)
 
     def has_failed(self, lane: Lane, position: Position) -> bool:
-        """Whether an entry waits because filters failed at it, or is judged once more after
-        that."""
+        """Whether filters failed at a waiting entry, even if it is judged once more."""
         state = None if lane.undecided is None else lane.undecided.states.get(position)
         is_chunk = lane.rare is not None and position in lane.rare.chunks
         return state == FILTER_FAILED or (

@@ -1,4 +1,4 @@
-"""Makes durable, in the cursor, when the waits that must end began.
+"""Records in the cursor, durably, when the waits that must end began.
 
 services/dispatcher/core/verdicts.py explains which waits, and why.
 """
@@ -22,8 +22,6 @@ KEEP_S: Final = 5.0
 
 
 class Waiting:
-    """See the module."""
-
     def __init__(
         self,
         topic: TopicName,
