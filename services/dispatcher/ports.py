@@ -215,8 +215,7 @@ class Cursors(Protocol):
         *,
         epoch: int | None,
     ) -> Cursor:
-        """Change the cursor's own properties, under the epoch of its lease; None: under any. May be
-        repeated.
+        """Change the cursor's own properties; `epoch` None: whoever has the lease. May be repeated.
 
         Raises:
             InvalidProperty: a property is too long, or there are too many.
@@ -242,7 +241,7 @@ class Cursors(Protocol):
         next_epoch: bool = False,
     ) -> Lease:
         """Extend the lease to `duration_ms` from now. `next_epoch` also advances its epoch, so that
-        calls under this one that are still under way are fenced. May be repeated."""
+        calls under `epoch` that are still under way are fenced. May be repeated."""
         ...
 
     async def release(self, topic: TopicName, name: str, epoch: int) -> None:
@@ -294,7 +293,7 @@ class Log(Protocol):
         self, topic: TopicName, at: Position | None, after: Position | None, limit: int
     ) -> Sequence[ledger_pb2.StoredEntry]:
         """At most `limit` entries, without payloads, from `at` on, or after `after`. There may be
-        more than returned, unless none are returned."""
+        more than returned; an empty answer means that there are none."""
         ...
 
     async def fetch(
@@ -397,8 +396,7 @@ class Rules(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """The parts of an entry that rules read: entries that do not differ in them have the same
-    verdict.
+    """The parts of an entry that rules read. Entries equal in these have the same verdict.
 
     Attributes:
         variables: the names of variables.
@@ -446,8 +444,8 @@ class Line(Protocol):
     async def judge(
         self, rules: Rules, metadata: Sequence[entry_pb2.EntryMetadata]
     ) -> Sequence[Decision]:
-        """Judge entries with these metadata, any number of them. Of the metadata only the parts
-        that the rules read count, and whether an entry is a batch."""
+        """Judge entries with these metadata, any number of them. A verdict depends only on the
+        parts that the rules read, and on whether an entry is a batch."""
         ...
 
     async def close(self) -> None:

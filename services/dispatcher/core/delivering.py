@@ -28,7 +28,7 @@ from seqgate.services.dispatcher.core.verdicts import reason_for
 from seqgate.types import Position
 
 TURN_ENTRIES: Final = 16
-"""Limit of entries of a key delivered before the next key's turn; also of a consumer's turns."""
+"""Limit of entries of a key in one turn, and of turns of a consumer before another's."""
 
 KEPT_BACK_MAX: Final = 20_000
 """Limit of kept-back chunks, some 400 bytes each; chunks returned beyond it count as failed."""
@@ -137,7 +137,7 @@ class Delivering:
             parking.wake(lane)
 
     def _skip_undeliverable(self, lane: Lane, position: Position) -> bool:
-        """Whether an entry needs no delivery: it is acknowledged, or a useless chunk, which this
+        """Whether an entry needs no delivery: acknowledged, or a useless chunk, which this
         skips."""
         if position in self._settling.acknowledged:
             return True

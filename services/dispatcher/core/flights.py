@@ -95,8 +95,7 @@ class Flights:
         return flights
 
     def permit(self, consumer: Consumer, messages: int) -> None:
-        """Add permits, and wake keys with the rest of a large message that the consumer has
-        begun."""
+        """Add permits, and wake keys with the rest of a large message that the consumer began."""
         consumer.permits += messages
         if consumer.unfinished and consumer.has_room:
             for each in consumer.large.values():
@@ -229,8 +228,7 @@ class Flights:
     # ---- returned deliveries
 
     def _revoke(self, flight: Flight) -> bool:
-        """Make a delivery stale, returning its permits if it was not sent. Returns whether it
-        was."""
+        """Make a delivery stale; if it was not sent, return its permits. Returns whether it was."""
         was_sent = self._out.revoke(flight)
         if not was_sent:
             self.consumers[flight.consumer].permits += flight.unacked.bit_count()
@@ -288,7 +286,7 @@ class Flights:
         return bool(taken)
 
     def fail(self, lane: Lane, flights: Sequence[tuple[Flight, int | None]], now_ms: int) -> None:
-        """Return failed deliveries of a key, each with a delay; None: the options' delay."""
+        """Return failed deliveries of a key, each with a delay in ms; None: the options' delay."""
         for flight, delay_ms in flights:
             if delay_ms is None:
                 delay_ms = self._delay_ms(self._settling.attempts.get(flight.position, 0))

@@ -142,8 +142,7 @@ class Judging:
         self._parking.drop_all_idle(rejected)
 
     def _shared(self, lane: Lane, position: Position) -> list[Position]:
-        """The entries that share an entry's verdict: itself, or the undecided chunks of its
-        message."""
+        """The entries that share an entry's verdict: itself, or its message's undecided chunks."""
         chunk = None if lane.rare is None else lane.rare.chunks.get(position)
         if chunk is None or lane.undecided is None:
             return [position]
@@ -189,8 +188,7 @@ class Judging:
             self._parking.accept(lane, position)
 
     def first_failed(self) -> Position | None:
-        """The first waiting entry at which filters failed, even if it is judged again; None:
-        none."""
+        """The first waiting entry at which filters failed, even if judged again; None: none."""
         failed = (
             position
             for lane in self._parking.lanes.values()

@@ -10,7 +10,7 @@ from these two facts and is stored nowhere, so it cannot be forgotten.
 
 Lanes and consumers are checked when a timer is due. Timers are never cancelled: a due timer counts
 only if its lane or consumer still awaits that time. Obsolete timers are swept once there are more
-than twice as many timers as may be needed, and TIMERS_SPARE.
+than twice as many timers as may be needed, plus TIMERS_SPARE.
 """
 
 from bisect import insort
@@ -62,8 +62,7 @@ class Reason(Enum):
 
 
 class Chunk(NamedTuple):
-    """A part of a large message. `number` counts from 0; None: unknown, and assumed to be in its
-    place."""
+    """A part of a large message; `number` from 0, None: unknown, assumed to be in its place."""
 
     attempt: str
     is_last: bool
@@ -72,8 +71,7 @@ class Chunk(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Large:
-    """The chunks of a large message in flight at a consumer; `has_last`: the last chunk is one of
-    them."""
+    """A large message's chunks in flight at a consumer; `has_last`: the last is one of them."""
 
     lane: "Lane"
     in_flight: int = 0
@@ -293,8 +291,7 @@ class Lane:
         return None if head is None else head.position
 
     def head(self, *, hurries: bool = False) -> "Parked | Returned | None":
-        """The entry to deliver next, in the order of the log; if it `hurries`, returned ones
-        first."""
+        """The next entry in the order of the log; if it `hurries`, returned entries come first."""
         if not self.returned:
             return None if self.waiting is None else self.waiting.first()
         returned = self.returned[0]

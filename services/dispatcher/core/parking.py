@@ -524,9 +524,7 @@ class Parking:
                     self.take_kept(lane, attempt)
                 for each in kept:
                     if each in positions:
-                        lane.rare.count_rest(
-                            each, 1
-                        )  # not counted while kept back; `discard` subtracts it
+                        lane.rare.count_rest(each, 1)  # since `discard` subtracts it
 
     def set_aside(self, lane: Lane, head: Parked | Returned) -> None:
         """Set aside the next entry of a key: it is undecided, waits, and holds nothing."""

@@ -3,8 +3,8 @@
     key ──▶ hash, 31 bits ──▶ slot on a ring      1 to 65535
                          └──▶ slot in ranges      0 to 65535, and never 0
 
-Hashes and slots are Pulsar's, so that a key lands in the same place. The two kinds of slots differ
-by more than an offset: a key has one in each, and they are unrelated. Slot 0 is "no slot" in
+Hashes and slots are Pulsar's, so that a key lands where it does in Pulsar. The two kinds of slots
+differ by more than an offset: a key has one in each, and they are unrelated. Slot 0 is "no slot" in
 Pulsar; a key that would land there lands on 1.
 
 All selectors keep one table: the slots cut into runs, by the last slot of each, and its owner.
@@ -54,7 +54,7 @@ def ring_slot(key: bytes, slots: int = RING_SLOTS) -> int:
 
 
 def range_slot(key: bytes, slots: int = RANGE_SLOTS) -> int:
-    """A key's slot in ranges that divide `slots` slots: 1 to slots - 1. The lowest slot is never
+    """A key's slot among `slots` slots divided into ranges: 1 to slots - 1. The lowest is never
     used."""
     return hash31(key) % slots or 1
 

@@ -185,8 +185,7 @@ class Settling:
         return batch
 
     def reduce(self, position: Position, messages: int, bits: int) -> int:
-        """Record that messages of a batch (bits) are durably acknowledged. Returns those that are
-        not."""
+        """Record durable acknowledgements of a batch's messages (bits). Returns the bits left."""
         left = self.partial.get(position, (1 << messages) - 1) & ~bits
         if left:
             self.partial[position] = left
@@ -208,8 +207,7 @@ class Settling:
     # ---- failures
 
     def failed_beyond(self, limit: int | None, position: Position) -> bool:
-        """Whether deliveries of an entry failed more than `limit` times (None: no limit), or it is
-        doomed."""
+        """Whether an entry failed more than `limit` times (None: no limit), or is doomed."""
         if position in self.doomed:
             return True
         return limit is not None and self.attempts.get(position, 0) > limit
@@ -245,7 +243,7 @@ def _pending(batch: Batch, position: Position) -> int:
 
 
 GAPS_MAX: Final = 1_000
-"""Limit of remembered gaps; beyond it the oldest of a key with CONTINUE is forgotten."""
+"""Limit of remembered gaps; beyond it the oldest one with CONTINUE is forgotten."""
 
 KEY_BYTES_MAX: Final = 2_000
 """Limit of a key's bytes beyond which its digest is stored instead."""

@@ -99,8 +99,7 @@ class Ack(NamedTuple):
 
 
 class Nack(NamedTuple):
-    """A negatively acknowledged delivery; `delay_ms`: until its redelivery, None: the options'
-    delay."""
+    """A negatively acknowledged delivery; `delay_ms` until its redelivery, None: the options'."""
 
     delivery: int
     delay_ms: int | None = None
@@ -249,8 +248,8 @@ class Subscription:
         return key if self.options.kind is SubscriptionType.KEY_SHARED else b""
 
     def verdict_of(self, lane: Lane, position: Position) -> int:
-        """The state of a waiting entry: ACCEPT, UNJUDGED, FILTER_FAILED, or the time to which it is
-        rescheduled."""
+        """The state of a waiting entry: ACCEPT, UNJUDGED, FILTER_FAILED, or its rescheduled
+        time."""
         return ACCEPT if lane.undecided is None else lane.undecided.states.get(position, ACCEPT)
 
     def retry_at_ms(self, lane: Lane) -> int | None:
@@ -267,7 +266,7 @@ class Subscription:
         return None
 
     def end(self) -> None:
-        """Release the shared memory. The machine must not be used afterwards."""
+        """Return the memory budget's share. The machine must not be used afterwards."""
         self.parking.delays.clear()
 
     # ---- consumers
@@ -381,16 +380,15 @@ class Subscription:
         return self._effects(now_ms)
 
     def _is_useless(self, entry: Entry, chunk: Chunk) -> bool:
-        """Whether a chunk is skipped, since its large message cannot be delivered. A chunk is not
-        if filters rejected its message, so that it is rejected, too; or if it failed too often, and
-        follows the first chunk to the dead letter topic."""
+        """Whether to skip a chunk, since its large message cannot be delivered. A chunk of a
+        rejected message is rejected instead, and one that failed too often follows the first to the
+        dead letter topic."""
         if self.judging.is_rejected(chunk) or self.judging.is_beyond(entry.position):
             return False
         return self.large.is_headless(chunk, entry.position)
 
     def _pass_kept(self, chunk: Chunk, key: bytes) -> None:
-        """If a skipped chunk is the last of its message, skip the chunks kept back until its turn,
-        too."""
+        """If a skipped chunk is the last of its message, skip the chunks kept back for it, too."""
         lane = self.lanes.get(key)
         if chunk.is_last and lane is not None and lane.rare is not None:
             kept = self.parking.take_kept(lane, chunk.attempt)
@@ -617,8 +615,8 @@ class Subscription:
         return self._effects(now_ms), outcomes
 
     def _kept_back(self, flight: Flight, now_ms: int) -> bool:
-        """Keep back a chunk that its consumer has no room for; beyond KEPT_BACK_MAX it has failed.
-        Returns false for a last chunk, and for an entry that is none."""
+        """Keep back a chunk that its consumer has no room for; beyond KEPT_BACK_MAX it fails
+        instead. Returns false for a last chunk, and for an entry that is not a chunk."""
         chunk, lane = _chunk_of(flight), flight.lane
         if chunk is None or chunk.is_last:
             return False
@@ -725,8 +723,7 @@ class Subscription:
         self.parking.drop_if_idle(lane)
 
     def _end_chunk(self, lane: Lane, chunk: Chunk | None) -> None:
-        """If an acknowledged chunk is the last of its message, drop kept-back ones: they are not
-        needed."""
+        """After the last chunk of a message, its kept-back chunks are not needed: drop them."""
         if chunk is None or not chunk.is_last or lane.rare is None:
             return
         self.large.record_done(chunk.attempt)
@@ -794,6 +791,6 @@ class Subscription:
 
 
 def _chunk_of(flight: Flight) -> Chunk | None:
-    """The chunk of a delivery; None: it is none."""
+    """The chunk of a delivery; None: it is no chunk."""
     rare = flight.lane.rare
     return None if rare is None else rare.chunks.get(flight.position)

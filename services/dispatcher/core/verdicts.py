@@ -34,7 +34,7 @@ from seqgate.types import Position
 WAITS: Final = "seqgate.waits"
 
 WAITS_MAX: Final = 64
-"""Limit of durable waits, for which a property has room."""
+"""Limit of durable waits: as many as a property has room for."""
 
 
 class Waits:
@@ -50,7 +50,7 @@ class Waits:
 
     def failed_before(self, position: Position, *, is_chunk: bool) -> bool:
         """Whether filters failed, for this owner or an earlier one, at an entry that is judged once
-        more. A chunk's durable wait does not tell: it may have been kept back."""
+        more. A chunk's durable wait is no evidence: it may have been kept back."""
         return position in self._anew or (not is_chunk and position in self._since_ms)
 
     def begin_anew(self, position: Position) -> None:
@@ -111,8 +111,8 @@ def reason_for(state: int) -> Reason:
 
 
 class Verdicts:
-    """See the module. `back` has the entries returned during an event; `is_filtered`: they are
-    judged again."""
+    """See the module. `back`: entries that the current event returned, to be judged again if
+    `is_filtered`."""
 
     def __init__(
         self, options: Options, timers: Timers, totals: dict[str, int], waits: Waits

@@ -19,7 +19,7 @@ from seqgate.types import Position, TopicName
 log = structlog.get_logger()
 
 BATCH_ENTRIES: Final = 1_000
-"""Number of acknowledged entries in one Persist that writes them again."""
+"""Acknowledged entries per Persist when they are written again."""
 
 
 def is_beyond(

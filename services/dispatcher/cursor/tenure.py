@@ -178,8 +178,8 @@ class Tenure:
 async def keep_lease(
     tenure: Tenure, name: str, lease_s: float, lost_s: float, stop: Callable[[DomainError], None]
 ) -> None:
-    """Renew an acquired lease; once it is lost, or may be, call `stop`. It is held at least until
-    `lost_s`, by the loop's clock, a term after the request: the term cannot begin before the
+    """Renew an acquired lease; once it is lost, or may be, call `stop`. By the loop's clock it is
+    held at least until `lost_s`, one term after its request: the term cannot begin before the
     request, however late the response comes."""
     loop = asyncio.get_running_loop()
     while True:
