@@ -73,11 +73,15 @@ class InvalidChain(DomainError):
 
 
 class SubscriptionNotFound(DomainError):
+    """The subscription does not exist."""
+
     kind = Kind.NOT_FOUND
     reason = "SUBSCRIPTION_NOT_FOUND"
 
 
 class TopicNotFound(DomainError):
+    """The topic does not exist."""
+
     kind = Kind.NOT_FOUND
     reason = "TOPIC_NOT_FOUND"
 
