@@ -1,4 +1,4 @@
-"""kill -9 at every named point of the publish path: nothing lost, nothing twice."""
+"""kill -9 at every named point of the publish path: no message is lost or stored twice."""
 
 import asyncio
 from signal import SIGKILL
@@ -13,7 +13,7 @@ from tests.support.crash_points import DEDUP_VERBS, STORE_VERBS, Order
 from tests.support.depth import some_of
 
 MESSAGES = 120
-"""How many each producer publishes a round."""
+"""Messages per producer and round."""
 
 AROUND = ("before", "after")
 
@@ -31,7 +31,7 @@ DEDUP_POINTS = points(*DEDUP_VERBS)
 async def publish_through(
     world: World, application: Application, service: str, order: Order, *dying: str
 ) -> None:
-    """Publish until an order is carried out, go on, and again when everything runs again."""
+    """Publish until the order has been carried out, then once more when everything runs again."""
     world.order(service, order)
     dead: asyncio.Future[Any] = asyncio.gather(*(world.stack.ended(name) for name in dying))
     publishing: asyncio.Future[Any] = asyncio.create_task(application.publish(MESSAGES))
@@ -53,7 +53,7 @@ async def publish_through(
 @pytest.mark.parametrize("point", some_of(LEDGER_POINTS, every=3))
 async def test_the_ledger_dies_at(world: World, point: str, seed: int) -> None:
     verb = point.split(".", maxsplit=1)[0]
-    passes = 0 if verb in ("take", "rollback", "confirm") else 2  # these may come only once
+    passes = 0 if verb in ("take", "rollback", "confirm") else 2  # these may be passed only once
     await publish_through(world, world.application(seed), "ledger", Order(point, passes), "ledger")
 
 
@@ -84,7 +84,7 @@ async def test_a_replay_is_cut_off_between_two_pages(
 ) -> None:
     application = world.application(seed)
     await application.publish(MESSAGES)
-    # As many entries as the producer that does not batch has, at least.
+    # At least as many entries as the unbatched producer has.
     assert MESSAGES > 2 * REPLAY_PAGE_ENTRIES
     async with Redis.from_url(world.stack.redis_url) as redis:
         await redis.flushall()

@@ -1,4 +1,4 @@
-"""A process that is killed in the middle of its changes leaves cursors as one of them left each."""
+"""A process killed amid its changes leaves each cursor as one of the changes left it."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ asyncio.run(main())
 
 
 def move(state: CursorState, _: int) -> int:
-    """A change of everything, all of it told by the revision."""
+    """Change every part of a cursor to values derived from its revision."""
     revision = state.head.revision + 1
     state.head.revision = revision
     state.head.mark_delete = Position(revision, 0)
@@ -49,7 +49,7 @@ def move(state: CursorState, _: int) -> int:
 
 
 def version_of(state: CursorState) -> int:
-    """The revision of a cursor, if all of it belongs to one."""
+    """The revision of a cursor, after checking that every part belongs to it."""
     revision = state.head.revision
     if revision == 0:
         return 0
@@ -63,7 +63,7 @@ def version_of(state: CursorState) -> int:
 
 
 def run_until_killed(root: Path, path: Path, lines: int) -> dict[str, int]:
-    """Let a process move cursors, and kill it in the middle. Returns what it said was durable."""
+    """Kill a process that moves cursors. Returns the moves that it reported as durable."""
     told: dict[str, int] = {}
     program = [sys.executable, "-c", PROGRAM, str(path)]
     with subprocess.Popen(program, cwd=root, stdout=subprocess.PIPE, text=True) as process:

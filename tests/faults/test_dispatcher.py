@@ -1,5 +1,5 @@
-"""Deliveries while everything fails: per key in order, at one consumer at a time, none after it was
-acknowledged, and none lost."""
+"""Deliveries under faults: in order per key, to one consumer at a time, none after its
+acknowledgement, none lost."""
 
 import asyncio
 import itertools
@@ -39,7 +39,7 @@ from tools.stack.ports import free_ports
 from tools.stack.stack import Stack
 
 MESSAGES = 300
-"""How many messages there are where nobody publishes while something fails."""
+"""Messages in the tests that do not publish during the fault."""
 
 KILLS = 3
 
@@ -51,14 +51,14 @@ QUICK: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 async def quick(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    """A stack whose subscriptions change hands soon."""
+    """A stack whose subscriptions change hands quickly."""
     world = World(tmp_path_factory.mktemp("dispatcher"), **QUICK)
     async with world.stack:
         yield world
 
 
 async def publish(world: World, topic: str, count: int) -> None:
-    """So many messages, to some keys each."""
+    """Publish `count` messages to a few keys each."""
     async with (
         connect_client(world.stack.address("ledger")) as client,
         client.producer(topic, name="q", batching=None) as producer,
@@ -100,7 +100,7 @@ async def test_kills_under_load_leave_every_key_in_order(
 
 @asynccontextmanager
 async def dispatcher(stack: Stack, port: int, **environment: str) -> AsyncIterator[Any]:
-    """Another dispatcher, by its process."""
+    """Start another dispatcher, and yield its process."""
     with (stack.folder / "logs" / f"dispatcher-{port}.log").open("ab") as log:
         process = await stack.start_process(
             [sys.executable, "-m", "seqgate.services.dispatcher"],
@@ -148,7 +148,7 @@ async def test_a_rolling_restart_of_dispatchers_and_consumers_under_load(
 
 @asynccontextmanager
 async def again(world: World, port: int, process: Any, group: Group) -> AsyncIterator[None]:
-    """A dispatcher is told to stop, and started again."""
+    """Stop a dispatcher and restart it."""
     await group.given(50)
     os.kill(process.pid, signal.SIGTERM)
     assert await process.wait() == 0
@@ -176,7 +176,7 @@ async def test_an_instance_is_paused_repeatedly(quick: World, seed: int) -> None
                 owner = await owner_of(quick, topic)
                 zombie = first if owner == addresses[0] else second
                 os.kill(zombie.pid, signal.SIGSTOP)
-                # One waits for it; the others come to the other one.
+                # One consumer waits for the paused instance; the others move to the other instance.
                 group.addresses = [each for each in addresses if each != owner]
                 for name in list(group.connected)[:2]:
                     await group.connected[name].crash()
@@ -213,10 +213,10 @@ async def test_answers_of_the_cursor_service_are_lost(quick: World, seed: int) -
 
 
 async def fill(cursors: Any, cursor: dict[str, Any]) -> None:
-    """Fill the cursor store until not even the first hole of another cursor fits in.
+    """Fill the cursor store until it has no room for even the first hole of another cursor.
 
-    What changes a row in place needs no room, a mark-delete for one. So each entry that is
-    acknowledged here adds a row of the kind that the first hole of a cursor adds.
+    A change of a row in place, such as a mark-delete, needs no space. So each acknowledgement here
+    adds a row of the same kind as a cursor's first hole.
     """
     ledgers = itertools.count(2)
     for count in (1_000, 50, 1):
@@ -230,14 +230,15 @@ async def fill(cursors: Any, cursor: dict[str, Any]) -> None:
                 await cursors.Acknowledge(cursor_pb2.AcknowledgeRequest(**cursor, ranges=holes))
             except aio.AioRpcError as error:
                 check_refusal(status_of_call(error), StatusCode.RESOURCE_EXHAUSTED, "STORE_FULL")
-                # a log that is too long for one is shorter soon: that is no end
+                # A write-ahead log that is too long is shortened soon, so that refusal does not end
+                # the loop.
                 full = error.details() == "the store is full"
 
 
-async def test_64_a_full_cursor_store_acknowledges_nothing_and_loses_nothing(
+async def test_a_full_cursor_store_acknowledges_nothing_and_loses_nothing(
     tmp_path: Path,
 ) -> None:
-    """For as long as the lease is held that was renewed before the store was full."""
+    """This holds until the lease expires that was renewed before the store was full."""
     settings: dict[str, Any] = {
         "SEQGATE_DISPATCHER_LEASE_S": "60",
         "SEQGATE_DISPATCHER_LOG_LEVEL": "debug",
@@ -329,7 +330,7 @@ async def test_a_crash_during_dead_lettering_loses_and_duplicates_nothing(
         async with consuming(dispatchers, topic, permits=9, **options) as consumer:
 
             async def gone_on() -> bool:
-                """The message is dead, and its key is as it is to be."""
+                """Check that the message is dead-lettered, and that its key follows the policy."""
                 for each in consumer.deliveries[consumer.waiting * -1 :]:
                     if each.position.entry_id == 0 and each.delivery not in seen:
                         seen.add(each.delivery)
@@ -374,7 +375,7 @@ async def test_a_crash_during_dead_lettering_loses_and_duplicates_nothing(
     ],
 )
 async def test_a_pause_during_dead_lettering_duplicates_nothing(quick: World, point: str) -> None:
-    """Another instance takes the subscription over meanwhile, and a third one after it."""
+    """Another instance takes the subscription over during the pause, and a third one after that."""
     topic = f"public/default/still-{point}"
     stack = quick.stack
     options: dict[str, Any] = {"max_redeliveries": 0}
@@ -428,12 +429,12 @@ async def test_a_pause_during_dead_lettering_duplicates_nothing(quick: World, po
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process stands still."""
+    """Whether a process is stopped (SIGSTOP)."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 async def taken_over(stub: Any, topic: str, **options: Any) -> RawConsumer:
-    """A stream that is open as soon as nobody else has the subscription."""
+    """A stream, opened once no other instance has the subscription."""
     found: list[RawConsumer] = []
 
     async def connected() -> bool:
@@ -446,7 +447,7 @@ async def taken_over(stub: Any, topic: str, **options: Any) -> RawConsumer:
 
 
 async def all_dead(consumer: RawConsumer, ledger: Any, topic: str, entries: list[int]) -> None:
-    """Fail these messages until they are in the dead letter topic, and acknowledged."""
+    """Fail these messages until they are in the dead letter topic and acknowledged."""
     failed = set[int]()
 
     async def dead() -> bool:
@@ -464,7 +465,7 @@ async def all_dead(consumer: RawConsumer, ledger: Any, topic: str, entries: list
 
 
 def alive(consumer: RawConsumer, entry_id: int) -> list[pb.Delivery]:
-    """The deliveries of an entry that were not taken back."""
+    """The deliveries of an entry that were not revoked."""
     return [
         each
         for each in consumer.deliveries
@@ -473,7 +474,7 @@ def alive(consumer: RawConsumer, entry_id: int) -> list[pb.Delivery]:
 
 
 async def origins(ledger: Any, topic: str) -> list[int]:
-    """Which messages are in a dead letter topic, by their place in the log."""
+    """The positions in the log of the messages in a dead letter topic."""
     found: list[int] = []
     request = ledger_pb2.ReadRequest(
         topic=topic, start=common_pb2.Start(earliest=common_pb2.Earliest())

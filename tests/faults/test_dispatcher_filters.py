@@ -1,4 +1,4 @@
-"""A change of filters while its dispatcher dies, or stands still: it is made once, or not."""
+"""A change of filters whose dispatcher dies or is paused is applied once or not at all."""
 
 import asyncio
 import os
@@ -29,14 +29,14 @@ EU, US, ASIA = "eu", "us", "asia"
 
 @pytest.fixture(scope="module")
 async def quick(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    """A stack whose subscriptions change hands soon."""
+    """A stack whose subscriptions change hands quickly."""
     world = World(tmp_path_factory.mktemp("filters"), **QUICK)
     async with world.stack:
         yield world
 
 
 async def prepare(world: World, topic: str) -> None:
-    """A message from each region, and a subscription."""
+    """Publish a message from each region, and create a subscription."""
     async with (
         channel_to(world.stack.address("ledger")) as to_ledger,
         publishing(LedgerServiceStub(to_ledger), topic, "p") as publisher,
@@ -52,7 +52,7 @@ async def prepare(world: World, topic: str) -> None:
 
 
 def change(topic: str, region: str, version: int, entry_id: int) -> pb.SetFiltersRequest:
-    """Only this region, from an entry on."""
+    """Accept only this region, from an entry on."""
     expression = f"properties.region == '{region}'"
     filter_ = filter_pb2.Filter(name="region", version=version, expression=expression)
     request = pb.SetFiltersRequest(topic=topic, subscription="s", filters=[filter_])
@@ -61,7 +61,7 @@ def change(topic: str, region: str, version: int, entry_id: int) -> pb.SetFilter
 
 
 async def versions(stub: Any, topic: str) -> tuple[list[int], list[int]]:
-    """Of the filters that apply, and of the changes that were noted, the newest first."""
+    """The versions of the filters in effect and of the recorded changes, newest first."""
     answer = await stub.GetFilters(pb.GetFiltersRequest(topic=topic, subscription="s"))
     return (
         [each.filters[0].version for each in answer.filters.applied],
@@ -70,7 +70,7 @@ async def versions(stub: Any, topic: str) -> tuple[list[int], list[int]]:
 
 
 async def set_when_it_may(stub: Any, request: pb.SetFiltersRequest) -> None:
-    """Change filters as soon as nobody else has the subscription."""
+    """Change filters once no other instance has the subscription."""
 
     async def is_set() -> bool:
         with suppress(aio.AioRpcError):
@@ -139,7 +139,7 @@ async def test_a_paused_instance_does_not_change_its_successors_filters(
         finally:
             os.kill(zombie, signal.SIGCONT)
         outcome: Any = (await asyncio.gather(asked, return_exceptions=True))[0]
-        if not is_there:  # else it may say so: it was made in time
+        if not is_there:  # otherwise success is correct: the change was made in time
             assert isinstance(outcome, aio.AioRpcError)
             assert outcome.code() is StatusCode.ABORTED
         expected = ([1, 2, 3], [3, 2, 1]) if is_there else ([1, 3], [3, 1])

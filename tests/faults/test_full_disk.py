@@ -1,4 +1,4 @@
-"""The store refuses: producers wait, nothing that was acknowledged is lost, nothing comes twice."""
+"""The store refuses writes: producers wait, and no acknowledged message is lost or duplicated."""
 
 import asyncio
 from pathlib import Path
@@ -18,8 +18,7 @@ STORE_BYTES_MAX = 400_000
 async def publish_until_full(
     application: Application, log: Path, sign: str
 ) -> "asyncio.Task[None]":
-    """Publish round after round, until the service's log shows the sign. Returns the round that is
-    under way."""
+    """Publish rounds until the service's log contains the sign. Returns the round in progress."""
     for _ in range(ROUNDS_MAX):
         publishing = asyncio.create_task(application.publish(MESSAGES))
         while not publishing.done():
@@ -33,9 +32,9 @@ async def publish_until_full(
 @pytest.mark.parametrize(
     ("environment", "sign"),
     [
-        # SQLite is told how many pages it may have.
+        # SQLite's limit on pages.
         ({"SEQGATE_LEDGER_STORE_BYTES_MAX": str(STORE_BYTES_MAX)}, "STORE_FULL"),
-        # The kernel refuses to make a file any larger: SQLite fails in the middle of its writing.
+        # The kernel's limit on file sizes: a write of SQLite fails midway.
         ({FILE_BYTES_MAX: str(STORE_BYTES_MAX)}, "STORE_"),
     ],
     ids=["the store's own bound", "the kernel refuses"],
@@ -50,7 +49,7 @@ async def test_messages_that_await_disk_space_are_stored_once(
         publishing = await publish_until_full(application, log, sign)
         told = len(application.history.acknowledged)
         await world.stack.terminate("ledger")
-        for name in environment:  # the same service, with room
+        for name in environment:  # the same service, with space again
             del world.stack.environment[name]
         await world.stack.run("ledger")
         await publishing

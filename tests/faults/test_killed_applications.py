@@ -23,7 +23,7 @@ _topics = count()
 
 
 class Runs:
-    """One application, run after run."""
+    """One application, restarted for each run."""
 
     def __init__(self, world: World, folder: Path) -> None:
         self.topic = f"public/applications/{next(_topics)}"
@@ -61,7 +61,7 @@ class Runs:
         return await read_log(self._world.stack.address("ledger"), self.topic)
 
     async def check(self) -> None:
-        """Every message is stored once, and deduplication knows."""
+        """Check that every message is stored once, and that deduplication state agrees."""
         history = self.journal.history(NAME)
         address = self._world.stack.address
         log = await judge(address("ledger"), address("dedup"), self.topic, history)
@@ -94,7 +94,7 @@ async def test_a_partly_stored_batch_is_cut(runs: Runs) -> None:
     assert await runs.ended() == 0, runs.output()
     await runs.check()
 
-    # 28 to 34 came as one batch, of which 28 and 29 were stored.
+    # 28 to 34 were one batch, of which 28 and 29 were stored.
     places = {stored.identity: stored.id for stored in await runs.log()}
     cut = [places[message(NAME, number)[0]] for number in range(30, 35)]
     assert len({each.position for each in cut}) == 1

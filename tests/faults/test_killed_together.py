@@ -1,5 +1,5 @@
-"""kill -9 of several processes at once, at each point; and of the ledger where it takes a topic
-that has a past."""
+"""kill -9 of several processes at once, at each point; and of the ledger while it takes over a
+topic with a history."""
 
 import asyncio
 from contextlib import suppress
@@ -20,7 +20,7 @@ from tests.support.depth import some_of
 from tools.stack.stack import StackError
 
 ONCE = ("take", "rollback", "confirm")
-"""What may come only once while a topic is published to."""
+"""Points that may be passed only once while a topic is published to."""
 
 
 def passes(point: str) -> int:
@@ -55,7 +55,8 @@ async def test_dedup_and_redis_die_when_dedup_is_at(world: World, point: str, se
 async def test_the_ledger_dies_again_during_its_recovery_at(
     world: World, point: str, seed: int
 ) -> None:
-    """It died with claims open and entries unconfirmed; now it dies while it sorts that out."""
+    """The first death left open claims and unconfirmed entries; the second comes while these are
+    resolved."""
     application, stack = world.application(seed), world.stack
     await application.publish(MESSAGES)
     world.order("ledger", Order("append.after", 1))

@@ -38,7 +38,7 @@ from tests.support.workload import judge, read_log
 from tools.stack.child import bound_to_us
 
 FEW_AT_A_TIME: dict[str, Any] = {"SEQGATE_LEDGER_GROUP_ENTRIES_MAX": "3"}
-"""So that a large message is stored in many steps."""
+"""Small, so that a large message is stored in many steps."""
 
 FIRST_ID = 2**60
 CHUNK_BYTES = 512
@@ -67,13 +67,13 @@ async def wires(tmp_path_factory: pytest.TempPathFactory, seed: int) -> AsyncIte
 
 
 def payload_of(number: int) -> bytes:
-    """A message is what its number says; every other one is large."""
+    """The payload of a message, derived from its number; every other one is large."""
     chunks = (7, 0, 20, 0, 3)[number % 5]
     return Random(number).randbytes(CHUNK_BYTES * chunks + 1)
 
 
 class Large:
-    """Publishes large and small messages to a topic of its own, and knows what came of them."""
+    """Publishes large and small messages to a topic of its own, and keeps their receipts."""
 
     def __init__(self, world: World, *, ledger: str | None = None) -> None:
         self.topic = f"public/large/{next(_topics)}"
@@ -83,7 +83,7 @@ class Large:
         self._next = 0
 
     async def publish(self, messages: int = 10) -> None:
-        """New messages, after some that were published before; returns when all are answered."""
+        """Publish the last three messages again, then new ones; returns when all are answered."""
         numbers = range(max(0, self._next - 3), self._next + messages)
         self._next = numbers.stop
         async with (
@@ -116,9 +116,9 @@ class Large:
         )
 
     async def check(self, *aborted: str) -> None:
-        """Every message is there once, as it was sent and where its receipt says, with its first
-        chunk; no chunk is there twice; only those of attempts that were ended make no message; and
-        deduplication knows the log."""
+        """Check that every message is stored once, unchanged, at its receipt's position and with
+        its first chunk; that no chunk is stored twice; that the chunks without a message belong to
+        aborted attempts; and that deduplication state agrees with the log."""
         address = self._world.stack.address
         log = await judge(address("ledger"), address("dedup"), self.topic, self.history)
         assert [each.identity for each in log] == sorted(self.history.sent)
@@ -132,7 +132,7 @@ class Large:
         )
 
     async def entries(self) -> list[pb.StoredEntry]:
-        """All of the log."""
+        """All entries of the log."""
         request = pb.ReadRequest(
             topic=self.topic,
             start=common_pb2.Start(earliest=common_pb2.Earliest()),
@@ -142,11 +142,11 @@ class Large:
             return [each async for some in stub.Read(request) for each in some.entries.entries]
 
     async def log(self) -> list[Stored]:
-        """All of the messages."""
+        """All messages of the log."""
         return await read_log(self._world.stack.address("ledger"), self.topic)
 
     async def dropped(self) -> list[Dropped]:
-        """Chunks that make no message, to a reader."""
+        """Chunks that belong to no message, as a reader counts them."""
         found: list[Dropped] = []
         async with connect(self._world.stack.address("ledger")) as client:
             reader = client.reader(self.topic, follow=False, on_dropped=found.append)
@@ -165,13 +165,13 @@ def _chunk(stored: pb.StoredEntry) -> tuple[str, int, str, int]:
     return metadata.producer_name, metadata.sequence_id, metadata.uuid, metadata.chunk_id
 
 
-# ---- while a client publishes
+# ---- during a client's publishing
 
 
 async def publish_through(
     world: World, application: Large, service: str, order: Order, *dying: str
 ) -> None:
-    """Publish until an order is carried out, and on when everything runs again."""
+    """Publish until the order has been carried out, and on when everything runs again."""
     await application.publish(3)
     world.order(service, order)
     dead: asyncio.Future[Any] = asyncio.gather(*(world.stack.ended(name) for name in dying))
@@ -190,7 +190,7 @@ async def publish_through(
 
 
 def at(point: str, *pids: int) -> Order:
-    """An order for when a large message is half stored: what comes again is over by then."""
+    """An order for when a large message is half stored, after anything that a recovery repeats."""
     return Order(point, 2 if point.startswith("append") else 13, pids)
 
 
@@ -253,7 +253,7 @@ async def test_replies_are_lost_between_chunks(wires: Wires, link: str) -> None:
     await application.check()
 
 
-# ---- between two chunks, to the point
+# ---- exactly between two chunks
 
 
 async def flush(world: World) -> None:
@@ -299,7 +299,7 @@ def chunk_publications(sequence_id: int, body: bytes) -> list[pb.Publication]:
 
 
 async def store(publisher: Publisher, publication: pb.Publication) -> pb.Receipt:
-    """Publish one chunk, again when that fails for now; its receipt."""
+    """Publish one chunk, again after a temporary failure; its receipt."""
     for attempt in range(100):
         publication.resume = attempt > 0
         receipt = await publisher.store(publication)
@@ -310,7 +310,7 @@ async def store(publisher: Publisher, publication: pb.Publication) -> pb.Receipt
 
 @asynccontextmanager
 async def opened(application: Large) -> AsyncIterator[Publisher]:
-    """A stream, once the service takes one; it vanishes in the end."""
+    """A stream, opened once the service accepts one; it may break when it ends."""
     async with application.stub() as stub, AsyncExitStack() as stack:
         async with asyncio.timeout(WITHIN_S):
             publisher: Publisher | None = None
@@ -321,14 +321,14 @@ async def opened(application: Large) -> AsyncIterator[Publisher]:
                 except aio.AioRpcError:
                     await asyncio.sleep(0.02)
         yield publisher
-        await publisher.cut()  # the service may be gone
+        await publisher.cut()  # the service may have died
 
 
 async def publish_by_hand(
     world: World, application: Large, between: Callable[[World], Awaitable[None]]
 ) -> None:
-    """A message of three chunks, over a stream for each; something happens after the first. A chunk
-    that is sent again is where it was."""
+    """Publish a message of three chunks, each on its own stream, with an incident after the first.
+    A chunk sent again is answered with its first position."""
     body = Random(application.topic).randbytes(3 * CHUNK_BYTES)
     identity = application.send(7, body)
     publications = chunk_publications(7, body)
@@ -379,12 +379,12 @@ async def test_an_open_stream_continues_when(world: World, what: str) -> None:
     await application.check()
 
 
-# ---- an application that is killed
+# ---- with a killed application
 
 
 @asynccontextmanager
 async def running(world: World, topic: str, chunk_bytes: int) -> AsyncIterator[Process]:
-    """The application of the module, which waits for a line."""
+    """The application in this module, waiting for a line."""
     what = (world.stack.address("ledger"), topic, str(chunk_bytes))
     process = await create_subprocess_exec(
         *bound_to_us([sys.executable, "-m", "tests.faults.test_large_messages", *what]),
@@ -416,7 +416,7 @@ async def begin(process: Process) -> None:
 async def test_an_application_dies_between_chunks_and_returns_with_other_chunks(
     world: World, chunk_bytes: int, with_the_ledger: bool
 ) -> None:
-    """73. The message may fit into one entry then."""
+    """The message may fit into one entry then."""
     application = Large(world)
     async with running(world, application.topic, CHUNK_BYTES) as process:
         dying = [process.pid, world.pid("ledger")] if with_the_ledger else [process.pid]
@@ -436,7 +436,7 @@ async def test_an_application_dies_between_chunks_and_returns_with_other_chunks(
 
 
 def messages() -> list[tuple[int, bytes]]:
-    """What the application publishes."""
+    """The application's messages."""
     return [(5, Random(5).randbytes(CHUNKS * CHUNK_BYTES)), (6, b"behind")]
 
 

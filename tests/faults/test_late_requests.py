@@ -1,4 +1,4 @@
-"""Requests arrive long after their callers gave up: nothing is lost or duplicated."""
+"""Requests arrive long after their callers gave up: no message is lost or duplicated."""
 
 import asyncio
 import os
@@ -25,13 +25,12 @@ from tools.stack.ports import free_ports
 MESSAGES = 60
 TIMEOUT_S = 0.3
 GROUP = 3
-"""How many entries go through together: so that what follows them is asked for while they are being
-appended."""
+"""Entries of one group, so that the next group is claimed while this one is being appended."""
 
 
 VERBS = ("admit", "confirm", "rollback")
 SCRIPTS = {name: sha1(script_text(name).encode()).hexdigest().encode() for name in VERBS}
-"""How requests name the scripts that they run."""
+"""The scripts, by the names that requests give them."""
 
 
 class Late:
@@ -42,7 +41,7 @@ class Late:
         self.proxy = proxy
 
     async def held(self, count: int) -> None:
-        """Wait until so many requests are held back."""
+        """Wait until this many requests are held back."""
         await eventually(lambda: self.proxy.held == count, f"{count} requests are held")
 
 
@@ -73,8 +72,8 @@ async def judge(application: Application) -> None:
 async def test_a_script_runs_after_some_later_ones(
     late: Late, verb: str, scripts_later: int
 ) -> None:
-    """The others are the writer's calls after it had no answer. A late Admit claims ids that will
-    not be appended; a late Rollback withdraws ids that are being appended, and the next group
+    """The later scripts are the writer's calls after its time-out. A late Admit claims ids that
+    will not be appended; a late Rollback withdraws ids that are being appended, and the next group
     claims copies of those."""
     stack = late.world.stack
     book = Book(stack, f"public/late/{verb}-{scripts_later}")
@@ -117,7 +116,7 @@ async def test_a_script_runs_after_all_later_ones(late: Late, count: int, seed: 
 
 @pytest.mark.parametrize("count", [1, 3])
 async def test_a_script_runs_late_without_publishers(late: Late, count: int, seed: int) -> None:
-    """Nothing contradicts it: the admitted claims seem to be in flight, and are never appended."""
+    """Nothing contradicts it: the admitted claims look in flight, and are never appended."""
     application = late.world.application(seed)
     await application.publish(MESSAGES)
     late.proxy.hold(count, *SCRIPTS.values())
@@ -129,7 +128,8 @@ async def test_a_script_runs_late_without_publishers(late: Late, count: int, see
 
 
 async def test_a_script_runs_late_after_its_ledger_died(late: Late, seed: int) -> None:
-    """The claims of a dead process, made after its death, before its successor comes."""
+    """The claims of a dead process are admitted after its death, and before its successor
+    starts."""
     application, stack = late.world.application(seed), late.world.stack
     await application.publish(MESSAGES)
     late.proxy.hold(1, *SCRIPTS.values())
@@ -168,7 +168,7 @@ async def test_a_service_is_paused_beyond_every_timeout(late: Late, name: str, s
         if name == "dedup":
             await eventually(lambda: log.read_text().count("deduplication failed") > failures + 1)
         else:
-            # Nobody gives a ledger up: another process does something meanwhile.
+            # No caller abandons the ledger: another process acts during the pause.
             async with Redis.from_url(stack.redis_url) as redis:
                 await redis.flushall()
     finally:

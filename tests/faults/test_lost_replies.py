@@ -1,4 +1,4 @@
-"""A proxy loses the replies of Redis, of dedup, and of the ledger: nothing lost, nothing twice."""
+"""A proxy loses replies of Redis, dedup and the ledger: no message is lost or stored twice."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -60,7 +60,8 @@ async def wires(tmp_path_factory: pytest.TempPathFactory, seed: int) -> AsyncIte
 
 
 async def judge(application: Application) -> None:
-    """Everything is answered: publish once more over whole wires, and hold it all together."""
+    """Everything is answered: publish once more over whole wires, and check the log and the
+    state."""
     await application.publish(MESSAGES)
     await application.check_log()
     await application.check_state()

@@ -31,15 +31,15 @@ TOPIC = "public/default/memory"
 @pytest.mark.parametrize(
     ("process", "load", "grown_max_bytes"),
     [
-        # 150 MiB are delivered. An entry is held up to three times while it is sent, and gRPC takes
-        # in a message of each stream.
+        # 150 MiB are delivered. An entry is held up to three times while it is sent, and gRPC
+        # buffers one message of each stream.
         (
             "dispatcher",
             lambda services: stopped_consumer(services, TOPIC, messages=150, size_bytes=MIB),
             60 * MIB,
         ),
-        # 160 MiB are published. What gRPC has taken in and no stream has read is besides: a window,
-        # and one message, for each of 20 streams.
+        # 160 MiB are published. gRPC's own buffers are not counted: a window and one message for
+        # each of 20 streams.
         (
             "ledger",
             lambda services: flooding_producers(
@@ -47,7 +47,7 @@ TOPIC = "public/default/memory"
             ),
             110 * MIB,
         ),
-        # 1.2 kB each would be 46 MiB; room is for 5,000 of them.
+        # 1.2 kB each would be 46 MiB; the budget admits 5,000 of them.
         (
             "dispatcher",
             lambda services: delayed_messages(services, TOPIC, messages=40_000),

@@ -48,7 +48,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
 
 
 async def published(world: World, seed: int, count: int) -> list[Application]:
-    """Applications that have published, each to a topic of its own."""
+    """Applications that have each published to a topic of their own."""
     applications = [world.application(seed + number) for number in range(count)]
     await publish(applications)
     for each in applications:
@@ -61,7 +61,7 @@ async def publish(applications: Sequence[Application], count: int = MESSAGES) ->
 
 
 async def forget(world: World, applications: Sequence[Application]) -> None:
-    """Redis loses these topics."""
+    """Redis loses the state of these topics."""
     async with Redis.from_url(world.stack.redis_url) as redis:
         for each in applications:
             await redis.delete(topic_key(TopicName.parse(each.topic)))
@@ -73,20 +73,21 @@ async def forget_everything(world: World) -> None:
 
 
 async def forget_snapshots(world: World, topics: Collection[str]) -> None:
-    """The snapshots of these topics are lost, too: one is taken when a state was loaded."""
+    """The topics' snapshots are lost too: loading a state takes one."""
     async with aio.insecure_channel(world.stack.address("cursor")) as channel:
         cursors: Any = cursor_stub(channel)
         for each in topics:
             request = cursor_pb2.DeleteCursorRequest(topic=each, cursor=DEDUP_CURSOR)
             try:
                 await cursors.DeleteCursor(request)
-            except aio.AioRpcError as error:  # it was lost with the state
+            except aio.AioRpcError as error:  # the loss of the state removed it
                 if error.code() is not StatusCode.NOT_FOUND:
                     raise
 
 
 async def whole(applications: Sequence[Application]) -> None:
-    """The state is what the log says, and nothing is stored twice; also after more was sent."""
+    """Check that the state agrees with the log and nothing is stored twice, also after more
+    messages."""
     for each in applications:
         await each.check_state()
     await publish(applications)
@@ -135,7 +136,7 @@ async def test_redis_forgets_everything_during_a_rebuild(
 ) -> None:
     """State loaded before is lost again, and left to the next rebuild; the rest is loaded.
 
-    Meanwhile a healthy topic continues, and a waiting one resumes by itself when its state is
+    Meanwhile a healthy topic continues, and a waiting one resumes by itself once its state is
     loaded.
     """
     applications = await published(world, seed, 5)
@@ -160,10 +161,10 @@ async def test_redis_forgets_everything_during_a_rebuild(
         ended = asyncio.create_task(again.ended())
         rounds = 0
         while not ended.done():
-            async with asyncio.timeout(20):  # less than Spark takes, where that is slow as well
+            async with asyncio.timeout(20):  # less than Spark takes, even on a slow machine
                 await well.publish(1)
             rounds += 1
-            await asyncio.sleep(0.05)  # the job needs the machine, too
+            await asyncio.sleep(0.05)  # the job needs the machine too
         assert await ended == 0
         assert before <= loaded(again) <= topics(applications)
     assert rounds > 5
@@ -175,9 +176,9 @@ async def test_redis_forgets_everything_during_a_rebuild(
 async def test_killed_rebuilds_are_completed_by_two_at_once(
     world: World, seed: int, tmp_path: Path
 ) -> None:
-    """Killed while it starts, and with some topics loaded. Then two do the rest, while producers
-    resume as soon as the first of them has loaded their topic: the state of the other one is old by
-    then, and undoes nothing."""
+    """Killed at the start, and with some topics loaded. Then two rebuilds do the rest, while
+    producers resume as soon as the first has loaded their topic: the second one's state is outdated
+    by then, and undoes nothing."""
     random = Random(seed)
     applications = await published(world, seed, 8)
     await forget(world, applications)
@@ -217,7 +218,7 @@ async def test_killed_rebuilds_are_completed_by_two_at_once(
 
 @asynccontextmanager
 async def never_worse(world: World, applications: Sequence[Application]) -> AsyncIterator[None]:
-    """What deduplication knows of topics only grows meanwhile."""
+    """Check that deduplication's marks of the topics never decrease meanwhile."""
     known = dict.fromkeys(topics(applications), NEVER)
     over = asyncio.Event()
 
@@ -277,12 +278,12 @@ async def test_a_damaged_entry_fails_only_its_topic_and_can_be_skipped(
             await accepted(world, damaged)
             await publish([damaged])
             await world.stack.terminate("ledger")
-        await world.stack.run("ledger")  # with what was damaged in its place again
+        await world.stack.run("ledger")  # with the damaged block restored
         await whole([damaged])
 
 
 async def refusal(world: World, application: Application) -> str | None:
-    """Why nobody publishes to a topic now, if so."""
+    """The reason why publishing to a topic is refused now, if it is."""
     async with connect(world.stack.address("ledger")) as client:
         try:
             async with client.producer(application.topic, name="late", open_timeout_s=1):
@@ -292,7 +293,8 @@ async def refusal(world: World, application: Application) -> str | None:
 
 
 async def refused(world: World, application: Application, place: Position) -> None:
-    """Nobody publishes to a topic that cannot be replayed, and somebody is told where that is."""
+    """Check that publishing to a topic that cannot be replayed is refused, with the damaged
+    position."""
 
     async def corrupt() -> bool:
         return await refusal(world, application) == "ENTRY_CORRUPT"
@@ -317,8 +319,8 @@ async def accepted(world: World, application: Application) -> None:
 
 @contextmanager
 def damage(world: World, application: Application) -> Iterator[Position]:
-    """The second block of a log is damaged meanwhile; at which position. Only while the ledger
-    does not run."""
+    """Damage the second block of a log while the block runs, and yield its position. The ledger
+    must not run."""
     file = str(world.stack.folder / "ledger" / "ledger.db")
     with apsw.Connection(file) as database:
         ((block, ledger_id, entry_id, entries),) = database.execute(

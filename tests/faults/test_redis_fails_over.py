@@ -1,4 +1,4 @@
-"""Another Redis takes over, behind Sentinels and in a cluster: producers see latency only."""
+"""Another Redis takes over, behind Sentinels and in a cluster: producers notice only latency."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ from tests.support.redis_groups import (
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.timeout(600)  # each test waits for several states
+pytestmark = pytest.mark.timeout(600)  # each test waits for several state changes
 
 MESSAGES = 50
 TIMEOUTS: dict[str, Any] = {
@@ -53,7 +53,7 @@ async def in_cluster(
 
 
 class Publishing:
-    """An application that publishes until it is told that this is enough."""
+    """An application that publishes until it is stopped."""
 
     def __init__(self, application: Application) -> None:
         self.application = application
@@ -65,7 +65,7 @@ class Publishing:
             await self.application.publish(MESSAGES)
 
     async def some(self) -> None:
-        """Return when more was acknowledged."""
+        """Return when more messages are acknowledged."""
         known = len(self.application.history.acknowledged)
 
         def more() -> bool:
@@ -75,7 +75,7 @@ class Publishing:
         await eventually(more, "messages are acknowledged")
 
     async def judge(self) -> None:
-        """Stop, and hold everything together."""
+        """Stop, then check the log and the state."""
         self._enough = True
         await self._task
         await self.application.publish(MESSAGES)
@@ -133,7 +133,7 @@ async def test_a_healthy_master_is_replaced(
     sentinels.fail_over()
     await eventually(lambda: sentinels.master is new, "the replica takes over")
     await publishing.some()
-    # Until then the old one takes what is written last, and loses it.
+    # Until then the old master accepts the latest writes, and loses them.
     await eventually(lambda: info(old, "replication")["role"] == "slave", "the old one follows")
     await publishing.judge()
     sentinels.settle()

@@ -1,4 +1,4 @@
-"""Redis loses its newest writes, or everything, or takes none: producers see latency only."""
+"""Redis loses its newest writes or everything, or refuses writes: producers notice only latency."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ async def judge(application: Application) -> None:
 
 
 async def amid(application: Application, world: World) -> "asyncio.Task[None]":
-    """Publishing that has begun, and is not over."""
+    """Publishing that has begun and has not ended."""
     publishing = asyncio.create_task(application.publish(10 * MESSAGES))
     while len(application.history.acknowledged) < MESSAGES:
         assert not publishing.done()
@@ -57,7 +57,7 @@ async def test_redis_is_flushed_without_publishers(world: World, seed: int) -> N
 
 
 async def test_redis_goes_back_to_an_older_state_under_its_writer(world: World, seed: int) -> None:
-    """A replica that lags takes over: state of some moment ago, same epoch."""
+    """A lagging replica takes over: an earlier state of the same epoch."""
     application = world.application(seed)
     await application.publish(MESSAGES)
     async with redis(world) as client:
@@ -67,7 +67,7 @@ async def test_redis_goes_back_to_an_older_state_under_its_writer(world: World, 
             await client.restore(key, 0, value, replace=True)
         await publishing
         await judge(application)
-        for key, value in older.items():  # and again while nobody publishes
+        for key, value in older.items():  # and again without publishers
             await client.restore(key, 0, value, replace=True)
     await judge(application)
 

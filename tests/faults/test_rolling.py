@@ -46,7 +46,7 @@ ENVIRONMENT = {
 }
 
 CALLERS = 4
-"""How many make calls at a time."""
+"""Concurrent callers."""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
 
 
 async def restart(stack: Stack, name: str) -> None:
-    """Stop a process as an orchestrator does, and start it again."""
+    """Stop a process as an orchestrator does, and restart it."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     assert await stack.terminate(name) == 0
@@ -72,7 +72,7 @@ async def restart(stack: Stack, name: str) -> None:
 
 
 async def only_what_is_here(stack: Stack, topic: str, subscription: str) -> None:
-    """Make a subscription that wants only that."""
+    """Create a subscription that accepts only messages whose property `place` is `here`."""
     async with channel_to(stack.address("dispatcher")) as channel:
         stub: Any = DispatcherServiceStub(channel)
         names: dict[str, Any] = {"topic": topic, "subscription": subscription}
@@ -129,21 +129,23 @@ async def test_a_rolling_restart_of_everything_under_load(stack: Stack, seed: in
     reading.cancel()
     publishing.cancel()
     await asyncio.wait([reading, publishing])
-    await application.publish(20)  # what was cut off has no receipt, and is sent again
+    await application.publish(
+        20
+    )  # messages whose stream was cut have no receipt, and are sent again
     await application.check_log()
     await application.check_state()
 
 
 @dataclass
 class Calls:
-    """Calls that each make something of their own, and what came of them."""
+    """Calls that each create something, and their outcomes."""
 
     made: list[str] = field(default_factory=list)
     refused: list[tuple[str, aio.AioRpcError]] = field(default_factory=list)
 
     @asynccontextmanager
     async def going_on(self, call: Callable[[str], Awaitable[object]]) -> AsyncIterator[None]:
-        """Somebody makes calls all the time meanwhile."""
+        """Make calls for as long as the block runs."""
         over = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             for caller in range(CALLERS):
@@ -170,8 +172,8 @@ class Calls:
 
 
 def nobody_took_it(error: aio.AioRpcError) -> bool:
-    """Whether a call was refused before anybody looked at it: by a service that goes away, or
-    because there is none."""
+    """Whether a call was refused unprocessed: by a draining service, or because none was
+    running."""
     if error.code() not in (StatusCode.UNAVAILABLE, StatusCode.CANCELLED):
         return False
     return not error.trailing_metadata() or "DRAINING" in str(status_of_call(error))
@@ -179,14 +181,15 @@ def nobody_took_it(error: aio.AioRpcError) -> bool:
 
 @dataclass(frozen=True)
 class Work:
-    """Calls that each make something by a name, and which of these names are known afterwards."""
+    """Calls that each create something by a name, and the check for which names exist
+    afterwards."""
 
     make: Callable[[str], Awaitable[object]]
     made: Callable[[Iterable[str]], Awaitable[set[str]]]
 
 
 def of_ledger(stub: Any, elsewhere: Any, prefix: str) -> Work:
-    """Topics."""
+    """Calls that create topics."""
 
     async def make(name: str) -> None:
         await stub.CreateTopic(ledger_pb2.CreateTopicRequest(topic=f"{prefix}-{name}"))
@@ -200,7 +203,7 @@ def of_ledger(stub: Any, elsewhere: Any, prefix: str) -> Work:
 
 
 def of_cursor(stub: Any, elsewhere: Any, prefix: str) -> Work:
-    """Cursors of topics."""
+    """Calls that create cursors."""
 
     async def make(name: str) -> None:
         await stub.CreateCursor(
@@ -215,7 +218,7 @@ def of_cursor(stub: Any, elsewhere: Any, prefix: str) -> Work:
 
 
 def of_dispatcher(stub: Any, elsewhere: Any, topic: str) -> Work:
-    """Subscriptions."""
+    """Calls that create subscriptions."""
     start = common_pb2.Start(earliest=common_pb2.Earliest())
 
     async def make(name: str) -> None:
@@ -230,7 +233,7 @@ def of_dispatcher(stub: Any, elsewhere: Any, topic: str) -> Work:
 
 
 def of_dedup(stub: Any, elsewhere: Any, prefix: str) -> Work:
-    """State of topics."""
+    """Calls that create state of topics."""
     writer = writer_pb2.Writer(incarnation=1, epoch=1)
 
     async def make(name: str) -> None:
@@ -241,7 +244,7 @@ def of_dedup(stub: Any, elsewhere: Any, prefix: str) -> Work:
         return bool((await elsewhere.GetTopicStatus(request)).epoch)
 
     async def made(names: Iterable[str]) -> set[str]:
-        return {name for name in names if await is_there(name)}  # all at once would be too much
+        return {name for name in names if await is_there(name)}  # all at once would be too many
 
     return Work(make, made)
 
@@ -264,14 +267,14 @@ WORKS: Any = {
     "dispatcher": (of_dispatcher, DispatcherServiceStub, "cursor", cursor_stub),
     "dedup": (of_dedup, dedup_stub, "dedup", dedup_stub),
 }
-"""What each service is asked to make, and who is asked what there is."""
+"""The calls for each service, and the service that lists their results."""
 
 
 @pytest.mark.parametrize(
     "name", ["cursor-1", "cursor", "ledger-1", "ledger", "dispatcher", "dedup"]
 )
 async def test_accepted_calls_are_answered_during_a_restart(stack: Stack, name: str) -> None:
-    """Each call creates something: refused calls created nothing, answered ones did."""
+    """Each call creates something: a refused call created nothing, an answered one did."""
     calls = Calls()
     topic = f"public/default/accepted-{name}"
     async with (

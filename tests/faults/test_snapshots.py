@@ -1,4 +1,4 @@
-"""Snapshots that are cut off, and recoveries from them: nothing lost, nothing twice."""
+"""Interrupted snapshots, and recoveries from them: no message is lost or stored twice."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ OFTEN = "[cluster]\nsnapshot_entries = 5\nsnapshot_interval_s = 0\n"
 
 @pytest_asyncio.fixture(scope="module")
 async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    """One stack that takes snapshots all the time."""
+    """One stack that takes snapshots continuously."""
     made = World(tmp_path_factory.mktemp("snapshots"), policies=OFTEN)
     async with made.stack:
         yield made
@@ -30,7 +30,7 @@ async def flush(world: World) -> None:
 
 
 async def judge(world: World, seed: int) -> None:
-    """What is published through a flush is stored once, by a state that comes from a snapshot."""
+    """Check that messages published across a flush are stored once, by a state from a snapshot."""
     application = world.application(seed)
     await application.publish(MESSAGES)
     await flush(world)
@@ -76,7 +76,12 @@ async def test_a_recovery_is_cut_off(world: World, point: str, victim: str, seed
 
 async def test_everything_dies_in_a_snapshot(world: World, seed: int) -> None:
     application = world.application(seed)
-    everything = ("cursor", "ledger", "redis", "dedup")  # who carries it out goes last
+    everything = (
+        "cursor",
+        "ledger",
+        "redis",
+        "dedup",
+    )  # the process that carries out the order is killed last
     order = Order("mark_delete.after", 2, [world.pid(name) for name in everything])
     await publish_through(world, application, "dedup", order, *everything)
     await judge(world, seed)

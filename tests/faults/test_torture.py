@@ -1,5 +1,5 @@
-"""Real processes under load while everything fails, for about half a minute each time; and those
-parts of the torture that only real processes show."""
+"""Real processes under load and faults, for about half a minute each time; and those parts of the
+torture that need real processes."""
 
 import asyncio
 import json
@@ -28,10 +28,10 @@ from tools.torture.torturing import RECORD, Options, torture
 HOUR_S = 3_600.0
 
 SECONDS = deep(quick=20.0, full=180.0)
-"""How long faults go on."""
+"""Duration of the faults, in seconds."""
 
 RATE = 10.0
-"""How many messages a second each producer publishes: two cores do much else in tests."""
+"""Messages per second and producer: two cores have much other work in tests."""
 
 SEEDS = range(deep(quick=1, full=5))
 
@@ -89,7 +89,7 @@ async def test_torture_leaves_no_process_after_sigterm(tmp_path: Path) -> None:
 
 
 def of_folder(folder: Path) -> list[str]:
-    """Processes that were told of a folder by their command."""
+    """Processes whose command names a folder."""
     found = []
     for each in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
@@ -99,7 +99,7 @@ def of_folder(folder: Path) -> list[str]:
 
 
 class Teller:
-    """A process that tells the time."""
+    """A process that reports its clocks."""
 
     def __init__(self, file: Path) -> None:
         shift_clock(file, 0)
@@ -111,7 +111,7 @@ class Teller:
         )
 
     def tell(self) -> tuple[float, float, float]:
-        """How far its clocks are from ours, in seconds: time(), time_ns() and monotonic()."""
+        """The offsets of its clocks from ours, in seconds: time(), time_ns() and monotonic()."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(file=self._process.stdin, flush=True)
@@ -123,7 +123,7 @@ class Teller:
         )
 
     def end(self) -> None:
-        """It ends with its input."""
+        """It ends when its input does."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -174,7 +174,7 @@ async def test_a_link_is_cut_and_restored() -> None:
 
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with server, Link("a>b", 1, port) as link:  # nobody listens on the first
+    async with server, Link("a>b", 1, port) as link:  # the first one has no listener
         async with connected(link.port) as (reader, writer):
             writer.write(b"1")
             assert await reader.readexactly(1) == b"1"

@@ -29,7 +29,7 @@ from seqgate.services.ledger.config import LedgerConfig
 from seqgate.services.runtime.process import run_service
 sys.exit(run_service(LedgerConfig, run))
 """
-"""The ledger service, replaying in pages that are smaller than what was trimmed."""
+"""The ledger service, with replay pages smaller than the trimmed part."""
 
 
 @pytest_asyncio.fixture
@@ -46,7 +46,7 @@ async def client(stack: Stack) -> AsyncIterator[Client]:
 
 
 async def publish(client: Client, producer: str, sequence_id: int) -> bool:
-    """Publish one message; whether it was a duplicate."""
+    """Publish one message; returns whether it was a duplicate."""
     async with client.producer(TOPIC, name=producer) as opened:
         return (await opened.send(b"x", sequence_id=sequence_id)).duplicate
 

@@ -1,8 +1,8 @@
 """A ledger that was paused while another one took over its topic stores nothing more, and
 acknowledges only messages that it had stored.
 
-The processes share one SQLite file, as a misconfigured deployment might, and as replicas over a
-replicated log will. The zombie stops at an exact point; messages sent meanwhile wait in its socket.
+The processes share one SQLite file, as in a misconfigured deployment, or as replicas over a
+replicated log. The zombie stops at an exact point; messages sent meanwhile wait in its socket.
 """
 
 import os
@@ -31,7 +31,7 @@ from tools.stack.child import Child, tell
 from tools.stack.ports import free_ports
 
 ROUND = 20
-"""How many messages are sent at a time."""
+"""Messages sent at a time."""
 
 WHILE_PUBLISHING = [
     f"{verb}.{when}"
@@ -90,7 +90,7 @@ class Zombie:
         Order(point, number=signal.SIGSTOP).give(self._order)
 
     async def stopped(self) -> None:
-        """Wait until it stands still."""
+        """Wait until the process is stopped."""
         assert self._process is not None
         status = Path(f"/proc/{self._process.pid}/stat")
         await eventually(
@@ -120,13 +120,13 @@ async def second_ledger(
 
 @pytest.fixture
 def zombie(second_ledger: Zombie) -> Iterator[Zombie]:
-    """The second ledger, alive again after the test."""
+    """The second ledger, resumed after the test."""
     yield second_ledger
     second_ledger.go_on()
 
 
 def reason_of(error: aio.AioRpcError | None) -> str:
-    """Why a call was refused; empty: it was not."""
+    """The reason of a call's refusal; empty if it succeeded."""
     return "" if error is None else error_of_call(error).reason
 
 
@@ -139,8 +139,8 @@ async def test_a_ledger_replaced_while_paused_stores_nothing_more(
     async with publishing(zombie.stub, book.topic, "p") as old:
         await book.publish(old, range(ROUND))
         zombie.stop_at(point)
-        # Copies have the log looked at. Not both: an append that stands still would hold SQLite's
-        # lock, and its successor could not even begin.
+        # Copies make dedup read the log. Not both: a paused append would hold SQLite's lock, and
+        # its successor could not start.
         copies = point.startswith("find")
         numbers = range(ROUND) if copies else range(ROUND, 2 * ROUND)
         caught = book.publications(numbers, again=10**6)
@@ -165,8 +165,8 @@ async def test_a_ledger_replaced_while_paused_stores_nothing_more(
 
 
 async def open_and_send(call: Any, publication: pb.Publication) -> None:
-    """Go on where Open was sent. A ledger that only had to say "opened" says it; it refuses then
-    what is published."""
+    """Continue at a sent Open. A ledger that had only the reply left to send sends it, and then
+    refuses what is published."""
     await call.read()
     publication.entries[0].metadata.producer_name = "p"
     await call.write(pb.PublishRequest(publications=pb.Publications(publications=[publication])))
@@ -186,7 +186,7 @@ async def test_a_ledger_replaced_while_opening_a_stream_stores_nothing_from_it(
         call = zombie.stub.Publish()
         await call.write(pb.PublishRequest(open=pb.Open(topic=book.topic, producer_name="p")))
         await zombie.stopped()
-        # This ledger had the topic before, and does not know yet that it lost it.
+        # This ledger had the topic before, and has not yet noticed the loss.
         with suppress(aio.AioRpcError):
             async with publishing(stub, book.topic, "p"):
                 pass
