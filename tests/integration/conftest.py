@@ -26,11 +26,12 @@ _numbers = itertools.count(1)
 
 @pytest_asyncio.fixture(scope="session")
 async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Services]:
-    """One stack, with its stubs, for all tests that only need topics of their own."""
+    """One stack and its stubs, shared by all tests that need no more than topics of their own."""
     settings = {
-        # What is compared before and after a refusal must not change because a minute is over.
+        # State compared before and after a refusal must not change when a minute passes.
         "SEQGATE_LEDGER_KEEP_INTERVAL_S": "3600",
-        # Nobody takes over from this dispatcher, and a busy machine may stop it for ten seconds.
+        # No other instance takes over from this dispatcher, and a busy machine may stall it for ten
+        # seconds.
         "SEQGATE_DISPATCHER_LEASE_S": "600",
     }
     async with running(tmp_path_factory.mktemp("stack"), **settings) as services:
@@ -63,14 +64,14 @@ def cursor(services: Services) -> Any:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A topic that nobody has used before."""
+    """A topic that no other test uses."""
     test = re.sub(r"\W+", "-", request.node.name).strip("-")[:120]
     return f"public/default/{test}-{next(_numbers)}"
 
 
 @pytest_asyncio.fixture(scope="session")
 async def second_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Services]:
-    """What `stoppable` gives out."""
+    """The stack behind `stoppable`."""
     async with running(tmp_path_factory.mktemp("stoppable")) as services:
         await services.ledger.CreateTopic(ledger_pb2.CreateTopicRequest(topic=STOPPABLE))
         yield services
@@ -78,8 +79,8 @@ async def second_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
 
 @pytest.fixture
 async def stoppable(second_stack: Services) -> AsyncIterator[Services]:
-    """One stack for all tests that stop parts of it: what is stopped is started again for the next
-    one."""
+    """One stack for all tests that stop parts of it: stopped parts are restarted for the next
+    test."""
     yield second_stack
     stack = second_stack.stack
     for name in ("redis", *SERVICES):
@@ -91,8 +92,8 @@ async def stoppable(second_stack: Services) -> AsyncIterator[Services]:
 
 
 async def _subscribes(services: Services) -> bool:
-    """Whether the dispatcher reaches the ledger and the cursor service: it may have been ready all
-    along, if they were away for less than its interval of checks, and still back off."""
+    """Whether the dispatcher reaches the ledger and the cursor service. It may have stayed ready if
+    both were away for less than its check interval, and still back off."""
     names: dict[str, Any] = {"topic": STOPPABLE, "subscription": f"s-{next(_numbers)}"}
     start = common_pb2.Start(earliest=common_pb2.Earliest())
     try:
@@ -115,7 +116,7 @@ def private(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Service
 
     async with private(SEQGATE_LEDGER_AUTO_CREATE="[]", policies="...") as services: ...
 
-    In one test it is the same folder each time, so that a second stack goes on from the first.
+    All stacks of one test use the same folder, so that a second stack continues from the first.
     """
 
     def make(**arguments: Any) -> AbstractAsyncContextManager[Services]:

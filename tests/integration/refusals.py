@@ -1,4 +1,4 @@
-"""How a service says no, as a test sees it."""
+"""Refusals, as a caller sees them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +12,11 @@ from grpc_status import rpc_status
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 RETRYABLE = {StatusCode.UNAVAILABLE}
-"""With these codes a caller is told when to come again."""
+"""The codes whose refusals carry a retry delay."""
 
 
 def check(status: status_pb2.Status, code: StatusCode, reason: str) -> dict[str, str]:
-    """Hold a status to the catalogue; the details it carries."""
+    """Check a status against the catalogue; returns its details."""
     assert CODES[status.code] is code, status
     assert status.message
     details = {each.TypeName(): each for each in status.details}
@@ -37,7 +37,7 @@ def check(status: status_pb2.Status, code: StatusCode, reason: str) -> dict[str,
 
 
 def status_of_call(error: aio.AioRpcError) -> status_pb2.Status:
-    """The whole status that a call ended with."""
+    """The whole status of a failed call."""
     status = rpc_status.from_call(error)  # type: ignore[arg-type]
     assert status is not None, f"a bare {error.code()}: {error.details()}"
     return status
@@ -45,7 +45,8 @@ def status_of_call(error: aio.AioRpcError) -> status_pb2.Status:
 
 @contextmanager
 def refused(code: StatusCode, reason: str) -> Iterator[dict[str, str]]:
-    """The call inside is refused so. Gives, afterwards, the details of the refusal."""
+    """Check that the call inside is refused with this code and reason. Yields the refusal's
+    details, filled in afterwards."""
     details: dict[str, str] = {}
     with pytest.raises(aio.AioRpcError) as caught:
         yield details

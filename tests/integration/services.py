@@ -28,13 +28,11 @@ from tools.stack.ports import free_ports
 from tools.stack.stack import SERVICES, Stack
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
-"""The largest message that a test sends or takes: the services' limits are to be met, not ours."""
+"""The largest message that a test sends or accepts, above the limits of the services."""
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """See the module."""
-
     stack: Stack
     ledger: Any
     dedup: Any
@@ -43,7 +41,7 @@ class Services:
     filter: Any
 
     async def read(self, topic: str, **request: Any) -> list[ledger_pb2.StoredEntry]:
-        """The entries of a topic, all of them unless asked otherwise."""
+        """The entries of a topic; all of them by default."""
         request.setdefault("start", common_pb2.Start(earliest=common_pb2.Earliest()))
         found: list[ledger_pb2.StoredEntry] = []
         async for response in self.ledger.Read(ledger_pb2.ReadRequest(topic=topic, **request)):
@@ -59,20 +57,20 @@ class Services:
         ]
 
     async def status(self, topic: str) -> dedup_pb2.GetTopicStatusResponse:
-        """What deduplication says of a topic."""
+        """Deduplication's status of a topic."""
         answer: dedup_pb2.GetTopicStatusResponse = await self.dedup.GetTopicStatus(
             dedup_pb2.GetTopicStatusRequest(topic=topic)
         )
         return answer
 
     async def producers(self, topic: str) -> dict[str, dedup_pb2.Producer]:
-        """What deduplication remembers of a topic's producers."""
+        """Deduplication's producers of a topic."""
         found: dict[str, dedup_pb2.Producer] = {}
         token = ""
         while True:
             page = await self.dedup.ListProducers(
                 dedup_pb2.ListProducersRequest(topic=topic, page_token=token),
-                wait_for_ready=True,  # a job that runs in this process keeps connections waiting
+                wait_for_ready=True,  # a job that runs in this process delays connections
             )
             found.update((each.name, each) for each in page.producers)
             token = page.next_page_token
@@ -80,7 +78,7 @@ class Services:
                 return found
 
     async def settled(self, topic: str) -> dedup_pb2.GetTopicStatusResponse:
-        """Wait until deduplication knows all of a topic's log; its status then."""
+        """Wait until all of a topic's log is confirmed; its status then."""
 
         async def level() -> bool:
             tail = await self.ledger.GetLastMessageId(
@@ -93,14 +91,14 @@ class Services:
         return await self.status(topic)
 
     async def state(self, topic: str) -> dict[str, object]:
-        """All that a refusal must not change: the topics there are, the topic's log, and its
+        """Everything that a refusal must not change: the list of topics, the topic's log and its
         deduplication state."""
         names = [each.name for each in await self.topics()]
         if topic not in names:
             return {"topics": names}
         status = await self.settled(topic)
         for field in ("snapshot", "snapshot_taken", "entries_since_snapshot"):
-            status.ClearField(field)  # taken whenever it is time
+            status.ClearField(field)  # snapshots are taken by time
         return {
             "topics": names,
             "log": [_bytes(each) for each in await self.read(topic)],
@@ -111,14 +109,13 @@ class Services:
         }
 
     async def topics(self, prefix: str = "") -> list[ledger_pb2.Topic]:
-        """Every topic."""
         answer = await self.ledger.ListTopics(
             ledger_pb2.ListTopicsRequest(prefix=prefix, page_size=10_000)
         )
         return list(answer.topics)
 
     def log(self, service: str) -> list[dict[str, Any]]:
-        """What a service has written so far. Fails on a line that is no JSON object."""
+        """The log of a service so far. Fails on a line that is not a JSON object."""
         return log_lines(self.stack, service)
 
 
@@ -126,7 +123,7 @@ def log_lines(stack: Stack, service: str) -> list[dict[str, Any]]:
     """See Services.log."""
     written = (stack.folder / "logs" / f"{service}.log").read_text()
     found = []
-    for line in written.rpartition("\n")[0].splitlines():  # the last one may not be whole yet
+    for line in written.rpartition("\n")[0].splitlines():  # the last line may be incomplete
         try:
             found.append(json.loads(line))
         except ValueError:
@@ -135,14 +132,14 @@ def log_lines(stack: Stack, service: str) -> list[dict[str, Any]]:
 
 
 def surprises(stack: Stack) -> list[dict[str, Any]]:
-    """What services have written that a test never provokes: errors that nobody expected."""
+    """Errors in the services' logs; no test provokes any."""
     return [
         line for service in stack.services for line in log_lines(stack, service) if is_bad(line)
     ]
 
 
 def is_bad(line: dict[str, Any]) -> bool:
-    """Whether a line of a log tells of a mistake."""
+    """Whether a log line reports an error."""
     return line["level"] in ("error", "critical")
 
 
@@ -172,7 +169,7 @@ async def running(
 
 @asynccontextmanager
 async def connected(stack: Stack) -> AsyncIterator[Services]:
-    """Stubs for a stack that runs. Once it goes, nothing unexpected must have happened in it."""
+    """Stubs for a running stack. At the end, checks that no service has logged an error."""
     async with (
         channel_to(stack.address("ledger")) as ledger,
         channel_to(stack.address("dedup")) as dedup,
@@ -193,14 +190,14 @@ async def connected(stack: Stack) -> AsyncIterator[Services]:
 
 @asynccontextmanager
 async def second_ledger(services: Services, **environment: str) -> AsyncIterator[Any]:
-    """Another ledger process over the same store, and a stub for it."""
+    """Another ledger process over the same store; yields a stub for it."""
     async with _another(services, "ledger", environment) as channel:
         yield LedgerServiceStub(channel)
 
 
 @asynccontextmanager
 async def second_dedup(services: Services, **environment: str) -> AsyncIterator[Any]:
-    """Another replica of the dedup service, and a stub for it."""
+    """Another replica of the dedup service; yields a stub for it."""
     async with _another(services, "dedup", environment) as channel:
         yield dedup_stub(channel)
 
@@ -209,7 +206,7 @@ async def second_dedup(services: Services, **environment: str) -> AsyncIterator[
 async def _another(
     services: Services, service: str, environment: Mapping[str, str]
 ) -> AsyncIterator[aio.Channel]:
-    """Another process of a service, as the stack would run it, and a channel to it."""
+    """Another process of a service, started as the stack would; yields a channel to it."""
     (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"
     stack = services.stack
@@ -238,7 +235,7 @@ async def _another(
 
 @contextmanager
 def paused(stack: Stack, process: str) -> Iterator[None]:
-    """A process that does nothing at all meanwhile, as if its machine had stopped."""
+    """Stop a process while the block runs, as if its machine had stopped."""
     pid = pids_of(stack)[process]
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -249,8 +246,8 @@ def paused(stack: Stack, process: str) -> Iterator[None]:
 
 @asynccontextmanager
 async def writes_held_up(stack: Stack) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
-    """Redis takes commands that write, and answers none of them meanwhile. Gives a question:
-    whether somebody waits for one."""
+    """Redis accepts writes and answers none of them while the block runs. Yields a function that
+    tells whether a client is waiting for one."""
     async with Redis.from_url(stack.redis_url) as redis:
 
         async def waiting() -> bool:
@@ -264,13 +261,13 @@ async def writes_held_up(stack: Stack) -> AsyncIterator[Callable[[], Awaitable[b
 
 
 async def health(address: str, service: str = "") -> str:
-    """What a process says of its readiness; "" when it does not answer."""
+    """The readiness that a process reports; "" if it does not answer."""
     async with channel_to(address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
             answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
         except aio.AioRpcError as error:
-            # gRPC says CANCELLED of a call that came while the server was closing.
+            # gRPC answers CANCELLED to a call that came while the server was closing.
             if error.code() not in (StatusCode.UNAVAILABLE, StatusCode.CANCELLED):
                 raise
             return ""
@@ -278,12 +275,12 @@ async def health(address: str, service: str = "") -> str:
 
 
 async def serving(address: str, service: str = "") -> None:
-    """Wait until a process says that it is ready."""
+    """Wait until a process reports that it is ready."""
     await eventually(lambda: _says(address, service, "SERVING"), f"{address} is ready")
 
 
 async def not_serving(address: str, service: str = "") -> None:
-    """Wait until a process says that it is not ready."""
+    """Wait until a process reports that it is not ready."""
     await eventually(lambda: _says(address, service, "NOT_SERVING"), f"{address} is not ready")
 
 
@@ -292,13 +289,13 @@ async def _says(address: str, service: str, what: str) -> bool:
 
 
 def pids_of(stack: Stack) -> dict[str, int]:
-    """The ids of the processes that run, by name."""
+    """The ids of the running processes, by name."""
     pids: Any = stack.endpoints["pids"]
     return dict(pids)
 
 
 def channel_to(address: str) -> aio.Channel:
-    """A channel that comes back quickly when its server does."""
+    """A channel that reconnects quickly."""
     return aio.insecure_channel(
         address,
         options=[

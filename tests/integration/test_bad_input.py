@@ -1,7 +1,7 @@
-"""Invalid input to every method: the answer, and that nothing changed.
+"""Invalid input to every method: the refusal, and that it changes nothing.
 
-The limits are the constants of the servicers. Each is tried at its boundary: the last value that is
-accepted, and the first that is refused.
+The limits are the constants of the servicers. Each is tested at its boundary: the last value
+accepted, and the first refused.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from tests.support.raw_consumer import EARLIEST
 
 INVALID = StatusCode.INVALID_ARGUMENT
 TOO_LARGE = SEQUENCE_ID_MAX + 1
-NEGATIVE = 2**64 - 1  # what -1 is when a signed client writes it
+NEGATIVE = 2**64 - 1  # -1, as a client with signed integers encodes it
 
 UINT64_WRONG = (TOO_LARGE, NEGATIVE)
 
@@ -51,7 +51,7 @@ Methods = dict[str, Callable[..., Message]]
 
 
 def longest_topic(excess: int = 0) -> str:
-    """A topic name of the greatest length, or longer."""
+    """A topic name of the greatest length, plus `excess` bytes."""
     return "a/b/".ljust(TOPIC_NAME_BYTES_MAX + excess, "c")
 
 
@@ -101,7 +101,7 @@ GOOD_UUIDS = ["u" * CHUNK_UUID_BYTES_MAX, "é" * (CHUNK_UUID_BYTES_MAX // 2), " 
 GOOD_PRODUCERS = ["p" * PRODUCER_NAME_BYTES_MAX, "é" * (PRODUCER_NAME_BYTES_MAX // 2), " ", "名/:"]
 
 
-# ---- requests that are right but for what a test changes
+# ---- valid requests, which each test changes in one place
 
 
 def position(ledger_id: int, entry_id: int) -> common_pb2.Position:
@@ -170,7 +170,7 @@ LEDGER: Methods = {
     ),
     "DeleteTopic": lambda topic: pb.DeleteTopicRequest(topic=topic),
 }
-"""A right request to each method of the ledger that names a topic, by the method."""
+"""A valid request to each method of the ledger that names a topic, by method."""
 
 DEDUP: Methods = {
     "Admit": admit,
@@ -202,7 +202,7 @@ DEDUP_WRITER_SERVICE = writer_pb2.DESCRIPTOR.services_by_name["DedupWriterServic
 
 
 async def call(stub: Any, method: str, request: Message) -> list[Any]:
-    """Everything that a method answers to one request."""
+    """All responses of a method to one request."""
     answer = getattr(stub, method)(request)
     if isinstance(answer, aio.UnaryStreamCall):
         return [each async for each in answer]
@@ -211,7 +211,7 @@ async def call(stub: Any, method: str, request: Message) -> list[Any]:
 
 @asynccontextmanager
 async def unchanged(services: Services, topic: str) -> AsyncIterator[None]:
-    """Whatever is tried inside leaves everything as it was."""
+    """Check that the block leaves all state unchanged."""
     before = await services.state(topic)
     yield
     assert await services.state(topic) == before
@@ -328,7 +328,7 @@ async def test_a_stream_refuses_invalid_topic_names(services: Services) -> None:
 
 
 async def test_a_stream_refuses_invalid_producer_names(services: Services, stored: str) -> None:
-    """But the empty one, which asks for a name."""
+    """Except the empty name, which requests a generated one."""
     async with unchanged(services, stored):
         for name in BAD_PRODUCERS[1:]:
             with refused(INVALID, "INVALID_PRODUCER_NAME"):
@@ -336,7 +336,7 @@ async def test_a_stream_refuses_invalid_producer_names(services: Services, store
                     pass
 
 
-# ---- requests that say nothing, and bytes that are no request
+# ---- empty requests, and bytes that are no request
 
 
 FIRST_MISSING = {
@@ -349,7 +349,7 @@ FIRST_MISSING = {
     "SetPolicy": "INVALID_POLICY",
     "GetPolicy": "INVALID_POLICY",
 }
-"""What an empty request is refused for; otherwise for its topic."""
+"""The reasons for refusing an empty request; INVALID_TOPIC for methods not listed."""
 
 
 @pytest.mark.parametrize("method", LEDGER)
@@ -385,7 +385,7 @@ def empty(service: Any, method: str) -> Message:
 
 
 GARBAGE = [b"\xff\xff", b"\x0a\x05a", b"\x0a\x02\xff\xfe"]
-"""No protobuf message; one that is cut short; text that is no UTF-8."""
+"""Bytes that are no protobuf message; a truncated message; text that is not UTF-8."""
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
@@ -598,12 +598,12 @@ async def test_incarnations_have_the_bounds_of_positions(
 
 
 def many_claims(count: int) -> list[writer_pb2.Claims]:
-    """So many claims, of two producers."""
+    """`count` claims, of two producers."""
     return [claims("q", *range(count // 2)), claims("r", *range(count - count // 2))]
 
 
 def many_entries(count: int) -> list[writer_pb2.ProducerEntries]:
-    """So many entries, of two producers."""
+    """`count` entries, of two producers."""
     return [listed("q", *range(count // 2)), listed("r", *range(count - count // 2))]
 
 
@@ -667,7 +667,7 @@ BAD_CHUNKS: dict[str, dict[str, Any]] = {
 
 
 def chunks(place: int = 0, **changes: Any) -> dict[int, common_pb2.Chunk]:
-    """The right chunk, but for changes, in its place."""
+    """A valid chunk, with changes, at its index."""
     chunk = common_pb2.Chunk()
     chunk.CopyFrom(CHUNK)
     for name, value in changes.items():
@@ -676,7 +676,7 @@ def chunks(place: int = 0, **changes: Any) -> dict[int, common_pb2.Chunk]:
 
 
 def claimed_with(chunks: dict[int, common_pb2.Chunk], *highest: int) -> dict[str, Any]:
-    """An admission of p's 6, which is a chunk."""
+    """A claim of p's 6, which is a chunk."""
     claim = claims("p", 6, highest=highest)
     for place, chunk in chunks.items():
         claim.chunks[place].CopyFrom(chunk)
@@ -822,7 +822,7 @@ WRONG: dict[str, tuple[Callable[..., Message], dict[str, Any], str]] = {
 
 @pytest.fixture
 async def claimed(services: Services, topic: str) -> str:
-    """A topic of dedup's own: p has stored 5, and 6 is let through."""
+    """A topic of dedup's own, where p has stored 5 and 6 is admitted."""
     await services.dedup.Confirm(confirm(topic))
     answer = await services.dedup.Admit(admit(topic))
     assert list(answer.verdicts.producers[0].verdicts) == [dedup_pb2.CLAIM_VERDICT_NEW]
@@ -831,7 +831,7 @@ async def claimed(services: Services, topic: str) -> str:
 
 @asynccontextmanager
 async def remembered(services: Services, topic: str) -> AsyncIterator[None]:
-    """What is tried inside leaves deduplication as it was."""
+    """Check that the block leaves deduplication state unchanged."""
     before = await services.status(topic), await services.producers(topic)
     yield
     assert (await services.status(topic), await services.producers(topic)) == before
@@ -841,7 +841,7 @@ async def remembered(services: Services, topic: str) -> AsyncIterator[None]:
 async def test_invalid_writer_calls_are_refused_and_change_nothing(
     services: Services, claimed: str, what: str
 ) -> None:
-    """By the method itself, and in order on an Exchange stream, which continues."""
+    """Both as a unary call and, in order, on an Exchange stream, which continues."""
     make, changes, reason = WRONG[what]
     request = make(claimed, **changes)
     async with remembered(services, claimed):
@@ -860,7 +860,7 @@ async def test_invalid_writer_calls_are_refused_and_change_nothing(
 async def exchange(
     services: Services, *requests: writer_pb2.ExchangeRequest
 ) -> list[tuple[status_pb2.Status | None, writer_pb2.ExchangeResponse]]:
-    """What an Exchange stream answers to these: each with its status, if that is an error."""
+    """The answers of an Exchange stream to these requests; an error as its status."""
     stream = services.dedup.Exchange()
     answers = []
     for request in requests:
@@ -952,7 +952,7 @@ async def test_the_largest_chunk_is_accepted(services: Services, topic: str, uui
 async def test_descending_ids_are_accepted_and_none_is_admitted_twice(
     services: Services, claimed: str
 ) -> None:
-    """Claims are in the order of sending, and a producer may repeat ids in flight."""
+    """Claims come in the order of sending, and a producer may repeat ids in flight."""
     request = admit(claimed, claims=[claims("q", 5, 3, 5)])
     (answer,) = (await services.dedup.Admit(request)).verdicts.producers
     assert list(answer.verdicts) == [
@@ -1020,7 +1020,7 @@ async def test_a_stream_must_start_with_open(
             await stream.read()
 
 
-# ---- what ends a stream
+# ---- errors that end a stream
 
 ENDINGS: dict[str, tuple[Callable[[str], pb.PublishRequest], str]] = {
     "a second opening": (
@@ -1075,7 +1075,7 @@ async def test_a_request_id_is_not_reused_before_its_receipt(narrow: Services, t
         await publisher.send(single(1, 2), single(2, 3))
         assert (await publisher.receipt(1)).status in (
             pb.RECEIPT_STATUS_STORED,
-            pb.RECEIPT_STATUS_DUPLICATE,  # what was asked for goes on without its stream
+            pb.RECEIPT_STATUS_DUPLICATE,  # appends that were requested go on without their stream
         )
         assert (await publisher.receipt(2)).status == pb.RECEIPT_STATUS_STORED
     assert await narrow.ids(topic) == [1, 2, 3]
@@ -1091,7 +1091,7 @@ async def test_a_request_id_may_be_reused_after_its_receipt(services: Services, 
             assert (await publisher.receipt(request_id)).request_id == request_id
 
 
-# ---- publications that are refused on their own
+# ---- publications that are refused alone
 
 
 def properties(count: int) -> dict[str, str]:
@@ -1099,7 +1099,7 @@ def properties(count: int) -> dict[str, str]:
 
 
 def padded(metadata_bytes: int) -> pb.Publication:
-    """A publication of p's id 9 whose metadata is so large."""
+    """A publication of p's id 9 with metadata of this size."""
 
     def of(padding: int) -> pb.Publication:
         return single(9, 9, producer_name="p", properties={"p": "x" * padding})
@@ -1116,14 +1116,15 @@ def together(*entries: pb.Entry) -> pb.Publication:
 
 
 def spread(entries: int, messages: int) -> pb.Publication:
-    """So many batches with so many messages altogether, from id 9 on."""
+    """This many batches with this many messages in total, from id 9 on."""
     ids = list(range(9, 9 + messages))
     each = -(-messages // entries)
     return together(*(batch_entry(ids[i : i + each]) for i in range(0, messages, each)))
 
 
 def piece(payload: bytes = b"x", **changes: Any) -> pb.Publication:
-    """A publication of the first chunk of p's message 9, of two, but for changes; None: absent."""
+    """A publication of the first of two chunks of p's message 9, with changes; None removes a
+    field."""
     right = {"uuid": "u", "num_chunks_from_msg": 2, "total_chunk_msg_size": 2, "chunk_id": 0}
     metadata: dict[str, Any] = {
         name: value for name, value in (right | changes).items() if value is not None
@@ -1142,7 +1143,7 @@ MAX_MESSAGE_BYTES = LedgerConfig.model_fields["max_message_bytes"].default
 DAMAGED = google_crc32c.value(b"what was sent") ^ 1
 
 REFUSED: dict[str, tuple[pb.Publication, str]] = {
-    # Each is about id 9, which a right publication stores afterwards.
+    # Each refused publication has id 9, which a valid publication stores afterwards.
     "no entries": (together(), "INVALID_PUBLICATION"),
     "too many entries": (
         together(*(entry(9 + each) for each in range(ledger_limits.PUBLICATION_ENTRIES_MAX + 1))),
@@ -1299,7 +1300,7 @@ REFUSED: dict[str, tuple[pb.Publication, str]] = {
 
 @pytest.mark.parametrize("what", REFUSED)
 async def test_a_publication_is_refused_for(services: Services, stored: str, what: str) -> None:
-    """Scenarios 11, 12 and 22: the refusal moves no watermark, and holds nothing up."""
+    """The refusal moves no watermark and starts no hold."""
     given, reason = REFUSED[what]
     wrong = pb.Publication()
     wrong.CopyFrom(given)
@@ -1407,7 +1408,7 @@ async def test_at_a_limit_a_publication_is_stored(
     assert [each.payload for each in stored] == [each.payload for each in publication.entries]
 
 
-# ---- the window, and what gRPC itself bounds
+# ---- the window, and gRPC's own limits
 
 
 async def test_a_stream_announces_its_window(narrow: Services, topic: str) -> None:
@@ -1447,7 +1448,7 @@ async def test_the_window_bounds_messages(
 
 async def test_the_window_bounds_bytes(narrow: Services, topic: str) -> None:
     def of(size_bytes: int, request_id: int) -> pb.Publication:
-        """A publication that counts so many bytes, metadata included."""
+        """A publication that counts as this many bytes, metadata included."""
         empty = single(request_id, request_id, b"", producer_name="p")
         rest = size_bytes - len(empty.entries[0].metadata.SerializeToString())
         return single(request_id, request_id, b"x" * rest, producer_name="p")
@@ -1466,7 +1467,7 @@ async def test_the_window_bounds_bytes(narrow: Services, topic: str) -> None:
 async def test_a_publication_above_the_window_is_admitted_alone(
     narrow: Services, topic: str
 ) -> None:
-    """Or it could never be stored at all."""
+    """Otherwise it could never be stored."""
     larger = [entry(each, b"x" * 1024) for each in range(20)]
     async with publishing(narrow.ledger, topic, "p") as publisher:
         receipt = await publisher.store(pb.Publication(request_id=1, entries=larger))
@@ -1534,7 +1535,7 @@ async def test_a_grpc_message_above_the_limit_ends_its_stream(narrow: Services, 
 
 @pytest.mark.parametrize("service", ["ledger", "dedup"])
 async def test_the_header_limit_is_a_setting(narrow: Services, service: str) -> None:
-    """gRPC counts 32 bytes a header, and its own headers too: they take the rest."""
+    """gRPC counts 32 bytes per header, and its own headers as well: they use up the rest."""
     asks: dict[str, Callable[..., Awaitable[object]]] = {
         "ledger": lambda **more: narrow.ledger.ListTopics(pb.ListTopicsRequest(), **more),
         "dedup": lambda **more: narrow.dedup.GetTopicStatus(

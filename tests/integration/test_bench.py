@@ -19,13 +19,13 @@ from tools.stack.child import tell
 pytestmark = pytest.mark.deep
 
 WITHIN_S = 300.0
-"""How long a run may take: it computes for 10 to 20 seconds, and shares the machine."""
+"""Limit of one run, in seconds: it computes for 10 to 20 seconds on a shared machine."""
 
 FIELDS = {"group", "name", "unit", "value", "min", "max", "rounds", "limit", "ratio"}
 
 
 class Run:
-    """A run of the benchmarks that can be told by its processes."""
+    """A run of the benchmarks whose processes can be identified."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self._root = root
@@ -46,13 +46,13 @@ class Run:
         return process
 
     async def end(self) -> None:
-        """End what a test that failed left; its children end with it."""
+        """Kill the run of a failed test; its children end with it."""
         for process in self._started:
             tell(process, signal.SIGKILL)
             await process.wait()
 
     async def finish(self, *arguments: str) -> str:
-        """Run it to its end. Returns what it wrote."""
+        """Wait until the run has ended. Returns its output."""
         process = await self.start("--seconds-per-measurement", "0.05", *arguments)
         async with asyncio.timeout(WITHIN_S):
             wrote, trouble = await process.communicate()
@@ -61,8 +61,8 @@ class Run:
         return wrote.decode()
 
     async def figures(self, group: str) -> dict[str, dict[str, Any]]:
-        """The figures of a group and of the limits that it needs, by their names, measured for
-        next to no time."""
+        """The figures of a group and of the limits that it needs, by name, measured in a minimal
+        run."""
         wrote = await self.finish("--json", "--seconds-per-measurement", "0.004", "--only", group)
         return {each["name"]: each for each in json.loads(wrote)["measurements"]}
 
@@ -77,14 +77,14 @@ class Run:
 
     @property
     def processes(self) -> list[str]:
-        """The commands of what runs."""
+        """The commands of the running processes."""
         found = []
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 if self._mark.encode() in (process / "environ").read_bytes().split(b"\0"):
                     found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
             except OSError:
-                continue  # it has ended
+                continue  # the process has ended
         return found
 
 

@@ -1,7 +1,6 @@
-"""Scenarios 67 to 81 of the reference (chunks and deduplication), with Seqgate's additions, over
-real services and the wire itself.
+"""Deduplication of chunks, over real services and the wire.
 
-74, 75 and 78 are the client's (test_large_messages.py), 80 is tested in simulation/ and faults/.
+Cases of the client are in test_large_messages.py, faults in simulation/ and faults/.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +43,7 @@ def chunk(
     uuid: str = "a",
     resume: bool = False,
 ) -> pb.Publication:
-    """A publication of one part of a message."""
+    """A publication of one chunk."""
     return single(
         request_id,
         sequence_id,
@@ -58,19 +57,19 @@ def chunk(
 
 
 def attempt(parts: Sequence[bytes] = PARTS, *, uuid: str = "a") -> list[pb.Publication]:
-    """Publications 10, 11, ... of all parts of message 5; they end a hold."""
+    """Publications 10, 11, ... of all chunks of message 5; the first ends a hold."""
     return [chunk(10 + each, each, parts, uuid=uuid, resume=not each) for each in range(len(parts))]
 
 
 async def statuses(publisher: Publisher, *publications: pb.Publication) -> list[int]:
-    """Send these together; what they are answered."""
+    """Send these together; the statuses of their receipts."""
     if publications:
         await publisher.send(*publications)
     return [(await publisher.receipt(each.request_id)).status for each in publications]
 
 
 async def consumed(services: Services, topic: str) -> list[tuple[int, bytes]]:
-    """What a consumer sees: ids and payloads."""
+    """The ids and payloads that a reader returns."""
     async with (
         connect(services.stack.address("ledger")) as client,
         client.reader(topic, follow=False) as reader,
@@ -79,30 +78,32 @@ async def consumed(services: Services, topic: str) -> list[tuple[int, bytes]]:
 
 
 async def aborts(services: Services, topic: str) -> list[str]:
-    """Of each entry, which attempt it ends."""
+    """The attempt that each entry aborts; "" for none."""
     return [each.aborts for each in await services.read(topic, metadata_only=True)]
 
 
 async def forget(services: Services, topic: str) -> None:
-    """Redis loses what it knows of the topic."""
+    """Delete the topic's state in Redis."""
     async with Redis.from_url(services.stack.redis_url) as redis:
         await redis.delete(topic_key(TopicName.parse(topic)))
 
 
 async def persisted(services: Services, topic: str) -> int | None:
-    """The producer's highest id that is durable."""
+    """The producer's highest durable id."""
     await services.settled(topic)
     known = (await services.producers(topic))["p"]
     return known.persisted_sequence_id if known.HasField("persisted_sequence_id") else None
 
 
 @pytest.mark.parametrize(
-    ("parts", "places"), [(LARGER_PARTS, [0, 1, 1]), (PARTS, [0, 1, 1, 2])], ids=["67", "68"]
+    ("parts", "places"),
+    [(LARGER_PARTS, [0, 1, 1]), (PARTS, [0, 1, 1, 2])],
+    ids=["two chunks", "three chunks"],
 )
 async def test_a_repeated_chunk_is_not_stored_again(
     services: Services, topic: str, parts: list[bytes], places: list[int]
 ) -> None:
-    """67, 68. It is answered with the place of the first copy."""
+    """It is answered with the position of the first copy."""
     async with publishing(services.ledger, topic, "p") as p:
         receipts = [await p.store(chunk(n, place, parts)) for n, place in enumerate(places)]
     assert [each.position.entry_id for each in receipts] == places
@@ -112,7 +113,6 @@ async def test_a_repeated_chunk_is_not_stored_again(
 
 
 async def test_an_id_is_persisted_with_the_last_chunk(services: Services, topic: str) -> None:
-    """69, 70."""
     async with publishing(services.ledger, topic, "p") as p:
         for chunk_id, mark in enumerate([4, 4, 5]):
             assert (await p.store(chunk(chunk_id, chunk_id))).status == STORED
@@ -125,7 +125,6 @@ async def test_an_id_is_persisted_with_the_last_chunk(services: Services, topic:
 async def test_a_message_resumes_after_its_state_is_lost(
     services: Services, topic: str, stored: int, same_stream: bool
 ) -> None:
-    """71."""
     async with publishing(services.ledger, topic, "p") as p:
         assert await statuses(p, *attempt()[:stored]) == [STORED] * stored
         await forget(services, topic)
@@ -143,7 +142,7 @@ async def test_a_message_resumes_after_its_state_is_lost(
 async def test_a_message_may_be_sent_again_with_other_chunks(
     services: Services, topic: str, parts: list[bytes], uuid: str, lost: bool
 ) -> None:
-    """73. The chunks that were stored belong to no message."""
+    """The chunks already stored belong to no message."""
     async with publishing(services.ledger, topic, "p") as p:
         assert await statuses(p, *attempt()[:2]) == [STORED, STORED]
         if lost:
@@ -154,7 +153,7 @@ async def test_a_message_may_be_sent_again_with_other_chunks(
 
 
 async def test_chunks_of_another_attempt_are_refused(services: Services, topic: str) -> None:
-    """73: a chunk that would be new, or a duplicate, by its number alone."""
+    """By its number alone, one of the chunks would be a duplicate and the other one new."""
     async with publishing(services.ledger, topic, "p") as p:
         assert await statuses(p, *attempt()[:2]) == [STORED, STORED]
         for request_id, chunk_id in ((1, 1), (2, 2)):
@@ -164,11 +163,10 @@ async def test_chunks_of_another_attempt_are_refused(services: Services, topic: 
     assert await consumed(services, topic) == [(5, WHOLE), (6, b"x")]
 
 
-@pytest.mark.parametrize("first", [[], [0]], ids=["76", "77"])
+@pytest.mark.parametrize("first", [[], [0]], ids=["no chunk", "one chunk"])
 async def test_a_gap_is_refused_and_the_message_succeeds_afterwards(
     services: Services, topic: str, first: list[int]
 ) -> None:
-    """76, 77."""
     async with publishing(services.ledger, topic, "p") as p:
         assert await statuses(p, *(chunk(each, each) for each in first)) == [STORED for _ in first]
         assert await statuses(p, chunk(2, 2), single(3, 6)) == [CHUNK_GAP, SKIPPED]
@@ -181,7 +179,7 @@ async def test_a_gap_is_refused_and_the_message_succeeds_afterwards(
 async def test_an_overtaken_message_is_never_reported_as_stored(
     services: Services, topic: str
 ) -> None:
-    """79: a message between two chunks."""
+    """A message between two chunks overtakes the large one."""
     async with publishing(services.ledger, topic, "p") as p:
         between = [chunk(1, 0), single(2, 6, b"six"), chunk(3, 1), chunk(4, 2)]
         assert await statuses(p, *between) == [STORED, STORED, STALE, STALE]
@@ -193,7 +191,7 @@ async def test_an_overtaken_message_is_never_reported_as_stored(
 async def test_a_repeated_first_chunk_restarts_the_message_without_deduplication(
     private: Callable[..., AbstractAsyncContextManager[Services]], topic: str
 ) -> None:
-    """81: a copy of the first chunk; the consumer puts the second attempt together."""
+    """The reader assembles the second attempt, which starts at the repeated first chunk."""
     async with private(policies=f'[topic."{topic}"]\nenabled = false\n') as services:
         async with publishing(services.ledger, topic, "p") as p:
             assert await statuses(p, chunk(1, 0), *attempt()) == [STORED] * 4
@@ -201,7 +199,7 @@ async def test_a_repeated_first_chunk_restarts_the_message_without_deduplication
 
 
 SUCCESSORS = {
-    # ... and what a chunk that continues the attempt is answered then
+    # Each with the status of the aborted attempt's next chunk.
     "an attempt": (chunk(9, 0, uuid="b"), LAYOUT_CONFLICT),
     "the message in one piece": (single(9, 5), DUPLICATE),
     "a batch that begins with it": (batch(9, [5, 6]), DUPLICATE),
@@ -253,7 +251,7 @@ async def test_a_large_message_is_found_with_its_first_and_last_chunk(
 async def test_a_message_whose_first_chunks_are_trimmed_starts_over(
     services: Services, topic: str, stored: int, before: int
 ) -> None:
-    """A trim in the middle of it: the rest must not make it complete."""
+    """A trim in the middle of the message: the rest must not complete it."""
     trim = pb.TrimTopicRequest(topic=topic, before=Position(ledger_id=1, entry_id=before))
     async with publishing(services.ledger, topic, "p") as p:
         assert await statuses(p, single(1, 4), *attempt()[:stored]) == [STORED] * (stored + 1)
@@ -271,7 +269,7 @@ async def test_a_message_whose_first_chunks_are_trimmed_starts_over(
 async def test_a_late_confirmation_does_not_restore_trimmed_chunks(
     services: Services, topic: str
 ) -> None:
-    """It was on its way when the topic was trimmed, and finds nothing in Redis."""
+    """It is in flight when the topic is trimmed, and finds no state in Redis."""
     first = Position(ledger_id=1, entry_id=0)
     place = common_pb2.Chunk(uuid="a", chunk_id=0, num_chunks=3, total_bytes=len(WHOLE))
     entries = writer_pb2.ProducerEntries(

@@ -1,4 +1,4 @@
-"""The client library, as an application uses it, against real services."""
+"""The client library against real services, as an application uses it."""
 
 import asyncio
 import itertools
@@ -47,15 +47,15 @@ LATER_S = 60.0
 """A delay that no test waits for."""
 
 COLLECTING = Batching(delay_s=LATER_S)
-"""Sends nothing before it is told to."""
+"""Sends nothing before a flush."""
 
 MESSAGE_BYTES_MAX = 20_000
 
 
 @pytest.fixture(scope="module")
 async def frail(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Services]:
-    """A stack whose processes are stopped, killed and paused, and which allows little; everything
-    runs when a test ends."""
+    """A stack with low limits whose processes are stopped, killed and paused; all run again when a
+    test ends."""
     async with running(
         tmp_path_factory.mktemp("frail"),
         SEQGATE_LEDGER_AUTO_CREATE='["public/*"]',
@@ -80,7 +80,7 @@ async def frail_client(frail: Services) -> AsyncIterator[Client]:
 
 
 async def read(client: Client, topic: str) -> list[Message]:
-    """All of a topic."""
+    """All messages of a topic."""
     async with client.reader(topic, follow=False) as reader:
         return [message async for message in reader]
 
@@ -97,14 +97,14 @@ async def entries(client: Client, topic: str) -> list[list[int]]:
 
 
 async def outcomes(futures: list["asyncio.Future[Receipt]"]) -> list[Receipt | BaseException]:
-    """What became of each message."""
+    """Each message's receipt or exception."""
     async with asyncio.timeout(WITHIN_S):
         return await asyncio.gather(*futures, return_exceptions=True)
 
 
 class Gate:
-    """A way to the ledger that can be shut: connections break, and new ones are refused. Or it
-    swallows what is sent, and nobody notices."""
+    """A proxy to the ledger that can be shut: connections break, and new ones are refused. Or it
+    discards the data sent to the ledger, unnoticed."""
 
     def __init__(self, port: int, target: int) -> None:
         self.address = f"127.0.0.1:{port}"
@@ -200,7 +200,6 @@ async def test_a_topic_without_a_namespace_is_in_public_default(client: Client, 
 
 
 async def test_a_name_in_use_is_refused_until_it_is_released(client: Client, topic: str) -> None:
-    """32."""
     async with client.producer(topic, name="p") as old:
         with pytest.raises(InUseError) as refusal:
             await client.producer(topic, name="p").open()
@@ -265,7 +264,7 @@ async def test_a_takeover_in_the_middle_loses_nothing_that_was_acknowledged(
             futures = [old.send_nowait(b"old") for _ in range(100)]
             new = client.producer(topic, name="p", takeover=True)
             opening = asyncio.create_task(new.open())
-            await asyncio.sleep(0.05)  # the more, the merrier: it may come before the messages
+            await asyncio.sleep(0.05)  # the takeover may still precede some of the messages
         await opening
         told = await outcomes(futures)
         stored = [each for each in told if isinstance(each, Receipt)]
@@ -293,7 +292,6 @@ async def test_the_producer_assigns_ids_by_default(client: Client, topic: str) -
 async def test_a_new_producer_object_continues_after_the_last_id(
     client: Client, topic: str
 ) -> None:
-    """29, 31."""
     async with client.producer(topic, name="p") as producer:
         assert producer.last_sequence_id is None
         for _ in range(10):
@@ -307,7 +305,7 @@ async def test_a_new_producer_object_continues_after_the_last_id(
 async def test_the_first_id_follows_the_initial_one(
     client: Client, topic: str, initial: int
 ) -> None:
-    """31, as Pulsar has it: the initial id is the last one that counts as published."""
+    """As in Pulsar: the initial id counts as the last one published."""
     async with client.producer(topic, name="p", initial_sequence_id=initial) as producer:
         assert producer.last_sequence_id == initial
         assert (await producer.send(b"x")).sequence_id == initial + 1
@@ -333,7 +331,6 @@ async def test_no_id_follows_the_largest_one(client: Client, topic: str) -> None
 
 
 async def test_a_duplicate_receipt_names_the_stored_message(client: Client, topic: str) -> None:
-    """3, 4, 37."""
     async with client.producer(topic, name="p") as producer:
         first = await producer.send(b"first", sequence_id=3)
         await producer.send(b"x", sequence_id=5)
@@ -378,7 +375,7 @@ async def test_an_invalid_id_is_refused_and_nothing_is_sent(client: Client, topi
 async def test_ids_follow_the_order_of_the_log_across_tasks(
     client: Client, topic: str, batching: Batching | None
 ) -> None:
-    """33: five tasks that share a producer."""
+    """Five tasks share a producer."""
 
     async def send(producer: Producer, task: int) -> list[Receipt]:
         return [await producer.send(b"%d:%d" % (task, each)) for each in range(200)]
@@ -446,7 +443,6 @@ async def test_a_batch_waits_at_most_its_delay(client: Client, topic: str) -> No
 
 
 async def test_a_batch_of_one_is_a_plain_message(client: Client, topic: str) -> None:
-    """18."""
     async with client.producer(topic, name="p", batching=COLLECTING) as producer:
         future = producer.send_nowait(b"x", key="k", properties={"a": "b"})
         await producer.flush()
@@ -459,7 +455,7 @@ async def test_a_batch_of_one_is_a_plain_message(client: Client, topic: str) -> 
 async def test_a_suspected_duplicate_is_sent_alone_and_only_new_messages_are_stored(
     frail: Services, frail_client: Client, topic: str
 ) -> None:
-    """17: ids 2,3,5 / 2,4,6; the log gets 2, 3, 5, 6, also when the service has started again."""
+    """Ids 2, 3, 5 then 2, 4, 6: the log has 2, 3, 5, 6, also after a restart of the service."""
     client = frail_client
     async with client.producer(topic, name="p", batching=COLLECTING) as producer:
         told = []
@@ -484,7 +480,6 @@ async def test_a_suspected_duplicate_is_sent_alone_and_only_new_messages_are_sto
 async def test_messages_of_a_key_share_a_batch_and_keep_their_order(
     client: Client, topic: str
 ) -> None:
-    """19."""
     batching = Batching(by_key=True, delay_s=LATER_S)
     async with client.producer(topic, name="p", batching=batching) as producer:
         futures = [producer.send_nowait(b"x", key=key) for key in "ABBAA"]
@@ -518,7 +513,7 @@ async def test_an_ordering_key_takes_precedence_as_the_key_of_a_batch(
 
 
 async def test_a_partly_stored_batch_is_completed(client: Client, topic: str) -> None:
-    """15: an application that starts again batches its messages differently."""
+    """A restarted application batches its messages differently."""
     async with client.producer(topic, name="p", batching=COLLECTING) as producer:
         for each in (0, 1, 3):
             producer.send_nowait(b"first", sequence_id=each)
@@ -547,7 +542,7 @@ async def _flushed(
 
 
 async def test_batches_stay_within_the_services_limit(frail_client: Client, topic: str) -> None:
-    """The producer asks for more than a payload may have."""
+    """The producer's batch size exceeds the payload limit."""
     batching = Batching(messages_max=10_000, bytes_max=10 * 1024 * 1024, delay_s=LATER_S)
     client = frail_client
     async with client.producer(topic, name="p", batching=batching) as producer:
@@ -558,7 +553,7 @@ async def test_batches_stay_within_the_services_limit(frail_client: Client, topi
     assert len(await entries(client, topic)) > 10
 
 
-# ---- what filters see of a batch
+# ---- properties of a batch that filters see
 
 
 async def shown(services: Services, topic: str) -> list[dict[str, str]]:
@@ -617,7 +612,7 @@ async def test_batches_are_cut_by_their_filter_properties(
 async def test_a_single_message_has_the_filter_properties_of_a_batch(
     services: Services, client: Client, topic: str, by_key: bool
 ) -> None:
-    """Whether it waits long enough for another one, is sent again, or has a delivery time."""
+    """Whether it waits long enough to be batched, is sent again, or has a delivery time."""
     noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
     batching = Batching(delay_s=LATER_S, by_key=by_key, filter_properties=["region"])
     fields: list[dict[str, Any]] = [
@@ -651,7 +646,7 @@ async def test_a_single_message_has_the_filter_properties_of_a_batch(
 async def test_filter_properties_cut_only_the_batch_of_their_key(
     services: Services, client: Client, topic: str
 ) -> None:
-    """113: batches of other keys continue."""
+    """Batches of other keys continue."""
     batching = Batching(delay_s=LATER_S, by_key=True, filter_properties=["region"])
     sent = [("A", "eu"), ("B", "eu"), ("A", "us"), ("B", "eu"), ("A", "us"), ("A", "eu")]
     async with client.producer(topic, name="p", batching=batching) as producer:
@@ -720,7 +715,7 @@ async def test_a_message_with_too_large_filter_properties_is_refused_alone(
     assert [len(each["region"]) for each in await shown(services, topic)] == [2, room]
 
 
-# ---- what a message carries
+# ---- contents of a message
 
 
 @pytest.mark.parametrize("batching", [None, COLLECTING], ids=["alone", "batched"])
@@ -810,7 +805,7 @@ async def test_a_message_with_a_delivery_time_is_sent_alone_in_order(
     async with client.producer(topic, name="p", batching=COLLECTING) as producer:
         futures = [producer.send_nowait(b"0"), producer.send_nowait(b"1")]
         futures += [producer.send_nowait(b"2", deliver_at=noon)]
-        await asyncio.gather(*futures)  # it waits for nothing
+        await asyncio.gather(*futures)  # it waits for no batch
         futures += [producer.send_nowait(b"3"), producer.send_nowait(b"4")]
         before_ms = time.time_ns() // 1_000_000
         await producer.send(b"5", deliver_after_s=3.0004)
@@ -824,7 +819,7 @@ async def test_a_message_with_a_delivery_time_is_sent_alone_in_order(
     assert times[:3] == [None, int(noon.timestamp() * 1_000), None]
     assert times[3] is not None
     assert before_ms + 3_001 <= times[3] <= after_ms + 3_001
-    assert times[4] == 1  # never before
+    assert times[4] == 1  # never early
 
 
 async def test_each_chunk_of_a_message_has_its_delivery_time(
@@ -883,7 +878,7 @@ async def test_each_message_is_stored_once_in_order_despite_crashes(
     disturb: Callable[[Stack], Any],
     batching: Batching | None,
 ) -> None:
-    """27, with 5,000 messages on their way."""
+    """With 5,000 messages in flight."""
     client = frail_client
     async with client.producer(topic, name="p", batching=batching) as producer:
         sent: list[asyncio.Task[Receipt]] = []
@@ -910,8 +905,8 @@ async def test_each_message_is_stored_once_in_order_despite_crashes(
 async def test_a_broken_connection_is_reestablished(
     stack: Stack, client: Client, topic: str
 ) -> None:
-    """Unanswered messages are sent again in order, under the same name: the service need not notice
-    first that the old connection is dead."""
+    """Unanswered messages are sent again in order, under the same name, even before the service has
+    noticed that the old connection is dead."""
     async with gate_to(stack) as gate, connect(gate.address) as far:
         async with far.producer(topic) as producer:
             name = producer.name
@@ -934,7 +929,8 @@ async def test_a_broken_connection_is_reestablished(
 async def test_a_reconnecting_producer_does_not_claim_anothers_messages(
     stack: Stack, client: Client, topic: str
 ) -> None:
-    """Both number automatically: ids that the one has assigned belong to the other's messages."""
+    """Both assign ids automatically: the ids of unanswered messages now belong to the other
+    one's."""
     async with gate_to(stack) as gate, connect(gate.address) as far:
         producer = far.producer(topic, name="p")
         await producer.open()
@@ -959,8 +955,8 @@ async def test_a_reconnecting_producer_does_not_claim_anothers_messages(
 async def test_anothers_message_with_the_same_id_is_not_reported_as_stored(
     frail: Services, topic: str, forgotten: str
 ) -> None:
-    """The other one has used the very id that is on its way, and is gone again. Whose entry it is
-    follows from the log: processes and Redis may forget all they know."""
+    """The other producer used the very id that is in flight, and has left again. The log alone
+    tells whose entry it is: the processes and Redis may have lost all state."""
     async with gate_to(frail.stack) as gate, connect(gate.address) as far:
         producer = far.producer(topic, name="p")
         await producer.open()
@@ -993,7 +989,7 @@ async def test_a_producer_resumes_when_nothing_was_published_meanwhile(
     stack: Stack, client: Client, topic: str
 ) -> None:
     """Messages from before it opened are another instance's, and do not end it, whether it has
-    stored some itself or not; nor does an instance that took the name and stored nothing."""
+    stored messages itself or not; nor does an instance that took the name and stored nothing."""
     async with client.producer(topic, name="p") as before:
         await before.send(b"0")
     async with (
@@ -1014,7 +1010,7 @@ async def test_a_producer_resumes_when_nothing_was_published_meanwhile(
 async def test_producers_with_application_ids_share_a_name(
     stack: Stack, client: Client, topic: str
 ) -> None:
-    """The application's ids mean the same for every sender."""
+    """Ids assigned by the application mean the same for every sender."""
     async with gate_to(stack) as gate, connect(gate.address) as far:
         async with far.producer(topic, name="p") as producer:
             await producer.send(b"0", sequence_id=0)
@@ -1030,7 +1026,7 @@ async def test_producers_with_application_ids_share_a_name(
 
 
 async def test_a_full_store_delays_and_loses_nothing(private: Any, topic: str) -> None:
-    """23, 24: the producer gets a retry delay, and sends again in order once there is room."""
+    """The producer gets a retry delay, and sends again in order once there is space."""
     size = 16_000
     async with (
         private(SEQGATE_LEDGER_STORE_BYTES_MAX="1000000") as services,
@@ -1052,14 +1048,14 @@ async def test_a_full_store_delays_and_loses_nothing(private: Any, topic: str) -
         assert await ids(client, topic) == list(range(40))
 
 
-# ---- waiting, and giving up
+# ---- waiting and time-outs
 
 
 async def test_a_message_that_timed_out_and_was_overtaken_is_stale(
     frail: Services, frail_client: Client, topic: str
 ) -> None:
-    """36: 5 times out, 6 and 7 are stored, 5 is sent again. And a time-out fails all pending
-    messages, since later ones would overtake those sent again."""
+    """5 times out, 6 and 7 are stored, 5 is sent again. And a time-out fails all pending messages,
+    since later ones would overtake those sent again."""
     async with frail_client.producer(topic, name="p", send_timeout_s=0.15) as producer:
         await _sent(producer, 3)
         await frail.stack.kill("ledger")
@@ -1090,7 +1086,7 @@ async def _stores(producer: Producer, sequence_id: int) -> bool:
 
 
 async def _sent(producer: Producer, sequence_id: int) -> Receipt:
-    """Sent, however slow the machine is."""
+    """Send the message again after each time-out, until a slow machine has stored it."""
     while True:
         try:
             return await producer.send(b"x", sequence_id=sequence_id)
@@ -1101,7 +1097,7 @@ async def _sent(producer: Producer, sequence_id: int) -> Receipt:
 async def test_a_message_that_timed_out_may_be_sent_again(
     frail: Services, frail_client: Client, topic: str
 ) -> None:
-    """Whether or not the first copy was stored: here it may be, later."""
+    """Whether or not the first copy was stored: here it may be stored later."""
     async with frail_client.producer(topic, name="p", send_timeout_s=0.15) as producer:
         with paused(frail.stack, "dedup"):
             told = await outcomes(
@@ -1134,7 +1130,7 @@ async def test_pending_messages_are_bounded(client: Client, topic: str) -> None:
 
 
 async def test_pending_bytes_are_bounded(client: Client, topic: str) -> None:
-    """And a message that is larger than that finds room alone."""
+    """A message above the limit is admitted alone."""
     async with client.producer(
         topic, name="p", batching=COLLECTING, max_pending_bytes=1_000
     ) as producer:
@@ -1224,7 +1220,7 @@ async def test_a_blocked_send_that_is_cancelled_publishes_nothing(
 
 async def test_a_flush_waits_for_everything_sent_before_it(client: Client, topic: str) -> None:
     async with client.producer(topic, name="p", batching=COLLECTING) as producer:
-        await producer.flush()  # of nothing
+        await producer.flush()  # nothing to flush
         futures = [producer.send_nowait(b"x") for _ in range(2_500)]
         futures.append(producer.send_nowait(b"x" * 6_000_000))  # too large
         await producer.flush()
@@ -1282,7 +1278,7 @@ async def test_closing_without_a_service_ends_with_the_send_timeout(
     future = producer.send_nowait(b"x")
     async with asyncio.timeout(WITHIN_S):
         await producer.close()
-        await idle.close()  # it has nothing to wait for
+        await idle.close()  # nothing is pending
     assert isinstance(future.exception(), SendTimeoutError)
     await frail.stack.run("ledger")
 
@@ -1323,7 +1319,7 @@ async def test_a_cancelled_open_leaves_nothing_running(
 async def test_a_cancelled_close_leaves_nothing_running(
     frail: Services, frail_client: Client, topic: str
 ) -> None:
-    """And no waiting caller."""
+    """And no caller is left waiting."""
     before = asyncio.all_tasks()
     producer = frail_client.producer(topic, name="p")
     await producer.open()
@@ -1418,7 +1414,7 @@ async def test_a_message_above_the_limit_is_refused_alone(
             producer.send_nowait(b"before"),
             producer.send_nowait(b"x" * (MESSAGE_BYTES_MAX + 1)),
             producer.send_nowait(b"x" * MESSAGE_BYTES_MAX),
-            producer.send_nowait(b"x", key="k" * 200_000),  # the metadata has a bound of its own
+            producer.send_nowait(b"x", key="k" * 200_000),  # the metadata has its own limit
             producer.send_nowait(b"after"),
         ]
         told = await _flushed(producer, futures)

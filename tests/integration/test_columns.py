@@ -1,4 +1,4 @@
-"""Logs read as columns, and the calls of a job before that."""
+"""Logs read as columns, and the calls that precede this in a job."""
 
 import asyncio
 import itertools
@@ -20,12 +20,12 @@ from tests.support.publisher import batch, publishing, single
 from tests.support.waiting import eventually
 
 RESPONSE_BYTES_MAX = 1_100_000
-"""What a response takes at most, when no entry of it is larger: 1 MiB, and what is around it."""
+"""The limit of a response whose entries are all smaller: 1 MiB, and the framing."""
 
 
 @pytest.fixture(scope="module")
 async def restless(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Services]:
-    """A stack that lets topics go at once, so that each producer begins another ledger."""
+    """A stack that releases idle topics at once, so that each producer starts another ledger."""
     async with running(
         tmp_path_factory.mktemp("restless"),
         SEQGATE_LEDGER_KEEP_INTERVAL_S="0.02",
@@ -41,7 +41,7 @@ def position(ledger_id: int, entry_id: int) -> common_pb2.Position:
 async def responses(
     services: Services, topic: str, **request: Any
 ) -> tuple[pb.Started, list[pb.ReadColumnsResponse]]:
-    """All that ReadColumns answers: first where the log stands, then entries."""
+    """All responses of ReadColumns: the first has the end of the log, the others entries."""
     call = services.ledger.ReadColumns(pb.ReadColumnsRequest(topic=topic, **request))
     started, *others = [each async for each in call]
     assert started.WhichOneof("response") == "started"
@@ -57,7 +57,7 @@ async def columns(services: Services, topic: str, **request: Any) -> list[Row]:
 
 
 def row(stored: pb.StoredEntry) -> Row:
-    """What columns should say of an entry that was read."""
+    """The columns' expected values for an entry that was read."""
     metadata = stored.metadata
     has = metadata.HasField
     return Row(
@@ -83,12 +83,12 @@ def row(stored: pb.StoredEntry) -> Row:
 
 
 async def expected(services: Services, topic: str) -> list[Row]:
-    """All rows of a topic, by reading it."""
+    """The expected rows of a topic, from a read."""
     return [row(each) for each in await services.read(topic, metadata_only=True)]
 
 
 async def publish(services: Services, topic: str, *ids: int, producer: str = "p") -> int:
-    """Store single messages together; the ledger that they are in."""
+    """Store single messages together; returns their ledger."""
     async with publishing(services.ledger, topic, producer) as publisher:
         await publisher.send(*(single(request_id, each) for request_id, each in enumerate(ids)))
         receipts = [await publisher.receipt(request_id) for request_id in range(len(ids))]
@@ -97,7 +97,7 @@ async def publish(services: Services, topic: str, *ids: int, producer: str = "p"
 
 
 async def publish_everything(services: Services, topic: str) -> None:
-    """Entries of every kind, from two producers."""
+    """Publish entries of every kind, from two producers."""
     chunks: list[dict[str, Any]] = [
         {"uuid": uuid, "chunk_id": 0, "num_chunks_from_msg": 2, "total_chunk_msg_size": 2}
         for uuid in ("one", "ü")
@@ -163,7 +163,7 @@ async def test_a_topic_without_entries_has_no_columns(services: Services, topic:
 
 
 async def test_responses_stay_within_their_limit(services: Services, topic: str) -> None:
-    """Even if a stored group exceeds it: here, 6 MB of metadata."""
+    """Even if a stored group exceeds the limit: here, 6 MB of metadata."""
     properties = {"key": "x" * 100_000}
     async with publishing(services.ledger, topic, "p") as publisher:
         await publisher.send(*(single(each, each, properties=properties) for each in range(60)))
@@ -181,7 +181,7 @@ async def test_responses_stay_within_their_limit(services: Services, topic: str)
 async def test_columns_end_at_the_end_of_the_log_at_the_call(
     services: Services, topic: str
 ) -> None:
-    """And a read during appends sees a prefix of the log."""
+    """A read during appends returns a prefix of the log."""
     published = 0
 
     async def publish_on() -> None:
@@ -214,7 +214,8 @@ async def test_a_job_is_told_to_reconnect_when_the_service_drains(
     stoppable: Services, topic: str
 ) -> None:
     """It continues after the last entry that it received."""
-    properties = {"key": "x" * 120_000}  # 30 MB: more than lies between a service and a client
+    # 30 MB: more than the buffers between service and client hold.
+    properties = {"key": "x" * 120_000}
     async with publishing(stoppable.ledger, topic, "p") as publisher:
         for first in range(0, 250, 50):
             some = range(first, first + 50)
@@ -239,7 +240,7 @@ async def test_a_job_is_told_to_reconnect_when_the_service_drains(
     assert [each.lowest for each in found + rest] == list(range(250))
 
 
-# ---- what a job asks first
+# ---- the calls of a job before it reads
 
 
 async def ledgers(services: Services, topic: str, **request: Any) -> pb.ListLedgersResponse:

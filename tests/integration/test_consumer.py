@@ -65,7 +65,7 @@ def payloads(messages: list[Received]) -> list[bytes]:
 
 
 def said(fake: FakeDispatcher, what: str) -> list[pb.ConsumeRequest]:
-    """The requests of one kind that the service was sent."""
+    """The requests of one kind that the service received."""
     return [request for request in fake.requests if request.HasField(what)]  # type: ignore[arg-type]
 
 
@@ -299,7 +299,8 @@ async def test_receive_times_out(client: Client, fake: FakeDispatcher) -> None:
 
 
 def state_of(consumer: Consumer) -> BreakerState:
-    """The state now: mypy would go on from what an assertion found before."""
+    """The current state. A call, because mypy would keep the type narrowed by an earlier
+    assertion."""
     return consumer.breaker_state
 
 
@@ -315,7 +316,7 @@ async def test_no_message_is_handed_out_while_the_breaker_is_open(
         assert state_of(consumer) is BreakerState.OPEN
         with pytest.raises(TimeoutError):
             await consumer.receive(timeout_s=0)
-        await consumer.ack(c)  # what was handed out goes on
+        await consumer.ack(c)  # messages handed out before are not affected
         (probe,) = await some(consumer, 1)
         assert probe.payload == b"d"
         assert state_of(consumer) is BreakerState.HALF_OPEN
@@ -530,7 +531,7 @@ async def test_a_consumer_follows_the_owner_of_its_subscription(
         owner.publish(b"x")
         async with client.consumer(TOPIC, "s") as consumer:
             await consumer.ack(*await some(consumer, 1))
-            # The owner goes away, and what the client was given serves again.
+            # The owner stops, and the client's original target serves again.
             fake.owner = None
             fake.publish(b"y")
             owner.owner = fake.address
@@ -569,7 +570,7 @@ def test_a_client_without_a_dispatcher_has_no_consumers() -> None:
         asyncio.run(make())
 
 
-# ---- going elsewhere
+# ---- seeks and moved keys
 
 
 async def test_a_consumer_seeks(client: Client, fake: FakeDispatcher) -> None:

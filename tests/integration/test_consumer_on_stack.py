@@ -1,5 +1,5 @@
-"""The consumer against real services: the cases of test_consumer.py, which has a fake service that
-fails on request, as far as they are visible from outside."""
+"""The consumer against real services: the cases of test_consumer.py, whose fake service fails on
+request, as far as they are visible from outside."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,5 +1,4 @@
-"""The cursor service alone over real gRPC, for an application that delivers from its own log.
-Numbers in names are those of the conformance scenarios, section I."""
+"""The cursor service alone over real gRPC, for an application that delivers from its own log."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -70,7 +69,7 @@ class Cursor:
         return answer
 
     async def acknowledge(self, *what: Any, **more: Any) -> pb.AcknowledgeResponse:
-        """Entry ids of ledger 1, ranges, and batches."""
+        """Acknowledge entry ids of ledger 1, ranges, and parts of batches."""
         ranges = [run(each) if isinstance(each, int) else each for each in what]
         batches = [each for each in ranges if isinstance(each, pb.BatchAcknowledgement)]
         ranges = [each for each in ranges if isinstance(each, pb.PositionRange)]
@@ -84,7 +83,7 @@ class Cursor:
         return answer
 
     async def beyond(self, page_size: int = 0) -> list[tuple[int, int, int]]:
-        """The runs of entries beyond the mark-delete position, page by page."""
+        """The acknowledged ranges beyond the mark-delete position, page by page."""
         found: list[tuple[int, int, int]] = []
         token = ""
         while True:
@@ -98,11 +97,11 @@ class Cursor:
             token = page.next_page_token
 
     async def messages(self) -> dict[int, list[int]]:
-        """The messages that are acknowledged of batches of ledger 1."""
+        """The acknowledged messages of batches of ledger 1, by entry id."""
         return {each.position.entry_id: list(each.indexes) for each in (await self.page()).batches}
 
     async def waiting(self, entries: int) -> list[int]:
-        """Which of the first entries of ledger 1 are not acknowledged."""
+        """The unacknowledged ones among the first entries of ledger 1."""
         done = set[int]()
         for _, first, last in await self.beyond():
             done.update(range(first, last + 1))
@@ -127,7 +126,7 @@ class Cursor:
         return list((await self.stub.RecordAttempts(request)).attempts)
 
     async def counts(self, page_size: int = 0) -> list[tuple[int, int, int]]:
-        """How often entries were delivered, page by page."""
+        """The recorded attempts of entries, page by page."""
         found: list[tuple[int, int, int]] = []
         token = ""
         while True:
@@ -187,7 +186,7 @@ async def cursor(services: Services, topic: str) -> Cursor:
 
 @pytest.fixture(scope="module")
 async def alone(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Services]:
-    """The service alone, to be killed and started again; it runs when a test ends."""
+    """The service alone; tests kill and restart it, and it runs again when a test ends."""
     async with running(tmp_path_factory.mktemp("alone"), services=("cursor",)) as services:
         yield services
 
@@ -196,7 +195,7 @@ async def alone(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Servi
 async def restarted(
     alone: Services, topic: str, request: pytest.FixtureRequest
 ) -> tuple[Cursor, Callable[[], Any]]:
-    """A cursor, and what stops the process, in good order or with SIGKILL, and starts it again."""
+    """A cursor, and a function that restarts the process, after a clean stop or SIGKILL."""
     cursor = Cursor(alone.cursor, topic)
     await cursor.create()
 
@@ -212,7 +211,7 @@ async def restarted(
     return cursor, restart
 
 
-# ---- there, and not there
+# ---- creation and deletion
 
 
 async def test_a_cursor_is_created_once(services: Services, topic: str) -> None:
@@ -295,7 +294,7 @@ async def test_cursors_of_all_topics_are_listed_by_topic_and_name(
 async def test_a_page_of_large_cursors_ends_early(
     services: Services, topic: str, cursors: int, properties: int, pages: int
 ) -> None:
-    """Otherwise an answer could exceed the limit of messages."""
+    """Otherwise a response could exceed the message limit."""
     names = [f"c{number:02}" for number in range(cursors)]
     large = {f"{number:04}": "x" * 4_092 for number in range(properties)}
     for name in names:
@@ -313,13 +312,13 @@ async def test_a_page_of_large_cursors_ends_early(
         sizes.append(page.ByteSize())
 
     assert (found, len(sizes)) == (names, pages)
-    assert max(sizes) < limits.CURSORS_BYTES_MAX + 64 * properties  # one is there in any case
+    assert max(sizes) < limits.CURSORS_BYTES_MAX + 64 * properties  # a page has at least one cursor
 
 
-# ---- mark-delete, and what is attached
+# ---- mark-delete and attached properties
 
 
-async def test_121_repeating_a_position_replaces_its_properties(
+async def test_repeating_a_position_replaces_its_properties(
     restarted: tuple[Cursor, Callable[[], Any]],
 ) -> None:
     cursor, restart = restarted
@@ -331,7 +330,7 @@ async def test_121_repeating_a_position_replaces_its_properties(
     assert await cursor.get() == before
 
 
-async def test_122_attached_properties_are_cleared_kept_and_inherited(cursor: Cursor) -> None:
+async def test_attached_properties_are_cleared_kept_and_inherited(cursor: Cursor) -> None:
     await cursor.mark_delete(at(1), {"a": "1"})
     await cursor.acknowledge(2)
     moved = await cursor.get()
@@ -349,7 +348,7 @@ async def test_122_attached_properties_are_cleared_kept_and_inherited(cursor: Cu
     assert (inherited.mark_delete, inherited.mark_delete_properties["k"]) == (at(5), str(last))
 
 
-async def test_123_a_cursor_does_not_move_back_or_beyond_the_end(cursor: Cursor) -> None:
+async def test_a_cursor_does_not_move_back_or_beyond_the_end(cursor: Cursor) -> None:
     await cursor.mark_delete(at(5), {"a": "1"})
     before = await cursor.get()
     with refused(IN_USE, "ALREADY_MARK_DELETED"):
@@ -374,7 +373,7 @@ async def test_mark_delete_returns_the_actual_position(cursor: Cursor) -> None:
 async def test_many_large_properties_are_stored_unchanged(
     restarted: tuple[Cursor, Callable[[], Any]],
 ) -> None:
-    """As a snapshot of deduplication has them: a number for each producer."""
+    """Like a snapshot of deduplication: a number for each producer."""
     cursor, restart = restarted
     properties = {f"producer-{number}": str(number) for number in range(50_000)}
     await cursor.mark_delete(at(1), properties)
@@ -382,10 +381,10 @@ async def test_many_large_properties_are_stored_unchanged(
     assert dict((await cursor.get()).mark_delete_properties) == properties
 
 
-# ---- one by one
+# ---- individual acknowledgements
 
 
-async def test_124_a_run_adjacent_to_the_mark_delete_position_moves_it(cursor: Cursor) -> None:
+async def test_a_run_adjacent_to_the_mark_delete_position_moves_it(cursor: Cursor) -> None:
     left = []
     for entry_id in (3, 2, 1):
         answer = await cursor.acknowledge(entry_id)
@@ -401,7 +400,7 @@ async def test_124_a_run_adjacent_to_the_mark_delete_position_moves_it(cursor: C
     assert await cursor.get() == before
 
 
-async def test_125_holes_survive_every_kind_of_exit(
+async def test_holes_survive_every_kind_of_exit(
     restarted: tuple[Cursor, Callable[[], Any]],
 ) -> None:
     cursor, restart = restarted
@@ -415,7 +414,7 @@ async def test_125_holes_survive_every_kind_of_exit(
 
 @pytest.mark.parametrize("page_size", [0, 1_000, 7_919])
 async def test_any_number_of_holes_is_durable(alone: Services, topic: str, page_size: int) -> None:
-    """Pulsar keeps 10,000 of them, or 200,000, and forgets the others silently."""
+    """Pulsar keeps 10,000 or 200,000, and silently forgets the others."""
     cursor = Cursor(alone.cursor, topic)
     await cursor.create()
     holes = 20_000
@@ -430,7 +429,7 @@ async def test_any_number_of_holes_is_durable(alone: Services, topic: str, page_
     ]
 
 
-async def test_127_messages_of_a_batch_are_acknowledged_one_by_one(cursor: Cursor) -> None:
+async def test_messages_of_a_batch_are_acknowledged_one_by_one(cursor: Cursor) -> None:
     await cursor.mark_delete(at(4))
     for indexes, done in (
         (range(2, 5), [*range(2, 5)]),
@@ -447,9 +446,7 @@ async def test_127_messages_of_a_batch_are_acknowledged_one_by_one(cursor: Curso
 
 
 @pytest.mark.parametrize("how", ["the whole entry", "mark-delete", "reset"])
-async def test_127_acknowledgements_within_a_batch_are_forgotten_with(
-    cursor: Cursor, how: str
-) -> None:
+async def test_acknowledgements_within_a_batch_are_forgotten_with(cursor: Cursor, how: str) -> None:
     await cursor.mark_delete(at(4))
     await cursor.acknowledge(messages(7, [1, 2]), messages(8, [3], size=4))
     match how:
@@ -463,10 +460,10 @@ async def test_127_acknowledgements_within_a_batch_are_forgotten_with(
     assert (await cursor.get()).partial_batches == (0 if how == "reset" else 1)
 
 
-async def test_129_messages_of_a_batch_survive_alone(
+async def test_messages_of_a_batch_survive_alone(
     restarted: tuple[Cursor, Callable[[], Any]],
 ) -> None:
-    """Also when nothing else was ever acknowledged (Pulsar's #26498)."""
+    """Even without any other acknowledgement (Pulsar's #26498)."""
     cursor, restart = restarted
     await cursor.acknowledge(messages(3, [0, 2, 9]), messages(70_000, [1], size=10_000))
     await restart()
@@ -474,11 +471,11 @@ async def test_129_messages_of_a_batch_survive_alone(
     assert (await cursor.get()).partial_batches == 2
 
 
-async def test_130_a_batch_acknowledgement_is_never_taken_for_the_whole_entry(
+async def test_a_batch_acknowledgement_is_never_taken_for_the_whole_entry(
     cursor: Cursor,
 ) -> None:
-    """There is no setting that would have it ignored, or widened; one that names nothing says
-    nothing, and one that names all is the entry."""
+    """No setting ignores or widens it. An empty one does nothing, and one that names all messages
+    acknowledges the entry."""
     await cursor.mark_delete(at(0))
     await cursor.acknowledge(messages(1, []))
     assert await cursor.waiting(3) == [1, 2]
@@ -496,7 +493,7 @@ async def test_a_batch_has_one_size(cursor: Cursor) -> None:
     assert await cursor.beyond() == []
 
 
-async def test_134_holes_behind_the_cursor_are_removed(cursor: Cursor) -> None:
+async def test_holes_behind_the_cursor_are_removed(cursor: Cursor) -> None:
     await cursor.acknowledge(2, 4, 6)
     await cursor.mark_delete(at(4))
     assert await cursor.beyond() == [(1, 6, 6)]
@@ -650,7 +647,7 @@ async def test_attached_properties_are_left_out_on_request(
     assert bare == whole
 
 
-async def test_135_a_cursors_properties_are_independent_of_its_position(
+async def test_a_cursors_properties_are_independent_of_its_position(
     restarted: tuple[Cursor, Callable[[], Any]],
 ) -> None:
     cursor, restart = restarted
@@ -670,7 +667,7 @@ async def test_135_a_cursors_properties_are_independent_of_its_position(
     assert dict((await cursor.update(remove=["#seqgate.internal.x"])).properties) == {"c": "4"}
 
 
-async def test_135_concurrent_writers_of_properties_converge(cursor: Cursor) -> None:
+async def test_concurrent_writers_of_properties_converge(cursor: Cursor) -> None:
     async def add(writer: int) -> int:
         conflicts = 0
         while True:
@@ -682,7 +679,7 @@ async def test_135_concurrent_writers_of_properties_converge(cursor: Cursor) -> 
                         put={"count": str(count + 1), f"w{writer}": "was here"},
                         revision=known.revision,
                     )
-            except pytest.fail.Exception:  # it was not refused
+            except pytest.fail.Exception:  # not refused
                 return conflicts
             conflicts += 1
 
@@ -733,7 +730,7 @@ async def test_a_lease_is_free_when_it_has_expired(cursor: Cursor) -> None:
         try:
             with refused(IN_USE, "LEASE_HELD"):
                 await cursor.acquire("two")
-        except pytest.fail.Exception:  # it was not refused
+        except pytest.fail.Exception:  # not refused
             return True
         return False
 
@@ -765,7 +762,7 @@ async def test_a_fenced_owner_changes_nothing(cursor: Cursor) -> None:
     await cursor.acknowledge(4, epoch=3)
     assert await cursor.attempts(3, epoch=3) == [1]
     await cursor.reset(at(1), epoch=3)
-    await cursor.mark_delete(at(2))  # nobody has to say who they are
+    await cursor.mark_delete(at(2))  # the epoch is optional
 
 
 async def test_an_epoch_stays_fenced_after_its_lease_expires(cursor: Cursor) -> None:
@@ -784,7 +781,7 @@ async def test_a_lease_lasts_longer_when_it_is_renewed(cursor: Cursor) -> None:
     assert renewed.epoch == first.epoch
     assert renewed.expires.ToMilliseconds() > first.expires.ToMilliseconds() + 10_000
     revision = (await cursor.get()).revision
-    assert revision == 0  # a lease is none of the revision's business
+    assert revision == 0  # leases do not change the revision
 
 
 async def test_a_lease_survives_a_restart(restarted: tuple[Cursor, Callable[[], Any]]) -> None:
@@ -798,7 +795,7 @@ async def test_a_lease_survives_a_restart(restarted: tuple[Cursor, Callable[[], 
         await cursor.mark_delete(at(1), epoch=7)
 
 
-# ---- all or nothing
+# ---- atomicity
 
 
 async def test_answered_changes_survive_a_crash(alone: Services, topic: str) -> None:
@@ -810,7 +807,7 @@ async def test_answered_changes_survive_a_crash(alone: Services, topic: str) -> 
         for entry_id in range(1, 100_000, 2):
             try:
                 await cursor.acknowledge(entry_id)
-            except Exception:  # it was killed
+            except Exception:  # the process was killed
                 return
             answered.append(entry_id)
 

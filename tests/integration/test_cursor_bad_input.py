@@ -1,6 +1,6 @@
-"""Invalid input to the cursor service: the answer, and that nothing changed.
+"""Invalid input to the cursor service: the refusal, and that it changes nothing.
 
-Each limit is tried at its boundary: the last value that is accepted, and the first that is refused.
+Each limit is tested at its boundary: the last value accepted, and the first refused.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -36,7 +36,7 @@ INVALID = StatusCode.INVALID_ARGUMENT
 NOT_FOUND = StatusCode.NOT_FOUND
 
 BAD_NAMES, GOOD_NAMES = BAD_PRODUCERS, GOOD_PRODUCERS
-"""Cursors are named like producers."""
+"""Cursors are named by the rules for producers."""
 
 TOO_LARGE = SEQUENCE_ID_MAX + 1
 SERVICE = pb.DESCRIPTOR.services_by_name["CursorService"]
@@ -83,7 +83,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "ImportManagedCursor": {"managed_cursor_info": b"\x08\x01"},
     "ExportManagedCursor": {},
 }
-"""What a right request to each method that names a cursor has, besides the names."""
+"""The fields, besides the names, of a valid request to each method that names a cursor."""
 
 
 def _kind(method: str) -> Callable[..., Message]:
@@ -92,12 +92,12 @@ def _kind(method: str) -> Callable[..., Message]:
 
 
 def request(method: str, topic: str, name: str = "c", **changes: Any) -> Message:
-    """A request that is right but for what a test changes."""
+    """A valid request with the changes of a test."""
     return _kind(method)(**{"topic": topic, "cursor": name, **RIGHT[method], **changes})
 
 
 class Cursor:
-    """A cursor at 1:3, with a hole, part of a batch, and properties."""
+    """A cursor at 1:3, with a hole, a partly acknowledged batch, and properties."""
 
     def __init__(self, stub: Any, topic: str) -> None:
         self.stub = stub
@@ -107,7 +107,7 @@ class Cursor:
         return await getattr(self.stub, method)(request(method, self.topic, name, **changes))
 
     async def state(self) -> list[bytes]:
-        """All that a refusal must not change."""
+        """Everything that a refusal must not change."""
         listed = await self.stub.ListCursors(pb.ListCursorsRequest(topic=self.topic))
         answers = [listed]
         answers += [await self.call(each) for each in ("ListAcknowledged", "ListAttempts")]
@@ -115,13 +115,13 @@ class Cursor:
 
     @asynccontextmanager
     async def unchanged(self) -> AsyncIterator[None]:
-        """Whatever is tried inside leaves everything as it was."""
+        """Check that the block leaves all state unchanged."""
         before = await self.state()
         yield
         assert await self.state() == before
 
     async def refuses(self, reason: str, method: str, **changes: Any) -> dict[str, str]:
-        """The method refuses a request that is wrong in this."""
+        """Check that the method refuses a request with these changes."""
         async with self.unchanged():
             with refused(INVALID, reason) as details:
                 await self.call(method, **changes)
@@ -189,12 +189,12 @@ async def test_the_longest_topic_name_is_accepted(services: Services) -> None:
     topic = longest_topic()
     await services.cursor.CreateCursor(request("CreateCursor", topic))
     answer = await services.cursor.ListCursors(pb.ListCursorsRequest(topic=topic))
-    # Deduplication may have one there, too.
+    # Deduplication may have a cursor there too.
     assert {each.topic for each in answer.cursors} == {topic}
 
 
 async def test_a_listing_refuses_invalid_topic_names(services: Services) -> None:
-    for topic in BAD_TOPICS[1:]:  # the empty one asks for all
+    for topic in BAD_TOPICS[1:]:  # the empty name lists the cursors of all topics
         with refused(INVALID, "INVALID_TOPIC_NAME"):
             await services.cursor.ListCursors(pb.ListCursorsRequest(topic=topic))
 
@@ -455,7 +455,7 @@ async def test_the_largest_properties_are_stored(cursor: Cursor, many: dict[str,
 
 async def test_the_number_of_properties_is_bounded_across_calls(cursor: Cursor) -> None:
     many = {str(each): "" for each in range(PROPERTIES_MAX - 1)}
-    await cursor.call("UpdateCursorProperties", put=many)  # and the one that it has
+    await cursor.call("UpdateCursorProperties", put=many)  # and the existing one
     await cursor.refuses("INVALID_PROPERTY", "UpdateCursorProperties", put={"more": ""})
     await cursor.call("UpdateCursorProperties", put={"more": ""}, remove=["own"])
 

@@ -1,4 +1,4 @@
-"""A collector that takes no spans and metrics does not affect publishing and consuming."""
+"""A collector that accepts no spans or metrics does not affect publishing and consuming."""
 
 import asyncio
 from pathlib import Path
@@ -15,7 +15,7 @@ from tools.stack.ports import free_ports
 from tools.stack.stack import Stack
 
 STOP_S = 30.0
-"""What a process may need to end on a busy machine, beside its last exports."""
+"""The time that a process may need to end on a busy machine, besides its last exports."""
 
 
 async def test_an_unreachable_collector_does_not_affect_services(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ class Record(NamedTuple):
 
 
 class Log:
-    """Somebody's log: a list, and the writer's side of the protocol in dedup.proto."""
+    """An application's log: a list, and the writer's side of the protocol in writer.proto."""
 
     def __init__(
         self, dedup: Any, topic: str, *, epoch: int = 1, incarnation: int = 1, first_entry: int = 0
@@ -57,7 +57,7 @@ class Log:
         self.unconfirmed: list[Record] = []
 
     def successor(self, *, epoch: int) -> "Log":
-        """Another process that takes the log over, as far as it got."""
+        """Another process that takes the log over at its current end."""
         log = Log(self.dedup, self.topic, epoch=epoch, incarnation=self.incarnation)
         log.records = list(self.records)
         return log
@@ -72,8 +72,7 @@ class Log:
         )
 
     def append(self, producer: str, *entries: Any) -> None:
-        """Store entries, of whose verdicts the caller has made sure: ids, or an id and its
-        chunk."""
+        """Store entries whose verdicts the caller has checked: ids, or an id and its chunk."""
         for each in entries:
             tail = self.tail
             same = tail is not None and tail.ledger_id == self.epoch
@@ -86,7 +85,7 @@ class Log:
     def confirmation(
         self, records: Iterable[Record] | None = None, *, remaining: int = 0
     ) -> writer_pb2.Confirmation | None:
-        """Of these records; of those that are not confirmed yet, unless it is said which."""
+        """A confirmation of these records; by default, of all unconfirmed ones."""
         told = list(self.unconfirmed if records is None else records)
         if not told:
             return None
@@ -126,7 +125,7 @@ class Log:
     def claim(
         self, claims: dict[str, list[Any]], *, revision: int | None = None
     ) -> writer_pb2.AdmitRequest:
-        """Ids, pairs of the lowest and the highest, or an id and its chunk, by producer."""
+        """Claims by producer: ids, pairs of lowest and highest id, or an id and its chunk."""
         return writer_pb2.AdmitRequest(
             topic=self.topic,
             writer=self.writer(revision),
@@ -202,7 +201,7 @@ def _chunk(claim: Any) -> common_pb2.Chunk | None:
 
 
 def large(sequence_id: int, uuid: str, num_chunks: int = 3) -> list[tuple[int, common_pb2.Chunk]]:
-    """The chunks of a message."""
+    """The chunks of a large message."""
     layout: dict[str, Any] = {"uuid": uuid, "num_chunks": num_chunks, "total_bytes": 300}
     return [(sequence_id, common_pb2.Chunk(chunk_id=each, **layout)) for each in range(num_chunks)]
 
@@ -214,7 +213,7 @@ def log(dedup: Any, topic: str) -> Log:
 
 @pytest.fixture
 async def redis(services: Services) -> AsyncIterator[Redis]:
-    """The stack's own Redis, to lose things in."""
+    """The stack's own Redis, where tests delete state."""
     async with Redis.from_url(services.stack.redis_url) as redis:
         yield redis
 
@@ -235,7 +234,7 @@ async def marks(services: Services, log: Log, producer: str = "p") -> tuple[int 
 async def unfinished(
     services: Services, log: Log, producer: str = "p"
 ) -> tuple[int, common_pb2.Chunk] | None:
-    """The last durable chunk of the producer's unfinished message, if there is one."""
+    """The last durable chunk of the producer's unfinished message, if it has one."""
     asked = pb.GetProducerRequest(topic=log.topic, producer_name=producer)
     known = (await services.dedup.GetProducer(asked)).producer
     assert known == (await services.producers(log.topic))[producer]
@@ -248,7 +247,7 @@ async def unfinished(
 
 
 async def test_a_log_is_deduplicated_from_its_first_call(services: Services, log: Log) -> None:
-    """Align, admit, append, confirm; and ask about it."""
+    """Align, admit, append, confirm, and read the state."""
     assert (await services.status(log.topic)).state == pb.TOPIC_STATE_ABSENT
 
     aligned = await log.rollback()
@@ -285,7 +284,6 @@ async def test_a_log_is_deduplicated_from_its_first_call(services: Services, log
 
 
 async def test_each_producer_has_its_own_marks(services: Services, log: Log) -> None:
-    """Scenario 1."""
     await log.store("p", 0)
     await log.store("q", 1)
     assert await log.judge("p", 1) == [NEW]
@@ -294,13 +292,12 @@ async def test_each_producer_has_its_own_marks(services: Services, log: Log) -> 
 
 
 async def test_ids_need_not_be_consecutive(services: Services, log: Log) -> None:
-    """Scenario 2."""
     await log.store("p", 0, 1, 5)
     assert await marks(services, log) == (5, 5)
 
 
 async def test_a_copy_waits_for_the_outcome_of_the_first(services: Services, log: Log) -> None:
-    """Scenarios 5 and 6: below an admitted id nothing is known until one is durable."""
+    """Below an admitted id no id has a verdict until one is durable."""
     assert await log.judge("p", 5) == [NEW]
     assert await log.judge("p", 5) == [IN_FLIGHT]
     assert await log.judge("p", 0) == [IN_FLIGHT]
@@ -337,7 +334,7 @@ async def test_a_batch_is_judged_by_its_lowest_and_its_highest_id(
 
 
 async def test_an_id_that_was_not_appended_is_new_again(services: Services, log: Log) -> None:
-    """Scenario 23: 7 fails; 6 stays a duplicate."""
+    """7 fails; 6 stays a duplicate."""
     await log.store("p", 6)
     await log.store("q", 6)
     assert await log.judge("p", 7, 8) == [NEW, NEW]
@@ -398,7 +395,7 @@ async def test_a_repeated_confirmation_counts_once(services: Services, log: Log)
 
 
 async def test_markers_are_counted_without_a_producer(services: Services, log: Log) -> None:
-    """Scenario 8: a confirmation may cover entries that it does not list."""
+    """A confirmation may cover entries that it does not list."""
     request = writer_pb2.ConfirmRequest(
         topic=log.topic,
         writer=writer_pb2.Writer(
@@ -425,7 +422,7 @@ async def test_one_of_many_concurrent_claims_is_admitted(log: Log) -> None:
 async def test_ids_are_exact_up_to_the_last(
     services: Services, dedup: Any, topic: str, last: int
 ) -> None:
-    """Redis's scripts count in doubles, which are not."""
+    """Redis's scripts count in doubles, which are inexact there."""
     log = Log(dedup, topic, epoch=last, incarnation=last, first_entry=last - 2)
     assert await log.judge("p", last - 1) == [NEW]
     assert await log.judge("p", last - 1, last) == [IN_FLIGHT, HELD]
@@ -441,7 +438,7 @@ async def test_ids_are_exact_up_to_the_last(
     assert details == {"epoch": str(last)}
 
 
-# ---- a state that was lost
+# ---- lost state
 
 
 async def test_lost_newest_writes_are_confirmed_again(
@@ -486,7 +483,7 @@ async def test_a_lost_topic_is_rebuilt_from_the_first_entry(
 async def test_a_large_message_resumes_at_the_end_of_the_log(
     services: Services, log: Log, redis: Redis
 ) -> None:
-    """Scenario 71: the state is lost after each chunk, and the message is stored once."""
+    """The state is lost after each chunk, and the message is stored once."""
     chunks = large(5, "a")
     await log.store("p", 4)
     for stored, chunk in enumerate(chunks):
@@ -552,7 +549,7 @@ async def test_a_rollback_withdraws_although_the_state_is_behind(
 
 
 async def test_a_lost_answer_is_noticed_by_the_revision(services: Services, log: Log) -> None:
-    """The claims of the answer that was lost must not be taken for copies of themselves."""
+    """The claims of the lost answer must not be taken for copies of themselves."""
     revision = (await log.rollback()).rolled_back.revision
     await log.admit({"p": [1, 2]}, revision=revision)
     lost = await log.admit({"p": [1, 2]}, revision=revision)
@@ -566,7 +563,7 @@ async def test_a_lost_answer_is_noticed_by_the_revision(services: Services, log:
 
 
 async def test_lost_claims_are_noticed_by_the_revision(log: Log, redis: Redis) -> None:
-    """Their positions are equal: nothing was appended in between."""
+    """The positions are equal: nothing was appended in between."""
     await log.store("p", 0)
     old = await redis.dump(key_of(log))
     assert old is not None
@@ -575,7 +572,7 @@ async def test_lost_claims_are_noticed_by_the_revision(log: Log, redis: Redis) -
     assert (await log.admit({"p": [2]}, revision=revision)).HasField("changed")
 
 
-# ---- who may write
+# ---- fencing
 
 
 async def test_a_newer_writer_fences_the_older_one(services: Services, log: Log) -> None:
@@ -647,13 +644,13 @@ async def test_a_deleted_log_is_forgotten_and_a_newer_one_is_not(
         assert await services.producers(log.topic) == {}
     with refused(StatusCode.NOT_FOUND, "PRODUCER_NOT_FOUND"):
         await dedup.GetProducer(pb.GetProducerRequest(topic=log.topic, producer_name="p"))
-    # Whoever still writes it is not affected: it is asked for what it has.
+    # A remaining writer is not affected: it is asked to confirm its log.
     assert (await again.admit({"p": [5]})).HasField("behind")
     await again.confirm(again.records)
     assert await again.judge("p", 5, 6) == [DUPLICATE, NEW]
 
 
-# ---- asking
+# ---- queries
 
 
 async def test_an_explanation_agrees_with_the_verdict_and_changes_nothing(
@@ -711,7 +708,7 @@ async def test_a_kept_producer_was_active_now_and_an_unknown_one_stays_unknown(
 async def test_all_producers_are_listed_page_by_page(
     services: Services, log: Log, page_size: int
 ) -> None:
-    count = 1_200  # more than Redis keeps in one piece
+    count = 1_200  # more than Redis keeps in one node of a hash
     names = [f"producer {each}" for each in range(count)]
     await log.admit({name: [each] for each, name in enumerate(names)})
     for each, name in enumerate(names):
@@ -737,7 +734,7 @@ async def test_all_producers_are_listed_page_by_page(
 
 
 async def test_a_system_topic_never_deduplicates(services: Services, topic: str) -> None:
-    """Scenario 56, by the API alone."""
+    """Through the API alone."""
     tenant, namespace, name = topic.split("/")
     log = Log(services.dedup, f"{tenant}/{namespace}/__{name}")
     assert not (await log.rollback()).rolled_back.deduplicated
@@ -764,7 +761,7 @@ async def test_a_system_topic_never_deduplicates(services: Services, topic: str)
 async def test_a_system_topic_of_the_ledger_stores_an_id_each_time(
     services: Services, topic: str
 ) -> None:
-    """Scenario 56, through the publish path."""
+    """Through the publish path."""
     tenant, namespace, name = topic.split("/")
     system = f"{tenant}/{namespace}/__{name}"
     async with publishing(services.ledger, system, "p") as publisher:

@@ -60,7 +60,7 @@ async def test_the_demo_fails_when_a_promise_is_broken(
     monkeypatch.setattr(demo, "load_flights", lambda _: flights)
 
     def done(part: str) -> dict[str, float]:
-        """A part of the report that breaks no promise."""
+        """A part of the report, with every promise kept."""
         of_part = (path.split(".") for path in LABELS if path.startswith(f"{part}."))
         return {name: LABELS[f"{part}.{name}"].startswith("+ ") for _, name in of_part}
 

@@ -1,5 +1,4 @@
-"""Subscriptions by the dispatcher's API alone. Numbers in names are those of the conformance
-scenarios, sections C to J and M."""
+"""Subscriptions, by the dispatcher's API alone."""
 
 import asyncio
 import json
@@ -71,7 +70,7 @@ def at(entry_id: int, ledger_id: int = 1) -> Position:
 
 
 async def publish(services: Services, topic: str, *keys: str, first: int = 0, **more: Any) -> None:
-    """A message for each of these keys, in this order; its payload is its number."""
+    """Publish a message for each of these keys, in this order; its payload is its number."""
     publications = [
         single(number, number, str(number).encode(), partition_key=key, **more)
         for number, key in enumerate(keys, first)
@@ -88,7 +87,7 @@ async def store(services: Services, topic: str, *publications: ledger_pb2.Public
 
 
 def numbers(deliveries: Iterable[pb.Delivery]) -> list[int]:
-    """Which messages were delivered, by their place in the log."""
+    """The entry ids of the deliveries."""
     return [each.position.entry_id for each in deliveries]
 
 
@@ -164,7 +163,7 @@ class Sub:
             raise AssertionError(f"{await self.explain(subject)}") from None
 
     async def position(self) -> int:
-        """Up to where all is acknowledged; -1: nothing is."""
+        """The mark-delete position's entry; -1 if there is none."""
         found = await self.get()
         return found.mark_delete.entry_id if found.HasField("mark_delete") else -1
 
@@ -174,7 +173,7 @@ def sub(services: Services, topic: str) -> Sub:
     return Sub(services, topic)
 
 
-# ---- what is refused
+# ---- refusals
 
 
 METHODS: dict[str, Callable[..., Any]] = {
@@ -195,7 +194,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "Report": pb.ReportRequest,
     "Explain": lambda **names: pb.ExplainRequest(**({"key": b"k"} | names)),
 }
-"""Requests that are right, but for what a test gives."""
+"""Valid requests, with the fields of a test."""
 
 BAD_NAMES = ("", "x" * 256, "a\nb", "\x7f", "seqgate.dedup", "seqgate.")
 GOOD_NAMES = ("x", "x" * 255, "ü" * 127, "a b/c", "seqgate", "Seqgate.x")
@@ -489,7 +488,7 @@ async def test_a_stream_starts_with_its_only_subscribe(services: Services, topic
 
 
 async def ended_with(consumer: RawConsumer, code: StatusCode, reason: str) -> dict[str, str]:
-    """Wait for the end of a stream, which is such a refusal; its details."""
+    """Wait until a stream ends with this refusal; its details."""
     error = await consumer.ended()
     assert error is not None
     return check(status_of_call(error), code, reason)
@@ -613,14 +612,14 @@ async def test_an_explanation_requires_a_valid_position_or_key(
 async def test_a_consumer_with_too_many_unanswered_requests_is_cut_off(
     stoppable: Services, topic: str
 ) -> None:
-    """A consumer whose answers wait for the cursor service, while that is away."""
+    """Its answers wait for the cursor service, which is down."""
     await publish(stoppable, topic, "k", "k")
     async with consuming(stoppable.dispatcher, topic, permits=2) as consumer:
         first, second = await consumer.received(2)
         with paused(stoppable.stack, "cursor"):
             for _ in range(session_limits.UNANSWERED_MAX):
                 await consumer.ask_acknowledge(first)
-            await consumer.permit(1)  # is not answered
+            await consumer.permit(1)  # gets no answer
             assert not consumer.has_ended
             await consumer.ask_acknowledge(second)
             details = await ended_with(consumer, EXHAUSTED, "TOO_MANY_UNANSWERED")
@@ -812,7 +811,7 @@ async def test_a_reset_moves_both_ways_and_keeps_consumers_connected(
         assert {each.attempts for each in again} == {0}
 
 
-# ---- who may connect
+# ---- admission of consumers
 
 
 OTHER_OPTIONS: dict[str, dict[str, Any]] = {
@@ -833,7 +832,7 @@ OTHER_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", OTHER_OPTIONS.values(), ids=OTHER_OPTIONS)
-async def test_19_consumers_agree_on_options_while_one_is_connected(
+async def test_consumers_agree_on_options_while_one_is_connected(
     services: Services, topic: str, options: dict[str, Any]
 ) -> None:
     await publish(services, topic, "a", "b")
@@ -861,9 +860,7 @@ async def test_an_exclusive_subscription_has_one_consumer(services: Services, to
         assert numbers(await consumer.received(4)) == [0, 1, 2, 3]
 
 
-async def test_21_and_24_sticky_consumers_get_the_ranges_they_name(
-    services: Services, sub: Sub
-) -> None:
+async def test_sticky_consumers_get_the_ranges_they_name(services: Services, sub: Sub) -> None:
     """`a` is in slot 27,058, `A` in 63,438."""
     topic = sub.names["topic"]
     sticky: dict[str, Any] = {"placement": pb.PLACEMENT_STICKY}
@@ -906,7 +903,7 @@ async def test_the_consumers_of_a_subscription_are_bounded(private: Private, top
                 assert details == {"subscriptions_max": "2"}
 
 
-# ---- what is delivered
+# ---- deliveries
 
 
 async def test_a_delivery_has_all_published_fields(services: Services, topic: str) -> None:
@@ -930,7 +927,7 @@ async def test_a_delivery_has_all_published_fields(services: Services, topic: st
         assert not delivery.HasField("gap")
 
 
-async def test_27_permits_bound_the_delivered_messages(services: Services, topic: str) -> None:
+async def test_permits_bound_the_delivered_messages(services: Services, topic: str) -> None:
     await publish(services, topic, *"abcdefghij")
     async with consuming(services.dispatcher, topic, permits=5) as consumer:
         await consumer.received(5)
@@ -940,7 +937,7 @@ async def test_27_permits_bound_the_delivered_messages(services: Services, topic
         assert await consumer.still() == 0
 
 
-async def test_28_a_batch_may_exceed_the_permits(services: Services, sub: Sub) -> None:
+async def test_a_batch_may_exceed_the_permits(services: Services, sub: Sub) -> None:
     topic = sub.names["topic"]
     await store(
         services,
@@ -957,7 +954,7 @@ async def test_28_a_batch_may_exceed_the_permits(services: Services, sub: Sub) -
         await consumer.received(1)
 
 
-async def test_30_a_consumer_at_its_unacknowledged_limit_resumes_at_half(
+async def test_a_consumer_at_its_unacknowledged_limit_resumes_at_half(
     services: Services, sub: Sub
 ) -> None:
     topic = sub.names["topic"]
@@ -973,7 +970,7 @@ async def test_30_a_consumer_at_its_unacknowledged_limit_resumes_at_half(
         await consumer.received(2)
 
 
-async def test_32_the_unacknowledged_limit_of_a_subscription_exempts_redeliveries(
+async def test_the_unacknowledged_limit_of_a_subscription_exempts_redeliveries(
     services: Services, sub: Sub
 ) -> None:
     topic = sub.names["topic"]
@@ -1005,7 +1002,7 @@ async def test_an_acknowledgement_is_durable_when_it_is_answered(
         assert not settled.HasField("error")
         state = await sub.get()
         assert (state.mark_delete, state.acknowledged_entries) == (at(0), 1)
-        # 60: again, unknown, and not there.
+        # Settled before, unknown, and never delivered.
         settled = await consumer.acknowledge(got[0], 0, 2**64 - 1, got[1])
         assert list(settled.outcomes) == [STALE, STALE, STALE, DONE]
         assert await sub.position() == 2
@@ -1045,7 +1042,7 @@ async def test_tokens_of_other_consumers_and_epochs_settle_nothing(
         assert await sub.position() == 0
 
 
-async def test_59_cumulative_acknowledgement_requires_an_exclusive_consumer(
+async def test_cumulative_acknowledgement_requires_an_exclusive_consumer(
     services: Services, sub: Sub
 ) -> None:
     topic = sub.names["topic"]
@@ -1086,7 +1083,7 @@ async def test_cumulative_acknowledgement_stops_within_a_batch(
         assert list(again.acknowledged) == [0, 1, 2]
 
 
-async def test_61_and_62_messages_of_a_batch_are_acknowledged_one_by_one_and_for_good(
+async def test_messages_of_a_batch_are_acknowledged_one_by_one_and_for_good(
     stoppable: Services, topic: str
 ) -> None:
     sub = Sub(stoppable, topic)
@@ -1119,7 +1116,7 @@ async def test_61_and_62_messages_of_a_batch_are_acknowledged_one_by_one_and_for
         assert await consumer.still() == 0
 
 
-async def test_66_to_68_a_failed_message_is_redelivered_first_and_holds_its_key(
+async def test_a_failed_message_is_redelivered_first_and_holds_its_key(
     services: Services, sub: Sub
 ) -> None:
     topic = sub.names["topic"]
@@ -1169,7 +1166,7 @@ async def test_the_default_retry_delay_is_one_second_then_two(services: Services
         assert 1_900 <= explained.until.ToMilliseconds() - asked_ms <= 3_000
 
 
-async def test_55_a_returned_message_does_not_count_as_failed(services: Services, sub: Sub) -> None:
+async def test_a_returned_message_does_not_count_as_failed(services: Services, sub: Sub) -> None:
     topic = sub.names["topic"]
     await publish(services, topic, "k", "k", "k")
     async with consuming(services.dispatcher, topic, permits=3) as consumer:
@@ -1183,9 +1180,7 @@ async def test_55_a_returned_message_does_not_count_as_failed(services: Services
         assert (await sub.report()).totals.returned == 2
 
 
-async def test_77_a_message_not_settled_in_time_is_redelivered(
-    services: Services, sub: Sub
-) -> None:
+async def test_a_message_not_settled_in_time_is_redelivered(services: Services, sub: Sub) -> None:
     topic = sub.names["topic"]
     await publish(services, topic, "k", "k")
     async with consuming(
@@ -1219,10 +1214,10 @@ async def test_renewing_a_delivery_extends_its_timeout(services: Services, sub: 
         assert not (await consumer.acknowledge(kept)).outcomes
 
 
-# ---- consumers come and go
+# ---- consumers join and leave
 
 
-async def test_72_a_crash_fails_the_first_message_of_each_key_and_leaving_does_not(
+async def test_a_crash_fails_the_first_message_of_each_key_and_leaving_does_not(
     services: Services, sub: Sub
 ) -> None:
     topic = sub.names["topic"]
@@ -1268,9 +1263,7 @@ async def test_leaving_waits_for_pending_acknowledgements(services: Services, su
     assert await sub.position() == 5
 
 
-async def test_45_to_47_moving_keys_wait_for_their_former_owner(
-    services: Services, sub: Sub
-) -> None:
+async def test_moving_keys_wait_for_their_former_owner(services: Services, sub: Sub) -> None:
     topic = sub.names["topic"]
     await publish(services, topic, *(f"{i}" for i in range(20)))
     async with consuming(services.dispatcher, topic, name="x", permits=20) as old:
@@ -1285,7 +1278,7 @@ async def test_45_to_47_moving_keys_wait_for_their_former_owner(
             assert await new.still() == 0
             report = next(each for each in (await sub.report()).consumers if each.name == "x")
             assert report.draining_keys == len(moved)
-            # 120: who has it, and what it waits for.
+            # The consumer in possession, and the entry waited for.
             await sub.waits_for(at(int(key) + 20), "DRAINING", "IN_FLIGHT")
             reasons = (await sub.explain(at(int(key) + 20))).reasons
             assert {each.consumer for each in reasons} == {"x"}
@@ -1302,7 +1295,7 @@ async def test_45_to_47_moving_keys_wait_for_their_former_owner(
                 assert numbers(of_key) == [int(key), int(key) + 20]
 
 
-async def test_54_a_consumer_that_keeps_a_moving_key_too_long_loses_it(
+async def test_a_consumer_that_keeps_a_moving_key_too_long_loses_it(
     services: Services, sub: Sub
 ) -> None:
     topic = sub.names["topic"]
@@ -1350,9 +1343,7 @@ async def test_with_classic_join_a_new_consumer_waits_for_all_earlier_messages(
             await new.received(joining[0].keys)
 
 
-async def test_26_and_81_unacknowledged_messages_come_first_in_order(
-    services: Services, topic: str
-) -> None:
+async def test_unacknowledged_messages_come_first_in_order(services: Services, topic: str) -> None:
     await publish(services, topic, *"abababab")
     async with consuming(services.dispatcher, topic, permits=6) as consumer:
         some = await consumer.received(6)
@@ -1368,7 +1359,7 @@ async def test_26_and_81_unacknowledged_messages_come_first_in_order(
 # ---- delayed messages
 
 
-async def test_85_a_delayed_message_is_delivered_when_due_and_holds_its_key_on_request(
+async def test_a_delayed_message_is_delivered_when_due_and_holds_its_key_on_request(
     services: Services, sub: Sub
 ) -> None:
     topic = sub.names["topic"]
@@ -1404,14 +1395,14 @@ def dlq(topic: str, name: str = "s") -> str:
 
 
 async def letters(services: Services, topic: str) -> list[ledger_pb2.StoredEntry]:
-    """What is in a dead letter topic; one that is not there yet is empty."""
+    """The contents of a dead letter topic; a missing one is empty."""
     if topic not in [each.name for each in await services.topics(topic)]:
         return []
     return await services.read(topic)
 
 
 async def origins(services: Services, topic: str) -> list[int]:
-    """Which messages are in a dead letter topic, by their place in the log."""
+    """The positions in the log of the messages in a dead letter topic."""
     return [
         int(each.metadata.properties["seqgate.origin.id"].partition(":")[2])
         for each in await letters(services, topic)
@@ -1419,14 +1410,14 @@ async def origins(services: Services, topic: str) -> list[int]:
 
 
 async def dies(consumer: RawConsumer, delivery: pb.Delivery, times: int = 1) -> None:
-    """Fail a delivery, and those of the same message that follow."""
+    """Fail a delivery and its redeliveries."""
     for _ in range(times - 1):
         await consumer.negative_acknowledge(delivery, delay_ms=0)
         (delivery,) = await consumer.received(1)
     await consumer.negative_acknowledge(delivery, delay_ms=0)
 
 
-async def test_73_a_message_is_dead_lettered_after_its_last_delivery(
+async def test_a_message_is_dead_lettered_after_its_last_delivery(
     services: Services, sub: Sub
 ) -> None:
     topic = sub.names["topic"]
@@ -1469,7 +1460,7 @@ async def test_73_a_message_is_dead_lettered_after_its_last_delivery(
         "seqgate.attempts": "3",
     }
     assert (await sub.report()).totals.dead_lettered == 1
-    # Nothing is kept of it beyond what its key needs.
+    # Nothing is kept except what its key needs.
     names = cursor_pb2.GetCursorRequest(topic=topic, cursor="s")
 
     async def forgotten() -> bool:
@@ -1479,7 +1470,7 @@ async def test_73_a_message_is_dead_lettered_after_its_last_delivery(
     await eventually(forgotten)
 
 
-async def test_76_later_messages_of_a_key_report_the_gap(services: Services, sub: Sub) -> None:
+async def test_later_messages_of_a_key_report_the_gap(services: Services, sub: Sub) -> None:
     topic = sub.names["topic"]
     await publish(services, topic, "k", "k", "k", "other")
     async with consuming(
@@ -1669,7 +1660,7 @@ async def test_dead_letters_of_many_keys_are_each_stored_once(services: Services
     assert sorted(await origins(services, dlq(topic))) == [*range(40)]
 
 
-# ---- what a subscription says of itself
+# ---- reports
 
 
 async def test_a_report_is_complete(services: Services, sub: Sub) -> None:
@@ -1795,7 +1786,7 @@ async def test_a_call_whose_backend_is_down_is_unavailable(stoppable: Services, 
         await connect(stoppable.dispatcher, subscribe(topic))
 
 
-async def test_74_dead_letters_are_retried_after_an_outage(stoppable: Services, topic: str) -> None:
+async def test_dead_letters_are_retried_after_an_outage(stoppable: Services, topic: str) -> None:
     sub = Sub(stoppable, topic)
     await publish(stoppable, topic, *"abcdeabcde")
     async with consuming(stoppable.dispatcher, topic, permits=99, max_redeliveries=0) as consumer:
@@ -1819,7 +1810,7 @@ async def test_74_dead_letters_are_retried_after_an_outage(stoppable: Services, 
 
 
 async def test_a_refused_dead_letter_blocks_only_its_key(private: Private, topic: str) -> None:
-    """An authorized caller creates its topic later, with restarts in between."""
+    """The topic is created later by an authorized caller, with restarts in between."""
     closed = "closed/letters/dead"
     options: dict[str, Any] = {"max_redeliveries": 0, "dead_letter_topic": closed}
     own = "/".join(topic.split("/")[:2])
@@ -1827,7 +1818,7 @@ async def test_a_refused_dead_letter_blocks_only_its_key(private: Private, topic
         sub = Sub(services, topic)
 
         async def opens() -> bool:
-            """Letters that nobody refuses may have to be put first."""
+            """Accepted dead letters may have to be stored first."""
             try:
                 await sub.report()
             except aio.AioRpcError as error:
@@ -1895,7 +1886,7 @@ async def test_a_chunk_without_its_first_one_is_a_plain_dead_letter(
 
 @asynccontextmanager
 async def in_this_process(services: Services) -> AsyncIterator[Any]:
-    """A dispatcher whose limits a test can change, and a stub for it."""
+    """A dispatcher in this process, whose limits a test can change; yields a stub for it."""
     (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"
     config = DispatcherConfig(listen=address)
@@ -1954,7 +1945,7 @@ async def test_a_slow_consumer_is_cut_off_and_does_not_block_others(
                 await other.leave()
             return "slow" not in {each.name for each in (await stub.Report(request)).consumers}
 
-        await eventually(is_gone, within_s=300)  # each look adds an item or two
+        await eventually(is_gone, within_s=300)  # each attempt adds an item or two
         async with consuming(stub, topic, name="other", permits=5) as other:
             assert len(await other.received(5)) == 5
             with refused(UNAVAILABLE, "SLOW_CONSUMER"):
@@ -1983,7 +1974,7 @@ async def test_an_invalid_request_right_after_subscribe_ends_the_stream(
 
 
 async def ending(call: Any) -> aio.AioRpcError:
-    """How a stream ended."""
+    """The error that ended a stream."""
     trailing = await call.trailing_metadata()
     return aio.AioRpcError(
         await call.code(), aio.Metadata(), trailing, details=await call.details()

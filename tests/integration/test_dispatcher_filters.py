@@ -1,5 +1,5 @@
 """Filters of subscriptions, by the dispatcher's API, with real processes: verdicts, changes,
-outages, counts. Letters and numbers in names are those of the conformance scenarios, section K."""
+outages, counts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -78,7 +78,7 @@ class Filtered(Sub):
     async def counts(
         self, name: str = "", *, mode: int = pb.FILTER_MODE_APPLIED
     ) -> tuple[int, ...]:
-        """Entries that were processed, accepted, rejected, rescheduled, and failed."""
+        """Counts of processed, accepted, rejected, rescheduled and failed entries."""
         for each in (await self.report()).filtering.filters:
             if (each.name, each.mode) == (name, mode):
                 found = (each.processed, each.accepted, each.rejected, each.rescheduled)
@@ -96,7 +96,7 @@ class Filtered(Sub):
         return True
 
     async def reaches(self, entry_id: int) -> None:
-        """Wait until all is acknowledged up to here."""
+        """Wait until the mark-delete position is at this entry."""
 
         async def there() -> bool:
             return await self.position() >= entry_id
@@ -112,7 +112,7 @@ def sub(services: Services, topic: str) -> Filtered:
 async def publish(
     services: Services, topic: str, *regions: str | None, key: str = "k", first: int = 0
 ) -> None:
-    """A message from each region."""
+    """Publish a message from each region."""
     publications = [
         single(
             number,
@@ -127,7 +127,7 @@ async def publish(
 
 
 async def take(consumer: RawConsumer, count: int) -> list[int]:
-    """Receive and acknowledge so many; their numbers."""
+    """Receive and acknowledge this many; their numbers."""
     some = await consumer.received(count)
     await consumer.acknowledge(*some)
     return numbers(some)
@@ -136,7 +136,7 @@ async def take(consumer: RawConsumer, count: int) -> list[int]:
 # ---- verdicts
 
 
-async def test_k92_rejected_entries_are_acknowledged_and_take_no_permit(
+async def test_rejected_entries_are_acknowledged_and_take_no_permit(
     services: Services, sub: Filtered
 ) -> None:
     topic = sub.names["topic"]
@@ -172,7 +172,7 @@ async def test_k92_rejected_entries_are_acknowledged_and_take_no_permit(
     assert report.filtering.unanswered == 0
 
 
-async def test_k90_without_filters_the_filter_service_is_not_called(
+async def test_without_filters_the_filter_service_is_not_called(
     services: Services, sub: Filtered
 ) -> None:
     topic = sub.names["topic"]
@@ -183,7 +183,7 @@ async def test_k90_without_filters_the_filter_service_is_not_called(
     assert await sub.filters() == pb.SubscriptionFilters()
 
 
-async def test_k93_a_rejected_backlog_is_skipped(services: Services, sub: Filtered) -> None:
+async def test_a_rejected_backlog_is_skipped(services: Services, sub: Filtered) -> None:
     topic = sub.names["topic"]
     count = 3_000
     await publish(services, topic, *["us"] * count, "eu", "us")
@@ -196,7 +196,7 @@ async def test_k93_a_rejected_backlog_is_skipped(services: Services, sub: Filter
         await sub.reaches(count + 1)
     report = await sub.report()
     assert report.totals.delivered_messages == 1
-    assert report.filtering.answers <= 3  # verdicts are remembered
+    assert report.filtering.answers <= 3  # verdicts are cached
 
 
 async def test_a_rejected_entry_is_explained_as_rejected(others: Services, topic: str) -> None:
@@ -221,7 +221,7 @@ async def test_a_rejected_entry_is_explained_as_rejected(others: Services, topic
     assert because.text == "its filter f0 (version 1) rejects it"
 
 
-async def test_k91_the_first_filter_that_rejects_decides(services: Services, sub: Filtered) -> None:
+async def test_the_first_filter_that_rejects_decides(services: Services, sub: Filtered) -> None:
     topic = sub.names["topic"]
     await publish(services, topic, "eu", "us", "asia")
     await sub.create()
@@ -247,7 +247,7 @@ async def test_every_type_of_subscription_is_filtered(
         await sub.reaches(3)
 
 
-async def test_k98_subscriptions_are_filtered_by_their_own_properties(
+async def test_subscriptions_are_filtered_by_their_own_properties(
     services: Services, topic: str
 ) -> None:
     await publish(services, topic, "eu", "us", "eu", "us")
@@ -260,9 +260,7 @@ async def test_k98_subscriptions_are_filtered_by_their_own_properties(
             await sub.reaches(3)
 
 
-async def test_k98_changed_properties_take_effect_at_once(
-    services: Services, sub: Filtered
-) -> None:
+async def test_changed_properties_take_effect_at_once(services: Services, sub: Filtered) -> None:
     topic = sub.names["topic"]
     await publish(services, topic, "eu", "us")
     await sub.create()
@@ -284,7 +282,7 @@ async def test_k98_changed_properties_take_effect_at_once(
         await sub.reaches(5)
 
 
-async def test_k95_a_rescheduled_entry_is_delivered_later_and_k96_its_key_waits(
+async def test_a_rescheduled_entry_is_delivered_later_and_its_key_waits(
     services: Services, sub: Filtered
 ) -> None:
     topic = sub.names["topic"]
@@ -364,7 +362,7 @@ async def test_redelivered_entries_are_judged_again(services: Services, sub: Fil
         first, second = await consumer.received(2)
         await sub.set(IN_US, version=2, start=EARLIEST)
         assert consumer.revoked == set()
-        await consumer.negative_acknowledge(first, delay_ms=0)  # and so the second comes back, too
+        await consumer.negative_acknowledge(first, delay_ms=0)  # which also revokes the second
         await sub.reaches(2)
         assert consumer.revoked == {second.delivery}
         assert await consumer.still() == 0
@@ -452,7 +450,7 @@ async def test_filters_survive_a_change_of_owner(
         async def connected() -> bool:
             try:
                 await sub.report()
-            except Exception:  # the lease of the one before is not over
+            except Exception:  # the previous lease has not expired
                 return False
             return True
 
@@ -489,7 +487,7 @@ async def test_every_filter_change_is_recorded(services: Services, sub: Filtered
     mine = [line for line in said if line["topic"] == topic]
     assert [line["filters"] for line in mine] == [["f0 1", "f1 1"], ["f0 4"], []]
     assert [line["caller"] for line in mine] == [first.caller] * 3
-    assert await sub.set() == filters  # it is so already
+    assert await sub.set() == filters  # unchanged
     for version in range(CHANGES_MAX):
         filters = await sub.set(IN_EU, version=version)
     assert len(filters.changes) == CHANGES_MAX
@@ -501,7 +499,7 @@ async def test_every_filter_change_is_recorded(services: Services, sub: Filtered
 async def test_a_reset_before_the_first_chain_still_filters(
     services: Services, sub: Filtered, *, is_changed: bool
 ) -> None:
-    """Regardless of what was persisted of the subscription since."""
+    """Whatever has been persisted of the subscription since."""
     topic = sub.names["topic"]
     await publish(services, topic, "us", "eu", "us", "eu")
     await sub.create()
@@ -543,7 +541,7 @@ async def test_a_shadow_chain_is_counted_and_changes_nothing(
         assert await sub.counts() == (4, 3, 1, 0, 0)
 
 
-# ---- what is refused
+# ---- refusals
 
 
 async def test_one_invalid_filter_refuses_the_chain_with_its_position(
@@ -641,7 +639,7 @@ async def test_analyses_are_bounded(services: Services, sub: Filtered) -> None:
 # ---- failures
 
 
-async def test_k100_a_failing_filter_parks_only_the_key(services: Services, sub: Filtered) -> None:
+async def test_a_failing_filter_parks_only_the_key(services: Services, sub: Filtered) -> None:
     topic = sub.names["topic"]
     await publish(services, topic, "1", "x", "2")
     await publish(services, topic, "3", key="other", first=3)
@@ -682,7 +680,7 @@ async def test_a_fixed_filter_judges_the_entries_that_it_parked(
 
 
 @pytest.mark.parametrize(("policy", "expected"), [(ACCEPT, [0, 1, 2]), (REJECT, [0, 2])])
-async def test_k100_the_failure_policy_decides_on_failures(
+async def test_the_failure_policy_decides_on_failures(
     services: Services, sub: Filtered, policy: Any, expected: Sequence[int]
 ) -> None:
     topic = sub.names["topic"]
@@ -704,7 +702,7 @@ async def test_a_batch_without_properties_is_delivered(services: Services, sub: 
         assert await take(consumer, 1) == [0]
 
 
-# ---- outages: a stack whose filter service comes and goes
+# ---- outages: a stack whose filter service stops and restarts
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -715,7 +713,7 @@ async def others(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         yield services
 
 
-async def test_k101_keys_are_parked_during_an_outage_and_resume_in_order(
+async def test_keys_are_parked_during_an_outage_and_resume_in_order(
     others: Services, topic: str
 ) -> None:
     sub = Filtered(others, topic)
@@ -752,7 +750,7 @@ async def test_k101_keys_are_parked_during_an_outage_and_resume_in_order(
 
 
 @pytest.mark.parametrize(("policy", "expected"), [(ACCEPT, [0, 1]), (REJECT, [])])
-async def test_k101_the_outage_policy_decides_on_outages(
+async def test_the_outage_policy_decides_on_outages(
     others: Services, topic: str, policy: Any, expected: list[int]
 ) -> None:
     sub = Filtered(others, topic)
@@ -792,7 +790,8 @@ async def test_cached_verdicts_apply_during_an_outage(others: Services, topic: s
 async def test_a_paused_filter_service_blocks_only_unjudged_entries(
     others: Services, topic: str
 ) -> None:
-    """Not subscriptions without filters, acknowledgements, or entries with cached verdicts."""
+    """Subscriptions without filters, acknowledgements, and entries with cached verdicts
+    continue."""
     sub = Filtered(others, topic)
     await publish(others, topic, "eu", "eu", "us")
     await sub.create()
@@ -836,7 +835,7 @@ async def sub_of_many(services: Services, sub: Filtered) -> None:
 # ---- the backlog
 
 
-async def test_k106_an_analysis_counts_the_backlog_and_changes_nothing(
+async def test_an_analysis_counts_the_backlog_and_changes_nothing(
     services: Services, sub: Filtered
 ) -> None:
     topic = sub.names["topic"]

@@ -1,5 +1,5 @@
-"""Two instances of the dispatcher over one cursor service: a subscription has one owner, and an
-earlier one is fenced."""
+"""Two instances of the dispatcher over one cursor service: a subscription has one owner, and a
+previous owner is fenced."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ LONG_LEASE = {"SEQGATE_DISPATCHER_LEASE_S": "600"}
 
 @pytest.fixture(scope="module")
 async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Services]:
-    """A stack whose own dispatcher nobody asks for anything."""
+    """A stack whose own dispatcher gets no calls."""
     async with running(
         tmp_path_factory.mktemp("owners"),
         SEQGATE_DISPATCHER_LEASE_S=str(LEASE_S),
@@ -58,7 +58,7 @@ class Instance:
 
 @asynccontextmanager
 async def instance(services: Services, **environment: str) -> AsyncIterator[Instance]:
-    """Another dispatcher. On the way out it is killed, if it still runs."""
+    """Another dispatcher; killed at the end if it still runs."""
     (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"
     stack = services.stack
@@ -100,7 +100,7 @@ async def owner(services: Services, topic: str) -> str:
 
 
 async def beyond(services: Services, topic: str) -> tuple[int, list[int]]:
-    """Up to where all is acknowledged, and what is beyond."""
+    """The mark-delete position, and the acknowledged entries beyond it."""
     names: dict[str, Any] = {"topic": topic, "cursor": "s"}
     cursor = (await services.cursor.GetCursor(cursor_pb2.GetCursorRequest(**names))).cursor
     page = await services.cursor.ListAcknowledged(cursor_pb2.ListAcknowledgedRequest(**names))
@@ -111,7 +111,7 @@ async def beyond(services: Services, topic: str) -> tuple[int, list[int]]:
 
 
 async def takes_over(stub: Any, topic: str, **more: Any) -> RawConsumer:
-    """A stream that is open as soon as nobody else has the subscription."""
+    """A stream, opened once no other instance has the subscription."""
     found: list[RawConsumer] = []
 
     async def connected() -> bool:
@@ -303,7 +303,7 @@ async def test_an_idle_subscription_is_released(services: Services, topic: str) 
             await consumer.received(1)
             began_s = time.monotonic()
 
-            async def over_a_second() -> bool:  # it is looked for that often
+            async def over_a_second() -> bool:  # the check for idleness has that interval
                 return time.monotonic() - began_s > 1.2
 
             await eventually(over_a_second)
@@ -311,7 +311,7 @@ async def test_an_idle_subscription_is_released(services: Services, topic: str) 
         await eventually(let_go)
         async with consuming(other.stub, topic, permits=1) as consumer:
             assert (await consumer.received(1))[0].attempts == 1
-        # Again by who asks only; other keeps it, since it is not so hasty.
+        # Only the caller asks for it again; `other`, with its longer idle time, keeps it.
         with refused(IN_USE, "NOT_OWNER"):
             await one.stub.Report(pb.ReportRequest(topic=topic, subscription="s"))
 

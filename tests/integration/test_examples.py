@@ -15,13 +15,13 @@ from tools.stack.stack import Stack
 
 
 def balances(database: Path) -> dict[str, int]:
-    """What each account has."""
+    """The balance of each account."""
     if not database.exists():
         return {}
     with closing(sqlite3.connect(database)) as connection:
         try:
             return dict(connection.execute("SELECT account, amount FROM balance"))
-        except sqlite3.OperationalError:  # it was only just made
+        except sqlite3.OperationalError:  # the database was only just created
             return {}
 
 
@@ -41,7 +41,7 @@ async def start(root: Path, stack: Stack, topic: str, database: Path, *more: str
 
 
 async def output(process: Process) -> str:
-    """What a process said that ended well."""
+    """The output of a process that succeeded."""
     async with asyncio.timeout(60):
         said, _ = await process.communicate()
     assert process.returncode == 0

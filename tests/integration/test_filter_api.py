@@ -36,7 +36,7 @@ SERVICE = pb.DESCRIPTOR.services_by_name["FilterService"]
 
 IN_EU = "properties.region == 'eu'"
 DEAR = "key.matches('^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$')"
-"""Not too dear alone."""
+"""Within the cost limit of one chain, alone."""
 
 
 def of(region: str | None, **fields: Any) -> EntryMetadata:
@@ -76,7 +76,7 @@ class Stream:
     async def judge(
         self, *metadata: EntryMetadata, which: Sequence[int] = (), number: int = 0
     ) -> list[pb.FilterOutcome]:
-        """What is said of each entry."""
+        """The verdict on each entry."""
         batch = pb.Batch(chain_id=number, metadata=metadata, which=which)
         verdicts = (await self.ask(batch=batch)).verdicts
         assert set(verdicts.which) == set(range(len(verdicts.outcomes)))
@@ -88,7 +88,7 @@ class Stream:
         return [each.verdict for each in await self.judge(*metadata, number=number)]
 
     async def refuses(self, reason: str, **request: Any) -> dict[str, str]:
-        """The request is refused in its place; details of the refusal."""
+        """The request is refused in order; details of the refusal."""
         answer = await self.ask(**request)
         return check(answer.error, INVALID, reason)
 
@@ -199,7 +199,7 @@ async def test_the_largest_batches_are_judged(stream: Stream) -> None:
 
 
 async def test_streams_take_turns(services: Services) -> None:
-    """A long batch does not block others."""
+    """A long batch does not block other streams."""
     async with streaming(services.filter) as busy, streaming(services.filter) as other:
         await busy.set_chain(DEAR)
         await other.set_chain(IN_EU)
@@ -322,7 +322,7 @@ async def test_a_chain_requires_a_valid_topic(stream: Stream) -> None:
 
 
 async def test_the_memory_of_a_streams_chains_is_bounded(stream: Stream) -> None:
-    """Large expressions in many chains: at the limit further ones are refused, and the others
+    """Large expressions in many chains: at the limit further chains are refused, and the others
     work."""
     fitting = 0
     while True:
@@ -336,7 +336,7 @@ async def test_the_memory_of_a_streams_chains_is_bounded(stream: Stream) -> None
         assert fitting < limits.CHAINS_MAX
     assert fitting > 3
     assert await stream.verdicts(of("eu"), number=0) == [ACCEPT]
-    # A chain that takes another one's place takes its room, too.
+    # A chain that replaces another one takes its memory, too.
     await stream.set_chain("true", number=0)
 
 
@@ -459,7 +459,7 @@ async def test_malformed_requests_are_refused(
             await ask(garbage)
 
 
-# ---- going away
+# ---- drain and restart
 
 
 async def test_a_draining_service_answers_received_requests(stoppable: Services) -> None:
@@ -474,7 +474,7 @@ async def test_a_draining_service_answers_received_requests(stoppable: Services)
     await stoppable.stack.run("filter")
     await serving(stoppable.stack.address("filter"))
     async with streaming(stoppable.filter) as again:
-        await again.refuses("INVALID_CHAIN", batch=pb.Batch())  # it remembers nobody
+        await again.refuses("INVALID_CHAIN", batch=pb.Batch())  # a restarted service has no chains
         await again.set_chain(IN_EU)
         assert await again.verdicts(of("eu")) == [ACCEPT]
 

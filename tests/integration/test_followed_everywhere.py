@@ -1,4 +1,4 @@
-"""One message through all services: every operation on it is in one connected trace."""
+"""One message through all services: all its operations are in one connected trace."""
 
 import signal
 from collections.abc import AsyncIterator
@@ -37,14 +37,14 @@ AT_ONCE = RetryPolicy(min_s=0, max_s=0)
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A stack whose spans all come to one receiver."""
+    """A stack whose spans are all exported to one receiver."""
 
     services: Services
     client: Client
     tracer: Tracer
 
     async def make(self, topic: str) -> None:
-        """A topic is there once somebody may publish to it."""
+        """Create a topic, by opening a producer on it."""
         async with self.client.producer(topic):
             pass
 
@@ -68,7 +68,7 @@ class Followed:
 
 
 async def filter_some(followed: Followed) -> None:
-    """The filter service is asked about two messages, of which one is delivered."""
+    """Send two messages through the filter service, which accepts one of them."""
     await followed.make(FILTERED)
     subscription: dict[str, Any] = {"topic": FILTERED, "subscription": "s"}
     rule = filter_pb2.Filter(name="eu", version=1, expression='properties["region"] == "eu"')
@@ -82,7 +82,7 @@ async def filter_some(followed: Followed) -> None:
 
 
 async def die(followed: Followed) -> None:
-    """A message is refused twice, and processed as a dead letter."""
+    """Refuse a message twice, and process it as a dead letter."""
     await followed.make(DEAD)
     await followed.publish(DYING, b"poison")
     options = SubscriptionOptions(max_redeliveries=1, dead_letter_topic=DEAD)
@@ -98,8 +98,7 @@ async def die(followed: Followed) -> None:
 
 
 async def move(followed: Followed, received: Received) -> int:
-    """A consumer is sent to the dispatcher that has its subscription. Returns that one's process
-    id."""
+    """Redirect a consumer to the owner of its subscription. Returns the owner's process id."""
     await followed.publish(MOVED, b"moved")
     async with instance(followed.services, **otel_variables(received)) as owner:
         start = common_pb2.Start(earliest=common_pb2.Earliest())
@@ -108,14 +107,13 @@ async def move(followed: Followed, received: Received) -> int:
         await owner.stub.SetFilters(pb.SetFiltersRequest(**names))
         async with followed.client.consumer(MOVED, "s") as consumer:
             await followed.take(consumer)
-        owner.tell(signal.SIGTERM)  # so it sends its last spans
+        owner.tell(signal.SIGTERM)  # so that it exports its last spans
         await owner.process.wait()
         return owner.process.pid
 
 
 async def read(followed: Followed) -> None:
-    """A reader is given a message that is followed, and one of which its publisher says that nobody
-    follows it."""
+    """Read two messages: one with a sampled trace, one that its publisher did not sample."""
     await followed.publish(READ, b"written")
     await followed.publish(READ, b"ignored", traceparent=f"00-{1:032x}-{1:016x}-00")
     async with followed.client.reader(READ, start="earliest", follow=False) as reader:
@@ -124,8 +122,8 @@ async def read(followed: Followed) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Everything:
-    """What a receiver has when everything has ended, and the process id of the dispatcher that a
-    consumer was sent to."""
+    """Everything that the receiver has at the end, and the process id of the dispatcher to which a
+    consumer was redirected."""
 
     received: Received
     owner: int
@@ -150,7 +148,8 @@ async def everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
 
 def trace_of(received: Received, payload: str) -> list[Span]:
-    """The trace of the message with this payload; each span that has a parent has it there."""
+    """The trace of the message with this payload; checks that it contains the parent of each of its
+    spans."""
     (root,) = received.named(payload)
     assert not root.parent_id
     spans = received.trace(root.trace_id)
@@ -169,7 +168,8 @@ def named(spans: list[Span], name: str) -> list[Span]:
 
 
 def check_chain(spans: list[Span], *chain: tuple[str, str, str]) -> None:
-    """Each of these is there once, and is the parent of the next: its service, name and kind."""
+    """Check that each of these spans occurs once and is the parent of the next: its service, name
+    and kind."""
     found = [one(spans, name, service) for service, name, _ in chain]
     assert [span.kind for span in found] == [kind for _, _, kind in chain]
     for above, below in pairwise(found):
@@ -231,8 +231,8 @@ def check_filtered(received: Received) -> None:
 
 
 def check_evaluated(received: Received, taken: list[Span]) -> None:
-    """Both messages were asked about at once: the span is below the first and linked to the
-    other."""
+    """Both messages were evaluated in one call: the span is a child of the first one's and linked
+    to the other one's."""
     evaluate = one(taken, f"evaluate {FILTERED}", "dispatcher")
     rejected = one(trace_of(received, "rejected"), f"send {FILTERED}", APPLICATION)
     assert evaluate.links == [(rejected.trace_id, rejected.span_id)]
@@ -252,7 +252,7 @@ def check_evaluated(received: Received, taken: list[Span]) -> None:
 
 
 def check_dying(received: Received) -> None:
-    """Each attempt is below who published it, and so is what becomes of the dead letter."""
+    """Each attempt, and each operation on the dead letter, is a child of the publisher's span."""
     spans = trace_of(received, "poison")
     send = one(spans, f"send {DYING}", APPLICATION)
     origin = (send.trace_id, send.span_id)
@@ -287,7 +287,7 @@ def check_read(received: Received) -> None:
 
 
 def check_moved(received: Received, owner: int) -> None:
-    """The dispatcher that a consumer asked first knows nothing of the message."""
+    """The dispatcher that the consumer called first has no span of the message."""
     spans = trace_of(received, "moved")
     of_dispatchers = [span for span in spans if span.service == "dispatcher"]
     assert {span.resource["process.pid"] for span in of_dispatchers} == {owner}

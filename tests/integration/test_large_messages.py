@@ -1,4 +1,4 @@
-"""Large messages through the client: cut, stored chunk by chunk, put together again."""
+"""Large messages through the client: cut into chunks, stored, and assembled."""
 
 import asyncio
 import sqlite3
@@ -68,7 +68,7 @@ async def read_all(client: Client, topic: str, **reading: Any) -> list[Message]:
 
 
 async def rest(reader: Reader) -> list[bytes]:
-    """The payloads of what is left to read, up to the end."""
+    """The payloads of the remaining messages, up to the end."""
     return [message.payload async for message in reader]
 
 
@@ -79,7 +79,7 @@ async def some(reader: Reader, count: int) -> list[bytes]:
 
 
 async def rest_past_damage(reader: Reader) -> list[bytes]:
-    """The payloads of what is left to read, seeking past what an error names."""
+    """The payloads of the remaining messages, seeking past the damage that errors report."""
     found: list[bytes] = []
     for _ in range(10):
         try:
@@ -96,7 +96,8 @@ async def rest_past_damage(reader: Reader) -> list[bytes]:
 def chunks(
     sequence_id: int, body: bytes, size: int = KIB, uuid: str = "u", **metadata: Any
 ) -> list[pb.Publication]:
-    """The publications of a large message's chunks; request ids go by sequence and chunk id."""
+    """The publications of a large message's chunks; request ids derive from sequence and chunk
+    ids."""
     parts = [body[each : each + size] for each in range(0, len(body), size)]
     shared = {
         "uuid": uuid,
@@ -112,7 +113,7 @@ def chunks(
 
 
 async def store(publisher: Publisher, publications: Iterable[pb.Publication]) -> list[MessageId]:
-    """Store what is new; where it is."""
+    """Store new publications; returns their positions."""
     found = []
     for each in publications:
         receipt = await publisher.store(each)
@@ -127,7 +128,7 @@ async def trim(services: Services, topic: str, before: MessageId) -> None:
 
 
 async def holds(reader: Reader, size_bytes: int) -> None:
-    """Wait until a reader that somebody reads from holds so much of what is not complete."""
+    """Wait until a reader with a pending read holds this many bytes of incomplete messages."""
     await eventually(lambda: reader._assembler.bytes_held == size_bytes, "the reader holds chunks")
 
 
@@ -217,7 +218,7 @@ async def test_a_large_message_counts_for_its_chunks(client: Client, topic: str)
             producer.send_nowait(noise(11 * KIB))
         assert producer.pending_messages == 0
         small = producer.send_nowait(b"small")
-        large = producer.send(noise(11 * KIB))  # waits until it is alone
+        large = producer.send(noise(11 * KIB))  # waits until nothing else is pending
         await asyncio.gather(small, large)
         assert producer.pending_messages == 0
     assert [len(each.payload) for each in await read_all(client, topic)] == [5, 11 * KIB]
@@ -232,7 +233,7 @@ async def test_a_reader_starts_at_or_after_a_large_message(client: Client, topic
         assert [each.payload for each in inclusive] == sent[index:]
         exclusive = await read_all(client, topic, start=message_id, inclusive=False)
         assert [each.payload for each in exclusive] == sent[index + 1 :]
-        # An id that was kept as bytes, or as Pulsar's clients before PIP-107 kept it.
+        # An id from stored bytes, or in the form of Pulsar's clients before PIP-107.
         for kept in (MessageId.from_bytes(message_id.to_bytes()), MessageId(*message_id.position)):
             again = await read_all(client, topic, start=kept)
             assert [each.payload for each in again] == sent[index:]
@@ -325,7 +326,7 @@ async def test_a_compressed_message_keeps_all_its_fields(client: Client, topic: 
 async def test_concurrently_sent_large_messages_stay_whole(
     services: Services, client: Client, topic: str
 ) -> None:
-    """79: messages sent concurrently over one producer do not lie between two chunks."""
+    """Messages sent concurrently over one producer do not lie between two chunks."""
 
     async def send(producer: Producer, number: int) -> dict[int, bytes]:
         sent = {}
@@ -349,11 +350,11 @@ async def test_concurrently_sent_large_messages_stay_whole(
     assert ids == sorted(ids)
 
 
-# ---- where reading starts and goes on
+# ---- starting and seeking
 
 
 async def half_read(services: Services, client: Client, topic: str) -> list[Message]:
-    """A topic where a large message lies around others; all of it, as it is read."""
+    """A topic with a large message among others; all its messages, in the order of reading."""
     async with (
         publishing(services.ledger, topic, "q") as publisher,
         client.producer(topic, name="p", chunking=SMALL_CHUNKS) as producer,
@@ -387,7 +388,7 @@ async def test_a_reader_seeks_while_a_message_is_half_read(
 async def test_a_reader_starts_at_every_entry(
     services: Services, client: Client, topic: str
 ) -> None:
-    """Also at one inside a message, which is then read where it ends."""
+    """Also at an entry inside a message, which is then read at its end."""
     messages = await half_read(services, client, topic)
     for entry in await services.read(topic, metadata_only=True):
         start = MessageId(entry.position.ledger_id, entry.position.entry_id)
@@ -437,7 +438,7 @@ async def test_an_id_after_the_last_entry_is_the_end(
 async def test_an_id_with_a_partition_is_a_valid_start(
     services: Services, client: Client, topic: str
 ) -> None:
-    """As applications have it that come from Pulsar."""
+    """As applications migrated from Pulsar have it."""
     messages = await half_read(services, client, topic)
     for index, message in enumerate(messages):
         start = MessageId(*message.id.position, 3)
@@ -494,7 +495,7 @@ async def test_an_incomplete_message_is_not_available(
 async def test_incomplete_chunks_count_as_available_until_they_are_read(
     services: Services, client: Client, topic: str, start: MessageId
 ) -> None:
-    """Before it reads them a reader cannot know that there is no message."""
+    """Until the reader has read the chunks it cannot know that they complete no message."""
     async with publishing(services.ledger, topic, "q") as publisher:
         await store(publisher, chunks(0, noise(3 * KIB))[:2])
     async with client.reader(topic, start=start, follow=False) as reader:
@@ -536,7 +537,7 @@ async def test_a_reader_that_reconnects_between_two_chunks_reads_the_message_onc
                 await store(publisher, [*publications[3:], single(1, 8, b"next")])
             assert await asyncio.gather(*reading) == [[body, b"next"]] * 2
             assert reader.dropped == {}
-        for start in (EARLIEST_ID, MessageId(3, 0)):  # all of it, or what must be fetched
+        for start in (EARLIEST_ID, MessageId(3, 0)):  # all of it, or only the part to fetch
             found = await read_all(client, topic, start=start)
             assert [each.payload for each in found] == [body, b"next"]
 
@@ -591,7 +592,7 @@ async def test_a_seek_ends_a_pending_fetch(
 async def test_a_message_that_times_out_fails_once_and_can_be_sent_again(
     stoppable: Services, topic: str
 ) -> None:
-    """91. With other chunks, if need be."""
+    """It may have other chunks then."""
     payload = noise(20 * KIB)
     async with connect(stoppable.stack.address("ledger")) as client:
         options: dict[str, Any] = {"name": "p", "chunking": SMALL_CHUNKS, "send_timeout_s": 0.4}
@@ -637,7 +638,7 @@ async def test_a_fenced_producer_leaves_no_partial_message(client: Client, topic
         assert isinstance(outcome, FencedError)
 
 
-# ---- what is not there, not there any more, or not kept
+# ---- missing, trimmed and dropped chunks
 
 
 async def test_a_message_whose_first_chunk_was_trimmed_is_skipped_and_reported(
@@ -692,7 +693,7 @@ async def test_chunks_dropped_by_the_reader_are_fetched_again(
     ):
         ours, theirs = chunks(0, bodies[0]), chunks(0, bodies[1])
         await store(one, ours[:2])
-        await asyncio.sleep(0.01)  # by the service's clock, which says how old a chunk is
+        await asyncio.sleep(0.01)  # the service's clock determines a chunk's age
         await store(other, theirs[:2])
         await store(one, ours[2:])
         await asyncio.sleep(0.01)
@@ -754,7 +755,7 @@ async def test_corrupt_chunks_raise_and_do_not_block_later_messages(
 async def test_damage_before_the_start_is_not_reported(
     services: Services, client: Client, topic: str
 ) -> None:
-    """It is only met on the way, between the chunks of the message to start at."""
+    """It lies between the chunks of the message at which reading starts."""
     body = noise(3 * KIB)
     first, *others = chunks(0, body)
     async with (
@@ -769,7 +770,7 @@ async def test_damage_before_the_start_is_not_reported(
 
 
 async def publish_together(client: Client, topic: str, bodies: list[bytes]) -> None:
-    """All chunks of a message are stored at one time."""
+    """Store all chunks of a message in one group."""
     async with client.producer(topic, name="p", chunking=SMALL_CHUNKS) as producer:
         for index, body in enumerate(bodies):
             await producer.send(b"before %d" % index, sequence_id=2 * index)
@@ -778,7 +779,7 @@ async def publish_together(client: Client, topic: str, bodies: list[bytes]) -> N
 
 
 async def publish_one_by_one(client: Client, topic: str, bodies: list[bytes]) -> None:
-    """Chunks are stored one by one."""
+    """Store chunks one by one."""
     stub = pb_grpc.LedgerServiceStub(client._channel)
     async with publishing(stub, topic, "p") as publisher:
         for index, body in enumerate(bodies):
@@ -806,7 +807,7 @@ async def test_disk_damage_in_large_messages_does_not_block_later_ones(
 async def test_a_damaged_entry_in_a_large_message_does_not_block_later_ones(
     tmp_path: Path, topic: str
 ) -> None:
-    """If more than the payload is damaged, even the message's position is unknown."""
+    """Damage beyond the payload hides even the message's position."""
     async with Stack(tmp_path) as stack, connect(stack.address("ledger")) as client:
         stub = pb_grpc.LedgerServiceStub(client._channel)
         async with publishing(stub, topic, "p") as publisher:
@@ -824,7 +825,7 @@ async def test_a_damaged_entry_in_a_large_message_does_not_block_later_ones(
 
 
 def damage(folder: Path, places: Sequence[bytes]) -> None:
-    """Overwrite these bytes where the ledger's file holds them."""
+    """Overwrite these bytes in the ledger's file."""
     file = folder / "ledger" / "ledger.db"
     with closing(sqlite3.connect(file)) as database:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -841,7 +842,7 @@ def damage(folder: Path, places: Sequence[bytes]) -> None:
 async def test_without_deduplication_the_completed_attempt_is_read(
     private: Callable[..., AbstractAsyncContextManager[Services]], topic: str
 ) -> None:
-    """81. And a message under a reused id is a separate message, from every start of a read."""
+    """And a message under a reused id is a separate message, from every start of a read."""
     body, later = noise(3 * KIB, 1), noise(3 * KIB, 2)
     async with private(policies=f'[topic."{topic}"]\nenabled = false\n') as services:
         async with publishing(services.ledger, topic, "q") as publisher:

@@ -35,7 +35,7 @@ WINDOW_MESSAGES = 100
 
 @pytest.fixture(scope="module")
 async def strict(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Services]:
-    """A stack in which topics come into being only where they may, and streams are few."""
+    """A stack that creates topics only where allowed, and has few streams."""
     async with running(
         tmp_path_factory.mktemp("strict"),
         SEQGATE_LEDGER_AUTO_CREATE='["open/*", "half/a?"]',
@@ -90,7 +90,7 @@ async def delete(services: Services, topic: str, *, force: bool = False) -> None
 
 
 async def publish(stub: Any, topic: str, *ids: int, producer: str = "p") -> list[int]:
-    """Send single messages together; the statuses of their receipts."""
+    """Publish single messages together; the statuses of their receipts."""
     async with publishing(stub, topic, producer) as publisher:
         await publisher.send(*(single(request_id, each) for request_id, each in enumerate(ids)))
         return [(await publisher.receipt(request_id)).status for request_id in range(len(ids))]
@@ -241,7 +241,7 @@ async def test_a_trim_removes_the_entries_before_its_position(
     for before, removed, first in (
         (position(0, 9), 0, position(1, 0)),
         (position(1, 0), 0, position(1, 0)),
-        (position(1, 4), 4, position(1, 4)),  # in the midst of what was stored together
+        (position(1, 4), 4, position(1, 4)),  # in the middle of a group
         (position(1, 4), 0, position(1, 4)),
         (position(1, 2), 0, position(1, 4)),
         (position(1, 9), 5, position(1, 9)),
@@ -313,7 +313,7 @@ async def test_a_deleted_topic_is_gone(services: Services, topic: str) -> None:
 
 
 async def test_a_recreated_topic_is_another_topic(services: Services, topic: str) -> None:
-    """Its ledger is a higher one, and its deduplication starts from nothing."""
+    """Its ledger id is higher, and its deduplication state is empty."""
     before = 0
     for each in range(3):
         async with publishing(services.ledger, topic, "p") as publisher:
@@ -364,7 +364,7 @@ async def test_a_following_reader_learns_of_a_deleted_topic(strict: Services) ->
 
 
 async def test_a_topic_deleted_without_dedup_is_recreated_empty(private: Any, topic: str) -> None:
-    """State that dedup could not be asked to forget is of an older incarnation."""
+    """State that dedup could not be asked to forget belongs to an older incarnation."""
     async with private() as services:
         assert await publish(services.ledger, topic, 1, 2) == [STORED, STORED]
         await services.settled(topic)
@@ -545,7 +545,7 @@ async def test_many_entries_are_read_in_pages_and_in_order(services: Services, t
 
 
 async def test_unknown_metadata_fields_are_kept(services: Services, topic: str) -> None:
-    """A newer client's fields, and Pulsar's that are not used yet."""
+    """Fields of newer clients, and fields of Pulsar that Seqgate does not use."""
     unknown = b"\x82\x01\x02ab" + b"\x80\x7d\x05"  # field 16, two bytes; field 2000, a number
     given = single(1, 0, deliver_at_time=5)
     together = [batch(2, [1, 2], partition_key="k"), single(3, 3)]
@@ -585,7 +585,6 @@ async def test_an_entry_larger_than_a_page_is_read(services: Services, topic: st
 async def test_a_name_in_use_is_refused_and_may_be_taken_over(
     services: Services, topic: str
 ) -> None:
-    """Scenario 32."""
     async with publishing(services.ledger, topic, "p") as old:
         assert (await old.store(single(1, 1))).status == STORED
         with refused(StatusCode.FAILED_PRECONDITION, "PRODUCER_BUSY"):
@@ -605,7 +604,8 @@ async def test_a_name_in_use_is_refused_and_may_be_taken_over(
 
 
 async def test_the_same_instance_replaces_its_own_stream(services: Services, topic: str) -> None:
-    """A producer that reconnects need not wait until its old stream is found dead."""
+    """A producer that reconnects need not wait until the service has noticed that its old stream is
+    dead."""
     async with publishing(services.ledger, topic, "p", instance=b"one") as old:
         assert (await old.store(single(1, 1))).status == STORED
         async with publishing(services.ledger, topic, "p", instance=b"one") as new:
@@ -631,7 +631,7 @@ async def test_a_producer_without_a_name_gets_a_new_one(services: Services, topi
 
 
 async def test_an_initial_id_counts_for_an_unknown_producer(services: Services, topic: str) -> None:
-    """Scenario 31; absent is not 0."""
+    """Absent differs from 0."""
     async with publishing(services.ledger, topic, "p") as publisher:
         assert not publisher.opened.HasField("last_sequence_id")
     async with publishing(services.ledger, topic, "p", initial_sequence_id=0) as publisher:
@@ -664,7 +664,7 @@ async def test_open_streams_are_bounded(strict: Services) -> None:
 
         await eventually(has_room, "the stream is gone")
         assert await publish(strict.ledger, topic, 2) == [STORED]
-        for _ in range(STREAMS_MAX):  # a stream that is refused takes no room
+        for _ in range(STREAMS_MAX):  # a refused stream occupies no place
             with refused(StatusCode.FAILED_PRECONDITION, "PRODUCER_BUSY"):
                 await publish(strict.ledger, topic, 1, producer="p2")
         assert await publish(strict.ledger, topic, 3) == [STORED]
@@ -681,7 +681,7 @@ async def test_read_streams_are_bounded_and_a_slow_reader_is_ended(
         SEQGATE_LEDGER_SLOW_READER_S="1",
     ) as other:
         async with publishing(services.ledger, topic, "p") as publisher:
-            for each in range(30):  # more than gRPC takes for a reader that does not read
+            for each in range(30):  # more than gRPC buffers for a reader that does not read
                 assert (await publisher.store(single(each, each, b"x" * 500_000))).status == STORED
         slow = other.Read(everything)
         assert (await slow.read()).HasField("started")
@@ -753,7 +753,7 @@ async def test_connected_producers_are_kept_alive_and_idle_topics_released(
 
 
 def _every(seconds: float, state: Callable[[], Awaitable[bool]]) -> Callable[[], Awaitable[bool]]:
-    """Look at the state this seldom: looking disturbs it."""
+    """Read the state this seldom, since reading it keeps the topic open."""
     looked_at = 0.0
 
     async def rarely() -> bool:
@@ -767,13 +767,13 @@ def _every(seconds: float, state: Callable[[], Awaitable[bool]]) -> Callable[[],
     return rarely
 
 
-# ---- a store without room
+# ---- a full store
 
 PAYLOAD = b"x" * 16_000
 
 
 async def fill(publisher: Publisher, start: int) -> tuple[list[int], int]:
-    """Publish until the store is full; the ids that were stored, and the first that was not."""
+    """Publish until the store is full; the stored ids, and the first refused one."""
     stored: list[int] = []
     for sequence_id in itertools.count(start):
         receipt = await publisher.store(single(sequence_id, sequence_id, PAYLOAD))
@@ -787,7 +787,7 @@ async def fill(publisher: Publisher, start: int) -> tuple[list[int], int]:
 
 
 async def test_a_full_store_loses_nothing_and_resumes_with_space(private: Any, topic: str) -> None:
-    """Room comes from another topic's deletion, and then from a raised limit."""
+    """Space comes from another topic's deletion, and then from a raised limit."""
     limit = 1_000_000
     async with private(SEQGATE_LEDGER_STORE_BYTES_MAX=str(limit)) as services:
         async with publishing(services.ledger, f"{topic}-other", "p") as other:
@@ -845,7 +845,7 @@ async def test_another_process_takes_over_a_topic_and_fences_the_first(
                 check(status_of_call(error), StatusCode.ABORTED, "FENCED")
             assert (await new.store(single(3, 3))).position == position(2, 1)
 
-            # The first one may take it back.
+            # The first one may take the topic back.
             await services.settled(topic)
             async with publishing(services.ledger, topic, "p") as again:
                 assert again.opened.ledger_id == 3
@@ -902,7 +902,7 @@ async def test_an_id_is_stored_once_across_processes(services: Services, topic: 
                         assert receipt.status in (STORED, DUPLICATE), receipt
                         unanswered.remove(sequence_id)
                         if sequence_id % 20 == 19:
-                            break  # and go on through the other process
+                            break  # and continue through the other process
             except aio.AioRpcError as error:
                 ended = error.code() in (StatusCode.ABORTED, StatusCode.UNAVAILABLE)
                 if not ended and error.details() != STATUS_LOST:
@@ -919,7 +919,7 @@ async def test_an_id_is_stored_once_across_processes(services: Services, topic: 
     assert positions == sorted(set(positions))
 
 
-# ---- holds, and what is there already
+# ---- holds, and what is already stored
 
 
 async def test_a_refused_publication_with_resume_ends_a_hold(

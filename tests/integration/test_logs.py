@@ -1,4 +1,4 @@
-"""Data that the services' logs must never hold, and their volume in a storm of refusals."""
+"""Data that must never reach the services' logs, and the volume of logs in a storm of refusals."""
 
 import asyncio
 import base64
@@ -34,7 +34,7 @@ STORM = 200
 
 @pytest.fixture
 async def talkative(tmp_path: Path) -> AsyncIterator[Services]:
-    """Everything is logged. Redis is asked with a password (any will do)."""
+    """A stack that logs everything, with a password for Redis (which accepts any)."""
     (port,) = free_ports(1)
     environment = {f"SEQGATE_{each.upper()}_LOG_LEVEL": "debug" for each in SERVICES} | {
         "SEQGATE_DEDUP_REDIS_URL": f"redis://default:{MARK}@127.0.0.1:{port}/0",
@@ -42,13 +42,13 @@ async def talkative(tmp_path: Path) -> AsyncIterator[Services]:
         "GRPC_VERBOSITY": "",
     }
     stack = Stack(tmp_path, environment=environment, ports={"redis": port})
-    with pytest.raises(AssertionError):  # for the surprise that is provoked
+    with pytest.raises(AssertionError):  # for the error that the test provokes
         async with stack, connected(stack) as services:
             yield services
 
 
 async def publish_marked(services: Services, topic: str) -> None:
-    """Messages of every kind, small, refused, and large."""
+    """Publish messages of every kind: small, refused and large."""
     wrong = single(2, 1, MARK.encode(), partition_key=MARK, payload_crc32c=1)
     async with publishing(services.ledger, topic, "p") as publisher:
         await publisher.send(
@@ -64,7 +64,8 @@ async def publish_marked(services: Services, topic: str) -> None:
 
 
 async def consume_marked(services: Services, topic: str) -> None:
-    """Acknowledged, failed until it is dead, held, and asked about; with a filter that fails."""
+    """Acknowledge and dead-letter messages, call ReleaseKey and Explain, and set a filter that
+    fails."""
     stack = services.stack
     options = SubscriptionOptions(max_redeliveries=1)
     async with (

@@ -25,28 +25,28 @@ from tests.support.publisher import publishing, single
 from tests.support.rpcs import TABLES, rpcs
 
 EXAMPLES = times(quick=8, full=40)
-"""How many requests, or streams of them, each method gets."""
+"""Requests, or streams of requests, per method."""
 
 STREAMED_MAX = 3
-"""How many requests a stream brings."""
+"""Requests per stream."""
 
 ANSWERS_MAX = 20
-"""After how many answers a stream that goes on is left."""
+"""Responses after which an open stream is left."""
 
 SILENCE_S = 0.05
-"""After how long without an answer a stream that goes on is left."""
+"""Seconds without a response after which an open stream is left."""
 
 CALL_S = 10.0
-"""How long a call may take that is to end by itself."""
+"""Limit of a call that ends by itself, in seconds."""
 
 WITNESS = "public/default/witness"
-"""Nobody names this topic."""
+"""A topic that no request names."""
 
 TRIES = 5
-"""How often a request that is refused is sent, until nothing changes meanwhile."""
+"""Attempts to see a refused request during which nothing else changes."""
 
 NEVER = {StatusCode.UNKNOWN, StatusCode.INTERNAL, StatusCode.DEADLINE_EXCEEDED}
-"""With these codes nobody is answered."""
+"""Codes that no caller should get."""
 
 
 def methods() -> Iterator[MethodDescriptor]:
@@ -62,7 +62,7 @@ def service_of(method: MethodDescriptor) -> str:
 
 @asynccontextmanager
 async def witnessed(folder: Path, **options: Any) -> AsyncIterator[Services]:
-    """A stack that holds something already."""
+    """A stack that already has a topic with messages."""
     async with running(folder, **options) as services:
         async with publishing(services.ledger, WITNESS, "p") as publisher:
             for number in range(3):
@@ -85,7 +85,7 @@ def by_name(method: MethodDescriptor) -> str:
 async def test_a_service_answers_malformed_requests(
     services: Services, method: MethodDescriptor, seed: int
 ) -> None:
-    """It changes nothing when it refuses, and stays healthy."""
+    """A refused request changes nothing, and the service stays healthy."""
     before = await services.state(WITNESS)
     streams = st.lists(messages(method.input_type), min_size=1, max_size=STREAMED_MAX)
     examples: list[list[Any]] = []
@@ -106,7 +106,7 @@ async def test_a_service_answers_malformed_requests(
     service = service_of(method)
     async with channel_to(services.stack.address(service)) as channel, stored(services) as kept:
         for some in examples:
-            for _ in range(TRIES):  # what came before may still be on its way
+            for _ in range(TRIES):  # effects of earlier requests may still arrive
                 marks = await kept.marks()
                 is_refused = await answered(channel, method, some)
                 if not is_refused or method.client_streaming or await kept.marks() == marks:
@@ -119,13 +119,13 @@ async def test_a_service_answers_malformed_requests(
 
 
 class Stored(NamedTuple):
-    """Where the services keep what they know."""
+    """The places where the services store state."""
 
     databases: Sequence[apsw.Connection]
     redis: Redis
 
     async def marks(self) -> tuple[object, ...]:
-        """Another one whenever something was written."""
+        """A value that changes with every write."""
         written = (await self.redis.info("persistence"))["rdb_changes_since_last_save"]
         return (written, *(each.pragma("data_version") for each in self.databases))
 
@@ -146,7 +146,7 @@ async def stored(services: Services) -> AsyncIterator[Stored]:
 
 
 class Called(NamedTuple):
-    """A way to call a method with bytes, or with messages."""
+    """A method, called with bytes or with messages."""
 
     method: MethodDescriptor
     call: Any
@@ -159,7 +159,7 @@ class Called(NamedTuple):
         return cls(method, getattr(channel, f"{sent}_{received}")(path, write, read))
 
     async def refusal(self, requests: Sequence[Any]) -> aio.AioRpcError | None:
-        """How a call ends that is refused; None: it is answered, or goes on."""
+        """The error of a refused call; None if it is answered or still open."""
         many = self.method.client_streaming
         call = self.call(timeout=CALL_S) if many else self.call(requests[0], timeout=CALL_S)
         try:
@@ -180,7 +180,7 @@ class Called(NamedTuple):
         return None
 
     async def _send(self, call: Any, requests: Sequence[Any]) -> None:
-        """Send what the other side takes; it may have ended the call."""
+        """Send as much as the other side accepts; it may have ended the call."""
         try:
             for each in requests:
                 await call.write(each)
@@ -190,8 +190,8 @@ class Called(NamedTuple):
 
 
 async def answered(channel: aio.Channel, method: MethodDescriptor, requests: list[Any]) -> bool:
-    """A method is called, and answers, or refuses as it should. Returns whether it calls the
-    request wrong."""
+    """Call a method, and check that it answers or refuses properly. Returns whether it refused the
+    request as invalid."""
     read = GetMessageClass(method.output_type).FromString
     write = GetMessageClass(method.input_type).SerializeToString
     called = Called.on(channel, method, write, read)
@@ -209,12 +209,12 @@ async def answered(channel: aio.Channel, method: MethodDescriptor, requests: lis
 
 
 def is_ours(error: aio.AioRpcError) -> bool:
-    """Whether the client wrote when the call had just ended, and lost the other side's status."""
+    """Whether the client wrote when the call had just ended, and lost the service's status."""
     return "execute_batch" in (error.debug_error_string() or "")
 
 
 async def answered_bytes(channel: aio.Channel, method: MethodDescriptor, sent: bytes) -> None:
-    """A method is called with what is no message."""
+    """Call a method with bytes that are no message, and check the refusal."""
     refusal = await Called.on(channel, method, bytes, bytes).refusal([sent])
     assert refusal is not None
     check(status_of_call(refusal), StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST")

@@ -1,4 +1,4 @@
-"""One message after the other through real services, and the spans of all of it at a receiver."""
+"""Messages through real services, and the spans of all operations at one receiver."""
 
 import asyncio
 from collections import Counter
@@ -24,7 +24,7 @@ KINDS = {
 
 
 async def publish(client: Client, tracer: Tracer, topic: str, kind: str) -> None:
-    """Publish two messages, of a batch the first within a span, of others both."""
+    """Publish two messages: as a batch, the first within a span; else both."""
     how = KINDS[kind]
     batching = how if isinstance(how, Batching) else None
     chunking = how if isinstance(how, Chunking) else None
@@ -46,7 +46,7 @@ async def consume(client: Client, topic: str) -> None:
 
 @pytest.fixture
 async def received(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Received]:
-    """What a receiver has when everything has ended."""
+    """Everything that the receiver has at the end."""
     async with otlp_receiver() as received:
         async with (
             running(tmp_path / "stack", **otel_variables(received)) as services,
@@ -66,7 +66,8 @@ def ids(span: Span) -> tuple[str, str]:
 
 
 def processed(received: Received, topic: str) -> list[Span]:
-    """The spans of processing; each has its acknowledgement below it, which has the same link."""
+    """The spans of processing; checks that each has its acknowledgement as a child with the same
+    link."""
     found = sorted(received.named(f"process {topic}"), key=lambda span: span.start_ns)
     for process in found:
         assert process.kind == "CONSUMER"
@@ -119,7 +120,8 @@ def check_batch(received: Received) -> None:
 
 
 def check_within_services(received: Received, kind: str) -> None:
-    """Each entry arrives, is stored and is delivered once, below the span that sent it."""
+    """Each entry is received, stored and delivered once, in a descendant of the span that sent
+    it."""
     topic = f"public/default/{kind}"
     for send in received.named(f"send {topic}"):
         children = list(below(received, send))
@@ -147,9 +149,9 @@ def check_within_services(received: Received, kind: str) -> None:
 
 
 def check_judged(received: Received, topic: str) -> None:
-    """Each publication is judged, and later confirmed, maybe together with the judgement of others:
-    below the first of a group, and linked to the others. What the dedup service does is below what
-    it is asked."""
+    """Each publication is judged, and later confirmed, maybe together with others: as a child of
+    the first of the group, linked to the others. The dedup service's spans are children of these
+    calls."""
     of: Counter[tuple[str, str]] = Counter()
     for operation, outcome in (("admit", names.VERDICTS + "new"), ("confirm", names.OUTCOME)):
         for asking in received.named(f"{operation} {topic}"):
@@ -164,7 +166,7 @@ def check_judged(received: Received, topic: str) -> None:
 
 
 def check_read(received: Received, topic: str) -> None:
-    """A page that was read is below the first message of it, and linked to the others."""
+    """A page read is a child of its first message's span, and linked to the others."""
     of: set[tuple[str, str]] = set()
     for read in received.named(f"read {topic}"):
         of.update([(read.trace_id, read.parent_id), *read.links])
@@ -172,7 +174,7 @@ def check_read(received: Received, topic: str) -> None:
 
 
 def check_services(received: Received) -> None:
-    """Each call that a service served is below the call that somebody made."""
+    """Each call served is a child of the call made."""
     by_ids = {ids(span): span for span in received.spans}
     calls = [span for span in received.spans if names.RPC_METHOD in span.attributes]
     served = [span for span in calls if span.kind == "SERVER" and span.parent_id]

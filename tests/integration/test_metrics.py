@@ -1,7 +1,7 @@
 """Metrics of real services after known traffic, as scraped by Prometheus and as sent over OTLP.
 
-Each test has its own labeled topic, so that others do not count. For a metric without a topic label
-the growth is compared.
+Each test has its own labeled topic, so that other tests do not count. Metrics without a topic label
+are compared by growth.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ enabled = false
 
 
 class Told:
-    """What the services of a stack tell."""
+    """The metrics of a stack's services."""
 
     def __init__(self, services: Services, ports: Mapping[str, int]) -> None:
         self.services = services
@@ -83,11 +83,11 @@ class Told:
         return (await self.scrape(service)).value(metric, **attributes)
 
     async def scrapes(self) -> Mapping[str, Scrape]:
-        """What each service tells."""
+        """A scrape of each service."""
         return {service: await self.scrape(service) for service in SERVICES}
 
     async def says(self, metric: Metric, value: float, **attributes: str) -> None:
-        """Wait until a metric has this value; what is read counts for a moment."""
+        """Wait until a metric has this value; values read are cached for a moment."""
         seen: list[float] = []
 
         async def so() -> bool:
@@ -104,7 +104,7 @@ class Told:
 
 
 class Growth:
-    """How much what services tell has grown since it was made."""
+    """The growth of the services' metrics since it was created."""
 
     def __init__(self, tell: Told, before: Mapping[str, Scrape]) -> None:
         self._tell = tell
@@ -123,7 +123,7 @@ class Growth:
         await self._tell.says(metric, self.before(metric, **attributes) + value, **attributes)
 
     async def value(self, metric: Metric, **attributes: str) -> float:
-        """By how much a metric has grown."""
+        """The growth of a metric."""
         now = await self._tell.value(metric, **attributes)
         return now - self.before(metric, **attributes)
 
@@ -132,14 +132,14 @@ class Growth:
 async def telling(
     folder: Path, topics: str = '["metrics/told/*"]', **environment: str
 ) -> AsyncIterator[Told]:
-    """A stack whose services tell, each on a port of its own."""
+    """A stack whose services each serve metrics on a port of their own."""
     ports = dict(zip(SERVICES, free_ports(len(SERVICES)), strict=True))
     for service, port in ports.items():
         prefix = f"SEQGATE_{service.upper()}_METRICS_"
         environment[prefix + "LISTEN"] = f"127.0.0.1:{port}"
         environment[prefix + "TOPICS"] = topics
         environment[prefix + "SURVEY_S"] = "0.1"
-    environment["SEQGATE_DEDUP_SNAPSHOT_CHECK_INTERVAL_S"] = "3600"  # they are counted
+    environment["SEQGATE_DEDUP_SNAPSHOT_CHECK_INTERVAL_S"] = "3600"  # snapshots are counted
     environment["SEQGATE_DISPATCHER_KEY_PARKED_MAX"] = str(KEY_PARKED_MAX)
     async with running(folder, policies=POLICIES, **environment) as services:
         yield Told(services, ports)
@@ -203,7 +203,7 @@ async def test_refused_and_late_publications(tell: Told, topic: str) -> None:
         await tell.says(told.RECEIPTS, count, topic=topic, status=status)
     for verdict in ("CHUNK_GAP", "LAYOUT_CONFLICT"):
         await tell.says(told.VERDICTS, 1, topic=topic, verdict=verdict)
-    assert await tell.value(told.VERDICTS, topic=topic, verdict="HELD") >= 2  # what is SKIPPED
+    assert await tell.value(told.VERDICTS, topic=topic, verdict="HELD") >= 2  # the SKIPPED ones
 
 
 async def test_reads_trims_and_sizes(tell: Told, topic: str) -> None:
@@ -275,7 +275,7 @@ async def test_calls_are_measured_on_both_sides(tell: Told, topic: str) -> None:
     assert grew("cursor", told.SERVER_CALLS, create, "OK") == 1
     asked_in_vain = grew("dispatcher", told.CLIENT_CALLS, get, "NOT_FOUND")
     assert 1 <= asked_in_vain <= grew("cursor", told.SERVER_CALLS, get, "NOT_FOUND")
-    # To who calls any refusal is an error; to who is called only its own failure.
+    # A caller counts any refusal as an error; a service only its own failures.
     refused_ = {"rpc_method": get, "error_type": "NOT_FOUND"}
     assert after["dispatcher"].value(told.CLIENT_CALLS, **refused_) >= 1
     assert not after["cursor"].value(told.SERVER_CALLS, **refused_)
@@ -353,7 +353,7 @@ async def test_lost_state_is_restored_from_a_snapshot_or_loaded(tell: Told, topi
         assert (await publisher.store(single(2, 2))).status == STORED
         await services.settled(topic)
         await growth.says(told.RESTORES, 1, outcome="loaded")
-        await growth.says(told.REPLAYED, 1)  # what the snapshot had not
+        await growth.says(told.REPLAYED, 1)  # the entries beyond the snapshot
         await tell.says(told.DEDUP_TOPICS, 1)
     for _ in range(2):
         await load(services.dedup, state(f"{topic}-2", 5, p=9, q=7))
@@ -363,7 +363,7 @@ async def test_lost_state_is_restored_from_a_snapshot_or_loaded(tell: Told, topi
     await tell.says(told.TRACKED, 2, topic=f"{topic}-2")
     for outcome in ("nothing", "unavailable"):
         await growth.says(told.RESTORES, 0, outcome=outcome)
-    # The one that was asked for, and the one of what was loaded.
+    # The requested one, and the one of the loaded state.
     await growth.says(told.SNAPSHOTS, 2, outcome="taken")
     await growth.says(told.SNAPSHOT_DURATION, 2, outcome="taken")
     await growth.says(told.SNAPSHOTS, 0, outcome="failed")
@@ -427,7 +427,7 @@ async def test_deliveries_and_redeliveries_by_cause(tell: Told, topic: str) -> N
         await tell.says(told.CONSUMERS, 1, topic=topic, state="no_permits")
         await tell.says(told.UNACKED, 2, topic=topic)
         await tell.says(told.SUBSCRIPTIONS, 1, topic=topic, state="delivering")
-    # It vanished with two in flight.
+    # The consumer crashed with two in flight.
     await tell.says(told.REDELIVERIES, 2, topic=topic, cause="lost_consumer")
     await tell.says(told.SUBSCRIPTIONS, 1, topic=topic, state="idle")
     async with consuming(services.dispatcher, topic, permits=2, ack_timeout_ms=1_000) as consumer:
@@ -559,7 +559,7 @@ async def test_limits_and_delays_withhold_messages(tell: Told, topic: str) -> No
         await tell.says(told.WAITING_ENTRIES, 0, topic=topic, cause="delayed")
         await tell.says(told.PERMITS, 16, topic=topic)
         await tell.says(told.KEYS, 4, topic=topic, reason="READY")
-        # Five entries wait in memory, and perhaps the one whose time has not come.
+        # Five entries wait in memory, and perhaps the one that is not yet due.
         assert 50_000 < await growth.value(told.CACHE_SIZE) < 70_000
         await consumer.acknowledge(*some)
         for _ in range(5):
@@ -572,7 +572,7 @@ async def test_limits_and_delays_withhold_messages(tell: Told, topic: str) -> No
         await tell.says(told.DELIVERED_MESSAGES, 12, topic=topic)
     async with consuming(services.dispatcher, topic, "t", max_unacked_per_consumer=2, permits=9):
         await tell.says(told.CONSUMERS, 1, topic=topic, state="unacked_limit")
-        # Here what is delayed does not hold its key.
+        # Here a delayed message does not hold its key.
         await tell.says(told.WAITING_ENTRIES, 1, topic=topic, cause="delayed")
         found = await tell.scrape("dispatcher")
         subscriptions = found.value(told.SUBSCRIPTIONS)
@@ -594,7 +594,7 @@ async def test_entries_beyond_the_parking_limit_lag_and_are_read_again(
             await consumer.acknowledge(*(await consumer.received(1)))
         await tell.says(told.LAGGING, 0, topic=topic)
         await tell.says(told.PARKED, 0, topic=topic)
-        # The third that found room at first was not read again.
+        # A third of the entries was parked at first, and was not read again.
         assert await tell.value(told.SCANNED, topic=topic) >= count - KEY_PARKED_MAX
     await tell.says(told.DELIVERED_ENTRIES, count, topic=topic)
 
@@ -644,7 +644,7 @@ async def test_filter_verdicts_failures_and_cache_hits(tell: Told, topic: str) -
     def grew(metric: Metric, **labels: str) -> float:
         return after.value(metric, **labels) - before.value(metric, **labels)
 
-    # The dispatcher asks once for what the chain sees alike: eu, us, and nothing.
+    # The dispatcher asks once for entries with the same properties: eu, us, and none.
     assert grew(told.FILTER_VERDICTS, verdict="ACCEPT") == 1
     assert grew(told.FILTER_VERDICTS, verdict="REJECT") == 1
     assert grew(told.FILTER_VERDICTS, verdict="FAILED") == 1
@@ -657,7 +657,7 @@ async def test_filter_verdicts_failures_and_cache_hits(tell: Told, topic: str) -
         for result in ("remembered", "asked")
     )
     assert remembered + asked == 7
-    assert remembered >= 2  # those that came later, at least
+    assert remembered >= 2  # at least those added later
     assert looked_up.value(told.ANSWER_DURATION, outcome="answered") >= 1
 
 
@@ -735,7 +735,7 @@ async def test_rescheduled_and_failed_entries_are_counted_as_waiting(
     with refused(StatusCode.INVALID_ARGUMENT, "INVALID_EXPRESSION"):
         await sub.set(*chain, "no such thing", version=2)
     await growth.says(told.COMPILATIONS, 1, outcome="refused")
-    # Of a question the filters of a chain are as well, unless they have just been compiled.
+    # A request also counts its chain's filters, unless they have just been compiled.
     assert await growth.value(told.COMPILATIONS, outcome="remembered") >= 3
     limits = FilterConfig()
     for cache, items, items_max, bytes_max in (
@@ -768,7 +768,7 @@ async def test_an_unresponsive_filter_service(tell: Told, topic: str) -> None:
         with paused(services.stack, "filter"):
             await publish(services, topic, "another", first=1)
             await take(accepts, 1)
-            # What parks is counted as well, and once more when there is a verdict.
+            # An evaluation that parks its entry is counted, and again when it has a verdict.
             await growth.says(told.NO_VERDICTS, 2, mode="applied", reason="UNAVAILABLE")
             await tell.says(told.FILTERED, 2, topic=topic, verdict="failed")
             await tell.says(told.WAITING_ENTRIES, 1, topic=topic, cause="unjudged")
@@ -796,7 +796,7 @@ async def test_a_process_reports_its_resources(tell: Told, topic: str) -> None:
         assert found.value(told.OPEN_FILES_MAX) == files_max
         uptime_s = found.value(told.UPTIME)
         assert 0 < uptime_s < process.age_s
-        # Once a second, and later by the lag.
+        # Once a second, plus the lag.
         ticked_s = found.value(told.LOOP_LAG) + found.sum(told.LOOP_LAG)
         assert -0.1 < uptime_s - ticked_s < 3
     await store(tell.services, topic, single(0, 0))
@@ -810,7 +810,7 @@ async def test_a_process_reports_its_resources(tell: Told, topic: str) -> None:
 
 
 class Process:
-    """What Linux says of a process."""
+    """A process as Linux reports it."""
 
     def __init__(self, pid: int) -> None:
         self._folder = Path(f"/proc/{pid}")
@@ -833,7 +833,7 @@ class Process:
         return time.clock_gettime(time.CLOCK_BOOTTIME) - began_s
 
     def _fields(self) -> list[str]:
-        """From the third on."""
+        """The fields from the third on."""
         return (self._folder / "stat").read_text().rpartition(")")[2].split()
 
 
@@ -906,7 +906,7 @@ async def test_every_metric_of_the_catalogue_is_reported(tell: Told, topic: str)
 
 
 async def _hand_over(tell: Told, topic: str) -> int:
-    """Keys move from one consumer to another; how many."""
+    """Move keys from one consumer to another; returns their number."""
     dispatcher = tell.services.dispatcher
     messages = [single(n, n, partition_key=f"key-{n % 20}") for n in range(40)]
     await store(tell.services, topic, *messages[:20])
@@ -931,7 +931,7 @@ async def test_concurrent_scrapes_are_complete(tell: Told) -> None:
 
 
 async def test_a_topic_recovers_while_redis_does_not_answer(tmp_path: Path, topic: str) -> None:
-    """With a stack of its own: surveys pause for long after one that waited for Redis."""
+    """On a stack of its own: surveys pause for long after one that waited for Redis."""
     async with telling(tmp_path / "stack", SEQGATE_DEDUP_REDIS_TIMEOUT_S="0.5") as tell:
         growth = await Growth.of(tell)
         async with publishing(tell.services.ledger, topic, "p") as publisher:
@@ -971,7 +971,7 @@ async def test_otlp_metrics_are_in_the_catalogue_and_agree_with_scrapes(
             for status, answers in (("STORED", 2), ("DUPLICATE", 1)):
                 await eventually(partial(has_pushed, status, answers))
             await eventually(lambda: services_of(received) == set(SERVICES))
-        assert _pushed(received, told.PRODUCERS, topic=topic) == 0  # what is left at the end, too
+        assert _pushed(received, told.PRODUCERS, topic=topic) == 0  # including the final export
     by_name = {metric.name: metric for metric in CATALOGUE}
     kinds = {
         Kind.COUNTER: "sum",
@@ -999,7 +999,7 @@ def services_of(received: Received) -> set[Any]:
 
 
 def _pushed(received: Received, metric: Metric, **attributes: str) -> float | None:
-    """The newest value of a point that came over OTLP."""
+    """The newest value of a point received over OTLP."""
     for _, pushed in reversed(received.metrics):
         if pushed.name != metric.name:
             continue

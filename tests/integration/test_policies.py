@@ -1,4 +1,4 @@
-"""Policies that change under load, and the producers forgotten because of them."""
+"""Policies that change under load, and the producers forgotten under them."""
 
 import asyncio
 import itertools
@@ -59,14 +59,14 @@ class Policed:
         self.services = services
 
     def write(self, text: str | bytes) -> None:
-        """Replace the policy file, all at once."""
+        """Replace the policy file atomically."""
         file = self.services.stack.policy_file
         scratch = file.with_suffix(".new")
         scratch.write_bytes(text if isinstance(text, bytes) else text.encode())
         scratch.replace(file)
 
     async def set(self, text: str) -> None:
-        """Set policies, and return when the service goes by them."""
+        """Set policies, and return once the service applies them."""
         generation = next(_generation)
         self.write(f'{text}\n[topic."public/policies/generation"]\nmax_producers = {generation}\n')
 
@@ -105,7 +105,7 @@ def off(topic: str) -> str:
 
 
 async def last_id(services: Services, topic: str, producer: str = "p") -> int | None:
-    """What a producer is told when it connects."""
+    """The last id that a connecting producer gets."""
     async with publishing(services.ledger, topic, producer) as publisher:
         opened = publisher.opened
         return opened.last_sequence_id if opened.HasField("last_sequence_id") else None
@@ -122,7 +122,7 @@ async def redis_of(services: Services) -> AsyncIterator[Redis]:
 
 @pytest.fixture
 def levels(topic: str) -> list[tuple[str, bool, int]]:
-    """Policy files one after the other, and what each means for the topic: scenario 57."""
+    """Policy files one after the other, and the topic's policy under each."""
     yes, no = "enabled = true\n", "enabled = false\n"
     at_cluster, at_namespace = "[cluster]\n", '[namespace."public/default"]\n'
     at_topic = f'[topic."{topic}"]\n'
@@ -146,7 +146,6 @@ def levels(topic: str) -> list[tuple[str, bool, int]]:
 async def test_the_most_specific_level_wins_and_its_removal_falls_back(
     policed: Policed, services: Services, topic: str, levels: list[tuple[str, bool, int]]
 ) -> None:
-    """Scenario 57."""
     for text, enabled, source in levels:
         await policed.set(text)
         policy = (await services.status(topic)).policy
@@ -156,7 +155,7 @@ async def test_the_most_specific_level_wins_and_its_removal_falls_back(
 async def test_a_connecting_producer_gets_its_last_id_where_policy_deduplicates(
     policed: Policed, services: Services, topic: str, levels: list[tuple[str, bool, int]]
 ) -> None:
-    """Scenario 57, as Pulsar asserts it; also when nothing was published since the change."""
+    """As Pulsar's tests assert; also when nothing was published since the change."""
     async with publishing(services.ledger, topic, "p") as publisher:
         assert (await publisher.store(single(1, 9))).status == STORED
     for text, enabled, _ in levels:
@@ -167,8 +166,8 @@ async def test_a_connecting_producer_gets_its_last_id_where_policy_deduplicates(
 async def test_a_producer_continues_its_ids_after_deduplication_is_enabled(
     policed: Policed, services: Services, topic: str
 ) -> None:
-    """If it did not learn its last id it would reuse that for a message that is then never stored,
-    and yet answered as a duplicate."""
+    """A producer that did not learn its last id would reuse it for a message that is then never
+    stored, and yet answered as a duplicate."""
     await policed.set(off(topic))
     async with publishing(services.ledger, topic, "p") as publisher:
         for each in range(3):
@@ -218,7 +217,6 @@ async def test_each_value_comes_from_its_own_level(
 async def test_no_level_makes_a_system_topic_deduplicate(
     policed: Policed, services: Services, topic: str
 ) -> None:
-    """Scenario 56."""
     tenant, namespace, name = topic.split("/")
     system = f"{tenant}/{namespace}/__{name}"
     yes = "enabled = true\n"
@@ -234,7 +232,7 @@ async def test_no_level_makes_a_system_topic_deduplicate(
     assert await services.producers(system) == {}
 
 
-# ---- a file that is wrong
+# ---- an invalid file
 
 
 @pytest.mark.parametrize(
@@ -280,13 +278,12 @@ async def test_a_broken_file_changes_nothing_and_is_visible(
     assert not after.policy.enabled
 
 
-# ---- off, and on again
+# ---- disabling and enabling
 
 
 async def test_with_deduplication_off_an_id_is_stored_each_time(
     policed: Policed, services: Services, topic: str
 ) -> None:
-    """Scenario 7."""
     await policed.set(off(topic))
     async with publishing(services.ledger, topic, "p") as publisher:
         assert not publisher.opened.HasField("last_sequence_id")
@@ -301,7 +298,6 @@ async def test_with_deduplication_off_an_id_is_stored_each_time(
 async def test_with_deduplication_off_an_initial_id_is_returned(
     policed: Policed, services: Services, topic: str
 ) -> None:
-    """Scenario 31."""
     await policed.set(off(topic))
     async with publishing(services.ledger, topic, "p", initial_sequence_id=41) as publisher:
         assert publisher.opened.last_sequence_id == 41
@@ -310,8 +306,8 @@ async def test_with_deduplication_off_an_initial_id_is_returned(
 async def test_automatic_ids_continue_across_policy_changes(
     policed: Policed, services: Services, topic: str
 ) -> None:
-    """On, off and on again, without other producers: it never uses an id twice, since the topic may
-    deduplicate again at any time, and is not taken for another one when it reconnects."""
+    """On, off and on again, without other producers: the producer never uses an id twice, since the
+    topic may deduplicate again at any time, and is not taken for another one when it reconnects."""
     async with connect(services.stack.address("ledger")) as client:
         async with client.producer(topic, name="p") as before:
             await asyncio.gather(*(before.send(b"on") for _ in range(3)))
@@ -345,7 +341,7 @@ async def test_a_producer_opened_with_deduplication_off_does_not_claim_older_mes
 async def test_ids_stored_with_deduplication_off_are_known_once_it_is_on(
     policed: Policed, services: Services, topic: str
 ) -> None:
-    """The window that Pulsar leaves open: entries that are in neither map."""
+    """Pulsar leaves a window here: entries that are in neither map."""
     async with publishing(services.ledger, topic, "p") as publisher:
         assert (await publisher.store(single(1, 1))).status == STORED
         await policed.set(off(topic))
@@ -362,14 +358,14 @@ async def test_ids_stored_with_deduplication_off_are_known_once_it_is_on(
 async def test_switching_under_constant_publishing_leaves_no_hole(
     policed: Policed, services: Services, topic: str
 ) -> None:
-    """Two producers publish continuously, and others publish once and never again: an id of theirs
-    that was admitted by mistake is not hidden by a higher one."""
+    """Two producers publish continuously, and others publish once only: an id of theirs that was
+    admitted by mistake is not hidden by a higher one."""
     slow_switches, quick_switches, group = 8, 100, 20
     enough = asyncio.Event()
     await services.ledger.CreateTopic(pb.CreateTopicRequest(topic=topic))
 
     async def publish(name: str) -> int:
-        """Publish group after group; how many messages there were."""
+        """Publish group after group; returns the number of messages."""
         async with publishing(services.ledger, topic, name) as publisher:
             sequence_ids = itertools.count()
             while not enough.is_set():
@@ -380,7 +376,7 @@ async def test_switching_under_constant_publishing_leaves_no_hole(
             return next(sequence_ids)
 
     async def come_and_go(name: str) -> int:
-        """Publish as one producer after the other; how many there were."""
+        """Publish as one producer after the other; returns their number."""
         for count in itertools.count():
             if enough.is_set():
                 return count
@@ -442,7 +438,6 @@ async def get_topic(services: Services, topic: str) -> pb.Topic:
 async def test_producers_of_a_topic_without_deduplication_leave_no_memory(
     policed: Policed, services: Services, topic: str
 ) -> None:
-    """Scenario 62."""
     await policed.set(off(topic))
     for each in range(30):
         async with publishing(services.ledger, topic, f"short-lived {each}") as publisher:
@@ -479,7 +474,7 @@ async def test_state_is_dropped_with_deduplication_off_and_rebuilt_with_it_on(
         assert await services.ids(topic) == [1, 2, 3]
 
 
-# ---- how many producers
+# ---- the number of producers
 
 
 def capped(topic: str, limit: int, on_full: str) -> str:
@@ -489,7 +484,7 @@ def capped(topic: str, limit: int, on_full: str) -> str:
 async def test_a_producer_beyond_the_limit_is_refused_alone(
     policed: Policed, services: Services, topic: str
 ) -> None:
-    """Scenario 63, where policy refuses. A raised limit lets it in, with nothing lost."""
+    """The limit refuses the producer. A raised limit admits it, and nothing is lost."""
     await policed.set(capped(topic, 3, "refuse"))
     for name in ("a", "b", "c"):
         async with publishing(services.ledger, topic, name) as publisher:
@@ -521,7 +516,7 @@ async def test_a_producer_beyond_the_limit_is_refused_alone(
 async def test_a_group_with_one_producer_too_many_is_judged_one_by_one(
     policed: Policed, services: Services, topic: str
 ) -> None:
-    """They are judged together; the refusal must not affect known producers."""
+    """Together they exceed the limit; the refusal must not affect known producers."""
     await policed.set(capped(topic, 3, "refuse"))
     names = ["a", "b", "c", "d", "e"]
     publishers: list[Publisher] = []
@@ -551,7 +546,7 @@ def retry_after_s(receipt: pb.Receipt) -> float:
 async def test_a_producer_beyond_the_limit_evicts_the_least_active(
     policed: Policed, services: Services, topic: str
 ) -> None:
-    """Scenario 63: of 15 producers the 10 most recently active are remembered."""
+    """Of 15 producers the 10 most recently active are remembered."""
     await policed.set(capped(topic, 10, "evict"))
     names = [f"p{each:02d}" for each in range(15)]
     for name in names:
@@ -564,7 +559,7 @@ async def test_a_producer_beyond_the_limit_evicts_the_least_active(
     for name in names[5:]:
         async with publishing(services.ledger, topic, name) as publisher:
             assert (await publisher.store(single(1, 7))).status == DUPLICATE
-    # Whoever was forgotten is still told by the log how far it came.
+    # An evicted producer still gets its last id, from the log.
     for name in names[:5]:
         assert await last_id(services, topic, name) == 7
     assert (await services.status(topic)).producers == 10
@@ -591,14 +586,14 @@ async def test_a_producer_with_claims_in_flight_is_not_evicted(
     assert (await services.producers(topic)).keys() == {"a", "b"}
 
 
-# ---- how long a producer is remembered
+# ---- the time that producers are remembered
 
 MINUTE_MS = 60_000
 BEGAN_MS = 1_700_000_000_000
 
 
 class Fixed:
-    """Policies that a test has written down."""
+    """Policies fixed by a test."""
 
     error = ""
 
@@ -609,7 +604,7 @@ class Fixed:
         return self.policies.effective(topic)
 
     async def forget(self, topic: TopicName) -> None:
-        """There is nothing but what is written down."""
+        """Fixed policies have nothing to delete."""
 
 
 Deduplicating = Callable[[StateStore, Fixed], Deduplication]
@@ -617,7 +612,7 @@ Deduplicating = Callable[[StateStore, Fixed], Deduplication]
 
 @pytest.fixture(params=["memory", "redis"])
 async def store(request: pytest.FixtureRequest, redis: RedisServer) -> AsyncIterator[StateStore]:
-    """Both stores; the time is what the test says."""
+    """Both stores, with the test's time."""
     if request.param == "memory":
         yield MemoryStateStore(lambda: BEGAN_MS)
         return
@@ -645,7 +640,7 @@ def name(topic: str) -> TopicName:
 
 
 async def store_one(deduplication: Deduplication, topic: TopicName, *producers: str) -> None:
-    """Each stores id 5 at the beginning."""
+    """Each producer stores id 5 at the beginning."""
     position = Position(1, 0)
     outcome = await deduplication.confirm(
         topic,
@@ -658,7 +653,7 @@ async def store_one(deduplication: Deduplication, topic: TopicName, *producers: 
 
 
 async def verdict(deduplication: Deduplication, topic: TopicName, producer: str) -> Verdict:
-    """On id 5 again."""
+    """The verdict on id 5, sent again."""
     claim = ProducerClaims(producer, (Claim(5, 5),))
     outcome = await deduplication.admit(topic, Writer(1, 1, Position(1, 0)), None, [claim])
     assert isinstance(outcome, Judged)
@@ -668,7 +663,7 @@ async def verdict(deduplication: Deduplication, topic: TopicName, producer: str)
 async def test_an_inactive_producer_is_forgotten_and_a_connected_one_is_not(
     store: StateStore, name: TopicName, deduplicating: Deduplicating
 ) -> None:
-    """Scenario 58: timeout 1 minute, p has gone for 70 s, q is connected."""
+    """The timeout is 1 minute, p has been gone for 70 s, q is connected."""
     deduplication = deduplicating(store, Fixed(producer_inactivity_timeout_minutes=1))
     await store_one(deduplication, name, "p", "q")
     await store.keep(name, ["q"], BEGAN_MS + 65_000)
@@ -697,7 +692,6 @@ async def test_a_producer_is_remembered_for_the_policys_timeout(
 async def test_a_producer_that_returns_in_time_is_remembered(
     store: StateStore, name: TopicName, deduplicating: Deduplicating
 ) -> None:
-    """Scenario 60."""
     deduplication = deduplicating(store, Fixed(producer_inactivity_timeout_minutes=1))
     await store_one(deduplication, name, "p")
     for minute in range(1, 5):
@@ -722,7 +716,7 @@ async def test_a_connecting_producer_is_marked_as_alive_when_due(
     age_s: int,
     kept: bool,
 ) -> None:
-    """The timeout is a minute: reports are due every 20 s."""
+    """The timeout is a minute, so reports are due every 20 s."""
     deduplication = deduplicating(store, Fixed(producer_inactivity_timeout_minutes=1))
     active_ms = await store.now_ms() - age_s * 1_000
     position = Position(1, 0)
@@ -790,7 +784,7 @@ async def test_producers_with_claims_in_flight_are_not_forgotten(
 async def test_a_lowered_limit_evicts_the_least_active(
     store: StateStore, name: TopicName, deduplicating: Deduplicating
 ) -> None:
-    """Scenario 63, by the purge."""
+    """By the purge."""
     deduplication = deduplicating(store, Fixed(max_producers=2))
     producers = ["a", "b", "c", "d", "e"]
     await store_one(deduplication, name, *producers)

@@ -19,7 +19,7 @@ FOREIGN: Final = {
     "null_partition_key (30)": b"\xf0\x01\x01",
     "schema_id (32)": b"\x82\x02\x02id",
 }
-"""Each as it is on the wire, by its name and number in Pulsar."""
+"""Each field in its wire encoding, by its name and number in Pulsar."""
 
 
 def with_fields(*fields: bytes) -> EntryMetadata:

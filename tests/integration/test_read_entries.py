@@ -20,12 +20,12 @@ from tests.support.publisher import publishing, single
 from tests.support.waiting import eventually
 
 RESPONSE_BYTES_MAX = 1_100_000
-"""What a response takes at most, when no entry of it is larger: 1 MiB, and what is around it."""
+"""The limit of a response whose entries are all smaller: 1 MiB, and the framing."""
 
 
 @pytest.fixture(scope="module")
 async def stoppable(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Services]:
-    """A stack whose services are stopped and started again; it runs when a test ends."""
+    """A stack whose services are stopped and restarted; all run again when a test ends."""
     async with running(tmp_path_factory.mktemp("stoppable")) as services:
         yield services
 
@@ -55,7 +55,7 @@ async def entries(
 
 
 async def publish(services: Services, topic: str, *payloads: bytes) -> None:
-    """Store messages, those of one call together; their ids are their places in the log."""
+    """Publish messages, those of one call together; their ids are their places in the log."""
     async with publishing(services.ledger, topic, "p") as publisher:
         first = (
             publisher.opened.last_sequence_id + 1
@@ -155,7 +155,7 @@ async def test_a_reader_of_entries_is_told_to_reconnect_when_the_service_drains(
     stoppable: Services, topic: str
 ) -> None:
     """It continues after the last entry that it received."""
-    for _ in range(30):  # 30 MB: more than lies between a service and a client
+    for _ in range(30):  # 30 MB: more than the buffers between service and client hold
         await publish(stoppable, topic, b"x" * 1_000_000)
     wanted = [each.position for each in await stoppable.read(topic, metadata_only=True)]
     call = stoppable.ledger.ReadEntries(asking(topic, wanted))

@@ -1,4 +1,4 @@
-"""The reader: from any place, in order, nothing left out and nothing twice."""
+"""The reader: from any position, in order, without gaps and duplicates."""
 
 import asyncio
 import os
@@ -44,7 +44,8 @@ STREAMS_MAX = 50
 
 @pytest.fixture(scope="module")
 async def frail(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Services]:
-    """A stack whose ledger is stopped and killed; it runs when a test ends. Few may read there."""
+    """A stack whose ledger is stopped and killed; it runs again when a test ends. It allows few
+    readers."""
     async with running(
         tmp_path_factory.mktemp("frail"), SEQGATE_LEDGER_READ_STREAMS_MAX=str(STREAMS_MAX)
     ) as services:
@@ -70,7 +71,7 @@ async def publish(
     producer: str = "p",
     batching: Batching | None = COLLECTING,
 ) -> list[Receipt]:
-    """Publish messages, so many in each entry, or as `batching` says."""
+    """Publish messages, this many per entry, or as `batching` decides."""
     async with client.producer(topic, name=producer, batching=batching) as opened:
         futures = []
         for count in flushes:
@@ -80,7 +81,7 @@ async def publish(
 
 
 async def rest(reader: Reader) -> list[int]:
-    """The ids of what is left to read, up to the end."""
+    """The ids of the remaining messages, up to the end."""
     return [message.sequence_id async for message in reader]
 
 
@@ -95,7 +96,7 @@ async def trim(services: Services, topic: str, before: MessageId) -> None:
     await services.ledger.TrimTopic(pb.TrimTopicRequest(topic=topic, before=position))
 
 
-# ---- where it starts
+# ---- the start
 
 
 async def test_a_reader_starts_at_the_beginning_or_at_the_end(client: Client, topic: str) -> None:
@@ -106,7 +107,7 @@ async def test_a_reader_starts_at_the_beginning_or_at_the_end(client: Client, to
 
 
 async def test_a_reader_starts_at_any_message_or_after_it(client: Client, topic: str) -> None:
-    """Inside a batch too."""
+    """Also inside a batch."""
     receipts = await publish(client, topic, 1, 3, 1, 2)
     everything = list(range(7))
     for number, receipt in enumerate(receipts):
@@ -120,10 +121,10 @@ async def test_a_reader_starts_at_any_message_or_after_it(client: Client, topic:
 @pytest.mark.parametrize(
     ("start", "inclusive", "expected"),
     [
-        (MessageId(1, 1), True, [1, 2, 3, 4]),  # a batch as a whole
+        (MessageId(1, 1), True, [1, 2, 3, 4]),  # the batch as a whole
         (MessageId(1, 1), False, [4]),
         (MessageId(1, 1, batch_index=2), False, [4]),
-        (MessageId(1, 1, batch_index=9), True, [4]),  # it has no such index
+        (MessageId(1, 1, batch_index=9), True, [4]),  # the batch has no such index
         (MessageId(1, 0, batch_index=0), True, [1, 2, 3, 4]),  # it is no batch
         (MessageId(0, 0), True, [0, 1, 2, 3, 4]),
         (MessageId(0, 7), False, [0, 1, 2, 3, 4]),
@@ -165,7 +166,7 @@ async def test_the_end_of_an_empty_topic_is_its_beginning(
 
 
 async def _is_connected(reader: Reader) -> None:
-    """A reader connects when it is first asked; the service has told it where the log stands."""
+    """A reader connects on its first read; the service has then sent it the bounds of the log."""
     await eventually(
         lambda: reader._after is not None or reader._start == EARLIEST, "the reader is connected"
     )
@@ -184,7 +185,7 @@ async def test_a_missing_topic_cannot_be_read(client: Client, topic: str) -> Non
     await readers[-1].close()
 
 
-# ---- where it ends
+# ---- the end
 
 
 async def test_a_reader_without_follow_ends_at_the_end_of_the_topic(
@@ -396,7 +397,7 @@ async def test_missing_entries_are_reported_exactly_across_ledgers(
 ) -> None:
     """Nothing lies between the last entry of a ledger and the first one of the next."""
     await publish(frail_client, topic, *[1] * 4)
-    await _kill(frail.stack)  # another ledger begins
+    await _kill(frail.stack)  # starts another ledger
     await publish(frail_client, topic, 1, 1)
 
     async def missed_after(entry_id: int, *expected: int) -> list[tuple[MessageId, MessageId]]:
@@ -447,7 +448,7 @@ ZLIB: dict[str, Any] = {"compression": entry_pb2.COMPRESSION_TYPE_ZLIB, "uncompr
 ZSTD: dict[str, Any] = {"compression": entry_pb2.COMPRESSION_TYPE_ZSTD, "uncompressed_size": 10}
 
 BROKEN = {
-    # what a service takes and no reader can open, since the service looks into no payload
+    # Services look into no payload, so they accept what no reader can decode.
     "no LZ4": single(1, 1, b"x", **LZ4),
     "no zlib": single(1, 1, b"x", **ZLIB),
     "no Zstandard": single(1, 1, b"x", **ZSTD),
@@ -537,7 +538,7 @@ async def test_a_reader_loses_and_repeats_nothing_when_the_ledger_starts_again(
     topic: str,
     disturb: Callable[[Stack], Awaitable[None]],
 ) -> None:
-    """In the middle of reading, and while it waits at the end; batches included."""
+    """While it reads, and while it waits at the end; batches included."""
     client = frail_client
     count = 3_000
     await publish(client, topic, count // 2, batching=None)
@@ -602,7 +603,7 @@ async def test_a_reader_waits_for_a_free_stream(
 async def test_readers_that_disconnect_midway_do_no_harm(
     frail: Services, frail_client: Client, topic: str
 ) -> None:
-    """The service is about to send when it learns that the reader is gone."""
+    """The service is about to send when it learns that the reader has disconnected."""
     pid = pids_of(frail.stack)["ledger"]
     async with frail_client.producer(topic) as producer:
         await asyncio.gather(*(producer.send(b"x" * 1_000_000) for _ in range(8)))

@@ -1,5 +1,5 @@
-"""How the processes live: readiness, going away, deadlines, logs, settings, and the stack that runs
-them all."""
+"""The lifecycle of processes: readiness, draining, deadlines, logs, settings, and the stack that
+runs them all."""
 
 import asyncio
 import json
@@ -61,8 +61,8 @@ DEDUP_WRITER = "seqgate.api.internal.dedup.v1.DedupWriterService"
 
 @pytest.fixture(scope="module")
 async def frail(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Services]:
-    """A stack whose parts are stopped, paused and started again; everything runs when a test
-    ends. Little patience, and few retries."""
+    """A stack whose parts are stopped, paused and restarted; all run again when a test ends. It has
+    short time-outs and few retries."""
     async with running(
         tmp_path_factory.mktemp("frail"),
         SEQGATE_DEDUP_REDIS_TIMEOUT_S="0.3",
@@ -169,7 +169,7 @@ async def test_reflection_is_served_only_when_enabled(services: Services, frail:
     assert {DEDUP, "grpc.health.v1.Health"} <= set(names)
 
 
-# ---- going away
+# ---- draining
 
 
 async def test_a_drain_notifies_open_streams_and_refuses_new_calls(
@@ -200,7 +200,7 @@ async def test_a_drain_notifies_open_streams_and_refuses_new_calls(
         with refused(StatusCode.UNAVAILABLE, "DRAINING"):
             async with publishing(ledger, topic, "q"):
                 pass
-        # What is sent on a stream that is open is answered, until the producer closes it.
+        # Publications on an open stream are answered until the producer closes it.
         assert (await publisher.store(single(2, 2))).status == STORED
         assert not ending.done()
         await publisher.finish()
@@ -227,7 +227,7 @@ async def test_requests_sent_before_the_drain_are_answered_and_confirmed(
         await publisher.finish()
     assert await ending == 0
     await stoppable.stack.run("ledger")
-    # Scenario 46: a clean end leaves nothing to replay.
+    # A clean stop leaves nothing to replay.
     await stoppable.settled(topic)
     assert (await stoppable.status(topic)).counts.confirmed_entries == 50
     assert not any(
@@ -262,7 +262,7 @@ async def test_a_pending_call_is_finished(stoppable: Services, topic: str) -> No
 
 
 async def not_gone_but_closed(services: Services) -> None:
-    """Wait until dedup takes no more calls."""
+    """Wait until dedup accepts no more calls."""
 
     async def closed() -> bool:
         return await health(services.stack.address("dedup")) in ("", "NOT_SERVING")
@@ -281,7 +281,7 @@ async def test_an_interrupt_stops_a_service_cleanly(stoppable: Services, service
 
 
 async def test_a_service_that_calls_redis_continuously_stops_on_request(private: Any) -> None:
-    """Python 3.11's wait_for, which the Redis client uses, loses a cancellation now and then."""
+    """The Redis client uses Python 3.11's wait_for, which occasionally loses a cancellation."""
     async with private(
         SEQGATE_DEDUP_HEALTH_INTERVAL_S="0.0001", SEQGATE_DEDUP_PURGE_INTERVAL_S="0.0001"
     ) as services:
@@ -310,7 +310,7 @@ async def test_a_call_ends_by_its_deadline_while_redis_hangs(frail: Services, to
                     await make()
     await serving(frail.stack.address("dedup"))
     await serving(frail.stack.address("ledger"))
-    # What the lost calls did is found out, and nothing is let through twice.
+    # The outcome of the lost calls is resolved, and nothing is admitted twice.
     answer = await frail.dedup.Admit(claim(topic))
     assert answer.verdicts.producers[0].verdicts[0] in (
         dedup_pb2.CLAIM_VERDICT_NEW,
@@ -359,7 +359,7 @@ async def test_a_producer_gets_an_error_when_its_messages_cannot_be_judged(
 
 
 async def stored_in_the_end(publisher: Publisher, sequence_id: int) -> None:
-    """Send a message again and again, as its receipts say, until it is stored."""
+    """Send a message again, as its receipts demand, until it is stored."""
 
     async def stored() -> bool:
         receipt = await publisher.store(single(sequence_id, sequence_id, resume=True))
@@ -370,7 +370,7 @@ async def stored_in_the_end(publisher: Publisher, sequence_id: int) -> None:
 
 
 class Relay:
-    """A gRPC server in front of another, which notes how long each call may take."""
+    """A gRPC server in front of another, which records the deadline of each call."""
 
     def __init__(self, target: RawChannel) -> None:
         self.target = target
@@ -383,7 +383,7 @@ class Relay:
 
 
 class _Every(grpc.GenericRpcHandler):
-    """Serves every method, all of them as unary."""
+    """Serves every method as a unary one."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
@@ -524,11 +524,11 @@ async def test_a_defect_is_reported_as_internal_without_details(tmp_path: Path, 
 
 
 END_S = 60.0
-"""How long a process may take that is to end by itself, on a machine that has much to do."""
+"""Limit for a process that ends by itself, in seconds, on a busy machine."""
 
 
 class Ended(NamedTuple):
-    """A process that is over."""
+    """A process that has ended."""
 
     status: int
     out: str
@@ -539,7 +539,7 @@ class Ended(NamedTuple):
 async def process(
     *arguments: str, environment: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A Python process, which does not outlive the test."""
+    """A Python process, killed at the end of the test."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         *arguments,
@@ -558,7 +558,7 @@ async def process(
 
 
 async def end_of(*arguments: str, cwd: Path, **environment: str) -> Ended:
-    """What becomes of a process that ends by itself."""
+    """The exit of a process that ends by itself."""
     async with process(*arguments, environment=environment, cwd=cwd) as child:
         try:
             async with asyncio.timeout(END_S):
@@ -570,8 +570,8 @@ async def end_of(*arguments: str, cwd: Path, **environment: str) -> Ended:
 
 
 async def end_of_service(service: str, folder: Path, **environment: str) -> Ended:
-    """What becomes of a service that ends by itself. It is given settings that make it keep in a
-    folder what it begins with."""
+    """The exit of a service that ends by itself. Its settings make it keep its state in a
+    folder."""
     file = folder / f"{service}.log"
     if service in ("ledger", "cursor"):
         environment.setdefault(f"SEQGATE_{service.upper()}_STORE_PATH", str(folder / "begun.db"))
@@ -672,7 +672,7 @@ async def test_the_environment_comes_before_the_file(
 async def test_a_port_belongs_to_one_process(
     services: Services, tmp_path: Path, service: str
 ) -> None:
-    """Or the two would share the callers silently."""
+    """Otherwise the two would silently share the callers."""
     address = services.stack.address(service)
     environment = {f"SEQGATE_{service.upper()}_LISTEN": address, "GRPC_VERBOSITY": ""}
     ended = await end_of_service(service, tmp_path, **environment)
@@ -733,7 +733,7 @@ async def test_a_service_does_not_start_when_its_database_is(
 async def test_dedup_does_not_start_with_invalid_policies(
     tmp_path: Path, policies: str | None
 ) -> None:
-    """There are no earlier ones to keep, and the built-in ones may be wrong."""
+    """There are no earlier policies to keep, and the built-in ones may be wrong."""
     file = tmp_path / "policies.toml"
     if policies is not None:
         file.write_text(policies)
@@ -776,7 +776,7 @@ async def stack_command(
 
 
 def lives(pid: int) -> bool:
-    """Whether a process with this id runs."""
+    """Whether a process with this id is running."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -872,7 +872,7 @@ async def test_the_stack_listens_on_the_given_addresses(tmp_path: Path) -> None:
 
 
 def consecutive_ports(count: int) -> int:
-    """The first of so many ports in a row that nobody listens on."""
+    """The first of this many consecutive free ports."""
     ports = sorted(free_ports(400))
     for first in ports:
         if set(range(first, first + count)) <= set(ports):

@@ -1,9 +1,8 @@
-"""The conformance scenarios of the reference, by their numbers, over real services and the wire
-itself: A (verdicts), B (batches), C (failures, reconnects) and D (recovery). Where Pulsar and our
-requirements differ, the latter apply.
+"""Deduplication over real services and the wire: A (verdicts), B (batches), C (failures,
+reconnects) and D (recovery). Where Pulsar and our requirements differ, the latter apply.
 
-Others are tested elsewhere: 17, 18, 33, 36 in test_client.py, 32 in test_ledger_api.py, 35 in
-unit/test_outbox.py, 38 in simulation/, 41, 56 to 60, 62 and 63 in test_policies.py.
+Related cases are in test_client.py, test_ledger_api.py, test_policies.py, unit/test_outbox.py and
+simulation/.
 """
 
 import asyncio
@@ -49,7 +48,7 @@ REFUSED, FAILED, SKIPPED = (
 
 @pytest.fixture(scope="module")
 async def frail(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Services]:
-    """A stack whose ledger is stopped and killed; it runs when a test ends."""
+    """A stack whose ledger is stopped and killed; it runs again when a test ends."""
     async with running(tmp_path_factory.mktemp("frail")) as services:
         yield services
 
@@ -59,7 +58,7 @@ def position(entry_id: int, ledger_id: int = 1) -> Position:
 
 
 def fates(receipt: pb.Receipt) -> list[str | tuple[int, int | None]]:
-    """What became of each message: where it is (entry, index), or why it is nowhere."""
+    """Each message's position (entry, index), or the fate of one that has none."""
     return [
         (each.position.entry_id, each.batch_index if each.HasField("batch_index") else None)
         if each.fate == pb.FATE_STORED
@@ -80,7 +79,7 @@ class Watermarks(NamedTuple):
 
 
 async def watermarks(services: Services, topic: str, producer: str = "p") -> Watermarks:
-    """What deduplication knows of a producer."""
+    """Deduplication's marks of a producer."""
     known = (await services.producers(topic)).get(producer)
     if known is None:
         return Watermarks(None, None)
@@ -92,8 +91,8 @@ async def watermarks(services: Services, topic: str, producer: str = "p") -> Wat
 
 @contextmanager
 def appends_held_back(stack: Stack) -> Iterator[None]:
-    """Nothing is committed meanwhile: somebody else has the database. Let go within the service's
-    own patience, 5 seconds."""
+    """Nothing is committed while the block runs, because another connection has locked the
+    database. The block ends within the service's own time-out, 5 seconds."""
     with sqlite3.connect(stack.folder / "ledger" / "ledger.db", isolation_level=None) as database:
         database.execute("BEGIN IMMEDIATE")
         try:
@@ -104,7 +103,7 @@ def appends_held_back(stack: Stack) -> Iterator[None]:
 
 
 async def messages(stack: Stack, topic: str) -> list[tuple[int, bytes]]:
-    """What a consumer sees: ids and payloads."""
+    """The ids and payloads that a reader returns."""
     async with (
         connect(stack.address("ledger")) as client,
         client.reader(topic, follow=False) as reader,
@@ -116,7 +115,6 @@ async def messages(stack: Stack, topic: str) -> list[tuple[int, bytes]]:
 
 
 async def test_watermarks_are_per_producer(services: Services, topic: str) -> None:
-    """1."""
     async with (
         publishing(services.ledger, topic, "p") as p,
         publishing(services.ledger, topic, "q") as q,
@@ -131,7 +129,6 @@ async def test_watermarks_are_per_producer(services: Services, topic: str) -> No
 
 
 async def test_holes_are_legal(services: Services, topic: str) -> None:
-    """2."""
     async with publishing(services.ledger, topic, "p") as p:
         for each in (0, 1, 5):
             assert (await p.store(single(each, each))).status == STORED
@@ -143,7 +140,7 @@ async def test_holes_are_legal(services: Services, topic: str) -> None:
 async def test_a_duplicate_is_answered_with_the_position_of_the_original(
     services: Services, topic: str
 ) -> None:
-    """3. Pulsar answers with -1:-1."""
+    """Pulsar answers with -1:-1."""
     async with publishing(services.ledger, topic, "p") as p:
         first = await p.store(single(1, 0, b"first"))
         assert (first.status, first.position) == (STORED, position(0))
@@ -154,7 +151,7 @@ async def test_a_duplicate_is_answered_with_the_position_of_the_original(
 
 
 async def test_an_overtaken_id_is_stale(services: Services, topic: str) -> None:
-    """4. Pulsar answers with success."""
+    """Pulsar answers with success."""
     async with publishing(services.ledger, topic, "p") as p:
         await p.store(single(1, 5))
         overtaken = await p.store(single(2, 3))
@@ -167,7 +164,7 @@ async def test_an_overtaken_id_is_stale(services: Services, topic: str) -> None:
 async def test_a_copy_of_a_message_in_flight_gets_the_same_answer(
     services: Services, topic: str
 ) -> None:
-    """5. Pulsar's second copy ends with "cannot determine whether it is a duplicate"."""
+    """Pulsar's second copy ends with "cannot determine whether it is a duplicate"."""
     async with publishing(services.ledger, topic, "p") as p:
         await p.store(single(1, 5))
         with appends_held_back(services.stack):
@@ -190,7 +187,7 @@ async def _is_pushed(services: Services, topic: str, sequence_id: int) -> bool:
 
 
 async def test_ids_below_one_in_flight_wait_for_its_outcome(services: Services, topic: str) -> None:
-    """6. 5 is admitted, nothing is durable: 0 is neither new nor a duplicate."""
+    """5 is admitted, nothing is durable: 0 is neither new nor a duplicate."""
     async with publishing(services.ledger, topic, "p") as p:
         with appends_held_back(services.stack):
             await p.send(single(1, 5))
@@ -208,7 +205,7 @@ async def test_ids_below_one_in_flight_wait_for_its_outcome(services: Services, 
 async def test_without_deduplication_an_id_is_stored_twice_and_none_is_remembered(
     services: Services, topic: str
 ) -> None:
-    """7, on a system topic, which never deduplicates (56)."""
+    """On a system topic, which never deduplicates."""
     system = topic.replace("default/", "default/__")
     for _ in range(2):
         async with publishing(services.ledger, system, "p") as p:
@@ -220,7 +217,6 @@ async def test_without_deduplication_an_id_is_stored_twice_and_none_is_remembere
 async def test_a_marker_with_any_id_is_stored_and_changes_no_watermark(
     services: Services, topic: str
 ) -> None:
-    """8."""
     async with publishing(services.ledger, topic, "p") as p:
         await p.store(single(1, 5))
         told = await answers(
@@ -235,7 +231,7 @@ async def test_a_marker_with_any_id_is_stored_and_changes_no_watermark(
 
 
 async def test_refused_messages_move_no_watermark(services: Services, topic: str) -> None:
-    """11, 12, 22: too large, damaged, a highest id below the lowest; then 9 is still new."""
+    """Too large, damaged, a highest id below the lowest; then 9 is still new."""
     async with publishing(services.ledger, topic, "p") as p:
         await p.store(single(1, 8))
         too_large = await p.store(single(2, 9, b"x" * (p.opened.max_message_bytes + 1)))
@@ -259,7 +255,7 @@ async def test_refused_messages_move_no_watermark(services: Services, topic: str
 
 
 async def test_a_batch_counts_each_of_its_messages(services: Services, topic: str) -> None:
-    """13, 16: [1..5] on 0; sent again it is one duplicate."""
+    """[1..5] after 0; sent again it is one duplicate."""
     async with publishing(services.ledger, topic, "p") as p:
         await p.store(single(1, 0))
         assert (await p.store(batch(2, range(1, 6)))).position == position(1)
@@ -272,7 +268,7 @@ async def test_a_batch_counts_each_of_its_messages(services: Services, topic: st
 
 
 BATCHES: dict[str, tuple[list[Sequence[int]], list[Sequence[int]], list[str]]] = {
-    # what is durable, what is sent together then, and the answers: §1.6, in the better form
+    # The durable ids, the ids then sent together, and the answers.
     "new": ([[0]], [range(1, 6)], ["STORED"]),
     "overlaps what is in flight": (
         [[0]],
@@ -310,7 +306,6 @@ BATCHES: dict[str, tuple[list[Sequence[int]], list[Sequence[int]], list[str]]] =
 async def test_a_batch_is_answered_by_the_fates_of_its_messages(
     services: Services, topic: str, case: str
 ) -> None:
-    """14, 15, 16, and the table of worked cases."""
     before, together, expected = BATCHES[case]
     async with publishing(services.ledger, topic, "p") as p:
         for number, ids in enumerate(before):
@@ -335,19 +330,19 @@ def _said(receipt: pb.Receipt) -> str:
 async def test_messages_after_a_partly_stored_batch_wait_for_its_rest(
     services: Services, topic: str
 ) -> None:
-    """15: never is anything of 6, 7, 8 overtaken."""
+    """None of 6, 7, 8 is ever overtaken."""
     async with publishing(services.ledger, topic, "p") as p:
         await p.store(batch(1, range(6)))
         told = await answers(p, batch(2, range(4, 9)), single(3, 9), batch(4, [10, 11]))
         assert [each.status for each in told] == [PARTIAL, SKIPPED, SKIPPED]
-        assert (await p.store(single(5, 9))).status == SKIPPED  # until it says that it goes on
+        assert (await p.store(single(5, 9))).status == SKIPPED  # until it resumes
         told = await answers(p, batch(6, [6, 7, 8], resume=True), single(7, 9), batch(8, [10, 11]))
         assert [each.status for each in told] == [STORED] * 3
     assert await services.ids(topic) == [0, 6, 9, 10]
 
 
 async def test_a_flush_by_key_is_one_publication(services: Services, topic: str) -> None:
-    """19: A{0,3,4} and B{1,2} lie in the log as 1,2 and 0,3,4; each id is known afterwards."""
+    """A{0,3,4} and B{1,2} lie in the log as 1,2 and 0,3,4; each id is known afterwards."""
 
     def by_key(request_id: int) -> pb.Publication:
         return pb.Publication(
@@ -381,8 +376,8 @@ async def test_a_flush_by_key_is_one_publication(services: Services, topic: str)
 
 
 async def test_messages_refused_by_a_full_store_are_new_again(private: Any, topic: str) -> None:
-    """23, 24: 6 is stored, the append of 10..19 fails, and with it q's 7 in the same group. Every
-    watermark goes back. Messages sent again are stored; the others never appear."""
+    """6 is stored, the append of 10..19 fails, and with it q's 7 in the same group. Every watermark
+    goes back. Messages sent again are stored; the others never appear."""
     large = b"x" * 1_000_000
     async with private(SEQGATE_LEDGER_STORE_BYTES_MAX="3000000") as services:
         async with (
@@ -398,7 +393,7 @@ async def test_messages_refused_by_a_full_store_are_new_again(private: Any, topi
             assert (await p.store(single(2, 7))).status == SKIPPED
             await eventually(lambda: _are(services, topic, (6, 6)), "the watermark goes back")
 
-            # 26: the topic goes on for others, and for p once it says so.
+            # The topic continues for others, and for p once it resumes.
             assert (await q.store(single(2, 7))).status == STORED
             assert (await p.store(single(3, 6, resume=True))).status == DUPLICATE
             told = await answers(p, single(4, 10), *(single(each, each) for each in range(20, 30)))
@@ -423,11 +418,11 @@ from seqgate.services.ledger.config import LedgerConfig
 from seqgate.services.runtime.process import run_service
 sys.exit(run_service(LedgerConfig, run))
 """
-"""The ledger service, soon giving up on a database that somebody else has."""
+"""The ledger service, with a short time-out for a database that another connection has locked."""
 
 
 async def test_an_append_with_an_unknown_outcome_is_resolved(tmp_path: Path, topic: str) -> None:
-    """26: while the store does not answer every publish fails; then the topic is taken again, and
+    """While the store does not answer, every publish fails; then the topic is taken again, and
     messages in flight that are sent again are stored once."""
     async with (
         Stack(tmp_path, commands={"ledger": [sys.executable, "-c", IMPATIENT]}) as stack,
@@ -456,14 +451,13 @@ async def test_an_append_with_an_unknown_outcome_is_resolved(tmp_path: Path, top
 async def test_a_message_appended_before_a_disconnection_is_a_duplicate(
     services: Services, topic: str
 ) -> None:
-    """27."""
     async with publishing(services.ledger, topic, "p") as lost:
         with appends_held_back(services.stack):
             await lost.send(single(1, 0, b"first"), batch(2, [1, 2]))
             await eventually(lambda: _is_pushed(services, topic, 2), "both are let through")
             await lost.cut()
     async with publishing(services.ledger, topic, "p") as p:
-        # It connects when nothing of it is in flight, so that it is told the truth.
+        # It connects after the append has ended, so the last id includes both.
         assert p.opened.last_sequence_id == 2
         told = await answers(p, single(1, 0, b"again"), batch(2, [1, 2]), single(3, 3))
         assert [(each.status, each.position.entry_id) for each in told] == [
@@ -477,7 +471,7 @@ async def test_a_message_appended_before_a_disconnection_is_a_duplicate(
 async def test_a_message_not_admitted_before_a_disconnection_is_new(
     services: Services, topic: str
 ) -> None:
-    """27, the other way round: it was sent, and deduplication did not answer yet."""
+    """The message was sent, and deduplication had not answered yet."""
     async with publishing(services.ledger, topic, "p") as lost:
         await lost.store(single(1, 0))
         with paused(services.stack, "dedup"):
@@ -493,7 +487,7 @@ async def test_a_message_not_admitted_before_a_disconnection_is_new(
 async def test_durable_ids_survive_a_restart_of_the_ledger(
     frail: Services, topic: str, kill: bool
 ) -> None:
-    """29, 30, 37: 0..9 stored, the process ends, and 8, 9 come again; then 10."""
+    """0..9 are stored, the process ends, and 8, 9 are sent again; then 10."""
     async with publishing(frail.ledger, topic, "p") as p:
         assert not p.opened.HasField("last_sequence_id")
         for each in range(9):
@@ -520,7 +514,7 @@ async def test_durable_ids_survive_a_restart_of_the_ledger(
 
 
 async def test_a_new_producer_has_no_last_id(services: Services, topic: str) -> None:
-    """31; absent is not 0, and an initial id is given back as the last one."""
+    """Absent differs from 0, and an initial id is returned as the last one."""
     async with publishing(services.ledger, topic, "p") as p:
         assert not p.opened.HasField("last_sequence_id")
         await p.store(single(1, 0))
@@ -535,13 +529,13 @@ async def test_a_new_producer_has_no_last_id(services: Services, topic: str) -> 
 async def test_a_ledger_killed_amid_a_stream_stores_each_message_once(
     frail: Services, topic: str
 ) -> None:
-    """27, with kill -9 at a random moment: unanswered messages are sent again in order."""
+    """kill -9 at a random moment: unanswered messages are sent again in order."""
     count = 1_000
     unanswered = dict.fromkeys(range(count))
     for kill_after in (20, 5, None):  # requests
         try:
             async with publishing(frail.ledger, topic, "p") as p:
-                # What is durable is what the log says, answered or not.
+                # The log, not the receipts, tells which messages are durable.
                 stored = await frail.ids(topic)
                 assert stored == list(range(len(stored)))
                 assert (p.opened.last_sequence_id if stored else -1) == len(stored) - 1
@@ -565,14 +559,14 @@ async def test_a_ledger_killed_amid_a_stream_stores_each_message_once(
     assert await frail.ids(topic) == list(range(count))
 
 
-# ---- several at once
+# ---- concurrent producers
 
 
 async def test_messages_repeated_by_many_producers_are_stored_once(
     services: Services, topic: str, seed: int
 ) -> None:
-    """Messages and batches of five producers, each thing sent once or several times, some of it
-    late, over streams that are cut at any time."""
+    """Messages and batches of five producers, each sent once or several times, some of it late,
+    over streams that are cut at any time."""
     history = History()
     await asyncio.gather(
         *(
@@ -616,7 +610,7 @@ async def _publish_again_and_again(
     done = 0
     while done < len(work):
         async with publishing(services.ledger, topic, producer, takeover=True) as publisher:
-            # Everything from a little before what is done: some of it is stored already.
+            # Restart a little before the first unanswered message: some are stored already.
             start = max(0, done - random.randrange(3))
             asked = [ids for ids in work[start:] for _ in range(random.choice((1, 1, 2)))]
             asked = asked[: random.randrange(5, 20)]
@@ -638,7 +632,7 @@ async def _publish_again_and_again(
 
 
 def _note(history: History, producer: str, ids: Sequence[int], receipt: pb.Receipt) -> None:
-    """Each is stored, or was: nothing here overtakes anything."""
+    """Check that each message is stored now or was before: nothing here overtakes."""
     assert receipt.status in (STORED, DUPLICATE), _said(receipt)
     assert receipt.HasField("position")
     for index, sequence_id in enumerate(ids):

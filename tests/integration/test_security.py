@@ -63,7 +63,7 @@ topics = ["*/*/*"]
 
 @pytest.fixture(autouse=True)
 def always_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are checked whenever they are used, so that no test waits for the next check."""
+    """Files are checked at every use, so that no test waits for the next check."""
     monkeypatch.setattr(watched.Watched.__init__, "__kwdefaults__", {"interval_s": 0.0})
 
 
@@ -85,7 +85,7 @@ def access(tmp_path: Path) -> Path:
 
 
 class Served:
-    """A service that runs."""
+    """A running service."""
 
     def __init__(self, port: int, authority: Authority) -> None:
         self.port = port
@@ -99,7 +99,7 @@ class Served:
         ca_file: Path | None = None,
         host: str = "localhost",
     ) -> AsyncIterator[Any]:
-        """A stub that shows this."""
+        """A stub that presents these credentials."""
         tls = TLS(
             ca_file or self._authority.file,
             None if shown is None else shown.certificate,
@@ -145,7 +145,7 @@ def of_tokens(issuer: Issuer) -> dict[str, Any]:
 
 @pytest.fixture
 async def mutual(authority: Authority, access: Path) -> AsyncIterator[Served]:
-    """Callers show certificates."""
+    """Callers present certificates."""
     files = certified(authority)
     async with serving(
         **files, tls_client_ca_file=authority.file, access_file=access, reflection=True
@@ -155,7 +155,7 @@ async def mutual(authority: Authority, access: Path) -> AsyncIterator[Served]:
 
 @pytest.fixture
 async def tokens(authority: Authority, issuer: Issuer, access: Path) -> AsyncIterator[Served]:
-    """Callers show tokens."""
+    """Callers present tokens."""
     async with serving(**certified(authority), **of_tokens(issuer), access_file=access) as port:
         yield Served(port, authority)
 
@@ -274,7 +274,7 @@ async def test_a_service_renews_its_certificate_without_ending_streams(
     async with mutual.stub(mine) as stub:
         stream = stub.Evaluate()
         await exchange(stream, 1)
-        certified(authority)  # in place of the old one
+        certified(authority)  # replacing the old one
 
         assert await shown_by(mutual.port, authority, mine) != before
         assert (await exchange(stream, 2)).HasField("chain_set")
@@ -378,7 +378,7 @@ async def test_a_token_file_is_reread_when_it_changes(
             await ask(stub)
         replace(file, issuer.token("user").encode())
         await ask(stub)
-        replace(file, b"not a token at all")  # the one before counts on
+        replace(file, b"not a token at all")  # the previous token remains in use
         await ask(stub)
 
 
@@ -396,7 +396,7 @@ def altered(issuer: Issuer, tmp_path: Path) -> str:
 
 
 def symmetric(issuer: Issuer, tmp_path: Path) -> str:
-    """Signed with the public key as if it were a secret."""
+    """A token signed with the public key as if it were a symmetric secret."""
 
     def part(value: object) -> str:
         return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
@@ -555,7 +555,7 @@ async def test_a_failing_token_function_fails_only_its_call(tokens: Served, issu
         await ask(stub)
 
 
-# ---- the rules
+# ---- rules
 
 
 async def test_reread_rules_apply_to_open_streams(
@@ -571,7 +571,7 @@ async def test_reread_rules_apply_to_open_streams(
         stream = stub.Evaluate()
         await exchange(stream, 1)
         replace(access, b"[[rules]]\nprincipals = 7\n")
-        await exchange(stream, 2)  # what was there before counts on
+        await exchange(stream, 2)  # the previous rules remain in force
         replace(access, ACCESS.encode())
         with refused(StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED"):
             await exchange(stream, 3)
@@ -679,7 +679,7 @@ async def test_reflection_requires_the_right_to_administer(
 
 
 async def shown_by(port: int, authority: Authority, mine: Files) -> bytes:
-    """The certificate that a service shows now."""
+    """The certificate that a service presents now."""
     context = ssl.create_default_context(cafile=str(authority.file))
     context.load_cert_chain(mine.certificate, mine.key)
     context.set_alpn_protocols(["h2"])

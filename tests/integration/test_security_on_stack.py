@@ -42,7 +42,7 @@ PATIENCE_S = 20.0
 
 @pytest_asyncio.fixture(scope="module")
 async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SecuredStack]:
-    """Two processes of ledger and cursor: each counts for itself."""
+    """Two processes each of ledger and cursor; each counts its own denials."""
     async with SecuredStack(tmp_path_factory.mktemp("secured"), instances=2) as stack:
         yield stack
 
@@ -53,7 +53,7 @@ def command(tmp_path: Path, nursery: Nursery, secured: SecuredStack) -> CommandL
 
 
 def calls(names: Iterable[str]) -> list[tuple[str, Rpc]]:
-    """All methods, with the service that is asked."""
+    """All methods, with their services."""
     asked = []
     for rpc in rpcs():
         asked += [(where, rpc) for where in names if rpc.service == where]
@@ -61,7 +61,7 @@ def calls(names: Iterable[str]) -> list[tuple[str, Rpc]]:
 
 
 async def status(channel: aio.Channel, rpc: Rpc, request: Any) -> Any:
-    """With what a call is refused; None: it is not."""
+    """The code with which a call is refused; None if it is not."""
     try:
         await first_answer(channel, rpc, request, 5)
     except aio.AioRpcError as error:
@@ -99,7 +99,7 @@ async def test_every_method_is_denied_outside_the_topics_of_a_rule(
         async with secured.channel(service, token=secured.issuer.token("all")) as channel:
             for _, rpc in calls([service]):
                 if rpc.name in ("filter.Compile", "filter.Explain"):
-                    continue  # these are about no topic
+                    continue  # methods without a topic
                 error = await status(channel, rpc, rpc.request("acme/other/orders"))
                 assert error is not None, rpc.name
                 check(status_of_call(error), StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED")
@@ -139,7 +139,7 @@ async def test_service_roles_do_not_grant_the_calls_of_others(secured: SecuredSt
 
 
 async def test_denials_are_counted_by_reason_and_method(secured: SecuredStack) -> None:
-    """The logs name principal and right, the metrics have the counts: each process its own."""
+    """The logs name principal and right; the metrics have the counts, per process."""
     issuer = secured.issuer
     nameless = secured.authority.issue("unnamed", cn="\x7f")
     reasons: dict[str, Any] = {
@@ -152,7 +152,7 @@ async def test_denials_are_counted_by_reason_and_method(secured: SecuredStack) -
         "WRONG_ISSUER": {"token": issuer.token("all", iss="https://another")},
     }
     assert set(reasons) == set(told.DENIAL.values)
-    # No streams of requests: gRPC may lose how one ended, and then it is asked again.
+    # Without streams of requests: gRPC may lose how one ended, and the call is then repeated.
     asked = {
         "ledger": ("Read", "GetTopic"),
         "dedup": ("ListProducers",),
@@ -186,7 +186,7 @@ async def test_denials_are_counted_by_reason_and_method(secured: SecuredStack) -
         }
         total = after.value(told.DENIALS) - before[service].value(told.DENIALS)
         assert total == sum(grown.values())
-        # A denied call is a call: it has its code.
+        # A denied call is counted with its code.
         for code in ("PERMISSION_DENIED", "UNAUTHENTICATED"):
             labels = {"rpc_response_status_code": code}
             ended = after.value(told.SERVER_CALLS, **labels)
@@ -201,7 +201,7 @@ async def test_denials_are_counted_by_reason_and_method(secured: SecuredStack) -
 
 
 async def nothing_is_there(secured: SecuredStack) -> None:
-    """No service has kept anything of TOPIC."""
+    """Check that no service has state of TOPIC."""
     async with (
         secured.channel("ledger") as ledger,
         secured.channel("cursor", secured.shown["jobs"]) as cursor,
@@ -266,7 +266,7 @@ async def test_services_may_make_the_calls_that_users_requests_need(secured: Sec
             for _ in range(3):
                 await producer.send(b"poison")
 
-        # dedup keeps policies and snapshots with cursor
+        # Dedup keeps policies and snapshots in the cursor service.
         values = dedup_pb2.PolicyValues(snapshot_entries=1)
         level = dedup_pb2.SetPolicyRequest(namespace="acme/shop", values=values)
         await dedup.SetPolicy(level, timeout=PATIENCE_S)
@@ -275,7 +275,7 @@ async def test_services_may_make_the_calls_that_users_requests_need(secured: Sec
         )
         assert taken.producers == 1
 
-        # the dispatcher asks filter, and puts dead letters with the ledger
+        # The dispatcher calls filter, and stores dead letters in the ledger.
         start = common_pb2.Start(earliest=common_pb2.Earliest())
         named: dict[str, Any] = {"topic": topic, "subscription": "billing"}
         made = dispatcher_pb2.CreateSubscriptionRequest(**named, start=start)
@@ -291,14 +291,14 @@ async def test_services_may_make_the_calls_that_users_requests_need(secured: Sec
             dead = ledger_pb2.GetTopicRequest(topic=f"{topic}-billing-DLQ")
 
             async def letters() -> bool:
-                with suppress(aio.AioRpcError):  # it is not there before its first letter
+                with suppress(aio.AioRpcError):  # it does not exist before its first dead letter
                     return bool((await ledger.GetTopic(dead, timeout=5)).topic.entries == 3)
                 return False
 
             await eventually(letters)
             await consumer.flush()
 
-        # the ledger asks cursor what holds a trim back, and dedup to forget a topic
+        # The ledger asks cursor for cursors that limit a trim, and dedup to forget a topic.
         trim = ledger_pb2.TrimTopicRequest(topic=topic)
         trim.before.CopyFrom(common_pb2.Position(ledger_id=1, entry_id=3))
         await ledger.TrimTopic(trim, timeout=PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Policies that are set by a call: durable, at once on every replica, over the policy file."""
+"""Policies set by calls: durable, effective at once on every replica, and above the policy file."""
 
 import asyncio
 import itertools
@@ -75,7 +75,7 @@ async def effective(dedup: Any, topic: str) -> pb.Policy:
 
 
 async def deduplicates(dedup: Any, topic: str) -> bool:
-    """As a writer is told who claims nothing."""
+    """Whether a writer is told that the topic deduplicates, by an admission without claims."""
     request = writer_pb2.AdmitRequest(topic=topic, writer=writer_pb2.Writer(epoch=1))
     return bool((await dedup.Admit(request)).verdicts.deduplicated)
 
@@ -91,7 +91,7 @@ async def max_producers(dedup: Any, topic: str) -> tuple[int, int]:
 
 @asynccontextmanager
 async def file_of(services: Services, text: str) -> AsyncIterator[None]:
-    """A policy file, from when it is read on; nothing is in it afterwards."""
+    """A policy file, from when it has been read; emptied afterwards."""
     probe = "public/policies/probe"
 
     async def write(text: str, number: int) -> None:
@@ -112,13 +112,13 @@ async def file_of(services: Services, text: str) -> AsyncIterator[None]:
 _numbers = itertools.count(1)
 
 
-# ---- at once, everywhere
+# ---- immediate effect on all replicas
 
 
 async def test_the_next_call_on_another_replica_applies_a_new_policy(
     replicas: Replicas, topic: str
 ) -> None:
-    """Switched off and on, on either replica."""
+    """Disabled and enabled, on either replica."""
     for each in range(ROUNDS):
         setting, other = replicas[1:] if each % 2 else reversed(replicas[1:])
         enabled = each % 3 == 0
@@ -187,7 +187,7 @@ async def test_no_replica_misses_a_change_when_redis_loses_its_data(
 
 
 async def test_switching_by_calls_under_load_leaves_no_hole(replicas: Replicas, topic: str) -> None:
-    """Set on the replica that the log does not ask."""
+    """Set on the replica that the ledger does not call."""
     enough = asyncio.Event()
     services = replicas.services
 
@@ -217,8 +217,8 @@ async def test_switching_by_calls_under_load_leaves_no_hole(replicas: Replicas, 
 async def test_a_call_wins_over_the_file_on_its_level_until_it_is_removed(
     replicas: Replicas, topic: str
 ) -> None:
-    """Scenarios 41 and 57: the most specific level wins, value by value, and removing a value
-    uncovers that of the next level."""
+    """The most specific level wins, value by value, and removing a value uncovers that of the next
+    level."""
     services, one, two = replicas
     namespace = "public/covered"
     topic = topic.replace("public/default", namespace)
@@ -254,7 +254,7 @@ async def test_a_call_wins_over_the_file_on_its_level_until_it_is_removed(
 async def test_a_connecting_producer_gets_its_last_id_where_calls_enable_deduplication(
     replicas: Replicas, topic: str
 ) -> None:
-    """Scenario 57, by calls: cluster's built-in, namespace, topic, and back again."""
+    """By calls: the cluster's built-in policy, namespace, topic, and back again."""
     services, one, two = replicas
     namespace = "public/told"
     topic = topic.replace("public/default", namespace)
@@ -295,7 +295,7 @@ EVERYTHING = pb.PolicyValues(
 
 
 async def test_policies_are_returned_as_set(replicas: Replicas, topic: str) -> None:
-    """A value of 0 is a value; and a level that sets nothing says so."""
+    """0 is a value, and a level without values is returned empty."""
     levels: list[dict[str, Any]] = [{"topic": topic}, {"namespace": "public/given-back"}]
     for level in levels:
         assert await got(replicas.two, **level) == pb.PolicyValues()
@@ -334,11 +334,11 @@ async def test_the_cursors_of_policies_are_of_a_system_topic_without_a_log(
     assert topics == []
 
 
-# ---- durable
+# ---- durability
 
 
 async def test_policies_survive_a_restart_of_every_process(private: Private, topic: str) -> None:
-    """Every process is started again, and Redis has forgotten all it knew."""
+    """Every process is restarted, and Redis has lost all its data."""
     async with private() as services:
         await put(services.dedup, pb.PolicyValues(enabled=False), topic=topic)
         await put(services.dedup, limit(7), namespace="public/default")
@@ -351,7 +351,7 @@ async def test_policies_survive_a_restart_of_every_process(private: Private, top
         assert (policy.max_producers, policy.max_producers_source) == (7, NAMESPACE)
 
 
-# ---- when somebody is away
+# ---- outages
 
 
 async def test_without_the_cursor_service_known_topics_continue_and_others_wait(
@@ -421,7 +421,7 @@ async def _answers(question: Callable[[], Any]) -> bool:
 async def test_a_new_replica_refuses_until_it_reads_the_policies(
     private: Private, topic: str
 ) -> None:
-    """It cannot know that deduplication was switched off; publishing waits, and loses nothing."""
+    """It cannot know whether deduplication was disabled; publishing waits, and loses nothing."""
     async with private() as services:
         await put(services.dedup, pb.PolicyValues(enabled=False), topic=topic)
         await services.stack.terminate("cursor")
@@ -442,7 +442,7 @@ async def test_a_new_replica_refuses_until_it_reads_the_policies(
 async def test_without_a_cursor_service_the_file_applies_and_changes_are_refused(
     private: Private, topic: str
 ) -> None:
-    """And where the file switches deduplication off, no call waits for Redis either."""
+    """Where the file disables deduplication, no call waits for Redis either."""
     off = f'[topic."{topic}-off"]\nenabled = false\n[topic."{topic}"]\nmax_producers = 5\n'
     async with private(policies=off, SEQGATE_DEDUP_CURSOR_TARGET="") as services:
         assert await max_producers(services.dedup, topic) == (5, TOPIC)
@@ -470,7 +470,8 @@ async def test_a_change_is_not_acknowledged_while_redis_refuses_its_token(
 async def test_a_replica_that_dies_in_a_call_leaves_the_others_consistent(
     private: Private, topic: str
 ) -> None:
-    """Killed after the property was written and before the token was; the caller asks another."""
+    """Killed after it wrote the property and before the token; the caller retries on another
+    replica."""
     async with (
         private(SEQGATE_DEDUP_REDIS_TIMEOUT_S="30") as services,
         second_dedup(services) as two,
@@ -490,7 +491,7 @@ async def test_a_replica_that_dies_in_a_call_leaves_the_others_consistent(
         assert await max_producers(services.dedup, topic) == (7, TOPIC)
 
 
-# ---- what cannot be set
+# ---- refusals
 
 
 @pytest.mark.parametrize(
@@ -580,7 +581,7 @@ async def test_a_namespace_with_a_long_name_has_no_policies_and_is_served(
 
 
 async def test_a_system_topic_takes_no_policy(replicas: Replicas, topic: str) -> None:
-    """Scenario 56: it never deduplicates, regardless of the levels above."""
+    """It never deduplicates, regardless of the levels above."""
     namespace = "public/systems"
     system = f"{namespace}/__changes"
     for values in (pb.PolicyValues(enabled=True), pb.PolicyValues()):

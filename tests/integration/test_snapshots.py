@@ -1,5 +1,5 @@
-"""Snapshots, recovery from them, and states that are loaded: real services, and a real Redis that
-forgets."""
+"""Snapshots, recovery from them, and loaded states: real services, and a real Redis that loses its
+data."""
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -72,7 +72,7 @@ async def test_a_snapshot_is_reported_after_redis_lost_its_state(
 
 
 async def snapshot_at(services: Services, topic: str, entry_id: int) -> cursor_pb2.Cursor:
-    """Wait for one at an entry of the first ledger."""
+    """Wait for a snapshot at an entry of the first ledger."""
 
     async def there() -> bool:
         found = await snapshot(services, topic)
@@ -85,18 +85,18 @@ async def snapshot_at(services: Services, topic: str, entry_id: int) -> cursor_p
 
 
 def marks(cursor: cursor_pb2.Cursor) -> dict[str, str]:
-    """What it says of producers."""
+    """The snapshot's properties of producers."""
     return {name: text for name, text in cursor.mark_delete_properties.items() if name != ABOUT}
 
 
 async def forget(services: Services, topic: str) -> None:
-    """Redis loses a topic."""
+    """Delete a topic's state in Redis."""
     async with Redis.from_url(services.stack.redis_url) as redis:
         assert await redis.delete(topic_key(TopicName.parse(topic)))
 
 
 def replayed(services: Services, topic: str) -> int:
-    """How many entries were replayed of a topic, in all."""
+    """The total number of a topic's replayed entries."""
     return sum(
         line["entries"]
         for line in log_lines(services.stack, "ledger")
@@ -107,7 +107,6 @@ def replayed(services: Services, topic: str) -> int:
 async def test_after_ten_entries_the_tenth_carries_all_producers(
     private: Private, topic: str
 ) -> None:
-    """Scenario 39."""
     async with private(policies=EVERY_TEN) as services:
         async with producer(services, topic) as p, producer(services, topic, "q") as q:
             await q.send(b"", sequence_id=41)
@@ -126,7 +125,7 @@ async def test_after_ten_entries_the_tenth_carries_all_producers(
 async def test_snapshots_are_taken_by_time_when_the_state_changed(
     private: Private, topic: str
 ) -> None:
-    """Scenarios 40, 42 and 43: deduplication is off for the cluster, and on for the topic."""
+    """Deduplication is disabled for the cluster, and enabled for the topic."""
     policies = BY_TIME + f'enabled = false\n[topic."{topic}"]\nenabled = true\n'
     async with private(
         policies=policies, SEQGATE_DEDUP_SNAPSHOT_CHECK_INTERVAL_S="0.05"
@@ -142,7 +141,7 @@ async def test_snapshots_are_taken_by_time_when_the_state_changed(
 
 
 async def test_a_clean_stop_leaves_nothing_to_replay(private: Private, topic: str) -> None:
-    """Scenarios 44 and 46: the services stop, and Redis restarts empty."""
+    """The services stop, and Redis restarts empty."""
     async with private(policies=NEVER) as services, producer(services, topic) as p:
         for _ in range(7):
             await p.send(b"")
@@ -195,7 +194,6 @@ async def test_a_requested_snapshot_is_taken_at_once(private: Private, topic: st
 async def test_without_the_cursor_service_publishing_continues_and_the_status_explains(
     private: Private, topic: str
 ) -> None:
-    """Scenario 48."""
     async with private(policies=EVERY_TEN) as services, producer(services, topic) as p:
         for _ in range(10):
             await p.send(b"")
@@ -233,7 +231,7 @@ async def test_deleting_a_topic_deletes_its_snapshot(private: Private, topic: st
         assert await snapshot(services, topic) is None
 
 
-# ---- states that are loaded
+# ---- loaded states
 
 
 def state(topic: str, entry_id: int, **producers: int) -> list[writer_pb2.LoadStateRequest]:
@@ -315,7 +313,7 @@ async def test_a_state_of_an_older_incarnation_is_fenced(dedup: Any, topic: str)
 async def test_a_state_loaded_under_a_writer_makes_it_confirm_the_rest(
     private: Private, topic: str
 ) -> None:
-    """Even if the loaded state is older: nothing is judged by half a state."""
+    """Even if the loaded state is older: no claim is judged by a partial state."""
     async with private(policies=NEVER) as services, producer(services, topic) as p:
         for _ in range(9):
             await p.send(b"")
@@ -378,7 +376,8 @@ async def test_an_invalid_state_is_refused_and_nothing_is_loaded(
 async def test_the_producers_of_a_state_are_bounded(
     services: Services, dedup: Any, topic: str
 ) -> None:
-    """As many as fit come in many messages; of those, policy keeps the most recently active."""
+    """Producers up to the limit come in many messages; policy keeps the most recently active
+    ones."""
     most = limits.LOADED_PRODUCERS_MAX
     (header, _) = state(topic, 5)
     pages = [

@@ -1,4 +1,4 @@
-"""Spans of calls that threads wait for: each kind, and every way in which one can end."""
+"""Spans of blocking calls: each kind, and every way in which a call can end."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +29,7 @@ KINDS = {
 
 
 class Handlers:
-    """A handler for each kind; `seen` has the context that came with each call."""
+    """A handler for each kind; `seen` has the context received with each call."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
@@ -65,7 +65,7 @@ class Handlers:
 
 @contextmanager
 def calling(handlers: Handlers) -> Iterator[Any]:
-    """A function that gives the call of a method."""
+    """A function that calls a method."""
     server = grpc.server(ThreadPoolExecutor(2))
     made = {
         name: getattr(grpc, f"{kind}_rpc_method_handler")(getattr(handlers, name))
@@ -74,7 +74,7 @@ def calling(handlers: Handlers) -> Iterator[Any]:
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, made)])
     target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
-    # As the data source does: a stream is read in its reader's thread.
+    # As in the Spark data source: a stream is read in its reader's thread.
     options = [(grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)]
     with grpc.insecure_channel(target, options) as channel:
         traced = traced_blocking_channel(channel, target)

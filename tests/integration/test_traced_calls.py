@@ -24,7 +24,7 @@ SERVICE = "test.Calls"
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """What was recorded, by a provider of the test's own."""
+    """The spans recorded by the test's own provider."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -104,7 +104,7 @@ KINDS = {
 
 @asynccontextmanager
 async def calling(handlers: Handlers) -> AsyncIterator[Any]:
-    """A function that gives the call of a method."""
+    """A function that calls a method."""
     server = aio.server(interceptors=[TracingServerInterceptor()])
     made = {
         name: getattr(grpc, f"{kind}_rpc_method_handler")(getattr(handlers, name))
@@ -120,7 +120,7 @@ async def calling(handlers: Handlers) -> AsyncIterator[Any]:
 
 
 async def pair(spans: InMemorySpanExporter, name: str) -> tuple[ReadableSpan, ReadableSpan]:
-    """The client's and the server's span of the one call of a method."""
+    """The client's and the server's span of the only call of a method."""
     full = f"{SERVICE}/{name}"
 
     def ended() -> list[ReadableSpan]:
@@ -209,7 +209,7 @@ async def test_unary_calls_and_one_way_streams(spans: InMemorySpanExporter) -> N
 async def test_failed_calls(
     spans: InMemorySpanExporter, name: str, code: str, of_client: str, of_server: str | None
 ) -> None:
-    """To say no is no failure of the server's, and one of the call's."""
+    """A refusal is a failure of the call, not of the server."""
     async with calling(Handlers()) as method:
         with pytest.raises(aio.AioRpcError):
             await method(name)(b"x")
@@ -242,7 +242,7 @@ async def test_calls_beyond_their_deadline(spans: InMemorySpanExporter) -> None:
 
 
 async def test_a_call_without_an_sdk_sends_no_context() -> None:
-    """Without an SDK a call is the channel's own."""
+    """Without an SDK the channel's own method is called."""
     seen: list[Any] = []
 
     class Channel:

@@ -104,7 +104,7 @@ async def test_a_snapshot_is_a_child_of_its_request_or_a_trace_of_its_own(tmp_pa
             async with producing(services) as producer:
                 await producer.send(b"second")
             await services.settled(TOPIC)
-        # The second one is taken when the service goes away.
+        # The second one is taken when the service drains.
         asked, own = sorted(
             received.named(f"snapshot {TOPIC}"), key=lambda snapshot: snapshot.start_ns
         )

@@ -1,4 +1,4 @@
-"""Trims that cursors hold back, retention, and topics that wait for a rebuild: real services."""
+"""Trims limited by cursors, retention, and topics that wait for a rebuild: real services."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -230,7 +230,7 @@ async def test_a_topic_is_deleted_while_the_cursor_service_is_unavailable(
         await get(stoppable, topic)
     lines = log_lines(stoppable.stack, "ledger")
     assert any(each["event"] == "deleting cursors failed" for each in lines)
-    # It is not forgotten, whatever becomes of the process.
+    # The deletion stays pending, whatever happens to the process.
     await stoppable.stack.kill("ledger")
     await stoppable.stack.run("cursor")
     assert "left" in await cursors(stoppable, topic)
@@ -314,11 +314,11 @@ async def test_with_no_retention_time_acknowledged_entries_are_removed(
         assert await publish(services, topic, ENTRIES - 1, ENTRIES) == [STALE, STORED]
 
 
-# ---- topics that wait
+# ---- topics that wait for a rebuild
 
 
 async def forget(services: Services, topic: str) -> None:
-    """Redis and the snapshots lose everything; the ledger starts anew."""
+    """Redis loses everything, and the topic's cursors, its snapshot included, are deleted."""
     async with Redis.from_url(services.stack.redis_url) as redis:
         await redis.flushall()
     for name in await cursors(services, topic):
@@ -347,7 +347,7 @@ async def lacking(services: Services, topic: str) -> int:
 
 
 async def goes_on(services: Services, topic: str, sequence_id: int, status: int) -> bool:
-    """Whether a message gets this receipt; a topic that waits gives none."""
+    """Whether a message gets this receipt; a waiting topic gives none."""
     try:
         return await publish(services, topic, sequence_id) == [status]
     except aio.AioRpcError as error:

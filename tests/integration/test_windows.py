@@ -21,24 +21,25 @@ from tests.support.waiting import eventually
 SERVICE = "seqgate.api.test.Windows"
 MESSAGE = bytes(32 * 1024)
 WARM_MESSAGES = 2_000
-"""With so many gRPC learns what a connection carries, and would let windows grow."""
+"""After this many messages gRPC has estimated the connection's bandwidth, and would grow
+windows."""
 
 UNREAD_MAX = 2 * WINDOW_BYTES + 4 * len(MESSAGE)
-"""What may be on its way: in the receiver's window, and where the sender has it."""
+"""Bytes that may be unread: the receiver's window, and the sender's buffers."""
 
 POLLS = 50
-"""A sender stands still whose count has not changed between so many looks at it."""
+"""A sender has stopped if its count has not changed in this many checks."""
 
 
 class Ends:
-    """Two ends of a connection; what was sent where nobody reads is counted."""
+    """Two ends of a connection; counts the bytes sent to an end that does not read."""
 
     def __init__(self) -> None:
         self.sent_bytes = 0
         self.over = asyncio.Event()
 
     async def take(self, _: Any, context: Any) -> None:
-        """Read so much, and then nothing."""
+        """Read the warm-up messages, and then nothing."""
         for _ in range(WARM_MESSAGES):
             await context.read()
         await context.write(b"enough")
@@ -85,7 +86,7 @@ async def connected() -> AsyncIterator[tuple[Ends, RawChannel]]:
 
 
 async def sent_to_a_server() -> int:
-    """How many bytes a client can send that a server does not read."""
+    """The bytes that a client can send to a server that does not read."""
     async with connected() as (ends, channel):
         call = channel.stream_stream(f"/{SERVICE}/take")()
         for _ in range(WARM_MESSAGES):
@@ -105,7 +106,7 @@ async def sent_to_a_server() -> int:
 
 
 async def sent_to_a_peer() -> int:
-    """How many bytes a server can send that its caller does not read."""
+    """The bytes that a server can send to a caller that does not read."""
     async with connected() as (ends, channel):
         call = channel.stream_stream(f"/{SERVICE}/give")()
         for _ in range(WARM_MESSAGES):

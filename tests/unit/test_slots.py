@@ -154,7 +154,7 @@ def test_different_keys_may_share_a_slot_of_ranges(one: int, other: int, slot: i
     assert range_slot(f"key-{one}".encode()) == range_slot(f"key-{other}".encode()) == slot
 
 
-def test_25_of_2000_keys_share_a_slot_of_a_ring() -> None:
+def test_of_2000_keys_25_share_a_slot_of_a_ring() -> None:
     assert 2000 - len({ring_slot(f"key-{number}".encode()) for number in range(2000)}) == 25
 
 

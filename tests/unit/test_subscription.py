@@ -163,7 +163,7 @@ def stage(permits: int = 100, **options: Any) -> Stage:
     return made
 
 
-def test_27_deliveries_stay_within_the_permits() -> None:
+def test_deliveries_stay_within_the_permits() -> None:
     it = stage(permits=5)
     it.publish(*[A] * 10)
     assert it.got(1) == [0, 1, 2, 3, 4]
@@ -171,7 +171,7 @@ def test_27_deliveries_stay_within_the_permits() -> None:
     assert it.got(1) == [5, 6, 7]
 
 
-def test_28_a_batch_may_exceed_the_permits_and_stops_deliveries() -> None:
+def test_a_batch_may_exceed_the_permits_and_stops_deliveries() -> None:
     it = stage(permits=3)
     it.publish(A, B, messages=10)
     assert it.got(1) == [0]
@@ -181,7 +181,7 @@ def test_28_a_batch_may_exceed_the_permits_and_stops_deliveries() -> None:
     assert it.got(1) == [1]
 
 
-def test_29_and_36_a_key_whose_owner_has_no_permits_waits_alone_in_order() -> None:
+def test_a_key_whose_owner_has_no_permits_waits_alone_in_order() -> None:
     it = stage(permits=100)
     it.connect(2, 0)
     it.publish(B, A, B, A)
@@ -192,7 +192,7 @@ def test_29_and_36_a_key_whose_owner_has_no_permits_waits_alone_in_order() -> No
     assert it.got(2) == [0, 2, 4]
 
 
-def test_30_a_consumer_at_its_unacknowledged_limit_resumes_at_half() -> None:
+def test_a_consumer_at_its_unacknowledged_limit_resumes_at_half() -> None:
     it = stage(consumer_unacked_max=10)
     it.publish(*[A] * 20)
     assert it.got(1) == list(range(10))
@@ -203,7 +203,7 @@ def test_30_a_consumer_at_its_unacknowledged_limit_resumes_at_half() -> None:
     assert it.got(1) == [10, 11, 12, 13, 14]
 
 
-def test_32_at_the_limit_of_the_subscription_only_redeliveries_proceed() -> None:
+def test_at_the_limit_of_the_subscription_only_redeliveries_proceed() -> None:
     it = stage(unacked_max=2)
     it.publish(A, B, C)
     assert it.got(1) == [0, 1]
@@ -212,7 +212,7 @@ def test_32_at_the_limit_of_the_subscription_only_redeliveries_proceed() -> None
     assert it.reason(C) is Reason.SUBSCRIPTION_LIMIT
 
 
-def test_34_permits_of_a_departed_consumer_change_nothing() -> None:
+def test_permits_of_a_departed_consumer_change_nothing() -> None:
     it = stage()
     it.leave(1)
     it.permit(1, 100)
@@ -220,7 +220,7 @@ def test_34_permits_of_a_departed_consumer_change_nothing() -> None:
     assert it.sent == {}
 
 
-def test_39_and_41_a_consumer_without_permits_does_not_block_others() -> None:
+def test_a_consumer_without_permits_does_not_block_others() -> None:
     it = stage(permits=0, consumer_parked_max=10, key_parked_max=5)
     it.connect(2, 1_000)
     it.publish(*[A] * 200, *[B] * 100)
@@ -232,7 +232,7 @@ def test_39_and_41_a_consumer_without_permits_does_not_block_others() -> None:
     assert it.sub.parked == it.sub.lagging == it.sub.unacked - 100 == 0
 
 
-def test_45_to_47_and_118_a_key_in_flight_drains_before_it_moves_and_others_move_at_once() -> None:
+def test_a_key_in_flight_drains_before_it_moves_and_others_move_at_once() -> None:
     it = stage()
     it.publish(B, B, C)
     it.connect(2, 100)
@@ -248,7 +248,7 @@ def test_45_to_47_and_118_a_key_in_flight_drains_before_it_moves_and_others_move
     assert it.got(2) == [3]
 
 
-def test_50_draining_entries_of_a_crashed_consumer_come_first() -> None:
+def test_draining_entries_of_a_crashed_consumer_come_first() -> None:
     it = stage()
     it.publish(B)
     it.connect(2, 100)
@@ -257,7 +257,7 @@ def test_50_draining_entries_of_a_crashed_consumer_come_first() -> None:
     assert it.got(2) == [0, 1]
 
 
-def test_54_a_silent_owner_loses_the_key_at_the_deadline_and_its_token_is_stale() -> None:
+def test_a_silent_owner_loses_the_key_at_the_deadline_and_its_token_is_stale() -> None:
     it = stage(drain_deadline_ms=500)
     it.publish(B, B)
     old = it.tokens[0]
@@ -271,7 +271,7 @@ def test_54_a_silent_owner_loses_the_key_at_the_deadline_and_its_token_is_stale(
     assert it.acknowledge(1, 0) == [Outcome.STALE]
 
 
-def test_55_a_returned_message_does_not_count_as_failed() -> None:
+def test_a_returned_message_does_not_count_as_failed() -> None:
     it = stage()
     it.publish(B)
     it.connect(2, 100)
@@ -280,7 +280,7 @@ def test_55_a_returned_message_does_not_count_as_failed() -> None:
     assert it.tokens[0].attempts == 0
 
 
-def test_60_and_131_a_token_settles_once_and_only_for_its_owner() -> None:
+def test_a_token_settles_once_and_only_for_its_owner() -> None:
     it = stage()
     it.connect(2, 100)
     it.publish(A)
@@ -295,7 +295,7 @@ def test_60_and_131_a_token_settles_once_and_only_for_its_owner() -> None:
     assert it.sub.unacked == 0
 
 
-def test_61_and_62_only_unacknowledged_messages_of_a_batch_are_redelivered() -> None:
+def test_only_unacknowledged_messages_of_a_batch_are_redelivered() -> None:
     it = stage()
     it.publish(A, messages=5)
     it.acknowledge(1, 0, messages=0b101)
@@ -308,7 +308,7 @@ def test_61_and_62_only_unacknowledged_messages_of_a_batch_are_redelivered() -> 
     assert not it.sub.lanes
 
 
-def test_64_an_acknowledgement_is_confirmed_only_when_durable() -> None:
+def test_an_acknowledgement_is_confirmed_only_when_durable() -> None:
     it = stage()
     it.publish(B)
     it.connect(2, 100)
@@ -320,7 +320,7 @@ def test_64_an_acknowledgement_is_confirmed_only_when_durable() -> None:
     assert it.got(2) == [1]
 
 
-def test_66_to_68_a_failed_message_comes_first_and_later_ones_are_revoked() -> None:
+def test_a_failed_message_comes_first_and_later_ones_are_revoked() -> None:
     it = stage()
     it.publish(A, A, A, B)
     it.got(1)
@@ -334,7 +334,7 @@ def test_66_to_68_a_failed_message_comes_first_and_later_ones_are_revoked() -> N
     assert [it.tokens[each].attempts for each in (0, 1, 2)] == [1, 0, 1]
 
 
-def test_70_a_failed_message_blocks_its_key_beyond_its_consumer() -> None:
+def test_a_failed_message_blocks_its_key_beyond_its_consumer() -> None:
     it = stage()
     it.publish(A, A)
     it.negative_acknowledge(1, 0)
@@ -344,7 +344,7 @@ def test_70_a_failed_message_blocks_its_key_beyond_its_consumer() -> None:
     assert it.reason(A) is Reason.RETRY
 
 
-def test_72_a_crash_fails_the_first_message_of_each_key() -> None:
+def test_a_crash_fails_the_first_message_of_each_key() -> None:
     it = stage()
     it.publish(A, A, B)
     it.leave(1)
@@ -352,7 +352,7 @@ def test_72_a_crash_fails_the_first_message_of_each_key() -> None:
     assert [it.tokens[each].attempts for each in (0, 1, 2)] == [1, 0, 1]
 
 
-def test_73_a_message_is_dead_lettered_and_acknowledged_after_its_last_attempt() -> None:
+def test_a_message_is_dead_lettered_and_acknowledged_after_its_last_attempt() -> None:
     it = stage(redeliveries_max=2)
     it.publish(A, A)
     for _ in range(3):
@@ -365,7 +365,7 @@ def test_73_a_message_is_dead_lettered_and_acknowledged_after_its_last_attempt()
     assert gap.position == Position(1, 0)
 
 
-def test_76_a_key_is_held_until_it_is_released() -> None:
+def test_a_key_is_held_until_it_is_released() -> None:
     it = stage(redeliveries_max=0, after_dead_letter=AfterDeadLetter.HOLD)
     it.publish(A, A)
     it.negative_acknowledge(1, 0)
@@ -375,7 +375,7 @@ def test_76_a_key_is_held_until_it_is_released() -> None:
     assert it.got(1) == [1]
 
 
-def test_76_the_tail_of_a_key_is_dead_lettered_in_order() -> None:
+def test_the_tail_of_a_key_is_dead_lettered_in_order() -> None:
     it = stage(redeliveries_max=0, after_dead_letter=AfterDeadLetter.TAIL)
     it.publish(A, A, B, A)
     it.negative_acknowledge(1, 0)
@@ -383,7 +383,7 @@ def test_76_the_tail_of_a_key_is_dead_lettered_in_order() -> None:
     assert dead == [0, 1, 3]
 
 
-def test_77_a_timed_out_message_fails_and_its_token_is_stale() -> None:
+def test_a_timed_out_message_fails_and_its_token_is_stale() -> None:
     it = Stage()
     it.connect(1, 10, ack_timeout_ms=100)
     it.publish(A)
@@ -395,7 +395,7 @@ def test_77_a_timed_out_message_fails_and_its_token_is_stale() -> None:
     assert it.acknowledge(1, 0) == [Outcome.STALE]
 
 
-def test_80_and_81_the_next_consumer_starts_at_the_first_unacknowledged_entry() -> None:
+def test_the_next_consumer_starts_at_the_first_unacknowledged_entry() -> None:
     it = stage(permits=3)
     it.publish(A, B, A, A)
     it.leave(1)
@@ -404,7 +404,7 @@ def test_80_and_81_the_next_consumer_starts_at_the_first_unacknowledged_entry() 
     assert [each for each in it.got(2) if each != 1] == [0, 2, 3, 4]
 
 
-def test_85_a_delayed_message_holds_its_key_only_on_request() -> None:
+def test_a_delayed_message_holds_its_key_only_on_request() -> None:
     for holds, first in ((False, [1]), (True, [])):
         it = stage(delay_holds_key=holds)
         it.publish(A, deliver_at_ms=100)
@@ -414,7 +414,7 @@ def test_85_a_delayed_message_holds_its_key_only_on_request() -> None:
         assert sorted([*first, *it.got(1)]) == [0, 1]
 
 
-def test_86_many_entries_due_at_once_need_no_further_event() -> None:
+def test_many_entries_due_at_once_need_no_further_event() -> None:
     it = stage()
     it.publish(*[A, B, C] * 10, deliver_at_ms=100)
     it.wait(100)
@@ -715,7 +715,7 @@ def filtered(permits: int = 100, **options: Any) -> Stage:
     return made
 
 
-def test_92_rejected_entries_are_acknowledged_and_take_no_permit() -> None:
+def test_rejected_entries_are_acknowledged_and_take_no_permit() -> None:
     it = filtered(permits=2)
     it.publish(A, A, B, verdict=REJECT)
     it.publish(A, B)
@@ -724,7 +724,7 @@ def test_92_rejected_entries_are_acknowledged_and_take_no_permit() -> None:
     assert it.sub.totals["rejected_entries"] == 3
 
 
-def test_93_a_rejected_backlog_is_acknowledged_without_permits() -> None:
+def test_a_rejected_backlog_is_acknowledged_without_permits() -> None:
     it = filtered(permits=0)
     it.says = dict.fromkeys(range(5_000), REJECT)
     it.publish(*[A, B, C] * 300, verdict=UNJUDGED)
@@ -733,7 +733,7 @@ def test_93_a_rejected_backlog_is_acknowledged_without_permits() -> None:
     assert not it.sub.lanes
 
 
-def test_95_and_96_a_rescheduled_message_holds_only_its_key() -> None:
+def test_a_rescheduled_message_holds_only_its_key() -> None:
     it = filtered(permits=3)
     it.publish(A, verdict=100)
     it.publish(A, B)
@@ -752,7 +752,7 @@ def test_95_and_96_a_rescheduled_message_holds_only_its_key() -> None:
     assert it.sub.totals["put_off"] == 2
 
 
-def test_96_rescheduling_is_bounded_in_time_and_number() -> None:
+def test_rescheduling_is_bounded_in_time_and_number() -> None:
     it = filtered(reschedule_max_ms=10, reschedules_max=2)
     it.says = {0: 1_000}
     it.publish(A, verdict=1_000)
@@ -784,7 +784,7 @@ def test_without_key_order_unjudged_entries_hold_nothing() -> None:
         assert it.got(1) == [1]
 
 
-def test_100_a_key_with_failed_filters_waits_alone_and_resumes_in_order() -> None:
+def test_a_key_with_failed_filters_waits_alone_and_resumes_in_order() -> None:
     it = filtered()
     it.publish(A, verdict=FILTER_FAILED)
     it.publish(A, B)
@@ -799,7 +799,7 @@ def test_100_a_key_with_failed_filters_waits_alone_and_resumes_in_order() -> Non
     assert it.got(1) == [0, 1, 3]
 
 
-def test_101_during_an_outage_only_judged_entries_proceed_and_then_all_in_order() -> None:
+def test_during_an_outage_only_judged_entries_proceed_and_then_all_in_order() -> None:
     it = filtered()
     it.holds = (Judge,)
     it.publish(A)
