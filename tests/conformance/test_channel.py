@@ -23,22 +23,22 @@ SIZES = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length
 
 
 def unary(behaviour: Any) -> Any:
-    """A handler of one message, with one."""
+    """A handler of unary requests and responses."""
     return grpc.unary_unary_rpc_method_handler(behaviour)
 
 
 def serving(behaviour: Any) -> Any:
-    """A handler of one message, with a stream."""
+    """A handler of unary requests and streamed responses."""
     return grpc.unary_stream_rpc_method_handler(behaviour)
 
 
 def taking(behaviour: Any) -> Any:
-    """A handler of a stream, with one message."""
+    """A handler of streamed requests and unary responses."""
     return grpc.stream_unary_rpc_method_handler(behaviour)
 
 
 def chat(behaviour: Any) -> Any:
-    """A handler of a stream, with a stream."""
+    """A handler of streamed requests and responses."""
     return grpc.stream_stream_rpc_method_handler(behaviour)
 
 
@@ -57,7 +57,7 @@ async def wait_for_ever(request: Any, context: Any) -> bytes:
 
 
 class Kept:
-    """A handler that keeps what becomes of it."""
+    """A handler that records its starts and ends."""
 
     def __init__(self, handle: Any = wait_for_ever) -> None:
         self._handle = handle
@@ -568,7 +568,7 @@ async def test_a_cancelled_read_of_a_handler_loses_its_message(world: World) -> 
         await asyncio.sleep(0)
         reading.cancel()
         await context.send_initial_metadata(())
-        got.append(await context.read())  # the other read is still there, below
+        got.append(await context.read())  # the cancelled read is still pending in the core
         await context.write(b"")
 
     await world.serve({"Impatient": chat(impatient)})
@@ -785,7 +785,7 @@ async def test_a_blocked_writer_learns_of_the_end(world: World) -> None:
         refused.set()
         await writing
         assert isinstance(ends[0], aio.AioRpcError | asyncio.InvalidStateError), ends
-        # grpc.aio puts the failure of the write before the status that caused it.
+        # grpc.aio may report the failed write in place of the status that caused it.
         assert await call.code() in (StatusCode.INTERNAL, StatusCode.ABORTED)
 
         ends = []

@@ -40,7 +40,7 @@ Change = Callable[[CursorState], object]
 
 
 class Place:
-    """A store, and where it can be opened again."""
+    """A store that can be reopened."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -49,7 +49,7 @@ class Place:
         self._opened = AsyncExitStack()
 
     async def open(self) -> None:
-        """Open the store, or close it and open it again; the memory stays as it is."""
+        """Open the store, or close and reopen it; the memory store stays as it is."""
         await self.close()
         if self.path is not None:
             opening = open_sqlite_store(self.path, clock=lambda: self.clock_ms)
@@ -69,7 +69,7 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 @pytest_asyncio.fixture
 async def file(tmp_path: Path) -> AsyncIterator[Place]:
-    """The SQLite store, for what only a file can do."""
+    """The SQLite store, for tests that need a file."""
     place = Place(tmp_path / "cursor.db")
     await place.open()
     yield place
@@ -94,7 +94,7 @@ async def change(
 
 
 class Contents(NamedTuple):
-    """Everything of a cursor that these tests put into one."""
+    """All the state of a cursor that these tests use."""
 
     head: Head
     pages: list[tuple[int, int, int]]
@@ -120,7 +120,7 @@ async def contents(store: CursorStore, name: str = NAME, topic: TopicName = TOPI
 
 
 def fill(state: CursorState) -> None:
-    """Something of everything."""
+    """Put some of every kind of state into a cursor."""
     state.head.mark_delete = Position(1, 2)
     state.head.mark_delete_properties = {"p": "7", "ü": ""}
     state.head.properties = {"own": "1"}
@@ -308,7 +308,7 @@ async def test_after_a_restart_a_lease_lasts_for_its_duration_at_most(file: Plac
     await acquire(file.store, "dead", 60_000)
     file.clock_ms = 3_600_000
     await file.open()
-    file.clock_ms += 60_000  # nobody asked meanwhile
+    file.clock_ms += 60_000  # without any call meanwhile
     assert (await acquire(file.store, "living")).owner == "living"
 
 
@@ -434,7 +434,7 @@ END = PAGE_ENTRIES - 1
         (Position(0, 2**62), 0),
         (Position(1, 0), 0),
         (Position(1, END - 1), 0),
-        (Position(1, END), 1),  # the page's last entry
+        (Position(1, END), 1),  # the last entry of the page
         (Position(1, END + 1), 1),
         (Position(1, 2 * PAGE_ENTRIES - 1), 2),
         (Position(1, 8 * PAGE_ENTRIES - 2), 2),
@@ -717,11 +717,11 @@ async def test_every_store_agrees_with_the_memory_store(
     script = [Call("create", TOPIC, name, _nothing) for name in "ab"]
     script += [_call(random) for _ in range(60)]
     for step, call in enumerate(script):
-        place.clock_ms = random.randint(0, 5_000)  # it goes back as often as forward
+        place.clock_ms = random.randint(0, 5_000)  # the clock goes back as often as forward
         assert await _outcome(place.store, call) == await _outcome(model, call), script[: step + 1]
         if random.random() < 0.05:
             await place.open()
-            for name in "ab":  # what a store that is opened does with all of them
+            for name in "ab":  # a reopened store reads all cursors
                 for topic in (TOPIC, OTHER):
                     await _outcome(model, Call("look", topic, name, _nothing))
                     await _outcome(place.store, Call("look", topic, name, _nothing))
@@ -799,7 +799,7 @@ def _step(random: Random, verb: str) -> Callable[[CursorState, int], object]:
 
 
 def _page(state: CursorState) -> object:
-    """A cursor, what is acknowledged, in pages of five, and what was delivered first."""
+    """A cursor, its acknowledged ranges in pages of five, and its first attempts."""
     pages = [state.acknowledged(None, 5)]
     while pages[-1].next_after is not None:
         pages.append(state.acknowledged(pages[-1].next_after, 5))
@@ -828,8 +828,8 @@ async def _outcome(store: CursorStore, call: Call) -> object:
 
 @pytest.mark.deep
 async def test_a_million_holes_are_kept_in_a_small_file(file: Place) -> None:
-    """And the last ones cost about as much as the first: a tenfold cost after a hundredfold number
-    would be a cost that grows with the number of holes."""
+    """The last ones cost about as much as the first: a tenfold cost after a hundredfold number
+    would grow with the number of holes."""
     await create(file.store)
     first, costs = 2, []
     for _ in range(100):
@@ -839,7 +839,7 @@ async def test_a_million_holes_are_kept_in_a_small_file(file: Place) -> None:
         def step(state: CursorState, ranges: list[Range] = ranges) -> None:
             state.acknowledge(ranges, [], ANYBODY)
 
-        started = time.process_time()  # what else the machine does is not ours
+        started = time.process_time()  # processor time, so that other processes do not count
         await change(file.store, step)
         costs.append(time.process_time() - started)
     assert sum(costs[-10:]) < 10 * sum(costs[:10])
@@ -908,7 +908,7 @@ async def test_a_damaged_cursor_is_reported_and_can_be_deleted(file: Place, dama
 
 
 async def test_attached_properties_are_read_only_on_request(file: Place) -> None:
-    """Damaged or missing properties go unnoticed otherwise."""
+    """Damaged or missing properties are noticed only then."""
     await create(file.store)
     await change(file.store, lambda state: state.mark_delete(Position(1, 7), {"k": "v"}, ANYBODY))
     await change(
@@ -1025,7 +1025,7 @@ def _count(file: Place, table: str) -> int:
 async def test_rows_of_deleted_cursors_are_removed_in_small_steps(
     file: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when the process that deleted them had no time to."""
+    """Also if the process that deleted them stopped before."""
     monkeypatch.setattr(sqlite, "REMOVE_ROWS_MAX", 2)
     for name in "abc":
         await create(file.store, name)

@@ -38,7 +38,7 @@ Serve = Callable[[], AbstractAsyncContextManager[int]]
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Serve:
-    """Runs a cursor service; again it is the same database."""
+    """Runs a cursor service; each run uses the same database."""
 
     @asynccontextmanager
     async def serve() -> AsyncIterator[int]:
@@ -222,7 +222,7 @@ CURSORS: Mapping[str, Position | None] = {
 
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few cursors are many pages."""
+    """A few cursors fill many pages."""
     monkeypatch.setattr(adapter, "PAGE_SIZE", 3)
 
 
@@ -256,7 +256,7 @@ async def test_all_cursors_of_a_topic_are_deleted_and_no_others(cursors: Cursors
 
 
 def methods(cursors: Cursors) -> dict[str, Callable[[], object]]:
-    """Every method, called."""
+    """A call of every method."""
     return {
         "get": lambda: cursors.get(TOPIC, NAME, whole=False),
         "create": lambda: cursors.create(TOPIC, NAME),

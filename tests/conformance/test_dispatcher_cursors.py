@@ -72,7 +72,7 @@ async def cursors(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
 @asynccontextmanager
 async def serving(config: CursorConfig) -> AsyncIterator[SubscriptionCursors]:
-    """A cursor service, and the way to it."""
+    """A cursor service, and the adapter that calls it."""
     async with open_sqlite_store(config.store_path) as store:
 
         def register(server: aio.Server) -> None:
@@ -107,7 +107,7 @@ NOTHING = entries()
 
 
 async def leased(cursors: Cursors, mark_delete: Position | None = None) -> int:
-    """A cursor whose lease somebody has; the epoch."""
+    """Create a cursor and acquire its lease; returns the epoch."""
     await cursors.create(TOPIC, NAME, mark_delete, {})
     return (await cursors.acquire(TOPIC, NAME, "me", LONG_MS)).epoch
 
@@ -210,7 +210,7 @@ async def test_acknowledging_all_messages_acknowledges_the_batch(cursors: Cursor
 
 
 async def test_the_most_that_a_machine_persists_at_once_is_stored(cursors: Cursors) -> None:
-    """More than one call of the service takes."""
+    """It takes more than one call of the service."""
     epoch = await leased(cursors)
     odd = [at(2 * i + 1) for i in range(CALL_ITEMS_MAX + 1)]
     await cursors.persist(TOPIC, NAME, entries(*odd), epoch)
@@ -306,7 +306,7 @@ async def test_renewing_with_the_next_epoch_fences_earlier_calls(
 ) -> None:
     epoch = await leased(cursors)
     lease = Lease("me", epoch + 1)
-    for _ in range(2):  # the answer may be lost
+    for _ in range(2):  # the reply may be lost
         assert await cursors.renew(TOPIC, NAME, "me", epoch, LONG_MS, next_epoch=True) == lease
     await all_fenced(cursors, epoch)
     await cursors.persist(TOPIC, NAME, entries(at(0)), epoch + 1)
@@ -345,7 +345,7 @@ async def test_an_expired_lease_remains_until_it_is_taken(cursors: Cursors) -> N
 
 
 async def all_fenced(cursors: Cursors, epoch: int) -> None:
-    """Nothing that takes an epoch is done for this one, not even nothing."""
+    """Check that every call with this epoch is fenced, even an empty one, and changes nothing."""
     before = await cursors.get(TOPIC, NAME)
     for call in (
         lambda: cursors.persist(TOPIC, NAME, entries(at(0)), epoch),
@@ -362,11 +362,11 @@ async def all_fenced(cursors: Cursors, epoch: int) -> None:
     assert await attempts(cursors) == {}
 
 
-# ---- what no repetition mends
+# ---- permanent refusals
 
 
 async def test_a_succession_may_change_after_a_trim_and_a_reset(cursors: Cursors) -> None:
-    """And is made durable, with where the log begins now: unless nothing explains it."""
+    """The new succession is persisted if the log begins at its end, and refused otherwise."""
     epoch = await leased(cursors, at(9))
     await cursors.persist(TOPIC, NAME, entries(successions=((at(9), at(0, 2)),)), epoch)
     await cursors.reset(TOPIC, NAME, at(9), epoch)
@@ -389,7 +389,7 @@ UNUSED: Any = None
 
 
 class Beginning:
-    """A log that begins somewhere."""
+    """A log that begins at a position."""
 
     def __init__(self, first: Position | None) -> None:
         self._first = first
@@ -455,11 +455,11 @@ async def test_persists_beyond_the_limit_of_a_request_are_split(tmp_path: Path) 
         assert await attempts(cursors) == dict(counts)
 
 
-# ---- what is not there
+# ---- missing cursors
 
 
 def methods(cursors: Cursors) -> dict[str, Callable[[], Awaitable[object]]]:
-    """Every method that names a cursor, called."""
+    """A call of every method that names a cursor."""
 
     async def listed(items: AsyncIterator[object]) -> list[object]:
         return [each async for each in items]

@@ -66,7 +66,7 @@ def when(is_wanted: Callable[[EntryMetadata, Rules], bool]) -> Judge:
 
 
 def lookup(properties: Mapping[str, str], name: str) -> str:
-    if name not in properties:  # [name] would put an empty one there
+    if name not in properties:  # [name] would add an empty one
         raise KeyError(name)
     return properties[name]
 
@@ -241,7 +241,7 @@ CASES = [
 
 @pytest.mark.parametrize("expression", PREDICATES)
 async def test_fields_outside_the_reads_do_not_affect_verdicts(line: Line, expression: str) -> None:
-    """Entries with equal keys have equal verdicts, and so have their projections."""
+    """Entries with equal keys have equal verdicts and equal projections."""
     given = rules(expression, region="eu")
     projection = Projection(await line.reads(given))
     said = await line.judge(given, CASES)
@@ -338,7 +338,7 @@ NONSENSE = {
 
 
 class Scripted(filter_pb2_grpc.FilterServiceServicer):
-    """Gives these answers on its first stream, and right ones on the next."""
+    """Gives these answers on its first stream, and correct ones on the next."""
 
     def __init__(self, answers: Sequence[filter_pb2.EvaluateResponse], *, skew: int) -> None:
         self._answers = list(answers)

@@ -62,7 +62,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
         ("duration('-1s')", -1_000_000),
         ("duration('0s')", 0),
         ("properties.region == 'eu' ? duration('24h') : duration('0s')", 86_400_000_000),
-        # As in CEL, what decides alone hides a failure beside it.
+        # As in CEL, an operand that decides alone hides the other one's failure.
         ("false && properties.absent == ''", False),
         ("properties.absent == '' && false", False),
         ("properties.absent == '' || true", True),
@@ -167,7 +167,7 @@ def test_macros_are_loops_in_the_tree(engine: Engine) -> None:
 
 
 def test_the_engine_itself_bounds_iterations(engine: Engine) -> None:
-    """Behind the bound that is checked before."""
+    """The check before evaluation has a lower limit."""
     many = {str(number): "" for number in range(ITERATIONS_MAX + 1)}
     found = engine.compile("properties.all(k, true)").evaluate({"properties": many})
     assert isinstance(found, Failure)

@@ -45,7 +45,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 class Writer:
-    """Appends where the topic ends."""
+    """Appends at the end of a topic."""
 
     def __init__(self, store: LedgerStore, state: LogState) -> None:
         self.store = store
@@ -65,7 +65,7 @@ class Writer:
 
 
 async def fill(store: LedgerStore, entries: Sequence[Entry], *, apart: bool) -> None:
-    """Append entries: each alone, or all together."""
+    """Append entries, one by one or as one group."""
     writer = await Writer.of(store)
     for group in [[each] for each in entries] if apart else [entries]:
         await writer.append(*group)
@@ -278,7 +278,7 @@ async def test_messages_are_found_by_producer_and_id(store: LedgerStore) -> None
         Found(Position(1, 0), None),
         Missing.STALE,
         Found(Position(1, 1), 2),
-        Missing.STALE,  # inside a batch's range, and not in the batch
+        Missing.STALE,  # within the batch's range, but not in the batch
         Missing.STALE,  # a marker is no message
         Missing.STALE,
     ]
@@ -344,7 +344,7 @@ async def test_trimmed_ids_are_remembered_by_producer(store: LedgerStore) -> Non
     await writer.append(single(7, "a"), batch([1, 2], "b"), marker(9, "m"), single(5, "c"))
     await writer.append(single(8, "a"), single(6, "c"))
     assert await store.trimmed_producers(TOPIC, skip=0, limit=9) == []
-    await store.trim(TOPIC, Position(1, 3))  # in the middle of what was appended together
+    await store.trim(TOPIC, Position(1, 3))  # in the middle of a group
     assert await store.trimmed_producers(TOPIC, skip=0, limit=9) == [("a", 7), ("b", 2)]
     await store.trim(TOPIC, Position(1, 99))
     assert await store.trimmed_producers(TOPIC, skip=0, limit=2) == [("a", 8), ("b", 2)]
@@ -499,7 +499,7 @@ together_and_apart = pytest.mark.parametrize("apart", [False, True], ids=["toget
         ([A0, A1, single(6)], unfinished((A0, at(0, 1)))),
         ([A0, A2], unfinished((A0, at(0)))),
         ([A1, A2], Missing.STALE),
-        ([A0, chunk(5, "a", 1, 2)], unfinished((A0, at(0)))),  # cut in another way
+        ([A0, chunk(5, "a", 1, 2)], unfinished((A0, at(0)))),  # cut differently
         # another attempt
         ([A0, A1, B0, B1], found("b", 2, 3)),
         ([A0, B0], unfinished((A0, at(0)), (B0, at(1)))),
@@ -699,7 +699,7 @@ async def test_retention_removes_entries_beyond_age_or_size(store: LedgerStore) 
 
 
 async def test_a_long_trim_is_done_in_parts(store: LedgerStore) -> None:
-    """More blocks than one question looks at."""
+    """It has more blocks than one query returns."""
     writer = await Writer.of(store)
     for sequence_id in range(1_030):
         await writer.append(single(sequence_id))
@@ -728,7 +728,7 @@ async def test_the_first_entry_since_a_time_is_found(store: LedgerStore) -> None
         (31, (4, 1)), (40, (4, 1)), (41, None), (2**64 - 1, None),
     ]  # fmt: skip
     assert [(each, await store.find_time(TOPIC, each)) for each, _ in times] == times
-    await store.trim(TOPIC, Position(1, 1))  # in the middle of what was appended together
+    await store.trim(TOPIC, Position(1, 1))  # in the middle of a group
     assert await store.find_time(TOPIC, 10) == (1, 1)
     assert await store.find_time(TOPIC, 20) == (1, 2)
     await store.trim(TOPIC, Position(4, 0))
@@ -769,7 +769,7 @@ async def test_entries_are_found_by_time_although_the_clock_went_back(
 
 
 END = Position(99, 0)
-"""Beyond everything that these tests append."""
+"""Beyond every append of these tests."""
 
 
 async def columns(
@@ -909,7 +909,7 @@ async def test_a_damaged_entry_is_reported_after_those_before_it(
 async def test_damaged_columns_are_reported_after_those_before_them(
     tmp_path: Path, blob: str
 ) -> None:
-    """As with reads; a call without metadata does not meet damage in it."""
+    """As with reads; a call without metadata does not notice damage in it."""
     async with open_sqlite_store(tmp_path / "ledger.db") as store:
         writer = await Writer.of(store)
         for first in range(0, 9, 3):
@@ -1159,7 +1159,7 @@ async def _outcome(store: LedgerStore, call: tuple[str, Sequence[Any]]) -> objec
             case "ledgers":
                 return await store.ledgers(topic, after=rest[0], limit=rest[1])
             case "find":
-                # A store may know more of what was trimmed than the memory does.
+                # A store may remember more trimmed producers than the model.
                 found = await store.find(topic, *rest)
                 return ["missing" if isinstance(each, Missing) else each for each in found]
             case "highest":

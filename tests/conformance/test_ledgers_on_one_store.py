@@ -1,5 +1,5 @@
-"""Ledgers that share a store and a deduplication state, over each store: under trims, lost states,
-restarting producers and changing policies nothing is stored twice."""
+"""Ledgers that share a store and a deduplication state, over each store: nothing is stored twice
+under trims, lost states, restarting producers and changing policies."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -47,7 +47,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class World:
-    """Ledgers, the store that they share, and what deduplication remembers."""
+    """Ledgers, their shared store, and a deduplicator in memory."""
 
     def __init__(self, store: LedgerStore, tasks: asyncio.TaskGroup) -> None:
         self.store = store
@@ -56,7 +56,7 @@ class World:
         self._ledgers: list[Ledger] = []
 
     def ledger(self) -> Ledger:
-        """Another process."""
+        """Another ledger process."""
         ledger = Ledger(LedgerConfig(), self.store, self.dedup, MemoryCursors(), self._tasks)
         self._ledgers.append(ledger)
         return ledger
@@ -66,7 +66,7 @@ class World:
             await each.finish(1)
 
     async def marks(self) -> dict[str, Marks]:
-        """What the fold over the log, trimmed and left, makes of each producer."""
+        """The marks of each producer, folded from the log and the trimmed producers."""
         rebuilt = {
             name: Marks(highest, highest)
             for name, highest in await self.store.trimmed_producers(TOPIC, limit=100)
@@ -80,8 +80,7 @@ class World:
         return {name: marks for name, marks in rebuilt.items() if marks != Marks()}
 
     async def check_state(self, ledger: Ledger) -> None:
-        """The state that is served is the one that a rebuild makes, and not only now: it stays so
-        when everything but the log is lost."""
+        """The served state equals a rebuilt one, also after all state but the log is lost."""
         marks = await self.marks()
         assert self.dedup.marks(TOPIC) == marks
         self.dedup.states.clear()
@@ -106,7 +105,8 @@ async def opened(ledger: Ledger, producer: str) -> Opened:
 async def publishing(
     ledger: Ledger, producer: str = "p"
 ) -> AsyncIterator[tuple[Opened, Callable[..., Awaitable[list[Status]]]]]:
-    """A stream, and what publishes entries on it, one by one; what became of each."""
+    """A stream, and a function that publishes entries on it, one by one; it returns their
+    statuses."""
     stream = await opened(ledger, producer)
 
     async def publish(*entries: Entry) -> list[Status]:
@@ -128,7 +128,7 @@ async def publishing(
 
 
 async def published(ledger: Ledger, entries: Sequence[Entry], producer: str = "p") -> list[Status]:
-    """Publish on a stream of its own; when everything is confirmed, what became of each."""
+    """Publish on a stream of its own; returns the statuses once everything is confirmed."""
     async with publishing(ledger, producer) as (stream, publish):
         statuses = await publish(*entries)
         await stream.topic.quiet()
@@ -145,7 +145,7 @@ def ids(*sequence_ids: int, producer: str = "p") -> list[Entry]:
     return [single(each, producer) for each in sequence_ids]
 
 
-# ---- producers that start over: the last entry is where they are
+# ---- producers that start over: their last entry decides
 
 
 async def test_a_forgotten_producer_that_starts_over_is_at_its_new_id(
@@ -199,7 +199,7 @@ async def test_the_rest_of_a_lower_message_is_refused_after_its_start_is_trimmed
 async def test_a_message_whose_start_is_trimmed_is_not_completed_elsewhere(
     world: World,
 ) -> None:
-    """The store makes the topic another one in the very step that removes the beginning."""
+    """The store starts a new incarnation in the same step that removes the message's beginning."""
     one, other = world.ledger(), world.ledger()
     first, second, _ = large(3, "a", 3)
     async with publishing(one) as (_, publish):
@@ -215,7 +215,7 @@ async def test_a_message_whose_start_is_trimmed_is_not_completed_elsewhere(
 
 
 class Pages:
-    """Stops a replay after a page, until something else was done."""
+    """Runs an action between two pages of a replay."""
 
     def __init__(self, world: World, after: int, act: Callable[[], Awaitable[object]]) -> None:
         self._left, self._act = after, act
@@ -352,7 +352,7 @@ async def test_served_and_rebuilt_state_agree_over_the_life_of_a_topic(
     assert (await world.marks())["p"] == Marks(11, 11)
 
 
-# ---- each mistake is seen
+# ---- sensitivity: every seeded defect is found
 
 
 @pytest.mark.deep
@@ -386,7 +386,7 @@ async def test_a_replay_across_a_trim_is_found(
         )
 
 
-# ---- topics that are deleted elsewhere
+# ---- topics deleted by another ledger
 
 
 async def test_a_topic_deleted_by_another_ledger_is_released_and_recreated(world: World) -> None:

@@ -1,4 +1,4 @@
-"""The token by which replicas see that policies were set, in every state store."""
+"""The token that tells replicas of changed policies, in every state store."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,5 @@
-"""The ways to Redis: one server, a master behind Sentinels, and a cluster whose slots move."""
+"""The kinds of Redis deployment: one server, a master behind Sentinels, and a cluster whose slots
+move."""
 
 import asyncio
 import socket
@@ -59,7 +60,7 @@ async def store_at(url: str, *, timeout_s: float = TIMEOUT_S) -> AsyncIterator[R
 
 @pytest.fixture(params=["redis", "sentinels", "cluster"])
 def group(request: pytest.FixtureRequest) -> Iterator[RedisServer | Sentinels | Cluster]:
-    """Each of the ways, with nothing remembered."""
+    """Each kind of deployment, flushed."""
     group: RedisServer | Sentinels | Cluster = request.getfixturevalue(request.param)
     group.flush()
     yield group
@@ -73,7 +74,7 @@ async def store(group: RedisServer | Sentinels | Cluster) -> AsyncIterator[Redis
 
 
 def serving(group: RedisServer | Sentinels | Cluster, key: str) -> RedisServer:
-    """The server that has a key."""
+    """The server that holds a key."""
     if isinstance(group, Cluster):
         return group.owner(slot_of(key))
     return group.master if isinstance(group, Sentinels) else group
@@ -86,7 +87,7 @@ def topic_in(slots: range) -> TopicName:
 
 
 async def begin(store: RedisStateStore, topic: TopicName = TOPIC) -> int:
-    """A topic with one entry; its revision."""
+    """Create a topic with one entry; returns its revision."""
     applied = await store.rollback(topic, WRITER, Confirmation(None, END, (), 1), [])
     assert isinstance(applied, Applied)
     return applied.revision
@@ -104,7 +105,7 @@ async def admit(
 
 
 async def served(store: RedisStateStore, topic: TopicName = TOPIC) -> bool:
-    """Whether a topic is served again; every attempt ends in time."""
+    """Whether a topic is served again; checks that every attempt ends in time."""
     async with asyncio.timeout(4 * TIMEOUT_S):
         try:
             await store.summary(topic)
@@ -115,13 +116,13 @@ async def served(store: RedisStateStore, topic: TopicName = TOPIC) -> bool:
 
 @contextmanager
 def silent_port() -> Iterator[int]:
-    """Where connections are taken, and nothing is ever answered."""
+    """A port that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
 
 def scripts_run(server: RedisServer) -> int:
-    """How many scripts a server was asked to run by their digest."""
+    """The number of EVALSHA calls that a server has received."""
     return int(info(server, "commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"])
 
 
@@ -146,7 +147,7 @@ async def test_scripts_are_reloaded_into_a_server_that_lost_them(
 
 @pytest.fixture
 def lose_a_reply(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """What has the next answer lost, with its connection, whatever it was an answer to."""
+    """A function that makes the next reply, to any command, get lost with its connection."""
     orders: list[None] = []
     read = Connection.read_response
 
@@ -212,7 +213,7 @@ async def test_a_master_name_unknown_to_sentinels_is_unavailable(sentinels: Sent
 
 
 async def test_a_silent_sentinel_takes_part_of_the_timeout(sentinels: Sentinels) -> None:
-    """As many as there are do not use up the time of a call together."""
+    """Even several silent ones do not use up a call's timeout."""
     with silent_port() as port:
         url = sentinels.url.replace("redis+sentinel://", f"redis+sentinel://127.0.0.1:{port},")
         async with store_at(url) as store, asyncio.timeout(TIMEOUT_S):
@@ -227,7 +228,7 @@ async def test_a_silent_node_does_not_block_others(cluster: Cluster) -> None:
 
 
 async def test_a_demoted_server_is_left(tmp_path: Path) -> None:
-    """Another master may serve the address by now."""
+    """Another master may have the address by now."""
     with running_redis(tmp_path) as server:
         async with store_at(server.url) as store:
             revision = await begin(store)
@@ -243,7 +244,7 @@ async def test_a_demoted_server_is_left(tmp_path: Path) -> None:
 
 
 async def test_a_demoted_master_gives_no_verdict(sentinels: Sentinels) -> None:
-    """Neither over a connection that is open, nor over a new one while it is still named."""
+    """Neither over an open connection, nor over a new one while Sentinels still name it."""
     sentinels.flush()
     old, new = sentinels.master, sentinels.replica
     async with store_at(sentinels.url) as store:
@@ -357,7 +358,7 @@ async def test_a_manual_failover_of_a_primary_is_followed(cluster: Cluster) -> N
 
 
 async def test_a_cluster_is_ready_while_the_policies_slot_is_served(cluster: Cluster) -> None:
-    """An unserved slot affects only its topics: were the service not ready then, no topic would be
+    """An unserved slot affects only its topics: if the service became unready, no topic would be
     served at all."""
     cluster.flush()
     here, elsewhere = topic_in(range(SLOTS // 2)), topic_in(range(SLOTS // 2, SLOTS))
@@ -391,7 +392,7 @@ async def ready(store: RedisStateStore) -> bool:
 
 @contextmanager
 def unserved(cluster: Cluster, slot: int) -> Iterator[None]:
-    """A slot that its node does not have meanwhile."""
+    """Remove a slot from its node while the block runs."""
     server = cluster.owner(slot)
     command(server, "CLUSTER", "DELSLOTS", slot)
     try:
@@ -403,8 +404,8 @@ def unserved(cluster: Cluster, slot: int) -> Iterator[None]:
 @pytest.mark.parametrize("leaps", [True, False])
 async def test_one_writer_meets_two_masters(redis: RedisServer, seed: int, leaps: bool) -> None:
     """A partitioned master still answers besides its successor, and a writer's calls go to either:
-    claims admitted and not withdrawn are new on neither of them. Revisions that only count would
-    not distinguish the two, and this would find it."""
+    claims admitted and not withdrawn are new on neither of them. Revisions that are mere counters
+    could not distinguish the two, and fail this test."""
     redis.flush()
     twice = 0
     async with connect_redis(redis.url, timeout_s=30, connections_max=1) as client:
@@ -421,7 +422,7 @@ async def test_one_writer_meets_two_masters(redis: RedisServer, seed: int, leaps
 
 
 async def meet_both(store: RedisStateStore, masters: list[TopicName], random: Random) -> int:
-    """How often something is let through that is let through already."""
+    """The number of claims that were admitted although they already were."""
     twice = 0
     epoch = 1
     revision: int | None = None  # not aligned

@@ -1,4 +1,4 @@
-"""Redis's scripts and the pure functions are the same functions."""
+"""Redis's scripts and the pure functions agree."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -37,13 +37,13 @@ TELLING = {
     "lowest > pushed_id": 105,
     "math.max(1, topic.remaining)": 94,
 }
-"""Of mutants that few histories tell apart, one that does: the search begins there."""
+"""For mutants that few histories reveal, one that does, where the search begins."""
 
 IN_FLIGHT = 'if pushed ~= persisted then return "I" end\n  '
 
 
 class Judge:
-    """Plays a history on Redis and on the model."""
+    """Replays a history on Redis and on the model."""
 
     def __init__(self, runner: asyncio.Runner, store: RedisStateStore) -> None:
         self._runner = runner
@@ -55,12 +55,12 @@ class Judge:
     def agrees(self, history: list[Call]) -> bool:
         try:
             lua, python = self.answers(history)
-        except (AssertionError, ResponseError):  # an answer of which nothing can be made
+        except (AssertionError, ResponseError):  # an answer that cannot be parsed
             return False
         return lua == python
 
     def shrink(self, history: list[Call]) -> list[Call]:
-        """A shorter history that still tells the two apart: drop calls while it does."""
+        """A shorter history on which the two differ, found by dropping calls."""
         for i in reversed(range(len(history))):
             shorter = history[:i] + history[i + 1 :]
             if not self.agrees(shorter):
@@ -82,7 +82,7 @@ def judging_at(url: str) -> Iterator[Callable[[], Judge]]:
 
 @pytest.fixture
 def judge(redis: RedisServer) -> Iterator[Callable[[], Judge]]:
-    """Makes judges; each reads the scripts when it is made."""
+    """Makes judges; each loads the scripts when it is made."""
     with judging_at(redis.url) as judge:
         yield judge
 
@@ -91,7 +91,7 @@ def judge(redis: RedisServer) -> Iterator[Callable[[], Judge]]:
 def test_lua_and_python_agree_behind_sentinels_and_in_a_cluster(
     request: pytest.FixtureRequest, group: str, seed: int
 ) -> None:
-    """The scripts are the same ones: only the connection may differ."""
+    """The scripts are the same: only the connection may differ."""
     with judging_at(request.getfixturevalue(group).url) as judge:
         judging = judge()
         for each in range(seed, seed + HISTORIES_FAR):
@@ -109,7 +109,7 @@ def test_lua_and_python_agree_on_every_history(judge: Callable[[], Judge], seed:
             assert lua == python, f"history_of({each}), shrunk to {history}"
 
 
-# Each comparison of the scripts, made a little wrong: the suite above must not be blind to any.
+# Mutants: each comparison of the scripts, changed slightly. The suite above must notice every one.
 COMPARISONS = [
     # topic.lua, the gate
     ("topic.confirmed < after", "topic.confirmed <= after"),
@@ -180,7 +180,7 @@ COMPARISONS = [
     (IN_FLIGHT + "return chunk", "return chunk"),
     ('chunk == 0 and "N" or "C"', '"N"'),
     ('chunk == 0 and "N" or "C"', '"C"'),
-    # admit.lua, what a verdict does
+    # admit.lua, effects of a verdict
     ('held and verdict ~= "D"', "false"),
     ('held and verdict ~= "D"', "held"),
     ('elseif verdict ~= "D"', "elseif true"),
@@ -202,7 +202,7 @@ COMPARISONS = [
     ("and not in_flight", ""),
     ("now_ms - slack_ms > tonumber(active)", "now_ms >= 0"),
     ("incarnation > ARGV[1]", "incarnation >= ARGV[1]"),
-    # topic.lua, what remains
+    # topic.lua, end of the call
     ("math.max(1, topic.remaining)", "topic.remaining"),
     ("math.max(1, topic.remaining)", "1"),
     ("if topic.remaining > 0 then", "if false then"),
