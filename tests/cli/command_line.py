@@ -15,7 +15,7 @@ from tests.support.nursery import SEQGATE, Nursery
 from tools.stack.child import tell
 
 PATIENCE_S = 20.0
-"""How long a command may take to do what a test waits for."""
+"""The limit of a command and of a wait for its output, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,67 +28,65 @@ class Ended:
 
     @property
     def records(self) -> list[Any]:
-        """What it printed as JSON."""
+        """The JSON objects of its output."""
         return [json.loads(line) for line in self.out.splitlines()]
 
     @property
     def record(self) -> Any:
-        """The one object that it printed."""
+        """The only JSON object of its output."""
         (record,) = self.records
         return record
 
     @property
     def rows(self) -> list[list[str]]:
-        """What it printed as a table, split at the gaps between columns."""
+        """The rows of its table, split at the gaps between columns."""
         return [re.split(" {2,}", line) for line in self.out.splitlines()]
 
     @property
     def errors(self) -> list[Any]:
-        """What it printed about errors, as JSON."""
+        """The errors that it reported as JSON."""
         return [json.loads(line)["error"] for line in self.err.splitlines()]
 
     @property
     def error(self) -> Any:
-        """The one error that it printed."""
+        """The only error that it reported."""
         (error,) = self.errors
         return error
 
 
 class Running:
-    """A command that is running."""
-
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     async def record(self) -> Any:
-        """The next object that it prints."""
+        """The next object of its output."""
         return json.loads(await self.line())
 
     async def line(self) -> str:
-        """The next line that it prints."""
+        """The next line of its output."""
         assert self._process.stdout is not None
         async with asyncio.timeout(PATIENCE_S):
             return (await self._process.stdout.readline()).decode()
 
     async def write(self, *lines: Any) -> None:
-        """Give it lines of JSON."""
+        """Write JSON lines to its input."""
         assert self._process.stdin is not None
         self._process.stdin.write(json_lines(*lines))
         await self._process.stdin.drain()
 
     def interrupt(self) -> None:
-        """Press Ctrl-C."""
+        """Interrupt it, as Ctrl-C does."""
         self._process.send_signal(signal.SIGINT)
 
     async def ended(self) -> Ended:
-        """Close its input, and wait for its end."""
+        """Close its input, and wait until it ends."""
         async with asyncio.timeout(PATIENCE_S):
             out, err = await self._process.communicate(b"")
         assert self._process.returncode is not None
         return Ended(self._process.returncode, (out or b"").decode(), err.decode())
 
     async def exit_code(self) -> int:
-        """Wait for its end, with its input still open."""
+        """Wait until it ends, with its input still open."""
         async with asyncio.timeout(PATIENCE_S):
             return await self._process.wait()
 
@@ -101,13 +99,13 @@ class CommandLine:
     environment: Mapping[str, str]
 
     def with_(self, **variables: str) -> "CommandLine":
-        """The same with more variables."""
+        """The same command line with more variables."""
         return CommandLine(self.nursery, {**self.environment, **variables})
 
     async def __call__(
         self, *arguments: str, stdin: bytes = b"", patience_s: float = PATIENCE_S
     ) -> Ended:
-        """Run a command to its end."""
+        """Run a command until it ends."""
         with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as err:
             given.write(stdin)
             given.seek(0)
@@ -125,7 +123,7 @@ class CommandLine:
 
     @asynccontextmanager
     async def running(self, *arguments: str, stdout: int = PIPE) -> AsyncIterator[Running]:
-        """Start a command; it does not outlive the block."""
+        """Start a command, and kill it at the end of the block."""
         async with self._process(*arguments, stdin=PIPE, stdout=stdout) as process:
             yield Running(process)
 
@@ -151,5 +149,5 @@ class CommandLine:
 
 
 def json_lines(*records: Any) -> bytes:
-    """Objects, one a line."""
+    """Objects as JSON, one per line."""
     return b"".join(json.dumps(record).encode() + b"\n" for record in records)

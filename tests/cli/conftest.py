@@ -1,4 +1,4 @@
-"""All services, and the real command line in front of them."""
+"""All services, and the real command line."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ _NUMBERS = count()
 
 @pytest_asyncio.fixture(scope="session")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """Every service, shared by all tests here: each has a topic of its own."""
+    """Every service, shared by all tests here: each has its own topic."""
     async with Stack(tmp_path_factory.mktemp("stack")) as running:
         yield running
 
@@ -29,7 +29,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
 def inside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Ended]:
-    """Runs a command inside this process, for what needs no service: a process takes its time."""
+    """Runs a command in this process, for tests without services: starting a process is slow."""
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in list(os.environ):
         if name.startswith(("SEQGATE_", "XDG_")):
@@ -60,7 +60,7 @@ def bare(tmp_path: Path, nursery: Nursery) -> CommandLine:
 
 @pytest.fixture
 def seqgate(bare: CommandLine, stack: Stack) -> CommandLine:
-    """The command line, told by its environment where the services are."""
+    """The command line, with the services' addresses in its environment."""
     return bare.with_(
         SEQGATE_LEDGER=stack.address("ledger"),
         SEQGATE_DEDUP=stack.address("dedup"),
@@ -79,5 +79,5 @@ async def client(stack: Stack) -> AsyncIterator[Client]:
 
 @pytest.fixture
 def topic() -> str:
-    """A topic that nobody else uses."""
+    """A topic that no other test uses."""
     return f"cli/tests/topic-{next(_NUMBERS)}"

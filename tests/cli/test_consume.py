@@ -28,7 +28,8 @@ async def consuming(stack: Stack) -> AsyncIterator[Client]:
 
 
 async def mark_delete(seqgate: CommandLine, topic: str) -> str | None:
-    """How far the subscription `s` has come, as its cursor says it, which outlives everything."""
+    """The mark-delete position of the subscription `s`, from its cursor, which outlives
+    everything."""
     ended = await seqgate("cursor", "show", topic, "s", "-o", "json")
     place: str | None = ended.record["mark_delete"]
     return place

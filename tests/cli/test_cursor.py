@@ -204,7 +204,7 @@ async def test_a_cursor_is_placed_before_the_given_message(
 async def test_the_place_before_a_ledgers_first_entry_is_in_the_previous_ledger(
     seqgate: CommandLine, stack: Stack, client: Client, topic: str
 ) -> None:
-    """Each writer starts a ledger; a restart of the service makes a new writer."""
+    """Each writer starts a ledger; a restart of the service creates a new writer."""
     for count in (3, 5):
         await published(client, topic, count)
         await stack.terminate("ledger")

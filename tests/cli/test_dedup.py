@@ -79,7 +79,7 @@ async def test_the_table_of_producers_is_not_truncated(seqgate: CommandLine, sto
 async def test_a_large_message_is_shown_with_its_chunks(
     seqgate: CommandLine, client: Client, dedup: Any, topic: str
 ) -> None:
-    """One stored in part, by a service with a log of its own; and a complete one."""
+    """One stored in part, by a service with its own log; and a complete one."""
     chunks = {
         i: common_pb2.Chunk(uuid="u", chunk_id=i, num_chunks=3, total_bytes=9) for i in (0, 1)
     }
@@ -115,7 +115,7 @@ async def test_a_large_message_is_shown_with_its_chunks(
 async def test_producers_are_listed_across_pages(
     seqgate: CommandLine, dedup: Any, topic: str
 ) -> None:
-    """More producers than a page holds, of a service with a log of its own."""
+    """More producers than a page holds, of a service with its own log."""
     names = {f"p{number:04}" for number in range(3_000)}
     claims = [writer_pb2.Claims(producer_name=name, sequence_ids=[2**63 - 1]) for name in names]
     await dedup.Admit(
@@ -162,7 +162,7 @@ async def test_explain_prints_verdict_and_cause(seqgate: CommandLine, stored: st
     }
     assert (again.record["verdict"], again.record["fate"]) == ("DUPLICATE", "STORED")
     assert again.record["message_id"] == "1:0:-1"
-    has_snapshot = again.record["snapshot"] is not None  # one is taken from time to time
+    has_snapshot = again.record["snapshot"] is not None  # snapshots are taken by time
     assert again.record["snapshot_covers_it"] is has_snapshot
     assert again.record["sent_again"] == (
         "It would not be stored again: the answer is its id, 1:0:-1."
@@ -184,7 +184,7 @@ async def test_explain_prints_text(seqgate: CommandLine, stored: str) -> None:
 async def test_explain_prints_trace_and_snapshot(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
-    """Of a single message, of each in a batch, and of a large one."""
+    """Of a single message, of each message in a batch, and of a large one."""
     traces = [f"{number:032x}" for number in range(1, 5)]
     given = [{"traceparent": f"00-{each}-00f067aa0ba902b7-01"} for each in traces]
     async with client.producer(topic, name="p") as producer:

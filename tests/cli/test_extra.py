@@ -1,4 +1,4 @@
-"""The command `seqgate` where the extra `cli` was not installed."""
+"""The command `seqgate` without the extra `cli`."""
 
 import sys
 

@@ -225,7 +225,7 @@ async def test_a_failure_is_explained_and_exits_with_1(seqgate: CommandLine) -> 
     assert found.record["steps"][0]["failure"]
 
 
-# ---- what holds for all
+# ---- errors of all commands
 
 
 async def test_an_unreachable_service_exits_with_3(bare: CommandLine) -> None:

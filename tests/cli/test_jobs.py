@@ -61,7 +61,7 @@ def jobs_in(seqgate: CommandLine, tmp_path: Path) -> Callable[..., Any]:
 
 
 async def stored(client: Client, stack: Stack, *topics: str) -> None:
-    """Publish to topics, and return when deduplication knows all of it."""
+    """Publish to topics, and return once everything is confirmed."""
     for topic in topics:
         async with client.producer(topic, name="p") as producer:
             for number in range(MESSAGES):
@@ -77,7 +77,7 @@ async def stored(client: Client, stack: Stack, *topics: str) -> None:
 
 
 async def plant(stack: Stack, topic: str, highest: int) -> None:
-    """Put a state in place that is not what the log says."""
+    """Load a state that differs from the log."""
     header = writer_pb2.LoadHeader(topic=topic, incarnation=1, through=END, replace=True)
     wrong = writer_pb2.ProducerState(
         name="p", highest_sequence_id=highest, last_active=timestamp(1)
@@ -170,8 +170,8 @@ def test_a_job_without_spark_names_the_extra_to_install(
 
 
 def foreign_modules(folder: Path) -> Path:
-    """Modules that are named as ours are, in a folder, and leave a trace in a file. Returns its
-    path."""
+    """Create modules with the names of ours, which record in a file that they were imported.
+    Returns its path."""
     met = folder / "met"
     for name in ("tools", "services", "seqgate", "pyspark"):
         (folder / name).mkdir(parents=True)
@@ -197,7 +197,7 @@ async def test_a_job_imports_nothing_from_the_current_folder(
 def started_among_foreign_modules(
     inside: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> tuple[int, bool]:
-    """How a job ends that finds no service, and whether it met a foreign module."""
+    """The exit code of a job that finds no service, and whether it imported a foreign module."""
     met = foreign_modules(folder)
     monkeypatch.chdir(folder)
     ended = inside("dedup", "rebuild", "--ledger", "127.0.0.1:1", "--timeout", "1", "t")

@@ -1,4 +1,4 @@
-"""Which chunks a reading left out."""
+"""The chunks that a read left out."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Lines, as they come."""
+"""Lines, returned as they arrive."""
 
 import os
 from collections.abc import AsyncIterator

@@ -166,7 +166,7 @@ async def test_an_invalid_line_is_reported_as_text(seqgate: CommandLine, topic: 
     ("options", "size_bytes"),
     [
         (["--batch"], 6_000_000),  # no batch is cut
-        (["--chunk-bytes", "1024"], 10_000 * 1024 + 1),  # more chunks than may be
+        (["--chunk-bytes", "1024"], 10_000 * 1024 + 1),  # more chunks than allowed
     ],
 )
 async def test_a_refused_message_does_not_affect_others(
@@ -296,14 +296,14 @@ async def test_pending_messages_and_bytes_are_bounded(
         return waiting
 
     room = _publish.Room()
-    await room.take(1_000)  # one always has room
+    await room.take(1_000)  # one message is always admitted
     assert await waits(room, 1)
     room.give_back(1_000)
     await room.take(50)
     await room.take(50)
     assert await waits(room, 1)
     assert not await waits(room, 0)
-    assert await waits(room, 0)  # the fourth
+    assert await waits(room, 0)  # the fourth message
 
 
 def test_an_interrupt_ends_the_wait_for_a_pipes_writer(
@@ -380,7 +380,7 @@ async def test_publish_ends_quietly_when_its_output_closes(
         assert await asyncio.to_thread(os.read, receiving, 1_000)
         os.close(receiving)
         await publishing.write({"payload": "b"})
-        assert await publishing.exit_code() == 1  # there might have been more to send
+        assert await publishing.exit_code() == 1  # more input may have followed
         ended = await publishing.ended()
 
     assert ended.err == ""
@@ -408,7 +408,7 @@ async def test_an_interrupt_exits_with_130_and_reports_what_was_sent(
 ) -> None:
     async with seqgate.running("publish", topic, "--producer", "p") as publishing:
         await publishing.write({"payload": "a"})
-        async with client.producer(topic):  # it exists, whoever was first
+        async with client.producer(topic):  # creates the topic unless it exists
             pass
         async with client.reader(topic) as reader, asyncio.timeout(WITHIN_S):
             await anext(reader)

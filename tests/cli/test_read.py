@@ -109,7 +109,7 @@ async def test_read_follows_up_to_the_requested_number_of_messages(
 async def test_read_ends_quietly_when_its_output_closes(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
-    """As `| head -1` does, while more comes than a pipe holds."""
+    """As `| head -1` does, while the output exceeds a pipe's capacity."""
     await published(client, topic, [b"x" * 100_000] * 20)
     receiving, giving = os.pipe()
     async with seqgate.running("read", topic, "-o", "json", stdout=giving) as reading:
@@ -122,7 +122,7 @@ async def test_read_ends_quietly_when_its_output_closes(
 
 
 async def large_messages(client: Client, topic: str, *payloads: str) -> list[str]:
-    """Publish them in chunks of a kibibyte; their ids."""
+    """Publish messages in chunks of a kibibyte; their ids."""
     async with client.producer(topic, name="p", chunking=Chunking(1024)) as producer:
         receipts = [await producer.send(payload.encode()) for payload in payloads]
     return [str(receipt.message_id) for receipt in receipts]
@@ -146,7 +146,7 @@ async def test_a_large_message_is_read_once_and_found_by_its_id(
         read(),
         read("--from", ids[1]),
         read("--from", ids[1], "--exclusive"),
-        read("--from", "1:5"),  # what is missing of the second message is fetched
+        read("--from", "1:5"),  # the missing start of the second message is fetched
     )
     assert [row[0] for row in table.rows] == ["MESSAGE", *ids]
     assert table.err == ""

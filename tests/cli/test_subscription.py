@@ -43,7 +43,7 @@ async def stored(client: Client, topic: str) -> str:
 
 @asynccontextmanager
 async def sending_on(owner: Callable[[], str]) -> AsyncIterator[str]:
-    """A dispatcher service that has no subscription, and says who does. Its address."""
+    """A dispatcher service that redirects to the owner; yields its address."""
 
     async def refuse(_request: object, context: Any) -> None:
         error = NotOwner("another instance has the subscription", owner=owner())
@@ -107,7 +107,7 @@ async def test_start_positions_of_a_subscription(
         "earliest": None,
         "latest": "1:6",
         "1:3": "1:2",
-        "1:6:-1:1": "1:5",  # in a batch: the whole of it is next
+        "1:6:-1:1": "1:5",  # in a batch: all of it is delivered next
         f"{moment}.{before_ms % 1000:03}Z": "1:5",
         "1970-01-02": None,
         "2200-01-01T00:00:00+01:00": "1:6",
@@ -339,7 +339,7 @@ async def test_a_held_key_is_released(seqgate: CommandLine, consuming: Client, s
     assert message.id.position == (1, 2)
 
 
-# ---- who has it
+# ---- ownership
 
 
 async def test_a_request_is_redirected_to_the_owner_of_the_subscription(

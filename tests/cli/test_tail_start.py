@@ -40,10 +40,10 @@ class Log:
     ("count", "start", "asked"),
     [
         (1, (6, 2), 0),
-        (3, (6, 0), 0),  # the whole last ledger: nothing needs to be asked
+        (3, (6, 0), 0),  # the whole last ledger: no call is needed
         (4, (4, 1), None),
         (6, (3, 4), None),
-        (10, (3, 0), 0),  # all there are
+        (10, (3, 0), 0),  # all entries
         (11, (3, 0), 0),
     ],
 )

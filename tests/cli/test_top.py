@@ -33,7 +33,7 @@ from tools.stack.stack import Stack
 
 
 class Terminal:
-    """A command on a terminal of its own, which it controls."""
+    """A command with a controlling terminal of its own."""
 
     def __init__(self, ours: int, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -42,17 +42,17 @@ class Terminal:
         os.set_blocking(ours, False)
 
     def resize(self, columns: int, rows: int) -> None:
-        """Make it larger or smaller: whoever runs in it is told."""
+        """Change the size; the command gets SIGWINCH."""
         self._forget()
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def press(self, keys: bytes) -> None:
-        """Press keys."""
+        """Send keys to the command."""
         self._forget()
         os.write(self._ours, keys)
 
     def seen(self) -> str:
-        """All that was written since something was done here."""
+        """The output since the last resize or key press."""
         try:
             while block := os.read(self._ours, 65_536):
                 self._seen += block
@@ -65,18 +65,18 @@ class Terminal:
         self._seen.clear()
 
     async def shows(self, text: str) -> None:
-        """Wait until this is written."""
+        """Wait until the output contains this."""
         await eventually(lambda: text in self.seen(), text, within_s=PATIENCE_S)
 
     async def exit_code(self) -> int:
-        """Wait for its end."""
+        """Wait until the command ends."""
         await eventually(lambda: (self.seen(), self.process.returncode is not None)[1])
         return await self.process.wait()
 
 
 @asynccontextmanager
 async def on_terminal(seqgate: CommandLine, *arguments: str) -> AsyncIterator[Terminal]:
-    """Run a command there; it does not outlive the block."""
+    """Run a command on a terminal, and kill it at the end of the block."""
     ours, theirs = pty.openpty()
     environment = {**seqgate.environment, "TERM": "xterm"}
     environment.pop("COLUMNS", None)
@@ -198,4 +198,4 @@ async def test_a_terminal_is_redrawn_until_interrupted(
         await terminal.shows("sorted by in")
         terminal.press(key)
         assert await terminal.exit_code() == code
-        assert "\x1b[?1049l" in terminal.seen()  # the screen from before is back
+        assert "\x1b[?1049l" in terminal.seen()  # the previous screen is restored

@@ -115,7 +115,7 @@ async def test_a_topic_that_awaits_a_rebuild_shows_the_length_of_its_replay(
 ) -> None:
     settings = {
         "SEQGATE_LEDGER_INLINE_REPLAY_ENTRIES_MAX": "1",
-        "SEQGATE_DEDUP_SNAPSHOT_CHECK_INTERVAL_S": "3600",  # one would leave less to be replayed
+        "SEQGATE_DEDUP_SNAPSHOT_CHECK_INTERVAL_S": "3600",  # a snapshot would shorten the replay
     }
     async with Stack(tmp_path / "stack", environment=settings) as stack:
         seqgate = bare.with_(
@@ -126,7 +126,7 @@ async def test_a_topic_that_awaits_a_rebuild_shows_the_length_of_its_replay(
             async with aio.insecure_channel(stack.address("dedup")) as channel:
                 asked = dedup_pb2.GetTopicStatusRequest(topic=topic)
 
-                async def is_confirmed() -> bool:  # a confirmation of everything replays it
+                async def is_confirmed() -> bool:  # confirming everything replays it
                     status = await dedup_stub(channel).GetTopicStatus(asked)
                     return bool(status.counts.confirmed_entries == 3)
 
@@ -137,7 +137,7 @@ async def test_a_topic_that_awaits_a_rebuild_shows_the_length_of_its_replay(
             async def waits() -> bool:
                 with pytest.raises(SeqgateError) as caught:
                     await published(client, topic, "four", open_timeout_s=1)
-                return caught.value.reason == "RECOVERING"  # or there was no answer in time
+                return caught.value.reason == "RECOVERING"  # or the call timed out
 
             await eventually(waits)
 
@@ -216,7 +216,7 @@ async def test_a_following_tail_has_no_gap(
             sending = [producer.send_nowait(payload) for payload in (b"three", b"four")]
             await asyncio.gather(*sending)
             if not before:
-                # They came before it looked, or after: it shows the last one, or both.
+                # The tail starts before, between or after the two: it shows the last one, or both.
                 first = (await tail.record())["payload"]
                 assert first in ("three", "four")
                 if first == "three":
@@ -233,7 +233,7 @@ async def test_a_following_tail_has_no_gap(
 async def test_a_tail_spans_ledgers(
     seqgate: CommandLine, stack: Stack, client: Client, topic: str
 ) -> None:
-    """Each writer starts a ledger; a restart of the service makes a new writer."""
+    """Each writer starts a ledger; a restart of the service creates a new writer."""
     await published(client, topic, *"abcde")
     await stack.terminate("ledger")
     await stack.run("ledger")

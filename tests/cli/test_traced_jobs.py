@@ -27,7 +27,7 @@ READ = "seqgate.api.ledger.v1.LedgerService/ReadColumns"
 async def ran(
     folder: Path, bare: CommandLine, received: Received, command: tuple[str, ...]
 ) -> Ended:
-    """A job over a topic and services that record as well."""
+    """Run a job over a topic, with services that record too."""
     variables = otel_variables(received)
     async with Stack(folder / "stack", environment=variables) as stack:
         async with (
@@ -43,7 +43,7 @@ async def ran(
 
 
 def one_below(received: Received, parent: Span, name: str) -> Span:
-    """The one child of that name."""
+    """The only child with this name."""
     (found,) = [
         each
         for each in received.trace(parent.trace_id)
@@ -53,7 +53,7 @@ def one_below(received: Received, parent: Span, name: str) -> Span:
 
 
 def call_below(received: Received, parent: Span, method: str, service: str) -> None:
-    """A call of a span, which the service has recorded as well."""
+    """Check that a span has this call as a child, and that the service recorded it too."""
     client = one_below(received, parent, method)
     server = one_below(received, client, method)
     assert (client.kind, client.service) == ("CLIENT", parent.service)
@@ -61,7 +61,7 @@ def call_below(received: Received, parent: Span, method: str, service: str) -> N
 
 
 def started(received: Received, command: str, job: str) -> Span:
-    """The span of a job's process, below its command's."""
+    """The span of a job's process, a child of the command's."""
     (root,) = received.named(command)
     process = one_below(received, root, job)
     assert (root.parent_id, root.service) == ("", "seqgate-cli")

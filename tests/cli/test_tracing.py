@@ -1,4 +1,4 @@
-"""Commands with OTEL_* set: one trace from the command on."""
+"""Commands with OTEL_* set: one trace, starting at the command."""
 
 from collections.abc import AsyncIterator
 

@@ -1,6 +1,5 @@
 """Tests that need a tool other than a Python package are collected only if the tool is installed.
-Each run reports those left out once.
-"""
+Each run reports those left out once."""
 
 import shutil
 import sys
@@ -14,11 +13,11 @@ NEEDS = {
     "test_alerts.py": ("promtool",),
     "test_image.py": ("buildah", "podman"),
 }
-"""For each file: either tool does, for those with kustomize in them; both are needed otherwise."""
+"""The tools that a file of tests needs: all of them, but only one of kubectl and kustomize."""
 
 
 def missing(file: str) -> str:
-    """What a file of tests lacks here; empty: nothing."""
+    """The missing tools of a file of tests; empty if it can run."""
     tools = NEEDS.get(file, ())
     absent = [tool for tool in tools if shutil.which(tool) is None]
     if "kustomize" in tools:
@@ -27,7 +26,7 @@ def missing(file: str) -> str:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what cannot run here, and say so."""
+    """Skip files whose tools are missing, and report them."""
     if collection_path.parent != Path(__file__).parent:
         return None
     lacking = missing(collection_path.name)

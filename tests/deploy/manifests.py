@@ -27,7 +27,7 @@ def read(text: str) -> list[Document]:
 
 
 def render(folder: Path) -> str:
-    """What a kustomization makes."""
+    """The output of a kustomization."""
     tool = shutil.which("kustomize")
     command = [tool, "build"] if tool else ["kubectl", "kustomize"]
     done = subprocess.run([*command, str(folder)], capture_output=True, text=True, check=False)
@@ -36,7 +36,7 @@ def render(folder: Path) -> str:
 
 
 def render_all(folders: Sequence[Path]) -> list[str]:
-    """The same, of many, two at a time."""
+    """The outputs of many kustomizations, rendered two at a time."""
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(render, folders))
 
@@ -47,7 +47,7 @@ def components() -> list[str]:
 
 
 class Manifests:
-    """What was rendered, by kind and name."""
+    """Rendered documents, by kind and name."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
         self.documents = list(documents)
@@ -57,7 +57,7 @@ class Manifests:
         return [each for each in self.documents if each["kind"] in kinds]
 
     def get(self, kind: str, name: str) -> Document:
-        """The one of a kind with a name, be it with a hash."""
+        """The only document with this kind and name, possibly with a hash appended."""
         found = [
             each
             for each in self.of_kind(kind)
@@ -67,7 +67,7 @@ class Manifests:
         return found[0]
 
     def workload(self, component: str) -> "Workload":
-        """What runs a component."""
+        """The workload that runs a component."""
         found = [
             each
             for each in self.of_kind("Deployment", "StatefulSet")
@@ -77,19 +77,19 @@ class Manifests:
         return Workload(self, found[0])
 
     def workloads(self) -> list["Workload"]:
-        """All of them, jobs as well."""
+        """All workloads, jobs included."""
         return [Workload(self, each) for each in self.of_kind(*WORKLOADS)]
 
 
 class Variable(NamedTuple):
-    """A variable of a container, and what says it."""
+    """A variable of a container, and its source."""
 
     value: str
     source: str
 
 
 class Workload:
-    """A workload with one container, and perhaps some beside it."""
+    """A workload with one main container, and perhaps sidecars."""
 
     def __init__(self, manifests: Manifests, document: Document) -> None:
         self.manifests = manifests
@@ -102,7 +102,7 @@ class Workload:
 
     @property
     def template(self) -> Document:
-        """What its pods are made from."""
+        """Its pod template."""
         spec: Document = self.document["spec"]
         if self.document["kind"] == "CronJob":
             spec = spec["jobTemplate"]["spec"]
@@ -117,18 +117,17 @@ class Workload:
 
     @property
     def container(self) -> Document:
-        """Their container, the first one."""
+        """Its main container."""
         return self.containers[0]
 
     @property
     def containers(self) -> list[Document]:
-        """All of their containers."""
         containers: list[Document] = self.pod["containers"]
         return containers
 
     @property
     def instances(self) -> int:
-        """How many pods have data of their own; 1: none, or only one."""
+        """The number of pods with their own data; 1 if there is none."""
         spec = self.document["spec"]
         return int(spec["replicas"]) if "volumeClaimTemplates" in spec else 1
 
@@ -145,8 +144,8 @@ class Workload:
         return {kind: self.container[kind] for kind in kinds if kind in self.container}
 
     def variables(self, pod_name: str = "") -> dict[str, Variable]:
-        """The container's environment, as the kubelet makes it. What is asked of the pod itself is
-        answered from the manifests."""
+        """The container's environment, as the kubelet makes it. Fields of the pod are taken from
+        the manifests."""
         namespace = self.document["metadata"].get("namespace", "default")
         name = pod_name or f"{self.name}-0"
         fields = {
@@ -168,11 +167,11 @@ class Workload:
         return made
 
     def arguments(self, variables: Mapping[str, Variable]) -> list[str]:
-        """The container's arguments, with what they take from variables."""
+        """The container's arguments, with variables expanded."""
         return [_expanded(each, variables) for each in self.container.get("args", ())]
 
     def mounts(self) -> Iterator[tuple[str, Document]]:
-        """Where something is mounted, and what."""
+        """The mount paths and their volumes."""
         volumes = {each["name"]: each for each in self.pod.get("volumes", ())}
         for claim in self.document["spec"].get("volumeClaimTemplates", ()):
             volumes[claim["metadata"]["name"]] = {"persistentVolumeClaim": claim}
@@ -187,7 +186,7 @@ def labels_of(document: Document) -> dict[str, str]:
 
 
 def selected(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
-    """Whether labels are what a selector asks for."""
+    """Whether a selector matches labels."""
     return selector.items() <= labels.items()
 
 

@@ -1,6 +1,5 @@
 """Pods on this machine: the command of a workload's container, with its environment and files, on
-loopback. Addresses of the cluster become local ports.
-"""
+loopback. Cluster addresses become local ports."""
 
 import asyncio
 import os
@@ -35,7 +34,7 @@ _ADDRESS = re.compile(r"(?:dns:///)?((?:[a-z0-9-]+\.)*[a-z0-9-]+):([0-9]{4,5})\b
 
 
 class Node:
-    """Where pods run, as processes: one of each component, or all instances of one that keeps data.
+    """Runs pods as processes: one per component, or every instance of a component that keeps data.
     The first has the component's name, the others are ledger-1, ledger-2 ..."""
 
     def __init__(self, manifests: Manifests, folder: Path, ports: Mapping[str, int]) -> None:
@@ -49,12 +48,12 @@ class Node:
         self.folder = folder
         self.pods: dict[str, Pod] = {}
         self.secrets: dict[str, dict[str, bytes]] = {}
-        """What is in Secrets, by their names."""
+        """The contents of Secrets, by name."""
         self._besides = ports
         self._ports: dict[tuple[str, int], int] = {}
 
     def port(self, name: str, port: int) -> int:
-        """Where the port of a pod's container is here."""
+        """The local port for a port of a pod's container."""
         if name in self._besides:
             return self._besides[name]
         if (name, port) not in self._ports:
@@ -82,7 +81,7 @@ class Node:
         self.pods[name] = Pod(self, name, workload, process, log)
 
     async def ready(self) -> None:
-        """Return when all probes of all pods are answered."""
+        """Return once all probes of all pods succeed."""
         for pod in self.pods.values():
             for probe in PROBES:
                 await pod.becomes(probe)
@@ -98,16 +97,16 @@ class Node:
         return await Stack.start_process(command, log, {"PATH": os.environ["PATH"], **environment})
 
     async def end(self, pod: "Pod") -> None:
-        """Leave nothing of it."""
+        """Kill a pod."""
         tell(pod.process, SIGKILL)
         await pod.process.wait()
 
     def volume(self, name: str, path: str) -> Path:
-        """What is mounted there in a pod."""
+        """The folder for a volume of a pod, by its mount path."""
         return self.folder / name / path.strip("/").replace("/", "-")
 
     def _addressed(self, name: str, text: str) -> str:
-        """A value with ports of this machine."""
+        """A value with its addresses replaced by local ones."""
 
         def address(found: re.Match[str]) -> str:
             host, port = found[1], int(found[2])
@@ -117,7 +116,8 @@ class Node:
         return _ADDRESS.sub(address, text)
 
     def _reached(self, host: str) -> str | None:
-        """Which pod a host is: <pod>.<service> or <service>, with or without what follows."""
+        """The pod that a host name reaches: <pod>.<service> or <service>, with or without a
+        suffix."""
         services = {each["metadata"]["name"]: each for each in self.manifests.of_kind("Service")}
         labels = host.split(".")
         for place, label in enumerate(labels[:2]):
@@ -128,7 +128,7 @@ class Node:
         return None
 
     def _filed(self, workload: Workload, name: str, text: str) -> str:
-        """A value with files of this machine."""
+        """A value with its paths replaced by local ones."""
         for path, _ in workload.mounts():
             if text.startswith(path + "/"):
                 return str(self.volume(name, path)) + text[len(path) :]
@@ -151,7 +151,7 @@ def _named(component: str, ordinal: int) -> str:
 
 
 class Pod:
-    """One that runs."""
+    """A running pod."""
 
     def __init__(
         self, node: Node, name: str, workload: Workload, process: Child, log: Path
@@ -163,7 +163,7 @@ class Pod:
         self._log = log
 
     async def probe(self, kind: str) -> bool:
-        """What the kubelet concludes from a probe."""
+        """Whether a probe succeeds, as the kubelet determines."""
         probe = self.workload.probes[kind]
         asked = probe["grpc"]
         assert asked["port"] in self.workload.ports.values()
@@ -178,7 +178,7 @@ class Pod:
         return bool(reply.status == SERVING)
 
     async def becomes(self, kind: str, *, answering: bool = True) -> None:
-        """Return when a probe is answered so."""
+        """Return once a probe has this outcome."""
 
         async def seen() -> bool:
             assert self.process.returncode is None, self._log.read_text()
@@ -187,7 +187,7 @@ class Pod:
         await eventually(seen, f"{self.name} {kind} {answering}", within_s=READY_S)
 
     async def terminate(self) -> int:
-        """SIGTERM. Returns the exit status."""
+        """Send SIGTERM. Returns the exit status."""
         tell(self.process, SIGTERM)
         async with asyncio.timeout(STOP_S):
             return await self.process.wait()
@@ -195,7 +195,7 @@ class Pod:
 
 @asynccontextmanager
 async def installed(overlay: str, folder: Path, node: type[Node] = Node) -> AsyncIterator[Node]:
-    """An overlay on a node of its own, where nothing runs yet but Redis."""
+    """An overlay on a node of its own, where only Redis is running."""
     manifests = Manifests(read(render(K8S / "overlays" / overlay)))
     (folder / "redis").mkdir()
     with running_redis(folder / "redis") as redis:

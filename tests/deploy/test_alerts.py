@@ -9,10 +9,10 @@ import yaml
 from tests.deploy.test_observability import rules
 
 MINUTES = 60
-"""How long each story is, one sample a minute."""
+"""The length of each story, at one sample per minute."""
 
 FAST = f"0+60x{MINUTES}"
-"""One a second."""
+"""One per second."""
 
 NEVER = f"0x{MINUTES}"
 
@@ -22,8 +22,8 @@ def always(value: float) -> str:
 
 
 class Story(NamedTuple):
-    """What happens: series by their values when the alert fires, those when it does not, and the
-    labels of the one that fires."""
+    """Series with values at which the alert fires, with values at which it does not, and the labels
+    of the firing alert."""
 
     bad: dict[str, str]
     good: dict[str, str]
@@ -33,24 +33,25 @@ class Story(NamedTuple):
 def buckets(
     name: str, beyond: str, *bounds: str, labels: str = ""
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """A histogram whose values are all above the bound `beyond`; and one with all below."""
+    """A histogram whose values are all above the bound `beyond`, and one whose values are all
+    below."""
     series = [f'{name}_bucket{{{labels}le="{bound}"}}' for bound in (*bounds, "+Inf")]
     above = [NEVER if float(bound) <= float(beyond) else FAST for bound in (*bounds, "inf")]
     return dict(zip(series, above, strict=True)), dict.fromkeys(series, FAST)
 
 
 def value(series: str, bad: float, good: float, **labels: str) -> Story:
-    """A number that is too high, or as it should be."""
+    """A gauge that is too high, or normal."""
     return Story({series: always(bad)}, {series: always(good)}, labels)
 
 
 def counted(series: str, bad: str = FAST, good: str = NEVER, **labels: str) -> Story:
-    """Something that goes on happening, or does not."""
+    """A counter that increases, or does not."""
     return Story({series: bad}, {series: good}, labels)
 
 
 def share(part: str, whole: str, **labels: str) -> Story:
-    """Half of what happens is bad, or a thousandth."""
+    """A share of one half, or of a thousandth."""
     return Story({part: FAST, whole: FAST}, {part: f"0+0.06x{MINUTES}", whole: FAST}, labels)
 
 
@@ -187,7 +188,7 @@ def test_alerts_fire_in_their_scenarios_and_not_below(tmp_path: Path) -> None:
 
 
 def told(rule: dict[str, Any], series: dict[str, str], *, fires: bool) -> dict[str, Any]:
-    """A test of promtool's."""
+    """A test for promtool."""
     expected = {
         "exp_labels": {**rule["labels"], **STORIES[rule["alert"]].labels},
         "exp_annotations": rule["annotations"],

@@ -1,4 +1,4 @@
-"""The README's commands, run where they would be: a backup, and its way back."""
+"""The README's commands, run on local stores: a backup, and its restoration."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ EXEC = re.compile(r"^kubectl -n seqgate exec (\S+) -- (.+)$", re.MULTILINE)
 
 
 def commands(heading: str) -> list[tuple[str, list[str]]]:
-    """What a chapter of the README has executed, and in which pod."""
+    """The commands of a README chapter, with their pods."""
     text = (K8S / "README.md").read_text()
     (chapter,) = (each for each in text.split("\n## ") if each.startswith(heading))
     return [(pod, shlex.split(command)) for pod, command in EXEC.findall(chapter)]
@@ -36,7 +36,7 @@ async def execute(stack: Stack, pod: str, command: list[str]) -> None:
 
 
 async def publish(client: Client, first: int, last: int) -> list[bool]:
-    """Whether each of these was a duplicate."""
+    """Publish these; returns whether each was a duplicate."""
     async with client.producer("orders", name="p") as producer:
         return [
             (await producer.send(b"%d" % number, sequence_id=number)).duplicate

@@ -1,4 +1,5 @@
-"""How the image for jobs starts: as Spark on Kubernetes, an operator, or Python asks."""
+"""The entry point of the jobs' image, as called by Spark on Kubernetes, by an operator, and for
+Python."""
 
 import os
 import subprocess
@@ -88,7 +89,7 @@ def test_sparks_executor_program_exists_and_takes_the_arguments(
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path
     )
-    # Nobody is there: it has understood who it is, and does not find its driver.
+    # It parsed its arguments, and fails because its driver is not listening.
     assert done.returncode == 1
     said = done.stdout + done.stderr
     assert "Unrecognized options" not in said

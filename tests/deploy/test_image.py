@@ -1,4 +1,4 @@
-"""The image: built as deploy/docker/build.sh builds it, and run as the manifests ask."""
+"""The image: built as deploy/docker/build.sh builds it, and run as the manifests demand."""
 
 import json
 import os
@@ -17,15 +17,15 @@ from tests.deploy.pods import Node, Pod, installed
 from tools.stack.child import Child, start_process, tell
 
 pytestmark = pytest.mark.timeout(3600)
-"""The first time a Debian may have to be made, and all packages installed."""
+"""The first build may create a Debian image and install all packages."""
 
 UID = 10001
 
 
 @pytest.fixture(scope="session")
 def containers(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Variables for buildah and podman: a store in build/image, which stays for the next run, and
-    limits that this machine allows."""
+    """Variables for buildah and podman: a store in build/image, kept for the next run, and limits
+    that this machine allows."""
     store = root / "build" / "image"
     folder = tmp_path_factory.mktemp("containers")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -56,7 +56,7 @@ def containers(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 @pytest.fixture(scope="session")
 def images(root: Path, containers: dict[str, str]) -> tuple[str, str]:
-    """The services' image, and the jobs'."""
+    """The images of the services and of the jobs."""
     options = ["--network", "host", *containers["ULIMITS"].split()]
     done = subprocess.run(
         ["deploy/docker/build.sh", "--tag", "tested", "--", *options],
@@ -108,8 +108,7 @@ def _container(pod: str) -> str:
 
 
 def output(containers: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What a container writes. It is removed afterwards: with --rm, podman may forget how it
-    ended."""
+    """The output of a container, removed afterwards: with --rm, podman may lose its exit status."""
     name = f"seqgate-output-{os.getpid()}"
     command = ["podman", "run", "--name", name, "--read-only", "--network", "host", *arguments]
     try:
@@ -119,7 +118,6 @@ def output(containers: Mapping[str, str], *arguments: str) -> subprocess.Complet
 
 
 def remove(containers: Mapping[str, str], name: str) -> None:
-    """Leave nothing of a container."""
     subprocess.run(
         ["podman", "rm", "--force", "--ignore", name],
         env=containers,

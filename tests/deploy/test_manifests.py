@@ -38,35 +38,35 @@ from tests.deploy.test_settings import config_type, names_of
 from tests.support.depth import some_of
 
 KUBERNETES = "1.37"
-"""Whose schemas count."""
+"""The version of the schemas."""
 
 OF_OTHERS = {
     "cert-manager.io/v1",
     "monitoring.coreos.com/v1",
     "sparkoperator.k8s.io/v1beta2",
 }
-"""What is defined by somebody else's CustomResourceDefinitions."""
+"""Kinds defined by CustomResourceDefinitions of other projects."""
 
 SECURITY = ("insecure", "mtls")
-"""One of these components is always there."""
+"""Exactly one of these components is used."""
 
 REDIS = ("external-redis", "redis-cluster", "redis-sentinel")
-"""At most one of these components is there."""
+"""At most one of these components is used."""
 
 SKIPPED = {
     "CKV_K8S_43": "who installs builds the images, and says their digests in an overlay",
     "CKV_K8S_15": "a tag is a version: a node that has it starts pods without the registry",
 }
-"""Checks of checkov's that do not count, and why."""
+"""Skipped checks of checkov, with reasons."""
 
 PROBED = 7709
-"""The port for probes: they know no TLS."""
+"""The port for probes, which do not support TLS."""
 
 FOR_JOBS = {
     *(f"SEQGATE_{name.upper()}" for name in SERVICES),
     *(f"SEQGATE_{name.upper()}" for name in FILES),
 }
-"""What jobs and the command line take from the environment."""
+"""The variables that jobs and the command line read."""
 
 
 @pytest.fixture(scope="session", params=["base", *OVERLAYS])
@@ -77,9 +77,8 @@ def manifests(request: pytest.FixtureRequest) -> Manifests:
 
 
 def combinations() -> Iterator[tuple[str, ...]]:
-    """Every set of components that means something: one of SECURITY, one of REDIS or none, and any
-    of the others. Those that only add documents change nothing of anybody's, and are added all at
-    once."""
+    """Every valid set of components: one of SECURITY, at most one of REDIS, and any of the others.
+    Components that only add documents affect no others, and are all added at once."""
     adding = tuple(each for each in components() if only_adds(each))
     changing = [each for each in components() if each not in {*adding, *SECURITY, *REDIS}]
     for security, *redis in itertools.product(SECURITY, (None, *REDIS)):
@@ -91,7 +90,7 @@ def combinations() -> Iterator[tuple[str, ...]]:
 
 
 def only_adds(component: str) -> bool:
-    """Whether a component has nothing but documents of its own, be it with values from others."""
+    """Whether a component has only documents of its own, though perhaps with values from others."""
     folder = K8S / "components" / component
     (document,) = read((folder / "kustomization.yaml").read_text())
     adding = {"resources", "replacements", "configurations", "configMapGenerator"}
@@ -110,7 +109,7 @@ def only_adds(component: str) -> bool:
 
 
 def kustomization(folder: Path, chosen: tuple[str, ...]) -> Path:
-    """A folder with the base and these components."""
+    """Create a folder with the base and these components."""
     folder.mkdir()
     place = os.path.relpath(K8S, folder)
     document = {
@@ -123,7 +122,7 @@ def kustomization(folder: Path, chosen: tuple[str, ...]) -> Path:
 
 
 def faults(document: Document) -> list[str]:
-    """What the API server's schema says against it."""
+    """Violations of the API server's schema."""
     if document["apiVersion"] in OF_OTHERS:
         return []
     try:
@@ -149,7 +148,7 @@ def test_every_combination_renders_and_passes_kubernetes_validate_and_checkov(
 
 
 def checkov(documents: list[Document], file: Path) -> list[str]:
-    """Which checks fail, and where."""
+    """The failed checks, with their places."""
     file.write_text(yaml.safe_dump_all(documents))
     tool = Path(sys.prefix) / "checkov" / "bin" / "checkov"
     options = "--framework kubernetes --output json --quiet --compact --skip-download"
@@ -236,7 +235,7 @@ def test_addresses_resolve_to_ports_of_selected_pods(manifests: Manifests) -> No
 
 
 def reached(manifests: Manifests, host: str, port: int) -> Workload:
-    """Who answers there, by the manifests."""
+    """The workload that listens at an address, by the manifests."""
     labels = host.split(".")
     services = {each["metadata"]["name"]: each for each in manifests.of_kind("Service")}
     (service,) = (services[each] for each in labels if each in services)
@@ -246,10 +245,10 @@ def reached(manifests: Manifests, host: str, port: int) -> Workload:
         for each in manifests.workloads()
         if selected(service["spec"]["selector"], each.template["metadata"]["labels"])
     )
-    # Headless: a port is that of the pod, whatever the Service says.
+    # Headless: the port is the pod's, whatever the Service declares.
     assert service["spec"]["clusterIP"] == "None"
     assert workload.ports[entry["targetPort"]] == port
-    if labels[0] not in services:  # one pod's own name
+    if labels[0] not in services:  # the name of one pod
         assert workload.document["spec"]["serviceName"] == service["metadata"]["name"]
         assert labels[0].rpartition("-")[0] == workload.name
     return workload
@@ -265,8 +264,8 @@ def test_a_pods_grace_period_covers_its_services_drain(manifests: Manifests) -> 
             return float(given.value if given else config_type(service).model_fields[name].default)
 
         sleep = workload.container["lifecycle"]["preStop"]["sleep"]["seconds"]
-        # Streams move, are cut, and unary calls end; then what is left is saved, and what is left
-        # of metrics and spans exported: services/*/app.py, runtime/process.py.
+        # Streams move or are cut, and unary calls end; then the rest is saved, and the remaining
+        # metrics and spans are exported: services/*/app.py, runtime/process.py.
         takes = sleep + 2 * seconds("drain_timeout_s") + 3 * seconds("stop_grace_s")
         takes += 2 * FLUSH_TIMEOUT_S
         assert workload.pod["terminationGracePeriodSeconds"] > takes
@@ -383,7 +382,7 @@ def test_executors_reach_the_driver(manifests: Manifests) -> None:
     mounts = dict(workload.mounts())
     template = Path(settings["spark.kubernetes.executor.podTemplateFile"])
     assert mounts[str(template.parent)]["configMap"]["name"].startswith("seqgate-rebuild")
-    # Of two runs at once, each has executors of its own.
+    # When two runs overlap, each has its own executors.
     assert f"spark.kubernetes.executor.podNamePrefix={workload.name}" in arguments
     account = settings["spark.kubernetes.authenticate.executor.serviceAccountName"]
     assert manifests.get("ServiceAccount", account)
@@ -439,7 +438,7 @@ def test_executors_use_the_credentials_of_the_driver(tmp_path: Path) -> None:
     assert {each["name"]: each["value"] for each in container["env"]} == shown
     mounted = dict(driver.mounts())["/etc/seqgate/tls"]
     assert mounted in executor["volumes"]
-    # An operator's, too: each names the ConfigMap as it is called in the end.
+    # Also an operator's: each names the ConfigMap by its final name.
     (application,) = manifests.of_kind("SparkApplication")
     addresses = manifests.get("ConfigMap", "seqgate-addresses")["metadata"]["name"]
     for side in ("driver", "executor"):
@@ -471,7 +470,7 @@ def test_jobs_and_the_toolbox_export_traces_like_the_services(tmp_path: Path) ->
 
 
 def otel_variables(workload: Workload) -> dict[str, str]:
-    """What a workload is told about recording."""
+    """A workload's variables for telemetry."""
     return {
         name: each.value for name, each in workload.variables().items() if name.startswith("OTEL_")
     }
@@ -523,7 +522,7 @@ def lets(
     other: dict[str, str],
     port: int,
 ) -> bool:
-    """Whether a policy for `one` has the `other` among those that it names, with this port."""
+    """Whether a policy for `one` admits the `other` at this port."""
     return any(
         any(each["port"] == port for each in rule["ports"])
         and any(
@@ -550,7 +549,7 @@ def test_several_servers_are_as_restricted_as_one(tmp_path: Path, redis: str) ->
         assert {"cpu", "memory"} == resources["requests"].keys() == resources["limits"].keys()
     (spread,) = valkey.pod["topologySpreadConstraints"]
     assert spread["labelSelector"]["matchLabels"].items() <= labels_of(valkey.template).items()
-    # What is not changed in place would have to be deleted first.
+    # Fields that cannot be changed in place: the resource would have to be deleted first.
     for fixed in ("serviceName", "selector", "volumeClaimTemplates"):
         assert valkey.document["spec"][fixed] == base.document["spec"][fixed]
     assert "podManagementPolicy" not in valkey.document["spec"]
@@ -581,7 +580,7 @@ def test_maintenance_pods_mount_the_volumes_of_the_stores() -> None:
 
 
 def claims_of(pod: Document) -> list[str]:
-    """The claims of the volumes of a pod."""
+    """The claims of a pod's volumes."""
     return [
         volume["persistentVolumeClaim"]["claimName"]
         for volume in pod["spec"]["volumes"]

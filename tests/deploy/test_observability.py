@@ -1,4 +1,4 @@
-"""Dashboards and alerts: names that exist, a paragraph for each alert, rules that fire."""
+"""Dashboards and alerts: existing names, a paragraph for each alert, rules that fire."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from tests.deploy.manifests import K8S
 PROMETHEUS = K8S / "components" / "prometheus"
 
 OF_PROMETHEUS = {"up": {"instance"}}
-"""What Prometheus itself tells of each target, and by what."""
+"""The metrics that Prometheus itself records of each target, with their labels."""
 
 OF_TARGETS = {"job", "instance", "le"}
 """Labels that every series may have."""
@@ -30,18 +30,17 @@ def rules() -> list[dict[str, Any]]:
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard."""
     read: dict[str, Any] = json.loads((PROMETHEUS / "dashboard.json").read_text())
     return read
 
 
 def panels() -> list[dict[str, Any]]:
-    """Its panels, but for the headings of rows."""
+    """The dashboard's panels, without the row headings."""
     return [each for each in dashboard()["panels"] if each["type"] != "row"]
 
 
 def expressions() -> list[str]:
-    """Every expression of alerts and dashboard, as Prometheus would get it."""
+    """Every expression of alerts and dashboard, as Prometheus receives it."""
     shown = [target["expr"] for panel in panels() for target in panel["targets"]]
     filled = [re.sub(r"\$__rate_interval", "5m", each) for each in shown]
     return [*(rule["expr"] for rule in rules()), *filled]
@@ -62,7 +61,7 @@ def selectors(node: Any) -> Iterator[Any]:
 
 
 def metric_of(series: str) -> Metric:
-    """The metric whose series these are."""
+    """The metric to which a series belongs."""
     for metric in CATALOGUE:
         names = {metric.prometheus}
         if metric.kind is Kind.HISTOGRAM:
@@ -126,7 +125,6 @@ def test_panels_do_not_overlap() -> None:
 
 
 def test_every_critical_metric_is_on_a_dashboard_or_in_an_alert() -> None:
-    """Every metric that can go wrong by itself is looked at somewhere."""
     looked_at = {selector.name for each in expressions() for selector in selectors_of(each)}
     for needed in (
         *("seqgate_ledger_receipts_total", "seqgate_dedup_verdicts_total"),
@@ -141,7 +139,7 @@ def test_every_critical_metric_is_on_a_dashboard_or_in_an_alert() -> None:
 
 
 def selectors_of(expression: str) -> Iterator[Any]:
-    """The selectors of an expression's text."""
+    """The selectors in an expression's text."""
     return selectors(promql_parser.parse(expression))
 
 

@@ -18,7 +18,7 @@ async def test_probes_follow_the_start_and_stop_of_services(tmp_path: Path) -> N
         ledger = node.pods["ledger"]
         for probe in ("startupProbe", "livenessProbe"):
             await ledger.becomes(probe)
-        # What it depends on is not there: it takes no work, and is not killed for that.
+        # Without its dependencies the ledger is not ready, but it stays alive.
         assert not await ledger.probe("readinessProbe")
         assert await ledger.probe("livenessProbe")
         await node.start("dedup", "cursor", "dispatcher")
@@ -32,7 +32,7 @@ async def test_probes_follow_the_start_and_stop_of_services(tmp_path: Path) -> N
 
 
 def certificates(node: Node, authority: Authority) -> dict[str, Files]:
-    """What cert-manager would make, in the Secrets and by their names; here everybody is reached at
+    """Create the certificates that cert-manager would, in the Secrets; here every host is
     127.0.0.1."""
     made = {}
     for each in node.manifests.of_kind("Certificate"):

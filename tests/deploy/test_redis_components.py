@@ -37,7 +37,7 @@ with socket.create_connection(("127.0.0.1", ports[pod][0]), 2) as server:
     first = answers.readline()
     print((answers.read(int(first[1:])) if first[:1] == b"$" else first[1:]).decode().strip())
 """
-"""As much of valkey-cli as the script needs: each pod is a port of this machine."""
+"""The part of valkey-cli that the script needs: each pod is a port of this machine."""
 
 GETENT = """\
 #!/bin/sh
@@ -47,7 +47,7 @@ echo "127.0.0.$((${pod##*-} + 1)) $2"
 
 
 def program(folder: Path, name: str, text: str) -> None:
-    """A program that a script finds under a name."""
+    """A program that a script finds by this name."""
     (folder / name).write_text(text)
     (folder / name).chmod(0o755)
 
@@ -114,7 +114,7 @@ def test_a_sentinel_keeps_its_identity_across_restarts(tmp_path: Path) -> None:
 
 @contextmanager
 def joining(folder: Path, ports: list[tuple[int, int]]) -> Iterator[None]:
-    """The script of every pod goes on."""
+    """Run the script of every pod."""
     program(folder, "valkey-cli", CLI.format(python=sys.executable))
     program(folder, "getent", GETENT)
     with ExitStack() as stack:
@@ -167,13 +167,13 @@ def test_pods_form_a_cluster_and_one_without_data_rejoins(tmp_path: Path) -> Non
 
 
 def slots(server: RedisServer) -> list[list[list[str]]]:
-    """Who serves what, as a server sees it."""
+    """The slots and their nodes, as a server sees them."""
     seen: list[list[list[str]]] = command(server, "CLUSTER", "SLOTS")
     return seen
 
 
 def shards(server: RedisServer) -> list[int]:
-    """How many nodes each of the shards has, if all slots are served."""
+    """The number of nodes of each shard; empty unless all slots are served."""
     seen: list[list[int]] = command(server, "CLUSTER", "SLOTS")
     if sum(last - first + 1 for first, last, *_ in seen) < SLOTS:
         return []
@@ -181,5 +181,5 @@ def shards(server: RedisServer) -> list[int]:
 
 
 def role(server: RedisServer) -> str:
-    """What a server is."""
+    """The role of a server."""
     return str(command(server, "ROLE")[0])

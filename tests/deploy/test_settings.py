@@ -24,7 +24,7 @@ def config_type(service: str) -> type[ServiceConfig]:
 
 
 def names_of(service: str) -> dict[str, str]:
-    """Every variable that the service knows, and the name of its setting."""
+    """The variables of a service, with the names of their settings."""
     prefix = f"SEQGATE_{service.upper()}_"
     return {prefix + name.upper(): name for name in config_type(service).model_fields}
 
@@ -36,7 +36,7 @@ def lines_of(service: str) -> list[re.Match[str]]:
 
 
 def in_workload(service: str) -> set[str]:
-    """Variables that the workload itself says."""
+    """Variables that the workload sets itself."""
     documents = read((K8S / "base" / f"{service}.yaml").read_text())
     (workload,) = (each for each in documents if each["kind"] in ("Deployment", "StatefulSet"))
     (container,) = workload["spec"]["template"]["spec"]["containers"]
@@ -80,7 +80,7 @@ def test_every_settings_file_belongs_to_a_service_or_is_used(root: Path) -> None
 
 
 def shown(default: object) -> str:
-    """A default as a variable has it."""
+    """A default as the value of a variable."""
     match default:
         case None:
             return ""

@@ -15,10 +15,10 @@ import pytest
 from tests.deploy.manifests import SERVICES
 
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "seqgate", "services")
-"""What a wheel is built of."""
+"""The sources of a wheel."""
 
 SEQGATE = ("-c", "import sys; from seqgate.cli import main; sys.exit(main())")
-"""What the script `seqgate` does."""
+"""The effect of the script `seqgate`."""
 
 COMMANDS = {
     "seqgate": SEQGATE,
@@ -32,7 +32,7 @@ PATIENCE_S = 120.0
 
 @pytest.fixture(scope="session")
 def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: setuptools packs what an earlier build left in build/, too."""
+    """Built from a copy, because setuptools also packs what an earlier build left in build/."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
@@ -52,7 +52,7 @@ def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def installed(wheel: Path) -> Path:
-    """A folder that holds what the wheel puts into site-packages."""
+    """A folder with the contents that the wheel installs into site-packages."""
     folder = wheel.parent / "site-packages"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
@@ -61,7 +61,7 @@ def installed(wheel: Path) -> Path:
 
 @pytest.fixture(params=["an empty folder", "a folder with tools and services of its own"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Where commands are started."""
+    """The folder in which commands are started."""
     if request.param != "an empty folder":
         for name in ("tools", "services"):
             (tmp_path / name).mkdir()

@@ -32,13 +32,13 @@ def spark() -> Iterator[SparkSession]:
     yield session
     session.stop()
     gateway.shutdown()
-    with gateway.proc as java:  # ends with its standard input
+    with gateway.proc as java:  # it ends when its standard input closes
         java.stdin.close()
 
 
 @dataclass(frozen=True)
 class World:
-    """Logs, and the services that have them."""
+    """Logs, and services that serve them."""
 
     services: Services
     logs: dict[str, Log]
@@ -74,7 +74,7 @@ def make_logs(random: Random) -> dict[str, Log]:
 
 @pytest_asyncio.fixture(scope="session")
 async def world(tmp_path_factory: pytest.TempPathFactory, seed: int) -> AsyncIterator[World]:
-    """A stack over many logs, of which deduplication knows nothing yet."""
+    """A stack over many logs without any deduplication state."""
     folder = tmp_path_factory.mktemp("spark")
     logs = make_logs(Random(seed))
     await fill(folder, logs)

@@ -1,5 +1,5 @@
-"""Logs for the Spark tests, made from a seed and put straight into a ledger's store, and the state
-that comes of them: `advance`, entry by entry."""
+"""Logs for the Spark tests, generated from a seed and written directly into a ledger's store, and
+the resulting state, folded entry by entry with `advance`."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from seqgate.types import Position, TopicName
 from tests.support.entries import batch, chunk, marker, single
 
 APPENDED_MS = 1_700_000_000_000
-"""When the first block was appended; each later one a millisecond after the one before."""
+"""The time of the first block; each later one follows after a millisecond."""
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Log:
 
     @property
     def stored(self) -> Iterator[tuple[Position, int, Entry]]:
-        """Each entry, where it is, and when it was appended."""
+        """Each entry, with its position and append time."""
         append_ms = APPENDED_MS
         for ledger_id, blocks in enumerate(self.ledgers, start=1):
             entry_id = 0
@@ -39,7 +39,7 @@ class Log:
 
     @property
     def marks(self) -> dict[str, Marks]:
-        """How far each producer has come."""
+        """The marks of each producer."""
         entries: dict[str, list[Entry]] = {}
         for _, _, entry in self.stored:
             if not entry.marker:
@@ -100,7 +100,7 @@ class _Producer:
                 return [entry._replace(metadata=metadata.SerializeToString())]
             case "large":
                 return self._chunks(first=0, last=2)
-            case _:  # the rest comes later, or never, or another attempt does
+            case _:  # the rest comes later or never, or another attempt follows
                 entries = self._chunks(first=0, last=random.randint(0, 1))
                 if random.random() < 0.5:
                     ended = entries[-1].chunk
@@ -116,7 +116,7 @@ class _Producer:
 
 
 async def fill(folder: Path, logs: Mapping[str, Log]) -> None:
-    """Put logs into the store of a stack."""
+    """Write logs into the store of a stack."""
     (folder / "ledger").mkdir(parents=True, exist_ok=True)
     async with open_sqlite_store(folder / "ledger" / "ledger.db") as store:
         await asyncio.gather(*(_put(store, topic, log) for topic, log in logs.items()))

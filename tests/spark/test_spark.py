@@ -36,7 +36,7 @@ pytestmark = pytest.mark.timeout(600)  # Spark starts slowly
 
 
 def output(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    """What a command printed with --json."""
+    """The records that a command printed with --json."""
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -45,7 +45,7 @@ def outcomes(lines: list[dict[str, Any]]) -> dict[str, str]:
 
 
 async def live(world: World, topic: str) -> dict[str, Marks]:
-    """What deduplication remembers of those who have stored something."""
+    """Deduplication's marks of the producers that have stored something."""
     producers = await world.services.producers(topic)
     marks = {name: _live_marks(each) for name, each in producers.items()}
     return {name: each for name, each in marks.items() if each.persisted != NEVER}
@@ -56,7 +56,7 @@ def expected(log: Log) -> dict[str, Marks]:
 
 
 async def forget(world: World, topic: str, *, snapshot: bool) -> None:
-    """Have deduplication lose a topic: with its snapshot, or only what Redis has."""
+    """Delete a topic's deduplication state: with its snapshot, or only in Redis."""
     if snapshot:
         await world.services.dedup.ForgetTopic(
             writer_pb2.ForgetTopicRequest(topic=topic, incarnation=2**62)
@@ -234,7 +234,7 @@ async def test_damage_affects_one_topic_and_can_be_skipped(
 
 
 def rows_of(log: Log, topic: str) -> list[tuple[Any, ...]]:
-    """What the data source is to say of a log."""
+    """The expected rows of a log."""
     return [
         (
             topic,
@@ -283,7 +283,7 @@ def test_patterns_name_many_topics_and_small_ones_share_a_task(
     assert frame.rdd.getNumPartitions() == 1
 
 
-FILTERS = [  # Spark might hand over some of these, and plans a frame only once
+FILTERS = [  # Spark might push down some of these, and plans a frame only once
     "topic = 'mixed/spark/log-2'",
     "topic in ('mixed/spark/log-0', 'mixed/spark/log-3') and ledger_id = 2",
     "ledger_id > 1 and entry_id <= 40",
@@ -410,7 +410,7 @@ def test_logs_that_were_deduplicated_pass_the_audit(
 
 
 def stored_twice(log: Log) -> set[tuple[str, Position]]:
-    """Each entry that makes a message complete which another one before it did."""
+    """Each entry that completes a message which an earlier entry had completed."""
     seen: dict[tuple[str, int], Position] = {}
     reached: dict[str, Any] = {}
     twice = set()
