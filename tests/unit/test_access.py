@@ -1,4 +1,4 @@
-"""The rules: their meaning, and invalid files."""
+"""Access rules: their meaning, and invalid files."""
 
 import time
 import tomllib
@@ -67,7 +67,7 @@ def test_without_rules_everything_is_denied() -> None:
         ("A", "a", False),
     ],
 )
-def test_pattern_matches(pattern: str, text: str, does: bool) -> None:
+def test_a_pattern_matches_its_names_only(pattern: str, text: str, does: bool) -> None:
     assert matches(pattern, text) is does
 
 
@@ -105,7 +105,9 @@ def test_a_prefix_pattern_covers_longer_prefixes(head: str, tail: str, part: str
         ("acme/shop/_*", "acme/shop/_mine", True),
     ],
 )
-def test_topic_patterns(topics: str, asked: str, does: bool) -> None:
+def test_topic_patterns_match_tenant_namespace_and_name(
+    topics: str, asked: str, does: bool
+) -> None:
     assert rule(topics=[topics]).allows(ALICE, Need(READ, the_topic(asked))) is does
 
 

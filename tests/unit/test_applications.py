@@ -1,4 +1,4 @@
-"""Applications under test: told to end, they did not end by themselves."""
+"""Applications under test, distinguishing a requested end from a failure."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Which chunks make a message."""
+"""The messages that chunks form."""
 
 import sys
 from collections import Counter
@@ -29,7 +29,7 @@ NOW_MS = 1_000_000
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt to publish a message, and what its chunks say."""
+    """An attempt to publish a message, and the fields of its chunks."""
 
     uuid: str
     body: bytes = b"aabbccd"
@@ -37,7 +37,7 @@ class Attempt:
     producer: str = "p"
     sequence_id: int = 7
     crc32c: int | None = None
-    total_bytes: int | None = None  # what the chunks say, when it is not so
+    total_bytes: int | None = None  # a false size in the chunks
 
     @property
     def num_chunks(self) -> int:
@@ -58,7 +58,7 @@ class Attempt:
 
 
 Step = tuple[Attempt, int, int] | str
-"""A chunk of an attempt and its place in the log; or the uuid of an attempt of p to abort."""
+"""A chunk of an attempt and its entry id; or the uuid of an attempt of p to abort."""
 
 A = Attempt("a")  # four chunks: aa bb cc d
 B = Attempt("b", producer="q", body=b"xyz")  # two chunks: xy z
@@ -90,7 +90,7 @@ def outcome(added: Added) -> list[str]:
 
 
 def take(assembler: Assembler, step: Step, now_ms: int = NOW_MS) -> list[str]:
-    """What comes of a step, in words."""
+    """The outcome of a step, in words."""
     if isinstance(step, str):
         aborted = assembler.abort("p", step)
         return [] if aborted is None else [told(aborted)]
@@ -248,7 +248,7 @@ RULES: dict[str, tuple[list[Step], list[str], str]] = {
 
 
 @pytest.mark.parametrize(("steps", "words", "left"), RULES.values(), ids=RULES)
-def test_rule(steps: list[Step], words: list[str], left: str) -> None:
+def test_chunks_are_assembled_by_the_rules(steps: list[Step], words: list[str], left: str) -> None:
     assembler = Assembler(AssemblyLimits())
     assert feed(assembler, *steps) == words
     assert places(held(assembler)) == left
@@ -317,7 +317,7 @@ def test_a_restarted_message_is_the_newest() -> None:
 
 
 def test_every_end_of_a_message_frees_its_memory() -> None:
-    """Pulsar's count of incomplete messages drifts, and messages go too early."""
+    """Pulsar's count of incomplete messages drifts, and messages are dropped too early."""
     assembler = Assembler(AssemblyLimits(messages_max=2))
     feed(assembler, (B, 0, 0))
     for at in range(1, 100, 10):
@@ -400,7 +400,7 @@ def test_an_attempt_above_the_limit_still_ends_its_predecessor() -> None:
     ("limit", "least", "most"),
     [
         ("messages_max", 1, 1_000),
-        ("bytes_max", 512 * 1024 * 1024, None),  # as much as one message may have, at least
+        ("bytes_max", 512 * 1024 * 1024, None),  # at least the largest size of one message
         ("chunks_max", 1, 2**31 - 1),
         ("message_bytes_max", 1, 512 * 1024 * 1024),
         ("expiry_ms", 0, None),
@@ -453,7 +453,7 @@ def test_a_restarted_message_has_its_full_time(entry_id: int) -> None:
     assert [*map(told, assembler.expire(115))] == ["EXPIRED b: 2"]
 
 
-def test_without_expiry_messages_are_held_for_ever() -> None:
+def test_without_expiry_messages_are_held_forever() -> None:
     assembler = Assembler(AssemblyLimits(expiry_ms=0))
     take(assembler, (A, 0, 1), now_ms=0)
     assert assembler.expire(2**62) == ()
@@ -484,7 +484,7 @@ def test_messages_still_expire_after_100_000_others_and_nothing_grows() -> None:
 
 @dataclass(frozen=True)
 class Start:
-    """One start of an attempt; a restart has the same uuid and chunks of its own."""
+    """One start of an attempt; a restart has the same uuid and its own chunks."""
 
     attempt: Attempt
     number: int
@@ -492,7 +492,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Chunk:
-    """An entry; where it comes again, it is delivered again. A copy is an entry of its own."""
+    """An entry; the same value again is a redelivery. A copy is an entry of its own."""
 
     start: Start
     chunk_id: int
@@ -509,7 +509,7 @@ Story = list[Chunk | Abort]
 
 @dataclass(frozen=True)
 class Log:
-    """Entries, and the messages that whoever holds enough gets from them, in order."""
+    """Entries, and the messages that they form, in order, if no limit is reached."""
 
     entries: Story
     messages: list[Attempt]
@@ -529,7 +529,7 @@ def attempts(draw: st.DrawFn, sequence_id: int, number: int, body: bytes) -> Att
 
 @st.composite
 def told_again(draw: st.DrawFn, story: Story, start: Start, chunk_id: int) -> Story:
-    """What may come between two chunks and changes nothing in the end."""
+    """Entries between two chunks that do not affect the message."""
     stored = [each for each in story if isinstance(each, Chunk) and not each.copy]
     own = [each for each in stored if each.start == start and each.chunk_id]
     earlier = [each for each in stored if each.start != start]
@@ -548,7 +548,7 @@ def told_again(draw: st.DrawFn, story: Story, start: Start, chunk_id: int) -> St
 
 @st.composite
 def stories(draw: st.DrawFn, sequence_id: int) -> Story:
-    """How one message is published: some starts that fail, and one that may be completed."""
+    """The entries of one message: some failed starts, and one that may be completed."""
     body = draw(st.binary(min_size=2, max_size=6))
     story: Story = []
     attempt = draw(attempts(sequence_id, 0, body))
@@ -606,7 +606,7 @@ class Auditor:
         self._entry_ids = count()
         self._positions: dict[Chunk, Position] = {}
         self._sizes: dict[Position, int] = {}
-        self._inside: set[Position] = set()  # went in, and did not come out
+        self._inside: set[Position] = set()  # added and not returned
         self._dropped = Counter[DropReason]()
 
     def step(self, entry: Chunk | Abort, now_ms: int) -> None:
@@ -654,7 +654,7 @@ class Auditor:
 
     def _account(self, positions: Iterable[Position]) -> None:
         for position in positions:
-            self._inside.remove(position)  # fails for what comes out twice
+            self._inside.remove(position)  # fails if it is returned twice
 
     def _check(self) -> None:
         assembler = self.assembler

@@ -51,8 +51,8 @@ def kinds(found: list[Row]) -> list[tuple[str, int]]:
         ([(1,), (2,), (1, 4, 2)], [(Kind.TWICE, 2)]),
         ([(5, "a", 0, 2), (5, "a", 1, 2), (6,)], []),
         ([(5, "a", 0, 2), (5, "a", 1, 2), (5,)], [(Kind.TWICE, 2)]),
-        ([(5, "a", 0, 2), (5, "b", 0, 2), (5, "b", 1, 2)], []),  # the attempt a was ended
-        ([(5, "a", 0, 2), (5,), (6,)], []),  # in one piece then
+        ([(5, "a", 0, 2), (5, "b", 0, 2), (5, "b", 1, 2)], []),  # attempt a was aborted
+        ([(5, "a", 0, 2), (5,), (6,)], []),  # published as one entry
         ([(5, "a", 0, 2), (6,)], []),
         ([(5, "a", 0, 2), (6,), (5, "a", 1, 2)], [(Kind.STRAY, 2)]),
         ([(5, "a", 0, 3), (5, "a", 0, 3)], [(Kind.CHUNK_TWICE, 1)]),

@@ -1,4 +1,4 @@
-"""Which messages travel together."""
+"""The messages that share a batch."""
 
 from collections.abc import Callable
 from itertools import accumulate, pairwise
@@ -65,7 +65,7 @@ def test_a_suspected_duplicate_after_a_delivery_time_is_sent_alone() -> None:
     assert batcher.add(again) == [[again]]
 
 
-# ---- what a batch shows
+# ---- filter properties of a batch
 
 
 def parcels_of(batching: Batching, sent: list[OutgoingMessage]) -> list[Parcel]:
@@ -105,7 +105,7 @@ def test_batches_close_before_different_filter_properties(
 
 
 def test_unlisted_property_values_share_a_batch() -> None:
-    """PIP-191: 5 and 6 travel together where 1 and 2 are listed."""
+    """PIP-191: 5 and 6 share a batch where 1 and 2 are listed."""
     batching = Batching(filter_properties={"version": ["1", "2"], "region": ["eu"]})
     versions = ["5", "6", "1", "1", "2", "6", "5"]
     sent = messages_of([{"version": each} for each in versions] + [US])
@@ -124,7 +124,7 @@ def test_unlisted_property_values_share_a_batch() -> None:
 def test_filter_properties_are_one_of_several_limits_of_a_batch(
     batching: Batching, expected: list[int]
 ) -> None:
-    """A message has 16 bytes and 8 of properties; an entry has these once more."""
+    """A message has 16 bytes, and 8 of properties; an entry repeats the properties once."""
     parcels = parcels_of(batching, messages_of([EU] * 4 + [US] * 2))
     assert [len(parcel) for parcel in parcels] == expected
 
@@ -287,7 +287,7 @@ def _may_be(
     batching: Batching,
     listing: list[str] | dict[str, list[str]],
 ) -> bool:
-    """Whether these may be a batch, by every condition that there is."""
+    """Whether these may be one batch, by every condition."""
     if len(some) == 1:
         return True
     shown = _shows(some[0], listing)
@@ -308,14 +308,14 @@ def _travels_alone(message: OutgoingMessage, sent: Parcel) -> bool:
 
 
 def fewest(sent: Parcel, may_be: Callable[[Parcel], bool]) -> int:
-    """How few batches there can be, in order: every way to cut the stream is looked at."""
+    """The smallest number of batches, in order, by trying every way to cut the stream."""
     counts = [0]
     for end in range(1, len(sent) + 1):
         counts.append(1 + min(counts[i] for i in range(end) if may_be(sent[i:end])))
     return counts[-1]
 
 
-# ---- in any case
+# ---- for any batching
 
 
 @given(st.lists(st.integers(0, 8), max_size=40), st.integers(1, 5))

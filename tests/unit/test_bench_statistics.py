@@ -74,7 +74,7 @@ def test_the_percentile_of_all_rounds_is_between_those_of_each(
     [
         (50, 200, False, 0.25),
         (200, 200, False, 1),
-        (8, 2, True, 0.25),  # four times as long as it must take
+        (8, 2, True, 0.25),  # four times its minimum duration
         (2, 2, True, 1),
         (1, 0, False, math.inf),
     ],

@@ -50,7 +50,7 @@ FULL = [single(0), batch([4, 6, 9], "q"), marker(1), chunk(7, "u", 0, 2, aborts=
 
 
 def stored(group: list[Entry]) -> list[StoredEntry]:
-    """What reading should give of a group that begins at 3:7."""
+    """The expected read of a group that begins at 3:7."""
     return [
         StoredEntry(Position(3, 7 + place), 5, each, len(each.payload))
         for place, each in enumerate(group)
@@ -62,7 +62,7 @@ def block_of(group: list[Entry]) -> Block:
 
 
 def plainly(run: Columns) -> Columns:
-    """A run whose sequences are lists, to compare it with another."""
+    """A run with lists for sequences, for comparison."""
     return run._replace(
         producers=[*run.producers], markers=[*run.markers], metadata=[*run.metadata]
     )

@@ -1,4 +1,4 @@
-"""When the breaker opens and closes. Times are milliseconds."""
+"""When the breaker opens and closes. Times are in milliseconds."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from seqgate.client._breaker import Brake, Breaker, BreakerState
 
 ANY = {*range(1_000)}.__contains__
-"""All deliveries are live."""
+"""All deliveries are current."""
 
 
 def brake(outcomes: int = 4, ratio: float = 1.0, longest_s: float = 5.0) -> Brake:
@@ -17,7 +17,7 @@ def brake(outcomes: int = 4, ratio: float = 1.0, longest_s: float = 5.0) -> Brak
 
 
 def record(machine: Brake, outcomes: Iterable[bool], now_ms: int = 0) -> None:
-    """Messages are acknowledged (True), or refused."""
+    """Acknowledge (True) or refuse messages."""
     for is_done in outcomes:
         if is_done:
             machine.record_acknowledged(0, 1)
@@ -33,12 +33,13 @@ def opened(now_ms: int = 0, longest_s: float = 5.0) -> Brake:
 
 
 def state_of(machine: Brake) -> BreakerState:
-    """The state now: mypy would go on from what an assertion found before."""
+    """The current state. A call, because mypy would keep the type narrowed by an earlier
+    assertion."""
     return machine.state
 
 
 def probed(machine: Brake, delivery: int) -> int:
-    """The pause is over and a message is handed out. Returns when."""
+    """Wait out the pause and hand out a message. Returns the time."""
     assert machine.due_ms is not None
     now_ms = machine.due_ms
     assert machine.admits(now_ms, ANY)
@@ -64,7 +65,7 @@ def probed(machine: Brake, delivery: int) -> int:
         (0.29, "aaff", True),
     ],
 )
-def test_it_opens_when_the_share_of_failures_in_the_window_reaches_the_ratio(
+def test_the_breaker_opens_when_failures_in_the_window_reach_the_ratio(
     ratio: float, outcomes: str, is_open: bool
 ) -> None:
     machine = brake(4, ratio)
@@ -75,7 +76,7 @@ def test_it_opens_when_the_share_of_failures_in_the_window_reaches_the_ratio(
 
 
 @given(st.integers(1, 20), st.floats(0.01, 1), st.lists(st.booleans(), max_size=100))
-def test_it_stays_closed_while_no_window_that_ends_in_a_failure_has_enough_failures(
+def test_the_breaker_stays_closed_while_no_window_ending_in_a_failure_has_enough_failures(
     outcomes: int, ratio: float, history: list[bool]
 ) -> None:
     machine = Brake(Breaker(outcomes, ratio))
@@ -103,7 +104,7 @@ def test_there_is_one_probe_at_a_time() -> None:
     assert not machine.admits(now_ms + 4_999, ANY)
 
 
-def test_an_acknowledged_probe_closes_it_and_forgets_earlier_outcomes() -> None:
+def test_an_acknowledged_probe_closes_the_breaker_and_forgets_earlier_outcomes() -> None:
     machine = opened()
     probed(machine, 7)
     machine.record_acknowledged(7, 1)
@@ -127,7 +128,7 @@ def test_a_refused_probe_doubles_the_pause_up_to_the_longest() -> None:
     assert pauses == [2_000, 4_000, 5_000, 5_000, 5_000]
 
 
-def test_outcomes_of_messages_handed_out_before_it_opened_are_ignored() -> None:
+def test_outcomes_of_messages_handed_out_before_the_breaker_opened_are_ignored() -> None:
     machine = opened()
     record(machine, [True, False])
     assert state_of(machine) is BreakerState.OPEN

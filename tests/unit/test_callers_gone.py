@@ -1,4 +1,4 @@
-"""Failures to send: of a departed caller they are not logged, and defects of ours are."""
+"""Failed sends: those to disconnected callers are not logged, and defects of the service are."""
 
 import asyncio
 from typing import Any
@@ -21,7 +21,7 @@ BYTES_MAX = 1_000_000
 
 
 class Serving:
-    """A service that writes as much as it is asked for, again and again."""
+    """A service that repeatedly writes as many bytes as requested."""
 
     def __init__(self) -> None:
         self.refusals = RefusalLog()
@@ -67,7 +67,7 @@ async def test_a_disconnected_caller_is_no_failure() -> None:
 
 
 class Gone:
-    """The context of a call whose caller has gone: nothing is sent."""
+    """The context of a call whose caller has disconnected: nothing is sent."""
 
     def set_code(self, code: grpc.StatusCode) -> None:
         pass

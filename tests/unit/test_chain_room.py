@@ -1,4 +1,4 @@
-"""Streams share the room for chains, and take turns where it is too small."""
+"""Streams share the memory for chains, and take turns when it is too small."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ ROOM = 100
 
 
 class Streams:
-    """Some that were told a chain each, one a second after the other, and judged by it at once."""
+    """Streams that each set a chain, one second apart, and judged with it at once."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.room = ChainRoom(ROOM)
@@ -30,7 +30,7 @@ class Streams:
         ([], 1_000, []),  # alone
         ([40, 60], 0, []),
         ([40, 50], 10, []),
-        ([40, 60], 10, [0]),  # the one that judged nothing for the longest
+        ([40, 60], 10, [0]),  # the longest idle one
         ([40, 60], 50, [0, 1]),
         ([40, 60], 1_000, [0, 1]),
     ],
@@ -74,7 +74,7 @@ def test_a_replacing_chain_takes_over_the_memory_of_its_predecessor() -> None:
     streams = Streams([60, 40])
     first = streams.shares[0]
     assert streams.room.take(first, 50, 60, 2)
-    assert not streams.room.take(first, 1_000, 50, 1.5)  # the other one has just begun
+    assert not streams.room.take(first, 1_000, 50, 1.5)  # the other one is too recent
     assert streams.room.take(first, 1_000, 50, 2)
     assert (streams.ended, streams.room.used) == ([1], 1_000)
 
@@ -83,7 +83,7 @@ def test_the_chains_of_one_stream_stay_within_the_budget() -> None:
     streams = Streams([60, 40])
     first = streams.shares[0]
     assert not streams.room.take(first, 50, 0, 9)
-    assert streams.ended == []  # it would have helped nobody
+    assert streams.ended == []  # evicting others would not have helped
     assert streams.room.take(first, 40, 0, 9)
     assert streams.ended == [1]
 

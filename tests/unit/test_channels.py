@@ -1,4 +1,4 @@
-"""Hooks of channels: their changes, and that each learns of the call's end exactly once."""
+"""Hooks of channels: their changes to calls, and that each learns of a call's end exactly once."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +37,7 @@ def show(call: Call) -> None:
 
 
 def fail(_: Call) -> None:
-    """A hook that lets no call begin."""
+    """A hook that refuses every call."""
     raise KeyError("no token")
 
 

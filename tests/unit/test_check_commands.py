@@ -11,7 +11,7 @@ from tools.dev.command import carry_out
     ("arguments", "status", "output"),
     [([], 0, ""), (["--check"], 1, "a: fault\n"), (["--other"], 2, ""), (["--check", "b"], 2, "")],
 )
-def test_the_action_that_arguments_name_is_carried_out(
+def test_arguments_select_the_action(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],

@@ -1,4 +1,4 @@
-"""A checker that cannot fail is no check: here each anomaly is made, and found."""
+"""The checkers find every kind of anomaly: each is planted here."""
 
 from collections.abc import Callable
 
@@ -29,8 +29,8 @@ def content(sequence_id: int, key: str | None = None) -> Content:
 
 
 class World:
-    """What is right: p's 0, 3 and 4 in three entries, q's 5, 7, 6, 8 batched by key in two, and a
-    copy and an overtaken id answered as such."""
+    """A correct history: p's 0, 3 and 4 in three entries, q's 5, 7, 6, 8 batched by key in two, and
+    a copy and an overtaken id answered as such."""
 
     def __init__(self) -> None:
         self.history = History()
@@ -64,7 +64,7 @@ class World:
         self.log[index] = self.log[index]._replace(**fields)  # type: ignore[arg-type]
 
     def swap(self, index: int, other: int) -> None:
-        """Exchange two messages, with what producers were told about them."""
+        """Exchange two messages, with their producers' receipts."""
         first, second = self.log[index], self.log[other]
         self.log[index] = second._replace(id=first.id)
         self.log[other] = first._replace(id=second.id)
@@ -186,15 +186,15 @@ def test_every_kind_of_anomaly_has_a_test() -> None:
     ("state", "expected"),
     [
         ({"p": Marks(4, 4), "q": Marks(8, 8)}, []),
-        # A producer that only ever asked is remembered with nothing.
+        # A producer that only asked for its last id has no marks.
         ({"p": Marks(4, 4), "q": Marks(8, 8), "r": Marks(None, None)}, []),
         ({"p": Marks(4, 4)}, [Kind.FORGOTTEN, Kind.FORGOTTEN]),
         ({"p": Marks(3, 4), "q": Marks(8, 8)}, [Kind.FORGOTTEN]),
         ({"p": Marks(5, 5), "q": Marks(8, 8)}, [Kind.IMAGINED, Kind.IMAGINED]),
-        # Let through and never withdrawn: its producer would wait for ever.
+        # Admitted and never withdrawn: its producer would wait forever.
         ({"p": Marks(4, 5), "q": Marks(8, 8)}, [Kind.IMAGINED]),
         ({"p": Marks(4, 4), "q": Marks(8, 8), "r": Marks(None, 0)}, [Kind.IMAGINED]),
-        # One less, where a double cannot tell.
+        # One less, which a double cannot distinguish.
         ({"p": Marks(4, 4), "q": Marks(8, 8), "big": Marks(2**53, 2**53)}, [Kind.FORGOTTEN] * 2),
     ],
 )

@@ -1,4 +1,4 @@
-"""Children: a signal at the moment of their end; workers, their results and failures."""
+"""Child processes: a signal at the moment of their end; workers, their results and failures."""
 
 import asyncio
 import time
@@ -12,14 +12,14 @@ from tools.stack.worker import in_worker
 
 CHILDREN = 100
 TELLING_S = 0.005
-"""Longer than such a child lives."""
+"""Longer than the child lives."""
 
 
 async def test_a_child_that_ends_during_a_write_keeps_its_exit_status() -> None:
     for _ in range(CHILDREN):
         child = await asyncio.create_subprocess_exec("true")
         end = time.monotonic() + TELLING_S
-        while time.monotonic() < end:  # the loop stands still, as in the middle of other work
+        while time.monotonic() < end:  # the loop is blocked, as during other work
             tell(child, SIGCONT)
         assert await child.wait() == 0
 

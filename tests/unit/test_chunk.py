@@ -1,4 +1,4 @@
-"""Which chunks can be one of a large message."""
+"""Valid and invalid chunks of large messages."""
 
 import pytest
 

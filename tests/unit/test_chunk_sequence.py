@@ -1,4 +1,5 @@
-"""Rules K1 to K12: which chunks of a producer's large messages are new (reference 1.8b)."""
+"""Verdicts on the chunks of a producer's large messages. K1 to K12 number the rules in these
+tables."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -18,17 +19,17 @@ CHUNK_GAP, LAYOUT_CONFLICT = Verdict.CHUNK_GAP, Verdict.LAYOUT_CONFLICT
 
 A0, A1, A2, A3 = A = [Chunk("a", each, 4, 100) for each in range(4)]
 B0, B1 = B = [Chunk("b", each, 2, 100) for each in range(2)]
-CUT = [Chunk("a", each, 2, 100) for each in range(2)]  # the attempt's name, with other cuts
+CUT = [Chunk("a", each, 2, 100) for each in range(2)]  # the same uuid with a different layout
 GROWN = [Chunk("a", each, 4, 101) for each in range(4)]
 
 
 def durable(sequence_id: int, chunk: Chunk | None = None) -> Marks:
-    """The producer's last entry is durable, and nothing is in flight."""
+    """Marks of a producer whose last entry is durable, with nothing in flight."""
     return Marks(sequence_id, sequence_id, chunk, chunk)
 
 
 def pushed(marks: Marks, sequence_id: int, chunk: Chunk | None = None) -> Marks:
-    """The same, and this was let through since."""
+    """The same marks, with this admitted since."""
     return replace(marks, pushed=sequence_id, pushed_chunk=chunk)
 
 
@@ -40,13 +41,13 @@ DONE, INSIDE = durable(5), durable(5, A1)
 """Message 5 is durable; chunks 0 and 1 of message 5 are."""
 
 
-# The rule, the marks before, the claim, the verdict; and when NEW, what `pushed` is afterwards, and
-# the attempt that ends.
+# The rule, the marks before, the claim, the verdict; and for NEW, `pushed` afterwards and the
+# aborted attempt.
 RULES: list[tuple[Any, ...]] = [
     ("K1", DONE, one(4, A0), DUPLICATE),
     ("K1", DONE, one(5, A0), DUPLICATE),
     ("K1", DONE, one(5, A3), DUPLICATE),
-    ("K1", DONE, one(5, B1), DUPLICATE),  # stored, however it was cut
+    ("K1", DONE, one(5, B1), DUPLICATE),  # stored, whatever its layout
     ("K1", INSIDE, one(4, A3), DUPLICATE),
     ("K1", pushed(DONE, 6, A0), one(5, A0), DUPLICATE),
     ("K1", INSIDE, one(4), DUPLICATE),
@@ -73,14 +74,14 @@ RULES: list[tuple[Any, ...]] = [
     ("K6", INSIDE, one(5, GROWN[0]), NEW, (5, GROWN[0]), "a"),
     ("K7", INSIDE, one(5, B1), LAYOUT_CONFLICT),
     ("K7", INSIDE, one(5, CUT[1]), LAYOUT_CONFLICT),
-    ("K7", INSIDE, one(5, GROWN[1]), LAYOUT_CONFLICT),  # neither stored already,
-    ("K7", INSIDE, one(5, GROWN[2]), LAYOUT_CONFLICT),  # nor what follows
+    ("K7", INSIDE, one(5, GROWN[1]), LAYOUT_CONFLICT),  # neither a stored chunk
+    ("K7", INSIDE, one(5, GROWN[2]), LAYOUT_CONFLICT),  # nor the next one
     ("K7", pushed(INSIDE, 5, A2), one(5, B0), IN_FLIGHT),
     ("K7", pushed(INSIDE, 5, A2), one(5, B1), IN_FLIGHT),
     ("K7", pushed(INSIDE, 5), one(5, B0), IN_FLIGHT),
     ("K7", pushed(INSIDE, 5, B0), one(5, A2), IN_FLIGHT),
     ("K7", pushed(DONE, 6, A0), one(6, CUT[1]), IN_FLIGHT),
-    ("K7", pushed(DONE, 6), one(6, A0), IN_FLIGHT),  # it was let through in one piece
+    ("K7", pushed(DONE, 6), one(6, A0), IN_FLIGHT),  # admitted as one entry
     ("K8", pushed(DONE, 8), one(7, A0), IN_FLIGHT),
     ("K8", pushed(DONE, 8, A0), one(7, A1), IN_FLIGHT),
     ("K8", pushed(DONE, 8, A0), one(7), IN_FLIGHT),
@@ -89,7 +90,7 @@ RULES: list[tuple[Any, ...]] = [
     ("K9", DONE, one(SEQUENCE_ID_MAX, A0), NEW, (SEQUENCE_ID_MAX, A0), ""),
     ("K9", INSIDE, one(6, A0), NEW, (6, A0), "a"),
     ("K9", INSIDE, one(6), NEW, (6, None), "a"),
-    ("K9", pushed(INSIDE, 5), one(6, B0), NEW, (6, B0), ""),  # whole, though not yet durable
+    ("K9", pushed(INSIDE, 5), one(6, B0), NEW, (6, B0), ""),  # complete, though not yet durable
     ("K9", pushed(DONE, 6, B0), one(7), NEW, (7, None), "b"),
     ("K10", Marks(), one(0, A1), CHUNK_GAP),
     ("K10", DONE, one(6, A1), CHUNK_GAP),
@@ -103,7 +104,7 @@ RULES: list[tuple[Any, ...]] = [
     ("K12", pushed(INSIDE, 6, B0), one(5, A2), IN_FLIGHT),
     ("K12", pushed(INSIDE, 6), one(5, B0), IN_FLIGHT),
     ("K12", pushed(INSIDE, 6), one(5), IN_FLIGHT),
-    ("K12", durable(6), one(5, A2), DUPLICATE),  # the log says that it is stale
+    ("K12", durable(6), one(5, A2), DUPLICATE),  # stale, by the log
 ]
 
 
@@ -114,7 +115,7 @@ RULES: list[tuple[Any, ...]] = [
         for place, (rule, before, claim, verdict, *rest) in enumerate(RULES)
     ],
 )
-def test_rule(
+def test_a_chunk_is_judged_by_its_rule(
     before: Marks,
     claim: Claim,
     verdict: Verdict,
@@ -133,11 +134,13 @@ def test_rule(
         ((3, 4), DUPLICATE),
         ((4, 5), PARTIAL),  # 4 is stored, 5 is not
         ((4, 7), PARTIAL),
-        ((5, 7), NEW),  # takes the place of the attempt, like any other message 5
+        ((5, 7), NEW),  # replaces the attempt, like any other message 5
         ((6, 7), NEW),
     ],
 )
-def test_a_batch_beside_an_unfinished_message(batch: tuple[int, int], verdict: Verdict) -> None:
+def test_a_batch_is_judged_beside_an_unfinished_message(
+    batch: tuple[int, int], verdict: Verdict
+) -> None:
     marks, verdicts, aborts = admit(INSIDE, [Claim(*batch)])
     assert verdicts == [verdict]
     assert marks == (pushed(INSIDE, batch[1]) if verdict is NEW else INSIDE)
@@ -208,13 +211,13 @@ def test_an_admitted_chunk_is_in_flight(marks: Marks) -> None:
         (durable(5, A0), one(5, A1), durable(5, A1)),
         (durable(5, A2), one(5, A3), durable(5)),
         (durable(5, B0), one(5, B1), durable(5)),
-        # another attempt, or another message, takes its place
+        # another attempt, or another message, replaces it
         (INSIDE, one(5, B0), durable(5, B0)),
         (INSIDE, one(5, CUT[0]), durable(5, CUT[0])),
         (INSIDE, one(5), durable(5)),
         (INSIDE, one(6, A0), durable(6, A0)),
         (INSIDE, one(6), durable(6)),
-        (DONE, one(2, A0), durable(2, A0)),  # written while deduplication was off: starting over
+        (DONE, one(2, A0), durable(2, A0)),  # written with deduplication off: ids start over
         # a chunk that continues nothing
         (Marks(), one(5, A1), Marks()),
         (DONE, one(5, A1), DONE),
@@ -245,9 +248,7 @@ def test_the_last_entry_of_the_log_decides(before: Marks, entry: Claim, after: M
         ([A1, A2, A3], Marks()),
     ],
 )
-def test_copies_in_a_log_that_was_written_without_deduplication(
-    chunks: list[Chunk], after: Marks
-) -> None:
+def test_copies_stored_without_deduplication_are_folded(chunks: list[Chunk], after: Marks) -> None:
     marks = Marks()
     for chunk in chunks:
         marks = advance(marks, 5, chunk)
@@ -262,7 +263,7 @@ def test_copies_in_a_log_that_was_written_without_deduplication(
         (pushed(DONE, 7, B0), one(6, A0)),
         (pushed(INSIDE, 5), one(5, A2)),
         (pushed(INSIDE, 5, A3), one(5, A2)),
-        (pushed(INSIDE, 5, B0), one(5, A2)),  # B0 is still being written
+        (pushed(INSIDE, 5, B0), one(5, A2)),  # B0 is still in flight
         (pushed(INSIDE, 6), one(5, A2)),
     ],
 )
@@ -300,11 +301,11 @@ def test_a_durable_chunk_is_no_longer_in_flight(in_flight: Marks, entry: Claim) 
         (pushed(DONE, 8, B0), 4, DONE),
         (pushed(DONE, 8, B0), 5, DONE),
         (pushed(INSIDE, 8, B0), 4, INSIDE),
-        # the message to keep through is the last: its chunks are kept as they are
+        # the message to keep is the last: its chunks are kept as they are
         (pushed(INSIDE, 5, A2), 5, pushed(INSIDE, 5, A2)),
         (pushed(DONE, 8, B0), 8, pushed(DONE, 8, B0)),
         (pushed(DONE, 8, B0), 9, pushed(DONE, 8, B0)),
-        # of a message below the last nobody knows how far it is: all its chunks are kept
+        # how many chunks of a message below the last are in flight is unknown: all are kept
         (pushed(INSIDE, 8, B0), 5, pushed(INSIDE, 5)),
         (pushed(DONE, 8, B0), 7, pushed(DONE, 7)),
         (pushed(INSIDE, 8), 7, pushed(INSIDE, 7)),
@@ -321,7 +322,7 @@ def test_a_withdrawn_chunk_is_new_again() -> None:
     assert admit(withdraw(marks), [one(5, A2), one(5, A3)]).verdicts == [NEW, NEW]
 
 
-# Few ids and attempts, so that they meet each other; 0 and 2 of the attempts are cut alike.
+# Few ids and attempts, so that they collide; 0 and 2 of the attempts have the same layout.
 CHUNKS = [Chunk(str(n), each, 2 + n % 2, 60) for n in range(4) for each in range(2 + n % 2)]
 CLAIMS = st.one_of(
     st.builds(one, st.integers(0, 4), st.sampled_from(CHUNKS)),
@@ -331,14 +332,14 @@ CLAIMS = st.one_of(
 
 
 class Consumer:
-    """Puts messages together from a log in which nothing is left to doubt."""
+    """Assembles messages from a log without duplicates."""
 
     def __init__(self) -> None:
         self.complete: list[int] = []
         self._begun: list[Chunk] = []
 
     def read(self, claim: Claim, ended: str) -> None:
-        """Read an entry, and which attempt it ends."""
+        """Read an entry, and the attempt that it aborts."""
         lowest, highest, chunk = claim
         if ended:
             assert self._begun[0].uuid == ended

@@ -18,7 +18,7 @@ BODY = bytes(range(100))
 
 
 def entry_of(message: LargeMessage, chunk_id: int) -> pb.Entry:
-    """A chunk's entry."""
+    """The entry of a chunk."""
     entry = pb.Entry()
     message.fill(entry, chunk_id)
     return entry
@@ -35,12 +35,12 @@ def entries(message: LargeMessage) -> list[pb.Entry]:
 
 
 def counted_bytes(entry: pb.Entry) -> int:
-    """What a service counts against its window: core/entry.py's Entry.size_bytes."""
+    """The size that a service counts against its window: core/entry.py's Entry.size_bytes."""
     return len(entry.metadata.SerializeToString()) + len(entry.payload)
 
 
 def shared(entry: pb.Entry) -> bytes:
-    """What all chunks of a message say alike."""
+    """The fields that all chunks of a message share."""
     metadata = entry_pb2.EntryMetadata()
     metadata.CopyFrom(entry.metadata)
     metadata.ClearField("chunk_id")
@@ -48,7 +48,7 @@ def shared(entry: pb.Entry) -> bytes:
     return metadata.SerializeToString(deterministic=True)
 
 
-# ---- where to cut
+# ---- the chunk size
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,10 @@ def test_chunks_have_no_negative_size() -> None:
         (5, 1, 5),
         (2**31 - 1, 2**31 - 1, 1),
         (2**31 - 1, 1, 2**31 - 1),
-        (2**53 + 1, 2, 2**52 + 1),  # where floats would not do
+        (2**53 + 1, 2, 2**52 + 1),  # beyond the precision of floats
     ],
 )
-def test_the_number_of_chunks_of_a_payload(body_bytes: int, chunk_bytes: int, chunks: int) -> None:
+def test_a_payload_has_this_many_chunks(body_bytes: int, chunk_bytes: int, chunks: int) -> None:
     assert chunks_of(body_bytes, chunk_bytes) == chunks
 
 
@@ -95,7 +95,7 @@ def test_chunks_cover_the_payload_and_none_is_empty(body_bytes: int, chunk_bytes
     assert (chunks - 1) * chunk_bytes < body_bytes <= chunks * chunk_bytes
 
 
-# ---- what a chunk is
+# ---- chunks
 
 
 @given(body=st.binary(min_size=2, max_size=200), chunk_bytes=st.integers(1, 250))
@@ -125,7 +125,7 @@ def test_chunks_differ_only_in_index_and_checksum() -> None:
 
 
 def test_the_entries_of_chunks_share_no_state() -> None:
-    """W32: a change of one entry affects neither the message nor earlier entries."""
+    """A change of one entry affects neither the message nor earlier entries."""
     message = large(properties={"a": "b"})
     before = [entry.SerializeToString(deterministic=True) for entry in entries(message)]
     first = entry_of(message, 0)
@@ -143,7 +143,7 @@ def test_encoding_a_chunk_again_gives_the_same_entry() -> None:
     assert entries(message) == entries(message)
 
 
-# ---- what it counts
+# ---- counted bytes
 
 
 TEXTS = st.text(max_size=40)
@@ -169,7 +169,7 @@ def test_the_counted_size_of_a_chunk_covers_the_services(
     publish_time_ms: int,
     cut: tuple[int, int],
 ) -> None:
-    """Or the producer would exceed its window, and lose its stream for that."""
+    """Otherwise the producer would exceed its window, and lose its stream."""
     body_bytes, chunk_bytes = cut
     made = OutgoingMessage(sequence_id, bytes(body_bytes), key, ordering_key, properties)
     sealed = seal_message(name, made, compression=Compression.NONE, publish_time_ms=publish_time_ms)

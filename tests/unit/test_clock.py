@@ -1,4 +1,4 @@
-"""The clock that neither goes back nor jumps."""
+"""Clocks that neither go back nor jump."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Messages to entries and back."""
+"""Messages, encoded to entries and decoded."""
 
 from base64 import b64encode
 

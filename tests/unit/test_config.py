@@ -1,4 +1,4 @@
-"""Where settings come from, and which ones are refused."""
+"""The sources of settings, and the settings refused."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ FILE = "SEQGATE_LEDGER_CONFIG_FILE"
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs the tests may have some."""
+    """Remove settings from the environment of the test run."""
     for config in (LedgerConfig, DedupConfig, CursorConfig, DispatcherConfig):
         for name in (*config.model_fields, "config_file"):
             monkeypatch.delenv(f"SEQGATE_{config.service}_{name}".upper(), raising=False)

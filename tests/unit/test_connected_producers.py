@@ -1,4 +1,4 @@
-"""Clocks: a connected producer is alive, so it is not forgotten for inactivity, and its messages
+"""Connected producers stay alive, so that they are not forgotten for inactivity and their messages
 stored again; append times never go back."""
 
 import asyncio
@@ -37,7 +37,7 @@ class Parts:
         self.ledger = self.again()
 
     def again(self, open_timeout_s: float = 30) -> Ledger:
-        """A process that is started anew."""
+        """A restarted process."""
         config = LedgerConfig(keep_interval_s=3600, open_timeout_s=open_timeout_s)
         return Ledger(config, self.store, self.dedup, MemoryCursors(), self._tasks)
 
@@ -78,7 +78,7 @@ async def test_a_producer_that_returns_just_in_time_is_not_stored_twice(parts: P
 
 
 async def test_connected_producers_stay_alive_after_lost_state(parts: Parts) -> None:
-    """The log has the time of the last append, and not the producers connected since."""
+    """The log has the time of the last append, but not the producers connected since."""
     opened = await parts.open()
     assert await parts.publish(opened, 7) is Status.STORED
     for stored in range(len(parts.store.logs[TOPIC].entries)):
@@ -90,8 +90,7 @@ async def test_connected_producers_stay_alive_after_lost_state(parts: Parts) -> 
 
 
 async def test_an_attempt_of_a_forgotten_producer_is_aborted_in_the_log(parts: Parts) -> None:
-    """Whether the producer reconnects, or was connected all the time; and also by a ledger that
-    never knew it."""
+    """Whether the producer reconnects, or stays connected; also by a ledger that never knew it."""
     opened = await parts.open()
     assert await parts.publish(opened, chunk(5, "a", 0, 3)) is Status.STORED
     parts.dedup.evict(TOPIC, "p")
@@ -127,7 +126,7 @@ async def test_a_producer_that_cannot_be_marked_alive_is_not_opened(
 
 
 async def test_producers_are_reported_as_often_as_deduplication_asks(parts: Parts) -> None:
-    """The setting says an hour."""
+    """The setting is an hour."""
     parts.dedup.keep_within_s = 0.001
     opened = await parts.open()
     keeping = asyncio.create_task(parts.ledger.keep_forever())
@@ -172,12 +171,12 @@ def opened_at(opened: Opened) -> Position:
     return Position(opened.topic.ledger_id, 0)
 
 
-# ---- what a producer that connects waits for
+# ---- what delays an open
 
 
 @pytest.mark.parametrize("call", ["rollback", "admit"])
 async def test_an_open_blocked_by_deduplication_is_reported(parts: Parts, call: str) -> None:
-    """And not that a state is being rebuilt."""
+    """Not reported as a rebuild."""
     never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     parts.dedup.before = lambda name: never if name == call else None
     with pytest.raises(DomainError) as refusal:

@@ -1,4 +1,4 @@
-"""Imports of cursors at once: services/cursor/service.py."""
+"""Concurrent imports of cursors: services/cursor/service.py."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,8 @@ def imported(entry_id: int) -> Imported:
 
 
 class Overtaken(MemoryCursorStore):
-    """Between an import's two calls another one is made, and finished, and the cursor is used."""
+    """Between an import's two calls another import is made and completed, and the cursor is
+    used."""
 
     is_between = False
 

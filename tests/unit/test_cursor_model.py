@@ -1,4 +1,4 @@
-"""Cursors against the simplest thing that could be one: a set of entries, walked one by one.
+"""Cursors against the simplest model: a set of entries, walked one by one.
 
 Pages are four entries long here, so that every run crosses some.
 """
@@ -31,7 +31,7 @@ from seqgate.services.errors import DomainError, Fenced
 from seqgate.types import Position, TopicName
 from tests.support.depth import times
 
-LEDGERS = {1: 11, 2: 4, 4: 9, 5: 30}  # how many entries each has; ledger 3 has none
+LEDGERS = {1: 11, 2: 4, 4: 9, 5: 30}  # entries by ledger; ledger 3 has none
 ENTRIES = [Position(ledger, entry) for ledger, size in LEDGERS.items() for entry in range(size)]
 ENDS = [
     Succession(Position(1, 10), Position(2, 0)),
@@ -119,7 +119,7 @@ successions = st.one_of(
     st.lists(st.sampled_from(ENDS + TRIMMED), max_size=2).map(tuple),
     st.lists(st.sampled_from(ENDS + CONTRADICTIONS), max_size=2).map(tuple),
 )
-epochs = st.sampled_from([None, None, 0, 0, -1, 1])  # less or more than the right one
+epochs = st.sampled_from([None, None, 0, 0, -1, 1])  # below or above the current one
 log_ends = st.one_of(st.none(), st.none(), st.just(ENTRIES[-1]), positions)
 
 
@@ -138,7 +138,7 @@ class Cursors(RuleBasedStateMachine):
         if hasattr(self, "patch"):
             self.patch.undo()
 
-    # What a caller says, and for what of it he may be refused.
+    # A caller's parameters, and the refusals that they cause.
 
     def caller(
         self,
@@ -175,7 +175,8 @@ class Cursors(RuleBasedStateMachine):
         return expected
 
     def attempt(self, expected: set[type[DomainError]], call: Callable[[], Any]) -> bool:
-        """Whether it was done; when it is to be refused, it is, and changes nothing."""
+        """Whether the call succeeded; an expected refusal is checked, and that it changes
+        nothing."""
         if not expected:
             call()
             return True
@@ -221,7 +222,7 @@ class Cursors(RuleBasedStateMachine):
                     expected.add(InvalidPosition)
         wrong = any(size != size_of(each) for each, size, _, _ in batches if not model.covers(each))
         if wrong and not expected:
-            return  # nobody can know
+            return  # no refusal can be expected
         if not self.attempt(expected, lambda: self.state.acknowledge(given, batches, caller)):
             return
 
@@ -304,11 +305,11 @@ class Cursors(RuleBasedStateMachine):
         lease = self.state.acquire_lease(f"owner {self.model.epoch}", now_ms, 1_000)
         assert lease.epoch == self.model.epoch
 
-    # What must hold.
+    # Invariants.
 
     @rule(after=st.one_of(st.none(), positions), limit=st.integers(1, 5))
     def read(self, after: Position | None, limit: int) -> None:
-        """Page by page: nothing is lost, repeated, or out of order."""
+        """Page by page, nothing is lost, repeated, or out of order."""
         entries: list[Position] = []
         batches: dict[Position, set[int]] = {}
         start: Position | None = after

@@ -1,4 +1,4 @@
-"""How a cursor moves, case by case. Numbers at the tests are those of the semantics reference."""
+"""How a cursor moves, case by case."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -69,7 +69,7 @@ def picture(state: CursorState) -> Any:
 
 
 def refused(state: CursorState, error: type[DomainError], call: Callable[[], Any]) -> Any:
-    """The refusal's details, once it is clear that nothing changed."""
+    """The refusal's details, after checking that nothing changed."""
     before = picture(state)
     with pytest.raises(error) as caught:
         call()
@@ -77,7 +77,7 @@ def refused(state: CursorState, error: type[DomainError], call: Callable[[], Any
     return caught.value.details
 
 
-# Mark-delete, 121 to 123.
+# Mark-delete.
 
 
 @pytest.mark.parametrize(
@@ -120,13 +120,13 @@ def test_acknowledgements_keep_the_properties() -> None:
         (at(9), Caller(revision=8), RevisionConflict),
         (at(9), Caller(epoch=3), None),
         (at(9), Caller(epoch=2), Fenced),
-        (at(9), Caller(epoch=4), Fenced),  # nobody was granted it
+        (at(9), Caller(epoch=4), Fenced),  # never granted
         (at(9, ledger_id=0), NOBODY, InvalidPosition),
         (at(9), Caller(successions=(Succession(at(9), at(10)),)), InvalidPosition),
         (at(9), Caller(successions=(Succession(at(9), at(0, ledger_id=2)),)), None),
     ],
 )
-def test_refusals_of_a_mark_delete(
+def test_an_invalid_mark_delete_is_refused(
     position: Position, caller: Caller, error: type[DomainError] | None
 ) -> None:
     state = cursor(at(5), revision=7, lease=Lease("o", 3, 0))
@@ -169,10 +169,10 @@ def test_a_mark_delete_absorbs_adjacent_runs_and_forgets_covered_ones() -> None:
     assert [state.holes.attempts(at(each)) for each in (1, 8)] == [0, 1]
 
 
-# Acknowledgements, 124, 125, 134.
+# Acknowledgements.
 
 
-def test_entries_acknowledged_in_reverse() -> None:
+def test_entries_may_be_acknowledged_in_reverse() -> None:
     state = cursor()
     for entry, acknowledged in ((3, 1), (2, 2), (1, 3)):
         assert acknowledge(state, run(entry)) is None
@@ -231,7 +231,7 @@ def test_an_adjacent_run_moves_the_cursor(
         ([run(6)], Caller(epoch=2), Fenced),
         ([run(6)], Caller(revision=1), RevisionConflict),
         ([run(6), run(9, 8)], NOBODY, InvalidPosition),
-        ([run(6), BatchAck(at(8), 3, (0,))], NOBODY, InvalidPosition),  # it has two
+        ([run(6), BatchAck(at(8), 3, (0,))], NOBODY, InvalidPosition),  # the batch has two
         ([run(6), BatchAck(at(9), 2, (2,))], NOBODY, InvalidPosition),
         ([BatchAck(at(9), 2, (1,)), BatchAck(at(9), 3, (1,))], NOBODY, InvalidPosition),
     ],
@@ -244,10 +244,10 @@ def test_a_call_is_applied_whole_or_not_at_all(
     refused(state, error, lambda: acknowledge(state, *given, caller=caller))
 
 
-# Batches, 126 to 130.
+# Batches.
 
 
-def test_a_batch_message_by_message() -> None:
+def test_a_batch_is_acknowledged_message_by_message() -> None:
     state = cursor(at(5))
     for indexes, known in (
         ((2, 3, 4), (2, 3, 4)),
@@ -304,7 +304,7 @@ def test_a_batch_without_acknowledged_messages_is_not_stored() -> None:
     assert (state.holes.batch(at(7)), state.head.partial) == (None, 0)
 
 
-# Where ledgers end.
+# Ends of ledgers.
 
 TO_2 = Succession(at(9), at(0, ledger_id=2))
 TO_4 = Succession(at(0, ledger_id=2), at(5, ledger_id=4))
@@ -340,8 +340,8 @@ def test_a_mark_delete_passes_a_ledgers_end_only_if_its_last_entry_is_acknowledg
 
 
 def test_a_succession_is_ignored_when_its_ledger_has_later_entries() -> None:
-    """A claim that ledger 1 ends with entry 9 is wrong if entry 10 is acknowledged: to stop is
-    safe, to skip possible later entries is not."""
+    """A claim that ledger 1 ends with entry 9 is wrong if entry 10 is acknowledged: stopping is
+    safe, skipping possible later entries is not."""
     state = cursor(at(8))
     acknowledge(state, run(10), caller=Caller(successions=(TO_2,)))
     acknowledge(state, run(0, ledger_id=2))
@@ -381,7 +381,7 @@ def test_contradictory_successions_are_refused(
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["known", "given in the same call"])
 def test_a_succession_moves_forward_after_a_trim(is_known: bool) -> None:
-    """A subscription was moved back to where it once read on, and the log begins later now."""
+    """A subscription was moved back, and the log has been trimmed since."""
     state = cursor(at(9))
     acknowledge(state, caller=Caller(successions=(TO_2,)))
     trimmed = Succession(BEFORE_FIRST, at(0, ledger_id=3))
@@ -393,7 +393,7 @@ def test_a_succession_moves_forward_after_a_trim(is_known: bool) -> None:
     assert acknowledge(state, run(0, ledger_id=3), caller=Caller(successions=tuple(said))) == at(
         0, ledger_id=3
     )
-    # Who knows less contradicts nothing, and what lies beyond the trim still does.
+    # A caller that does not know of the trim contradicts nothing; a start beyond the trim does.
     acknowledge(state, caller=Caller(successions=(TO_2,)))
     assert state.holes.next_after(at(9)) == at(0, ledger_id=3)
     beyond_it = Caller(successions=(Succession(at(9), at(0, ledger_id=4)),))
@@ -410,7 +410,7 @@ def test_the_first_entry_of_a_topic_is_1_0_until_it_is_trimmed() -> None:
 
 def test_a_further_trim_moves_the_start_of_the_log() -> None:
     state = cursor()
-    for ledger_id in (3, 5, 4):  # the last one knows less
+    for ledger_id in (3, 5, 4):  # the last one is outdated
         first = Succession(BEFORE_FIRST, at(0, ledger_id=ledger_id))
         acknowledge(state, caller=Caller(successions=(first,)))
     assert acknowledge(state, run(0, ledger_id=4)) is None
@@ -551,7 +551,7 @@ def test_attempts_are_read_in_pages() -> None:
     assert state.attempts(at(0, 5), 1) == Attempts([], None)
 
 
-# Properties of the cursor, 135.
+# Properties of the cursor.
 
 
 @pytest.mark.parametrize(
@@ -566,7 +566,7 @@ def test_attempts_are_read_in_pages() -> None:
         ({"a": "2"}, ["a"], True, {"a": "2", "#seqgate.internal.x": "1"}),
     ],
 )
-def test_properties_change(
+def test_properties_are_put_removed_and_cleared(
     put: dict[str, str], remove: list[str], clear: bool, after: dict[str, str]
 ) -> None:
     state = cursor(at(5), properties={"a": "1", "b": "1", "#seqgate.internal.x": "1"}, revision=7)
@@ -630,7 +630,7 @@ def test_properties_above_the_bounds_may_shrink(many: dict[str, str]) -> None:
         ("a", 1_000, Lease("a", 3, 2_000, 1_000)),
         ("a", 1_500, Lease("a", 3, 2_500, 1_000)),
         ("a", 1_999, Lease("a", 3, 2_999, 1_000)),
-        ("a", 2_000, Lease("a", 5, 3_000, 1_000)),  # it lasted until then, exclusively
+        ("a", 2_000, Lease("a", 5, 3_000, 1_000)),  # the end of the lease is exclusive
         ("b", 2_000, Lease("b", 5, 3_000, 1_000)),
         ("b", 9_000, Lease("b", 5, 10_000, 1_000)),
         ("b", 1_999, 1),
@@ -639,7 +639,9 @@ def test_properties_above_the_bounds_may_shrink(many: dict[str, str]) -> None:
         ("b", 10, 1_990),  # nor given away
     ],
 )
-def test_acquiring_a_lease(owner: str, now_ms: int, after: Lease | int) -> None:
+def test_a_lease_is_acquired_by_its_owner_or_after_its_end(
+    owner: str, now_ms: int, after: Lease | int
+) -> None:
     state = cursor(at(5), revision=7, lease=Lease("a", 3, 2_000))
     if isinstance(after, int):
         details = refused(state, LeaseHeld, lambda: state.acquire_lease(owner, now_ms, 1_000))
@@ -649,7 +651,7 @@ def test_acquiring_a_lease(owner: str, now_ms: int, after: Lease | int) -> None:
         assert state.head.revision == 7
 
 
-def test_the_first_lease() -> None:
+def test_the_first_lease_has_the_first_epoch() -> None:
     assert cursor().acquire_lease("a", 5, 100) == Lease("a", 1, 105, 100)
 
 
@@ -657,7 +659,7 @@ def test_the_first_lease() -> None:
     ("lease", "owner", "epoch", "now_ms", "expires_ms"),
     [
         (Lease("a", 3, 2_000), "a", 3, 1_500, 2_500),
-        (Lease("a", 3, 2_000), "a", 3, 9_000, 10_000),  # expired, but nobody took it
+        (Lease("a", 3, 2_000), "a", 3, 9_000, 10_000),  # expired, but not taken
         (Lease("a", 3, 2_000), "a", 3, 10, 2_000),  # the clock went back
         (Lease("a", 3, 2_000), "a", 2, 1_500, None),
         (Lease("a", 3, 2_000), "a", 4, 1_500, None),
@@ -665,7 +667,7 @@ def test_the_first_lease() -> None:
         (None, "a", 0, 1_500, None),
     ],
 )
-def test_renewing_a_lease(
+def test_only_the_current_owner_and_epoch_renew_a_lease(
     lease: Lease | None, owner: str, epoch: int, now_ms: int, expires_ms: int | None
 ) -> None:
     state = cursor(lease=lease)
@@ -681,14 +683,14 @@ def test_renewing_a_lease(
     ("lease", "owner", "epoch", "after"),
     [
         (Lease("a", 3, 2_000, 1_000), "a", 3, Lease("a", 4, 2_500, 1_000)),
-        (Lease("a", 3, 2_000, 1_000), "a", 2, Lease("a", 3, 2_500, 1_000)),  # asked for again
+        (Lease("a", 3, 2_000, 1_000), "a", 2, Lease("a", 3, 2_500, 1_000)),  # requested again
         (Lease("a", 3, 2_000, 1_000), "a", 1, None),
         (Lease("a", 3, 2_000, 1_000), "b", 2, None),
         (Lease("a", 3, 2_000, 1_000), "b", 3, None),
         (None, "a", 0, None),
     ],
 )
-def test_renewing_with_the_next_epoch(
+def test_a_renewal_with_the_next_epoch_is_idempotent(
     lease: Lease | None, owner: str, epoch: int, after: Lease | None
 ) -> None:
     state = cursor(lease=lease)
@@ -708,7 +710,7 @@ def test_a_released_lease_is_free_and_its_epoch_is_spent() -> None:
     for now_ms in (10, 20):
         state.release_lease(1, now_ms)
         assert state.head.lease == Lease("a", 1, 10, 0)
-    state.mark_delete(at(1), {}, Caller(epoch=1))  # nobody came since
+    state.mark_delete(at(1), {}, Caller(epoch=1))  # not taken since
 
     assert state.acquire_lease("b", 20, 1_000) == Lease("b", 3, 1_020, 1_000)
     refused(state, Fenced, lambda: state.release_lease(1, 30))
@@ -759,10 +761,10 @@ def test_a_released_lease_has_expired_even_by_a_slow_clock(owner: str, behind_ms
     assert state.acquire_lease(owner, 9_500 - behind_ms, 1_000).epoch == 3
 
 
-# Many.
+# Many holes.
 
 
-def test_a_million_holes() -> None:
+def test_no_call_iterates_over_a_million_holes() -> None:
     """Every second entry: no call may iterate over all holes."""
     count = 2 * 16 * PAGE_ENTRIES  # entries; half of them are acknowledged
     state = cursor()
@@ -791,7 +793,7 @@ def test_a_million_holes() -> None:
     assert time.process_time() - began < 2, "a tenth of that is usual"
 
 
-# The memory store: a step is done, or not.
+# The memory store: a step is applied as a whole or not at all.
 
 
 async def test_a_step_that_fails_halfway_changes_nothing() -> None:
@@ -824,11 +826,11 @@ async def test_cursors_of_a_topic_share_its_successions() -> None:
     assert moved == at(0, ledger_id=2)
 
 
-# A batch that was imported: of Pulsar's records nobody knows how many messages it has.
+# Imported batches: Pulsar's records do not have their sizes.
 
 
 def imported(waiting: set[int], size: int = 64) -> CursorState:
-    """A cursor with a batch of which these messages are not acknowledged."""
+    """A cursor with a batch of which these messages are unacknowledged."""
     state = cursor(at(0))
     indexes = tuple(sorted(set(range(size)) - waiting))
     acknowledge(state, BatchAck(at(5), size, indexes, is_guess=True))

@@ -41,7 +41,8 @@ def kept(when_ms: int) -> Kept:
 
 
 def later(*delays_ms: int, **options: Any) -> Stage:
-    """A subscription with room for two, and messages that are for later, each with a key."""
+    """A subscription with room for two delayed messages, and messages with these delays, each with
+    its own key."""
     made = stage(**({"delayed_max": 2} | options))
     publish(made, *delays_ms)
     return made
@@ -52,7 +53,7 @@ def publish(it: Stage, *delays_ms: int) -> None:
         it.publish(b"key-%d" % len(it.log), deliver_at_ms=it.now_ms + delay_ms)
 
 
-# ---- the budgets
+# ---- budgets
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_ordered_delays_are_scanned_about_once(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(2_000):
         it.wait(1)
     assert it.sub.totals["delivered_entries"] == 2_000
-    assert it.sub.totals["scanned_entries"] <= 40 * 1_200  # pages of 1,000 go beyond a stretch
+    assert it.sub.totals["scanned_entries"] <= 40 * 1_200  # pages of 1,000 reach beyond a stretch
 
 
 def test_entries_due_at_once_wait_for_room() -> None:
@@ -154,7 +155,7 @@ def test_a_postponed_entry_precedes_later_ones_of_its_key() -> None:
         assert it.got(1) == [entry_id]
 
 
-# ---- what holds its key
+# ---- delays that hold keys
 
 
 def test_a_postponed_message_outside_memory_holds_its_key() -> None:
@@ -197,7 +198,7 @@ def test_keys_beyond_the_limit_wait_by_slot(
     assert not held_.has(b"another", 100)
 
 
-# ---- what else becomes of it
+# ---- acknowledgements and trims
 
 
 def test_an_entry_acknowledged_cumulatively_is_never_delivered() -> None:
@@ -240,7 +241,7 @@ def test_scans_stop_while_too_many_acknowledgements_are_not_durable() -> None:
     assert sorted(it.got(1)) == [1, 2]
 
 
-# ---- which were postponed
+# ---- the set of postponed entries
 
 
 def test_a_range_is_skipped_until_one_of_its_entries_may_be_due(
@@ -255,7 +256,7 @@ def test_a_range_is_skipped_until_one_of_its_entries_may_be_due(
     assert some.first(at(0), 51) == at(1)
     assert some.first(at(3), 70) == at(11)
     some.visit(at(1))
-    assert some.first(at(1), 40) == at(2)  # the rest of what the pass came by
+    assert some.first(at(1), 40) == at(2)  # the rest of the range that the pass visits
     some.visit(at(2))
     some.add(at(2), 90)
     some.end_pass()

@@ -7,8 +7,8 @@ from tests.support.delivery_checkers import Deliveries, Token, anomalies
 
 
 def history(*events: str) -> Deliveries:
-    """Of one key. `a1=5` gives consumer a, under token 1 of epoch 1, message 5; `2.a1=5` under
-    epoch 2; `?1` asks to acknowledge token 1; `!1` answers that it is durable."""
+    """A history of one key. `a1=5` gives consumer a, under token 1 of epoch 1, message 5; `2.a1=5`
+    under epoch 2; `?1` asks to acknowledge token 1; `!1` answers that it is durable."""
     made = Deliveries()
     for event in events:
         epoch, _, rest = event.rpartition(".")
@@ -28,7 +28,7 @@ def history(*events: str) -> Deliveries:
     [
         (("a1=0", "?1", "!1"), 1, ""),
         (("a1=0", "a2=1", "?1", "!1", "?2", "!2"), 2, ""),
-        (("a1=0", "b2=0", "?2", "!2"), 1, ""),  # it was taken away before it was settled
+        (("a1=0", "b2=0", "?2", "!2"), 1, ""),  # revoked before it was settled
         (("a1=0", "?1", "b2=1", "!1", "?2", "!2"), 2, ""),  # read in another order than sent
         (("a1=0", "?1", "2.b1=1", "2.?1", "2.!1"), 2, ""),  # the answer was lost
         (("2.b1=0", "a1=0", "2.?1", "2.!1"), 1, ""),  # sent by an earlier owner, read late

@@ -46,7 +46,7 @@ def test_progress_resumes_where_it_stopped(tmp_path: Path) -> None:
     with (tmp_path / "UA.jsonl").open("a") as file:
         file.write('{"t": 1, "e": "se')  # a crash in the middle of a line
     journal = Journal(tmp_path, "UA")
-    note_receipts(journal, [], 1)  # a stretch that was sent again: the checkpoint never goes back
+    note_receipts(journal, [], 1)  # a stretch sent again: the checkpoint never goes back
     journal.close()
     for progress in (seen.read(), Progress(tmp_path, "UA").read()):
         assert (progress.checkpoint, progress.sent) == (2, 2)

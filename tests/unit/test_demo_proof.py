@@ -1,4 +1,4 @@
-"""The demo's proof finds each way in which a promise can be broken."""
+"""The demo's proof finds every way in which a promise can be broken."""
 
 from dataclasses import replace
 
@@ -93,7 +93,7 @@ def test_a_mark_that_differs_from_the_log_is_found(mark: int | None) -> None:
 
 
 def entry(entry_id: int, uuid: str, chunk_id: int, aborts: str = "") -> pb.StoredEntry:
-    """A chunk of a message that has three."""
+    """One of a message's three chunks."""
     chunk = EntryMetadata(
         producer_name="EWR",
         sequence_id=201301,
@@ -105,7 +105,7 @@ def entry(entry_id: int, uuid: str, chunk_id: int, aborts: str = "") -> pb.Store
     return pb.StoredEntry(position=position, metadata=chunk, aborts=aborts)
 
 
-# An attempt that a crash ended after two chunks, and the one that took its place.
+# An attempt that a crash ended after two chunks, and the one that replaced it.
 LOG = [
     entry(0, "old", 0),
     entry(1, "old", 1),
@@ -189,7 +189,7 @@ def test_an_altered_large_message_is_found() -> None:
         [],
         [Stalled("EWR", "old", 3)],  # more than the log has
         [Stalled("EWR", "new", 3)],  # the message was complete
-        [Stalled("EWR", "old", 0)],  # it was not begun
+        [Stalled("EWR", "old", 0)],  # it had not begun
         [Stalled("EWR", "none", 1)],
         [Stalled("JFK", "old", 1)],
     ],

@@ -1,4 +1,4 @@
-"""How deep tests go that prove by repetition."""
+"""The depth of tests that prove by repetition."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""Rules of a subscription that no history tells apart from their absence, or few do: a scenario for
-each, and that it fails without the rule."""
+"""Rules of a subscription whose absence random histories do not reveal, or rarely: a scenario for
+each, which fails without the rule."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -206,11 +206,11 @@ def test_cumulative_acknowledgement_spares_waiting_chunks_of_an_unfinished_messa
     assert it.sub.parking.take_before(lane, Position(1, 9), whole={"attempt"}) == [Position(1, 0)]
 
 
-# ---- since when something waits, whoever has the subscription
+# ---- waiting times across takeovers
 
 DAY_MS = 86_400_000
 BEGAN_MS = DAY_MS - 1_000
-"""So long had it waited when the subscription was taken over at time 0."""
+"""The waiting time so far when the subscription is taken over at time 0."""
 
 
 def taken_over(waits: dict[Position, int], **options: Any) -> Stage:
@@ -287,7 +287,7 @@ def test_the_oldest_waiting_entries_are_remembered() -> None:
     assert from_text("1:2 x:1@5 1:2@ 3:4@\u0665 7:8@9") == {Position(7, 8): 9}
 
 
-# ---- why a key is withheld
+# ---- reasons for withholding a key
 
 
 def test_a_key_is_withheld_for_one_reason_at_a_time_and_since_the_first_time() -> None:
@@ -318,11 +318,11 @@ def test_a_withheld_key_without_entries_is_forgotten() -> None:
     assert not any(lane in lanes for lanes in parking.withheld.values())
 
 
-# ---- what is acknowledged otherwise
+# ---- acknowledgements from elsewhere
 
 
 def test_entries_before_the_cursor_are_not_delivered() -> None:
-    """It was moved, according to a succession or another instance."""
+    """The cursor was moved by a succession or by another instance."""
     it = stage(permits=1)
     it.holds = (Persist,)
     it.publish(A, A, A)
@@ -363,7 +363,7 @@ def test_a_batch_acknowledged_message_by_message_ends_with_the_last() -> None:
 
 @pytest.mark.parametrize("remembered", [1, 20_000])
 def test_cumulative_acknowledgement_includes_entries_due_by_now(remembered: int) -> None:
-    """Whether it was remembered until then, or was postponed and is read again."""
+    """Whether it is in memory until then, or was postponed and is read again."""
     it = stage(
         kind=SubscriptionType.EXCLUSIVE, permits=1, delay_holds_key=False, delayed_max=remembered
     )
@@ -387,7 +387,7 @@ def test_leaving_twice_changes_nothing() -> None:
     assert it.acknowledged() == [0]
 
 
-# ---- each rule, taken out
+# ---- mutants: each rule removed
 
 MUTANTS: list[tuple[type, str, str, Callable[[], None]]] = [
     (
@@ -503,13 +503,13 @@ MUTANTS: list[tuple[type, str, str, Callable[[], None]]] = [
 ]
 
 AS_IT_IS: Mapping[str, int] = {}
-"""The limits of the machine stay as they are."""
+"""The machine's limits stay unchanged."""
 
 
 @pytest.mark.parametrize(
     ("owner", "right", "wrong", "scenario"), MUTANTS, ids=[each[1][:50] for each in MUTANTS]
 )
-def test_a_rule_that_is_missing_is_found(
+def test_a_missing_rule_is_found(
     owner: type,
     right: str,
     wrong: str,

@@ -11,8 +11,8 @@ ENTRIES_MAX = 60
 
 
 class Dispatching(RuleBasedStateMachine):
-    """Consumers come and go, work and fail; what happens is chosen here, and which of several it
-    happens to is drawn from the world's seed."""
+    """Consumers join and leave, work and fail. The kind of each step is chosen here; its subject is
+    drawn from the world's seed."""
 
     @initialize(seed=st.integers(0, 2**20))
     def begin(self, seed: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tools.dev import documents
 
 MD = ".md"
-"""Kept apart, so that the names in this file are not looked for."""
+"""Split, so that the names in this file are not checked."""
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_other_names_pass(checkout: Path, file: str, text: str) -> None:
     assert documents.faults(checkout) == []
 
 
-@pytest.mark.deep  # make lint runs it, too
+@pytest.mark.deep  # make lint runs it too
 def test_the_command_line_checks(root: Path) -> None:
     command = [sys.executable, "-m", "tools.dev.documents"]
     done = subprocess.run(command, cwd=root, check=False, capture_output=True)

@@ -1,4 +1,4 @@
-"""Going away in good order, and a caller's deadline."""
+"""Draining, and a caller's deadline."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
@@ -12,11 +12,11 @@ from seqgate.services.runtime import deadline
 from seqgate.services.runtime.drain import Drain
 
 SOON_S = 0.02
-"""Long enough for whatever needs no waiting."""
+"""Long enough for anything that need not wait."""
 
 
 class Wire:
-    """What a stream's context offers: read() gives what the caller sends."""
+    """The part of a stream's context used here: read() returns the caller's messages."""
 
     def __init__(self, sent: Iterable[Any] = ()) -> None:
         self.sent: asyncio.Queue[Any] = asyncio.Queue()
@@ -42,11 +42,11 @@ async def test_a_drain_wakes_all_waiters() -> None:
     assert not any([drain.begun, *(each.done() for each in waiting)])
 
     drain.begin()
-    drain.begin()  # twice is once
+    drain.begin()  # the second call has no effect
     await asyncio.gather(*waiting)
     assert drain.begun
     assert drain.event.is_set()
-    await drain.wait()  # also whoever comes late
+    await drain.wait()  # also for a late waiter
 
 
 async def test_the_start_and_the_end_of_a_drain_are_separate_events() -> None:
@@ -104,7 +104,7 @@ async def test_a_stream_yields_nothing_after_a_drain_began() -> None:
     assert not waiting.done()
     drain.begin()
     assert await waiting == "the end"
-    assert wire.cancelled == 1  # nobody reads on behalf of a stream that has ended
+    assert wire.cancelled == 1  # the pending read of the ended stream
 
 
 async def test_requests_received_before_a_drain_are_not_lost() -> None:
@@ -113,7 +113,7 @@ async def test_requests_received_before_a_drain_are_not_lost() -> None:
     waiting = asyncio.create_task(anext(requests, "the end"))
     await asyncio.sleep(SOON_S)
     wire.sent.put_nowait(1)
-    await asyncio.sleep(0)  # it is read
+    await asyncio.sleep(0)  # received by the read
     drain.begin()
     assert await waiting == 1
     assert await anext(requests, "the end") == "the end"
@@ -136,7 +136,7 @@ async def test_a_dropped_stream_leaves_no_task() -> None:
 async def remaining_s(
     caller_s: float | None, at_most_s: float | None, *, later_s: float = 0.0
 ) -> float | None:
-    """What is left of a call's time. A call is a task, and its deadline ends with it."""
+    """The remaining time of a call. Each call is a task, and its deadline ends with it."""
 
     async def call() -> float | None:
         deadline.set_remaining_s(caller_s)
@@ -155,7 +155,7 @@ async def remaining_s(
         (60.0, 90.0, 30.0, 60.0),
         (90.0, 5.0, 5.0, 5.0),
         (0.0, 5.0, 0.0, 0.0),
-        (-1.0, 5.0, 0.0, 0.0),  # too late already
+        (-1.0, 5.0, 0.0, 0.0),  # already past
         (-1.0, None, 0.0, 0.0),
     ],
 )

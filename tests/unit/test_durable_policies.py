@@ -34,7 +34,7 @@ HISTORIES = 300
 
 
 class File:
-    """A policy file that a test has written."""
+    """A policy file with fixed contents."""
 
     error = "as the file says"
 
@@ -43,7 +43,7 @@ class File:
 
 
 class Cursors(MemoryCursors):
-    """Cursors that count how often they are read, and may take their time."""
+    """Cursors that count reads, and can delay them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ async def nothing() -> None:
 
 
 class Store(MemoryStateStore):
-    """A state store that may be away."""
+    """A state store that can be unavailable."""
 
     available = True
     loses_tokens = False
@@ -116,7 +116,7 @@ def at_most(limit: int) -> Policy:
     return Policy(max_producers=limit)
 
 
-# ---- what counts
+# ---- precedence
 
 
 async def test_a_policy_set_on_one_replica_applies_to_all(world: World) -> None:
@@ -213,7 +213,7 @@ async def test_the_cache_is_bounded(world: World, monkeypatch: pytest.MonkeyPatc
     assert world.cursors.reads == 12
 
 
-# ---- what may come between
+# ---- interleavings
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ async def test_the_cache_is_bounded(world: World, monkeypatch: pytest.MonkeyPatc
 async def test_a_value_read_between_write_and_token_is_read_again(
     world: World, nth: int, level: Level, source: Source
 ) -> None:
-    """A reader that has the old value in its hands, while all of a SetPolicy happens."""
+    """A reader holds the old value during a whole SetPolicy."""
     read, go_on = asyncio.Event(), asyncio.Event()
 
     async def pause() -> None:
@@ -360,8 +360,8 @@ async def test_a_cancelled_change_leaves_no_replica_outdated(world: World) -> No
 
 
 async def test_a_read_after_a_change_sees_it(seed: int) -> None:
-    """Three replicas, two writers, and readers, in random order. Written numbers grow; a reader may
-    see no value older than those written before its call."""
+    """Three replicas, two writers, and readers, in random order. Written numbers grow; a reader
+    must see no value older than those written before its call."""
     for each in range(seed, seed + HISTORIES):
         await _play(Random(each), each)
 
@@ -386,7 +386,7 @@ async def _play(random: Random, seed: int) -> None:
             async with setting:
                 number = next(numbers)
                 if random.random() < 0.3:
-                    await world.store.set_policy_token(new_token())  # the store lost its own
+                    await world.store.set_policy_token(new_token())  # the store lost its token
                 await random.choice(replicas).set(OF_ORDERS, at_most(number))
                 returned = number
 
@@ -404,7 +404,7 @@ async def _play(random: Random, seed: int) -> None:
     assert {await limit(each) for each in replicas} == {Sourced(returned, Source.TOPIC)}
 
 
-# ---- when somebody is away
+# ---- outages
 
 
 async def test_without_the_cursor_service_known_policies_apply_and_others_are_refused(
@@ -467,7 +467,7 @@ async def test_a_system_topic_never_deduplicates_and_reads_no_policy(world: Worl
     await world.one.forget(system)
 
 
-# ---- what is stored
+# ---- stored policies
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from tools.dev.remedies import REMEDIES
 
 
 def sections(part: int = 0) -> dict[str, str]:
-    """Each reason's section: of the services (0), or of the client, the command line and jobs."""
+    """The section of each reason: of the services (0), or of the client, the command line and
+    jobs."""
     _, *parts = re.split(r"^## ", errors.PAGE.read_text(), flags=re.MULTILINE)
     _, *found = re.split(r"^### ", parts[part], flags=re.MULTILINE)
     return {each.partition("\n")[0]: each for each in found}
@@ -28,7 +29,7 @@ def test_every_reason_is_documented_and_the_page_is_current() -> None:
 
 
 def test_the_page_has_every_reason_of_the_services() -> None:
-    """Found by looking at the code, not at its classes."""
+    """Found by searching the code, not its classes."""
     named = {
         reason
         for file in (errors.ROOT / "services").rglob("*.py")
@@ -139,7 +140,7 @@ def test_a_stale_page_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (errors.write(), errors.check()) == ([], [])
 
 
-@pytest.mark.deep  # make lint runs it, too
+@pytest.mark.deep  # make lint runs it too
 def test_the_command_line_checks(root: Path) -> None:
     command = [sys.executable, "-m", "tools.dev.errors"]
     done = subprocess.run([*command, "--check"], cwd=root, check=False, capture_output=True)

@@ -121,7 +121,7 @@ def test_wilsons_interval_matches_published_values() -> None:
 def test_the_interval_covers_the_truth_as_often_as_promised(
     share: float, run_length: int, seed: int
 ) -> None:
-    """Of a backlog in runs of entries that are alike."""
+    """Of a backlog with runs of equal entries."""
     lots = np.random.default_rng(seed)
     total, entries_max, missed, tries = 200_000, 10_000, 0, 200
     for _ in range(tries):

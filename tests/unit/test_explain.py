@@ -1,4 +1,4 @@
-"""Explanations agree with verdicts, and say why."""
+"""Explanations agree with verdicts, and give the cause."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The public names that applications may rely on."""
+"""The public names on which applications may rely."""
 
 import importlib
 
@@ -81,6 +81,7 @@ def test_the_exported_errors_can_be_caught() -> None:
 
 
 def test_services_are_imported_as_seqgate_services() -> None:
-    """It can be found in a checkout's root; each module would be there twice."""
+    """Otherwise a checkout's root would also provide `services`, and each module would exist
+    twice."""
     with pytest.raises(ImportError, match=r"seqgate\.services"):
         importlib.import_module("services")

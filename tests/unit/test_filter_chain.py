@@ -130,7 +130,7 @@ LATER = "properties.region == 'eu' ? duration('0s') : duration('2s')"
         (["duration('0s') - duration('1us')"], {}, (FailureReason.INVALID_DELAY, 0, 0)),
     ],
 )
-def test_verdicts_of_a_chain(
+def test_a_chain_has_this_verdict(
     texts: list[str], fields: dict[str, object], expected: tuple[object, int | None, int]
 ) -> None:
     judged = chain(*texts, topic="a/b/c", mine="yes", unread="")
@@ -309,7 +309,7 @@ def test_a_batch_lists_each_decision_once() -> None:
 
 
 def test_equal_decisions_are_merged() -> None:
-    """Of entries that differ, and of a chain that was made again."""
+    """Those of different entries, and of a chain that was compiled again."""
     memo = Memo(100, 10**6)
     for remembered in (0, 1):
         judged = chain("sequence_id < 0 && false || int(properties.n) > sequence_id")
@@ -335,9 +335,9 @@ def test_a_long_batch_yields_after_a_number_of_steps() -> None:
     memo = Memo(1_000, 10**6)
     each = judged.steps + REMEMBERED_STEPS
     assert judged_in_turns(judged, memo, 10 * each, *distinct)[1] == 10
-    # What is remembered costs less, and never nothing.
+    # A cached verdict costs less, but never nothing.
     assert judged_in_turns(judged, memo, 10 * REMEMBERED_STEPS, *distinct)[1] == 10
-    # One entry is judged in any case.
+    # At least one entry is judged.
     assert judged_in_turns(judged, Memo(0, 0), 1, *distinct)[1] == 100
 
 

@@ -1,4 +1,4 @@
-"""The chain of an entry, the storage of chains, and the removal of unneeded ones."""
+"""The chain that applies to an entry, the storage of chains, and the removal of unneeded ones."""
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,7 @@ from seqgate.services.dispatcher.ports import Filter
 from seqgate.types import Position
 
 PROPERTY_BYTES_MAX = 4 * 1024
-"""What a cursor takes."""
+"""The limits of a cursor."""
 
 
 def at(entry_id: int, ledger_id: int = 1) -> Position:
@@ -100,7 +100,7 @@ def test_a_version_has_one_expression() -> None:
         "a", 1, "false"
     )
     assert chains.other_than(chain("c", "false"), is_shadow=True) is not None
-    assert chains.other_than(chain("c", "false"), is_shadow=False) is None  # counted apart
+    assert chains.other_than(chain("c", "false"), is_shadow=False) is None  # counted separately
     gone = chains.needed_after(at(7))
     assert gone.other_than(other, is_shadow=False) is None
 

@@ -1,4 +1,4 @@
-"""The cost of expressions, and that the bound holds: no expression can keep a worker busy."""
+"""The cost of expressions, and proof of its bound: no expression can keep a worker busy."""
 
 import re
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def refusal(text: str) -> str:
     return caught.value.faults[0].message
 
 
-# ---- what is allowed
+# ---- allowed expressions
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_the_texts_of_a_loop_total_at_most_the_entrys() -> None:
     assert cost("properties.exists(k, properties[k].matches('^a+$'))").steps < 2 * once + 40_000
 
 
-# ---- what is refused
+# ---- refused expressions
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_counted_repetitions_add_to_the_cost(pattern: str, size: int) -> None:
 
 
 Made = tuple[str, int]
-"""A pattern, and how many letters it stands for when repetitions are written out."""
+"""A pattern, and the number of letters that it has with repetitions written out."""
 
 
 def _larger(inner: st.SearchStrategy[Made]) -> st.SearchStrategy[Made]:
@@ -215,7 +215,7 @@ def test_the_size_of_a_pattern_is_never_underestimated(made: Made) -> None:
     assert program_size(pattern) >= letters
 
 
-# ---- what is read
+# ---- data that is read
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_the_data_read_by_an_expression_is_bounded(text: str, reads: Reads) -> N
     assert Reads.of(ENGINE.compile(text).tree) == reads
 
 
-# ---- that the bound holds, by counting and not by the clock
+# ---- the bound holds, by counting instead of the clock
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,8 @@ def test_the_data_read_by_an_expression_is_bounded(text: str, reads: Reads) -> N
     ],
 )
 def test_the_engine_stays_within_the_counted_iterations(text: str) -> None:
-    """The engine's own budget counts: with just as many elements as it allows, nothing fails."""
+    """The engine's own limit also counts: with exactly as many elements as it allows, nothing
+    fails."""
     tree = ENGINE.compile(text)
     properties = {f"{number:03}": "v" for number in range(PROPERTIES_MAX)}
     try:
@@ -290,7 +291,7 @@ def test_the_engine_stays_within_the_counted_iterations(text: str) -> None:
 def test_growing_expressions_are_refused_before_they_are_expensive(
     make: Callable[[int], str],
 ) -> None:
-    """For any size: accepted expressions are within the limits."""
+    """For any size, accepted expressions are within the limits."""
     for size in (1, 2, 3, 5, 10, 20, 40, 80, 160, 320, 640, 1280):
         try:
             found = cost(make(size))

@@ -1,4 +1,4 @@
-"""Positions of sub-expressions, and the values shown for them."""
+"""Positions of sub-expressions, and their displayed values."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""Verdicts of a subscription's filters, over filters in memory: caching, outages, and changes amid
-judging."""
+"""Verdicts of a subscription's filters, over filters in memory: caching, outages, and changes
+during evaluation."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -128,7 +128,7 @@ class World:
         await asyncio.gather(*self.tasks)
 
     def counts(self, *, is_shadow: bool = False) -> dict[str, int]:
-        """Entries, by what was said, of all filters together."""
+        """Entries by verdict, of all filters together."""
         for row in self.filtering.tallies.rows():
             if row.is_shadow is is_shadow and not row.name:
                 said = {
@@ -152,7 +152,7 @@ def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outage_limits, "BACKOFF_MAX_S", 0.001)
 
 
-# ---- what is remembered
+# ---- caching
 
 
 async def test_entries_with_equal_reads_are_judged_once(
@@ -376,7 +376,7 @@ async def test_waiting_pages_are_woken_when_the_chains_change(
 
 
 class Changing(World):
-    """A subscription whose filters are changed."""
+    """A subscription whose filters change."""
 
     async def begin(self, cursors: MemoryCursors) -> None:
         self.cursors = cursors
@@ -395,7 +395,7 @@ class Changing(World):
             return is_other
 
     async def kept(self) -> Chains:
-        """What whoever takes the subscription finds."""
+        """The chains that a new owner of the subscription finds."""
         return from_properties((await self.cursors.get(TOPIC, NAME)).properties)
 
 
@@ -408,7 +408,7 @@ async def repeated(do: Callable[[], Awaitable[T]], *, unless: type[DomainError] 
 
 
 class LosingAnswers(MemoryCursors):
-    """Does what it is asked, and the first time does not say so."""
+    """Makes each change, and loses the answer to the first one."""
 
     is_told = True
 
@@ -428,7 +428,8 @@ async def test_a_change_with_a_lost_answer_is_made_and_recorded_once() -> None:
     assert kept == world.filtering.chains
     assert (kept.applied, len(kept.changes)) == ((Stretch(at(2), chain("eu")),), 1)
     world.now_ms = 2_000
-    assert not await world.change(chain("eu"), at(7))  # by who got no answer, from the end on
+    # The caller without an answer asks again; by then the default start is later.
+    assert not await world.change(chain("eu"), at(7))
     assert await world.kept() == kept == world.filtering.chains
     assert (await world.cursors.get(TOPIC, NAME)).own == {"mine": "1"}
 
@@ -477,7 +478,7 @@ async def test_properties_that_no_filter_reads_change_nothing(world: World) -> N
     world.filters.available = True
     assert world.filtering.use(chains, {"region": "us", "other": "x"})
     assert await world.page(*entries("eu", "us"), entry(60, "eu")) == [REJECT, ACCEPT, ACCEPT]
-    assert world.filters.asked == asked + 2  # of the other chain it is known
+    assert world.filters.asked == asked + 2  # the other chain's verdicts are cached
 
 
 async def test_a_line_prepared_for_old_properties_is_not_used(world: World) -> None:
@@ -525,7 +526,7 @@ async def test_a_shadow_chain_changes_nothing_and_is_counted(world: World) -> No
 async def test_a_shadow_chain_delays_nothing(world: World) -> None:
     world.filtering.use(Chains(shadow=Stretch(None, chain("eu"))), {})
     assert world.filtering.is_on
-    assert await world.page(*entries("eu")) == [ACCEPT]  # what it reads is not known yet
+    assert await world.page(*entries("eu")) == [ACCEPT]  # its inputs are not known yet
     await world.finish()
     world.filters.answers.clear()
     assert await world.page(*entries("eu", "us", "eu", None)) == [ACCEPT] * 4
@@ -558,7 +559,7 @@ async def test_a_slow_shadow_chain_skips_entries(
     assert world.counts(is_shadow=True)["UNAVAILABLE"] == 1
 
 
-# ---- trying
+# ---- trials
 
 
 async def test_a_trial_is_not_counted(world: World) -> None:
@@ -586,7 +587,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 
 def followed(recorded: Recorded, some: list[StoredEntry]) -> list[StoredEntry]:
-    """Entries that somebody follows."""
+    """Give each entry a sampled trace."""
     for each in some:
         carrier: dict[str, str] = {}
         with recorded.tracer.start_as_current_span("message") as span:

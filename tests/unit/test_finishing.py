@@ -1,4 +1,4 @@
-"""How a ledger service ends."""
+"""The end of a ledger service."""
 
 import asyncio
 from typing import Any
@@ -18,7 +18,7 @@ class Topic:
         self._let_go = let_go
 
     async def quiet(self) -> None:
-        """While its last confirmation is under way, another topic is let go."""
+        """Release another topic while the last confirmation is pending."""
         await asyncio.sleep(0)
         if self._let_go is not None:
             self._let_go()

@@ -1,4 +1,4 @@
-"""Folding a log in parts comes to the same as advancing over it entry by entry."""
+"""Folding a log in parts gives the same as advancing over it entry by entry."""
 
 from functools import reduce
 from itertools import pairwise
@@ -34,13 +34,13 @@ LARGE = st.builds(
     st.integers(0, 2),
     st.integers(0, 5),
 )
-"""A stretch of one attempt: whole, cut off, or from its middle on."""
+"""A part of one attempt: whole, cut off, or from its middle on."""
 
 LOG = st.lists(LARGE | ENTRY.map(lambda entry: [entry]), max_size=12).map(
     lambda parts: [entry for part in parts for entry in part]
 )
-"""What a producer may leave in a log: messages, batches, attempts whole and aborted, layouts that
-change, and ids that go down because deduplication was off."""
+"""Logs of one producer: messages, batches, complete and aborted attempts, changing layouts, and ids
+that go down because deduplication was off."""
 
 MARKS = LOG.map(lambda log: sequential(Marks(), log))
 
@@ -72,7 +72,9 @@ def test_folding_is_independent_of_the_cut(marks: Marks, log: list[Entry], cuts:
 
 
 @given(LOG, LOG, LOG)
-def test_then_is_associative(first: list[Entry], second: list[Entry], third: list[Entry]) -> None:
+def test_joining_folds_is_associative(
+    first: list[Entry], second: list[Entry], third: list[Entry]
+) -> None:
     a, b, c = (folded(parts_of(log)) for log in (first, second, third))
     assert a.then(b).then(c) == a.then(b.then(c))
     assert Partial().then(a) == a == a.then(Partial())

@@ -1,4 +1,4 @@
-"""Keys with dead-lettered messages: which are remembered, and the effect."""
+"""Keys with dead-lettered messages: which ones are remembered, and the effect."""
 
 import pytest
 
@@ -54,7 +54,7 @@ def test_the_oldest_gap_that_holds_no_key_is_forgotten() -> None:
     gaps = Gaps(Options(), held)
     for each in range(GAPS_MAX - 1):
         assert gaps.add(b"%d" % each, gap(each + 1)) is None
-    assert gaps.add(b"0", gap(GAPS_MAX)) is None  # now it is the newest
+    assert gaps.add(b"0", gap(GAPS_MAX)) is None  # it is the newest now
     assert gaps.add(b"new", gap(GAPS_MAX + 1)) == ForgetKey(b"1")
     assert len(gaps.keys) == GAPS_MAX
     assert b"held" in gaps.keys

@@ -1,4 +1,4 @@
-"""A call always ends, regardless of the fate of its handler's work."""
+"""A call always ends, whatever happens to its handler's work."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -29,8 +29,8 @@ DLQ = TopicName.parse("test/dead/topic-s-DLQ")
 
 
 class Everything:
-    """A log that has every entry, and a dead letter topic that takes every letter but those that
-    fail; None: somebody else has published with a higher number."""
+    """A log with every entry, and a dead letter topic that accepts every letter except those in
+    `fails`; None: a higher sequence id was published under its name."""
 
     now_ms = 0
 
@@ -65,7 +65,7 @@ class Everything:
 
 
 async def opened(cursors: MemoryCursors, everything: Any) -> Graveyard:
-    """That of who has the subscription now."""
+    """The graveyard of the current owner."""
     lease = await cursors.acquire(TOPIC, "s", "me", 60_000)
     tenure = Tenure(cursors, TOPIC, "s", "me", lease.epoch, 60_000)
     graveyard = Graveyard(
@@ -76,7 +76,7 @@ async def opened(cursors: MemoryCursors, everything: Any) -> Graveyard:
 
 
 async def bury(graveyard: Graveyard, count: int) -> list[Position]:
-    """So many entries die, one after the other."""
+    """Dead-letter this many entries, one after the other."""
     positions = [Position(1, entry_id) for entry_id in range(count)]
     for position in positions:
         await graveyard.bury(DeadLetter(position, b"k", 1, AfterDeadLetter.CONTINUE))
@@ -156,7 +156,7 @@ async def test_a_dead_letter_refused_for_too_long_is_abandoned() -> None:
     graveyard = await opened(cursors, everything)
     with pytest.raises(LetterRefused):
         await graveyard.bury(letter(FIRST))
-    graveyard = await opened(cursors, everything)  # it is remembered since when
+    graveyard = await opened(cursors, everything)  # the time of the first refusal is remembered
     everything.now_ms = 60_000
     for _ in range(REFUSALS_MIN - 1):
         with pytest.raises(LetterRefused):
@@ -179,7 +179,7 @@ async def test_publishing_under_the_dead_letter_name_does_not_stop_dead_letters(
     cursors, everything = MemoryCursors(), Everything()
     await cursors.create(TOPIC, "s", None, {})
     graveyard = await opened(cursors, everything)
-    everything.fails = {FIRST: None}  # some number of theirs is higher
+    everything.fails = {FIRST: None}  # the other publisher's sequence id is higher
     with pytest.raises(LedgerUnavailable):
         await graveyard.bury(letter(FIRST))
     everything.fails = {}
@@ -197,7 +197,7 @@ async def test_a_long_held_key_stays_held_after_a_takeover() -> None:
     await graveyard.bury(letter(FIRST, key))
     lease = await cursors.acquire(TOPIC, "s", "me", 60_000)
     tenure = Tenure(cursors, TOPIC, "s", "me", lease.epoch, 60_000)
-    log: Any = everything  # as much of a log as a graveyard needs
+    log: Any = everything  # the part of a log that a graveyard needs
     again = Graveyard(TOPIC, "s", tenure, log, everything)
     cursor = await cursors.get(TOPIC, "s")
     keys = await again.load(cursor, Acknowledged(None))
@@ -238,8 +238,8 @@ async def test_a_cycle_of_dead_letter_topics_ends() -> None:
 
 
 async def test_an_entry_that_dies_again_after_a_reset_has_a_new_dead_letter() -> None:
-    """A large message's chunks, too, whose letters have the message's own id; and chunks of one
-    message that die before and after a take-over are one message."""
+    """So have a large message's chunks, whose letters have the message's own id; and chunks of one
+    message that die before and after a takeover are one message."""
     cursors, everything = MemoryCursors(), Everything()
     await cursors.create(TOPIC, "s", None, {})
     graveyard = await opened(cursors, everything)
@@ -288,7 +288,7 @@ async def test_a_key_held_by_another_dead_letter_is_not_forgotten(is_late: bool)
     await cursors.create(TOPIC, "s", None, {})
     graveyard = await opened(cursors, everything)
     await graveyard.bury(letter(FIRST))
-    forget = graveyard.forgetting(b"k")  # somebody released it
+    forget = graveyard.forgetting(b"k")  # the key is released
     if not is_late:
         await forget()
         assert not await held_keys(cursors, graveyard)

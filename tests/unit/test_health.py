@@ -1,4 +1,4 @@
-"""A process that is not ready reports the missing dependency, and the cause."""
+"""A process that is not ready reports the missing dependency and the cause."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""The consumer's inbox against the service's subscription: any order of events, over two wires of
+"""The consumer's inbox against the service's subscription: any order of events, over two wires with
 any delay."""
 
 from collections import Counter, deque
@@ -30,7 +30,7 @@ BATCH = 3
 ROUNDS = 100
 PRODUCERS = 130
 STEPS_MAX = 10_000
-"""Far more than anything needs that comes to rest."""
+"""Far above the steps of any history that ends."""
 BREAKER = Breaker(outcomes=2, ratio=0.5, pause_min_s=0.02, pause_max_s=0.05)
 TYPES = (
     pb.SUBSCRIPTION_TYPE_KEY_SHARED,
@@ -40,7 +40,7 @@ TYPES = (
 
 
 class Clocked(Broker):
-    """A broker whose time is set."""
+    """A broker with a settable clock."""
 
     clock_ms = 1_000
 
@@ -50,15 +50,15 @@ class Clocked(Broker):
 
 @dataclass
 class Handed:
-    """A message that an application has."""
+    """A message that the application holds."""
 
     message: Received
     key: bytes
 
 
 class World:
-    """A broker, a consumer, the wires between them, and an application; checks the promises about
-    handed out messages after each step."""
+    """A broker, a consumer, the wires between them, and an application. After each step it checks
+    the promises about messages handed out."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class World:
         self.settle_up()
 
     def cut(self) -> None:
-        """The connection breaks, with all that is on its way."""
+        """Break the connection, and drop everything in transit."""
         self.broker.lose(self.number)
         self.up.clear()
         self.down.clear()
@@ -144,13 +144,13 @@ class World:
         return self.waiters
 
     def send(self) -> None:
-        """The service gets what was sent first."""
+        """Deliver the oldest request to the service."""
         if self.up:
             self.broker.handle(self.number, self.up.popleft())
             self.settle_up()
 
     def deliver(self) -> None:
-        """The consumer gets what was sent first."""
+        """Deliver the oldest response to the consumer."""
         if not self.down:
             return
         response = self.down.popleft()
@@ -163,12 +163,12 @@ class World:
         self.settle_up()
 
     def begin_large(self, key: str) -> None:
-        """A producer begins a large message."""
+        """Store the first chunk of a large message."""
         self.open.append(self.broker.chunks(b"x" * 25, key, 10))
         self.go_on(-1)
 
     def go_on(self, at: int) -> None:
-        """A producer goes on with one, if any is open."""
+        """Store the next chunk of an unfinished message, if there is one."""
         if self.open:
             chunks = self.open[at % len(self.open)]
             self.broker.store(chunks.pop(0))
@@ -194,8 +194,8 @@ class World:
         self.settle_up()
 
     def check_order(self, message: Received, key: bytes) -> None:
-        """What was stored before in its key was handed out before, and is not refused since; or it
-        is acknowledged."""
+        """Check that every earlier message of the key was handed out and not refused since, or is
+        acknowledged."""
         place = (message.id.position, message.id.batch_index)
         seen = self.seen.setdefault(key, set())
         if self.is_ordered:
@@ -242,7 +242,7 @@ class World:
         self.settle_up()
 
     def forget(self, first: Handed) -> None:
-        """A message was refused: it, and what follows in its key, is to be handed out again."""
+        """Expect a refused message, and the later ones of its key, to be handed out again."""
         position = first.message.id.position
         seen = self.seen.get(first.key, set())
         self.seen[first.key] = {place for place in seen if place[0] < position}
@@ -257,7 +257,7 @@ class World:
         self.settle_up()
 
     def give_away(self, at: int) -> None:
-        """Others own the keys of everything now, says the service."""
+        """Move the keys of deliveries to another consumer."""
         numbers = [*self.broker.machine.consumers[self.number].flights]  # type: ignore[union-attr]
         if numbers:
             self.broker.move(self.number, numbers[at % len(numbers) :])
@@ -266,7 +266,7 @@ class World:
     # ---- the end
 
     def finish(self) -> None:
-        """Everything goes its way, and the application acknowledges all that it gets."""
+        """Deliver everything in transit; the application acknowledges all messages."""
         while self.open:
             self.go_on(0)
         for key in self.busy:
@@ -290,7 +290,7 @@ class World:
         assert not self.inbox.buffered
 
     def rest(self) -> None:
-        """Everything that is on its way arrives."""
+        """Deliver everything in transit."""
         self.inbox.flush()
         self.settle_up()
         steps = 0

@@ -42,7 +42,7 @@ def connected(
     incomplete: Incomplete = Incomplete.REFUSE,
     breaker: Breaker | None = None,
 ) -> Inbox:
-    """A inbox with a stream, that has granted its first permits."""
+    """An inbox with a stream, after its first grant of permits."""
     inbox = Inbox(
         "t/n/topic",
         is_ordered=True,
@@ -202,7 +202,7 @@ def test_messages_of_a_batch_are_acknowledged_in_one_settlement() -> None:
         inbox.acknowledge(messages[at].token, at)
     settle(inbox, request.acknowledge.request_id)
     (request,) = sent(inbox, "acknowledge")
-    assert not request.acknowledge.settlements[0].indexes  # all that is left
+    assert not request.acknowledge.settlements[0].indexes  # all remaining messages
     settle(inbox, request.acknowledge.request_id)
     assert inbox.take_resolved() == [(0, None), (2, None), (1, None), (3, None)]
     assert inbox.unacked == 0
@@ -291,7 +291,7 @@ def test_later_messages_of_a_refused_key_wait_for_the_answer() -> None:
     assert [each.id.entry_id for each in taken(inbox)] == [3]
     revoke(inbox, 2)
     settle(inbox, request.negative_acknowledge.request_id)
-    # What the service did not revoke counts.
+    # The message is handed out, since the service did not revoke it.
     assert [each.id.entry_id for each in taken(inbox)] == [4]
 
 
@@ -338,7 +338,7 @@ def test_an_incomplete_message_that_is_revoked_in_part_is_given_back() -> None:
     revoke(inbox, 2)
     (request,) = sent(inbox, "give_back")
     assert [*request.give_back.deliveries] == [1]
-    deliver(inbox, chunk(3, 2))  # sent before the service heard of it
+    deliver(inbox, chunk(3, 2))  # sent before the service received the request
     (again,) = sent(inbox, "give_back")
     assert [*again.give_back.deliveries] == [3]
     settle(inbox, request.give_back.request_id)
@@ -401,7 +401,7 @@ ONE_FAILURE = Breaker(outcomes=1, pause_min_s=1, pause_max_s=60)
 
 
 def braked(inbox: Inbox, delivery: pb.Delivery) -> None:
-    """A message fails, and so nothing more is handed out."""
+    """A message fails and opens the breaker."""
     deliver(inbox, delivery)
     message = inbox.take(NOW_MS)
     assert message is not None
@@ -520,7 +520,7 @@ def test_a_batch_that_waits_for_the_breaker_is_renewed() -> None:
     assert inbox.take(NOW_MS) is None
     inbox.renew_waiting(NOW_MS)
     (request,) = sent(inbox, "renew")
-    assert [*request.renew.deliveries] == [2]  # somebody works on the other one
+    assert [*request.renew.deliveries] == [2]  # the application processes the other one
     inbox.acknowledge(of_first.token, "ack")
     inbox.renew_waiting(NOW_MS)
     (request,) = sent(inbox, "renew")
@@ -622,7 +622,7 @@ def test_a_seek_is_not_answered_by_another_consumers_seek() -> None:
     inbox = connected()
     inbox.seek(common_pb2.Start(earliest=common_pb2.Earliest()), "seek")
     (request,) = sent(inbox, "seek")
-    for _ in range(3):  # the last is of this one
+    for _ in range(3):  # the last one is the answer
         inbox.receive(pb.ConsumeResponse(sought=pb.Sought()), NOW_MS)
         assert inbox.take_resolved() == []
         deliver(inbox, plain(1, "a"))

@@ -29,12 +29,12 @@ KINDS = list(SubscriptionType)
 
 
 def chunks(attempt: str, count: int) -> list[Chunk]:
-    """All of a large message."""
+    """All chunks of a large message."""
     return [Chunk(attempt, each == count - 1, each) for each in range(count)]
 
 
 def passed(effects: list[Effect]) -> list[int]:
-    """What was passed, and said to be."""
+    """The entries reported as passed."""
     told = [each for each in effects if isinstance(each, Passed)]
     assert all(each.because is Because.HEADLESS for each in told)
     return [position.entry_id for each in told for position in each.positions]
@@ -154,7 +154,8 @@ def test_a_takeover_skips_the_rest_of_a_partly_acknowledged_message() -> None:
 
 
 def begun(kind: SubscriptionType, *attempts: str, **options: Any) -> Stage:
-    """With c1 connected, who has the first chunks of large messages of three chunks each."""
+    """A stage with c1 connected and in possession of the first chunks of large messages of three
+    chunks each."""
     it = stage(kind=kind, **options)
     for each in attempts:
         it.publish(A, chunk=chunks(each, 3)[0])
@@ -204,7 +205,7 @@ def test_a_message_without_room_is_delivered_whole_at_its_last_chunk(
 def test_a_failed_withheld_chunk_holds_nothing_before_its_last_chunk(
     turn: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many entries are looked at at a time."""
+    """Whatever the number of entries per turn."""
     monkeypatch.setattr("seqgate.services.dispatcher.core.delivering.TURN_ENTRIES", turn)
     it = begun(SubscriptionType.EXCLUSIVE, "one", "no room", "two")
     for attempt, number in (("one", 1), ("two", 1), ("two", 2), ("one", 2)):
@@ -243,7 +244,7 @@ def test_withheld_chunks_of_an_aborted_message_are_acknowledged(
 def test_chunks_in_flight_of_an_aborted_message_are_revoked(
     kind: SubscriptionType,
 ) -> None:
-    """Their consumer may not receive the abort, and would wait for the rest."""
+    """Their consumer might not receive the abort, and would wait for the rest."""
     it = begun(kind, "one", "two")
     it.publish(A, chunk=chunks("one", 3)[1])
     it.publish(A)
@@ -268,7 +269,7 @@ def test_waiting_chunks_of_an_aborted_message_are_not_delivered(
     it.publish(A, chunk=first)
     it.publish(A, chunk=second)
     it.publish(A, aborts="attempt")
-    it.publish(A, chunk=first)  # while nobody deduplicates
+    it.publish(A, chunk=first)  # with deduplication off
     it.permit(1, 10)
     assert sorted(it.got(1)) == [2, 3]
     assert it.acknowledged() == [0, 1]
@@ -322,7 +323,8 @@ def test_a_message_that_holds_its_key_is_dead_lettered_whole(
 
 
 def test_a_key_released_amid_a_dead_letter_is_not_held() -> None:
-    """The cursor forgets it with the first time: it would be held here, and nowhere else."""
+    """The cursor drops the hold with the first chunk: holding the key here would affect this owner
+    alone."""
     it = stage(redeliveries_max=0, after_dead_letter=AfterDeadLetter.HOLD)
     for each in chunks("attempt", 2):
         it.publish(A, chunk=each)
@@ -385,7 +387,7 @@ def test_a_chunk_does_not_wait_for_a_departed_consumer() -> None:
 
 
 def test_a_message_that_ends_in_a_dead_lettered_tail_is_dead_lettered_whole() -> None:
-    """Its first chunk, before the letter, was at a consumer that would never have got the rest."""
+    """Its first chunk, before the dead letter, was at a consumer that would never get the rest."""
     it = stage(redeliveries_max=0, after_dead_letter=AfterDeadLetter.TAIL)
     first, last = chunks("attempt", 2)
     it.publish(A, chunk=first)
@@ -411,11 +413,13 @@ def test_a_forgotten_message_is_dead_lettered_whole(
 
 
 def letters(it: Stage) -> list[int]:
-    """What went to the dead letter topic, in order."""
+    """The entries sent to the dead letter topic, in order."""
     return [each.position.entry_id for each in it.effects if isinstance(each, DeadLetter)]
 
 
-def test_failed_chunks_beyond_the_limit_of_withheld_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_chunk_beyond_the_withholding_limit_counts_an_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("seqgate.services.dispatcher.core.subscription.KEPT_BACK_MAX", 1)
     it = begun(SubscriptionType.EXCLUSIVE, "one", "two")
     no_room(it, 0, 1)

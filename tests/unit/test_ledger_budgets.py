@@ -1,4 +1,4 @@
-"""Unanswered bytes of all producers share one bound; an unexpected error affects one topic."""
+"""Unanswered bytes of all producers share one limit; an unexpected error affects one topic."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -42,7 +42,7 @@ RECEIPTS_MAX = LedgerConfig().window_messages + UNREAD_RECEIPTS_MAX
 
 
 class Slow(MemoryLedgerStore):
-    """Appends when it is let."""
+    """A store whose appends can be blocked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Slow(MemoryLedgerStore):
 
 
 class Surprising(RememberingDeduplicator):
-    """Answers nonsense of one topic."""
+    """Gives an invalid answer for one topic."""
 
     surprised: TopicName | None = None
 
@@ -85,7 +85,7 @@ class Parts:
 
     @property
     def metrics(self) -> LedgerMetrics:
-        """Where its topics are counted."""
+        """The metrics of the ledger's topics."""
         return self.ledger._metrics
 
     @property
@@ -119,7 +119,7 @@ async def receipts(opened: Opened, count: int) -> dict[int, Receipt]:
 
 
 async def flood(parts: Parts) -> int:
-    """How many bytes were held at most while five producers sent, and nothing could be stored."""
+    """The most bytes held while five producers send and nothing can be stored."""
     streams = [await parts.open(ONE, f"p{each}") for each in range(5)]
     parts.store.let.clear()
     most = 0
@@ -150,7 +150,7 @@ async def test_flooding_producers_share_one_budget() -> None:
 
 
 @pytest.mark.deep
-async def test_windows_that_add_up_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unshared_windows_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     find("B6").apply(monkeypatch)
     async with running() as parts:
         assert await flood(parts) > BUDGET_BYTES
@@ -200,7 +200,7 @@ async def test_too_many_unread_receipts_end_the_stream(
 
 
 async def left_unread() -> int:
-    """How many receipts wait for a producer that sends what is refused, and does not read."""
+    """The receipts that wait for a producer that sends invalid publications and does not read."""
     async with running() as parts:
         opened = await parts.open(ONE)
         session, most = opened.session, 0
@@ -263,7 +263,7 @@ REPLAYED = [TopicName.parse(f"public/default/replayed-{each}") for each in range
 
 
 class Replaying(Parts):
-    """A ledger whose deduplication has forgotten all topics, and takes its time over each page."""
+    """A ledger whose deduplication has lost all topics, and whose pages can be delayed."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         super().__init__(tasks)
@@ -287,7 +287,7 @@ class Replaying(Parts):
 
 
 async def replay(parts: Replaying) -> int:
-    """How many pages were held at most while all topics were replayed."""
+    """The most pages held while all topics are replayed."""
     for topic in REPLAYED:
         writer = await parts.store.take(topic, create=True)
         await parts.store.append(topic, writer.ledger_id, None, [single(1)], 5)

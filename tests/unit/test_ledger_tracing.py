@@ -1,4 +1,4 @@
-"""The spans of a topic that is written: which publications have them, and their parents."""
+"""The spans of a topic's publications, and their parents."""
 
 import pytest
 from opentelemetry import trace
@@ -28,7 +28,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 
 def traced(sequence_id: int) -> Entry:
-    """An entry that carries a trace, named by its sequence id."""
+    """An entry with a trace, named by its sequence id."""
     parent = f"00-{sequence_id + 1:032x}-{sequence_id + 1:016x}-01"
     metadata = EntryMetadata(properties={"traceparent": parent}).SerializeToString()
     return single(sequence_id)._replace(metadata=metadata)

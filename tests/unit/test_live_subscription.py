@@ -1,4 +1,4 @@
-"""A subscription that this instance has: services/dispatcher/shell/live.py."""
+"""A subscription that this instance owns: services/dispatcher/shell/live.py."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ DLQ = default_topic(TOPIC, "s")
 
 
 class HeldUp(MemoryCursors):
-    """Cursors that answer when they are told to."""
+    """Cursors whose answers can be held back."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ async def test_a_consumer_connecting_while_the_lease_is_lost_is_refused() -> Non
 
 
 class Refusing(MemoryCursors):
-    """Cursors that refuse to keep anything, as often as they are asked."""
+    """Cursors that refuse to persist, and count the attempts."""
 
     persists = 0
 
@@ -107,7 +107,7 @@ async def test_a_permanently_refused_persist_makes_the_subscription_reopen() -> 
 
 
 class Slow(MemoryCursors):
-    """Cursors of which every call lets others have their turns."""
+    """Cursors that let other tasks run in every call."""
 
     async def acquire(self, *args: Any) -> Any:
         lease = await super().acquire(*args)
@@ -202,7 +202,7 @@ async def test_a_drained_dispatcher_keeps_no_late_subscription() -> None:
 
 
 class SlowToDelete(MemoryCursors):
-    """Cursors that are deleted when they are told to."""
+    """Cursors whose deletion can be held back."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ async def test_no_consumer_connects_to_a_subscription_under_deletion() -> None:
         deleting = asyncio.create_task(dispatcher.delete(TOPIC, "s", force=False))
         await cursors.asked.wait()
         connecting = asyncio.create_task(live.subscribe(joining))
-        for _ in range(5):  # as far as it comes
+        for _ in range(5):  # as far as it gets
             await asyncio.sleep(0)
         assert not live.sessions
         cursors.goes_on.set()
@@ -320,7 +320,7 @@ async def test_a_consumer_cancelled_during_a_joint_connect_is_removed() -> None:
         await eventually(lambda: set(live.machine.consumers) == set(live.sessions) == stay)
 
 
-# ---- since when something waits
+# ---- waiting times of entries
 
 
 async def test_the_waiting_time_of_entries_is_durable_across_owners(
@@ -356,7 +356,7 @@ async def test_the_waiting_time_of_entries_is_durable_across_owners(
 
 
 async def test_a_released_subscription_persists_the_waiting_time_of_entries() -> None:
-    """Also where it was had for less than it takes until that is written by itself."""
+    """Also if it was owned for less than the interval of periodic writes."""
     cursors = MemoryCursors()
     await cursors.create(TOPIC, "s", None, {})
     async with dispatching(cursors) as dispatcher:

@@ -1,4 +1,5 @@
-"""A service does so much at once, and refuses the rest before anything happens."""
+"""A service accepts a bounded amount of work at once, and refuses the rest before it has any
+effect."""
 
 import asyncio
 import threading
@@ -39,7 +40,7 @@ PATH = "/seqgate.api.test.Service/"
 
 
 class Serving:
-    """A service whose handlers wait until they are told to go on."""
+    """A service whose handlers can be blocked."""
 
     def __init__(self, load: Load) -> None:
         self.load = load
@@ -248,7 +249,7 @@ async def test_grpc_refuses_what_exceeds_all_limits_before_it_reads_the_request(
         assert taken == [1 + 2 + 5, 5]
 
 
-# ---- what waits for a store
+# ---- work queued for a store
 
 
 @pytest.fixture
@@ -262,7 +263,7 @@ def _prepare(connection: apsw.Connection) -> None:
 
 
 class Held:
-    """Work that waits until it is let go."""
+    """Work that can be blocked."""
 
     def __init__(self) -> None:
         self.begun, self._go = threading.Event(), threading.Event()
@@ -287,7 +288,7 @@ async def test_a_store_with_a_full_queue_refuses_more(
     await eventually(held.begun.is_set, "the first has begun")
     with pytest.raises(ServiceBusy):
         await do(lambda _: done.append(1))
-    waiting[1].cancel()  # it goes on, or is left out when its turn comes
+    waiting[1].cancel()  # it continues, or is skipped when its turn comes
     await asyncio.wait([waiting[1]])
     with pytest.raises(ServiceBusy):
         await do(lambda _: done.append(2))
@@ -328,12 +329,12 @@ async def test_the_chains_of_all_streams_share_one_budget() -> None:
     servicer: Any = FilterServicer(filters, Drain())
     first, second = Asking(), Asking()
     streams = [asyncio.create_task(servicer.Evaluate(None, each)) for each in (first, second)]
-    assert (await first.ask(chain("true"))).HasField("chain_set")  # alone there is room for any
+    assert (await first.ask(chain("true"))).HasField("chain_set")  # alone, any size is accepted
     taken = filters.chain_room.used
     assert taken > 0
     refused = await second.ask(chain("false"))
     assert "SERVICE_BUSY" in str(refused.error)
-    assert (await first.ask(chain("true"))).HasField("chain_set")  # in the place of the one before
+    assert (await first.ask(chain("true"))).HasField("chain_set")  # replacing the previous one
     assert filters.chain_room.used == taken
     first.end()
     await streams[0]
@@ -359,7 +360,7 @@ async def test_a_long_batch_yields_to_other_chains(
     assert (await first.ask(batch(1))).HasField("verdicts")
     answer = asyncio.create_task(first.ask(batch(10_000)))
     assert (await second.ask(chain("sequence_id > 1"))).HasField("chain_set")
-    await streams[0]  # it has ended, and its caller asks again on another one
+    await streams[0]  # it has ended, and its caller retries on another one
     assert not answer.done()
     answer.cancel()
     second.end()

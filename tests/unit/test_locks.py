@@ -61,5 +61,5 @@ def test_every_package_from_an_index_is_installed_by_hash(path: str) -> None:
     commands = re.findall(r"(?:pip install|^\s*pip) [^&\n]*", text, flags=re.MULTILINE)
     assert commands
     for command in commands:
-        is_ours = "--no-deps" in command  # this project, and nothing that it needs
+        is_ours = "--no-deps" in command  # this project, without dependencies
         assert is_ours or "--require-hashes" in command or "$@" in command, command

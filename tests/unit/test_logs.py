@@ -1,4 +1,4 @@
-"""Lines of the log, as a process writes them."""
+"""Log lines, as a process writes them."""
 
 import json
 import os
@@ -23,7 +23,7 @@ span = NonRecordingSpan(SpanContext(0xabc, 0x12, is_remote=False, trace_flags=Tr
 
 
 def written(program: str, *, level: str = "info", format_: str = "auto") -> str:
-    """What a process writes on a standard error that is a pipe."""
+    """The output of a process whose standard error is a pipe."""
     command = [sys.executable, "-c", START + program, level, format_]
     return run(command, stderr=PIPE, check=True, text=True).stderr
 

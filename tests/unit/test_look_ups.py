@@ -1,4 +1,4 @@
-"""A look-up reads only the blocks it needs, and delays no other."""
+"""A look-up reads only the blocks it needs, and delays no other one."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ BLOCKS = 200
 
 @contextmanager
 def opened_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The first entries of the blocks that are opened."""
+    """The first entries of the decoded blocks."""
     opened: list[int] = []
 
     def decode(block: Block) -> list[StoredEntry]:
@@ -95,7 +95,7 @@ def test_clusters_hold_all_ids_and_leave_out_the_widest_gaps(ids: set[int], coun
 
 
 class Waiting(MemoryLedgerStore):
-    """Finds what `slow` asks for only when it is let."""
+    """A store whose look-ups of the ids in `slow` can be blocked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ def send(opened: Opened, *sequence_ids: int) -> None:
 async def test_producers_do_not_wait_for_each_others_look_ups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Although their messages were judged together; and a long one is done in parts."""
+    """Although their messages were judged together; a long look-up is done in parts."""
     monkeypatch.setattr("seqgate.services.ledger.live.LOOK_UP_IDS_MAX", 4)
     store = Waiting()
     async with asyncio.TaskGroup() as tasks:

@@ -1,7 +1,6 @@
-"""Pulsar's records of a cursor, read and written (reference 4.4, 4.5, 4.9).
+"""Pulsar's records of a cursor, imported and exported.
 
-Scenarios 129, 132 and 136. The bytes are made here from the field numbers of Pulsar's
-MLDataFormats, without our proto.
+The bytes are made here from the field numbers of Pulsar's MLDataFormats, without our proto.
 """
 
 from contextlib import suppress
@@ -69,7 +68,7 @@ def string(name: str, value: str) -> bytes:
 
 
 def closed(ledger_id: int, entry_id: int, *fields: bytes) -> bytes:
-    """A record of a cursor that was closed in good order."""
+    """The record of a cleanly closed cursor."""
     return info(-1, ledger_id, entry_id, *fields)
 
 
@@ -88,10 +87,10 @@ def refused(record: bytes, entry: bytes = b"") -> InvalidManagedCursor:
     return caught.value
 
 
-# ---- which record
+# ---- records and entries of the cursor ledger
 
 
-def test_a_cleanly_closed_cursor() -> None:
+def test_a_cleanly_closed_cursor_is_imported() -> None:
     record = bytes.fromhex((DATA / "closed.hex").read_text())
     assert import_managed_cursor(record, b"") == Imported(
         mark_delete=Position(5, 3),
@@ -120,7 +119,7 @@ def test_the_entry_of_the_cursor_ledger_may_be_behind_the_record() -> None:
 
 
 def test_a_lost_cursor_ledger_leaves_the_older_position_and_properties() -> None:
-    """W18: Pulsar keeps the position, and drops the properties."""
+    """Pulsar keeps the position, and drops the properties."""
     record = info(77, 5, 3, text(5, long("p", 7)), text(4, run((5, 4), (5, 6))))
     imported = import_managed_cursor(record, b"")
     assert imported.stale
@@ -184,12 +183,12 @@ def test_a_property_with_two_values_is_refused(fields: tuple[bytes, ...]) -> Non
     [
         (1, 0, Position(1, 0), ()),
         (-1, -1, None, ()),
-        (1, -1, None, ()),  # no ledger is before 1
+        (1, -1, None, ()),  # ledger ids start at 1
         (5, -1, (4, SEQUENCE_ID_MAX), (Succession(Position(4, 2**63 - 1), Position(5, 0)),)),
         (2**63 - 1, 2**63 - 1, Position(2**63 - 1, 2**63 - 1), ()),
     ],
 )
-def test_positions(
+def test_positions_are_imported(
     ledger_id: int,
     entry_id: int,
     mark_delete: Position | None,
@@ -218,21 +217,21 @@ def test_invalid_positions_are_refused(place_: tuple[int, int]) -> None:
          [Range(Position(5, 6), 9)]),
         ([((5, 7), (5, 7))], (5, 3), []),  # empty
         ([((2, 6), (2, 8)), ((5, 1), (5, 2))], (5, 3), []),  # stale: before the position
-        ([((5, 1), (5, 6)), ((5, 7), (5, 7))], (5, 6), []),  # touches it
+        ([((5, 1), (5, 6)), ((5, 7), (5, 7))], (5, 6), []),  # adjacent to the position
         ([((5, 3), (5, 4)), ((5, 4), (5, 6)), ((5, 9), (5, 9))], (5, 6), []),
-        # Over the end of a ledger, from the position on: where that end is does not matter.
+        # Across the end of a ledger, from the position on: where the ledger ends does not matter.
         ([((5, 3), (7, 4)), ((7, 6), (7, 7))], (7, 4), [Range(Position(7, 7), 7)]),
         ([((2, 3), (4, 4))], (5, 3), []),
         ([((5, 3), (7, -1))], (6, SEQUENCE_ID_MAX), []),
     ],
 )  # fmt: skip
-def test_ranges(
+def test_ranges_are_imported(
     runs: list[tuple[tuple[int, int], tuple[int, int]]],
     mark_delete: tuple[int, int],
     ranges: list[Range],
 ) -> None:
-    """The lower end is not in a range, the upper one is. Those that touch the mark-delete position,
-    5:3, move it."""
+    """The lower end of a range is exclusive, the upper one inclusive. Ranges adjacent to the
+    mark-delete position, 5:3, move it."""
     record = closed(5, 3, *(text(4, run(lower, upper)) for lower, upper in runs))
     entry = position(5, 3, *(text(3, run(lower, upper)) for lower, upper in runs))
     for imported in (
@@ -246,7 +245,7 @@ def test_ranges(
 @pytest.mark.parametrize(
     ("lower", "upper"),
     [
-        ((5, 6), (7, 4)),  # how many entries has ledger 5?
+        ((5, 6), (7, 4)),  # the end of ledger 5 is unknown
         ((6, -1), (7, 0)),
         ((6, 2), (7, -1)),
         ((5, 6), (5, 5)),
@@ -260,13 +259,13 @@ def test_incomplete_ranges_are_refused(lower: tuple[int, int], upper: tuple[int,
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_bitmaps(packed: bool) -> None:
+def test_bitmaps_are_imported(packed: bool) -> None:
     ledger_5 = number(1, 5) + words(0b1111_0000, -(2**63), 0b101, packed=packed)
     ledger_6 = number(1, 6) + words(0b1, packed=packed)
     imported = import_managed_cursor(
         number(1, 77), position(5, 5, text(6, ledger_6), text(6, ledger_5))
     )
-    assert imported.mark_delete == Position(5, 7)  # 4 to 7 touch it
+    assert imported.mark_delete == Position(5, 7)  # 4 to 7 are adjacent
     assert imported.ranges == (
         Range(Position(5, 127), 128),  # across words
         Range(Position(5, 130), 130),
@@ -274,7 +273,7 @@ def test_bitmaps(packed: bool) -> None:
     )
 
 
-def test_a_bitmap_with_as_many_holes_as_pulsar_keeps() -> None:
+def test_a_bitmap_with_pulsars_largest_number_of_holes_is_imported() -> None:
     bitmap = number(1, 5) + words(*[0x5555_5555_5555_5555] * 6_250)
     imported = import_managed_cursor(number(1, 77), position(4, 9, text(6, bitmap)))
     assert len(imported.ranges) == 200_000
@@ -309,14 +308,14 @@ def test_invalid_bitmaps_are_refused(bitmaps: list[bytes]) -> None:
         ((-1,), 64, set(range(64))),
         ((0b11_1110_0011,), 64, {0, 1, 5, 6, 7, 8, 9}),
         ((0, 1), 128, {64}),
-        ((1, 0), 128, {0}),  # Pulsar leaves the 0 out
-        ((*[0] * 156, 0x8000), 10_000, {9_999}),  # a batch has no more messages
+        ((1, 0), 128, {0}),  # Pulsar omits the 0
+        ((*[0] * 156, 0x8000), 10_000, {9_999}),  # the largest batch
     ],
 )  # fmt: skip
 def test_the_set_bits_of_a_batch_are_its_unacknowledged_messages(
     values: tuple[int, ...], size: int, waiting: set[int]
 ) -> None:
-    """Scenario 129, through both stores."""
+    """Through both stores."""
     record = closed(5, 3, text(7, batch(5, 9, *values)))
     entry = position(5, 3, text(5, batch(5, 9, *values)))
     for imported in (
@@ -331,7 +330,7 @@ def test_the_set_bits_of_a_batch_are_its_unacknowledged_messages(
 @pytest.mark.parametrize(
     "fields",
     [
-        [text(7, batch(5, 9))],  # no words: Pulsar passes over it
+        [text(7, batch(5, 9))],  # no words: Pulsar ignores it
         [text(7, batch(5, 9, 0))],
         [text(7, batch(5, 3, 1))],  # the mark-delete position
         [text(7, batch(4, 9, 1))],
@@ -343,7 +342,7 @@ def test_a_batch_without_effect_is_left_out(fields: list[bytes]) -> None:
     assert import_managed_cursor(closed(5, 3, *fields), b"").batches == ()
 
 
-def test_batches_beside_ranges() -> None:
+def test_batches_are_imported_beside_ranges() -> None:
     fields = [text(7, batch(5, each, 1)) for each in (12, 7, 10)]
     fields += [text(4, run((5, 7), (5, 9))), text(4, run((5, 10), (5, 11)))]
     imported = import_managed_cursor(closed(5, 3, *fields), b"")
@@ -409,7 +408,7 @@ def test_unknown_fields_are_skipped() -> None:
 @pytest.mark.parametrize(
     ("record", "entry", "number_"),
     [
-        # A branch of Pulsar keeps numbers in fields 9 and 10: no properties.
+        # A branch of Pulsar uses fields 9 and 10 for numbers: no properties.
         (closed(5, 3, number(9, 4), number(10, 5)), b"", 9),
         (closed(5, 3, number(4, 4)), b"", 4),
         (closed(5, 3, text(5, text(1, "p") + text(2, "7"))), b"", 2),
@@ -417,7 +416,7 @@ def test_unknown_fields_are_skipped() -> None:
     ],
 )  # fmt: skip
 def test_a_field_of_a_changed_type_is_refused(record: bytes, entry: bytes, number_: int) -> None:
-    """Scenario 136: an unknown version is refused, and nothing of it dropped."""
+    """An unknown version is refused, and no part of it is dropped."""
     assert refused(record, entry).details["number"] == number_
 
 
@@ -445,7 +444,7 @@ def test_arbitrary_fields_are_imported_or_refused(record: bytes, entry: bytes) -
             export_managed_cursor(head_of(imported), imported.ranges, imported.batches)
 
 
-# ---- writing
+# ---- export
 
 
 def head(mark_delete: Position | None, **properties: str) -> Head:
@@ -460,7 +459,7 @@ def head_of(imported: Imported) -> Head:
     return written
 
 
-def test_an_exported_record() -> None:
+def test_a_record_is_exported() -> None:
     written = head(Position(5, 3), p="7")
     written.properties = {"k": "v"}
     exported = export_managed_cursor(
@@ -489,7 +488,7 @@ def test_words_are_written_unpacked_without_trailing_zeros() -> None:
         (Position(SEQUENCE_ID_MAX, SEQUENCE_ID_MAX), (SEQUENCE_ID_MAX, SEQUENCE_ID_MAX)),
     ],
 )
-def test_an_exported_position(mark_delete: Position | None, written: tuple[int, int]) -> None:
+def test_a_position_is_exported(mark_delete: Position | None, written: tuple[int, int]) -> None:
     assert export_managed_cursor(head(mark_delete), [], []) == closed(*written)
 
 
@@ -521,7 +520,7 @@ def test_the_legacy_form_is_written_when_all_values_fit(value: str, is_number: b
 
 
 def test_internal_properties_do_not_prevent_the_legacy_form() -> None:
-    """A snapshot of deduplication goes back to Pulsar: its numbers are all that it knows."""
+    """A snapshot of deduplication returns to Pulsar, which knows only its numbers."""
     ours = "#seqgate.internal.dedup"
     exported = export_managed_cursor(head(Position(5, 3), p="7", **{ours: "{}"}), [], [])
     new = text(9, string(ours, "{}")) + text(9, string("p", "7"))
@@ -536,7 +535,7 @@ def test_a_legacy_record_is_exported_in_both_forms() -> None:
     )
 
 
-# ---- there and back
+# ---- export and import
 
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
@@ -550,7 +549,7 @@ MARK_DELETE = st.none() | st.builds(
 
 @st.composite
 def beyond(draw: st.DrawFn) -> tuple[list[Range], list[BatchAck]]:
-    """Ranges and batches of ledger 4 and 5, in order and apart."""
+    """Ranges and batches of ledgers 4 and 5, in order and not adjacent."""
     ranges, batches = list[Range](), list[BatchAck]()
     for ledger_id in (4, 5):
         entry_id = draw(st.integers(0, 3))

@@ -26,11 +26,11 @@ LOG = st.lists(
     | st.just([marker(9)]),
     max_size=8,
 ).map(lambda parts: [entry for part in parts for entry in part])
-"""What a producer may leave in a log, with deduplication on, off, and having forgotten it."""
+"""Logs of one producer, with deduplication on, off, or after the producer was forgotten."""
 
 
 def served(marks: Marks, log: list[Entry]) -> Marks:
-    """What deduplication makes of it."""
+    """The marks that deduplication folds from a log."""
     messages = (each for each in log if not each.marker)
     return reduce(lambda now, each: advance(now, each.highest, each.chunk), messages, marks)
 
@@ -57,7 +57,7 @@ def test_the_last_entries_determine_the_mark(before: list[Entry], log: list[Entr
 def test_state_rebuilt_after_trims_equals_the_served_state(
     log: list[Entry], cuts: list[int]
 ) -> None:
-    """Unless a message is cut that might be completed: it never is."""
+    """Except if a message is cut that could otherwise be completed: it never is."""
     kept, start, cut = -1, 0, False
     for until in sorted(min(each, len(log)) for each in cuts):
         mark = folded(Mark(kept), log[start:until])

@@ -36,7 +36,7 @@ JAVA = [
     (MessageId(1, 2, 3), "08 01 10 02 18 03 30 00"),
     (MessageId(300, 70000, 0), "08 ac 02 10 f0 a2 04 18 00 30 00"),
     (MessageId(1, 2, 3, 4, 10), "08 01 10 02 18 03 20 04 30 0a"),
-    (MessageId(1, 2, -1, 0, 0), "08 01 10 02 20 00 30 00"),  # as a producer is told
+    (MessageId(1, 2, -1, 0, 0), "08 01 10 02 20 00 30 00"),  # as a producer gets it
     (MessageId(1, 2, 3, 4, -1), "08 01 10 02 18 03 20 04"),
     (IN_PARTITION, "08 01 10 01 18 01 30 00 3a 08 08 00 10 00 18 00 30 00"),
     (UNPARTITIONED, "08 05 10 09 30 00 3a 06 08 05 10 07 30 00"),
@@ -62,7 +62,7 @@ single_ids = st.builds(MessageId, numbers, numbers, small_numbers, small_numbers
 chunk_ids = st.lists(plain_ids, min_size=2, max_size=2).map(lambda each: chunk(*sorted(each)))
 ids = single_ids | chunk_ids
 
-# Few enough to meet each other.
+# Few enough to collide.
 near = st.integers(-1, 1)
 near_plain_ids = st.builds(MessageId, near, near, near)
 near_ids = st.builds(MessageId, near, near, near, near, near) | st.lists(
@@ -75,12 +75,12 @@ def key(each: MessageId) -> tuple[int, int, int, int]:
 
 
 def everything(each: MessageId) -> tuple[object, ...]:
-    """Equality leaves out the batch's size and the first chunk."""
+    """All fields: equality leaves out the batch's size and the first chunk."""
     first = each.first_chunk if isinstance(each, ChunkMessageId) else None
     return type(each), key(each), each.batch_size, first and key(first)
 
 
-# Values
+# Values.
 
 
 def test_ids_default_to_no_partition_and_no_batch() -> None:
@@ -128,7 +128,7 @@ def test_ids_are_immutable_values(message_id: MessageId) -> None:
     assert everything(eval(repr(message_id))) == everything(message_id)
 
 
-# Order
+# Order.
 
 
 def test_an_entry_is_before_its_batch_and_a_partition_decides_first() -> None:
@@ -195,7 +195,7 @@ def test_equal_ids_have_equal_hashes(left: MessageId, right: MessageId) -> None:
     assert len({left, right}) == len({key(left), key(right)})
 
 
-# Text
+# Text.
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_any_text_is_parsed_or_refused(text: str) -> None:
     assert everything(MessageId.parse(str(message_id))) == everything(message_id)
 
 
-# Bytes
+# Bytes.
 
 
 @pytest.mark.parametrize(("message_id", "data"), JAVA)
@@ -290,13 +290,13 @@ def test_ids_encoded_by_pulsars_clients_are_decoded(message_id: MessageId, data:
 @pytest.mark.parametrize(
     ("data", "message_id"),
     [
-        # An ack set, packed and not, and fields that nobody knows.
+        # An ack set, packed and not, and unknown fields.
         ("08 01 10 02 28 07 28 01", MessageId(1, 2)),
         ("08 01 10 02 2a 02 07 01", MessageId(1, 2)),
         ("08 01 10 02 40 05 4a 02 aa bb", MessageId(1, 2)),
-        # A field that has another type is unknown as well.
+        # A field of another type is unknown as well.
         ("08 01 10 02 1a 01 03", MessageId(1, 2)),
-        # In any order; of two the last.
+        # In any order; the last of two applies.
         ("18 03 10 02 08 09 08 01", MessageId(1, 2, 3)),
         # Unset, but written.
         (f"08 01 10 02 18 {MINUS_ONE} 30 {MINUS_ONE}", MessageId(1, 2)),
@@ -321,8 +321,8 @@ def test_other_fields_of_a_first_chunk_are_ignored() -> None:
 
 
 def test_the_id_of_a_topics_message_keeps_its_first_chunk() -> None:
-    """A topic id has the bytes of the id inside: Pulsar reads them with another method, which
-    makes a plain id of a chunk id."""
+    """A topic id has the bytes of the inner id: Pulsar reads them with another method, which turns
+    a chunk id into a plain one."""
     inside = chunk(MessageId(5, 7, 2), MessageId(5, 9, 2))
     decoded = MessageId.from_bytes(inside.to_bytes())
     assert everything(decoded) == everything(inside)

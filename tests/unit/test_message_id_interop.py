@@ -31,8 +31,8 @@ single_ids = st.builds(MessageId, entries, entries, small, small, small)
 
 
 def chunk_id(ends: tuple[tuple[int, int], tuple[int, int]], partition: int) -> ChunkMessageId:
-    """In one partition, as all chunks are: theirs writes the first one's only if the last one has
-    one."""
+    """All chunks are in one partition: Pulsar's client writes the first chunk's partition only if
+    the last one has one."""
     first, last = sorted(ends)
     return ChunkMessageId(MessageId(*first, partition), MessageId(*last, partition))
 
@@ -70,7 +70,7 @@ def test_encoded_ids_are_decoded_by_pulsars_client(message_id: MessageId) -> Non
 def test_a_chunk_id_keeps_its_first_chunk_through_pulsars_client(
     message_id: ChunkMessageId,
 ) -> None:
-    """Their package cannot make one, only read it and write it again, in their form."""
+    """Pulsar's package cannot create a chunk id, but decodes one and encodes it in its own form."""
     again = pulsar.MessageId.deserialize(message_id.to_bytes()).serialize()
     assert again != message_id.to_bytes()
     for back in (MessageId.from_bytes(again), MessageId.parse(in_their_words(message_id))):

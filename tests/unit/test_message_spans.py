@@ -1,4 +1,4 @@
-"""The spans of messages that a client publishes, and the contexts that they leave in entries."""
+"""The spans of messages that a client publishes, and the contexts that they add to entries."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -55,7 +55,7 @@ def outgoing(sequence_id: int = 7, **properties: str) -> OutgoingMessage:
 
 
 def sent(spans: Publishing, *messages: OutgoingMessage, batch: bool) -> list[Message]:
-    """What comes out where messages were handed in."""
+    """The messages as a reader gets them."""
     spans.begin_batch(list(messages), "p")
     return read(list(messages), batch=batch)
 
@@ -239,7 +239,7 @@ def test_without_recording_no_context_is_added(recording: Recording) -> None:
 
 
 class Untouchable:
-    """A tracer that nobody may ask."""
+    """A tracer that fails on any use."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError("nobody records anything")
@@ -268,6 +268,6 @@ def test_a_process_without_a_provider_creates_no_spans(monkeypatch: pytest.Monke
 
 
 def followed() -> Message:
-    """A message with the context of somebody who follows it."""
+    """A message with another process's context."""
     publishing = Publishing(TOPIC, is_batching=False)
     return sent(publishing, outgoing(traceparent=OTHER), batch=False)[0]

@@ -1,4 +1,4 @@
-"""Metrics: the catalogue agrees with the services, and reporting does no harm."""
+"""Metrics: the catalogue agrees with the services, and reporting causes no failures."""
 
 import asyncio
 import threading
@@ -58,7 +58,7 @@ Points = dict[tuple[tuple[str, Any], ...], Any]
 
 
 class Telling:
-    """Metrics over the SDK, and what a reader collects of them."""
+    """Metrics over the SDK, and a reader that collects them."""
 
     def __init__(self, topics: TopicLabels | None = None) -> None:
         self._reader = InMemoryMetricReader()
@@ -68,7 +68,7 @@ class Telling:
         self.metrics = Metrics(meter, Readings(loop), topics)
 
     async def collect(self) -> dict[str, Points]:
-        """All points, by the name of their metric and their attributes."""
+        """All points, by metric name and attributes."""
         data: Any = await asyncio.to_thread(self._reader.get_metrics_data)
         found: dict[str, Points] = {}
         for of_resource in () if data is None else data.resource_metrics:
@@ -117,7 +117,7 @@ def test_every_metric_has_a_description(metric: Metric) -> None:
 def test_the_series_of_a_metric_stay_below_the_librarys_limit(
     metric: Metric,
 ) -> None:
-    library_max = 2_000  # then it counts together: opentelemetry-sdk's cardinality limit
+    library_max = 2_000  # beyond this opentelemetry-sdk merges series: its cardinality limit
     series = 1
     for attribute in metric.attributes:
         assert attribute.name not in (
@@ -200,7 +200,7 @@ def test_an_address_for_scrapes_has_a_host_and_a_port(listen: str) -> None:
         LedgerConfig(metrics_listen=listen)
 
 
-# ---- reading
+# ---- collection
 
 
 async def test_measurements_are_reported_with_their_attributes(telling_: Telling) -> None:
@@ -218,7 +218,7 @@ async def test_a_histogram_has_the_bounds_of_the_catalogue(telling_: Telling) ->
     record = telling_.metrics.histogram(HISTOGRAM)
     for value in (0.5, 1.5, 3.0):
         record(value, "STORED")
-    record(1.0)  # what is said last may be left out
+    record(1.0)  # trailing attributes may be omitted
     found = (await telling_.collect())[HISTOGRAM.name]
     assert found[(("status", "STORED"),)].bucket_counts == (1, 1, 1)
     assert found[(("status", "STORED"),)].explicit_bounds == (1.0, 2.0)
@@ -283,7 +283,7 @@ async def test_a_blocked_event_loop_makes_a_scrape_repeat_earlier_values(
 
     thread = threading.Thread(target=scrape)
     thread.start()
-    assert done.wait(30)  # meanwhile this loop does nothing else
+    assert done.wait(30)  # meanwhile this loop is blocked
     thread.join()
     (metric,) = found[0].resource_metrics[0].scope_metrics[0].metrics
     assert metric.data.data_points[0].value == 7
@@ -316,11 +316,11 @@ async def test_without_an_exporter_and_an_address_metrics_are_off(
 
 async def test_a_service_that_cannot_listen_for_scrapes_does_not_start() -> None:
     with pytest.raises(OSError):
-        async with telling(LedgerConfig(metrics_listen="192.0.2.1:9464")):  # of no machine
+        async with telling(LedgerConfig(metrics_listen="192.0.2.1:9464")):  # no machine's address
             raise AssertionError
 
 
-# ---- what is counted
+# ---- counts
 
 
 def test_unlabeled_topics_are_summed_and_always_reported() -> None:
@@ -339,7 +339,7 @@ def test_each_verdict_is_counted_once(verdicts: list[Verdict]) -> None:
 
 
 class Recorded:
-    """A histogram's values."""
+    """The values that a histogram records."""
 
     def __init__(self) -> None:
         self.values: list[tuple[object, ...]] = []
@@ -406,7 +406,7 @@ def test_a_store_may_grow_to_its_limit_and_to_the_end_of_the_disk(tmp_path: Path
 
 
 class Pages:
-    """The holes of a cursor, in memory, as far as counting them goes."""
+    """The holes of a cursor, in memory, as far as counting needs them."""
 
     def __init__(self) -> None:
         self.kept: dict[tuple[int, int], int] = {}

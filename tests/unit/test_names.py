@@ -1,4 +1,4 @@
-"""tools/dev/names.py: untyped stubs and class names that stand for two things are found."""
+"""tools/dev/names.py: untyped stubs and class names with two meanings are found."""
 
 from pathlib import Path
 

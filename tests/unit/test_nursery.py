@@ -1,4 +1,4 @@
-"""The nursery of the tests' processes leaves none of them behind."""
+"""The nursery leaves no process of a test behind."""
 
 import asyncio
 import os

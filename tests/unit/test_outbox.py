@@ -41,14 +41,15 @@ REFUSED, FAILED, SKIPPED = (
 
 
 def encode(messages: Sequence[OutgoingMessage]) -> list[pb.Entry]:
-    """As a producer without batching by key does."""
+    """Encode as a producer without batching by key does."""
     if len(messages) == 1:
         return [_single(messages[0])]
     return [_batch(messages)]
 
 
 def encode_by_key(messages: Sequence[OutgoingMessage]) -> list[pb.Entry]:
-    """As a producer with batching by key does: an entry a key, by their highest ids."""
+    """Encode as a producer with batching by key does: an entry per key, ordered by their highest
+    ids."""
     groups: dict[str | bytes | None, list[OutgoingMessage]] = {}
     for each in messages:
         groups.setdefault(each.key, []).append(each)
@@ -82,7 +83,7 @@ def add(outbox: Outbox, messages: list[OutgoingMessage], now: float = 0.0) -> No
 
 
 def sent(outbox: Outbox, bytes_max: int = PLENTY) -> list[pb.Publication]:
-    """Everything that goes out now, in order."""
+    """All publications that are sent now, in order."""
     found: list[pb.Publication] = []
     while (publications := outbox.to_send(bytes_max)) is not None:
         found += publications.publications
@@ -109,7 +110,8 @@ def receipt(request_id: int, status: pb.ReceiptStatus.ValueType, **fields: Any) 
 
 
 def resume_after_s(outbox: Outbox) -> float | None:
-    """The wait now: mypy would go on from what an assertion found before."""
+    """The current wait. A call, because mypy would keep the type narrowed by an earlier
+    assertion."""
     return outbox.resume_after_s
 
 
@@ -166,7 +168,7 @@ def outcomes(resolved: Sequence[Resolved]) -> dict[int, Receipt | SeqgateError]:
         (4, [[0, 1], [2, 3]], [[4, 5]]),
         (3, [[0, 1]], [[2, 3]]),
         (2, [[0, 1]], [[2, 3]]),
-        (1, [[0, 1]], [[2, 3]]),  # one parcel always passes
+        (1, [[0, 1]], [[2, 3]]),  # one parcel is always sent
         (0, [[0, 1]], [[2, 3]]),
     ],
 )
@@ -229,12 +231,12 @@ def test_receipts_may_overtake_each_other() -> None:
 
 
 def test_unexpected_receipts_are_ignored() -> None:
-    """35: receipts for publications answered already, not sent yet, or unknown."""
+    """Receipts for publications already answered, not sent yet, or unknown."""
     outbox = outbox_with([0], [1], [2], window=2)
     first, second = sent(outbox)
     assert len(outbox.receive(stored_at(first.request_id, 1, 0))) == 1
 
-    assert outbox.receive(stored_at(first.request_id, 1, 0)) == []  # again
+    assert outbox.receive(stored_at(first.request_id, 1, 0)) == []  # repeated
     assert outbox.receive(stored_at(second.request_id + 1, 1, 1)) == []  # not sent yet
     assert outbox.receive(failed(second.request_id + 1, "STORE_FULL")) == []
     assert outbox.receive(stored_at(99, 1, 7)) == []
@@ -254,7 +256,7 @@ def test_messages_of_a_stored_batch_share_a_position_by_index() -> None:
 
 @pytest.mark.parametrize("duplicate", [False, True])
 def test_a_batch_by_key_is_answered_in_the_order_of_its_entries(duplicate: bool) -> None:
-    """19: A{0,3,4} and B{1,2}, and C{5}, lie side by side: B, A, C."""
+    """A{0,3,4} and B{1,2}, and C{5}, lie side by side: B, A, C."""
     outbox = Outbox(encode_by_key)
     outbox.opened(PLENTY, PLENTY)
     add(outbox, [message(each, key) for each, key in enumerate("ABBAAC")])
@@ -262,7 +264,7 @@ def test_a_batch_by_key_is_answered_in_the_order_of_its_entries(duplicate: bool)
     assert [entry_ids(entry) for entry in publication.entries] == [[1, 2], [0, 3, 4], [5]]
 
     told = stored_at(publication.request_id, 1, 10)
-    if duplicate:  # then its fates tell
+    if duplicate:  # then the fates have the positions
         places = [(10, 0), (10, 1), (11, 0), (11, 1), (11, 2), (12, None)]
         told = receipt(1, DUPLICATE, fates=[fate_stored(*place) for place in places])
     assert outcomes(outbox.receive(told)) == {
@@ -304,7 +306,7 @@ def test_a_refusal_fails_all_messages_and_does_not_hold_the_stream() -> None:
 
 @pytest.mark.parametrize("number", [0, 99])
 def test_an_unknown_status_is_no_success(number: int) -> None:
-    """A service that is newer than the client may have more ways to say no."""
+    """A service newer than the client may have more kinds of refusals."""
     outbox = outbox_with([0])
     sent(outbox)
     told = outbox.receive(receipt(1, number))  # type: ignore[arg-type]
@@ -340,8 +342,8 @@ def test_a_failure_holds_the_stream_until_everything_is_answered() -> None:
     add(outbox, [message(3)])
     assert outbox.receive(failed(1, "STORE_FULL", retry_after_s=0.25)) == []
 
-    assert sent(outbox) == []  # not the one that failed, and not what is new
-    assert resume_after_s(outbox) is None  # two are still out
+    assert sent(outbox) == []  # neither the failed message nor new ones
+    assert resume_after_s(outbox) is None  # two are unanswered
     assert outbox.receive(receipt(2, SKIPPED)) == []
     assert resume_after_s(outbox) is None
     assert outbox.receive(receipt(3, SKIPPED)) == []
@@ -349,7 +351,7 @@ def test_a_failure_holds_the_stream_until_everything_is_answered() -> None:
 
     outbox.resume()
     again = sent(outbox)
-    assert ids(again) == [[0], [1], [2]]  # the window is as it was
+    assert ids(again) == [[0], [1], [2]]  # the window is unchanged
     assert [each.resume for each in again] == [True, False, False]
     assert resume_after_s(outbox) is None
 
@@ -377,11 +379,11 @@ def test_the_longest_requested_delay_applies() -> None:
     outbox.receive(failed(1, "STORE_FULL", retry_after_s=0.25))
     outbox.receive(receipt(2, SKIPPED))
     outbox.receive(receipt(3, SKIPPED))
-    assert outbox.resume_after_s == 0.25  # the first hold is over, and its wait with it
+    assert outbox.resume_after_s == 0.25  # the first hold is over, and its delay with it
 
 
 def test_a_skipped_parcel_holds_the_stream_too() -> None:
-    """Receipts may overtake each other: the failure that it was skipped for is still to come."""
+    """Receipts may overtake each other: the failure that caused the skip is still to come."""
     outbox = outbox_with([0], [1], [2], window=2)
     sent(outbox)
     outbox.receive(receipt(2, SKIPPED))
@@ -427,8 +429,8 @@ def test_a_disconnection_ends_a_hold() -> None:
 
 @pytest.mark.parametrize("by_key", [False, True])
 def test_a_batch_is_split_when_the_limit_is_lowered(by_key: bool) -> None:
-    """The service restarted with a lower limit while the batch waited. A message above the limit by
-    itself is sent unchanged: the service refuses it with a reason."""
+    """The service restarted with a lower limit while the batch waited. A single message above the
+    limit is sent unchanged: the service refuses it with a reason."""
     outbox = Outbox(encode_by_key if by_key else encode)
     outbox.opened(PLENTY, PLENTY)
     add(outbox, [message(0)])
@@ -447,7 +449,7 @@ def test_a_batch_is_split_when_the_limit_is_lowered(by_key: bool) -> None:
 
 
 def test_the_new_part_of_a_batch_becomes_a_batch_in_the_same_place() -> None:
-    """15: [4..8] where 5 is the last one stored."""
+    """[4..8], where 5 is the last stored id."""
     outbox = outbox_with([4, 5, 6, 7, 8], [9])
     sent(outbox)
     told = outbox.receive(
@@ -506,7 +508,7 @@ def test_the_smaller_part_takes_less_of_the_window(window: int, size: int) -> No
     assert ids(sent(outbox)) == [[6, 7, 8], [9, 10]]
 
 
-# ---- giving up, and what is asked
+# ---- giving up, and inspection
 
 
 def test_giving_up_fails_all_messages_in_order_and_ignores_late_receipts() -> None:
@@ -527,7 +529,7 @@ def test_giving_up_fails_all_messages_in_order_and_ignores_late_receipts() -> No
     outbox.opened(PLENTY, PLENTY)
     add(outbox, [message(4)])
     (publication,) = sent(outbox)
-    assert publication.request_id > 3  # a late receipt cannot be taken for its
+    assert publication.request_id > 3  # a late receipt must not match it
 
 
 def test_an_outbox_reports_its_contents() -> None:
@@ -551,13 +553,13 @@ def test_a_failure_maps_to_its_error_class() -> None:
     assert isinstance(resolved.outcome, LimitExceededError)
 
 
-# ---- against a service that does anything the protocol allows
+# ---- against a service that does anything that the protocol allows
 
 
 @dataclass
 class Service:
-    """The log, and one stream to it. Publications arrive in order and are decided in order; a
-    decision becomes durable, and its receipt may get lost."""
+    """The log, and one stream to it. Publications arrive and are decided in order; each decision is
+    durable, and its receipt may get lost."""
 
     log: dict[int, MessageId] = field(default_factory=dict)
     highest: int = -1
@@ -616,8 +618,8 @@ class Service:
 
 
 PARCELS = st.tuples(
-    st.one_of(st.just(0), st.just(0), st.just(2), st.integers(-6, -1)),  # from the last id on
-    st.lists(st.integers(1, 3), max_size=3),  # between its ids
+    st.one_of(st.just(0), st.just(0), st.just(2), st.integers(-6, -1)),  # distance from the last id
+    st.lists(st.integers(1, 3), max_size=3),  # steps between its ids
     st.text("AB", min_size=4, max_size=4),  # their keys
 )
 
@@ -626,7 +628,7 @@ WINDOWS = st.sampled_from([(1, 10_000), (4, 100), (10_000, 10_000)])
 
 
 class Publishing(RuleBasedStateMachine):
-    """Whatever the service does, every message gets one outcome, and it is the true one."""
+    """Whatever the service does, every message gets one outcome, and it is correct."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -634,7 +636,7 @@ class Publishing(RuleBasedStateMachine):
         self.service = Service()
         self.connected = False
         self.handed_over: list[OutgoingMessage] = []
-        self.fresh: set[int] = set()  # numbers of messages whose id was above every one before
+        self.fresh: set[int] = set()  # numbers of messages whose id was above every earlier one
         self.told: dict[int, Receipt | SeqgateError] = {}  # by number
         self.window = (0, 0)
         # The parcels of this stream, since it opened or was resumed, in the order of sending.
@@ -647,8 +649,8 @@ class Publishing(RuleBasedStateMachine):
 
     @rule(parcels=st.lists(PARCELS, min_size=1, max_size=4))
     def hand_over(self, parcels: list[tuple[int, list[int], str]]) -> None:
-        """Parcels that go on where the last one ended; or, after an application has started again,
-        that do not."""
+        """Parcels that continue after the last one; or, as after a restart of the application, that
+        do not."""
         for start, steps, keys in parcels:
             highest = max((each.sequence_id for each in self.handed_over), default=-1)
             sequence_ids = [max(0, highest + 1 + start)]
@@ -681,7 +683,7 @@ class Publishing(RuleBasedStateMachine):
         which=st.lists(st.integers(0, 9), max_size=2),
     )
     def exchange(self, bytes_max: int, failures: list[bool], which: list[int]) -> None:
-        """A request goes out, something is decided, and some receipts come in, in any order."""
+        """Send a request, decide some publications, and deliver some receipts in any order."""
         self._send(bytes_max)
         for fail in failures[: len(self.service.arriving)]:
             self.service.decide(fail=fail)
@@ -701,7 +703,8 @@ class Publishing(RuleBasedStateMachine):
     @precondition(lambda self: self.answered)
     @rule(which=st.integers(0, 30))
     def receive_again(self, which: int) -> None:
-        """Of an earlier stream, or twice: unless it is out again, it says nothing."""
+        """A receipt of an earlier stream, or a repeated one: it has no effect unless its
+        publication is in flight again."""
         told = self.answered[which % len(self.answered)]
         if told.request_id not in self.out:
             assert self.outbox.receive(told) == []
@@ -709,8 +712,8 @@ class Publishing(RuleBasedStateMachine):
     @precondition(lambda self: self.connected and self.out)
     @rule(decided=st.integers(0, 5), gives_up=st.sampled_from([False, False, True]))
     def disconnect(self, decided: int, gives_up: bool) -> None:
-        """Some of what has arrived is still decided; nobody is told. Or it took too long, and the
-        producer gives up on everything and drops its stream."""
+        """Some arrived publications are still decided, and their receipts lost. Or the producer
+        timed out, fails all messages and drops its stream."""
         for _ in range(min(decided, len(self.service.arriving))):
             self.service.decide()
         if gives_up:
@@ -718,7 +721,7 @@ class Publishing(RuleBasedStateMachine):
             assert self.outbox.pending == 0
         self.connected = False
 
-    # ---- what must hold
+    # ---- invariants
 
     @invariant()
     def what_is_known_is_known_once(self) -> None:
@@ -749,7 +752,7 @@ class Publishing(RuleBasedStateMachine):
         assert self.outbox.pending == 0
         assert len(self.told) == len(self.handed_over)
 
-    # ---- inside
+    # ---- internals
 
     def _connect(self, window: tuple[int, int]) -> None:
         self.service.connect()
@@ -770,7 +773,7 @@ class Publishing(RuleBasedStateMachine):
             self._check_window()
             assert publication.resume == self.must_resume
             self.must_resume = False
-            # What is sent is what comes next: nothing unresolved is left out.
+            # Publications are sent in order, without leaving out an unresolved message.
             before = sum(len(each) for each in self.phase)
             resolved_since = sum(
                 1 for parcel in self.phase for each in parcel if each not in unresolved

@@ -1,7 +1,7 @@
 """Large messages in the outbox: every chunk is a parcel, and the message has one outcome.
 
-The state machine at the end plays the service, an unreliable one, that judges as deduplication
-does; other writers of the same producer get in between, and unfinished messages lose chunks.
+The state machine at the end plays an unreliable service that judges as deduplication does; other
+writers of the same producer interfere, and unfinished messages lose chunks.
 """
 
 from collections.abc import Callable, Sequence
@@ -64,7 +64,7 @@ def large(sequence_id: int, size_bytes: int = 10, chunk_bytes: int = 4) -> Large
 
 
 def cut(made: OutgoingMessage, chunk_bytes: int) -> LargeMessage:
-    """As a producer does."""
+    """Cut as a producer does."""
     sealed = seal_message("p", made, compression=Compression.NONE, publish_time_ms=0)
     return LargeMessage(made, *sealed, chunk_bytes)
 
@@ -72,7 +72,8 @@ def cut(made: OutgoingMessage, chunk_bytes: int) -> LargeMessage:
 def outbox_with(
     *what: int | LargeMessage, window: int = PLENTY, size: int = PLENTY, chunk: int = 0
 ) -> Outbox:
-    """An outbox with an open stream, and messages to send: small ones by their ids, and large."""
+    """An outbox with an open stream, and messages to send: small ones by their ids, and large
+    ones."""
     outbox = Outbox(encode)
     outbox.opened(window, size, chunk)
     for now, each in enumerate(what):
@@ -107,7 +108,7 @@ def duplicate(publication: pb.Publication, entry_id: int) -> pb.Receipt:
 
 
 def elsewhere(publication: pb.Publication, first: int = 7, last: int = 9) -> pb.Receipt:
-    """The message is there as another attempt."""
+    """The message is stored by another attempt."""
     fate = fate_stored(last)
     fate.first_chunk_position.CopyFrom(position(1, first))
     return receipt(publication.request_id, DUPLICATE, fates=[fate])
@@ -118,7 +119,7 @@ def overtaken(publication: pb.Publication) -> pb.Receipt:
 
 
 def of(publication: pb.Publication, what: pb.ReceiptStatus.ValueType) -> pb.Receipt:
-    """A receipt that says nothing more."""
+    """A receipt without further fields."""
     if what == FAILED:
         return failed(publication.request_id, "STORE_FULL", 0.25)
     return receipt(publication.request_id, what)
@@ -129,7 +130,7 @@ def chunk_id(first: int, last: int) -> ChunkMessageId:
 
 
 def exact(told: Receipt | SeqgateError) -> tuple[str, int, bool]:
-    """A receipt with the first chunk, which takes no part in equality."""
+    """A receipt with the first chunk, which equality ignores."""
     assert isinstance(told, Receipt)
     return str(told.message_id), told.sequence_id, told.duplicate
 
@@ -199,10 +200,10 @@ def test_a_large_message_is_stored_when_all_its_chunks_are(order: Sequence[int])
 def test_after_a_reconnection_the_chunks_without_a_receipt_are_sent_again(
     stored_count: int,
 ) -> None:
-    """Some of them are duplicates then; whether the message is one, its last chunk says."""
+    """Some of them are duplicates then; the last chunk decides whether the message is one."""
     outbox = outbox_with(large(3), 4)
     before = sent(outbox)
-    outbox.receive(stored(before[1], 6))  # a receipt may overtake
+    outbox.receive(stored(before[1], 6))  # receipts may overtake each other
     outbox.opened(PLENTY, PLENTY, 4)
     again = sent(outbox)
     assert places(again) == [(3, 0), (3, 2), (4, None)]
@@ -334,7 +335,7 @@ def test_a_broken_attempt_restarts_in_the_same_place(
         answer = stored(each, index) if index < where else of(each, said)
         assert outbox.receive(answer) == []
         assert sent(outbox) == []
-    assert resume_after_s(outbox) is None  # one is still out
+    assert resume_after_s(outbox) is None  # one is unanswered
     outbox.receive(of(after, SKIPPED))
     assert resume_after_s(outbox) == 0
     outbox.resume()
@@ -395,8 +396,8 @@ def test_a_broken_attempt_is_remembered_across_a_disconnection() -> None:
 @pytest.mark.parametrize(
     ("chunk_bytes", "expected", "same"),
     [
-        (0, [(3, 1), (3, 2)], True),  # not told
-        (5, [(3, 1), (3, 2)], True),  # larger chunks do not help what has begun
+        (0, [(3, 1), (3, 2)], True),  # no limit given
+        (5, [(3, 1), (3, 2)], True),  # a begun attempt keeps its smaller chunks
         (4, [(3, 1), (3, 2)], True),
         (3, [(3, 0), (3, 1), (3, 2), (3, 3)], False),
         (1, [(3, each) for each in range(10)], False),
@@ -467,7 +468,7 @@ def test_several_large_messages_restart_in_their_places() -> None:
 
 
 def test_a_small_message_has_no_attempt_to_restart() -> None:
-    """No status for chunks is a success for a message that is no chunk."""
+    """A chunk's status is no success for a message that is not chunked."""
     for said in (GAP, CONFLICT, UNKNOWN):
         outbox = outbox_with(3)
         (publication,) = sent(outbox)
@@ -475,7 +476,7 @@ def test_a_small_message_has_no_attempt_to_restart() -> None:
         assert isinstance(resolved.outcome, InternalError)
 
 
-# ---- giving up, and what is asked
+# ---- giving up, and inspection
 
 
 def test_giving_up_fails_a_large_message_once() -> None:
@@ -519,11 +520,11 @@ def test_a_new_attempt_is_as_old_as_its_message() -> None:
     assert outbox.oldest_added_at == 7.5
 
 
-# ---- against a service that does anything the protocol allows
+# ---- against a service that does anything that the protocol allows
 
 
 class Logged(NamedTuple):
-    """An entry of the log, where its place says."""
+    """An entry of the log, at its position."""
 
     sequence_id: int
     chunk: Chunk | None
@@ -531,16 +532,16 @@ class Logged(NamedTuple):
 
 
 def payload_of(sequence_id: int) -> bytes:
-    """A message is what its id says, however often it is sent."""
+    """The payload of a message, derived from its id."""
     size_bytes = (1, 4, 9, 23, 40)[sequence_id % 5]
     return bytes((sequence_id + each) % 256 for each in range(size_bytes))
 
 
 @dataclass
 class Service:
-    """The log, and one stream to it. What is judged is durable; its receipt may get lost."""
+    """The log, and one stream to it. Each verdict is durable, and its receipt may get lost."""
 
-    log: list[Logged | None] = field(default_factory=list)  # None: it was trimmed
+    log: list[Logged | None] = field(default_factory=list)  # None: trimmed
     marks: Marks = field(default_factory=Marks)
     arriving: list[pb.Publication] = field(default_factory=list)
     receipts: list[pb.Receipt] = field(default_factory=list)
@@ -561,7 +562,7 @@ class Service:
         self.receipts.append(said)
 
     def store(self, entry: Logged) -> Verdict:
-        """Append an entry, if deduplication lets it through."""
+        """Append an entry, if deduplication admits it."""
         claim = Claim(entry.sequence_id, entry.sequence_id, entry.chunk)
         (verdict,) = admit(self.marks, [claim]).verdicts
         if verdict is Verdict.NEW:
@@ -570,7 +571,7 @@ class Service:
         return verdict
 
     def trim_unfinished(self) -> None:
-        """Lose the first chunk of the message that is not complete, and with it the message."""
+        """Trim the first chunk of the unfinished message, and with it the attempt."""
         attempt = self.marks.persisted_chunk
         if attempt is None:
             return
@@ -584,7 +585,8 @@ class Service:
                 self.marks = advance(self.marks, each.sequence_id, each.chunk)
 
     def complete(self) -> dict[int, list[list[int]]]:
-        """The places of the entries of each complete message, by its id, as a reader finds them."""
+        """The indexes of the entries of each complete message, by its id, as a reader finds
+        them."""
         found: dict[int, list[list[int]]] = {}
         open_attempts: dict[str, list[int]] = {}
         for index, entry in enumerate(self.log):
@@ -594,7 +596,7 @@ class Service:
             indexes = [index]
             if chunk is not None:
                 if chunk.chunk_id == 0:
-                    open_attempts[chunk.uuid] = []  # again, after another attempt replaced it
+                    open_attempts[chunk.uuid] = []  # starts over, after another attempt replaced it
                 indexes = open_attempts.setdefault(chunk.uuid, [])
                 assert len(indexes) == chunk.chunk_id, "a chunk twice, or out of order"
                 indexes.append(index)
@@ -669,7 +671,7 @@ MESSAGES = st.lists(st.sampled_from([1, 1, 1, 2, 0, -1, -4]), min_size=1, max_si
 
 
 class PublishingLarge(RuleBasedStateMachine):
-    """Whatever the service does, every message gets one outcome, and it is the true one."""
+    """Whatever the service does, every message gets one outcome, and it is correct."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -679,7 +681,7 @@ class PublishingLarge(RuleBasedStateMachine):
         self.chunk_bytes = 8
         self.window = (0, 0)
         self.handed_over: list[OutgoingMessage] = []
-        self.fresh: set[int] = set()  # numbers of messages whose id was above every one before
+        self.fresh: set[int] = set()  # numbers of messages whose id was above every earlier one
         self.told: dict[int, Receipt | SeqgateError] = {}  # by number
         self.out: dict[int, pb.Publication] = {}
         self.phase: list[pb.Publication] = []  # since the stream opened or was resumed
@@ -722,7 +724,7 @@ class PublishingLarge(RuleBasedStateMachine):
         which=st.lists(st.integers(0, 9), max_size=6),
     )
     def exchange(self, bytes_max: int, failures: list[bool], which: list[int]) -> None:
-        """A request goes out, something is decided, and some receipts come in, in any order."""
+        """Send a request, decide some publications, and deliver some receipts in any order."""
         self._send(bytes_max)
         for fail in failures[: len(self.service.arriving)]:
             self.service.decide(fail=fail)
@@ -737,12 +739,13 @@ class PublishingLarge(RuleBasedStateMachine):
         self.outbox.resume()
         self.phase, self.held, self.must_resume = [], False, True
 
-    # ---- the wire, and what happens behind it
+    # ---- the wire, and the service's side
 
     @precondition(lambda self: self.answered)
     @rule(which=st.integers(0, 30))
     def receive_again(self, which: int) -> None:
-        """Of an earlier stream, or twice: unless it is out again, it says nothing."""
+        """A receipt of an earlier stream, or a repeated one: it has no effect unless its
+        publication is in flight again."""
         told = self.answered[which % len(self.answered)]
         if told.request_id not in self.out:
             assert self.outbox.receive(told) == []
@@ -754,7 +757,7 @@ class PublishingLarge(RuleBasedStateMachine):
         gives_up=st.sampled_from([False] * 5 + [True]),
     )
     def disconnect(self, decided: int, trims: bool, gives_up: bool) -> None:
-        """Some of what has arrived is still decided; nobody is told."""
+        """Some arrived publications are still decided, and their receipts lost."""
         for _ in range(min(decided, len(self.service.arriving))):
             self.service.decide()
         if trims:
@@ -767,7 +770,7 @@ class PublishingLarge(RuleBasedStateMachine):
     @precondition(lambda self: self.connected and self.outbox.resume_after_s is None)
     @rule(count=st.integers(1, 4), trims=st.booleans())
     def break_off(self, count: int, trims: bool) -> None:
-        """As soon as the next few are answered."""
+        """Disconnect right after the next few are answered."""
         for _ in range(count):
             self._send(1)
             while self.service.arriving:
@@ -781,14 +784,15 @@ class PublishingLarge(RuleBasedStateMachine):
     @precondition(lambda self: not self.connected and self.outbox.unresolved)
     @rule(chunk_bytes=CHUNK_BYTES, count=st.integers(1, 9))
     def publish_elsewhere(self, chunk_bytes: int, count: int) -> None:
-        """An earlier run of the application is still at the first message: it stores some of it."""
+        """An earlier run of the application still publishes the first message, and stores part of
+        it."""
         self.rivals += 1
         sequence_id = self.outbox.unresolved[0].sequence_id
         for entry in _rival(sequence_id, f"rival {self.rivals}", chunk_bytes)[:count]:
             if self.service.store(entry) is not Verdict.NEW:
                 return
 
-    # ---- what must hold
+    # ---- invariants
 
     @invariant()
     def what_is_known_is_known_once(self) -> None:
@@ -823,7 +827,7 @@ class PublishingLarge(RuleBasedStateMachine):
         assert not self.connected or self.outbox.outstanding == 0
         self.the_log_has_each_message_once()
 
-    # ---- inside
+    # ---- internals
 
     def _connect(self, window: tuple[int, int], chunk_bytes: int) -> None:
         self.service.connect()
@@ -851,7 +855,7 @@ class PublishingLarge(RuleBasedStateMachine):
             self.service.arriving.append(publication)
 
     def _check_order(self, before: pb.Publication, publication: pb.Publication) -> None:
-        """Chunks go out one after the other; the rest of a message is left out only once it has an
+        """Chunks are sent in a row; the rest of a message is left out only once it has an
         outcome."""
         last, now = _logged(before).chunk, _logged(publication).chunk
         if now is None or (last is not None and last.uuid == now.uuid):
@@ -867,7 +871,7 @@ class PublishingLarge(RuleBasedStateMachine):
         self.answered.append(told)
 
     def _check_window(self) -> None:
-        """By what the service counts."""
+        """Measured as the service counts."""
         size_bytes = sum(
             each.metadata.ByteSize() + len(each.payload)
             for publication in self.out.values()

@@ -17,15 +17,15 @@ from seqgate.payloads import PayloadDamaged, batches_opened, open_batch, pack_ba
 ROOT = Path(seqgate.__file__).parents[1]
 
 INSIDE = {"SingleMessageMetadata", "lz4", "zstandard"}
-"""What is in payloads, and what they are made with."""
+"""The contents of payloads, and their codecs."""
 
 OPENING = {"FromString", "ParseFromString", "MergeFromString", "Parse", "ParseDict"}
 OPENING |= {"decompress", "decompressobj", "ZstdDecompressor"}
-"""What opens one."""
+"""Names that decode a payload."""
 
 
 def names_in(source: str) -> set[str]:
-    """What a module names: its variables, attributes, imports and texts."""
+    """The names in a module: its variables, attributes, imports and strings."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         match node:
@@ -39,7 +39,7 @@ def names_in(source: str) -> set[str]:
 
 def may_open(source: str) -> bool:
     if not any(name in source for name in INSIDE):
-        return False  # to read every module as Python takes seconds
+        return False  # parsing every module takes seconds
     names = names_in(source)
     return bool(names & INSIDE and names & OPENING)
 
@@ -155,7 +155,7 @@ def test_pulsars_other_fields_are_kept() -> None:
         PULSARS.replace(b"\x18\x05", b"\x18\x7f"),  # a payload beyond the end
         PULSARS.replace(b"\x18\x05", b"\x28\x05"),  # no payload_size
         b"\x00\x00\x00\x0b\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",  # payload_size -1
-        # payload_size -17, which leads back to a whole message inside the metadata
+        # payload_size -17, which leads back to a complete message inside the metadata
         b"\x00\x00\x00\x13\x7a\x06\x00\x00\x00\x02\x18\x0b\x18\xef" + b"\xff" * 8 + b"\x01",
     ],
 )

@@ -10,7 +10,7 @@ from tests.support.shells import positions, shell, until, virtually
 
 
 async def _due_during_a_change() -> None:
-    """A redelivery is due while something changes, and nothing else happens."""
+    """A redelivery is due during a change, and no other event follows."""
     async with shell(Random(7)) as it:
         it.log.append(b"k")
         peer = await it.join(retry_first_ms=20)
@@ -35,7 +35,7 @@ def test_work_due_during_a_change_is_lost_with_the_defect(monkeypatch: pytest.Mo
 
 
 async def _small_portions() -> None:
-    """The machine is given a few entries at a time of however many the log sends."""
+    """The machine is given a few entries at a time, however many the log sends."""
     async with shell(Random(7), read_entries_max=3) as it:
         for _ in range(100):
             it.log.append(b"k")

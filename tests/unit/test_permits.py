@@ -1,4 +1,4 @@
-"""Permits keep to a budget in bytes, although they count messages."""
+"""Permits stay within a budget in bytes, although they count messages."""
 
 import pytest
 
@@ -9,7 +9,7 @@ MIB = 1024 * 1024
 
 @pytest.mark.parametrize("budget", [1, MIB, 64 * MIB])
 def test_permits_before_the_first_message_are_bounded_by_the_budget(budget: int) -> None:
-    """By the budget, if messages have the assumed size; one is always delivered."""
+    """The budget, for messages of the assumed size; one is always delivered."""
     permits = Permits(ReceiverLimits(messages=1_000, size_bytes=budget))
     granted = permits.grant(0, 0)
     assert granted == max(1, budget // EXPECTED_BYTES)
@@ -26,7 +26,7 @@ def test_small_messages_get_all_permits_after_the_first_one(budget: int) -> None
 
 @pytest.mark.parametrize("large", [2 * MIB, 5 * MIB])
 def test_larger_messages_count_at_once(large: int) -> None:
-    """Nothing more is granted than fits if all are as large as the largest one of late."""
+    """The messages granted fit even if all are as large as the largest recent one."""
     budget = 64 * MIB
     permits = Permits(ReceiverLimits(messages=1_000, size_bytes=budget))
     for _ in range(50):

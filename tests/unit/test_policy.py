@@ -1,4 +1,4 @@
-"""Policies: the most specific level wins, value by value (PIP-6; scenarios 56, 57)."""
+"""Policies: the most specific level wins, value by value (PIP-6)."""
 
 import tomllib
 from dataclasses import fields, replace
@@ -86,11 +86,11 @@ LAYERS = (
     ("the file's namespace", Source.NAMESPACE),
     ("the file's cluster", Source.CLUSTER),
 )
-"""Whoever may set a value, the one who wins first."""
+"""The layers that may set a value, the strongest first."""
 
 
 def effective_of(layers: list[Policy], topic: TopicName = ORDERS) -> EffectivePolicy:
-    """What counts for a topic when LAYERS set these."""
+    """A topic's policy when LAYERS set these."""
     by_call, in_file, by_namespace_call, in_namespace_file, in_cluster = layers
     given = Policies(in_cluster, {topic.namespace: in_namespace_file}, {topic: in_file})
     return given.effective(topic, for_topic=by_call, for_namespace=by_namespace_call)

@@ -1,4 +1,4 @@
-"""Runs and Acknowledged against plain models, and how little they keep."""
+"""Runs and Acknowledged against plain models, and their memory."""
 
 from collections import deque
 
@@ -9,7 +9,7 @@ from seqgate.services.dispatcher.core.positions import Acknowledged, Parked, Run
 from seqgate.types import Position
 
 RUN_BYTES = 32
-"""What a run takes (positions.py)."""
+"""The size of a run (positions.py)."""
 
 POSITIONS = st.builds(Position, st.integers(1, 3), st.integers(0, 9_000))
 
@@ -64,7 +64,7 @@ def test_runs_remove_entries_anywhere(
 def test_runs_insert_entries_in_order(
     places: list[tuple[int, int]], appended: int, data: st.DataObject
 ) -> None:
-    """Also among those that are left when some were taken."""
+    """Also into those that remain after some were taken."""
     parked = [Parked(Position(*each), data.draw(st.integers(1, 2))) for each in places]
     runs, model = Runs(), sorted(parked[:appended])
     for each in model:

@@ -1,4 +1,4 @@
-"""Which properties of its messages a batch shows."""
+"""The properties that a batch shows of its messages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -52,7 +52,7 @@ def test_messages_with_equal_projections_share_it() -> None:
 def test_the_size_of_a_projection_is_bounded(letter: str) -> None:
     projection = Projection(listed(["origin"]))
     room = (PROJECTION_BYTES_MAX - len("origin")) // len(letter.encode())
-    for _ in range(2):  # what was refused is not remembered
+    for _ in range(2):  # a refused projection is not cached
         with pytest.raises(InvalidRequestError) as error:
             projection.of({"origin": letter * (room + 1)})
         assert error.value.reason == "INVALID_ENTRY"

@@ -82,7 +82,7 @@ async def value(telling: Telling, metric: Metric, **attributes: str) -> float:
 
 
 class Scripted(FakeDeduplicator):
-    """It answers what it is told to, once each, and then as ever."""
+    """Gives each scripted answer once, and otherwise the usual one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Scripted(FakeDeduplicator):
 
 
 class Written:
-    """A ledger that tells, a topic of it, and a producer's stream."""
+    """A ledger with metrics, a topic of it, and a producer's stream."""
 
     def __init__(self, telling: Telling, tasks: asyncio.TaskGroup) -> None:
         self.telling = telling
@@ -358,7 +358,7 @@ async def test_unexpected_errors_are_counted_by_task(telling: Telling, work: str
 
 
 def tell(telling: Telling, it: Stage) -> None:
-    """A subscription with this machine is there."""
+    """Register a subscription with this machine."""
     filtering = SimpleNamespace(tallies=SimpleNamespace(rows=list), lookups={}, outage=None)
     live: Any = SimpleNamespace(
         topic=TOPIC,

@@ -1,4 +1,4 @@
-"""Unread pages of all readers share one bound, and a slow reader is ended when others wait."""
+"""Unread pages of all readers share one limit, and a slow reader is ended when others wait."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -25,7 +25,7 @@ from tests.support.remembering import RememberingDeduplicator
 
 TOPIC = TopicName.parse("public/default/t")
 BUDGET_BYTES = 24 * 1024 * 1024
-"""Room for two pages of 8 MiB, and some of 1 MiB."""
+"""Holds two pages of 8 MiB, and some of 1 MiB."""
 
 COUNT = 50
 PAYLOAD = b"x" * 200_000
@@ -33,7 +33,7 @@ METADATA = entry_pb2.EntryMetadata(producer_name="p").SerializeToString()
 
 
 class Caller:
-    """A reader's end of a stream; it takes entries when it is let."""
+    """A reader's end of a stream, which can be blocked."""
 
     def __init__(self) -> None:
         self.entries = self.responses = 0
@@ -52,8 +52,6 @@ class Caller:
         self._over.append(callback)
 
     def call(self, method: Any, request: Any) -> "Caller":
-        """Begin."""
-
         async def call() -> None:
             try:
                 await method(request, self)
@@ -65,7 +63,7 @@ class Caller:
         return self
 
     async def all(self) -> int:
-        """How many entries it was sent, when the stream is over."""
+        """The number of entries received, once the stream has ended."""
         async with asyncio.timeout(20):
             await self.task
         return self.entries
@@ -108,7 +106,7 @@ async def reading(
 
 
 async def crowd() -> int:
-    """How many bytes were held at most while twenty readers took nothing, and then everything."""
+    """The most bytes held while twenty readers read nothing, and then everything."""
     async with reading(slow_reader_s=3_600) as parts:
         callers = parts.read(20)
         async with asyncio.timeout(20):
@@ -126,7 +124,7 @@ async def test_slow_readers_share_one_budget() -> None:
 
 
 @pytest.mark.deep
-async def test_pages_that_add_up_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unshared_pages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     find("B6").apply(monkeypatch)
     assert await crowd() > BUDGET_BYTES
 

@@ -1,4 +1,4 @@
-"""Receipts for messages that were not stored by this publication."""
+"""Receipts for messages that this publication did not store."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from tests.support.entries import batch, chunk, large, single
 HERE, THERE = Position(1, 1), Position(1, 2)
 PLACES = tuple(Position(1, each) for each in range(3))
 WHOLE = Found(PLACES[-1], None, PLACES, "a")
-"""A large message that is in the log as attempt "a" of three chunks."""
+"""A large message, stored as attempt "a" of three chunks."""
 STALE = Receipt(Status.STALE, None, (Missing.STALE,))
 
 
@@ -67,7 +67,7 @@ def test_success_is_reported_only_for_stored_messages(
 
 
 def attempt(uuid: str, chunks: int) -> Unfinished:
-    """What is in the log of an attempt at three chunks."""
+    """The stored chunks of an attempt with three chunks."""
     place = large(7, uuid, 3)[chunks - 1].chunk
     assert place is not None
     return Unfinished({place.layout: PLACES[:chunks]})
@@ -76,14 +76,14 @@ def attempt(uuid: str, chunks: int) -> Unfinished:
 @pytest.mark.parametrize(
     ("entry", "fate", "finished", "receipt"),
     [
-        # the same chunk is in the log
+        # the same chunk is stored
         (chunk(7, "a", 0, 3), WHOLE, True, Receipt(Status.DUPLICATE, PLACES[0])),
         (chunk(7, "a", 2, 3), WHOLE, True, Receipt(Status.DUPLICATE, PLACES[2])),
         (chunk(7, "a", 0, 3), attempt("a", 2), False, Receipt(Status.DUPLICATE, PLACES[0])),
         (chunk(7, "a", 1, 3), attempt("a", 2), False, Receipt(Status.DUPLICATE, PLACES[1])),
-        # it went on while the log was searched
+        # the attempt continued during the look-up
         (chunk(7, "a", 0, 3), WHOLE, False, Receipt(Status.DUPLICATE, PLACES[0])),
-        # the message is, in another shape
+        # the message is stored, with another layout
         (chunk(7, "b", 0, 3), WHOLE, True, Receipt(Status.DUPLICATE, None, (WHOLE,))),
         (chunk(7, "a", 1, 2), WHOLE, True, Receipt(Status.DUPLICATE, None, (WHOLE,))),
         (chunk(7, "a", 3, 4), WHOLE, True, Receipt(Status.DUPLICATE, None, (WHOLE,))),
@@ -93,11 +93,11 @@ def attempt(uuid: str, chunks: int) -> Unfinished:
             True,
             Receipt(Status.DUPLICATE, None, (Found(HERE, 4),)),
         ),
-        # the message is not, and will not be
+        # the message is not stored, and never will be
         (chunk(7, "a", 0, 3), attempt("a", 2), True, STALE),
         (chunk(7, "a", 2, 3), attempt("a", 2), True, STALE),
         (chunk(7, "a", 0, 3), Missing.STALE, True, STALE),
-        # another attempt has taken the place of this one
+        # another attempt has replaced this one
         (chunk(7, "a", 0, 3), attempt("b", 1), False, STALE),
         (chunk(7, "a", 1, 2), attempt("a", 2), False, STALE),
         (

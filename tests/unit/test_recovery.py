@@ -1,4 +1,4 @@
-"""A topic whose deduplication state is lost: replayed from here, or left to a rebuild."""
+"""A topic whose deduplication state is lost: replayed by the ledger, or left to a rebuild."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -137,7 +137,7 @@ async def test_connected_producers_learn_that_the_topic_waits() -> None:
 
 
 async def test_a_running_replay_is_not_interrupted() -> None:
-    """Deduplication fails midway: the rest is replayed, and is within the limit."""
+    """Deduplication fails midway: the rest is replayed, since it is within the limit."""
     async with running(inline_replay_entries_max=ENTRIES) as parts:
 
         def fails_once(confirmation: Confirmation) -> None:
@@ -176,7 +176,7 @@ async def test_a_log_is_counted_once_while_its_topic_waits(
 
 
 class Damage:
-    """An entry that cannot be read."""
+    """An unreadable entry."""
 
     def __init__(self, store: MemoryLedgerStore, place: Position) -> None:
         self._read = store.read
@@ -215,7 +215,7 @@ async def test_a_damaged_entry_gives_no_verdict_until_a_state_is_loaded_past_it(
 
 
 async def test_a_replay_from_the_start_counts_trimmed_entries() -> None:
-    """It is counted at its beginning, and not again."""
+    """They are counted once, at the beginning."""
     async with running(inline_replay_entries_max=3) as parts:
         await parts.ledger.trim(TOPIC, Position(1, 5))
         confirmations: list[Confirmation] = []

@@ -1,4 +1,4 @@
-"""Counting refusals, and which of them are logged."""
+"""Counts of refusals, and the ones that are logged."""
 
 import logging
 
@@ -96,7 +96,7 @@ def test_groups_and_their_lines_are_bounded(
     for number in range(100):
         refusals.record("denied", Group("NO", "/s/m", f"sub:{number}"))
         assert len(refusals._groups) <= 6
-    assert len(lines(capsys)) == 6  # five, and one that all others share
+    assert len(lines(capsys)) == 6  # five, and one shared by all others
     clock.now_s = LOG_INTERVAL_S
     refusals.record("denied", Group("NO", "/s/m", "sub:new"))
     told, new = lines(capsys)

@@ -1,4 +1,4 @@
-"""A cursor that says more than there is (services/dispatcher/cursor/resuming.py)."""
+"""A cursor ahead of its log (services/dispatcher/cursor/resuming.py)."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -35,7 +35,7 @@ async def _delivered(it: Shell, expected: list[int]) -> None:
 
 
 async def _beyond() -> None:
-    """The cursor's mark-delete position is beyond the end of the log, and the log goes on."""
+    """The cursor's mark-delete position is beyond the end of the log, and the log continues."""
     async with shell(Random(7)) as it:
         it.log.append(b"k")
         await it.cursors.reset(TOPIC, NAME, at(100), it.live.epoch)
@@ -66,7 +66,7 @@ def test_the_first_entry_below_a_cursor_ahead_of_the_log_is_delivered() -> None:
 
 
 async def _no_topic() -> None:
-    """The topic is yet to be created, or its log was lost."""
+    """The topic does not exist yet, or its log was lost."""
     async with shell(Random(7)) as it:
         it.log.is_missing = True
         await it.cursors.reset(TOPIC, NAME, at(1), it.live.epoch)
@@ -82,7 +82,8 @@ def test_a_cursor_of_a_missing_topic_skips_no_entry_that_is_stored_later() -> No
 
 
 async def _single_ones() -> None:
-    """Single entries, messages and attempts are beyond the end; others are not, and still count."""
+    """Some acknowledged entries and messages, and some attempts, are beyond the end; the others are
+    kept."""
     async with shell(Random(7)) as it:
         for _ in range(6):
             it.log.append(b"k", num_messages_in_batch=2)
@@ -120,7 +121,7 @@ def test_a_cursor_within_the_log_is_not_changed() -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("shown", [_beyond, _nothing_stored, _no_topic, _single_ones])
-def test_trusting_the_cursor_is_found(
+def test_a_trusted_cursor_ahead_of_the_log_is_found(
     shown: Callable[[], Coroutine[Any, Any, None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find("A9").apply(monkeypatch)
@@ -129,7 +130,8 @@ def test_trusting_the_cursor_is_found(
 
 
 async def _moved_back_after_a_letter() -> None:
-    """An entry's letter is there, and it is acknowledged, but its number is not forgotten yet."""
+    """An entry's dead letter is stored and the entry acknowledged, but its number is not forgotten
+    yet."""
     async with shell(Random(7)) as it:
         position = it.log.append(b"k")
         await it.live._graveyard.bury(DeadLetter(position, b"k", 1, AfterDeadLetter.CONTINUE))

@@ -1,4 +1,4 @@
-"""The producers that are forgotten, and those that are kept."""
+"""The producers forgotten, and those kept."""
 
 from seqgate.services.dedup.core.retention import JUMPS_MAX, Jumps, forgettable
 from seqgate.services.dedup.core.sequence import Marks
@@ -8,7 +8,7 @@ IDLE = Marks(5, 5)
 BUSY = Marks(5, 6)
 
 
-def test_the_inactive_are_purged() -> None:
+def test_inactive_producers_are_purged() -> None:
     producers = [("old", Tracked(IDLE, 9)), ("edge", Tracked(IDLE, 10)), ("new", Tracked(IDLE, 11))]
     chosen = forgettable(producers, inactive_before_ms=10, keep_at_most=99)
     assert chosen.purge == [("old", 9)]
@@ -53,7 +53,7 @@ def test_a_clock_set_forward_extends_timeouts_while_it_matters() -> None:
     assert jumps.allowance_ms(60_000, 80_000) == HOUR_MS
     assert jumps.allowance_ms(60_000, 80_001) == 0
     assert jumps.allowance_ms(HOUR_MS, 80_001) == HOUR_MS
-    # Back is none, and forward again is one.
+    # A jump back does not count, and the next one forward does.
     assert jumps.look(1_030_000, 30_000)
     assert jumps.allowance_ms(HOUR_MS, 30_000) == HOUR_MS
     assert jumps.look(1_040_000 + HOUR_MS, 40_000)

@@ -63,7 +63,7 @@ def test_a_verb_grants_only_its_methods(rpc: Rpc, verb: str) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_grants_nothing_in_another_namespace(rpc: Rpc, verb: str) -> None:
     if rpc.service == "filter" and rpc.descriptor.name != "Evaluate":
-        return  # these are about no topic
+        return  # methods without a topic
     elsewhere = rpc.request("acme/shops/orders")
     assert not allows(rules(verb), rpc.right, elsewhere)
     assert not allows(rules(verb, "acme/shop/order"), rpc.right, rpc.request())
@@ -76,7 +76,7 @@ def test_a_right_to_a_subscription_covers_no_other_and_not_the_topic(rpc: Rpc, v
     one = fields & {"subscription", "subscribe"} or "cursor" in fields
     given = rules(verb, subscriptions="billing")
     if rpc.name == "ledger.GetTopic" or rpc.service == "filter":
-        return  # it is enough to have to do with the topic
+        return  # any right on the topic suffices
     assert allows(given, rpc.right, rpc.request()) is (bool(one) and verb in rpc.verbs)
     assert not allows(given, rpc.right, rpc.request(subscription="another"))
 
@@ -95,9 +95,9 @@ def test_invalid_topics_are_never_allowed(rpc: Rpc, topic: str) -> None:
         {"rules": [{"principals": ["sub:*"], "verbs": list(VERBS), "topics": ["*/?*/?*"]}]}
     )
     if rpc.name in _ABOUT_NONE:
-        return  # these name none
+        return  # methods without a topic
     if rpc.name == "cursor.ListCursors" and not topic:
-        return  # those of all topics
+        return  # lists the cursors of all topics
     try:
         allowed = allows(everything, rpc.right, rpc.request(topic))
     except InvalidTopicName:
@@ -116,7 +116,7 @@ def test_system_topics_and_cursors_need_an_explicit_rule() -> None:
 
 
 LISTS = {
-    # of a list: its field, the method that reads one, and what names the item in both
+    # by list: its field, the method that reads one item, and the fields that name it in both
     "cursor.ListCursors": ("cursors", "cursor.GetCursor", "topic", "name"),
     "dispatcher.ListSubscriptions": (
         "subscriptions", "dispatcher.GetSubscription", "topic", "name"
@@ -128,7 +128,7 @@ WITHIN = {
     "cursor.ListAcknowledged", "cursor.ListAttempts", "dedup.ListProducers", "ledger.ListLedgers",
     "ledger.ListTrimmedProducers",
 }  # fmt: skip
-"""Lists of what one topic, or one cursor, has, which the request names."""
+"""Lists within one topic or cursor, which the request names."""
 
 PLACES = [
     ("acme/shop/orders", "billing"),
@@ -185,7 +185,7 @@ def test_a_list_shows_only_items_that_its_caller_may_get(
     name: str, topics: str, subscriptions: str | None, verb: str
 ) -> None:
     if subscriptions is not None and verb not in ("consume", "administer", "keep"):
-        return  # there is no such rule
+        return  # no such rule exists
     by_name = {rpc.name: rpc for rpc in rpcs()}
     listing, (field, single, topic_field, name_field) = by_name[name], LISTS[name]
     access = rules(verb, topics, subscriptions)

@@ -35,7 +35,7 @@ from tests.support.authority import Authority, Issuer, replace
 
 
 def settings(tmp_path: Path) -> dict[str, Any]:
-    """What a service is told that everything is asked of."""
+    """All security settings of a service."""
     return {
         "tls_certificate_file": tmp_path / "a",
         "tls_key_file": tmp_path / "b",
@@ -171,7 +171,7 @@ def test_a_process_exits_before_it_listens_openly(
         ("dns:1", False),
     ],
 )
-def test_loopback_targets(target: str, here: bool) -> None:
+def test_loopback_targets_are_recognized(target: str, here: bool) -> None:
     assert is_loopback(target) is here
 
 
@@ -194,7 +194,7 @@ def test_loopback_targets(target: str, here: bool) -> None:
         ({"peer_email": [b"a@b"]}, None),
     ],
 )
-def test_principals_of_a_certificate(
+def test_a_certificate_has_these_principals(
     properties: Mapping[str, list[bytes]], names: tuple[str, ...] | None
 ) -> None:
     found = of_certificate(properties)
@@ -300,7 +300,7 @@ def test_a_file_without_usable_keys_is_rejected(
 def test_a_cached_token_expires_on_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     issuer = Issuer(tmp_path / "keys.json")
     held = tokens(issuer.file)
-    token = issuer.token("alice", ends=timedelta(seconds=-20))  # clocks may differ by that
+    token = issuer.token("alice", ends=timedelta(seconds=-20))  # within the leeway for clocks
     assert held.principal(token) == held.principal(token)
     monkeypatch.setattr("seqgate.services.runtime.tokens.LEEWAY_S", 0)
     held._known.clear()
@@ -315,7 +315,7 @@ def test_an_expired_token_leaves_the_cache(tmp_path: Path, monkeypatch: pytest.M
     token = issuer.token("alice")
     held.principal(token)
     (digest,) = held._known
-    held._known[digest] = held._known[digest][0], 1.0  # that was in 1970
+    held._known[digest] = held._known[digest][0], 1.0  # in 1970
     assert held.principal(token) == Principal(("sub:alice",))
     assert held._known[digest][1] > 1.0
 

@@ -1,4 +1,4 @@
-"""The owners of slots, against the vectors of the reference (section 2) and random histories."""
+"""The owners of slots, against vectors of Pulsar's tests and random histories."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ def spans(*pairs: tuple[int, int]) -> tuple[SlotRange, ...]:
 
 
 def ring(*names: str, points: int = 100) -> Ring:
-    """Consumers 1, 2, 3 and so on, who joined in this order."""
+    """Consumers 1, 2, 3 and so on, which joined in this order."""
     made = Ring(points)
     for consumer, name in enumerate(names, start=1):
         made.add(consumer, name=name)
@@ -54,7 +54,7 @@ def owners(snapshot: Snapshot) -> dict[int, int]:
 
 
 def shares(selector: Selector) -> Counter[int]:
-    """How many slots each consumer has."""
+    """The number of slots of each consumer."""
     found: Counter[int] = Counter()
     for (first, last), owner in selector.snapshot():
         found[owner] += last - first + 1
@@ -66,7 +66,7 @@ def owner_of(selector: Selector, key: str) -> int | None:
 
 
 def changed(before: Snapshot, after: Snapshot) -> dict[int, tuple[int | None, int | None]]:
-    """The slots that `moves` names, and from whom to whom they went."""
+    """The slots in `moves`, each with its old and new owner."""
     found: dict[int, tuple[int | None, int | None]] = {}
     for (first, last), old, new in moves(before, after):
         assert first > max(found, default=-1)
@@ -74,7 +74,7 @@ def changed(before: Snapshot, after: Snapshot) -> dict[int, tuple[int | None, in
     return found
 
 
-# A ring, as Pulsar's tests and the reference have it.
+# A ring, as in Pulsar's tests.
 
 
 def test_three_points_each_give_the_ranges_of_pulsars_test() -> None:
@@ -171,7 +171,9 @@ def test_equal_names_take_the_lowest_free_index() -> None:
 @pytest.mark.parametrize(
     ("consumers", "least", "most"), [(2, 0.85, 1.15), (10, 0.91, 1.19), (100, 0.70, 1.23)]
 )
-def test_inequality_of_the_shares_on_a_ring(consumers: int, least: float, most: float) -> None:
+def test_shares_on_a_ring_are_unequal_within_bounds(
+    consumers: int, least: float, most: float
+) -> None:
     selector = ring(*(f"consumer-{number}" for number in range(consumers)))
     mean = RING_SLOTS / consumers
     of_mean = [share / mean for share in shares(selector).values()]
@@ -334,7 +336,7 @@ def test_a_key_goes_to_the_consumer_that_named_its_slot() -> None:
         ([(65536, 65536)], {"first": 65536, "last": 65536}),
         ([(0, 9), (12, 11)], {"first": 12, "last": 11}),
         ([(0, 9), (5, 6)], {"slot": 5}),
-        ([(20, 30), (10, 20)], {"slot": 20}),  # both have their ends
+        ([(20, 30), (10, 20)], {"slot": 20}),  # both include their ends
         ([(7, 7), (7, 7)], {"slot": 7}),
     ],
 )
@@ -399,7 +401,7 @@ def test_adjacent_ranges_are_reported_as_one() -> None:
 
 
 EDGES = [0, 1, 2, 3, 4, 100, 101, 65533, 65534, 65535]
-"""Where ranges begin and end. What is between two of these, and near none, is all alike."""
+"""The bounds of ranges. Slots between two of these, and near none, are all alike."""
 
 PROBES = [0, 1, 2, 3, 4, 5, 99, 100, 101, 102, 65532, 65533, 65534, 65535]
 
@@ -448,14 +450,14 @@ def test_named_ranges_are_owned_exactly(steps: list[int | list[SlotRange]]) -> N
         assert all(one.last < other.first for (one, _), (other, _) in pairwise(snapshot))
 
 
-# Any history. Few slots, so that every one is looked at and points collide.
+# Any history. Few slots, so that each one is checked and points collide.
 
 RING_SIZE, SPLIT_SIZE = 60, 13
 
 histories = st.lists(
     st.tuples(st.sampled_from("xyz"), st.integers(1, 3)) | st.integers(0, 9), max_size=25
 )
-"""Who joins, by name and weight, or which of the consumers leaves."""
+"""A joining consumer, by name and weight, or the index of a leaving one."""
 
 selectors = pytest.mark.parametrize(
     ("make", "slots"),
@@ -468,7 +470,7 @@ selectors = pytest.mark.parametrize(
 
 
 class History:
-    """A selector, and who is there, in the order in which they joined."""
+    """A selector, and its consumers in the order in which they joined."""
 
     def __init__(self, selector: Selector) -> None:
         self.selector = selector
@@ -478,7 +480,7 @@ class History:
     def steps(
         self, history: list[tuple[str, int] | int]
     ) -> Iterator[tuple[Snapshot, int | None, int | None]]:
-        """What was before each step, and who joined or left in it."""
+        """The snapshot before each step, and the consumer that joined or left."""
         for step in history:
             before = self.selector.snapshot()
             if isinstance(step, int):
@@ -607,7 +609,7 @@ def test_split_ranges_stay_contiguous_per_consumer(
         moved = moves(before, after)
         assert len(moved) <= 1
         if joiner is not None and before:
-            # Slots that a key can have, and so slot 0 apart.
+            # Only slots that a key can have, so without slot 0.
             widths = [last - max(first - 1, 0) for (first, last), _ in before]
             (given_up,) = moved
             at = widths.index(max(widths))

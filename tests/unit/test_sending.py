@@ -1,4 +1,4 @@
-"""From deliveries to responses (services/dispatcher/shell/sending.py), and their budget."""
+"""Deliveries, turned into responses (services/dispatcher/shell/sending.py), and their budget."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ KB = bytes(1_000)
 
 
 async def _evicted() -> None:
-    """Some of what is to be sent is kept, and evicted while the rest is fetched."""
+    """Some entries to send are cached, and evicted while the others are fetched."""
     async with shell(Random(7), cache_bytes_max=20_000) as it:
         held, fetch_some = asyncio.Event(), it.log.fetch_some
 
@@ -47,7 +47,7 @@ def test_entries_evicted_during_a_fetch_are_fetched_too() -> None:
 
 
 async def _trimmed() -> None:
-    """The log is trimmed under what is on its way to a consumer."""
+    """The log is trimmed while its entries are in transit to a consumer."""
     async with shell(Random(7), cache_bytes_max=0) as it:
         peer = await it.join()
         peer.reading.clear()
@@ -74,7 +74,7 @@ def test_trimmed_entries_are_acknowledged_counted_and_take_no_permit() -> None:
 
 
 async def _fetching(entries: int, size_bytes: int, **settings: Any) -> Shell:
-    """A consumer that did not read, and then does; nothing is kept."""
+    """A consumer that starts to read late, without a cache."""
     async with shell(Random(7), cache_bytes_max=0, **settings) as it:
         for _ in range(entries):
             it.log.append(b"k", bytes(size_bytes))
@@ -118,8 +118,8 @@ def test_entries_of_many_keys_out_of_order_are_fetched_in_few_calls() -> None:
 
 
 async def _left_out() -> int:
-    """Entries are larger than what a stream may have on its way, and come in another order than the
-    log's. Returns how much it has at most while one is fetched."""
+    """Entries exceed the limit of a stream, and are delivered in another order than the log's.
+    Returns the most bytes that the stream holds during a fetch."""
     async with shell(Random(7), cache_bytes_max=0, stream_bytes_max=8_000) as it:
         for each in range(60):
             it.log.append(b"key-%d" % (each % 7), bytes(10_000 if each % 2 else 1_000))
@@ -143,7 +143,7 @@ def test_an_entry_above_the_stream_limit_is_fetched_alone() -> None:
 
 
 async def _stalled() -> tuple[Peer, Peer, Shell]:
-    """One consumer does not read what takes up all room, and another one wants some."""
+    """One consumer does not read and takes up the whole budget, and another one waits."""
     settings: dict[str, Any] = {
         "streams_bytes_max": 40_000,
         "slow_consumer_s": 2,

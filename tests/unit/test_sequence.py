@@ -1,4 +1,5 @@
-"""Rules N1 to N4, and Seqgate's additions (reference 1.6)."""
+"""Verdicts on messages and batches: the rules of Pulsar's MessageDeduplication, and Seqgate's
+additions."""
 
 import pytest
 from hypothesis import given
@@ -20,22 +21,22 @@ PARTIAL, HELD = Verdict.PARTIAL, Verdict.HELD
         (5, IN_FLIGHT),
         (7, IN_FLIGHT),  # the pushed mark itself
         (8, NEW),
-        (90, NEW),  # gaps are the producer's business
+        (90, NEW),  # gaps are allowed
         (SEQUENCE_ID_MAX, NEW),
     ],
 )
-def test_zones(sequence_id: int, verdict: Verdict) -> None:
+def test_an_id_is_judged_by_the_marks_of_its_producer(sequence_id: int, verdict: Verdict) -> None:
     _, verdicts, _ = admit(Marks(persisted=4, pushed=7), [Claim(sequence_id, sequence_id)])
     assert verdicts == [verdict]
 
 
-# The worked batch cases of the reference: pushed, persisted, batch, verdict, pushed afterwards.
+# The worked batch cases: pushed, persisted, batch, verdict, pushed afterwards.
 @pytest.mark.parametrize(
     ("pushed", "persisted", "batch", "verdict", "pushed_after"),
     [
         (0, 0, (1, 5), NEW, 5),
         (5, 0, (4, 8), IN_FLIGHT, 5),
-        (5, 5, (4, 8), PARTIAL, 5),  # Pulsar drops 6 to 8, and says success
+        (5, 5, (4, 8), PARTIAL, 5),  # Pulsar drops 6 to 8, and reports success
         (5, 5, (5, 6), PARTIAL, 5),
         (5, 5, (6, 6), NEW, 6),
         (8, 5, (6, 8), IN_FLIGHT, 8),
@@ -48,7 +49,7 @@ def test_zones(sequence_id: int, verdict: Verdict) -> None:
         (NEVER, NEVER, (0, 0), NEW, 0),
     ],
 )
-def test_batches(
+def test_a_batch_is_judged_by_its_lowest_and_highest_id(
     pushed: int, persisted: int, batch: tuple[int, int], verdict: Verdict, pushed_after: int
 ) -> None:
     marks, verdicts, _ = admit(Marks(persisted, pushed), [Claim(*batch)])
@@ -70,7 +71,7 @@ def test_claims_of_one_call_see_one_another(
     assert admit(Marks(), [Claim(*each) for each in claims])[1] == verdicts
 
 
-def test_no_claim_overtakes_one_that_waits_or_is_cut() -> None:
+def test_no_claim_overtakes_a_waiting_or_cut_one() -> None:
     marks, verdicts, _ = admit(Marks(5, 5), [Claim(4, 8), Claim(9, 9), Claim(3, 3), Claim(10, 10)])
     assert verdicts == [PARTIAL, HELD, DUPLICATE, HELD]
     assert marks == Marks(5, 5)
@@ -95,7 +96,7 @@ def test_withdrawing_keeps_claims_still_in_flight(keep: int, pushed: int) -> Non
         (Marks(3, 9), 5, Marks(5, 9)),
         (Marks(3, 9), 9, Marks(9, 9)),
         (Marks(3, 9), 12, Marks(12, 12)),
-        (Marks(9, 9), 2, Marks(2, 2)),  # written while deduplication was off: starting over
+        (Marks(9, 9), 2, Marks(2, 2)),  # written with deduplication off: ids start over
     ],
 )
 def test_the_last_entry_of_the_log_decides(before: Marks, entry: int, after: Marks) -> None:

@@ -1,4 +1,4 @@
-"""Spans that last until a consumer's settlement is durable, and those of dead letters."""
+"""Spans that last until a consumer's settlement is durable, and spans of dead letters."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +36,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 
 class Told:
-    """The way to a consumer: what it is told, and how that ended."""
+    """A consumer's stream: its responses, and its end."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []

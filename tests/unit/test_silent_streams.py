@@ -1,4 +1,4 @@
-"""A stream that says nothing is given a time for its first message: services/runtime/silence.py."""
+"""The time-out for the first message of a stream: services/runtime/silence.py."""
 
 import asyncio
 from collections.abc import AsyncIterator

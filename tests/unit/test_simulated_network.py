@@ -19,7 +19,7 @@ Body = Callable[[Network, Process], Awaitable[None]]
 
 
 class Served:
-    """What the server was asked."""
+    """A server that counts its requests."""
 
     def __init__(self) -> None:
         self.asked: Counter[bytes] = Counter()
@@ -174,7 +174,7 @@ def test_a_vanished_machine_closes_no_connection() -> None:
             began = time.monotonic()
             echo = to_server.unary_unary(PATH + "Echo")
             error = await error_of(echo(b"", wait_for_ready=True, timeout=60))
-            assert error.code() is StatusCode.DEADLINE_EXCEEDED  # nobody is there to refuse
+            assert error.code() is StatusCode.DEADLINE_EXCEEDED  # no process refuses the connection
             Process("server").start(served.run)
             assert await echo(b"back", wait_for_ready=True) == b"back"
 
@@ -371,7 +371,7 @@ def test_nothing_sent_after_a_loss_arrives() -> None:
             await call.write(b"2")
             await passes(0.1)
             there.loss, there.delay, back.delay = 1.0, uniform(1, 1), uniform(1, 1)
-            await call.write(b"lost")  # both hear of the end in a second
+            await call.write(b"lost")  # both ends notice within a second
             there.loss, there.delay = 0.0, uniform(0.1, 0.1)
             await call.write(b"3")
             await passes(10)

@@ -1,4 +1,4 @@
-"""Processes of simulations: killed, stopped, with clocks of their own."""
+"""Processes of simulations: killed, stopped, with their own clocks."""
 
 import asyncio
 import contextvars
@@ -15,7 +15,7 @@ from tests.simulation.ground import Process, passes, run, virtual_loop
 
 
 async def for_ever(said: list[Any]) -> None:
-    """Ticks, and says when it is unwound."""
+    """Ticks, and records its unwinding."""
 
     async def numbers() -> AsyncIterator[int]:
         try:

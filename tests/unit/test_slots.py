@@ -1,4 +1,4 @@
-"""Sticky keys, their hashes and their slots, against the vectors of the reference (section 2)."""
+"""Sticky keys, their hashes and their slots, against known vectors."""
 
 import base64
 import binascii
@@ -38,7 +38,7 @@ def key_of(
     return sticky_key(metadata)
 
 
-# key, the whole hash, 31 bits of it, slot on a ring, slot in ranges
+# The key, its whole hash, 31 bits of it, its slot on a ring, its slot in ranges.
 VECTORS = [
     (b"", 0x00000000, 0, 1, 1),
     (b"a", 0x3C2569B2, 1009084850, 42456, 27058),
@@ -119,7 +119,7 @@ def test_the_decoded_bytes_of_a_base64_key_are_hashed(
 @pytest.mark.parametrize(
     ("number", "hash_in_ranges", "slot"),
     [
-        (30884, 0, 1),  # slot 0 is no slot
+        (30884, 0, 1),  # slot 0 is never used
         (78688, 0, 1),
         (274341, 0, 1),
         (289230, 0, 1),
@@ -166,12 +166,12 @@ def test_every_slot_can_be_owned(key: bytes, slots: int) -> None:
     assert 1 <= range_slot(key, slots) <= slots - 1
 
 
-# ordering key, partition key, producer, sequence id, what the key is
+# The ordering key, the partition key, the producer, the sequence id, and the resulting key.
 @pytest.mark.parametrize(
     ("ordering_key", "partition_key", "producer", "sequence_id", "key"),
     [
         (b"o", "p", "producer", 1, b"o"),
-        (b"", "p", "producer", 1, b""),  # there, and empty: a key
+        (b"", "p", "producer", 1, b""),  # present and empty: a key
         (b"\xff\x00", None, None, None, b"\xff\x00"),
         (None, "p", "producer", 1, b"p"),
         (None, "", "producer", 1, b""),
@@ -221,10 +221,10 @@ def partition_key(text: str) -> bytes:
     [
         ("", b""),
         ("AAECAw==", b"\x00\x01\x02\x03"),
-        ("AAECAw", b"\x00\x01\x02\x03"),  # Java's decoder wants no padding
+        ("AAECAw", b"\x00\x01\x02\x03"),  # Java's decoder needs no padding
         ("AAE=", b"\x00\x01"),
         ("AAE", b"\x00\x01"),
-        ("AB==", b"\x00"),  # and does not look at the bits that are left over
+        ("AB==", b"\x00"),  # and ignores the remaining bits
         ("+/+/", b"\xfb\xff\xbf"),
     ],
 )

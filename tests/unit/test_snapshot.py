@@ -1,4 +1,4 @@
-"""How a topic's state is written as properties, and read back."""
+"""A topic's state, written as properties and read back."""
 
 import json
 

@@ -31,7 +31,7 @@ TOPIC = TopicName.parse("test/snapshots/topic")
 
 
 class World:
-    """A service over stores in memory, and a writer that appends to a log of its own."""
+    """A service over stores in memory, and a writer with its own log."""
 
     def __init__(self, tasks: asyncio.TaskGroup, **policy: Any) -> None:
         self.now_ms = 1_000_000
@@ -47,12 +47,12 @@ class World:
         self.tail: Position | None = None
 
     def replica(self, tasks: asyncio.TaskGroup) -> tuple[Snapshots, Deduplication]:
-        """Another process of the same service."""
+        """Another replica of the service."""
         snapshots = Snapshots(self.store, self.cursors, self.policies, tasks)
         return snapshots, Deduplication(self.store, self.policies, snapshots)
 
     async def append(self, count: int, producer: str = "p", *, remaining: int = 0) -> None:
-        """Entries 0 to 9 of ledger 1, and so on, each confirmed on its own."""
+        """Append the next entries of ledger 1, each confirmed alone."""
         for _ in range(count):
             after = self.tail
             index = 0 if after is None else after.entry_id + 1
@@ -63,7 +63,7 @@ class World:
 
     @property
     def mark(self) -> Position | None:
-        """Where the cursor is."""
+        """The position of the cursor."""
         cursor = self.cursors.cursors.get((TOPIC, DEDUP_CURSOR))
         return None if cursor is None else cursor.mark_delete
 
@@ -99,7 +99,7 @@ async def make() -> AsyncIterator[Make]:
 
 @asynccontextmanager
 async def looking(world: World) -> AsyncIterator[None]:
-    """The clock is looked at all the time."""
+    """Check the clock continuously."""
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(world.snapshots.by_time_forever(0.001))
         yield
@@ -198,7 +198,7 @@ async def test_a_clock_set_forward_forgets_no_producer_early(make: Make) -> None
     await world.append(1, "idle")
 
     async def purged() -> None:
-        """Several looks at the clock, and purges."""
+        """Wait for several checks of the clock and purges."""
         looks = 0
         now_ms = world.store.now_ms
 
@@ -334,7 +334,7 @@ async def test_no_cursor_is_created_for_a_state_that_does_not_fit(
 async def test_a_cursor_is_created_at_its_first_snapshot(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that dies before it attaches anything leaves nothing that holds the log back."""
+    """A process that dies before it attaches properties leaves no cursor that limits trims."""
     world = make()
     await world.append(5)
 
@@ -367,10 +367,10 @@ async def test_a_snapshot_outgrown_by_its_state_is_dropped_before_a_trim(
     assert summary is not None
     assert (summary.unsaved, summary.saved.taken_ms) == (2, 0)
     assert world.snapshots.error(TOPIC)
-    # It is none: neither to what asks again, nor to a state that was lost.
+    # There is none: neither for another request, nor for a lost state.
     assert await world.snapshots.take(TOPIC, let_go=True) is None
     assert await forgotten(world) == Behind(None)
-    # And one that fits again is attached.
+    # Once it fits again, a snapshot is attached.
     monkeypatch.setattr(module, "SNAPSHOT_BYTES_MAX", 10_000)
     world.store.states.clear()
     world.tail = None
@@ -406,11 +406,11 @@ async def test_without_a_cursor_service_there_are_no_snapshots(make: Make) -> No
     assert await world.snapshots.restore(TOPIC, writer, None) is None
 
 
-# ---- back
+# ---- recovery
 
 
 async def forgotten(world: World) -> Behind:
-    """What a writer is told after Redis forgot everything."""
+    """The answer to a writer after Redis lost everything."""
     world.store.states.clear()
     outcome = await world.dedup.rollback(TOPIC, Writer(1, 2, world.tail), None, [])
     assert isinstance(outcome, Behind)
@@ -442,7 +442,7 @@ async def test_an_older_state_is_replaced_and_a_newer_one_kept(make: Make) -> No
 
 
 async def damaged(world: World, **changes: Any) -> Behind:
-    """What a writer is told after the cursor was changed, and Redis forgot."""
+    """The answer to a writer after the cursor was changed, and Redis lost everything."""
     await world.append(3)
     await world.snapshots.take(TOPIC)
     key = (TOPIC, DEDUP_CURSOR)
@@ -453,10 +453,10 @@ async def damaged(world: World, **changes: Any) -> Behind:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"mark_delete_properties": {}},  # somebody reset the cursor
+        {"mark_delete_properties": {}},  # the cursor was reset
         {"mark_delete_properties": {"p": "what?"}},
-        {"mark_delete": Position(1, 1)},  # or moved it, and it took its properties along
-        {"mark_delete": Position(9, 9)},  # or it is of a log that was lost
+        {"mark_delete": Position(1, 1)},  # or moved, and kept its properties
+        {"mark_delete": Position(9, 9)},  # or it belongs to a lost log
         {"mark_delete": None},
     ],
 )
@@ -521,7 +521,7 @@ OTHER = TopicName.parse("test/snapshots/unreadable")
 
 
 class Unreadable(FixedPolicies):
-    """Of one topic it cannot be told what its policy is."""
+    """Policies of which one topic's cannot be read."""
 
     async def effective(self, topic: TopicName) -> EffectivePolicy:
         if topic == OTHER:
@@ -530,7 +530,7 @@ class Unreadable(FixedPolicies):
 
 
 async def with_one_unreadable(world: World) -> None:
-    """Of two topics, that is the first that is come to."""
+    """Make the topic with the unreadable policy the first of two."""
     await world.append(5)
     state = world.store.states.pop(TOPIC)
     await world.store.load(OTHER, 1, Position(1, 0), [], replacing=False, taken_ms=None)
@@ -576,15 +576,15 @@ async def test_a_snapshot_with_too_many_conflicts_is_taken_at_the_end(
     assert (world.mark, world.kept) == ((1, 4), {"p": 4})
 
 
-# ---- what nobody foresaw
+# ---- unexpected errors
 
 
 class Surprised(Exception):
-    """Nothing that any of this raises."""
+    """An error that no code here raises."""
 
 
 class Surprising(FixedPolicies):
-    """As Unreadable, in a way that nobody foresaw."""
+    """Policies that fail unexpectedly for one topic."""
 
     async def effective(self, topic: TopicName) -> EffectivePolicy:
         if topic == OTHER:
@@ -593,7 +593,7 @@ class Surprising(FixedPolicies):
 
 
 async def with_a_surprise(world: World) -> DedupMetrics:
-    """Of two topics, in the first that is come to."""
+    """Make the topic with the unexpected error the first of two."""
     await with_one_unreadable(world)
     policies = Surprising(world.policies.policy)
     world.snapshots._policies = world.dedup._policies = policies

@@ -22,7 +22,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 
 def message(recorded: Recorded) -> dict[str, str]:
-    """The properties of a message that somebody follows."""
+    """The properties of a message with a sampled trace."""
     properties: dict[str, str] = {}
     with recorded.tracer.start_as_current_span("message") as span:
         inject(span.get_span_context(), properties)
@@ -91,7 +91,7 @@ def test_untraced_work_is_no_child_of_the_current_span(recorded: Recorded) -> No
 
 
 def off() -> TraceContext:
-    """A context that says that it is not recorded."""
+    """A context that is not sampled."""
     return TraceContext(traceparent=f"00-{1:032x}-{1:016x}-00")
 
 

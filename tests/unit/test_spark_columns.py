@@ -42,7 +42,7 @@ TOPIC = "public/default/columns"
 
 
 def columns(log: Log) -> list[pb.EntryColumns]:
-    """A log's blocks on the wire."""
+    """The blocks of a log, as sent on the wire."""
     blocks = []
     append_ms = APPENDED_MS
     for ledger_id, of_ledger in enumerate(log.ledgers, start=1):
@@ -132,7 +132,7 @@ def test_folding_columns_in_parts_equals_folding_each_entry(
 
 
 class Fragile(pb_grpc.LedgerServiceServicer):
-    """A ledger whose streams end, or say that they will, after every block."""
+    """A ledger whose streams end, or announce their end, after every block."""
 
     def __init__(self, blocks: list[pb.EntryColumns], damaged: int = -1) -> None:
         self._blocks = blocks
@@ -202,12 +202,11 @@ def test_an_unreachable_ledger_is_given_up() -> None:
         list(read_blocks(stub, Range(TOPIC, None, Position(1, 0), 0), timeout_s=0.05))
 
 
-# ---- what was trimmed
+# ---- trimmed entries
 
 
 class Trimming(Fragile):
-    """A ledger of which entries 0 to 4 of ledger 2 were trimmed; the first call finds it about to
-    end."""
+    """A ledger whose entries 0 to 4 of ledger 2 are trimmed; it drains during the first call."""
 
     def Read(
         self, request: pb.ReadRequest, context: grpc.ServicerContext
@@ -262,7 +261,7 @@ def test_a_start_in_trimmed_entries_is_reported(
 @pytest.mark.parametrize(
     ("bounds", "first", "last"),
     [
-        (Bounds(), Position(2, 5), Position(3, 1)),  # from the beginning: what is left
+        (Bounds(), Position(2, 5), Position(3, 1)),  # from the beginning: the remaining entries
         (Bounds(Position(2, 5)), Position(2, 5), Position(3, 1)),
         (Bounds(Position(3, 2)), Position(2, 5), Position(3, 1)),
         (Bounds(Position(3, 2)), None, Position(3, 1)),

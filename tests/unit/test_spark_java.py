@@ -79,7 +79,7 @@ def test_a_java_that_always_exits_is_reported_after_bounded_restarts(tmp_path: P
 
 
 def ending(folder: Path, decision: str, real: Java) -> Path:
-    """A runtime that counts its starts, and decides whether it goes on as a real one."""
+    """A runtime that counts its starts, and may exit instead of running the real one."""
     home = folder / "ending"
     (home / "bin").mkdir(parents=True)
     (home / "release").write_text((real.home / "release").read_text())
@@ -93,12 +93,12 @@ def ending(folder: Path, decision: str, real: Java) -> Path:
 
 
 def starts(home: Path) -> int:
-    """How often it was started, Spark's launcher included."""
+    """The number of starts, Spark's launcher included."""
     return len((home / "starts").read_text().splitlines())
 
 
 def spark_says(expression: str, home: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """What a process of its own prints that has a session on this runtime."""
+    """The output of a separate process with a session on this runtime."""
     program = (
         "from seqgate.spark import local_session\n"
         "session = local_session('test', **{'spark.driver.memory': '512m'})\n"

@@ -1,4 +1,4 @@
-"""Topics are found by patterns and cut by arithmetic."""
+"""Topics are found by patterns and partitioned by arithmetic."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,8 @@ from seqgate.types import Position
 LEDGERS = st.lists(
     st.tuples(st.integers(1, 3), st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=5
 )
-"""How far each ledger's id is from the one before, its first entry, and how many it has."""
+"""The distance of each ledger's id from the previous one, its first entry, and its number of
+entries."""
 
 POSITIONS = st.builds(Position, st.integers(0, 16), st.integers(0, 12))
 
@@ -70,5 +71,5 @@ def test_small_ranges_share_a_task(steps: list[tuple[int, int, int]], entries_ma
         ("*/c", "a/b/c", True),
     ],
 )
-def test_topic_patterns_match(pattern: str, name: str, matches: bool) -> None:
+def test_topic_patterns_select_topics(pattern: str, name: str, matches: bool) -> None:
     assert bool(matcher(pattern).fullmatch(name)) is matches

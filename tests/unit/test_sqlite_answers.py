@@ -1,4 +1,4 @@
-"""A caller that is gone when the database answers leaves nothing behind."""
+"""A caller that has left when the database answers leaves nothing behind."""
 
 import asyncio
 import gc
@@ -9,7 +9,7 @@ from seqgate.services.runtime.sqlite import _resolve, _Task
 
 
 class Refused(DomainError):
-    """The work refuses."""
+    """The refusal of the work."""
 
 
 async def test_an_unawaited_refusal_is_not_logged_as_an_exception() -> None:

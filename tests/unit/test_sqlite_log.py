@@ -28,7 +28,7 @@ def insert(db: apsw.Connection) -> None:
 
 
 class Overlapping:
-    """Readers of which one is always within a transaction: each leaves it only when another one has
+    """Readers of which one is always in a transaction: each ends its own only after another one has
     begun."""
 
     def __init__(self, store: Connections) -> None:
@@ -61,7 +61,7 @@ class Overlapping:
 
 
 async def grown(folder: Path, writes: int) -> int:
-    """How large the log became at most while others read."""
+    """The largest size of the log while others read."""
     largest = 0
     async with connections(folder / "s.db", readers=READERS, prepare=table) as store:
         readers = Overlapping(store)
@@ -79,7 +79,7 @@ async def grown(folder: Path, writes: int) -> int:
 
 
 async def fill(store: Connections, look: Callable[[], None] = lambda: None) -> None:
-    """Write until that is refused."""
+    """Write until a write is refused."""
     for _ in range(200):
         await store.write(insert)
         look()

@@ -1,4 +1,4 @@
-"""A store is opened although its disk fails for a moment, and for no longer."""
+"""Opening a store survives a brief failure of its disk, but not a long one."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from seqgate.services.runtime.sqlite import connections
 
 
 class Failing:
-    """Prepares a database, after it has failed so often."""
+    """Prepares a database after this many failures."""
 
     def __init__(self, error: apsw.Error, times: int) -> None:
         self.left = times

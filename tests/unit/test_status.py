@@ -23,7 +23,7 @@ from seqgate.status import DOMAIN, Refusal, code_of, decode, encode
 
 
 def refusals() -> list[type[DomainError]]:
-    """Every refusal that any service knows."""
+    """Every refusal defined by a service."""
     for module in pkgutil.walk_packages(seqgate.services.__path__, "seqgate.services."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
@@ -32,7 +32,7 @@ def refusals() -> list[type[DomainError]]:
     while unseen:
         for each in unseen.pop().__subclasses__():
             unseen.append(each)
-            if each.__module__.startswith("seqgate.services."):  # tests have some of their own
+            if each.__module__.startswith("seqgate.services."):  # tests define some of their own
                 found.append(each)
     return sorted(found, key=lambda each: each.reason)
 
@@ -112,7 +112,7 @@ def test_an_internal_error_reveals_no_internals() -> None:
         (grpc.StatusCode.UNAVAILABLE, UnavailableError),
         (grpc.StatusCode.DEADLINE_EXCEEDED, UnavailableError),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, LimitExceededError),
-        (grpc.StatusCode.INTERNAL, UnavailableError),  # gRPC's own: a stream broke
+        (grpc.StatusCode.INTERNAL, UnavailableError),  # gRPC's own: a broken stream
         (grpc.StatusCode.UNIMPLEMENTED, InternalError),
     ],
 )

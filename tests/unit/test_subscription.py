@@ -37,13 +37,13 @@ from seqgate.types import Position
 from tests.simulation.defects import find
 
 A, B, C = b"key-0", b"key-1", b"key-3"
-"""With c1 and c2 on a ring, A is c1's, B and C are c2's (section 2)."""
+"""With c1 and c2 on a ring, c1 owns A, and c2 owns B and C."""
 
 
 class Stage:
-    """A subscription, a log of one ledger, and what each consumer has been sent. Whatever is to be
-    made durable is at once, and filters say what `says` does of an entry, or accept it, unless
-    `holds` says otherwise."""
+    """A subscription, a log of one ledger, and the deliveries of each consumer. Effects that
+    persist take effect at once unless `holds` names them, and filters give an entry the verdict in
+    `says`, by default ACCEPT."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Stage:
         self.do(self.sub.refilter(self.now_ms, is_filtered=is_filtered, start=at))
 
     def asked(self) -> list[int]:
-        """Of which entries filters are asked now, if nobody answers."""
+        """The entries for which verdicts are pending, if none was answered."""
         last = [each for each in self.effects if isinstance(each, Judge)][-1]
         return [each.entry_id for each in last.positions]
 
@@ -101,7 +101,7 @@ class Stage:
         return self.sub.is_waiting_for_filters
 
     def acknowledged(self) -> list[int]:
-        """What is acknowledged, durably, in whole."""
+        """The entries that were acknowledged durably and whole."""
         made = [each.entries for each in self.effects if isinstance(each, Persist)]
         return [each.entry_id for some in made for each in some]
 
@@ -149,7 +149,7 @@ class Stage:
         self.do(self.sub.tick(self.now_ms))
 
     def got(self, consumer: int) -> list[int]:
-        """What a consumer was sent since this was asked."""
+        """The deliveries to a consumer since the last call."""
         return self.sent.pop(consumer, [])
 
     def reason(self, key: bytes) -> Reason:
@@ -157,7 +157,7 @@ class Stage:
 
 
 def stage(permits: int = 100, **options: Any) -> Stage:
-    """With c1 connected."""
+    """A stage with c1 connected."""
     made = Stage(**options)
     made.connect(1, permits)
     return made
@@ -434,7 +434,7 @@ def test_cumulative_acknowledgement_covers_entries_in_every_state() -> None:
     assert it.sub.delayed == 0
 
 
-def test_the_rest_of_a_refused_large_message_follows_it() -> None:
+def test_the_rest_of_a_failed_large_message_follows_it() -> None:
     it = stage(max_in_flight_per_key=1, consumer_unacked_max=1)
     for is_last in (False, False, True):
         it.publish(A, chunk=Chunk("attempt", is_last))
@@ -612,7 +612,7 @@ def test_a_key_released_during_dead_lettering_is_not_held() -> None:
     it.do(it.sub.release_key(A, 0))
     it.negative_acknowledge(1, 1)
     assert it.reason(A) is Reason.DEAD_LETTERING
-    it.do(it.sub.release_key(A, 0))  # nothing is held yet
+    it.do(it.sub.release_key(A, 0))  # no key is held yet
     it.do(it.sub.dead_lettered(Position(1, 1), A, 0))
     assert it.sub.keys[A].after is AfterDeadLetter.HOLD
 
@@ -621,7 +621,7 @@ def test_other_timers_do_not_change_the_drain_of_a_key() -> None:
     for deadline_ms, taken in ((500, [0, 1]), (0, [])):
         it = stage(delay_holds_key=True, drain_deadline_ms=deadline_ms)
         it.publish(B)
-        it.publish(B, deliver_at_ms=100)  # its key is looked at then
+        it.publish(B, deliver_at_ms=100)  # its timer visits the key
         it.connect(2, 100)
         it.wait(100)
         it.wait(399)
@@ -709,7 +709,7 @@ def test_cumulative_acknowledgement_settles_earlier_failed_messages() -> None:
 
 
 def filtered(permits: int = 100, **options: Any) -> Stage:
-    """With filters, and c1 connected."""
+    """A stage with filters, and c1 connected."""
     made = Stage(is_filtered=True, **options)
     made.connect(1, permits)
     return made
@@ -791,7 +791,7 @@ def test_a_key_with_failed_filters_waits_alone_and_resumes_in_order() -> None:
     assert it.got(1) == [2]
     assert it.reason(A) is Reason.FILTER_FAILED
     assert it.sub.verdict_of(it.sub.lanes[A], Position(1, 0)) == FILTER_FAILED
-    it.publish(A, verdict=UNJUDGED)  # judged behind it, which changes nothing for it
+    it.publish(A, verdict=UNJUDGED)  # judged behind it, without effect on it
     assert it.got(1) == []
     assert it.reason(A) is Reason.FILTER_FAILED
     it.says = {1: REJECT}
@@ -949,7 +949,7 @@ def test_the_chunks_of_a_large_message_share_the_verdict_of_the_first() -> None:
     it.publish(A, chunk=rest)
     it.publish(A, chunk=last)
     assert it.acknowledged() == [0, 1, 2]
-    it.publish(A, chunk=first)  # another attempt at the same
+    it.publish(A, chunk=first)  # another attempt at the same message
     it.publish(A, chunk=rest, verdict=REJECT)
     it.publish(A, chunk=last, verdict=FILTER_FAILED)
     assert it.got(1) == [3, 4, 5]
@@ -1005,7 +1005,7 @@ def test_an_empty_page_of_a_scan_does_not_cover_entries_read_meanwhile() -> None
     it.permit(1, 10)
     it.publish(A)
     it.holds = ()
-    it.do(it.sub.scanned([], 0))  # what was read before is trimmed by now
+    it.do(it.sub.scanned([], 0))  # the entries read earlier are trimmed by now
     assert it.got(1) == [0, 2]
 
 
@@ -1033,8 +1033,8 @@ def test_the_rest_of_a_large_message_waits_for_permits_of_its_consumer() -> None
 
 
 def _batch_in_part(*, is_under_way: bool) -> Stage:
-    """One message of a batch of three is acknowledged, which is not durable yet; or, if it is not
-    under way either, because other acknowledgements are."""
+    """A batch of three with one acknowledged message, whose acknowledgement is not durable: it is
+    under way, or waits for others."""
     it = stage()
     it.holds = (Persist,)
     if not is_under_way:
@@ -1128,7 +1128,7 @@ def test_an_entry_with_failed_filters_is_known_while_new_ones_judge_it() -> None
     it.refilter()
     assert it.sub.judging.first_failed() == Position(1, 0)
     it.says = {0: 50}
-    it.answer()  # by filters that there were before
+    it.answer()  # verdicts of the previous filters
     it.answer(Position(1, 0))
     assert it.sub.judging.first_failed() is None
 
@@ -1155,7 +1155,7 @@ def test_a_chunk_that_waited_before_a_takeover_may_have_been_withheld() -> None:
 
 
 def _rejected_while_nothing_is_durable() -> None:
-    """The cursor service is away, and filters reject whatever is read."""
+    """The cursor service is down, and filters reject every entry."""
     it = stage(permits=10)
     it.holds = (Persist,)
     while any(isinstance(each, Read) for each in it.effects):
@@ -1175,7 +1175,7 @@ def test_reading_stops_while_too_many_rejections_are_not_durable() -> None:
 
 
 @pytest.mark.deep
-def test_without_that_stop_rejections_accumulate_without_limit(
+def test_without_that_limit_rejections_accumulate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     find("B2").apply(monkeypatch)

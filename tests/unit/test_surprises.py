@@ -31,7 +31,7 @@ from tests.support.shells import (
 
 
 class Surprised(Exception):
-    """Nobody foresaw it."""
+    """An error that no code here raises."""
 
 
 def surprise(*_: object, **__: object) -> NoReturn:
@@ -50,7 +50,7 @@ class Stage:
         self._tasks = tasks
 
     async def join(self, name: str) -> Peer:
-        """Somebody connects to one of them, and takes up to 100 messages."""
+        """Connect a consumer that accepts up to 100 messages."""
         joining = Joining("c", Options(), Placement.CONSISTENT_HASHING, TOPIC, (), 1, 0)
         live, session = await self.dispatcher.subscribe(TOPIC, name, joining, None, {})
         peer = Peer(live, session)

@@ -15,7 +15,7 @@ AB = (("a", 1), ("b", 2))
 
 
 def shown(row: Row) -> tuple[int, ...]:
-    """Entries: processed, accepted, rejected, rescheduled, failed."""
+    """Entries processed, accepted, rejected, rescheduled and failed."""
     tallies = (row.processed, row.accepted, row.rejected, row.rescheduled, row.failed_all)
     return tuple(each.entries for each in tallies)
 
@@ -24,7 +24,7 @@ def rows(tallies: Tallies) -> dict[tuple[bool, str, int], tuple[int, ...]]:
     return {(row.is_shadow, row.name, row.version): shown(row) for row in tallies.rows()}
 
 
-def test_empty_tallies() -> None:
+def test_empty_tallies_report_nothing() -> None:
     assert Tallies().rows() == []
 
 

@@ -1,4 +1,4 @@
-"""The basis of telemetry: names, variables, contexts in messages; without a connection."""
+"""Basics of telemetry: names, variables, contexts in messages; without a connection."""
 
 from collections.abc import Mapping
 
@@ -67,7 +67,7 @@ ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4317"}
         ({**ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, OTLP),
     ],
 )
-def test_the_exporter_selected_by_variables(variables: Mapping[str, str], exporter: str) -> None:
+def test_variables_select_the_exporter(variables: Mapping[str, str], exporter: str) -> None:
     assert exporter_asked_for("TRACES", variables) == exporter
 
 
@@ -111,7 +111,7 @@ def test_a_context_is_read_back_from_properties(
 
 @given(st.text(max_size=80))
 def test_properties_without_a_context_have_none(text: str) -> None:
-    """For anything that an application writes there: at worst there is no trace."""
+    """Whatever an application writes there: at worst there is no trace."""
     found = extract({"traceparent": text, "tracestate": text})
     assert not found.is_valid or found.trace_id
 

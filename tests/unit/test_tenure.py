@@ -20,8 +20,8 @@ ACK: Final = Persist(1, (FIRST,), (), ())
 
 
 class Delaying(MemoryCursors):
-    """Of calls that are to be lost, the answer is; they are done at once, later, or both. Of calls
-    that are repeated the answer comes, and they are done at once and later."""
+    """A lost call gets no answer, and is applied at once, later, or both. A repeated call is
+    answered, and applied at once and later."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Delaying(MemoryCursors):
         return await self._maybe("renew", lambda: MemoryCursors.renew(self, *args, **named))
 
     async def arrive(self) -> list[bool]:
-        """All that is late comes now; whether it was done."""
+        """Apply all late calls; returns whether each succeeded."""
         late, self.late = self.late, []
         return [await done(call) for call in late]
 
@@ -84,7 +84,7 @@ async def held(cursors: MemoryCursors) -> Tenure:
 
 
 async def in_doubt(cursors: Delaying) -> Tenure:
-    """One with a call that was not answered."""
+    """A tenure with an unanswered call."""
     tenure = await held(cursors)
     cursors.lost.append("persist")
     with pytest.raises(CursorsUnavailable):
@@ -200,7 +200,7 @@ async def test_the_next_epoch_is_requested_again_when_its_answer_is_lost(is_done
     cursors.lost = ["renew"]
     with pytest.raises(CursorsUnavailable):
         await tenure.reset(None)
-    assert await tenure.persist(ACK) == FIRST  # whichever epoch it is now
+    assert await tenure.persist(ACK) == FIRST  # under either epoch
     assert tenure.epoch == epoch + is_done
     await tenure.reset(None)
     assert tenure.epoch == epoch + is_done + 1

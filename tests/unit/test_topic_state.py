@@ -1,4 +1,4 @@
-"""The gate before the verdicts: the answers of a state that does not match the writer."""
+"""The gate before the verdicts: answers if the state does not match the writer."""
 
 from typing import Any
 
@@ -49,8 +49,8 @@ def entries(after: Position | None, through: Position, *highest: int) -> Confirm
         (Writer(1, 3, AT_3), Judged),  # a takeover
         (Writer(1, 3, Position(1, 9)), Behind(AT_3)),
         (Writer(1, 2, AT_3, revision=4), Changed(5)),
-        (Writer(1, 3, AT_3, revision=5), Changed(6)),  # the takeover itself moved it
-        (Writer(2, 1, None), Judged),  # the topic was made again
+        (Writer(1, 3, AT_3, revision=5), Changed(6)),  # the takeover itself raised it
+        (Writer(2, 1, None), Judged),  # the topic was recreated
         (Writer(2, 1, Position(9, 9)), Behind(None)),
     ],
 )
@@ -63,7 +63,7 @@ def test_answers_depend_on_the_writer(writer: Writer, answer: Any) -> None:
     "writer",
     [
         Writer(1, 1, AT_3),  # an older epoch
-        Writer(1, 2, Position(1, 2)),  # someone has appended meanwhile
+        Writer(1, 2, Position(1, 2)),  # another writer has appended meanwhile
         Writer(1, 2, None),
         Writer(0, 9, AT_3),  # an older incarnation
     ],
@@ -116,7 +116,7 @@ def test_a_full_topic_judges_nothing() -> None:
     assert ask(state, Writer(1, 2, AT_3), max_producers=0) == Full(tracked=0, wanted=1)
     assert not state.producers
     assert isinstance(ask(state, Writer(1, 2, AT_3), max_producers=1), Judged)
-    assert isinstance(ask(state, Writer(1, 2, AT_3), max_producers=0), Judged)  # known already
+    assert isinstance(ask(state, Writer(1, 2, AT_3), max_producers=0), Judged)  # already known
 
 
 def test_a_rollback_withdraws_even_when_the_state_is_behind() -> None:

@@ -15,7 +15,7 @@ KEY = "k"
 
 
 class History:
-    """Six messages of one key, which two consumers get by turns, and acknowledge one by one."""
+    """Six messages of one key, delivered to two consumers in turn, each acknowledged."""
 
     def __init__(self, kind: SubscriptionType = SubscriptionType.KEY_SHARED) -> None:
         self.log = Log("torture/all/t")
@@ -51,7 +51,7 @@ class History:
         self.journals[name].append({"t": self._now, "e": event, "k": [1, token, -1], **more})
 
     def forget(self, number: int, *events: str) -> None:
-        """A consumer never wrote these."""
+        """Remove these lines of a consumer."""
         for name, lines in self.journals.items():
             self.journals[name] = [
                 line
@@ -61,7 +61,7 @@ class History:
 
     @property
     def kinds(self) -> set[str]:
-        """What is wrong."""
+        """The kinds of violations found."""
         subscription = Subscription(
             "s", self.kind, self.journals, self.progress, self.letters, self.wanted
         )

@@ -16,7 +16,7 @@ COUNT = 6
 
 
 class History:
-    """A producer that sent six messages, each of which is where it was told to be."""
+    """A producer that sent six messages, each stored at its receipt's position."""
 
     def __init__(self) -> None:
         self.log = Log(TOPIC)
@@ -33,7 +33,7 @@ class History:
 
     @property
     def kinds(self) -> set[str]:
-        """What is wrong."""
+        """The kinds of violations found."""
         found = check_log(self.log, {"p": ROLE}, {"p": self.told})
         return {each.kind for each in [*found, *check_reader(self.log, self.read)]}
 

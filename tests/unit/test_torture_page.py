@@ -1,4 +1,4 @@
-"""The torture's page and report: whole, self-contained, and true to the journals."""
+"""The torture's page and report: complete, self-contained, and consistent with the journals."""
 
 import json
 from html.parser import HTMLParser
@@ -20,7 +20,7 @@ VOID = {"meta"}
 
 
 class Elements(HTMLParser):
-    """What a page consists of; fails where an element is not ended."""
+    """The elements of a page; fails on an element without an end tag."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Elements(HTMLParser):
 
 
 def written(folder: Path, *violations: Violation) -> Options:
-    """A torture of which everything is known."""
+    """A torture with a complete record."""
     (folder / "journals").mkdir()
     producer, consumer = (Journal(folder / "journals", name) for name in ("p", "c"))
     producer.write("sent", n=0, s=7)

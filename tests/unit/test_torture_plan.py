@@ -1,4 +1,4 @@
-"""Which faults a torture has follows from its seed, and each kind comes."""
+"""A torture's faults follow from its seed, and include each kind."""
 
 from collections import Counter
 from random import Random

@@ -1,4 +1,4 @@
-"""After faults have stopped: slow subscriptions, and stuck ones."""
+"""After the faults: slow subscriptions differ from stuck ones."""
 
 from seqgate.types import Position
 from tests.simulation.ground import run, virtual_loop

@@ -1,4 +1,4 @@
-"""Trims, and automatic ones by retention: neither removes entries above a cursor."""
+"""Trims, by request and by retention: neither removes entries above a cursor."""
 
 import asyncio
 import time
@@ -29,10 +29,10 @@ FAR = Position(9, 0)
 
 
 class PlacedCursors(MemoryCursors):
-    """Only their positions matter."""
+    """Cursors that consist of positions."""
 
     def place(self, topics: Mapping[TopicName, Mapping[str, Position | None]]) -> None:
-        """Give topics these cursors, in place of those that they have."""
+        """Replace the cursors of these topics."""
         for topic, cursors in topics.items():
             for name in self.placed.get(topic, {}):
                 del self.cursors[topic, name]
@@ -220,7 +220,7 @@ async def test_a_clock_set_forward_ages_no_entry(
     with parts.trimming(retention_minutes=60):
         before = time.time_ns
         monkeypatch.setattr(time, "time_ns", lambda: before() + 7_200_000_000_000)
-        await eventually(lambda: reaches(parts, None))  # what is old, in the same round
+        await eventually(lambda: reaches(parts, None))  # old entries, in the same round
         await parts.fill()
         await eventually(lambda: reaches(parts, None))
     assert await parts.first(OTHER) == (1, 0)
@@ -284,7 +284,7 @@ async def reaches(parts: Parts, first: Position | None, topic: TopicName = TOPIC
     return await parts.first(topic) == first
 
 
-# ---- deleting
+# ---- deletion
 
 
 async def test_deleting_a_topic_deletes_its_state_and_cursors(parts: Parts) -> None:
@@ -300,14 +300,14 @@ async def test_cursors_whose_removal_failed_are_removed_later(parts: Parts) -> N
     parts.cursors.available = False
     for topic in (TOPIC, OTHER):
         await parts.ledger.delete(topic, force=False)
-    await parts.fill(OTHER)  # made again: its cursors may be new
+    await parts.fill(OTHER)  # recreated: its cursors may be new
     parts.cursors.available = True
     await swept(parts)
     assert parts.cursors.placed == {OTHER: {"c": None}}
 
 
 async def swept(parts: Parts, ledger: Ledger | None = None) -> None:
-    """Until nothing is left of topics that were deleted."""
+    """Wait until nothing is left of deleted topics."""
     async with asyncio.TaskGroup() as tasks:
         sweeping = tasks.create_task((ledger or parts.ledger).sweep_forever(0.001))
 
@@ -374,7 +374,7 @@ async def test_a_topic_recreated_during_its_deletion_keeps_its_new_cursors(
         tasks.create_task(parts.ledger.delete(TOPIC, force=False))
         await begun.wait()
         tasks.create_task(make_again())
-        for _ in range(10):  # whatever it does without being let
+        for _ in range(10):  # as far as it gets
             await asyncio.sleep(0)
         go_on.set()
     assert parts.cursors.placed == {TOPIC: {"new": None}}
@@ -412,11 +412,11 @@ async def test_a_topic_whose_deletion_fails_keeps_its_writer(
     parts.ledger.close(opened)
 
 
-# ---- one topic is not the others' wait
+# ---- topics do not wait for one another
 
 
 async def open_other_meanwhile(parts: Parts, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
-    """While a trim or a deletion of one topic takes its time."""
+    """Open another topic during a slow trim or deletion of one."""
     await parts.fill(OTHER)
     act, begun, go_on = getattr(parts.store, verb), asyncio.Event(), asyncio.Event()
 
@@ -450,7 +450,7 @@ async def test_opening_a_topic_does_not_wait_for_another_topic(
 
 @pytest.mark.deep
 @pytest.mark.parametrize("verb", ["trim", "delete"])
-async def test_a_lock_for_all_topics_is_found(
+async def test_a_lock_shared_by_all_topics_is_found(
     parts: Parts, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     find("B5").apply(monkeypatch)

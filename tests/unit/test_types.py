@@ -1,4 +1,4 @@
-"""Names."""
+"""Names of topics and producers."""
 
 import pytest
 

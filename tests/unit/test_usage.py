@@ -67,7 +67,7 @@ def test_help_shows_unit_bounds_and_default(line: str) -> None:
 def test_help_is_printed_and_nothing_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SEQGATE_LEDGER_WINDOW_MESSAGES", "many")  # whatever the settings are
+    monkeypatch.setenv("SEQGATE_LEDGER_WINDOW_MESSAGES", "many")  # whatever the settings
     assert run_service(LedgerConfig, never, ["--help"]) == 0
     assert capsys.readouterr() == (usage(LedgerConfig), "")
 

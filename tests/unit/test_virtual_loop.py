@@ -1,4 +1,4 @@
-"""The loop of simulations: time is a number, and one seed is one run."""
+"""The loop of simulations: virtual time, and one run per seed."""
 
 import asyncio
 import os
@@ -77,7 +77,7 @@ def test_tasks_in_a_set_have_an_order() -> None:
         assert len(futures) == 100
         return order + [task.get_name() for task in done]
 
-    kept = [object() for _ in range(1000)]  # the next ones have other addresses
+    kept = [object() for _ in range(1000)]  # so that later objects have other addresses
     first = run(main, seed=1)
     del kept
     assert run(main, seed=1) == first
@@ -96,7 +96,7 @@ def test_the_time_module_tells_virtual_time() -> None:
         assert time.time() - wall_s == pytest.approx(1_000, abs=0.01)
         assert time.time_ns() // 1_000_000_000 == int(time.time())
         assert time.monotonic_ns() // 1_000_000_000 == int(loop.time())
-        assert clock() == pytest.approx(time.monotonic())  # taken as a default
+        assert clock() == pytest.approx(time.monotonic())  # bound as a default argument
 
     real = time.time, time.monotonic, RefusalLog.__init__.__defaults__
     run(main, seed=1)
@@ -146,7 +146,7 @@ def test_the_seed_reorders_ready_callbacks(shuffle: Shuffle) -> None:
     runs = {tuple(run(main, seed=seed, shuffle=shuffle)) for seed in range(20)}
     assert run(main, seed=0, shuffle=shuffle) == run(main, seed=0, shuffle=shuffle)
     assert (len(runs) == 1) is (shuffle is Shuffle.NOTHING)
-    if shuffle is not Shuffle.EVERYTHING:  # the order within a process is asyncio's
+    if shuffle is not Shuffle.EVERYTHING:  # asyncio's order within a process
         ab = {tuple(each for each in said if each[0] in "ab") for said in runs}
         assert len(ab) == 1
 

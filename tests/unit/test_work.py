@@ -87,7 +87,7 @@ MANY = 100
 
 
 async def _begun(work: Work, over: asyncio.Event) -> int:
-    """How many changes there is room for while none is finished, and nobody waits for one."""
+    """The number of changes accepted while none is finished and no caller waits for one."""
     refused: list[ServiceBusy] = []
     while not refused and work.changes < MANY:
         try:
@@ -106,8 +106,8 @@ async def _begun(work: Work, over: asyncio.Event) -> int:
 
 
 async def _changes(asked_bytes: int) -> int:
-    """How many there is room for of two subscriptions that share what there is; and as many again
-    when these are over."""
+    """The number of changes accepted of two subscriptions with a shared budget; checks that the
+    same number is accepted again afterwards."""
     async with asyncio.TaskGroup() as tasks:
         topic, asked = TopicName.parse("t/n/topic"), Budget(10)
         works = [Work(topic, name, tasks, lambda _: None, asked) for name in "ab"]
@@ -127,7 +127,7 @@ async def _changes(asked_bytes: int) -> int:
 @pytest.mark.parametrize(
     ("asked_bytes", "most"),
     [(0, 6), (1, 6), (3, 3), (5, 2), (11, 1)],
-    ids=["by their number", "both", "by what all take", "all of it", "one finds room alone"],
+    ids=["by count", "by both", "by bytes", "to the last byte", "one above the limit alone"],
 )
 def test_waiting_changes_are_bounded_and_further_ones_refused(
     asked_bytes: int, most: int, monkeypatch: pytest.MonkeyPatch

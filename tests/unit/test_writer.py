@@ -92,7 +92,7 @@ _ERRORS: Final = {
 
 
 @pytest.mark.parametrize("story", sorted(each.stem for each in STORIES.glob("*.txt")))
-def test_golden_transcript(story: str) -> None:
+def test_the_writer_follows_its_golden_transcript(story: str) -> None:
     file = STORIES / f"{story}.txt"
     written = file.read_text()
     told = tell(written)
@@ -106,7 +106,7 @@ def test_golden_transcripts_exist() -> None:
 
 
 def test_unfinished_attempts_of_closed_streams_are_forgotten() -> None:
-    """Also where nothing of theirs was stored in the end."""
+    """Even if none of their messages was stored."""
     teller = Teller()
     for line in (
         "take 2 after 1:1",
@@ -126,7 +126,7 @@ def test_unfinished_attempts_of_closed_streams_are_forgotten() -> None:
 
 
 def tell(story: str) -> str:
-    """The story as it goes now."""
+    """The story with the writer's current effects."""
     teller = Teller()
     lines = []
     for line in story.splitlines():
@@ -140,7 +140,7 @@ def tell(story: str) -> str:
 
 @dataclass
 class _Answer:
-    """What the claims of one producer are answered."""
+    """The answer to the claims of one producer."""
 
     verdicts: list[Verdict] = field(default_factory=list)
     decided: int = NEVER
@@ -148,7 +148,7 @@ class _Answer:
 
 
 class Teller:
-    """Turns lines into events, and effects into lines."""
+    """Parses lines into events, and formats effects as lines."""
 
     def __init__(self) -> None:
         self._limits = Limits()
@@ -160,7 +160,7 @@ class Teller:
 
     @property
     def left_unfinished(self) -> dict[int, str]:
-        """What the writer remembers of streams."""
+        """The unfinished attempts that the writer remembers, by stream."""
         return self._writer._unfinished
 
     def hear(self, words: Sequence[str]) -> list[str]:
@@ -254,7 +254,7 @@ class Teller:
             name, _, decided = word.partition("@")
             answer.verdicts.append(Verdict[name.upper().replace("-", "_")])
             answer.decided = int(decided or answer.decided)
-        # What is let through changes the state, and with it the revision.
+        # Admitted claims change the state, and with it the revision.
         is_new = any(Verdict.NEW in each.verdicts for each in answers.values())
         revision = self._new_revision() if is_new else self._revision
         producers = [
