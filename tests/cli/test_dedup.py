@@ -43,7 +43,9 @@ async def stored(client: Client, topic: str, dedup: Any) -> AsyncIterator[str]:
         yield topic
 
 
-async def test_status(seqgate: CommandLine, stored: str) -> None:
+async def test_status_shows_the_state_and_the_policy_of_a_topic(
+    seqgate: CommandLine, stored: str
+) -> None:
     table, shown = await asyncio.gather(
         seqgate("dedup", "status", stored), seqgate("dedup", "status", stored, "-o", "json")
     )

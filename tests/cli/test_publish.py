@@ -71,7 +71,7 @@ async def test_text_output_is_a_summary(seqgate: CommandLine, tmp_path: Path, to
     assert again.error["details"] == {"line": "4", "sequence_id": "0"}
 
 
-async def test_batches_and_compression_and_numbers(
+async def test_lines_are_batched_compressed_and_numbered(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     lines = json_lines(*({"payload": "x" * 100} for _ in range(50)))
@@ -403,7 +403,7 @@ async def test_publish_fails_when_receipts_cannot_be_written(
     assert [each.payload for each in await stored(client, topic)] == [b"a"]
 
 
-async def test_an_interrupt_exits_with_130_and_reports_what_was_sent(
+async def test_an_interrupt_exits_with_130_and_reports_the_sent_messages(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     async with seqgate.running("publish", topic, "--producer", "p") as publishing:

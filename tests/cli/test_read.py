@@ -60,7 +60,9 @@ async def test_a_message_is_printed_with_all_its_fields(
     assert "payload" not in second
 
 
-async def test_start_positions_of_a_read(seqgate: CommandLine, client: Client, topic: str) -> None:
+async def test_a_read_starts_at_the_given_position(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
     await published(client, topic, [b"a", b"b", b"c", b"d", b"e"])
 
     async def payloads(*arguments: str) -> str:

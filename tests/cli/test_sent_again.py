@@ -52,7 +52,7 @@ def standing(
         ),
     ],
 )
-def test_the_outcome_of_sending_again(of: Standing, words: str) -> None:
+def test_the_outcome_of_sending_again_is_explained(of: Standing, words: str) -> None:
     assert words in sent_again(of)
     assert sent_again(of).endswith(".")
 
@@ -65,7 +65,7 @@ def test_the_outcome_of_sending_again(of: Standing, words: str) -> None:
         (common_pb2.Position(ledger_id=1, entry_id=4), True, "covered by the one up to 1:4"),
     ],
 )
-def test_the_snapshot_that_covers_an_id(
+def test_the_snapshot_that_covers_an_id_is_named(
     snapshot: common_pb2.Position | None, covered: bool, words: str
 ) -> None:
     of = standing(DUPLICATE, "STORED", snapshot=snapshot)

@@ -150,7 +150,7 @@ def test_an_explicit_file_must_exist(tmp_path: Path) -> None:
     "target",
     ["localhost:1", "127.0.0.1:65535", "[::1]:7702", "dns:///ledger:7702", "unix:/run/ledger"],
 )
-def test_addresses(tmp_path: Path, target: str) -> None:
+def test_valid_addresses_are_accepted(tmp_path: Path, target: str) -> None:
     assert resolve({"XDG_CONFIG_HOME": str(tmp_path)}, ledger=target).ledger.value == target
 
 

@@ -96,7 +96,7 @@ async def test_a_subscription_is_created_once(seqgate: CommandLine, stored: str)
     }
 
 
-async def test_start_positions_of_a_subscription(
+async def test_a_subscription_starts_at_the_given_position(
     seqgate: CommandLine, client: Client, stored: str
 ) -> None:
     before_ms = time.time_ns() // 1_000_000

@@ -47,7 +47,9 @@ class Log:
         (11, (3, 0), 0),
     ],
 )
-async def test_tail_start_example(count: int, start: tuple[int, int], asked: int | None) -> None:
+async def test_the_tail_starts_this_many_entries_before_the_end(
+    count: int, start: tuple[int, int], asked: int | None
+) -> None:
     log = Log([0, 0, 5, 2, 0, 3])
     assert await log.start_of_last(count) == start
     assert asked is None or log.asked == asked

@@ -246,7 +246,7 @@ async def test_a_tail_spans_ledgers(
     assert json.loads(ended.out.splitlines()[0])["message_id"] == "1:3:-1"
 
 
-async def test_a_trim_reports_what_it_removed_and_what_limited_it(
+async def test_a_trim_reports_its_removals_and_its_limit(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     ids = await published(client, topic, *"abcde")

@@ -398,7 +398,7 @@ async def test_a_handler_that_cancels_itself_sends_no_answer(world: World) -> No
 
 
 @either
-async def test_a_handler_that_outlives_its_call_is_not_heard(world: World) -> None:
+async def test_answers_of_a_handler_that_outlives_its_call_are_dropped(world: World) -> None:
     async def stubborn(request: Any, context: Any) -> None:
         try:
             await asyncio.Event().wait()
@@ -943,7 +943,7 @@ async def test_a_silent_connection_ends_by_keepalive(world: World) -> None:
 
 
 @either
-async def test_a_stopping_server_finishes_calls_and_takes_no_more(world: World) -> None:
+async def test_a_stopping_server_finishes_calls_and_refuses_new_ones(world: World) -> None:
     go_on = asyncio.Event()
 
     async def slow(request: bytes, context: Any) -> bytes:

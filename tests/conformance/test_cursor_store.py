@@ -159,7 +159,7 @@ async def test_a_missing_cursor_is_not_found(store: CursorStore, call: str) -> N
         await calls[call]()
 
 
-async def test_a_store_answers(store: CursorStore) -> None:
+async def test_a_healthy_store_passes_its_check(store: CursorStore) -> None:
     await store.check()
 
 
@@ -496,7 +496,7 @@ async def test_a_step_sees_its_own_changes(store: CursorStore) -> None:
     assert (await contents(store)).pages == [(1, 0, 0b111)]
 
 
-async def test_a_step_may_drop_what_it_put(store: CursorStore) -> None:
+async def test_a_step_may_drop_its_own_additions(store: CursorStore) -> None:
     def step(state: CursorState) -> None:
         holes, first = state.holes, Position(1, 0)
         assert holes.drop_run(first, 9) == 0  # nothing yet

@@ -794,7 +794,7 @@ async def columns(
     return [rows_of(run) for run in runs]
 
 
-async def test_columns_hold_what_was_appended_together(store: LedgerStore) -> None:
+async def test_columns_hold_the_entries_of_a_group(store: LedgerStore) -> None:
     writer = await Writer.of(store)
     mixed = [single(3, payload=b""), batch([4, 6, 9], "q"), marker(1), chunk(7, "ü/ %", 0, 2)]
     await writer.append(*mixed, append_ms=77)

@@ -40,9 +40,9 @@ class Node:
     def __init__(self, manifests: Manifests, folder: Path, ports: Mapping[str, int]) -> None:
         """
         Args:
-            manifests: what is installed.
-            folder: where volumes are.
-            ports: of what runs here besides, by name.
+            manifests: the installed manifests.
+            folder: the parent of all volumes.
+            ports: ports of other local servers, by name.
         """
         self.manifests = manifests
         self.folder = folder

@@ -51,27 +51,35 @@ async def publish_through(
 
 
 @pytest.mark.parametrize("point", some_of(LEDGER_POINTS, every=3))
-async def test_the_ledger_dies_at(world: World, point: str, seed: int) -> None:
+async def test_messages_are_stored_once_if_the_ledger_dies_at(
+    world: World, point: str, seed: int
+) -> None:
     verb = point.split(".", maxsplit=1)[0]
     passes = 0 if verb in ("take", "rollback", "confirm") else 2  # these may be passed only once
     await publish_through(world, world.application(seed), "ledger", Order(point, passes), "ledger")
 
 
 @pytest.mark.parametrize("point", some_of(DEDUP_POINTS, every=3))
-async def test_dedup_dies_at(world: World, point: str, seed: int) -> None:
+async def test_messages_are_stored_once_if_dedup_dies_at(
+    world: World, point: str, seed: int
+) -> None:
     passes = 2 if point.startswith("admit") else 0
     await publish_through(world, world.application(seed), "dedup", Order(point, passes), "dedup")
 
 
 @pytest.mark.parametrize("point", some_of(DEDUP_POINTS, every=3))
-async def test_redis_dies_when_dedup_is_at(world: World, point: str, seed: int) -> None:
+async def test_messages_are_stored_once_if_redis_dies_when_dedup_is_at(
+    world: World, point: str, seed: int
+) -> None:
     passes = 2 if point.startswith("admit") else 0
     order = Order(point, passes, [world.pid("redis")])
     await publish_through(world, world.application(seed), "dedup", order, "redis")
 
 
 @pytest.mark.parametrize("point", some_of(points("append", "admit"), every=3))
-async def test_everything_dies_when_the_ledger_is_at(world: World, point: str, seed: int) -> None:
+async def test_messages_are_stored_once_if_everything_dies_when_the_ledger_is_at(
+    world: World, point: str, seed: int
+) -> None:
     everything = ("redis", "dedup", "ledger")
     order = Order(point, 2, [world.pid(name) for name in everything])
     await publish_through(world, world.application(seed), "ledger", order, *everything)
@@ -79,7 +87,7 @@ async def test_everything_dies_when_the_ledger_is_at(world: World, point: str, s
 
 @pytest.mark.parametrize("service", ["ledger", "dedup"])
 @pytest.mark.parametrize("when", AROUND)
-async def test_a_replay_is_cut_off_between_two_pages(
+async def test_messages_are_stored_once_if_a_replay_is_interrupted_between_pages(
     world: World, service: str, when: str, seed: int
 ) -> None:
     application = world.application(seed)
@@ -92,7 +100,9 @@ async def test_a_replay_is_cut_off_between_two_pages(
 
 
 @pytest.mark.parametrize("when", AROUND)
-async def test_the_ledger_dies_while_it_replays_its_log(world: World, when: str, seed: int) -> None:
+async def test_messages_are_stored_once_if_the_ledger_dies_during_a_replay(
+    world: World, when: str, seed: int
+) -> None:
     application = world.application(seed)
     await application.publish(MESSAGES)
     async with Redis.from_url(world.stack.redis_url) as redis:

@@ -121,7 +121,7 @@ async def dispatcher(stack: Stack, port: int, **environment: str) -> AsyncIterat
         await process.wait()
 
 
-async def test_a_rolling_restart_of_dispatchers_and_consumers_under_load(
+async def test_a_rolling_restart_under_load_leaves_every_key_in_order(
     quick: World, seed: int
 ) -> None:
     random = Random(seed)
@@ -157,7 +157,9 @@ async def again(world: World, port: int, process: Any, group: Group) -> AsyncIte
         yield
 
 
-async def test_an_instance_is_paused_repeatedly(quick: World, seed: int) -> None:
+async def test_a_repeatedly_paused_instance_leaves_every_key_in_order(
+    quick: World, seed: int
+) -> None:
     """Its subscription moves back and forth; late actions have no effect."""
     random = Random(seed)
     topic = "public/default/zombies"
@@ -195,7 +197,9 @@ async def owner_of(world: World, topic: str) -> str:
         return str((await stub.GetCursor(request)).cursor.lease.owner)
 
 
-async def test_answers_of_the_cursor_service_are_lost(quick: World, seed: int) -> None:
+async def test_lost_answers_of_the_cursor_service_leave_every_key_in_order(
+    quick: World, seed: int
+) -> None:
     random = Random(seed)
     topic = "public/default/lost-answers"
     await publish(quick, topic, MESSAGES)

@@ -84,7 +84,7 @@ async def set_when_it_may(stub: Any, request: pb.SetFiltersRequest) -> None:
 @pytest.mark.parametrize(
     ("point", "is_there"), [("set_properties.before", False), ("set_properties.after", True)]
 )
-async def test_a_crash_during_a_change_of_filters_leaves_it_done_or_undone_and_repeatable(
+async def test_a_filter_change_amid_a_crash_is_applied_or_not_and_can_be_repeated(
     quick: World, point: str, *, is_there: bool
 ) -> None:
     topic = f"public/default/dies-{point}"

@@ -76,7 +76,9 @@ async def runs(world: World, tmp_path: Path) -> AsyncIterator[Runs]:
 
 
 @pytest.mark.parametrize("point", POINTS)
-async def test_an_application_dies_twice_at(runs: Runs, point: str) -> None:
+async def test_messages_are_stored_once_if_their_application_dies_twice_at(
+    runs: Runs, point: str
+) -> None:
     for chunk, batch in ((30, 4), (45, 7)):
         passes = 0 if point in ("opened", "written") else 1
         await runs.start(chunk=chunk, batch=batch, order=Order(point, passes))
@@ -86,7 +88,7 @@ async def test_an_application_dies_twice_at(runs: Runs, point: str) -> None:
     await runs.check()
 
 
-async def test_a_partly_stored_batch_is_cut(runs: Runs) -> None:
+async def test_a_restarted_application_stores_the_rest_of_a_partly_stored_batch(runs: Runs) -> None:
     await runs.start(chunk=30, batch=4, order=Order("told"))
     assert await runs.ended() == -SIGKILL, runs.output()
     assert len(await runs.log()) == 30
@@ -109,7 +111,7 @@ async def test_a_partly_stored_batch_is_cut(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("point", ["append.before", "append.after", "receipts.before"])
-async def test_an_application_and_the_ledger_die_together(
+async def test_messages_are_stored_once_if_application_and_ledger_die_together(
     world: World, runs: Runs, point: str
 ) -> None:
     world.order("ledger", Order(point, 3))

@@ -28,7 +28,7 @@ def passes(point: str) -> int:
 
 
 @pytest.mark.parametrize("point", some_of(LEDGER_POINTS, every=5))
-async def test_the_ledger_and_dedup_die_when_the_ledger_is_at(
+async def test_messages_are_stored_once_if_ledger_and_dedup_die_when_the_ledger_is_at(
     world: World, point: str, seed: int
 ) -> None:
     dying = ("dedup", "ledger")
@@ -37,13 +37,17 @@ async def test_the_ledger_and_dedup_die_when_the_ledger_is_at(
 
 
 @pytest.mark.parametrize("point", some_of(points("append", "receipts"), every=3))
-async def test_dedup_dies_when_the_ledger_is_at(world: World, point: str, seed: int) -> None:
+async def test_messages_are_stored_once_if_dedup_dies_when_the_ledger_is_at(
+    world: World, point: str, seed: int
+) -> None:
     order = Order(point, passes(point), [world.pid("dedup")])
     await publish_through(world, world.application(seed), "ledger", order, "dedup")
 
 
 @pytest.mark.parametrize("point", some_of(DEDUP_POINTS, every=3))
-async def test_dedup_and_redis_die_when_dedup_is_at(world: World, point: str, seed: int) -> None:
+async def test_messages_are_stored_once_if_dedup_and_redis_die_when_dedup_is_at(
+    world: World, point: str, seed: int
+) -> None:
     dying = ("redis", "dedup")
     order = Order(point, passes(point), [world.pid(name) for name in dying])
     await publish_through(world, world.application(seed), "dedup", order, *dying)
@@ -52,7 +56,7 @@ async def test_dedup_and_redis_die_when_dedup_is_at(world: World, point: str, se
 @pytest.mark.parametrize(
     "point", some_of([each for each in LEDGER_POINTS if each.startswith(ONCE)], every=3)
 )
-async def test_the_ledger_dies_again_during_its_recovery_at(
+async def test_messages_are_stored_once_if_the_ledger_dies_again_during_recovery_at(
     world: World, point: str, seed: int
 ) -> None:
     """The first death left open claims and unconfirmed entries; the second comes while these are

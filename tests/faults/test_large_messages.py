@@ -198,28 +198,32 @@ LEDGER_POINTS = ["admit.before", "admit.after", "append.before", "append.after",
 
 
 @pytest.mark.parametrize("point", some_of(LEDGER_POINTS, every=5))
-async def test_the_ledger_dies_between_chunks_at(world: World, point: str) -> None:
+async def test_large_messages_are_stored_once_if_the_ledger_dies_between_chunks_at(
+    world: World, point: str
+) -> None:
     await publish_through(world, Large(world), "ledger", at(point), "ledger")
 
 
 @pytest.mark.parametrize("point", ["admit.before", "admit.after"])
-async def test_dedup_dies_between_chunks_at(world: World, point: str) -> None:
+async def test_large_messages_are_stored_once_if_dedup_dies_between_chunks_at(
+    world: World, point: str
+) -> None:
     await publish_through(world, Large(world), "dedup", at(point), "dedup")
 
 
-async def test_redis_dies_between_chunks_when_dedup_has_admitted_some(world: World) -> None:
+async def test_large_messages_are_stored_once_if_redis_dies_between_chunks(world: World) -> None:
     order = at("admit.after", world.pid("redis"))
     await publish_through(world, Large(world), "dedup", order, "redis")
 
 
-async def test_everything_dies_between_chunks_when_the_ledger_has_appended_some(
+async def test_large_messages_are_stored_once_if_everything_dies_between_chunks(
     world: World,
 ) -> None:
     order = at("append.after", *map(world.pid, EVERYTHING))
     await publish_through(world, Large(world), "ledger", order, *EVERYTHING)
 
 
-async def test_the_ledger_dies_between_chunks_and_again_during_recovery(
+async def test_large_messages_are_stored_once_if_the_ledger_dies_again_during_recovery(
     world: World,
 ) -> None:
     application, stack = Large(world), world.stack
@@ -236,7 +240,9 @@ async def test_the_ledger_dies_between_chunks_and_again_during_recovery(
 
 
 @pytest.mark.parametrize("link", LINKS)
-async def test_replies_are_lost_between_chunks(wires: Wires, link: str) -> None:
+async def test_large_messages_are_stored_once_if_replies_are_lost_between_chunks(
+    wires: Wires, link: str
+) -> None:
     wire = wires.wires[link]
     application = Large(wires.world, ledger=wires.wires["producer to ledger"].address)
     await application.publish(3)
@@ -355,7 +361,7 @@ async def test_an_attempt_resumes_when(world: World, what: str) -> None:
 
 @pytest.mark.parametrize("service", ["ledger", "dedup"])
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_service_dies_while_a_chunk_is_confirmed(
+async def test_large_messages_are_stored_once_if_a_service_dies_during_a_confirmation(
     world: World, service: str, when: str
 ) -> None:
     async def has_died(world: World) -> None:
@@ -413,7 +419,7 @@ async def begin(process: Process) -> None:
     [(CHUNK_BYTES // 2, False), (10 * CHUNK_BYTES, True), (2 * CHUNKS * CHUNK_BYTES, False)],
     ids=["smaller", "larger", "all in one"],
 )
-async def test_an_application_dies_between_chunks_and_returns_with_other_chunks(
+async def test_a_message_is_stored_once_if_its_application_returns_with_other_chunks(
     world: World, chunk_bytes: int, with_the_ledger: bool
 ) -> None:
     """The message may fit into one entry then."""

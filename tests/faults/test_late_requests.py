@@ -69,7 +69,7 @@ async def judge(application: Application) -> None:
 
 @pytest.mark.parametrize("scripts_later", some_of([1, 2, 3, 4], every=3))
 @pytest.mark.parametrize("verb", VERBS)
-async def test_a_script_runs_after_some_later_ones(
+async def test_a_script_run_after_some_later_ones_loses_and_duplicates_nothing(
     late: Late, verb: str, scripts_later: int
 ) -> None:
     """The later scripts are the writer's calls after its time-out. A late Admit claims ids that
@@ -101,7 +101,9 @@ async def test_a_script_runs_after_some_later_ones(
 
 
 @pytest.mark.parametrize("count", [1, 3])
-async def test_a_script_runs_after_all_later_ones(late: Late, count: int, seed: int) -> None:
+async def test_a_script_run_after_all_later_ones_loses_and_duplicates_nothing(
+    late: Late, count: int, seed: int
+) -> None:
     application = late.world.application(seed)
     await application.publish(MESSAGES)
     late.proxy.hold(count, *SCRIPTS.values())
@@ -115,7 +117,9 @@ async def test_a_script_runs_after_all_later_ones(late: Late, count: int, seed: 
 
 
 @pytest.mark.parametrize("count", [1, 3])
-async def test_a_script_runs_late_without_publishers(late: Late, count: int, seed: int) -> None:
+async def test_a_late_script_without_publishers_loses_and_duplicates_nothing(
+    late: Late, count: int, seed: int
+) -> None:
     """Nothing contradicts it: the admitted claims look in flight, and are never appended."""
     application = late.world.application(seed)
     await application.publish(MESSAGES)
@@ -127,7 +131,9 @@ async def test_a_script_runs_late_without_publishers(late: Late, count: int, see
     await judge(application)
 
 
-async def test_a_script_runs_late_after_its_ledger_died(late: Late, seed: int) -> None:
+async def test_a_late_script_of_a_dead_ledger_loses_and_duplicates_nothing(
+    late: Late, seed: int
+) -> None:
     """The claims of a dead process are admitted after its death, and before its successor
     starts."""
     application, stack = late.world.application(seed), late.world.stack
@@ -142,7 +148,7 @@ async def test_a_script_runs_late_after_its_ledger_died(late: Late, seed: int) -
     await judge(application)
 
 
-async def test_connections_deliver_a_few_bytes_at_a_time(late: Late, seed: int) -> None:
+async def test_slow_connections_lose_and_duplicate_nothing(late: Late, seed: int) -> None:
     application = late.world.application(seed)
     late.proxy.slow = True
     try:
@@ -153,7 +159,9 @@ async def test_connections_deliver_a_few_bytes_at_a_time(late: Late, seed: int) 
 
 
 @pytest.mark.parametrize("name", ["dedup", "ledger"])
-async def test_a_service_is_paused_beyond_every_timeout(late: Late, name: str, seed: int) -> None:
+async def test_a_service_paused_beyond_every_timeout_loses_and_duplicates_nothing(
+    late: Late, name: str, seed: int
+) -> None:
     """Requests meanwhile wait in its sockets, and are executed after their callers gave up."""
     application, stack = late.world.application(seed), late.world.stack
     await application.publish(MESSAGES)

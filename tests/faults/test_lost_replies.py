@@ -69,7 +69,7 @@ async def judge(application: Application) -> None:
 
 @pytest.mark.parametrize("count", [1, 4])
 @pytest.mark.parametrize("link", LINKS)
-async def test_replies_are_lost_with_their_connection(
+async def test_messages_are_stored_once_if_replies_are_lost_with_their_connection(
     wires: Wires, link: str, count: int, seed: int
 ) -> None:
     application, wire = wires.application(seed), wires.wires[link]
@@ -87,7 +87,7 @@ async def test_replies_are_lost_with_their_connection(
 
 
 @pytest.mark.parametrize("link", LINKS)
-async def test_a_reply_never_comes(
+async def test_messages_are_stored_once_if_a_reply_never_comes(
     wires: Wires, link: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The caller times out, or finds the connection dead; its request was executed."""
@@ -102,7 +102,9 @@ async def test_a_reply_never_comes(
 
 
 @pytest.mark.parametrize("link", LINKS)
-async def test_many_replies_are_lost_at_random(wires: Wires, link: str, seed: int) -> None:
+async def test_messages_are_stored_once_if_many_replies_are_lost(
+    wires: Wires, link: str, seed: int
+) -> None:
     application, wire = wires.application(seed), wires.wires[link]
     lost = wire.lost
     wire.share = 0.05

@@ -64,7 +64,7 @@ TOPIC = "public/default/memory"
         "consumers are idle",
     ],
 )
-async def test_a_service_takes_no_more_memory_than_its_budgets_allow(
+async def test_a_service_stays_within_its_memory_budgets(
     tmp_path: Path,
     process: str,
     load: Callable[[Services], Awaitable[None]],

@@ -131,7 +131,7 @@ async def waits(world: World, application: Application) -> None:
 
 
 @pytest.mark.deep
-async def test_redis_forgets_everything_during_a_rebuild(
+async def test_state_lost_during_a_rebuild_is_left_to_the_next_one(
     world: World, seed: int, tmp_path: Path
 ) -> None:
     """State loaded before is lost again, and left to the next rebuild; the rest is loaded.

@@ -103,7 +103,7 @@ async def written_without_replica(server: RedisServer) -> int:
     return written()
 
 
-async def test_a_master_dies_and_its_successor_lacks_the_newest(
+async def test_messages_are_stored_once_if_a_dead_masters_successor_lacks_the_newest_writes(
     behind_sentinels: World, sentinels: Sentinels, seed: int
 ) -> None:
     sentinels.settle()
@@ -123,7 +123,7 @@ async def test_a_master_dies_and_its_successor_lacks_the_newest(
     sentinels.settle()
 
 
-async def test_a_healthy_master_is_replaced(
+async def test_messages_are_stored_once_if_a_healthy_master_is_replaced(
     behind_sentinels: World, sentinels: Sentinels, seed: int
 ) -> None:
     sentinels.settle()
@@ -139,7 +139,7 @@ async def test_a_healthy_master_is_replaced(
     sentinels.settle()
 
 
-async def test_a_primary_dies_and_its_successor_lacks_the_newest(
+async def test_messages_are_stored_once_if_a_dead_primarys_successor_lacks_the_newest_writes(
     in_cluster: World, cluster: Cluster, seed: int
 ) -> None:
     cluster.settle()
@@ -159,7 +159,7 @@ async def test_a_primary_dies_and_its_successor_lacks_the_newest(
     cluster.settle()
 
 
-async def test_a_slot_is_moved_there_and_back(
+async def test_messages_are_stored_once_while_a_slot_moves_there_and_back(
     in_cluster: World, cluster: Cluster, seed: int
 ) -> None:
     cluster.settle()

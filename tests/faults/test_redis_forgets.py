@@ -35,7 +35,7 @@ async def amid(application: Application, world: World) -> "asyncio.Task[None]":
     return publishing
 
 
-async def test_redis_is_flushed(world: World, seed: int) -> None:
+async def test_messages_are_stored_once_if_redis_is_flushed(world: World, seed: int) -> None:
     application = world.application(seed)
     publishing = await amid(application, world)
     async with redis(world) as client:
@@ -48,7 +48,9 @@ async def test_redis_is_flushed(world: World, seed: int) -> None:
     await judge(application)
 
 
-async def test_redis_is_flushed_without_publishers(world: World, seed: int) -> None:
+async def test_messages_are_stored_once_if_redis_is_flushed_without_publishers(
+    world: World, seed: int
+) -> None:
     application = world.application(seed)
     await application.publish(MESSAGES)
     async with redis(world) as client:
@@ -56,7 +58,9 @@ async def test_redis_is_flushed_without_publishers(world: World, seed: int) -> N
     await judge(application)
 
 
-async def test_redis_goes_back_to_an_older_state_under_its_writer(world: World, seed: int) -> None:
+async def test_messages_are_stored_once_if_redis_returns_to_an_older_state_under_its_writer(
+    world: World, seed: int
+) -> None:
     """A lagging replica takes over: an earlier state of the same epoch."""
     application = world.application(seed)
     await application.publish(MESSAGES)
@@ -72,7 +76,7 @@ async def test_redis_goes_back_to_an_older_state_under_its_writer(world: World, 
     await judge(application)
 
 
-async def test_an_older_copy_of_redis_files_is_restored(
+async def test_messages_are_stored_once_if_an_older_copy_of_redis_is_restored(
     world: World, seed: int, tmp_path: Path
 ) -> None:
     application = world.application(seed)
@@ -89,7 +93,7 @@ async def test_an_older_copy_of_redis_files_is_restored(
     await judge(application)
 
 
-async def test_redis_restarts_empty(world: World, seed: int) -> None:
+async def test_messages_are_stored_once_if_redis_restarts_empty(world: World, seed: int) -> None:
     application = world.application(seed)
     publishing = await amid(application, world)
     await world.stack.kill("redis")
@@ -103,7 +107,7 @@ async def test_redis_restarts_empty(world: World, seed: int) -> None:
     ("setting", "refusing", "taking"),
     [("maxmemory", "1", "0"), ("min-replicas-to-write", "1", "0")],
 )
-async def test_redis_refuses_writes(
+async def test_messages_are_stored_once_if_redis_refuses_writes(
     world: World, seed: int, setting: str, refusing: str, taking: str
 ) -> None:
     application = world.application(seed)
@@ -119,7 +123,9 @@ async def test_redis_refuses_writes(
     await judge(application)
 
 
-async def test_redis_is_paused_beyond_every_timeout(tmp_path: Path, seed: int) -> None:
+async def test_messages_are_stored_once_if_redis_is_paused_beyond_every_timeout(
+    tmp_path: Path, seed: int
+) -> None:
     world = World(
         tmp_path, SEQGATE_DEDUP_REDIS_TIMEOUT_S="0.2", SEQGATE_LEDGER_DEDUP_TIMEOUT_S="0.3"
     )

@@ -84,7 +84,9 @@ async def only_what_is_here(stack: Stack, topic: str, subscription: str) -> None
         await stub.SetFilters(dispatcher_pb2.SetFiltersRequest(**names, filters=chain, start=start))
 
 
-async def test_a_rolling_restart_of_everything_under_load(stack: Stack, seed: int) -> None:
+async def test_a_rolling_restart_under_load_loses_duplicates_and_reorders_nothing(
+    stack: Stack, seed: int
+) -> None:
     topic = "public/default/rolling"
     application = Application(
         stack.target("ledger"), stack.address("dedup"), f"{topic}-published", Random(seed)

@@ -40,13 +40,17 @@ async def judge(world: World, seed: int) -> None:
 
 
 @pytest.mark.parametrize("point", some_of(points(*SNAPSHOT_VERBS), every=3))
-async def test_dedup_dies_in_a_snapshot(world: World, point: str, seed: int) -> None:
+async def test_messages_are_stored_once_if_dedup_dies_in_a_snapshot(
+    world: World, point: str, seed: int
+) -> None:
     await publish_through(world, world.application(seed), "dedup", Order(point, 2), "dedup")
     await judge(world, seed)
 
 
 @pytest.mark.parametrize("point", some_of(points("mark_delete", "get"), every=3))
-async def test_the_cursor_service_dies_in_a_snapshot(world: World, point: str, seed: int) -> None:
+async def test_publishing_continues_if_the_cursor_service_dies_in_a_snapshot(
+    world: World, point: str, seed: int
+) -> None:
     """Publishers do not notice, and the next snapshots are taken."""
     application = world.application(seed)
     world.order("dedup", Order(point, 2, [world.pid("cursor")]))
@@ -66,7 +70,9 @@ async def test_the_cursor_service_dies_in_a_snapshot(world: World, point: str, s
 
 @pytest.mark.parametrize("victim", ["dedup", "cursor", "redis"])
 @pytest.mark.parametrize("point", some_of(points(*RECOVERY_VERBS), every=3))
-async def test_a_recovery_is_cut_off(world: World, point: str, victim: str, seed: int) -> None:
+async def test_messages_are_stored_once_if_a_recovery_is_interrupted(
+    world: World, point: str, victim: str, seed: int
+) -> None:
     application = world.application(seed)
     await application.publish(MESSAGES)
     await flush(world)
@@ -74,7 +80,9 @@ async def test_a_recovery_is_cut_off(world: World, point: str, victim: str, seed
     await publish_through(world, application, "dedup", Order(point, 0, pids), victim)
 
 
-async def test_everything_dies_in_a_snapshot(world: World, seed: int) -> None:
+async def test_messages_are_stored_once_if_everything_dies_in_a_snapshot(
+    world: World, seed: int
+) -> None:
     application = world.application(seed)
     everything = (
         "cursor",

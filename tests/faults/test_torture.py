@@ -166,7 +166,7 @@ async def connected(port: int) -> AsyncIterator[Ends]:
             await writer.wait_closed()
 
 
-async def test_a_link_is_cut_and_restored() -> None:
+async def test_a_link_holds_slows_and_closes_connections_on_request() -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while some := await reader.read(100):
             writer.write(some)

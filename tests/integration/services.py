@@ -154,8 +154,8 @@ async def running(
     """A stack of a test's own.
 
     Args:
-        folder: where it keeps its data.
-        services: which services it has; the stubs of others reach nobody.
+        folder: its data.
+        services: its services; the stubs of others fail.
         policies: the deduplication policies, as TOML.
         environment: settings, by their full name.
     """

@@ -872,7 +872,7 @@ async def test_an_exchange_is_notified_when_the_service_drains(
     assert await log.judge("p", 1, 2) == [IN_FLIGHT, HELD], "Redis kept what was let through"
 
 
-async def test_a_pending_call_on_an_exchange_is_answered_before_it_drains(
+async def test_a_pending_call_on_a_draining_exchange_is_answered_first(
     stoppable: Services, topic: str
 ) -> None:
     log = Log(stoppable.dedup, topic)

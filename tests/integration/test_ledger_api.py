@@ -869,7 +869,7 @@ async def test_another_process_takes_over_a_topic_and_fences_the_first(
         assert [each.metadata.sequence_id for each in found] == ids
 
 
-async def test_a_reader_follows_what_another_process_appends(
+async def test_a_reader_follows_entries_appended_by_another_process(
     services: Services, topic: str
 ) -> None:
     async with second_ledger(services, SEQGATE_LEDGER_FOLLOW_POLL_S="0.02") as other:

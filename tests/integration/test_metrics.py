@@ -159,7 +159,7 @@ def topic(request: pytest.FixtureRequest) -> str:
 # ---- publishing
 
 
-async def test_receipts_and_verdicts(tell: Told, topic: str) -> None:
+async def test_receipts_and_verdicts_are_counted(tell: Told, topic: str) -> None:
     async with publishing(tell.services.ledger, topic, "p") as publisher:
         for number in range(5):
             assert (await publisher.store(single(number, number))).status == STORED
@@ -185,7 +185,7 @@ async def test_receipts_and_verdicts(tell: Told, topic: str) -> None:
     await tell.says(told.UNANSWERED, 0, topic=topic)
 
 
-async def test_refused_and_late_publications(tell: Told, topic: str) -> None:
+async def test_refused_and_late_publications_are_counted(tell: Told, topic: str) -> None:
     ledger = tell.services.ledger
     async with publishing(ledger, topic, "p") as publisher:
         assert await statuses(publisher, chunk(2, 2), single(3, 6)) == [CHUNK_GAP, SKIPPED]
@@ -206,7 +206,7 @@ async def test_refused_and_late_publications(tell: Told, topic: str) -> None:
     assert await tell.value(told.VERDICTS, topic=topic, verdict="HELD") >= 2  # the SKIPPED ones
 
 
-async def test_reads_trims_and_sizes(tell: Told, topic: str) -> None:
+async def test_reads_trims_and_sizes_are_reported(tell: Told, topic: str) -> None:
     services = tell.services
     growth = await Growth.of(tell)
     await store(services, topic, *(single(n, n, b"x" * 100) for n in range(10)))
@@ -231,7 +231,7 @@ async def test_reads_trims_and_sizes(tell: Told, topic: str) -> None:
         assert await tell.value(free) == pytest.approx(store_free(path, 0), rel=0.1)
 
 
-async def test_groups_and_commits(tell: Told, topic: str) -> None:
+async def test_groups_and_commits_are_measured(tell: Told, topic: str) -> None:
     before = await tell.scrape("ledger")
     async with publishing(tell.services.ledger, topic, "p") as publisher:
         await publisher.send(*(single(number, number) for number in range(20)))
@@ -289,7 +289,7 @@ async def test_calls_are_measured_on_both_sides(tell: Told, topic: str) -> None:
         assert bool(labels.get("error_type")) is failed
 
 
-async def test_takeovers_and_lost_state_are_recoveries(tell: Told, topic: str) -> None:
+async def test_takeovers_and_lost_state_are_counted_as_recoveries(tell: Told, topic: str) -> None:
     takeovers = await tell.value(told.RECOVERIES, cause="takeover")
     behind = await tell.value(told.RECOVERIES, cause="behind")
     restores = await tell.value(told.RESTORES)
@@ -317,7 +317,7 @@ async def test_takeovers_and_lost_state_are_recoveries(tell: Told, topic: str) -
 # ---- deduplication's state
 
 
-async def test_snapshots_and_the_replay_distance(tell: Told, topic: str) -> None:
+async def test_snapshots_and_the_replay_distance_are_reported(tell: Told, topic: str) -> None:
     taken = await tell.value(told.SNAPSHOTS, outcome="taken")
     async with publishing(tell.services.ledger, topic, "p") as publisher:
         for number in range(4):
@@ -384,7 +384,7 @@ async def test_without_deduplication_there_are_no_verdicts(tell: Told) -> None:
     assert await growth.value(told.DEDUP_CALLS, outcome="disabled") >= 1
 
 
-async def test_unreadable_policies(tell: Told) -> None:
+async def test_an_unreadable_policy_file_is_reported(tell: Told) -> None:
     await tell.says(told.POLICY_FAILING, 0)
     file = tell.services.stack.policy_file
     file.write_text("[topic")
@@ -395,7 +395,7 @@ async def test_unreadable_policies(tell: Told) -> None:
     await tell.says(told.POLICY_FAILING, 0)
 
 
-async def test_producers_tracked_and_evicted(tell: Told) -> None:
+async def test_tracked_and_evicted_producers_are_counted(tell: Told) -> None:
     topic = "metrics/told/evicting"
     evicted = await tell.value(told.FORGOTTEN_PRODUCERS, cause="evicted")
     for producer in ("a", "b", "c"):
@@ -413,7 +413,7 @@ async def test_producers_tracked_and_evicted(tell: Told) -> None:
 # ---- delivering
 
 
-async def test_deliveries_and_redeliveries_by_cause(tell: Told, topic: str) -> None:
+async def test_deliveries_and_redeliveries_are_counted_by_cause(tell: Told, topic: str) -> None:
     services = tell.services
     await store(services, topic, *(single(n, n, partition_key=f"k{n}") for n in range(5)))
     async with consuming(services.dispatcher, topic, permits=5) as consumer:
@@ -460,7 +460,9 @@ async def test_counters_outlast_seeks_and_subscriptions(tell: Told, topic: str) 
     await tell.says(told.DELIVERED_ENTRIES, 6, topic=topic)
 
 
-async def test_keys_by_reason_and_the_age_of_the_oldest_block(tell: Told, topic: str) -> None:
+async def test_withheld_keys_are_counted_by_reason_with_the_oldest_age(
+    tell: Told, topic: str
+) -> None:
     services = tell.services
     some = [single(n, n, partition_key="ab"[n % 2]) for n in range(6)]
     await store(services, topic, *some)
@@ -516,7 +518,7 @@ async def test_a_key_kept_too_long_is_taken_away(tell: Told, topic: str) -> None
     await tell.says(told.ACKNOWLEDGED, len(lost), topic=topic)
 
 
-async def test_dead_letters_and_their_held_key(tell: Told, topic: str) -> None:
+async def test_dead_letters_and_their_held_keys_are_counted(tell: Told, topic: str) -> None:
     services = tell.services
     keys = ("k", "k", "other")
     await store(services, topic, *(single(n, n, partition_key=k) for n, k in enumerate(keys)))
@@ -599,7 +601,7 @@ async def test_entries_beyond_the_parking_limit_lag_and_are_read_again(
     await tell.says(told.DELIVERED_ENTRIES, count, topic=topic)
 
 
-async def test_lag_and_holes(tell: Told, topic: str) -> None:
+async def test_lag_and_holes_are_reported(tell: Told, topic: str) -> None:
     services = tell.services
     await store(services, topic, *(single(n, n) for n in range(6)))
     async with consuming(services.dispatcher, topic, permits=6, type=SHARED) as consumer:
@@ -619,7 +621,7 @@ async def test_lag_and_holes(tell: Told, topic: str) -> None:
 # ---- filters
 
 
-async def test_filter_verdicts_failures_and_cache_hits(tell: Told, topic: str) -> None:
+async def test_filter_verdicts_failures_and_cache_hits_are_counted(tell: Told, topic: str) -> None:
     services = tell.services
     sub = Filtered(services, topic)
     await services.ledger.CreateTopic(ledger_pb2.CreateTopicRequest(topic=topic))
@@ -751,7 +753,9 @@ async def test_rescheduled_and_failed_entries_are_counted_as_waiting(
     await growth.says(told.BATCH_DURATION, batches)
 
 
-async def test_an_unresponsive_filter_service(tell: Told, topic: str) -> None:
+async def test_an_unresponsive_filter_service_is_counted_as_an_outage(
+    tell: Told, topic: str
+) -> None:
     services, growth = tell.services, await Growth.of(tell)
     await publish(services, topic, "eu")
     subs = {name: Filtered(services, topic, name) for name in ("parks", "accepts")}

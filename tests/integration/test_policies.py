@@ -338,7 +338,7 @@ async def test_a_producer_opened_with_deduplication_off_does_not_claim_older_mes
     assert await services.ids(topic) == [0, 1]
 
 
-async def test_ids_stored_with_deduplication_off_are_known_once_it_is_on(
+async def test_ids_stored_with_deduplication_off_are_known_when_it_is_on_again(
     policed: Policed, services: Services, topic: str
 ) -> None:
     """Pulsar leaves a window here: entries that are in neither map."""

@@ -128,7 +128,7 @@ async def test_watermarks_are_per_producer(services: Services, topic: str) -> No
     assert await watermarks(services, topic, "q") == (1, 1)
 
 
-async def test_holes_are_legal(services: Services, topic: str) -> None:
+async def test_gaps_between_ids_are_allowed(services: Services, topic: str) -> None:
     async with publishing(services.ledger, topic, "p") as p:
         for each in (0, 1, 5):
             assert (await p.store(single(each, each))).status == STORED

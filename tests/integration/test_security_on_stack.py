@@ -313,7 +313,7 @@ async def test_services_may_make_the_calls_that_users_requests_need(secured: Sec
         assert state.producers == 0
 
 
-async def test_the_client_raises_what_was_denied(secured: SecuredStack) -> None:
+async def test_the_client_raises_denials(secured: SecuredStack) -> None:
     tls = secured.security().tls
     addresses = secured.target("ledger"), secured.address("dispatcher")
     async with connect(*addresses, tls=tls, token=secured.issuer.token("read")) as client:

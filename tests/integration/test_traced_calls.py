@@ -167,7 +167,9 @@ async def talk(call: Any, style: str) -> list[bytes]:
 
 @pytest.mark.parametrize("style", ["iterator", "read and write"])
 @pytest.mark.parametrize("name", ["echoing", "reading_and_writing"])
-async def test_bidirectional_streams(spans: InMemorySpanExporter, name: str, style: str) -> None:
+async def test_a_bidirectional_stream_has_a_span_at_each_end(
+    spans: InMemorySpanExporter, name: str, style: str
+) -> None:
     handlers = Handlers()
     async with calling(handlers) as method:
         assert await talk(method(name), style) == [b"a", b"b"]
@@ -177,7 +179,9 @@ async def test_bidirectional_streams(spans: InMemorySpanExporter, name: str, sty
     assert handlers.seen == [server.context.span_id] * 2
 
 
-async def test_unary_calls_and_one_way_streams(spans: InMemorySpanExporter) -> None:
+async def test_unary_calls_and_one_way_streams_have_a_span_at_each_end(
+    spans: InMemorySpanExporter,
+) -> None:
     handlers = Handlers()
 
     async def requests() -> AsyncIterator[bytes]:
@@ -206,7 +210,7 @@ async def test_unary_calls_and_one_way_streams(spans: InMemorySpanExporter) -> N
         ("failing", "UNKNOWN", "UNKNOWN", "UNKNOWN"),
     ],
 )
-async def test_failed_calls(
+async def test_a_failed_call_ends_its_spans_with_its_code(
     spans: InMemorySpanExporter, name: str, code: str, of_client: str, of_server: str | None
 ) -> None:
     """A refusal is a failure of the call, not of the server."""
@@ -221,7 +225,9 @@ async def test_failed_calls(
 
 
 @pytest.mark.parametrize("name", ["waits", "waits_in_a_stream"])
-async def test_cancelled_calls(spans: InMemorySpanExporter, name: str) -> None:
+async def test_a_cancelled_call_ends_its_spans_as_cancelled(
+    spans: InMemorySpanExporter, name: str
+) -> None:
     handlers = Handlers()
     async with calling(handlers) as method:
         call = method(name)(b"x") if name == "waits" else method(name)()
@@ -232,7 +238,9 @@ async def test_cancelled_calls(spans: InMemorySpanExporter, name: str) -> None:
     assert ended_with(server)[0] == "CANCELLED"
 
 
-async def test_calls_beyond_their_deadline(spans: InMemorySpanExporter) -> None:
+async def test_a_call_beyond_its_deadline_ends_its_spans_with_its_code(
+    spans: InMemorySpanExporter,
+) -> None:
     async with calling(Handlers()) as method:
         with pytest.raises(aio.AioRpcError):
             await method("waits")(b"x", timeout=0.05)

@@ -2060,7 +2060,7 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
         "redeliveries_max": 0,
     },
 }
-"""Kinds of histories, by what they make frequent that is rare in others."""
+"""Kinds of histories, by the events that they make frequent."""
 
 
 def history(

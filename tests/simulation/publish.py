@@ -729,7 +729,7 @@ class World:
             open_attempt = before.chunk.uuid if before and before.chunk else ""
             forgotten = entry.producer in self._forgotten
             if chunk is not None and forgotten and chunk.uuid == open_attempt:
-                open_attempt = ""  # its producer, not knowing that it is stored, starts it anew
+                open_attempt = ""  # its producer, unaware that it is stored, restarts it
             assert entry.aborts == open_attempt
             if chunk is not None:
                 # An attempt that another one ended may start anew, if it was a stray.

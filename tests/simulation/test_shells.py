@@ -36,8 +36,8 @@ def small(random: Random) -> dict[str, Any]:
 
 
 async def history(random: Random) -> None:
-    """Consumers come and go, acknowledge, refuse and stop reading. Then the faults end, and every
-    entry is delivered and acknowledged.
+    """Consumers join and leave, acknowledge, refuse and stop reading. Then the faults end, and
+    every entry is delivered and acknowledged.
 
     Raises:
         AssertionError: an entry was acknowledged by no consumer, or the cache exceeds its limit.

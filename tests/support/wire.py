@@ -9,8 +9,8 @@ from tools.stack.forwarder import CHUNK_BYTES, Forwarder
 class Wire(Forwarder):
     """Forwards to a port on this machine, and loses answers when told to.
 
-    `cut_next` and `swallow_next` count answers: bytes that came from the far side at one time. What
-    was asked has arrived there by then.
+    `cut_next` and `swallow_next` count answers: bytes read from the far side at one time. By then
+    the far side has received the request.
     """
 
     def __init__(self, target: int, *, random: Random | None = None, share: float = 0.0) -> None:

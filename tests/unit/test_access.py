@@ -150,7 +150,9 @@ def test_listing_requires_a_right_to_everything_listed(
         (["seqgate.*"], Part("seqgate.dedup"), True),
     ],
 )
-def test_subscription_patterns(patterns: list[str] | None, asked: Part | None, does: bool) -> None:
+def test_subscription_patterns_match_names(
+    patterns: list[str] | None, asked: Part | None, does: bool
+) -> None:
     values = {} if patterns is None else {"subscriptions": patterns}
     held = rule(verbs=["consume"], **values)
     assert held.allows(ALICE, Need(CONSUME, the_topic("acme/shop/orders"), asked)) is does

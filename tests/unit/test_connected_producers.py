@@ -138,7 +138,9 @@ async def test_producers_are_reported_as_often_as_deduplication_asks(parts: Part
 
 
 @pytest.mark.deep
-async def test_the_defect_is_found(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forgetting_a_connected_producer_is_found(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     find("A5").apply(monkeypatch)
     with pytest.raises(AssertionError):
         await test_a_producer_that_returns_just_in_time_is_not_stored_twice(parts)

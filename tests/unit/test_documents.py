@@ -94,7 +94,7 @@ def test_other_names_pass(checkout: Path, file: str, text: str) -> None:
 
 
 @pytest.mark.deep  # make lint runs it too
-def test_the_command_line_checks(root: Path) -> None:
+def test_the_command_exits_with_0_without_faults_and_2_on_wrong_usage(root: Path) -> None:
     command = [sys.executable, "-m", "tools.dev.documents"]
     done = subprocess.run(command, cwd=root, check=False, capture_output=True)
     assert (done.returncode, done.stdout) == (0, b"")
@@ -102,5 +102,5 @@ def test_the_command_line_checks(root: Path) -> None:
     assert wrong.returncode == 2
 
 
-def test_lint_runs_it(root: Path) -> None:
+def test_make_lint_runs_the_check(root: Path) -> None:
     assert "-m tools.dev.documents\n" in (root / "Makefile").read_text()

@@ -141,7 +141,7 @@ def test_a_stale_page_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.deep  # make lint runs it too
-def test_the_command_line_checks(root: Path) -> None:
+def test_the_command_exits_with_0_without_faults_and_2_on_wrong_usage(root: Path) -> None:
     command = [sys.executable, "-m", "tools.dev.errors"]
     done = subprocess.run([*command, "--check"], cwd=root, check=False, capture_output=True)
     assert (done.returncode, done.stdout) == (0, b"")

@@ -42,7 +42,7 @@ AFTER = [
 
 
 @pytest.mark.parametrize(("mark_delete", "left"), AFTER, ids=str)
-def test_entries_after_a_position(mark_delete: Position | None, left: list[Run]) -> None:
+def test_entries_after_a_position_are_found(mark_delete: Position | None, left: list[Run]) -> None:
     assert after(LEDGERS, mark_delete) == left
 
 

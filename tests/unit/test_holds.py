@@ -24,7 +24,7 @@ def test_a_refused_publication_with_resume_on_this_stream_ends_a_hold(
 
 
 @pytest.mark.deep
-def test_the_defect_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hold_kept_after_a_refusal_with_resume_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     find("A17").apply(monkeypatch)
     with pytest.raises(AssertionError):
         test_a_refused_publication_with_resume_on_this_stream_ends_a_hold(

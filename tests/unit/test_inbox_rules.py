@@ -544,7 +544,9 @@ def test_a_batch_that_waits_for_the_breaker_is_renewed() -> None:
         (datetime(1970, 1, 1, 0, 0, 1, 1500, tzinfo=UTC), common_pb2.Start(time=timestamp(1_001))),
     ],
 )
-def test_encoding_of_positions(place: Place, expected: common_pb2.Start | tuple[int, int]) -> None:
+def test_positions_are_encoded_as_starts(
+    place: Place, expected: common_pb2.Start | tuple[int, int]
+) -> None:
     wire = start_to_wire(place)
     if isinstance(expected, tuple):
         assert (wire.at.ledger_id, wire.at.entry_id) == expected

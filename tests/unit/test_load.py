@@ -229,7 +229,7 @@ async def test_health_is_served_under_full_load() -> None:
         await served
 
 
-async def test_grpc_refuses_what_exceeds_all_limits_before_it_reads_the_request(
+async def test_grpc_refuses_calls_beyond_all_limits_before_it_reads_the_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     taken: list[int] = []

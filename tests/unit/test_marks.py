@@ -40,7 +40,7 @@ def as_mark(marks: Marks) -> Mark:
 
 
 @given(LOG)
-def test_the_mark_is_what_deduplication_folds(log: list[Entry]) -> None:
+def test_the_mark_equals_deduplications_fold(log: list[Entry]) -> None:
     marks = served(Marks(), log)
     assert folded(Mark(), log) == as_mark(marks)
     assert folded(Mark(), log).decided == marks.decided

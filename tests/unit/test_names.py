@@ -114,5 +114,5 @@ def test_a_name_twice_in_one_module_passes(checkout: Path) -> None:
     assert faults(checkout) == []
 
 
-def test_lint_runs_it(root: Path) -> None:
+def test_make_lint_runs_the_check(root: Path) -> None:
     assert "-m tools.dev.names\n" in (root / "Makefile").read_text()

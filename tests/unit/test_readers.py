@@ -181,7 +181,7 @@ async def test_an_ended_stream_frees_its_pages() -> None:
 
 
 @pytest.mark.parametrize("method", ["Read", "ReadEntries", "ReadColumns"])
-async def test_streams_beyond_the_limit_are_told_to_retry(method: str) -> None:
+async def test_streams_beyond_the_limit_get_a_retry_delay(method: str) -> None:
     at = common_pb2.Position(ledger_id=1, entry_id=0)
     topic = str(TOPIC)
     request = {

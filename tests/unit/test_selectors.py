@@ -1,4 +1,4 @@
-"""The owners of slots, against vectors of Pulsar's tests and random histories."""
+"""The owners of slots, against known vectors and random histories."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -74,7 +74,7 @@ def changed(before: Snapshot, after: Snapshot) -> dict[int, tuple[int | None, in
     return found
 
 
-# A ring, as in Pulsar's tests.
+# A ring, against Pulsar's tests and known vectors.
 
 
 def test_three_points_each_give_the_ranges_of_pulsars_test() -> None:
@@ -85,7 +85,7 @@ def test_three_points_each_give_the_ranges_of_pulsars_test() -> None:
     assert selector.ranges(C3) == spans((6669, 14358), (18367, 29990), (63680, 65183))
 
 
-def test_points_of_a_consumer() -> None:
+def test_a_consumer_has_the_expected_points() -> None:
     assert ring_points("c1", 0, 5) == [34662, 61273, 23534, 54464, 29173]
 
 
@@ -95,7 +95,7 @@ def test_three_consumers_have_299_points_since_two_of_300_collide() -> None:
     assert len(points[0] | points[1] | points[2]) == 299
 
 
-def test_three_consumers_own_the_reference_ranges() -> None:
+def test_three_consumers_own_the_expected_ranges() -> None:
     selector = ring("c1", "c2", "c3")
 
     assert shares(selector) == {C1: 20340, C2: 21396, C3: 23799}
@@ -108,7 +108,7 @@ def test_three_consumers_own_the_reference_ranges() -> None:
     ]  # fmt: skip
 
 
-def test_two_consumers_own_the_reference_ranges() -> None:
+def test_two_consumers_own_the_expected_ranges() -> None:
     selector = ring("c1", "c2")
 
     assert shares(selector) == {C1: 30966, C2: 34569}
@@ -225,7 +225,7 @@ def test_messages_without_a_key_reach_all_consumers() -> None:
 # Ranges that are split.
 
 
-def test_ranges_split_and_join_like_the_reference() -> None:
+def test_ranges_split_and_join_as_consumers_join_and_leave() -> None:
     selector = AutoSplit()
     a, b, c, d, e, f = range(1, 7)
 

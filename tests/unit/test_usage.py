@@ -164,7 +164,7 @@ def test_an_unknown_key_of_the_file_is_named(
     )
 
 
-def test_a_service_without_its_extra_says_how_to_install_it(
+def test_a_service_without_its_extra_names_the_command_to_install_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as ended:

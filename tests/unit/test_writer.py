@@ -1,33 +1,32 @@
 """services/ledger/core/writer.py, told as stories: tests/data/writer/*.txt.
 
-A line of a story is an event, and the lines under it, indented, are what the writer wants done.
-SEQGATE_TEST_REWRITE=1 writes what it wants now into the stories, to be read in the diff.
+A line of a story is an event, and the indented lines below it are the writer's effects.
+SEQGATE_TEST_REWRITE=1 writes the current effects into the stories, to be reviewed in the diff.
 
 Streams are called by their producer's name; p' is another stream of producer p, and p'' a third. A
-unit is called by its stream and its ids: p5 is a message, p4-8 a batch, p0,3,4 a batch with holes,
-p{1,2|0,3,4} what one flush by key makes, p7! a marker, p8#a0/3 the first of the three chunks of the
-attempt a. With `resume` before it a unit ends a hold. An entry that says that it ends the attempt a
-has ^a behind it.
+unit is called by its stream and its ids: p5 is a message, p4-8 a batch, p0,3,4 a batch with gaps,
+p{1,2|0,3,4} a flush by key, p7! a marker, p8#a0/3 the first of the three chunks of attempt a.
+`resume` before a unit ends a hold, and ^a after an entry aborts attempt a.
 
-Positions are ledger:entry, and - is the place before the first one. (1:0..1:2] is what follows 1:0,
-through 1:2.
+Positions are ledger:entry, and - is the position before the first one. (1:0..1:2] are the entries
+after 1:0, through 1:2.
 
     take 2 after 1:4          a new writer, without streams; take 1: of an empty topic
     limit NAME=NUMBER ...     before `take`: see Limits
-    open p, close p           a stream comes, and goes: what it drops is shown
+    open p, close p           a stream opens, or closes: the units that it drops are shown
     left-unfinished p a       the newest entry of the stream's producer is a chunk of this attempt
-    ask-policy                whether the topic deduplicates now; `state` tells what is unanswered
+    ask-policy                whether the topic deduplicates now; `state` shows an unanswered one
     submit p5 resume p6 ...   units arrive together
-    judged new in-flight ...  verdicts, one a claim; persisted ids as duplicate@5, partial@5; the
-                              attempt that it ends as new^a
+    judged new in-flight ...  verdicts, one per claim; persisted ids as duplicate@5, partial@5; an
+                              aborted attempt as new^a
     aligned, confirmed, changed, disabled, behind 1:3
     dedup-failed REASON       a refusal by its reason
     appended, append-failed REASON, append-lost REASON (the outcome is not known)
-    log-read 1:0=p5 1:1=!     what the log holds, ! for a marker; `more 3` at the end: 3 more
+    log-read 1:0=p5 1:1=!     entries of the log, ! for a marker; `more 3` at the end: 3 more
     log-trimmed, log-failed REASON, look-up-failed p5 REASON
     reopened 2 after 1:4, reopen-failed REASON
     pause-over
-    state                     what the shell may ask
+    state                     the properties that the shell reads
 """
 
 import os

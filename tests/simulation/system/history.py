@@ -36,7 +36,7 @@ LIMIT_S: Final = 3_600.0
 
 PROCESSOR_MAX_S: Final = 120.0
 """The limit of a history's processor time. The longest take a few seconds; a loop that never lets
-virtual time pass would run for ever."""
+virtual time pass would run forever."""
 
 
 class _Endless(KeyboardInterrupt):

@@ -47,7 +47,7 @@ from tests.simulation.system.seen import Seen
 
 
 class Checker:
-    """All checkers of a history. They are told of stores' effects and clients' observations."""
+    """All checkers of a history, fed with stores' effects and clients' observations."""
 
     def __init__(self, seen: Seen) -> None:
         self.seen = seen
