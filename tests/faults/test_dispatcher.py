@@ -281,14 +281,14 @@ async def test_a_full_cursor_store_acknowledges_nothing_and_loses_nothing(
 
 
 STEPS = {
-    "before it has a number": Order("set_properties.before"),
-    "it has a number": Order("set_properties.after"),
-    "before it is published": Order("put.before"),
-    "it is published": Order("put.after"),
-    "before it is acknowledged": Order("persist.before"),
-    "it is acknowledged": Order("persist.after"),
-    "before its number is forgotten": Order("set_properties.before", passes=1),
-    "its number is forgotten": Order("set_properties.after", passes=1),
+    "before the letter is numbered": Order("set_properties.before"),
+    "the letter is numbered": Order("set_properties.after"),
+    "before the letter is published": Order("put.before"),
+    "the letter is published": Order("put.after"),
+    "before the entry is acknowledged": Order("persist.before"),
+    "the entry is acknowledged": Order("persist.after"),
+    "before the number is forgotten": Order("set_properties.before", passes=1),
+    "the number is forgotten": Order("set_properties.after", passes=1),
 }
 
 
@@ -296,12 +296,12 @@ STEPS = {
     ("order", "policy"),
     [
         *((order, "HOLD") for order in STEPS.values()),
-        (STEPS["it has a number"], "CONTINUE"),
-        (STEPS["it is published"], "CONTINUE"),
-        (STEPS["it is acknowledged"], "CONTINUE"),
-        (STEPS["it has a number"], "TAIL"),
-        (STEPS["it is published"], "TAIL"),
-        (STEPS["it is acknowledged"], "TAIL"),
+        (STEPS["the letter is numbered"], "CONTINUE"),
+        (STEPS["the letter is published"], "CONTINUE"),
+        (STEPS["the entry is acknowledged"], "CONTINUE"),
+        (STEPS["the letter is numbered"], "TAIL"),
+        (STEPS["the letter is published"], "TAIL"),
+        (STEPS["the entry is acknowledged"], "TAIL"),
     ],
     ids=lambda each: each if isinstance(each, str) else f"{each.point}-{each.passes}",
 )

@@ -59,7 +59,7 @@ TOPIC = "public/default/memory"
     ids=[
         "a consumer stops reading",
         "producers flood",
-        "messages are for later",
+        "messages are delayed",
         "producers are idle",
         "consumers are idle",
     ],

@@ -657,12 +657,12 @@ CHUNK = common_pb2.Chunk(uuid="u", chunk_id=0, num_chunks=2, total_bytes=2)
 BAD_CHUNKS: dict[str, dict[str, Any]] = {
     **{f"of {uuid[:5]!r} of {len(uuid)}": {"uuid": uuid} for uuid in BAD_UUIDS},
     "after the last": {"chunk_id": 2},
-    "without others": {"num_chunks": 1},
-    "of none": {"num_chunks": 0},
-    "without a byte for each": {"num_chunks": 3},
-    "of a message of nothing": {"total_bytes": 0},
+    "as the only chunk": {"num_chunks": 1},
+    "of no chunks": {"num_chunks": 0},
+    "of more chunks than bytes": {"num_chunks": 3},
+    "of an empty message": {"total_bytes": 0},
     "of a message too large": {"total_bytes": LARGE_MESSAGE_BYTES_MAX + 1},
-    "of a message as large as can be said": {"total_bytes": 2**32 - 1},
+    "of the largest encodable message": {"total_bytes": 2**32 - 1},
 }
 
 
@@ -969,7 +969,7 @@ BAD_OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
         {"instance": b"i" * (ledger_limits.INSTANCE_BYTES_MAX + 1)},
         "INVALID_PRODUCER_NAME",
     ),
-    "an initial id after which there is none": (
+    "an initial id without a successor": (
         {"initial_sequence_id": SEQUENCE_ID_MAX},
         "INVALID_SEQUENCE_ID",
     ),
@@ -1027,7 +1027,7 @@ ENDINGS: dict[str, tuple[Callable[[str], pb.PublishRequest], str]] = {
         lambda topic: pb.PublishRequest(open=pb.Open(topic=topic, producer_name="p")),
         "NOT_OPENED",
     ),
-    "a request that says nothing": (lambda _: pb.PublishRequest(), "NOT_OPENED"),
+    "an empty request": (lambda _: pb.PublishRequest(), "NOT_OPENED"),
     "no publications": (
         lambda _: pb.PublishRequest(publications=pb.Publications()),
         "INVALID_PUBLICATION",
@@ -1156,7 +1156,7 @@ REFUSED: dict[str, tuple[pb.Publication, str]] = {
         "INVALID_PUBLICATION",
     ),
     "a marker among others": (together(entry(9), entry(10, marker_type=1)), "INVALID_PUBLICATION"),
-    "too many messages in all": (
+    "too many messages in total": (
         spread(2, ledger_limits.BATCH_MESSAGES_MAX + 1),
         "INVALID_PUBLICATION",
     ),
@@ -1185,8 +1185,8 @@ REFUSED: dict[str, tuple[pb.Publication, str]] = {
         "INVALID_ENTRY",
     ),
     "a batch without its highest id": (single(9, 9, num_messages_in_batch=2), "INVALID_ENTRY"),
-    "a batch of nothing": (single(9, 9, num_messages_in_batch=0), "INVALID_ENTRY"),
-    "a batch of less than nothing": (single(9, 9, num_messages_in_batch=-1), "INVALID_ENTRY"),
+    "a batch of 0": (single(9, 9, num_messages_in_batch=0), "INVALID_ENTRY"),
+    "a batch of -1": (single(9, 9, num_messages_in_batch=-1), "INVALID_ENTRY"),
     "a batch of too many": (
         batch(9, range(9, 10 + ledger_limits.BATCH_MESSAGES_MAX)),
         "INVALID_ENTRY",
@@ -1196,11 +1196,11 @@ REFUSED: dict[str, tuple[pb.Publication, str]] = {
         single(9, 9, highest_sequence_id=12, num_messages_in_batch=4, sequence_id_steps=[1, 2]),
         "INVALID_ENTRY",
     ),
-    "steps that lead elsewhere": (
+    "steps that miss the highest id": (
         single(9, 9, highest_sequence_id=12, num_messages_in_batch=3, sequence_id_steps=[1, 1]),
         "INVALID_ENTRY",
     ),
-    "a step that stands still": (
+    "a step of 0": (
         single(9, 9, highest_sequence_id=11, num_messages_in_batch=3, sequence_id_steps=[0, 2]),
         "INVALID_ENTRY",
     ),
@@ -1215,7 +1215,7 @@ REFUSED: dict[str, tuple[pb.Publication, str]] = {
         "INVALID_ENTRY",
     ),
     "another producer's entry": (single(9, 9, producer_name="q"), "INVALID_ENTRY"),
-    "an entry of nobody": (single(9, 9, producer_name=""), "INVALID_ENTRY"),
+    "an entry without a producer": (single(9, 9, producer_name=""), "INVALID_ENTRY"),
     "too many properties": (
         single(9, 9, properties=properties(ledger_limits.PROPERTIES_MAX + 1)),
         "INVALID_ENTRY",
@@ -1244,7 +1244,7 @@ REFUSED: dict[str, tuple[pb.Publication, str]] = {
         single(9, 9, b"what was sent", payload_crc32c=DAMAGED),
         "CHECKSUM_MISMATCH",
     ),
-    "a checksum of nothing": (single(9, 9, payload_crc32c=0), "CHECKSUM_MISMATCH"),
+    "a checksum of no bytes": (single(9, 9, payload_crc32c=0), "CHECKSUM_MISMATCH"),
     "one damaged entry among others": (
         together(entry(9), entry(10, payload_crc32c=DAMAGED), entry(11)),
         "CHECKSUM_MISMATCH",
@@ -1265,12 +1265,12 @@ REFUSED: dict[str, tuple[pb.Publication, str]] = {
         for chunk_id, chunks in ((2, 2), (-1, 2), (0, 0), (0, -2), (1, 1), (2**31 - 1, 2))
     },
     "a chunk without payload": (piece(b""), "INVALID_ENTRY"),
-    "a chunk that leaves nothing for another": (piece(b"xy"), "INVALID_ENTRY"),
+    "a chunk that leaves no byte for the next": (piece(b"xy"), "INVALID_ENTRY"),
     "a chunk larger than its message": (piece(b"xyz"), "INVALID_ENTRY"),
-    "a chunk of a message of nothing": (piece(total_chunk_msg_size=0), "INVALID_ENTRY"),
-    "a chunk of less than nothing": (piece(total_chunk_msg_size=-1), "INVALID_ENTRY"),
+    "a chunk of an empty message": (piece(total_chunk_msg_size=0), "INVALID_ENTRY"),
+    "a chunk of a message of -1 bytes": (piece(total_chunk_msg_size=-1), "INVALID_ENTRY"),
     "more chunks than bytes": (piece(num_chunks_from_msg=3), "INVALID_ENTRY"),
-    "one chunk that is not all": (piece(num_chunks_from_msg=1), "INVALID_ENTRY"),
+    "an only chunk smaller than its message": (piece(num_chunks_from_msg=1), "INVALID_ENTRY"),
     "a message too large": (piece(total_chunk_msg_size=MAX_LARGE_BYTES + 1), "ENTRY_TOO_LARGE"),
     "a message of too many chunks": (
         piece(num_chunks_from_msg=MAX_CHUNKS + 1, total_chunk_msg_size=MAX_CHUNKS + 1),
@@ -1350,24 +1350,18 @@ async def test_a_publication_for_another_epoch_is_refused(
 
 
 ACCEPTED: dict[str, pb.Publication] = {
-    "as many entries as may be": together(
+    "the most entries": together(
         *(entry(9 + each) for each in range(ledger_limits.PUBLICATION_ENTRIES_MAX))
     ),
-    "as many messages as may be, in two batches": spread(2, ledger_limits.BATCH_MESSAGES_MAX),
-    "as many messages as may be, in one batch": batch(
-        9, range(9, 9 + ledger_limits.BATCH_MESSAGES_MAX)
-    ),
-    "as many messages as may be, with gaps": batch(
-        9, range(9, 9 + 2 * ledger_limits.BATCH_MESSAGES_MAX, 2)
-    ),
+    "the most messages, in two batches": spread(2, ledger_limits.BATCH_MESSAGES_MAX),
+    "the most messages, in one batch": batch(9, range(9, 9 + ledger_limits.BATCH_MESSAGES_MAX)),
+    "the most messages, with gaps": batch(9, range(9, 9 + 2 * ledger_limits.BATCH_MESSAGES_MAX, 2)),
     "the highest id": single(9, SEQUENCE_ID_MAX),
     "a batch up to the highest id": batch(9, [SEQUENCE_ID_MAX - 1, SEQUENCE_ID_MAX]),
     "a step over nearly all ids": batch(9, [9, SEQUENCE_ID_MAX]),
-    "as many properties as may be": single(
-        9, 9, properties=properties(ledger_limits.PROPERTIES_MAX)
-    ),
-    "metadata as large as may be": padded(METADATA_BYTES_MAX),
-    "a payload as large as may be": single(9, 9, b"x" * MAX_MESSAGE_BYTES),
+    "the most properties": single(9, 9, properties=properties(ledger_limits.PROPERTIES_MAX)),
+    "the largest metadata": padded(METADATA_BYTES_MAX),
+    "the largest payload": single(9, 9, b"x" * MAX_MESSAGE_BYTES),
     "no payload": single(9, 9, b""),
     "a key of bytes": single(9, 9, partition_key="AP8=", partition_key_b64_encoded=True),
     "a key of no bytes": single(9, 9, partition_key="", partition_key_b64_encoded=True),
@@ -1382,11 +1376,9 @@ ACCEPTED: dict[str, pb.Publication] = {
         9, 9, b"what was sent", payload_crc32c=google_crc32c.value(b"what was sent")
     ),
     "a batch of one": batch(9, [9]),
-    "as many chunks as may be": piece(
-        num_chunks_from_msg=MAX_CHUNKS, total_chunk_msg_size=MAX_CHUNKS
-    ),
-    "a message as large as may be": piece(total_chunk_msg_size=MAX_LARGE_BYTES),
-    "a chunk that leaves a byte for each other": piece(b"x" * 7, total_chunk_msg_size=8),
+    "the most chunks": piece(num_chunks_from_msg=MAX_CHUNKS, total_chunk_msg_size=MAX_CHUNKS),
+    "the largest message": piece(total_chunk_msg_size=MAX_LARGE_BYTES),
+    "a chunk that leaves a byte for each other one": piece(b"x" * 7, total_chunk_msg_size=8),
     "a message of one chunk": piece(b"xy", num_chunks_from_msg=1),
     **{f"a chunk of {uuid[:5]!r}": piece(uuid=uuid) for uuid in GOOD_UUIDS},
 }

@@ -256,8 +256,8 @@ BAD_STARTS = {
     "a ledger beyond all": common_pb2.Start(at=at(0, 2**63)),
     "an entry beyond all": common_pb2.Start(after=at(2**63)),
     "a time beyond all": common_pb2.Start(time=timestamp(2**63)),
-    "after what is not there": common_pb2.Start(after=at(1)),
-    "after a ledger that is not there": common_pb2.Start(after=at(0, 2)),
+    "after a missing entry": common_pb2.Start(after=at(1)),
+    "after a missing ledger": common_pb2.Start(after=at(0, 2)),
 }
 
 
@@ -395,9 +395,9 @@ BAD_CONSUMERS = {
     "another type": ({"type": 99}, "INVALID_OPTIONS"),
     "another placement": ({"placement": 99}, "INVALID_OPTIONS"),
     "another policy": ({"after_dead_letter": 99}, "INVALID_OPTIONS"),
-    "a dead letter topic that is none": ({"dead_letter_topic": "a/b"}, "INVALID_OPTIONS"),
+    "an invalid dead letter topic": ({"dead_letter_topic": "a/b"}, "INVALID_OPTIONS"),
     "a name too long": ({"name": "x" * 256}, "INVALID_CONSUMER"),
-    "a name that is none": ({"name": "a\tb"}, "INVALID_CONSUMER"),
+    "an invalid name": ({"name": "a\tb"}, "INVALID_CONSUMER"),
     "too heavy": ({"weight": limits.WEIGHT_MAX + 1}, "INVALID_CONSUMER"),
     "too short a time": ({"ack_timeout_ms": limits.ACK_TIMEOUT_MIN_MS - 1}, "INVALID_CONSUMER"),
     "too long a time": ({"ack_timeout_ms": DAY_MS + 1}, "INVALID_CONSUMER"),
@@ -714,13 +714,13 @@ STARTS = {
     "latest": (LATEST, []),
     "at the first": (common_pb2.Start(at=at(0)), [0, 1, 2, 3]),
     "at one": (common_pb2.Start(at=at(2)), [2, 3]),
-    "at what is not there yet": (common_pb2.Start(at=at(9)), []),
+    "at a future entry": (common_pb2.Start(at=at(9)), []),
     "at a ledger before all": (common_pb2.Start(at=at(5, 0)), [0, 1, 2, 3]),
-    "at a ledger that is not there yet": (common_pb2.Start(at=at(0, 9)), []),
+    "at a future ledger": (common_pb2.Start(at=at(0, 9)), []),
     "after the first": (common_pb2.Start(after=at(0)), [1, 2, 3]),
     "after the last": (common_pb2.Start(after=at(3)), []),
     "the first time": (common_pb2.Start(time=timestamp(0)), [0, 1, 2, 3]),
-    "a time to come": (common_pb2.Start(time=timestamp(TIME_MAX_MS)), []),
+    "a future time": (common_pb2.Start(time=timestamp(TIME_MAX_MS)), []),
 }
 
 

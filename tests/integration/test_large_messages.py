@@ -728,9 +728,9 @@ async def test_chunks_beyond_the_byte_limit_are_fetched_again(
 
 WRONG: dict[str, tuple[int, dict[str, Any]]] = {
     "another checksum": (3 * KIB, {"message_crc32c": 1}),
-    "less than it says": (3 * KIB, {"total_chunk_msg_size": 3 * KIB + 1}),
-    "more than it says": (3 * KIB, {"total_chunk_msg_size": 3 * KIB - 1}),
-    "more than it says before its end": (3 * KIB, {"total_chunk_msg_size": KIB + 2}),
+    "less than declared": (3 * KIB, {"total_chunk_msg_size": 3 * KIB + 1}),
+    "more than declared": (3 * KIB, {"total_chunk_msg_size": 3 * KIB - 1}),
+    "more than declared before the end": (3 * KIB, {"total_chunk_msg_size": KIB + 2}),
 }
 
 

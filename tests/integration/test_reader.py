@@ -452,11 +452,11 @@ BROKEN = {
     "no LZ4": single(1, 1, b"x", **LZ4),
     "no zlib": single(1, 1, b"x", **ZLIB),
     "no Zstandard": single(1, 1, b"x", **ZSTD),
-    "larger than it says": single(1, 1, zlib.compress(b"x" * 11), **ZLIB),
-    "smaller than it says": single(1, 1, zlib.compress(b"x" * 9), **ZLIB),
-    "larger than anyone unpacks": single(1, 1, b"x", **LZ4 | {"uncompressed_size": 2**32 - 1}),
+    "larger than declared": single(1, 1, zlib.compress(b"x" * 11), **ZLIB),
+    "smaller than declared": single(1, 1, zlib.compress(b"x" * 9), **ZLIB),
+    "larger than any reader's limit": single(1, 1, b"x", **LZ4 | {"uncompressed_size": 2**32 - 1}),
     "no batch": batch(1, [1, 2, 3], b"\xff"),
-    "a batch of nothing": batch(1, [1, 2, 3], b""),
+    "an empty batch": batch(1, [1, 2, 3], b""),
 }
 
 

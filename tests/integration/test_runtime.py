@@ -589,7 +589,7 @@ async def end_of_service(service: str, folder: Path, **environment: str) -> Ende
 
 
 SETTINGS: dict[str, tuple[str, dict[str, str], str]] = {
-    "a number that is none": ("ledger", {"WINDOW_MESSAGES": "many"}, "window_messages"),
+    "no number": ("ledger", {"WINDOW_MESSAGES": "many"}, "window_messages"),
     "a number too small": ("ledger", {"WINDOW_MESSAGES": "0"}, "window_messages"),
     "a number too large": ("ledger", {"MAX_MESSAGE_BYTES": str(2**40)}, "max_message_bytes"),
     "entries that no message holds": (
@@ -602,11 +602,11 @@ SETTINGS: dict[str, tuple[str, dict[str, str], str]] = {
         {"MESSAGE_BYTES_MAX": "65536"},
         "max_message_bytes",
     ),
-    "a time that is over": ("dedup", {"REDIS_TIMEOUT_S": "0"}, "redis_timeout_s"),
+    "a time of 0": ("dedup", {"REDIS_TIMEOUT_S": "0"}, "redis_timeout_s"),
     "an address without a port": ("dedup", {"LISTEN": "localhost"}, "listen"),
-    "a port that cannot be": ("ledger", {"LISTEN": "127.0.0.1:65536"}, "listen"),
-    "a word that is not known": ("dedup", {"LOG_LEVEL": "loud"}, "log_level"),
-    "a list that is none": ("ledger", {"AUTO_CREATE": "everywhere"}, "auto_create"),
+    "an impossible port": ("ledger", {"LISTEN": "127.0.0.1:65536"}, "listen"),
+    "an unknown word": ("dedup", {"LOG_LEVEL": "loud"}, "log_level"),
+    "no list": ("ledger", {"AUTO_CREATE": "everywhere"}, "auto_create"),
     "an unknown name in the file": ("ledger", {"CONFIG_FILE": "windows = 3"}, "windows"),
     "a wrong value in the file": (
         "ledger",
@@ -618,10 +618,10 @@ SETTINGS: dict[str, tuple[str, dict[str, str], str]] = {
         {"CONFIG_FILE": 'store_path = "x"'},
         "store_path",
     ),
-    "readers that are none": ("cursor", {"STORE_READERS": "0"}, "store_readers"),
-    "a size below nothing": ("cursor", {"STORE_BYTES_MAX": "-1"}, "store_bytes_max"),
+    "no readers": ("cursor", {"STORE_READERS": "0"}, "store_readers"),
+    "a negative size": ("cursor", {"STORE_BYTES_MAX": "-1"}, "store_bytes_max"),
     "a file that is no TOML": ("dedup", {"CONFIG_FILE": "listen = "}, ""),
-    "a file that is not there": ("dedup", {"CONFIG_FILE": ""}, "settings"),
+    "a missing file": ("dedup", {"CONFIG_FILE": ""}, "settings"),
 }
 
 

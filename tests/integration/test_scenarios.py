@@ -270,31 +270,31 @@ async def test_a_batch_counts_each_of_its_messages(services: Services, topic: st
 BATCHES: dict[str, tuple[list[Sequence[int]], list[Sequence[int]], list[str]]] = {
     # The durable ids, the ids then sent together, and the answers.
     "new": ([[0]], [range(1, 6)], ["STORED"]),
-    "overlaps what is in flight": (
+    "overlaps ids in flight": (
         [[0]],
         [range(1, 6), range(4, 9)],
         ["STORED", "PARTIAL from 6: (1, 3) (1, 4)"],
     ),
-    "overlaps what is durable": (
+    "overlaps durable ids": (
         [[0], range(1, 6)],
         [range(4, 9)],
         ["PARTIAL from 6: (1, 3) (1, 4)"],
     ),
-    "goes on": ([[0], range(1, 6)], [[6]], ["STORED"]),
-    "copy of what is in flight": ([range(6)], [range(6, 9), range(6, 9)], ["STORED", "DUPLICATE"]),
-    "copy of what is durable": ([range(6), range(6, 9)], [range(6, 9)], ["DUPLICATE"]),
+    "continues": ([[0], range(1, 6)], [[6]], ["STORED"]),
+    "copy of ids in flight": ([range(6)], [range(6, 9), range(6, 9)], ["STORED", "DUPLICATE"]),
+    "copy of durable ids": ([range(6), range(6, 9)], [range(6, 9)], ["DUPLICATE"]),
     "late and lower": ([range(9)], [range(10, 13), [9]], ["STORED", "STALE: FATE_STALE"]),
-    "around what is durable": (
+    "around durable ids": (
         [[0], [3, 4]],
         [[1, 2, 3, 4, 5, 6]],
         ["PARTIAL from 5: FATE_STALE FATE_STALE (1, 0) (1, 1)"],
     ),
-    "inside what is durable": (
+    "inside durable ids": (
         [[0], range(1, 9)],
         [range(3, 6)],
         ["DUPLICATE: (1, 2) (1, 3) (1, 4)"],
     ),
-    "in holes of what is durable": (
+    "in gaps of durable ids": (
         [[0], [2, 4, 6]],
         [range(1, 7)],
         ["STALE: FATE_STALE (1, 0) FATE_STALE (1, 1) FATE_STALE (1, 2)"],

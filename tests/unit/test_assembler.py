@@ -108,7 +108,7 @@ def held(assembler: Assembler) -> list[Position]:
 
 
 RULES: dict[str, tuple[list[Step], list[str], str]] = {
-    "a message comes with its last chunk": (
+    "a message is complete with its last chunk": (
         [(A, 0, 1), (A, 1, 2), (A, 2, 4), (A, 3, 9)],
         ["a = aabbccd: 1 2 4 9"],
         "",
@@ -118,7 +118,7 @@ RULES: dict[str, tuple[list[Step], list[str], str]] = {
         ["a = aabbccd: 1"],
         "",
     ),
-    "two messages interleave, and come in the order of their last chunks": (
+    "interleaved messages complete in the order of their last chunks": (
         [(A, 0, 1), (A, 1, 2), (B, 0, 3), (B, 1, 4), (A, 2, 5), (A, 3, 6)],
         ["b = xyz: 3 4", "a = aabbccd: 1 2 5 6"],
         "",
@@ -128,77 +128,77 @@ RULES: dict[str, tuple[list[Step], list[str], str]] = {
         [],
         "1 3 2",
     ),
-    "a uuid is its producer's own": (
+    "a uuid belongs to its producer": (
         [(A, 0, 1), (NAMESAKE, 0, 2), (A, 1, 3), (NAMESAKE, 1, 4)],
         [],
         "1 3 2 4",
     ),
-    "an abort lets go of what is held": (
+    "an abort drops the held chunks": (
         [(A, 0, 1), (A, 1, 2), (B, 0, 3), "a"],
         ["ABORTED a: 1 2"],
         "3",
     ),
-    "an abort of what is not held is nothing": (
+    "an abort of an unknown attempt has no effect": (
         [(NAMESAKE, 0, 1), "a", "c"],
         [],
         "1",
     ),
-    "another attempt at the message ends the one before": (
+    "another attempt at the message ends the previous one": (
         [(A, 0, 1), (A, 1, 2), (RETRY, 0, 3), (RETRY, 1, 4)],
         ["ABORTED a: 1 2"],
         "3 4",
     ),
-    "an ended attempt that is delivered again does not end its successor": (
+    "a redelivered ended attempt does not end its successor": (
         [(A, 0, 1), (A, 1, 2), (RETRY, 0, 3), (A, 0, 1), (A, 1, 2), (RETRY, 1, 4)],
         ["ABORTED a: 1 2", "ABORTED a: 1", "HEADLESS a: 2"],
         "3 4",
     ),
-    "chunk 0 at its own position again starts over silently": (
+    "a redelivered chunk 0 restarts silently": (
         [(A, 0, 1), (A, 1, 2), (A, 2, 3), (A, 0, 1), (A, 1, 2), (A, 2, 3), (A, 3, 4)],
         ["a = aabbccd: 1 2 3 4"],
         "",
     ),
-    "chunk 0 at another position starts the message again": (
+    "chunk 0 at another position restarts the message": (
         [(A, 0, 1), (A, 1, 2), (A, 0, 3), (A, 1, 4), (A, 2, 5), (A, 3, 6)],
         ["RESTARTED a: 1 2", "a = aabbccd: 3 4 5 6"],
         "",
     ),
-    "what is started again may be cut otherwise": (
+    "a restarted attempt may have another layout": (
         [(A, 0, 1), (A, 1, 2), (RECUT, 0, 3), (RECUT, 1, 4), (RECUT, 2, 5)],
         ["RESTARTED a: 1 2", "a = aabbccd: 3 4 5"],
         "",
     ),
-    "a uuid that is used for another message starts again, and ends that message's attempt": (
+    "a uuid reused for another message ends that message's attempt": (
         [(A, 0, 1), (Attempt("c", sequence_id=8), 0, 2), (replace(A, sequence_id=8), 0, 3)],
         ["RESTARTED a: 1", "ABORTED c: 2"],
         "3",
     ),
-    "what gives way to one attempt ends no other": (
+    "a replaced attempt ends no other one": (
         [(A, 0, 1), (Attempt("c", sequence_id=8), 0, 3), (replace(A, sequence_id=8), 0, 2)],
         ["ABORTED a: 2"],
         "1 3",
     ),
-    "what was before a new start and is delivered again does not undo it": (
+    "redelivered chunks from before a restart do not undo it": (
         [(A, 0, 1), (A, 1, 2), (RECUT, 0, 3), (A, 0, 1), (A, 1, 2), (RECUT, 1, 4), (RECUT, 2, 5)],
         ["RESTARTED a: 1 2", "RESTARTED a: 1", "RESTARTED a: 2", "a = aabbccd: 3 4 5"],
         "",
     ),
-    "a chunk that is held, from elsewhere, is a duplicate": (
+    "a held chunk at another position is a duplicate": (
         [(A, 0, 1), (A, 1, 2), (A, 2, 3), (A, 1, 4), (A, 2, 5), (A, 3, 6)],
         ["DUPLICATE a: 4", "DUPLICATE a: 5", "a = aabbccd: 1 2 3 6"],
         "",
     ),
-    "a chunk that is held, from where it is, is a redelivery": (
+    "a held chunk at its own position is a redelivery": (
         [(A, 0, 1), (A, 1, 2), (A, 2, 3), (A, 1, 2), (A, 2, 3), (A, 3, 6)],
         ["a = aabbccd: 1 2 3 6"],
         "",
     ),
-    "after a gap all goes together, and the rest has no head": (
+    "after a gap all chunks are dropped, and the rest is headless": (
         [(A, 0, 1), (B, 0, 2), (A, 2, 3), (A, 2, 4), (A, 3, 5)],
         ["GAP a: 1 3", "HEADLESS a: 4", "a ? 5"],
         "2",
     ),
-    "a last chunk after a gap goes with the rest": (
+    "a last chunk after a gap is dropped with the others": (
         [(A, 0, 1), (A, 1, 2), (A, 3, 3)],
         ["GAP a: 1 2 3"],
         "",
@@ -208,7 +208,7 @@ RULES: dict[str, tuple[list[Step], list[str], str]] = {
         ["GAP a: 1 2 3"],
         "",
     ),
-    "another total is a gap, also with a chunk that is held": (
+    "another total is a gap, even for a held chunk": (
         [(A, 0, 1), (A, 1, 2), (LONGER, 1, 3)],
         ["GAP a: 1 2 3"],
         "",
@@ -219,7 +219,7 @@ RULES: dict[str, tuple[list[Step], list[str], str]] = {
         ["GAP a: 1 2"],
         "3",
     ),
-    "without a head only the last chunk is worth a look": (
+    "without a head only the last chunk is fetched for": (
         [(A, 1, 1), (A, 2, 2), (A, 3, 3)],
         ["HEADLESS a: 1", "HEADLESS a: 2", "a ? 3"],
         "",
@@ -234,12 +234,12 @@ RULES: dict[str, tuple[list[Step], list[str], str]] = {
         ["CORRUPT a: 1 2 3 4"],
         "",
     ),
-    "a body that is shorter than it claims is corrupt": (
+    "a body shorter than declared is corrupt": (
         [(LONGER, 0, 1), (LONGER, 1, 2), (LONGER, 2, 3), (LONGER, 3, 4)],
         ["CORRUPT a: 1 2 3 4"],
         "",
     ),
-    "a body that is longer than it claims is corrupt as soon as it is": (
+    "a body is corrupt once it is longer than declared": (
         [(SHORTER, 0, 1), (SHORTER, 1, 2), (SHORTER, 2, 3), (SHORTER, 3, 4)],
         ["CORRUPT a: 1 2 3", "a ? 4"],
         "",

@@ -100,17 +100,17 @@ WRONGS: dict[str, tuple[Kind, Callable[[World], object], str]] = {
         lambda world: world.acknowledge("p", 2, at(9), duplicate=True),
         "p#2 was told to be a duplicate of what is at 1:9:-1",
     ),
-    "a receipt names another place": (
+    "a receipt has another position": (
         Kind.MISPLACED,
         lambda world: world.acknowledge("p", 4, at(1)),
         "p#4 was told to be stored at 1:1:-1: it is at 1:2:-1",
     ),
-    "a copy's receipt names no original": (
+    "a copy's receipt has no original's position": (
         Kind.MISPLACED,
         lambda world: world.acknowledge("q", 7, at(3, 0), duplicate=True),
         "q#7 was told to be a duplicate of what is at 1:3:-1:0: it is at 1:3:-1:1",
     ),
-    "a batch's message is told without its place in the batch": (
+    "a batch's message has no index in its receipt": (
         Kind.MISPLACED,
         lambda world: world.acknowledge("q", 5, at(3)),
         "q#5 was told to be stored at 1:3:-1: it is at 1:3:-1:0",
@@ -150,17 +150,17 @@ WRONGS: dict[str, tuple[Kind, Callable[[World], object], str]] = {
         lambda world: world.replace(5, content=content(6, "odd")),
         "q#6 at 1:4:-1:0 is behind q#7 at 1:3:-1:1 of key odd",
     ),
-    "a message comes from nowhere": (
+    "a message was never sent": (
         Kind.INVENTED,
         lambda world: world.log.append(Stored(at(5), Identity("p", 12), content(12))),
         "p#12 at 1:5:-1: ",
     ),
-    "a stored message is called overtaken": (
+    "a stored message is reported as stale": (
         Kind.NOT_STALE,
         lambda world: world.history.stale.append(Identity("p", 3)),
         "p#3 is at 1:1:-1",
     ),
-    "a message is called overtaken by nothing": (
+    "a message is reported as stale without being overtaken": (
         Kind.NOT_STALE,
         lambda world: world.history.stale.append(Identity("p", 5)),
         "p#5: nothing of its producer is above it",
