@@ -27,7 +27,7 @@ settings.register_profile(
 )
 settings.load_profile("default")
 
-# A traceback in colours takes a second to write.
+# A traceback in colour takes a second to format.
 structlog.configure(
     processors=[
         *structlog.get_config()["processors"][:-1],
@@ -39,8 +39,8 @@ structlog.configure(
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests for full depth, unless asked for. Put those with the longest time-outs first
-    and unit tests last: small ones fill the end, when fewer workers have something to do."""
+    """Leave out deep tests unless requested. Tests with the longest time-outs run first and unit
+    tests last: short ones fill the end, when workers run idle."""
     if not is_deep():
         left_out = [item for item in items if item.get_closest_marker("deep") is not None]
         config.hook.pytest_deselected(items=left_out)
@@ -55,15 +55,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of collected tests live to the end: no collection of garbage looks at them again.
-    Simulations collect it once a history."""
+    """Thousands of collected tests live until the end: exempt them from garbage collection.
+    Simulations collect once per history."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def nursery() -> Iterator[Nursery]:
-    """Services of stacks, and commands, start at once."""
+    """Starts services of stacks, and commands, without Python's start-up time."""
     made = Nursery()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stack, "start_process", staticmethod(made.start))
@@ -73,29 +73,30 @@ def nursery() -> Iterator[Nursery]:
 
 @pytest.fixture(scope="session")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """One server for all tests that only need a database of their own topics."""
+    """One server for all tests that need no more than keys of their own topics."""
     with running_redis(tmp_path_factory.mktemp("redis")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sentinels]:
-    """A master behind Sentinels. Who kills a server starts it again, and lets things settle."""
+    """A master behind Sentinels. A test that kills a server restarts it and calls `settle`."""
     with running(Sentinels(tmp_path_factory.mktemp("sentinels"))) as group:
         yield group
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster whose first primary has a replica; the same goes for it."""
+    """A cluster whose first primary has a replica. A test that kills a server restarts it and calls
+    `settle`."""
     with running(Cluster(tmp_path_factory.mktemp("cluster"), replicas=1)) as group:
         yield group
 
 
 @pytest.fixture(scope="session")
 def seed() -> int:
-    """Where generated histories start: SEQGATE_TEST_SEED, or 0. A failure names the seed of the
-    history that failed."""
+    """The first seed of generated histories: SEQGATE_TEST_SEED, or 0. A failure names its history's
+    seed."""
     return int(os.environ.get("SEQGATE_TEST_SEED", "0"))
 
 
@@ -107,5 +108,5 @@ def root() -> Path:
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-# A shell has what it runs in the background ignore interrupts, and processes pass that on.
+# Shells make background commands ignore interrupts, which child processes inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -33,7 +33,6 @@ class Ended:
 
     @property
     def record(self) -> Any:
-        """The only JSON object of its output."""
         (record,) = self.records
         return record
 
@@ -49,7 +48,6 @@ class Ended:
 
     @property
     def error(self) -> Any:
-        """The only error that it reported."""
         (error,) = self.errors
         return error
 

@@ -1159,7 +1159,7 @@ async def _outcome(store: LedgerStore, call: tuple[str, Sequence[Any]]) -> objec
             case "ledgers":
                 return await store.ledgers(topic, after=rest[0], limit=rest[1])
             case "find":
-                # A store may remember more trimmed producers than the model.
+                # A store may know more about trimmed messages than the model.
                 found = await store.find(topic, *rest)
                 return ["missing" if isinstance(each, Missing) else each for each in found]
             case "highest":

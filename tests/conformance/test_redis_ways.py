@@ -81,7 +81,6 @@ def serving(group: RedisServer | Sentinels | Cluster, key: str) -> RedisServer:
 
 
 def topic_in(slots: range) -> TopicName:
-    """A topic in one of these slots."""
     names = (TopicName.parse(f"test/ways/{number}") for number in range(SLOTS))
     return next(name for name in names if slot_of(topic_key(name)) in slots)
 
@@ -405,7 +404,7 @@ def unserved(cluster: Cluster, slot: int) -> Iterator[None]:
 async def test_one_writer_meets_two_masters(redis: RedisServer, seed: int, leaps: bool) -> None:
     """A partitioned master still answers besides its successor, and a writer's calls go to either:
     claims admitted and not withdrawn are new on neither of them. Revisions that are mere counters
-    could not distinguish the two, and fail this test."""
+    could not distinguish the two, and would fail this test."""
     redis.flush()
     twice = 0
     async with connect_redis(redis.url, timeout_s=30, connections_max=1) as client:

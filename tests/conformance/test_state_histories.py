@@ -202,7 +202,7 @@ COMPARISONS = [
     ("and not in_flight", ""),
     ("now_ms - slack_ms > tonumber(active)", "now_ms >= 0"),
     ("incarnation > ARGV[1]", "incarnation >= ARGV[1]"),
-    # topic.lua, end of the call
+    # topic.lua, the remaining entries
     ("math.max(1, topic.remaining)", "topic.remaining"),
     ("math.max(1, topic.remaining)", "1"),
     ("if topic.remaining > 0 then", "if false then"),

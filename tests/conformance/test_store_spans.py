@@ -64,7 +64,7 @@ def count(connection: apsw.Connection) -> int:
 
 
 def below(recorded: Recorded, whole: str) -> list[ReadableSpan]:
-    """The children of a span, checked against the number of other spans."""
+    """All spans but one, after checking that they are its children."""
     children = [span for span in recorded.spans if span.name != whole]
     parent = recorded.one(whole).context
     assert all(each.parent == parent for each in children)

@@ -42,7 +42,6 @@ def render_all(folders: Sequence[Path]) -> list[str]:
 
 
 def components() -> list[str]:
-    """The names of all components."""
     return sorted(each.name for each in (K8S / "components").iterdir() if each.is_dir())
 
 
@@ -53,7 +52,6 @@ class Manifests:
         self.documents = list(documents)
 
     def of_kind(self, *kinds: str) -> list[Document]:
-        """All documents of these kinds."""
         return [each for each in self.documents if each["kind"] in kinds]
 
     def get(self, kind: str, name: str) -> Document:
@@ -67,7 +65,6 @@ class Manifests:
         return found[0]
 
     def workload(self, component: str) -> "Workload":
-        """The workload that runs a component."""
         found = [
             each
             for each in self.of_kind("Deployment", "StatefulSet")
@@ -102,7 +99,6 @@ class Workload:
 
     @property
     def template(self) -> Document:
-        """Its pod template."""
         spec: Document = self.document["spec"]
         if self.document["kind"] == "CronJob":
             spec = spec["jobTemplate"]["spec"]
@@ -111,13 +107,11 @@ class Workload:
 
     @property
     def pod(self) -> Document:
-        """The specification of its pods."""
         pod: Document = self.template["spec"]
         return pod
 
     @property
     def container(self) -> Document:
-        """Its main container."""
         return self.containers[0]
 
     @property
@@ -133,13 +127,11 @@ class Workload:
 
     @property
     def ports(self) -> dict[str, int]:
-        """The containers' ports."""
         ports = (port for each in self.containers for port in each.get("ports", ()))
         return {each["name"]: each["containerPort"] for each in ports}
 
     @property
     def probes(self) -> dict[str, Document]:
-        """The container's probes."""
         kinds = ("startupProbe", "livenessProbe", "readinessProbe")
         return {kind: self.container[kind] for kind in kinds if kind in self.container}
 
@@ -180,13 +172,11 @@ class Workload:
 
 
 def labels_of(document: Document) -> dict[str, str]:
-    """The labels of a document."""
     labels: dict[str, str] = document["metadata"]["labels"]
     return labels
 
 
 def selected(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
-    """Whether a selector matches labels."""
     return selector.items() <= labels.items()
 
 

@@ -97,7 +97,6 @@ class Node:
         return await Stack.start_process(command, log, {"PATH": os.environ["PATH"], **environment})
 
     async def end(self, pod: "Pod") -> None:
-        """Kill a pod."""
         tell(pod.process, SIGKILL)
         await pod.process.wait()
 
@@ -151,8 +150,6 @@ def _named(component: str, ordinal: int) -> str:
 
 
 class Pod:
-    """A running pod."""
-
     def __init__(
         self, node: Node, name: str, workload: Workload, process: Child, log: Path
     ) -> None:

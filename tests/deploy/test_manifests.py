@@ -470,7 +470,6 @@ def test_jobs_and_the_toolbox_export_traces_like_the_services(tmp_path: Path) ->
 
 
 def otel_variables(workload: Workload) -> dict[str, str]:
-    """A workload's variables for telemetry."""
     return {
         name: each.value for name, each in workload.variables().items() if name.startswith("OTEL_")
     }
@@ -580,7 +579,6 @@ def test_maintenance_pods_mount_the_volumes_of_the_stores() -> None:
 
 
 def claims_of(pod: Document) -> list[str]:
-    """The claims of a pod's volumes."""
     return [
         volume["persistentVolumeClaim"]["claimName"]
         for volume in pod["spec"]["volumes"]

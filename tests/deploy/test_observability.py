@@ -24,7 +24,6 @@ SUFFIXES = ("_bucket", "_count", "_sum")
 
 
 def rules() -> list[dict[str, Any]]:
-    """The rules of all alerts."""
     document = yaml.safe_load((PROMETHEUS / "alerts.yaml").read_text())
     return [rule for group in document["spec"]["groups"] for rule in group["rules"]]
 
@@ -139,7 +138,6 @@ def test_every_critical_metric_is_on_a_dashboard_or_in_an_alert() -> None:
 
 
 def selectors_of(expression: str) -> Iterator[Any]:
-    """The selectors in an expression's text."""
     return selectors(promql_parser.parse(expression))
 
 

@@ -181,5 +181,4 @@ def shards(server: RedisServer) -> list[int]:
 
 
 def role(server: RedisServer) -> str:
-    """The role of a server."""
     return str(command(server, "ROLE")[0])

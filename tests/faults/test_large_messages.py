@@ -132,7 +132,6 @@ class Large:
         )
 
     async def entries(self) -> list[pb.StoredEntry]:
-        """All entries of the log."""
         request = pb.ReadRequest(
             topic=self.topic,
             start=common_pb2.Start(earliest=common_pb2.Earliest()),
@@ -142,7 +141,6 @@ class Large:
             return [each async for some in stub.Read(request) for each in some.entries.entries]
 
     async def log(self) -> list[Stored]:
-        """All messages of the log."""
         return await read_log(self._world.stack.address("ledger"), self.topic)
 
     async def dropped(self) -> list[Dropped]:
@@ -190,7 +188,7 @@ async def publish_through(
 
 
 def at(point: str, *pids: int) -> Order:
-    """An order for when a large message is half stored, after anything that a recovery repeats."""
+    """An order for when a large message is half stored, after the messages that `publish` repeats."""
     return Order(point, 2 if point.startswith("append") else 13, pids)
 
 
@@ -442,7 +440,6 @@ async def test_a_message_is_stored_once_if_its_application_returns_with_other_ch
 
 
 def messages() -> list[tuple[int, bytes]]:
-    """The application's messages."""
     return [(5, Random(5).randbytes(CHUNKS * CHUNK_BYTES)), (6, b"behind")]
 
 

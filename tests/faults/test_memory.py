@@ -38,8 +38,8 @@ TOPIC = "public/default/memory"
             lambda services: stopped_consumer(services, TOPIC, messages=150, size_bytes=MIB),
             60 * MIB,
         ),
-        # 160 MiB are published. gRPC's own buffers are not counted: a window and one message for
-        # each of 20 streams.
+        # 160 MiB are published. gRPC's own buffers come on top: a window and one message for each
+        # of 20 streams.
         (
             "ledger",
             lambda services: flooding_producers(

@@ -80,7 +80,7 @@ async def forget_snapshots(world: World, topics: Collection[str]) -> None:
             request = cursor_pb2.DeleteCursorRequest(topic=each, cursor=DEDUP_CURSOR)
             try:
                 await cursors.DeleteCursor(request)
-            except aio.AioRpcError as error:  # the loss of the state removed it
+            except aio.AioRpcError as error:  # already lost with the state
                 if error.code() is not StatusCode.NOT_FOUND:
                     raise
 

@@ -252,7 +252,6 @@ def of_dedup(stub: Any, elsewhere: Any, prefix: str) -> Work:
 
 
 async def cursors(stub: Any, topic: str = "") -> AsyncIterator[Any]:
-    """All cursors, or those of a topic."""
     request = cursor_pb2.ListCursorsRequest(topic=topic, page_size=1_000)
     while True:
         page = await stub.ListCursors(request)

@@ -90,7 +90,6 @@ class Zombie:
         Order(point, number=signal.SIGSTOP).give(self._order)
 
     async def stopped(self) -> None:
-        """Wait until the process is stopped."""
         assert self._process is not None
         status = Path(f"/proc/{self._process.pid}/stat")
         await eventually(
@@ -139,8 +138,8 @@ async def test_a_ledger_replaced_while_paused_stores_nothing_more(
     async with publishing(zombie.stub, book.topic, "p") as old:
         await book.publish(old, range(ROUND))
         zombie.stop_at(point)
-        # Copies make dedup read the log. Not both: a paused append would hold SQLite's lock, and
-        # its successor could not start.
+        # Copies make the ledger search its log. Not both: a paused append would hold SQLite's lock,
+        # and its successor could not start.
         copies = point.startswith("find")
         numbers = range(ROUND) if copies else range(ROUND, 2 * ROUND)
         caught = book.publications(numbers, again=10**6)

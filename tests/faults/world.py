@@ -55,7 +55,6 @@ class World:
         )
 
     def order(self, service: str, order: Order) -> None:
-        """Give a service an order."""
         order.give(self.orders[service])
 
     def pid(self, name: str) -> int:

@@ -40,25 +40,21 @@ async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Se
 
 @pytest.fixture(scope="session")
 def stack(services: Services) -> Stack:
-    """The stack of `services`."""
     return services.stack
 
 
 @pytest.fixture(scope="session")
 def ledger(services: Services) -> Any:
-    """A stub for the ledger of `services`."""
     return services.ledger
 
 
 @pytest.fixture(scope="session")
 def dedup(services: Services) -> Any:
-    """A stub for the dedup service of `services`."""
     return services.dedup
 
 
 @pytest.fixture(scope="session")
 def cursor(services: Services) -> Any:
-    """A stub for the cursor service of `services`."""
     return services.cursor
 
 

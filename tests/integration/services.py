@@ -57,14 +57,12 @@ class Services:
         ]
 
     async def status(self, topic: str) -> dedup_pb2.GetTopicStatusResponse:
-        """Deduplication's status of a topic."""
         answer: dedup_pb2.GetTopicStatusResponse = await self.dedup.GetTopicStatus(
             dedup_pb2.GetTopicStatusRequest(topic=topic)
         )
         return answer
 
     async def producers(self, topic: str) -> dict[str, dedup_pb2.Producer]:
-        """Deduplication's producers of a topic."""
         found: dict[str, dedup_pb2.Producer] = {}
         token = ""
         while True:

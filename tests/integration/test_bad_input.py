@@ -598,12 +598,10 @@ async def test_incarnations_have_the_bounds_of_positions(
 
 
 def many_claims(count: int) -> list[writer_pb2.Claims]:
-    """`count` claims, of two producers."""
     return [claims("q", *range(count // 2)), claims("r", *range(count - count // 2))]
 
 
 def many_entries(count: int) -> list[writer_pb2.ProducerEntries]:
-    """`count` entries, of two producers."""
     return [listed("q", *range(count // 2)), listed("r", *range(count - count // 2))]
 
 

@@ -43,7 +43,6 @@ def chunk(
     uuid: str = "a",
     resume: bool = False,
 ) -> pb.Publication:
-    """A publication of one chunk."""
     return single(
         request_id,
         sequence_id,

@@ -80,7 +80,6 @@ async def frail_client(frail: Services) -> AsyncIterator[Client]:
 
 
 async def read(client: Client, topic: str) -> list[Message]:
-    """All messages of a topic."""
     async with client.reader(topic, follow=False) as reader:
         return [message async for message in reader]
 
@@ -97,7 +96,6 @@ async def entries(client: Client, topic: str) -> list[list[int]]:
 
 
 async def outcomes(futures: list["asyncio.Future[Receipt]"]) -> list[Receipt | BaseException]:
-    """Each message's receipt or exception."""
     async with asyncio.timeout(WITHIN_S):
         return await asyncio.gather(*futures, return_exceptions=True)
 

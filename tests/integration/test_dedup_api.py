@@ -201,7 +201,6 @@ def _chunk(claim: Any) -> common_pb2.Chunk | None:
 
 
 def large(sequence_id: int, uuid: str, num_chunks: int = 3) -> list[tuple[int, common_pb2.Chunk]]:
-    """The chunks of a large message."""
     layout: dict[str, Any] = {"uuid": uuid, "num_chunks": num_chunks, "total_bytes": 300}
     return [(sequence_id, common_pb2.Chunk(chunk_id=each, **layout)) for each in range(num_chunks)]
 

@@ -152,8 +152,6 @@ class Sub:
         return [pb.Reason.Name(each.reason).removeprefix("REASON_") for each in reasons]
 
     async def waits_for(self, subject: str | Position, *reasons: str) -> None:
-        """Wait until these are the reasons."""
-
         async def so() -> bool:
             return await self.why(subject) == list(reasons)
 

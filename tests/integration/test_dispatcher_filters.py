@@ -55,8 +55,6 @@ def chain_of(*expressions: str, version: int = 1) -> list[filter_pb2.Filter]:
 
 
 class Filtered(Sub):
-    """A subscription with filters."""
-
     async def set(self, *expressions: str, version: int = 1, **more: Any) -> pb.SubscriptionFilters:
         request = pb.SetFiltersRequest(
             **self.names, **{"filters": chain_of(*expressions, version=version), **more}

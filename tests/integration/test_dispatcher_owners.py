@@ -311,7 +311,7 @@ async def test_an_idle_subscription_is_released(services: Services, topic: str) 
         await eventually(let_go)
         async with consuming(other.stub, topic, permits=1) as consumer:
             assert (await consumer.received(1))[0].attempts == 1
-        # Only the caller asks for it again; `other`, with its longer idle time, keeps it.
+        # `other` has a longer idle time, and keeps the subscription.
         with refused(IN_USE, "NOT_OWNER"):
             await one.stub.Report(pb.ReportRequest(topic=topic, subscription="s"))
 

@@ -74,7 +74,6 @@ class Script:
         self._streams = process.stdin, process.stdout
 
     async def send(self, lines: Sequence[Line]) -> None:
-        """Send lines to its input."""
         stdin, _ = self._streams
         assert stdin is not None
         stdin.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
@@ -88,7 +87,6 @@ class Script:
             return [json.loads(await stdout.readline()) for _ in range(count)]
 
     async def kill(self) -> None:
-        """Kill it with SIGKILL."""
         tell(self._process, signal.SIGKILL)
         await self._process.communicate()
 

@@ -15,7 +15,6 @@ from tools.stack.stack import Stack
 
 
 def balances(database: Path) -> dict[str, int]:
-    """The balance of each account."""
     if not database.exists():
         return {}
     with closing(sqlite3.connect(database)) as connection:

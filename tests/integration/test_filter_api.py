@@ -53,8 +53,6 @@ def chain_of(*expressions: str, **changes: Any) -> pb.Chain:
 
 
 class Stream:
-    """An Evaluate stream."""
-
     def __init__(self, stub: Any) -> None:
         self.call = stub.Evaluate()
         self._number = 0

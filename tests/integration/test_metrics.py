@@ -83,7 +83,6 @@ class Told:
         return (await self.scrape(service)).value(metric, **attributes)
 
     async def scrapes(self) -> Mapping[str, Scrape]:
-        """A scrape of each service."""
         return {service: await self.scrape(service) for service in SERVICES}
 
     async def says(self, metric: Metric, value: float, **attributes: str) -> None:
@@ -123,7 +122,6 @@ class Growth:
         await self._tell.says(metric, self.before(metric, **attributes) + value, **attributes)
 
     async def value(self, metric: Metric, **attributes: str) -> float:
-        """The growth of a metric."""
         now = await self._tell.value(metric, **attributes)
         return now - self.before(metric, **attributes)
 
@@ -837,7 +835,6 @@ class Process:
         return time.clock_gettime(time.CLOCK_BOOTTIME) - began_s
 
     def _fields(self) -> list[str]:
-        """The fields from the third on."""
         return (self._folder / "stat").read_text().rpartition(")")[2].split()
 
 

@@ -25,7 +25,6 @@ TOPIC = "public/default/t"
 
 @pytest.fixture
 async def instances() -> AsyncIterator[list[Instance]]:
-    """Three instances."""
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(running_instance()) for _ in range(3)]
 

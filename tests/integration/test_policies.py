@@ -96,7 +96,6 @@ async def policed(module_stack: Services) -> AsyncIterator[Policed]:
 
 @pytest.fixture
 def services(module_stack: Services, policed: Policed) -> Services:
-    """The stack of `policed`."""
     return module_stack
 
 

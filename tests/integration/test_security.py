@@ -85,8 +85,6 @@ def access(tmp_path: Path) -> Path:
 
 
 class Served:
-    """A running service."""
-
     def __init__(self, port: int, authority: Authority) -> None:
         self.port = port
         self._authority = authority

@@ -42,7 +42,6 @@ async def producer(services: Services, topic: str, name: str = "p") -> AsyncIter
 
 
 async def snapshot(services: Services, topic: str) -> cursor_pb2.Cursor | None:
-    """The topic's dedup cursor."""
     cursors = await services.cursor.ListCursors(cursor_pb2.ListCursorsRequest(topic=topic))
     if DEDUP_CURSOR not in [each.name for each in cursors.cursors]:
         return None

@@ -39,7 +39,6 @@ class Log:
 
     @property
     def marks(self) -> dict[str, Marks]:
-        """The marks of each producer."""
         entries: dict[str, list[Entry]] = {}
         for _, _, entry in self.stored:
             if not entry.marker:

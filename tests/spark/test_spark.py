@@ -234,7 +234,6 @@ async def test_damage_affects_one_topic_and_can_be_skipped(
 
 
 def rows_of(log: Log, topic: str) -> list[tuple[Any, ...]]:
-    """The expected rows of a log."""
     return [
         (
             topic,

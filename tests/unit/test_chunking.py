@@ -18,7 +18,6 @@ BODY = bytes(range(100))
 
 
 def entry_of(message: LargeMessage, chunk_id: int) -> pb.Entry:
-    """The entry of a chunk."""
     entry = pb.Entry()
     message.fill(entry, chunk_id)
     return entry

@@ -264,8 +264,8 @@ def test_the_data_read_by_an_expression_is_bounded(text: str, reads: Reads) -> N
     ],
 )
 def test_the_engine_stays_within_the_counted_iterations(text: str) -> None:
-    """The engine's own limit also counts: with exactly as many elements as it allows, nothing
-    fails."""
+    """The engine's own budget does the counting: with exactly as many elements as it allows,
+    nothing fails."""
     tree = ENGINE.compile(text)
     properties = {f"{number:03}": "v" for number in range(PROPERTIES_MAX)}
     try:

@@ -85,7 +85,6 @@ class Parts:
 
     @property
     def metrics(self) -> LedgerMetrics:
-        """The metrics of the ledger's topics."""
         return self.ledger._metrics
 
     @property

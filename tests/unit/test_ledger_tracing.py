@@ -28,7 +28,6 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 
 def traced(sequence_id: int) -> Entry:
-    """An entry with a trace, named by its sequence id."""
     parent = f"00-{sequence_id + 1:032x}-{sequence_id + 1:016x}-01"
     metadata = EntryMetadata(properties={"traceparent": parent}).SerializeToString()
     return single(sequence_id)._replace(metadata=metadata)

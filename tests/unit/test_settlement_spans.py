@@ -80,8 +80,6 @@ def test_a_span_records_that_its_settlement_was_lost(recorded: Recorded) -> None
 
 
 class OneEntry:
-    """A log with one entry."""
-
     def __init__(self, properties: dict[str, str]) -> None:
         metadata = EntryMetadata(properties=properties)
         self.entry = StoredEntry(position=WirePosition(ledger_id=1, entry_id=0), metadata=metadata)

@@ -63,7 +63,6 @@ class World:
 
     @property
     def mark(self) -> Position | None:
-        """The position of the cursor."""
         cursor = self.cursors.cursors.get((TOPIC, DEDUP_CURSOR))
         return None if cursor is None else cursor.mark_delete
 

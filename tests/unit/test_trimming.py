@@ -41,7 +41,6 @@ class PlacedCursors(MemoryCursors):
 
     @property
     def placed(self) -> dict[TopicName, dict[str, Position | None]]:
-        """The positions of each topic's cursors."""
         placed: dict[TopicName, dict[str, Position | None]] = {}
         for (topic, name), cursor in self.cursors.items():
             placed.setdefault(topic, {})[name] = cursor.mark_delete
