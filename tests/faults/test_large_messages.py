@@ -188,7 +188,7 @@ async def publish_through(
 
 
 def at(point: str, *pids: int) -> Order:
-    """An order for when a large message is half stored, after the messages that `publish` repeats."""
+    """An order for when a large message is half stored, after the repeats of `publish`."""
     return Order(point, 2 if point.startswith("append") else 13, pids)
 
 
