@@ -349,7 +349,7 @@ FIRST_MISSING = {
     "SetPolicy": "INVALID_POLICY",
     "GetPolicy": "INVALID_POLICY",
 }
-"""The reasons for refusing an empty request; INVALID_TOPIC for methods not listed."""
+"""The reasons for refusing an empty request; INVALID_TOPIC_NAME if not listed."""
 
 
 @pytest.mark.parametrize("method", LEDGER)

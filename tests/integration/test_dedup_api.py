@@ -707,7 +707,7 @@ async def test_a_kept_producer_was_active_now_and_an_unknown_one_stays_unknown(
 async def test_all_producers_are_listed_page_by_page(
     services: Services, log: Log, page_size: int
 ) -> None:
-    count = 1_200  # more than Redis keeps in one node of a hash
+    count = 1_200  # more than Redis encodes as one listpack
     names = [f"producer {each}" for each in range(count)]
     await log.admit({name: [each] for each, name in enumerate(names)})
     for each, name in enumerate(names):

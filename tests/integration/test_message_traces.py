@@ -24,7 +24,7 @@ KINDS = {
 
 
 async def publish(client: Client, tracer: Tracer, topic: str, kind: str) -> None:
-    """Publish two messages: as a batch, the first within a span; else both."""
+    """Publish two messages, the first within a span."""
     how = KINDS[kind]
     batching = how if isinstance(how, Batching) else None
     chunking = how if isinstance(how, Chunking) else None
