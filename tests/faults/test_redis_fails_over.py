@@ -129,9 +129,8 @@ async def test_messages_are_stored_once_if_a_healthy_master_is_replaced(
     sentinels.settle()
     publishing = Publishing(behind_sentinels.application(seed))
     await publishing.some()
-    old, new = sentinels.master, sentinels.replica
-    sentinels.fail_over()
-    await eventually(lambda: sentinels.master is new, "the replica takes over")
+    old = sentinels.master
+    await sentinels.fail_over()
     await publishing.some()
     # Until then the old master accepts the latest writes, and loses them.
     await eventually(lambda: info(old, "replication")["role"] == "slave", "the old one follows")

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +18,7 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from tests.support.redis_server import RedisServer
-from tests.support.waiting import WITHIN_S
+from tests.support.waiting import WITHIN_S, eventually
 from tools.stack.child import bound_to_us
 from tools.stack.ports import free_ports
 from tools.stack.redis_server import redis_binary
@@ -44,6 +44,9 @@ QUICK_MS = {"ask-period": 50, "info-period": 100, "ping-period": 200, "publish-p
 """Intervals of a Sentinel's work, by default a second or more. A replica whose last answer is five
 pings old is not promoted; a server that wrongly claims for four publishings to be the master is
 made a replica again."""
+
+FAILOVER_AGAIN_S = 5.0
+"""Sentinel aborts a failover, and says so to nobody, if the replica's last answer is too old."""
 
 
 def until(state: Callable[[], object], what: str, *, within_s: float = WITHIN_S) -> None:
@@ -126,14 +129,21 @@ class Sentinels:
         """Delete all data."""
         command(self.master, "FLUSHALL")
 
-    def fail_over(self) -> None:
-        """Promote the replica while the master is healthy."""
+    async def fail_over(self) -> None:
+        """Promote the replica while the master is healthy, and wait until it is the master."""
+        new, begun_s = self.replica, -FAILOVER_AGAIN_S
 
-        def begins() -> Any:
-            with Redis(port=self.ports[0]) as sentinel:
-                return sentinel.execute_command("SENTINEL", "FAILOVER", MASTER)
+        def promoted() -> bool:
+            nonlocal begun_s
+            if self.master is new:
+                return True
+            if time.monotonic() - begun_s >= FAILOVER_AGAIN_S:
+                with suppress(RedisError), Redis(port=self.ports[0]) as sentinel:
+                    sentinel.execute_command("SENTINEL", "FAILOVER", MASTER)
+                    begun_s = time.monotonic()
+            return False
 
-        until(begins, "a failover begins")
+        await eventually(promoted, "the replica takes over")
 
     @property
     def replica(self) -> RedisServer:
