@@ -54,9 +54,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=rank)
 
 
-def pytest_collection_finish() -> None:
-    """Thousands of collected tests live until the end: exempt them from garbage collection.
-    Simulations collect once per history."""
+@pytest.fixture(scope="module", autouse=True)
+def long_lived() -> None:
+    """Exempt what earlier modules left, and the thousands of collected tests, from garbage
+    collection. Simulations collect it once a history."""
     gc.collect()
     gc.freeze()
 
