@@ -1,7 +1,7 @@
-"""The client library of Seqgate, for asyncio.
+"""The asyncio client of Seqgate.
 
-connect() gives a Client; a Client makes Producers, Readers and Consumers. Errors are in
-seqgate.errors.
+`connect` returns a Client, which makes Producers, Readers and Consumers. Errors are in
+`seqgate.errors`.
 """
 
 from seqgate.client._assembler import AssemblyLimits, Dropped, DropReason

@@ -7,13 +7,13 @@ anything: plain messages, chunks of other attempts, copies of chunks of the same
     log    A0  B0  A1  plain  B1  A2        A has three chunks, B has two
     out                       B   A
 
-The assembler is fed a topic's chunks in log order, keeps the chunks of each incomplete attempt (its
+The assembler takes a topic's chunks in log order, holds the chunks of each incomplete attempt (its
 context), and returns each message with its last chunk.
 
 No chunk is lost. Each is returned once: in a message, in a Dropped, or as a Headless; and chunks
-that were held together are returned together, so that the owner can acknowledge or return them as
-one (Pulsar's consumer leaves gaps here: apache/pulsar#21070, apache/pulsar#21101). Only a
-redelivery, the entry at a position that is held, is not returned again.
+held together are returned together, so that the owner can acknowledge or return them as one
+(Pulsar's consumer leaves gaps here: apache/pulsar#21070, apache/pulsar#21101). Only a redelivery,
+the entry at a position already held, is not returned again.
 """
 
 from collections import Counter, OrderedDict
@@ -31,13 +31,13 @@ class AssemblyLimits:
     """Limits of an assembler. The body of a complete message is neither held nor counted.
 
     Attributes:
-        messages_max: how many incomplete messages, 1 to 1,000; each chunk is checked against all.
+        messages_max: the most incomplete messages, 1 to 1,000; each chunk is checked against all.
             (Pulsar's maxPendingChunkedMessage: 10.)
-        bytes_max: their payloads together, in bytes, 1 or more.
-        chunks_max: the chunks that a message may declare, 1 to 2^31 - 1.
-        message_bytes_max: the bytes that a message may declare, 1 to bytes_max.
+        bytes_max: the most bytes of their payloads together, 1 or more.
+        chunks_max: the most chunks that a message may declare, 1 to 2^31 - 1.
+        message_bytes_max: the most bytes that a message may declare, 1 to bytes_max.
         expiry_ms: how long a message may be incomplete after its chunk 0 arrived, in milliseconds;
-            0: for ever. (Pulsar's expireTimeOfIncompleteChunkedMessage: one minute.)
+            0: no limit. (Pulsar's expireTimeOfIncompleteChunkedMessage: one minute.)
 
     Raises:
         ValueError: one is out of its bounds.
@@ -66,14 +66,12 @@ class Piece(NamedTuple):
     """One chunk in the log.
 
     Attributes:
-        position: where it is.
         producer, sequence_id: identify its message.
         uuid: the attempt to publish the message.
         chunk_id: its number, 0 to num_chunks - 1.
-        num_chunks: how many the message has, 1 or more.
-        total_bytes: the size of all of them.
-        crc32c: CRC-32C of all of them end to end; None: not known.
-        payload: its bytes.
+        num_chunks: the number of the message's chunks, 1 or more.
+        total_bytes: the size of all chunks together.
+        crc32c: CRC-32C of all chunks end to end; None: not known.
     """
 
     position: Position
@@ -88,7 +86,6 @@ class Piece(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """Whether it is the message's last chunk."""
         return self.chunk_id == self.num_chunks - 1
 
     @property
@@ -112,15 +109,15 @@ class DropReason(Enum):
 
     Four are final in a log with deduplication: ABORTED, RESTARTED, DUPLICATE and CORRUPT chunks
     never make a message, for any reader; acknowledge them, and report CORRUPT ones. The others mean
-    "not kept here": the message of EVICTED, EXPIRED, TOO_LARGE, HEADLESS and GAP chunks may be
+    "not held here": the message of EVICTED, EXPIRED, TOO_LARGE, HEADLESS and GAP chunks may be
     whole in the log, and can be read again.
     """
 
-    ABORTED = auto()  # by the log, or by another attempt at the message
-    RESTARTED = auto()  # the same attempt was started again (apache/pulsar#21070)
+    ABORTED = auto()  # ended by the log, or by another attempt at the message
+    RESTARTED = auto()  # the same attempt started again (apache/pulsar#21070)
     DUPLICATE = auto()  # the same chunk is held, from another position (apache/pulsar#20948)
-    CORRUPT = auto()  # they do not have the declared size or checksum
-    EVICTED = auto()  # newer messages needed the room
+    CORRUPT = auto()  # the size or checksum differs from the declared one
+    EVICTED = auto()  # other messages needed the room
     EXPIRED = auto()  # incomplete for too long (apache/pulsar#17110)
     TOO_LARGE = auto()  # the message declares more bytes or chunks than allowed
     HEADLESS = auto()  # the chunks before it are not held
@@ -138,7 +135,7 @@ class Dropped(NamedTuple):
 
 
 class Assembled(NamedTuple):
-    """A complete message: its chunks end to end, and where they are, from the first to the last."""
+    """A complete message: its chunks end to end, and their positions in order."""
 
     producer: str
     sequence_id: int
@@ -149,13 +146,14 @@ class Assembled(NamedTuple):
 
 class Headless(NamedTuple):
     """The last chunk of a message whose other chunks are not held: reading began after them, or
-    they were dropped. The owner may fetch the whole message by other means. It is in no count."""
+    they were dropped. The owner may fetch the whole message by other means. Not counted as
+    dropped."""
 
     piece: Piece
 
     @property
     def dropped(self) -> Dropped:
-        """The report, if the owner does not fetch the message."""
+        """The report for an owner that does not fetch the message."""
         piece = self.piece
         positions = (piece.position,)
         return Dropped(
@@ -164,7 +162,7 @@ class Headless(NamedTuple):
 
 
 class Added(NamedTuple):
-    """The result of adding a chunk: dropped chunks, and the message, if the chunk is its last."""
+    """The result of adding a chunk: dropped chunks, and the message if the chunk was its last."""
 
     dropped: tuple[Dropped, ...] = ()
     outcome: Assembled | Headless | None = None
@@ -172,7 +170,7 @@ class Added(NamedTuple):
 
 @dataclass(slots=True)
 class _Context:
-    """The chunks of one attempt that are held: from 0 on, without a gap."""
+    """The held chunks of one attempt: from 0 on, without a gap."""
 
     first: Piece
     started_ms: int
@@ -191,7 +189,7 @@ class _Context:
 
     @property
     def is_sound(self) -> bool:
-        """Whether size and checksum match what the chunks declare, as far as they have arrived."""
+        """Whether the size and checksum so far match what the chunks declare."""
         claimed = self.first
         if len(self.positions) < claimed.num_chunks:
             return self.size_bytes <= claimed.total_bytes
@@ -201,43 +199,37 @@ class _Context:
 class Assembler:
     """Assembles the large messages of one topic.
 
-    Its sizes are computed when read: a separate counter drifts from the contexts (Pulsar's counter
-    of incomplete messages does, and drops messages too early).
+    Sizes are computed on each read: a separate counter can drift from the contexts (Pulsar's
+    counter of incomplete messages does, and drops messages too early).
     """
 
     def __init__(self, limits: AssemblyLimits, *, evicts_newest: bool = False) -> None:
-        """`evicts_newest` selects the message to drop when there is no room for all: the newest
-        but the one that has just grown, for an owner that gets dropped chunks again when others are
-        complete; otherwise the oldest, for an owner that does not."""
+        """`evicts_newest` selects the message to drop when there is no room. True: the newest but
+        the one that has just grown, for an owner to whom dropped chunks are redelivered when others
+        are complete. False: the oldest, for an owner that does not get them again."""
         self._evicts_newest = evicts_newest
         self.counts: Final = Counter[DropReason]()
-        """How many chunks were dropped, by reason."""
+        """The chunks dropped, by reason."""
         self._limits = limits
         # By attempt, in the order in which they started. An OrderedDict finds its oldest item in
-        # constant time; a dict scans over all that were removed before it.
+        # constant time; a dict scans the slots of all items removed before it.
         self._contexts: OrderedDict[tuple[str, str], _Context] = OrderedDict()
-        # The same by message: a message has one attempt at a time.
+        # By message: a message has one attempt at a time.
         self._by_message: dict[tuple[str, int], _Context] = {}
 
     @property
     def messages(self) -> int:
-        """How many incomplete messages are held."""
+        """The number of incomplete messages."""
         return len(self._contexts)
 
     @property
     def bytes_held(self) -> int:
-        """How many bytes of payload they have together."""
+        """The bytes of their payloads together."""
         return sum(context.size_bytes for context in self._contexts.values())
 
     def add(self, piece: Piece, now_ms: int) -> Added:
-        """Take a chunk, the next one in the log or one that is delivered again.
-
-        Call abort first if its entry aborts an attempt.
-
-        Args:
-            piece: the chunk.
-            now_ms: the time in milliseconds, by a monotonic clock.
-        """
+        """Take a chunk, the next one in the log or a redelivered one. If its entry aborts an
+        attempt, call `abort` first. `now_ms` is of a monotonic clock."""
         assert 0 <= piece.chunk_id < piece.num_chunks
         expired = self.expire(now_ms)
         added = self._start(piece, now_ms) if piece.chunk_id == 0 else self._continue(piece)
@@ -267,19 +259,19 @@ class Assembler:
         rivals = self._rivals(piece)
         for reason, held in rivals:
             if piece.position < held.first.position:
-                # A redelivery of a chunk that `held` replaced. It must not end the newer attempt.
+                # A redelivery of a chunk that `held` replaced must not end the newer attempt.
                 return self._refuse(reason, piece)
         ended: list[Dropped] = []
         for reason, held in rivals:
             if piece.position == held.first.position:
-                self._remove(held)  # all of it is delivered again
+                self._remove(held)  # the whole attempt is redelivered
             else:
                 ended.append(self._end(reason, held))
         added = self._open(piece, now_ms)
         return Added((*ended, *added.dropped), added.outcome)
 
     def _rivals(self, piece: Piece) -> list[tuple[DropReason, _Context]]:
-        """The contexts that a new first chunk ends: at most one, as a rule."""
+        """The contexts that a new chunk 0 ends: usually at most one."""
         same_attempt = self._contexts.get(piece.attempt)
         same_message = self._by_message.get(piece.message)
         rivals = []
@@ -313,7 +305,7 @@ class Assembler:
         return self._refuse(DropReason.DUPLICATE, piece)
 
     def _without_context(self, piece: Piece) -> Added:
-        # Each chunk declares its message's size, so refused messages need not be remembered.
+        # Each chunk declares its message's size, so there is no need to remember refused messages.
         if self._is_too_large(piece):
             return self._refuse(DropReason.TOO_LARGE, piece)
         if piece.is_last:
@@ -333,7 +325,7 @@ class Assembler:
         )
 
     def _make_room(self, grown: _Context) -> tuple[Dropped, ...]:
-        """Drop messages until the limits hold. Where the oldest are dropped, the one that has just
+        """Drop messages until the limits hold. If the oldest are dropped, the one that has just
         grown may be among them: newer ones are more likely to be completed."""
         evicted = []
         excess_bytes = self.bytes_held - self._limits.bytes_max
@@ -348,7 +340,7 @@ class Assembler:
         return piece.total_bytes > limits.message_bytes_max or piece.num_chunks > limits.chunks_max
 
     def _newest_beside(self, grown: _Context) -> _Context:
-        """The newest other one. It exists: a single message is never above the limits."""
+        """The newest other one. It exists: a single message never exceeds the limits."""
         return next(each for each in reversed(self._contexts.values()) if each is not grown)
 
     def _oldest(self) -> _Context:

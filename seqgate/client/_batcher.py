@@ -1,15 +1,15 @@
-"""Batches: which messages are sent together.
+"""Decides which messages are sent together.
 
-Messages are collected until there are enough, they are large enough, or the oldest has waited long
-enough. The ids of a batch increase, so a message whose id is not above all earlier ones (a resend
-by the application) is sent alone: only the service knows whether it is a duplicate. The next
+A batch is sent when it has enough messages or bytes, or its oldest message has waited long enough.
+Ids increase within a batch, so a message whose id is not above all earlier ones (a resend by the
+application) is sent alone, since only the service knows whether it is a duplicate, and the next
 message starts a new batch. (Pulsar's Java client, apache/pulsar#5491.) A message with a delivery
-time is sent alone, too: the time is its entry's.
+time is sent alone too: the time is a field of its entry.
 
-A batch is one entry or, batched by key, an entry for each key. The properties that an entry shows
-to filters hold for all its messages, so a message that shows others starts a new batch, or by key a
-new entry of its key. (apache/pulsar#16680 demanded that only where schemas differ, and would have
-mixed batches.)
+A batch is one entry, or with `by_key` one entry per key. All messages of an entry share the
+properties that filters see, so a message with other ones starts a new batch, or with `by_key` a new
+entry of its key. (apache/pulsar#16680 demanded that only where schemas differ, and would have mixed
+batches.)
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,10 +20,10 @@ from seqgate.client._codec import OutgoingMessage
 from seqgate.client._projection import Projection, listed
 
 ENTRIES_MAX: Final = 1_000
-"""The most entries of a publication (ledger.proto)."""
+"""The most entries per publication (ledger.proto)."""
 
 _NOTHING: Final = object()
-"""The filter properties of a group without an entry."""
+"""Stands for the filter properties of a group without an entry."""
 
 Parcel = list[OutgoingMessage]
 """Messages that are sent together, in order."""
@@ -35,17 +35,17 @@ class Batching:
 
     Attributes:
         messages_max: the most messages in a batch, 1 to 10,000.
-        bytes_max: its approximate size limit in bytes.
+        bytes_max: the approximate limit on a batch's size, in bytes.
         delay_s: how long a batch waits for more messages, in seconds.
-        by_key: make an entry for each key, and store the entries of one flush together. Needed
-            where consumers share a subscription by key (Pulsar's KEY_BASED batcher).
+        by_key: make one entry per key, and store the entries of one flush together. Required if
+            consumers share a subscription by key (Pulsar's KEY_BASED batcher).
         filter_properties: the properties of a batch that filters see: names, or values by name,
             where other values count as absent (Pulsar's batchedFilterProperties and
-            restrictSameValuesInBatchProperties). Empty: filters see none, except of a message that
-            happens to be alone. Otherwise a batch ends before a message with other values, by key
-            only its key's entry, and a message that is alone shows the listed ones only. A property
-            that differs in each message makes batches of one. At most 64 names of 1 to 255 bytes,
-            each with 1 to 1,000 values; of each message, at most 32 KiB.
+            restrictSameValuesInBatchProperties). Empty: filters see none, except those of a message
+            that happens to be alone. Otherwise a message with other values ends the batch, or with
+            `by_key` its key's entry, and a message that is alone shows only the listed ones. A
+            property that differs in each message makes batches of one. At most 64 names of 1 to 255
+            bytes, each with 1 to 1,000 values; at most 32 KiB per message.
 
     Raises:
         ValueError: one is out of its bounds.
@@ -66,19 +66,16 @@ class Batching:
 
     @property
     def projection(self) -> Projection | None:
-        """Projects the properties that filters see; None: none are listed."""
         return Projection(listed(self.filter_properties)) if self.filter_properties else None
 
 
 class Batcher:
-    """Collects messages into parcels."""
-
     def __init__(self, batching: Batching | None) -> None:
         self._batching = batching
         self.bytes_max = batching.bytes_max if batching else 0
         self._by_key = batching is not None and batching.by_key
         self._entries_max = ENTRIES_MAX if self._by_key else 1
-        self._counts_entries = batching is not None and (  # else there cannot be too many
+        self._counts_entries = batching is not None and (  # otherwise the limit is out of reach
             bool(batching.filter_properties)
             or (self._by_key and batching.messages_max > ENTRIES_MAX)
         )
@@ -90,7 +87,6 @@ class Batcher:
 
     @property
     def collecting(self) -> bool:
-        """Whether a batch waits for more messages."""
         return bool(self._open)
 
     def add(self, message: OutgoingMessage) -> list[Parcel]:
@@ -120,7 +116,7 @@ class Batcher:
         return ready
 
     def flush(self) -> list[Parcel]:
-        """Return the open batch, and start a new one."""
+        """Take the open batch."""
         if not self._open:
             return []
         parcel, self._open = self._open, []
@@ -129,7 +125,6 @@ class Batcher:
         return [parcel]
 
     def _begins_entry(self, message: OutgoingMessage) -> bool:
-        """Whether a message needs a new entry in the open batch."""
         shown = self._shown.get(message.group if self._by_key else None, _NOTHING)
         return shown is not message.shown and shown != message.shown
 
@@ -140,8 +135,8 @@ class Batcher:
 
 
 def cut_by_key(parcel: Sequence[OutgoingMessage]) -> list[Parcel]:
-    """Split a parcel that is batched by key into entries: messages of one key that show the same,
-    in order. Entries are in the order of their highest ids."""
+    """Split a batch into entries: for each key, messages with the same projection, in order.
+    Entries are ordered by their highest ids."""
     newest: dict[object, Parcel] = {}
     entries: list[Parcel] = []
     for message in parcel:

@@ -1,8 +1,8 @@
-"""A circuit breaker for failures that hit every key.
+"""A circuit breaker for failures that affect every key.
 
-A message that fails is retried, and blocks later messages of its key: right for a failure of one
-message, or of one key. When whatever the handlers depend on is down, each key would go through its
-retries on its own, to the dead letter topic. Then nothing more should be handed out at all:
+A failed message is retried, and blocks later messages of its key. That is right if one message or
+one key fails. But if a dependency of the handlers is down, each key would exhaust its retries on
+its own and go to the dead letter topic. Handing out messages must stop altogether:
 
                the share of failures reaches the ratio
        CLOSED ───────────────────────────────────────▶ OPEN
@@ -11,9 +11,9 @@ retries on its own, to the dead letter topic. Then nothing more should be handed
          │ acknowledged                                ▼  │ twice the pause
          └────────────────────────────────────── HALF_OPEN
 
-Half open, one message is handed out, the probe. Only an acknowledgement or a refusal by the
-application is an outcome; a time-out or a revocation is not. Outcomes of messages that were handed
-out before the breaker opened are ignored until it closes.
+Half open, the breaker lets one message through, the probe. Only the application's acknowledgement
+or refusal is an outcome; a time-out or a revocation is not. Outcomes of messages handed out before
+the breaker opened are ignored until it closes.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ from typing import Final
 from seqgate.client._subscribing import DELAY_MAX_S
 
 OUTCOMES_MAX: Final = 10_000
-"""The largest window of outcomes."""
+"""The largest window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +33,20 @@ class Breaker:
     """When a consumer stops handing out messages because they fail, whatever their key, and when it
     tries again.
 
-    It opens when `ratio` or more of the last `outcomes` messages were refused. Then nothing is
-    handed out for a pause. Messages that are handed out already can still be settled; buffered ones
-    keep their order, and their time-outs are renewed. After the pause one message is handed out: if
-    it is acknowledged, the breaker closes; if it is refused, the pause doubles, up to
-    `pause_max_s`. If it is revoked or times out, or has no outcome after `pause_max_s`, the next
-    message is tried.
+    It opens when `ratio` or more of the last `outcomes` messages were refused, and then hands out
+    nothing for a pause. Messages already handed out can still be settled; buffered ones keep their
+    order, and their time-outs are renewed. After the pause one message is handed out: if it is
+    acknowledged, the breaker closes; if it is refused, the pause doubles, up to `pause_max_s`. If
+    it is revoked or times out, or has no outcome after `pause_max_s`, the next message is tried.
 
-    Consumers have one by default. It takes 100 failures without a success between them, which a bad
-    message among good ones does not cause; and it prevents what cannot be undone: a topic that uses
-    up its redeliveries while a database is down. Give None, or another ratio, where continuous
-    failures are normal, or where a bad message may be the topic's only one for hours and the next
-    must not wait for up to `pause_max_s`.
+    Consumers have one by default. It opens after 100 failures in a row, which one bad message among
+    good ones does not cause, and it prevents a loss that cannot be undone: a topic that exhausts
+    its redeliveries while a database is down. Pass None, or another ratio, if continuous failures
+    are normal, or if a bad message may be the topic's only one for hours and the next must not wait
+    for up to `pause_max_s`.
 
     Attributes:
-        outcomes: the window, 1 to 10,000; with fewer outcomes, it does not open.
+        outcomes: the window, 1 to 10,000; the breaker does not open before it is full.
         ratio: the share of failures that opens it, above 0, up to 1.
         pause_min_s, pause_max_s: seconds, 0.001 to 86,400.
 
@@ -70,32 +69,30 @@ class Breaker:
 
 
 class BreakerState(Enum):
-    """The state of a breaker."""
-
     CLOSED = "closed"
     """Messages are handed out."""
     OPEN = "open"
     """Nothing is handed out."""
     HALF_OPEN = "half open"
-    """One message is handed out, whose outcome closes or opens the breaker."""
+    """One message is handed out; its outcome closes or opens the breaker."""
 
 
 class Brake:
-    """The state machine of a Breaker. Mutable, synchronous, with one owner: it calls `admits`
-    before a message is handed out, and `advance` when `due_ms` is reached. Times are milliseconds
-    of one clock. A message is identified by its delivery, and a bit of it.
+    """The state machine of a Breaker. Mutable, synchronous, one owner: it calls `admits` before it
+    hands out a message, and `advance` when `due_ms` is reached. Times are milliseconds of one
+    clock. A delivery and a bit of it identify a message.
     """
 
     def __init__(self, breaker: Breaker) -> None:
         self.state = BreakerState.CLOSED
         self.due_ms: int | None = None
-        """When `advance` changes the state; None: not because of time."""
+        """When `advance` changes the state; None: no change is due."""
         self._breaker = breaker
         self._count = 0  # outcomes since it closed
-        self._failures: deque[int] = deque()  # the failures in the window, by count
+        self._failures: deque[int] = deque()  # the failures in the window, by their count
         self._pause_ms = 0
         self._probe: int | None = None
-        self._probes: dict[int, int] = {}  # the bits of all probes since it is half open
+        self._probes: dict[int, int] = {}  # the bits of all probes since the breaker is half open
 
     def admits(self, now_ms: int, is_live: Callable[[int], bool]) -> bool:
         """Whether a message may be handed out. `is_live` is true of live deliveries."""
@@ -106,20 +103,17 @@ class Brake:
         return self._probe is None or is_late or not is_live(self._probe)
 
     def advance(self, now_ms: int) -> None:
-        """Change the state if it is due."""
         if self.state is BreakerState.OPEN and self.due_ms is not None and now_ms >= self.due_ms:
             self.state = BreakerState.HALF_OPEN
             self.due_ms = None
 
     def record_taken(self, delivery: int, bit: int, now_ms: int) -> None:
-        """A message was handed out."""
         if self.state is BreakerState.HALF_OPEN:
             self._probe = delivery
             self._probes[delivery] = self._probes.get(delivery, 0) | bit
             self.due_ms = now_ms + _to_ms(self._breaker.pause_max_s)
 
     def record_acknowledged(self, delivery: int, bits: int) -> None:
-        """Messages were acknowledged."""
         if self.state is BreakerState.CLOSED:
             self._count += 1
         elif self._is_probe(delivery, bits):
@@ -127,7 +121,6 @@ class Brake:
             self._pause_ms = 0
 
     def record_refused(self, delivery: int, bit: int, now_ms: int) -> None:
-        """A message was refused."""
         if self.state is BreakerState.CLOSED:
             self._count += 1
             self._failures.append(self._count)
@@ -141,7 +134,7 @@ class Brake:
             self._open(now_ms)
 
     def forget_probes(self) -> None:
-        """No delivery is live any longer."""
+        """Forget all probes: no delivery is live any more."""
         self._probe = None
         self._probes.clear()
 

@@ -11,7 +11,7 @@ from seqgate.errors import ConsumerClosedError, CorruptMessageError
 from seqgate.telemetry.spans import fail_with
 
 STOP_TIMEOUT_S: Final = 30.0
-"""How long running handlers may take to finish when processing is cancelled, by default."""
+"""How long running handlers may take to finish after a cancellation, by default."""
 
 _log: Final = logging.getLogger("seqgate.client")
 
@@ -27,23 +27,23 @@ async def process_by_key(
     on_failure: OnFailure | None = None,
     stop_timeout_s: float = STOP_TIMEOUT_S,
 ) -> None:
-    """Run a handler for each message: concurrently for different keys, and one at a time, in order,
-    for messages of a key. Returns when the consumer is closed.
+    """Call a handler for each message: concurrently for different keys, one at a time and in order
+    within a key. Returns when the consumer is closed.
 
     A message is acknowledged when its handler returns, and refused when it raises: it is
-    redelivered after the delay of `Consumer.nack`, and later messages of its key after it. In an
-    EXCLUSIVE subscription, where the whole topic is in order, one handler runs at a time. Messages
-    of a batch have the key of their batch.
+    redelivered after the delay of `Consumer.nack`, before later messages of its key. An EXCLUSIVE
+    subscription orders the whole topic, so one handler runs at a time. Messages of a batch have
+    the key of their batch.
 
-    When the call is cancelled, no further message is taken. Running handlers may finish within
-    `stop_timeout_s`, and their messages are acknowledged; then they are cancelled, and their
-    messages are neither acknowledged nor refused: they are redelivered when the consumer is closed.
+    On cancellation, no further messages are received. Running handlers may finish within
+    `stop_timeout_s`, and their messages are acknowledged; those that do not are cancelled, and
+    their messages are neither acknowledged nor refused: closing the consumer redelivers them.
 
     Args:
-        concurrency: how many handlers run at once, 1 or more.
-        on_failure: called with each message that failed, and the exception; None: it is logged. An
+        concurrency: the most handlers that run at once, 1 or more.
+        on_failure: called with each message that failed, and the exception; None: log it. An
             exception from it ends the processing.
-        stop_timeout_s: see above, in seconds.
+        stop_timeout_s: seconds.
 
     Raises:
         ValueError: the concurrency is below 1.
@@ -63,7 +63,7 @@ async def process_by_key(
 
 
 async def _stop(work: "_Work", tasks: list[asyncio.Task[None]], timeout_s: float) -> None:
-    """Let running handlers finish until the time-out; survives further cancellation."""
+    """Let running handlers finish within the time-out; survives further cancellation."""
     for task in tasks:
         if task not in work.handling:
             task.cancel()
@@ -88,8 +88,6 @@ async def _stop(work: "_Work", tasks: list[asyncio.Task[None]], timeout_s: float
 
 
 class _Work:
-    """The state that the tasks share."""
-
     def __init__(self, consumer: Consumer, handler: Handler, on_failure: OnFailure) -> None:
         self.handling: set[asyncio.Task[object] | None] = set()
         self.is_stopping = False
@@ -98,7 +96,6 @@ class _Work:
         self._on_failure = on_failure
 
     async def run(self) -> None:
-        """Process messages of unlocked keys, one at a time."""
         task = asyncio.current_task()
         while not self.is_stopping:
             try:

@@ -1,4 +1,4 @@
-"""The channel to a service, and what every call on it shares."""
+"""Channels to the services, with the limits and the backoff that every call shares."""
 
 from collections.abc import Awaitable
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
 """The largest gRPC message that a client accepts, in bytes; services have lower limits."""
 
 CALL_TIMEOUT_S: Final = 30.0
-"""The limit on a unary call."""
+"""The deadline of a unary call."""
 
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
-"""How long a client waits before it reconnects: at first, and at most. Each wait doubles."""
+"""The first and the longest wait before a client reconnects. Each wait doubles."""
 
 OPTIONS: Final = channels.channel_options(
     keepalive_s=10, keepalive_timeout_s=5, message_bytes_max=MESSAGE_BYTES_MAX
@@ -38,14 +38,13 @@ class Security:
 
 
 PLAIN: Final = Security()
-"""Neither TLS nor a token."""
 
 
 def open_channel(target: str, security: Security = PLAIN) -> aio.Channel:
-    """A channel that is quick to reconnect, and notices a dead peer within 15 seconds.
+    """A channel that reconnects quickly, and notices a dead peer within 15 seconds.
 
     Raises:
-        OSError, ValueError: a file cannot be used, or a token would leave this machine unencrypted.
+        OSError, ValueError: a file is unusable, or a token would leave this machine unencrypted.
     """
     return channels.open_channel(
         target,
@@ -57,7 +56,7 @@ def open_channel(target: str, security: Security = PLAIN) -> aio.Channel:
 
 
 async def translated(call: Awaitable[T]) -> T:
-    """The call's response.
+    """Await a call's response.
 
     Raises:
         SeqgateError: the call failed.
@@ -69,18 +68,17 @@ async def translated(call: Awaitable[T]) -> T:
 
 
 class Backoff:
-    """Growing, jittered waits."""
+    """Exponential backoff with jitter."""
 
     def __init__(self) -> None:
         self._random = Random()
         self._next_s = BACKOFF_FIRST_S
 
     def reset(self) -> None:
-        """Start again from the shortest."""
         self._next_s = BACKOFF_FIRST_S
 
     def next_s(self, at_least: float | None = None) -> float:
-        """How long to wait this time."""
+        """The wait before this attempt, at least `at_least`."""
         wait_s = max(self._next_s * (0.5 + self._random.random() / 2), at_least or 0.0)
         self._next_s = min(self._next_s * 2, BACKOFF_MAX_S)
         return wait_s

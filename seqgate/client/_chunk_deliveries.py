@@ -8,12 +8,12 @@ of effects, and each delivery is in exactly one of them:
     Damaged       a chunk does not match its checksum
     Acknowledge   chunks that make no message, or whose message is not wanted
     Refuse        chunks whose message this consumer cannot take: it counts as a failure
-    GiveBack      chunks that are delivered again, and did not fail
+    GiveBack      chunks to be redelivered that did not fail
 
-Chunks are given back when one of their attempt was revoked or moved, or when there is no room or no
-time for them: the service delivers the attempt anew, from its first chunk. Chunks of it that it
-sent before it learnt of that are given back as well. So an attempt is *returning* until its first
-chunk arrives again, or everything given back is answered.
+Chunks are given back when one of their attempt was revoked or moved, was evicted, or expired: the
+service redelivers the attempt from its first chunk. Chunks of it that were already on their way are
+given back as well. So an attempt is *returning* until its first chunk arrives again, or everything
+given back is answered.
 """
 
 from collections import Counter
@@ -36,19 +36,19 @@ from seqgate.errors import SeqgateError
 from seqgate.types import Position
 
 Attempt = tuple[str, str]
-"""An attempt to publish a large message: the producer's name, and the attempt's uuid."""
+"""One attempt at a large message: the producer's name, and the attempt's uuid."""
 
 _NEVER_COMPLETE: Final = frozenset(
     (DropReason.ABORTED, DropReason.RESTARTED, DropReason.DUPLICATE, DropReason.CORRUPT)
 )
-"""Why chunks are acknowledged: they make a message nowhere."""
+"""Reasons to acknowledge chunks: they never make a message."""
 
 _NOT_NOW: Final = frozenset((DropReason.EVICTED, DropReason.EXPIRED))
-"""Why chunks are given back: they are delivered again when it is the turn of their message."""
+"""Reasons to give chunks back: they are redelivered when it is their message's turn."""
 
 
 class Complete(NamedTuple):
-    """A message is complete: its deliveries, where it begins, and its chunks end to end."""
+    """A complete message: its deliveries, where it begins, and its chunks end to end."""
 
     deliveries: tuple[int, ...]
     first: Position
@@ -56,7 +56,7 @@ class Complete(NamedTuple):
 
 
 class Damaged(NamedTuple):
-    """The chunk that has just arrived is damaged. The rest of its attempt is given back."""
+    """The chunk that just arrived is damaged. The rest of its attempt is given back."""
 
     error: SeqgateError
 
@@ -76,8 +76,8 @@ class Refuse(NamedTuple):
 
 
 class GiveBack(NamedTuple):
-    """Chunks to give back; report the answer to `given_back`. With `no_room` they are delivered
-    again, with the rest of their message, when others are complete."""
+    """Chunks to give back; report the answer to `given_back`. With `no_room`, the service
+    redelivers them, with the rest of their message, when other messages are complete."""
 
     deliveries: tuple[int, ...]
     key: bytes
@@ -90,8 +90,6 @@ Effect = Complete | Damaged | Acknowledge | Refuse | GiveBack
 
 
 class _Chunk(NamedTuple):
-    """A chunk in the assembler."""
-
     delivery: int
     attempt: Attempt
     key: bytes
@@ -102,30 +100,28 @@ class ChunkDeliveries:
 
     def __init__(self, limits: AssemblyLimits, incomplete: Incomplete) -> None:
         self.counts: Final = Counter[DropReason]()
-        """How many chunks were dropped, by reason."""
+        """The chunks dropped, by reason."""
         self._assembler = Assembler(limits, evicts_newest=True)
         self._incomplete = incomplete
         self._chunks: dict[Position, _Chunk] = {}
-        self._positions: dict[int, Position] = {}  # of the same, by delivery
-        self._unanswered: Counter[Attempt] = Counter()  # how many answers to GiveBack are to come
+        self._positions: dict[int, Position] = {}  # of the same chunks, by delivery
+        self._unanswered: Counter[Attempt] = Counter()  # GiveBacks without an answer
         self._returning: set[Attempt] = set()
-        self._no_room: set[Attempt] = set()  # those of them that wait for others
+        self._no_room: set[Attempt] = set()  # returning attempts that wait for others
         self._reports: list[Dropped] = []
 
     @property
     def deliveries(self) -> Collection[int]:
-        """The deliveries of all chunks of incomplete messages."""
         return self._positions.keys()
 
     def take_dropped(self) -> list[Dropped]:
-        """Chunks that were dropped since the last call."""
+        """The chunks dropped since the last call."""
         reports, self._reports = self._reports, []
         return reports
 
     def add(
         self, delivery: pb.Delivery, position: Position, key: bytes, now_ms: int
     ) -> list[Effect]:
-        """A chunk has arrived."""
         number = delivery.delivery
         attempt = (delivery.metadata.producer_name, delivery.metadata.uuid)
         chunk = _Chunk(number, attempt, key)
@@ -151,7 +147,7 @@ class ChunkDeliveries:
         return effects
 
     def abort(self, producer: str, uuid: str) -> list[Effect]:
-        """The log has ended an attempt."""
+        """The log has ended an attempt: drop its chunks."""
         dropped = self._assembler.abort(producer, uuid)
         return [] if dropped is None else self._drop(dropped)
 
@@ -160,15 +156,15 @@ class ChunkDeliveries:
         return self._drop(*self._assembler.expire(now_ms))
 
     def take_back(self, delivery: int, *, gone: Iterable[int] = ()) -> list[Effect]:
-        """The service takes back a chunk: give back all of its attempt, but for deliveries that are
-        gone already."""
+        """The service takes back a chunk: give back its whole attempt, except deliveries that are
+        already gone."""
         position = self._positions.get(delivery)
         if position is None:
             return []
         return self._abandon(self._chunks[position].attempt, gone=gone)
 
     def given_back(self, attempt: Attempt) -> None:
-        """A GiveBack of an attempt is answered."""
+        """Count the answer to a GiveBack of an attempt."""
         self._unanswered[attempt] -= 1
         if self._unanswered[attempt] <= 0:
             del self._unanswered[attempt]
@@ -199,7 +195,6 @@ class ChunkDeliveries:
         return effects
 
     def _settle(self, dropped: Dropped, chunks: dict[Position, _Chunk]) -> Effect:
-        """The effects for chunks that make no message here."""
         numbers = tuple(each.delivery for each in chunks.values())
         if dropped.reason in _NEVER_COMPLETE or self._incomplete is Incomplete.ACKNOWLEDGE:
             return Acknowledge(numbers)
@@ -211,8 +206,8 @@ class ChunkDeliveries:
         return Refuse(numbers, key, first)
 
     def _abandon(self, attempt: Attempt, *, gone: Iterable[int]) -> list[Effect]:
-        """Forget the chunks of an attempt, and give back those that are not gone already."""
-        self._assembler.abort(*attempt)  # it starts over: this is no drop
+        """Forget the chunks of an attempt, and give back those not gone already."""
+        self._assembler.abort(*attempt)  # not a drop: it is redelivered
         positions = [each for each, chunk in self._chunks.items() if chunk.attempt == attempt]
         dead = set(gone)
         chunks = {position: self._take_out(position) for position in positions}

@@ -1,10 +1,10 @@
-"""Large messages in chunks.
+"""Cuts large messages into chunks.
 
-A message whose compressed payload exceeds the limit of an entry is cut into chunks, each of which
-is published as an entry, all under the message's sequence id (PIP-37). An *attempt* is one way of
-cutting it, under a unique uuid. An attempt continues after a reconnection. If it cannot, because
-the service lacks earlier chunks or now takes smaller entries only, the message starts again as a
-new attempt. Chunks of two attempts are never assembled together.
+A message whose compressed payload exceeds an entry is cut into chunks, each published as an entry,
+all under the message's sequence id (PIP-37). An *attempt* is one way of cutting it, under a unique
+uuid. An attempt continues after a reconnection. If it cannot, because the service lacks earlier
+chunks or now takes smaller entries only, the message starts again as a new attempt. Chunks of two
+attempts are never assembled together.
 """
 
 import uuid
@@ -21,7 +21,7 @@ from seqgate.telemetry import names
 from seqgate.types import Position
 
 PLACE_BYTES: Final = 96
-"""The most bytes that a chunk's place adds to its message's metadata."""
+"""The most bytes that a chunk's number and uuid add to its message's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Chunking:
     """How a producer cuts messages that are too large for one entry.
 
     Attributes:
-        chunk_bytes: the largest chunk, in bytes; 0: the service's limit, which applies in any case.
+        chunk_bytes: the largest chunk, in bytes; 0: the service's limit, which always applies.
             (Pulsar's chunkMaxMessageSize.)
     """
 
@@ -45,16 +45,16 @@ class Chunking:
 
 
 def chunks_of(body_bytes: int, chunk_bytes: int) -> int:
-    """How many chunks a payload is cut into; 1: it is not cut."""
+    """The number of chunks of a payload; 1: it is not cut."""
     return max(1, -(-body_bytes // chunk_bytes))
 
 
 class LargeMessage:
-    """A message that is being published in chunks. Entries are made when they are sent, and not
-    kept: only the payload stays in memory.
+    """A message being published in chunks. Entries are made when they are sent, and not kept: only
+    the payload stays in memory.
 
     Attributes:
-        message: whose payload it is.
+        message: the message of the payload.
         chunk_bytes: the size of its chunks; the last one may be smaller.
         resolved: whether its outcome is known.
         broken: whether this attempt cannot continue.
@@ -89,16 +89,14 @@ class LargeMessage:
 
     @property
     def num_chunks(self) -> int:
-        """How many chunks there are."""
         return chunks_of(len(self._body), self.chunk_bytes)
 
     def size_bytes(self, chunk_id: int) -> int:
-        """An upper bound of a chunk's size, as it counts against windows."""
+        """An upper bound of a chunk's size, for the window."""
         left = len(self._body) - chunk_id * self.chunk_bytes
         return min(self.chunk_bytes, left) + self._metadata.ByteSize() + PLACE_BYTES
 
     def fill(self, entry: pb.Entry, chunk_id: int) -> None:
-        """Fill in a chunk's entry."""
         first = chunk_id * self.chunk_bytes
         chunk = self._body[first : first + self.chunk_bytes]
         entry.metadata.CopyFrom(self._metadata)
@@ -107,7 +105,7 @@ class LargeMessage:
         entry.payload = chunk
 
     def stored(self, chunk_id: int, position: Position, *, duplicate: bool) -> None:
-        """A chunk is in the log; `duplicate`: it was there before."""
+        """Record that a chunk is in the log; `duplicate`: it was there before."""
         self._unanswered -= 1
         if chunk_id == 0:
             self._first = position

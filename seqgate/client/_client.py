@@ -31,14 +31,13 @@ from seqgate.types import TopicName
 
 MAX_PENDING_MESSAGES: Final = 10_000
 MAX_PENDING_BYTES: Final = 64 * 1024 * 1024
-"""A producer's default limits of messages, and of their bytes, that await a receipt."""
+"""A producer's default limits on messages that await a receipt: their number and their bytes."""
 
 RECEIVER_QUEUE_MESSAGES: Final = 1_000
 RECEIVER_QUEUE_BYTES: Final = 64 * 1024 * 1024
-"""A consumer's default limits of buffered messages, and of their bytes."""
+"""A consumer's default limits on buffered messages: their number and their bytes."""
 
 BREAKER: Final = Breaker()
-"""The default breaker of consumers."""
 
 
 def connect(
@@ -48,7 +47,7 @@ def connect(
     tls: TLS | None = None,
     token: BearerToken | None = None,
 ) -> "Client":
-    """Make a client of the ledger service at `ledger` (host:port, or dns:///name:port), and, for
+    """Return a client of the ledger service at `ledger` (host:port, or dns:///name:port) and, for
     consumers, of the dispatcher service at `dispatcher`. It connects on first use.
 
         async with connect("localhost:7702") as client:
@@ -57,13 +56,13 @@ def connect(
 
     Args:
         tls: connect over TLS, optionally with a client certificate. Files are reloaded when they
-            change, and used for calls from then on.
+            change.
         token: authenticates calls: a token, a file (Path) that is reloaded when it changes, or a
             function that is called for each call and must not block. Requires TLS unless the
             service is on this machine.
 
     Raises:
-        RuntimeError: there is no running event loop.
+        RuntimeError: no event loop is running.
         OSError, ValueError: a file is unusable, or a token would be sent in plain text.
     """
     return Client(ledger, dispatcher, Security(tls, token))
@@ -79,7 +78,7 @@ class Client:
         self._channel = FollowingChannel(ledger, self._open_channel)
         self._channel.at(ledger)  # raises now if files are unusable
         self._dispatcher = dispatcher
-        self._dispatchers: dict[str, aio.Channel] = {}  # by address: owners of subscriptions differ
+        self._dispatchers: dict[str, aio.Channel] = {}  # by address: subscriptions differ in owner
 
     def producer(
         self,
@@ -100,23 +99,23 @@ class Client:
 
         Args:
             topic: tenant/namespace/name, or a name in public/default. Created if policy allows.
-            name: unique in its topic, 1 to 255 bytes; deduplication goes by it. An application that
-                wants its resends recognised after a restart always gives the same name. None: the
-                service assigns a new one.
+            name: unique in its topic, 1 to 255 bytes; it identifies the producer to deduplication.
+                Use the same name after a restart to have resends recognised. None: the service
+                assigns a new one.
             initial_sequence_id: the last id that the application considers published; used if the
                 service does not know the name. The first automatic id is one more.
             takeover: take the name from a producer that is using it, instead of failing.
             batching: collect messages into batches; None: each message is an entry.
-            chunking: cut messages that are too large for one entry; None: they are refused. Not
-                together with batching.
+            chunking: cut messages that are too large for one entry; None: refuse them. Excludes
+                batching.
             compression: compress each entry.
-            max_pending_messages: how many messages may await a receipt; then `send` waits. A large
-                message counts once for each chunk.
-            max_pending_bytes: how many bytes of payloads, keys and properties they may have; then
-                `send` waits, except for a message that is alone. Pending messages take about twice
-                that in memory: as given, and as sent.
+            max_pending_messages: the most messages that may await a receipt; `send` waits at the
+                limit. A large message counts once per chunk.
+            max_pending_bytes: the most bytes of payloads, keys and properties that may await a
+                receipt; `send` waits at the limit, unless nothing else is pending. Pending messages
+                take about twice that in memory: as given, and as sent.
             send_timeout_s: how long a message may await its receipt; when one is overdue, all
-                pending messages fail. None: for ever.
+                pending messages fail. None: no limit.
             open_timeout_s: how long opening may take.
 
         Raises:
@@ -150,18 +149,18 @@ class Client:
         on_dropped: Callable[[Dropped], None] | None = None,
         on_missed: Callable[[Missed], None] | None = None,
     ) -> Reader:
-        """Make a reader, to iterate over.
+        """Make a reader, an async iterator of messages.
 
         Args:
             topic: tenant/namespace/name, or a name in public/default. It must exist.
             start: "earliest", "latest", or a message's id.
-            inclusive: with an id, whether that message comes first, or the one after it.
-            assembly: limits of incomplete large messages in memory; None: AssemblyLimits().
+            inclusive: whether to start with the message of the id, or after it.
+            follow: wait for new messages; False: the iteration ends at the topic's end.
+            assembly: limits on incomplete large messages in memory; None: AssemblyLimits().
             on_dropped: called with chunks that make no message, and the reason.
-            on_missed: called with messages that were trimmed before they were read, and the reader
-                continues; None: it raises MessagesTrimmedError until `skip` is called. With
-                "earliest", messages count as missing only after the first one was read.
-            follow: wait for new messages; otherwise the iteration ends at the topic's end.
+            on_missed: called with the range when messages were trimmed before they were read; the
+                reader continues after it. None: MessagesTrimmedError, until `skip` is called. With
+                "earliest", only messages after the first one read count as missed.
         """
         return Reader(
             self._channel,
@@ -196,7 +195,7 @@ class Client:
         on_dropped: Callable[[Dropped], None] | None = None,
         open_timeout_s: float = 30.0,
     ) -> Consumer:
-        """Make a consumer, to iterate over; `async with` opens and closes it.
+        """Make a consumer, an async iterator of messages; `async with` opens and closes it.
 
         Args:
             topic: tenant/namespace/name, or a name in public/default. It must exist.
@@ -204,29 +203,29 @@ class Client:
             type: how messages are distributed over consumers.
             options: the subscription's behaviour; None: SubscriptionOptions(). All connected
                 consumers must give the same type and options.
-            name: the consumer's, 1 to 255 bytes; a consumer that reconnects under its name gets the
-                same slots. None: the service assigns one, which is kept for reconnecting.
+            name: the consumer's name, 1 to 255 bytes; a consumer that reconnects under its name
+                gets the same slots. None: the service assigns one, which is kept for reconnecting.
             start: where the subscription starts if it does not exist: "earliest", "latest", a
                 message's id, or a time. None: it must exist.
-            properties: the subscription's, if it is created: at most 64, of at most 4 KiB each.
+            properties: set on the subscription if it is created: at most 64, of at most 4 KiB each.
             ranges: the consumer's hash slots, for STICKY placement: (first, last), both included,
                 0 to 65,535.
             weight: the consumer's shares of the hash ring, 1 to 100.
-            ack_timeout_s: after how many seconds a message fails unless it is settled or extended:
-                0.1 to 86,400; None: never. Buffered messages are renewed automatically: at least
-                two thirds of the time are left to the application.
+            ack_timeout_s: seconds after which a message fails unless it is settled or extended: 0.1
+                to 86,400; None: never. Buffered messages are renewed automatically: the application
+                has at least two thirds of the time.
             retry: the delay before a refused message is redelivered; None: the service's default.
-            breaker: when to stop handing out messages because they all fail; by default, when the
-                last 100 were refused; None: never.
-            receiver_queue: how many messages are buffered, 1 to 1,000,000. A batch that begins
-                within arrives whole.
-            receiver_queue_bytes: how many bytes of messages are buffered. Permits are granted by
-                the size of recent messages, and none while this much is buffered.
-            assembly: limits of incomplete large messages in memory, in addition; None:
-                AssemblyLimits().
-            incomplete: what happens to large messages that cannot be assembled here.
+            breaker: stops handing out messages while all of them fail; the default opens when the
+                last 100 were refused. None: never stop.
+            receiver_queue: the most messages to buffer, 1 to 1,000,000. A batch that begins within
+                the limit arrives whole.
+            receiver_queue_bytes: the most bytes of messages to buffer. Permits are computed from
+                the size of recent messages; none are granted while this much is buffered.
+            assembly: limits on incomplete large messages in memory, on top of the receiver queue;
+                None: AssemblyLimits().
+            incomplete: what to do with large messages that cannot be assembled here.
             on_dropped: called with chunks that make no message, and the reason. ABORTED, RESTARTED,
-                DUPLICATE and CORRUPT ones are acknowledged; `incomplete` decides about the others.
+                DUPLICATE and CORRUPT chunks are acknowledged; `incomplete` decides on the others.
                 Must not raise.
             open_timeout_s: how long opening may take.
 

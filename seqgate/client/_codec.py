@@ -25,8 +25,6 @@ from seqgate.types import Position
 
 
 class Compression(Enum):
-    """How a producer compresses entries."""
-
     NONE = "none"
     LZ4 = "lz4"
     ZLIB = "zlib"
@@ -46,8 +44,6 @@ _NO_CONTEXT: Final[Mapping[str, str]] = {}
 
 @dataclass(slots=True)
 class OutgoingMessage:
-    """A message to publish."""
-
     sequence_id: int
     payload: bytes
     key: str | bytes | None = None
@@ -55,42 +51,40 @@ class OutgoingMessage:
     properties: Mapping[str, str] = field(default_factory=dict)
     event_time_ms: int | None = None
     deliver_at_ms: int | None = None
-    shown: Mapping[str, str] | None = None  # the properties that filters see; None: not projected
+    shown: Mapping[str, str] | None = None  # its projection for filters; None: not projected
     done: Any = None  # the producer's future; opaque here and in the outbox
     sealed: "Sealed | None" = None
     chunks: int = 1
-    span: Any = None  # its own span, while it is recorded: see _tracing.py
-    batch: Any = None  # the span of its batch, likewise
+    span: Any = None  # its own recorded span: see _tracing.py
+    batch: Any = None  # its batch's recorded span
 
     @property
     def size_bytes(self) -> int:
-        """About how many bytes it adds to a batch."""
+        """The approximate bytes that it adds to a batch."""
         properties = sum(len(name) + len(value) for name, value in self.properties.items())
         return len(self.payload) + len(self.key or "") + properties + 16
 
     @property
     def shown_bytes(self) -> int:
-        """About how many bytes its projection adds to an entry."""
+        """The approximate bytes that its projection adds to an entry."""
         return sum(len(name) + len(value) for name, value in (self.shown or {}).items())
 
     @property
     def group(self) -> object:
-        """The key by which it is batched: the ordering key, or else the key. Text and bytes are
-        never the same key."""
+        """The key by which it is batched: the ordering key, or else the key. A text and a bytes key
+        are never equal."""
         if self.ordering_key is not None:
             return "ordering", self.ordering_key
         return "key", self.key
 
 
 class Sealed(NamedTuple):
-    """A message's metadata and its compressed payload."""
-
     metadata: entry_pb2.EntryMetadata
     body: bytes
 
 
 class Fields(NamedTuple):
-    """The fields of a Message, in their order."""
+    """The fields of a Message, in its order."""
 
     topic: str
     id: MessageId
@@ -114,7 +108,7 @@ def encode_single(
     publish_time_ms: int,
     context: Mapping[str, str] = _NO_CONTEXT,
 ) -> ledger_pb2.Entry:
-    """Make an entry of one message, with a trace's `context` unless the message has its own."""
+    """Make an entry of one message, with the trace `context` unless the message has its own."""
     metadata, body = seal_message(
         producer, message, compression=compression, publish_time_ms=publish_time_ms
     )
@@ -141,8 +135,8 @@ def seal_message(
 def _describe(
     metadata: entry_pb2.EntryMetadata | entry_pb2.SingleMessageMetadata, message: OutgoingMessage
 ) -> None:
-    """Copy a message's own metadata. Field by field: a constructor with all fields, absent ones
-    included, takes four times as long, and this runs for every message."""
+    """Copy a message's own metadata, field by field: a constructor call with all fields, absent
+    ones included, takes four times as long, and this runs for every message."""
     if message.properties:
         metadata.properties.update(message.properties)
     _describe_keys(metadata, message)
@@ -173,8 +167,8 @@ def encode_batch(
     context: Mapping[str, str] = _NO_CONTEXT,
 ) -> ledger_pb2.Entry:
     """Make an entry of a batch: messages with increasing sequence ids and the same projection. With
-    `keyed` they are of one group, and the entry has their key, as has an entry of one message. A
-    message with a delivery time must be the only one. A trace's `context` applies to all messages
+    `keyed` they are of one group, and the entry has their key, like an entry of one message. A
+    message with a delivery time must be the only one. The trace `context` applies to all messages
     without their own."""
     first = messages[0]
     ids = [message.sequence_id for message in messages]
@@ -215,7 +209,7 @@ def decode_entry(topic: str, stored: ledger_pb2.StoredEntry) -> list[Message]:
 
 
 def decode_fields(topic: str, stored: ledger_pb2.StoredEntry) -> list[Fields]:
-    """The fields of an entry's messages, for other classes than Message.
+    """The fields of an entry's messages, for classes other than Message.
 
     Raises:
         CorruptMessageError: the payload does not match its checksum or cannot be decoded.
@@ -238,15 +232,19 @@ def decode_fields(topic: str, stored: ledger_pb2.StoredEntry) -> list[Fields]:
 
 
 def decode_large(topic: str, last: ledger_pb2.StoredEntry, body: bytes, first: Position) -> Message:
-    """The message of these chunks; see decode_large_fields."""
+    """See decode_large_fields."""
     return Message(*decode_large_fields(topic, last, body, first))
 
 
 def decode_large_fields(
     topic: str, last: ledger_pb2.StoredEntry, body: bytes, first: Position
 ) -> Fields:
-    """The fields of a large message: its last chunk, all chunks end to end, and the first one's
-    position.
+    """Decode a large message.
+
+    Args:
+        last: its last chunk.
+        body: all its chunks end to end.
+        first: the first chunk's position.
 
     Raises:
         CorruptMessageError: the chunks do not match their checksum or cannot be decoded.
@@ -269,7 +267,7 @@ def _fields(
     batch_index: int,
     shared: Mapping[str, str] | None = None,
 ) -> Fields:
-    """Combine a message's own metadata, its entry's, and its batch's properties: `shared`."""
+    """Combine a message's own metadata, its entry's, and its batch's properties (`shared`)."""
     position = stored.position
     has_key = own.HasField("partition_key")
     has_bytes_key = has_key and own.partition_key_b64_encoded
@@ -303,7 +301,7 @@ def _check_base64(stored: ledger_pb2.StoredEntry, key: str) -> None:
 
 
 def to_entry(metadata: entry_pb2.EntryMetadata, body: bytes) -> ledger_pb2.Entry:
-    """Make an entry of a payload that is compressed already."""
+    """Make an entry of a payload that is already compressed."""
     metadata.payload_crc32c = google_crc32c.value(body)
     return ledger_pb2.Entry(metadata=metadata, payload=body)
 
@@ -329,7 +327,7 @@ def _compress(compression: Compression, payload: bytes) -> bytes:
 
 
 def checked_payload(stored: ledger_pb2.StoredEntry) -> bytes:
-    """An entry's payload, verified by its checksum, if it has one.
+    """An entry's payload, checked against its checksum if it has one.
 
     Raises:
         CorruptMessageError: they do not match.
@@ -344,7 +342,7 @@ def checked_payload(stored: ledger_pb2.StoredEntry) -> bytes:
 
 
 def piece_of(stored: ledger_pb2.StoredEntry) -> Piece:
-    """A chunk's entry as the assembler takes it.
+    """Parse a chunk's entry for the assembler.
 
     Raises:
         CorruptMessageError: the payload does not match its checksum.
@@ -364,7 +362,6 @@ def piece_of(stored: ledger_pb2.StoredEntry) -> Piece:
 
 
 def position_of(wire: common_pb2.Position) -> Position:
-    """A position as a value."""
     return Position(wire.ledger_id, wire.entry_id)
 
 

@@ -1,10 +1,10 @@
-"""The consumer: the application's calls and the service's stream, around the inbox.
+"""The consumer: connects the application's calls and the service's stream to the inbox.
 
-    stream ── _stream ──▶ Inbox.receive ──▶ Inbox.take ──▶ receive()        a delivery
-    stream ◀── _send ── Inbox.requests ◀── Inbox.acknowledge, ... ◀── ack(), ... what follows
+    stream ── _stream ──▶ Inbox.receive ──▶ Inbox.take ──▶ receive()         deliveries
+    stream ◀── _send ── Inbox.requests ◀── Inbox.acknowledge, ... ◀── ack(), ...   settlements
 
-`_inbox.py` decides everything; this connects, reads, writes, keeps time, and wakes tasks. Whatever
-changes the inbox is followed by `_perform`.
+`_inbox.py` decides; this module does the I/O, keeps time and wakes tasks. Call `_perform` after
+every change of the inbox.
 """
 
 import asyncio
@@ -47,10 +47,10 @@ from seqgate.message_id import MessageId
 from seqgate.telemetry.names import ACK, NACK
 
 ACK_DELAY_S: Final = 0.005
-"""How long an acknowledgement waits for others to be sent with."""
+"""How long an acknowledgement waits to share a request with others."""
 
 DRAIN_TIMEOUT_S: Final = 5.0
-"""How long messages may still be settled on the stream of a service that is shutting down."""
+"""How long messages can still be settled with a service that is shutting down."""
 
 CLOSE_TIMEOUT_S: Final = 10.0
 """How long closing waits for acknowledgements to become durable, by default."""
@@ -59,7 +59,7 @@ KEEP_INTERVAL_S: Final = 10.0
 """The longest interval at which incomplete large messages are checked for expiry."""
 
 REDIRECTS_MAX: Final = 3
-"""How many redirects to another instance are followed without a delay."""
+"""The most consecutive redirects to follow without a delay."""
 
 _RETRYABLE: Final = (UnavailableError, LimitExceededError, FencedError)
 
@@ -68,28 +68,27 @@ class Consumer:
     """Receives a subscription's messages from one topic.
 
     Made by Client.consumer, and used as an async context manager and as an async iterator of
-    Received. All methods belong to the event loop in which it was made. Many tasks may iterate over
-    one consumer; each message goes to one of them.
+    Received. Call its methods only from the event loop in which it was made. Many tasks may iterate
+    over one consumer; each message goes to one of them.
 
-    Acknowledge (`ack`) or refuse (`nack`) every message. Otherwise it is delivered again when its
+    Acknowledge (`ack`) or refuse (`nack`) every message. Any other message is redelivered when its
     time-out expires, or when the consumer is closed or loses its connection. Delivery is at least
-    once: a message may be delivered again, to this consumer or another one, until its
-    acknowledgement is durable.
+    once: a message may be redelivered, to this or another consumer, until its acknowledgement is
+    durable.
 
     Each delivery has a token, which becomes stale when the delivery is settled, revoked or timed
-    out. In an ordered subscription, refusing a message also revokes later messages of its key: they
-    are delivered again after it. An acknowledgement with a stale token changes nothing, and raises
+    out. In an ordered subscription, refusing a message also revokes later messages of its key,
+    which are redelivered after it. Acknowledging with a stale token changes nothing and raises
     StaleTokenError.
 
-    When the connection breaks, the consumer reconnects with exponential backoff, to whichever
-    instance has the subscription. Buffered messages are dropped and delivered again; tokens of
-    messages that were handed out are stale. The result of an acknowledgement that was in flight is
-    unknown: if it is not durable, the message is delivered again.
+    When the connection breaks, the consumer reconnects with exponential backoff, to the instance
+    that owns the subscription. Buffered messages are dropped and redelivered; tokens of messages
+    already received are stale. The result of an acknowledgement in flight is unknown: if it is not
+    durable, the message is redelivered.
 
-    When all recent messages were refused, whatever their keys, the consumer stops handing out
-    messages for a while, and then tries one at a time until one is acknowledged: see Breaker.
-    Meanwhile `receive` waits, no permits are granted, and the time-outs of buffered messages are
-    renewed.
+    When all recent messages were refused, whatever their keys, the breaker pauses the consumer, and
+    then lets it try one message at a time until one is acknowledged: see Breaker. Meanwhile
+    `receive` waits, no permits are granted, and the time-outs of buffered messages are renewed.
     """
 
     def __init__(
@@ -113,8 +112,8 @@ class Consumer:
         self._subscribed = pb.Subscribed()
         self._loop = asyncio.get_running_loop()
         self._opened = self._loop.create_future()
-        self._wake = asyncio.Event()  # for the task that sends
-        self._changed = asyncio.Event()  # for tasks that wait for messages, answers or the end
+        self._wake = asyncio.Event()  # wakes the task that sends
+        self._changed = asyncio.Event()  # wakes tasks that wait for messages, answers or the end
         self._linger: asyncio.TimerHandle | None = None
         self._due: asyncio.TimerHandle | None = None
         self._due_ms: int | None = None
@@ -152,22 +151,22 @@ class Consumer:
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """The subscription's properties, as of the last connect."""
+        """The subscription's properties, when the consumer last connected."""
         return dict(self._subscribed.properties)
 
     @property
     def is_connected(self) -> bool:
-        """Whether it is connected."""
+        """Whether the consumer has a stream to the service."""
         return self._is_connected
 
     @property
     def buffered(self) -> int:
-        """How many messages have arrived and are not handed out yet."""
+        """The number of messages that arrived and were not received by the application yet."""
         return self._inbox.buffered
 
     @property
     def dropped(self) -> Mapping[DropReason, int]:
-        """How many chunks of large messages were dropped, by reason."""
+        """Chunks of large messages that were dropped, by reason."""
         return dict(self._inbox.dropped)
 
     @property
@@ -179,8 +178,8 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Received:
-        """Wait for the next message. The iteration ends when the consumer is closed. Raises the
-        same as `receive` without a time-out."""
+        """The next message. The iteration ends when the consumer is closed. Raises the same as
+        `receive` without a time-out."""
         try:
             return await self._receive(lock=False)
         except ConsumerClosedError:
@@ -190,12 +189,12 @@ class Consumer:
         """Wait for the next message. Cancelling the call loses no message.
 
         Args:
-            timeout_s: how long to wait, in seconds; None: for ever.
+            timeout_s: how long to wait, in seconds; None: no limit.
 
         Raises:
             TimeoutError: no message arrived in time.
-            CorruptMessageError: a message is damaged. It was refused: it is delivered again, or
-                moved to the dead letter topic. Call again to continue.
+            CorruptMessageError: a message is damaged. The consumer has refused it: it is
+                redelivered, or moved to the dead letter topic. Call again to continue.
             ConsumerClosedError: the consumer is closed, or was not opened.
             SeqgateError: the error that ended the consumer; see `open`.
         """
@@ -205,8 +204,8 @@ class Consumer:
             return await self._receive(lock=False)
 
     async def receive_and_lock(self) -> tuple[Received, bytes]:
-        """Wait for the next message of a key that is not locked, and lock its key: no task gets
-        another message of the key until `unlock`. Returns the message and the key. For concurrent
+        """Wait for the next message of an unlocked key, and lock its key: no task gets another
+        message of the key until `unlock`. Returns the message and the key. For concurrent
         processing in key order, as in process_by_key. Raises the same as `receive`."""
         message = await self._receive(lock=True)
         key = self._inbox.key_of(message)
@@ -214,14 +213,14 @@ class Consumer:
         return message, key
 
     def unlock(self, key: bytes) -> None:
-        """Unlock a key, so that its next message can be received."""
+        """Unlock a key: its next message can be received."""
         self._inbox.unlock(key)
         self._changed.set()
 
     def processing(self, message: Received) -> AbstractContextManager[Span]:
-        """A span around the processing of a message. It is a child of the span in which the message
-        was published, by the `traceparent` among its properties, and sampled like that one; without
-        one, a root. An exception that leaves the context is recorded as the span's failure.
+        """A span around the processing of a message. Its parent is the span that published the
+        message, by the `traceparent` among its properties, and so is its sampling; without one it
+        is a root. An exception that leaves the context is recorded as the span's failure.
         Acknowledge inside, so that the acknowledgement's span is a child:
 
             with consumer.processing(message):
@@ -233,7 +232,7 @@ class Consumer:
         return self._spans.processing(message)
 
     async def ack(self, message: Received) -> None:
-        """Acknowledge a message, and return when that is durable: it is not delivered again. A
+        """Acknowledge a message, and return when that is durable: it is never redelivered. A
         message of a batch is acknowledged alone, a large message with all its chunks.
 
         Raises:
@@ -252,9 +251,9 @@ class Consumer:
         return future
 
     async def ack_id(self, message_id: MessageId) -> None:
-        """Acknowledge a message by its id, or a whole batch, by an id without an index. It must
-        have been delivered to this consumer. Raises the same as `ack`, and InvalidRequestError if
-        the batch has no message with this index."""
+        """Acknowledge a message by its id, or a whole batch by an id without an index. It must have
+        been delivered to this consumer. Raises the same as `ack`, and InvalidRequestError if the
+        batch has no message with this index."""
         future = self._future()
         self._spans.settling(ACK, None, future)
         self._inbox.acknowledge_id(message_id, future)
@@ -282,17 +281,17 @@ class Consumer:
         await future
 
     async def nack(self, message: Received, delay_s: float | None = None) -> None:
-        """Refuse a message that could not be processed: it is delivered again, or moved to the dead
-        letter topic after the last of its deliveries. Returns when the service has recorded it.
+        """Refuse a message that could not be processed: it is redelivered, or moved to the dead
+        letter topic if no redeliveries are left. Returns when the service has recorded it.
 
         Earlier acknowledgements are sent first. In an ordered subscription, later messages of the
-        key are revoked, and delivered again after this one. Of a batch, the whole delivery ends,
-        acknowledged messages aside: those that are not handed out yet are dropped, and delivered
-        again.
+        key are revoked, and redelivered after this one. Refusing a message of a batch ends the
+        delivery of the whole batch: its messages not received yet are dropped, and all but the
+        acknowledged ones are redelivered.
 
         Args:
             delay_s: the least delay before redelivery, in seconds, 0 to 86,400; None: by the
-                consumer's RetryPolicy, or, without one, the service's: 1 s, doubling with each
+                consumer's RetryPolicy or, without one, the service's: 1 s, doubling with each
                 attempt up to 60 s.
 
         Raises:
@@ -316,27 +315,27 @@ class Consumer:
         return future
 
     async def reconsume_later(self, message: Received, delay_s: float) -> None:
-        """Have a message delivered again after a delay: `nack` with that delay. It counts as an
-        attempt, and in an ordered subscription, later messages of the key wait for it. (Pulsar
-        publishes the message again, to another topic, and loses its place.)"""
+        """`nack` with a delay. It counts as an attempt, and in an ordered subscription, later
+        messages of the key wait for this one. (Pulsar publishes the message again, to another
+        topic, and loses its place.)"""
         await self.nack(message, delay_s)
 
     async def extend(self, message: Received) -> None:
-        """Restart a message's `ack_timeout_s`. Raises the same as `ack`; without a time-out, that
-        is all it does."""
+        """Restart a message's `ack_timeout_s`; without a time-out, only check its token. Raises the
+        same as `ack`."""
         future = self._future()
         self._inbox.renew(message.token, self._now_ms(), future)
         self._perform()
         await future
 
     async def seek(self, place: Place) -> None:
-        """Move the subscription, for all its consumers, and return when deliveries start from
-        there. Buffered messages are dropped; tokens of messages that were handed out are stale.
+        """Move the subscription, for all its consumers, and return when deliveries start from the
+        new place. Buffered messages are dropped; tokens of messages already received are stale.
 
         Args:
             place: "earliest", "latest", a message's id, or a time: the first message that was
-                stored then or later by the ledger's clock. Deliveries start with the whole batch
-                of a message in a batch, and with the first chunk of a large message.
+                stored then or later by the ledger's clock. The id of a message in a batch selects
+                the whole batch, the id of a large message its first chunk.
 
         Raises:
             InvalidRequestError: the place is invalid.
@@ -352,8 +351,8 @@ class Consumer:
         await future
 
     def pause(self) -> None:
-        """Grant the service no more permits. Messages that are buffered, and those that were
-        permitted before, are still handed out."""
+        """Grant the service no more permits. Messages that are buffered or already permitted can
+        still be received."""
         self._inbox.is_paused = True
 
     def resume(self) -> None:
@@ -400,10 +399,9 @@ class Consumer:
 
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Send pending acknowledgements and refusals, and leave the subscription. Unsettled
-        messages, handed out or not, are delivered to other consumers, and have not failed. Returns
-        when acknowledgements are durable, or after `timeout_s` seconds: unanswered ones then raise
-        StaleTokenError. Later calls, and those that wait for messages, raise
-        ConsumerClosedError."""
+        messages go to other consumers, and do not count as failed. Returns when acknowledgements
+        are durable, or after `timeout_s` seconds; unanswered ones then raise StaleTokenError. Later
+        calls, and pending receives, raise ConsumerClosedError."""
         try:
             if self._is_connected and not self._is_closing and self._failure is None:
                 self._is_closing = self._leave = True
@@ -454,7 +452,7 @@ class Consumer:
         return self._loop.create_future()
 
     def _perform(self) -> None:
-        """Do what a change of the inbox demands: answer waiters, set timers, send."""
+        """Carry out a change of the inbox: answer waiters, set timers, wake the sender."""
         inbox = self._inbox
         for waiter, error in inbox.take_resolved():
             if waiter.done():
@@ -479,13 +477,13 @@ class Consumer:
         self._wake.set()
 
     def _set_due(self, due_ms: int | None) -> None:
-        """The breaker has changed: wake receivers, now and when it changes next."""
+        """The breaker changed: wake receivers now, and at its next change."""
         if self._due is not None:
             self._due.cancel()
         self._due_ms = due_ms
         self._due = None
         if due_ms is not None:
-            at_s = (due_ms + 1) / 1000  # not a moment before, in whole milliseconds
+            at_s = (due_ms + 1) / 1000  # `_now_ms` rounds down: never wake early
             self._due = self._loop.call_at(at_s, self._advance)
         self._changed.set()
 
@@ -526,14 +524,14 @@ class Consumer:
     def _may_retry(self, error: SeqgateError) -> bool:
         if isinstance(error, _RETRYABLE) or error.reason == "NOT_OWNER":
             return True
-        # The service may take a broken stream for alive for a while, and keep its place in use.
+        # The service may take a broken stream for alive for a while, and keep its name and ranges.
         if not isinstance(error, InUseError) or not self._opened.done() or self._lost_s is None:
             return False
         return self._loop.time() - self._lost_s < self._open_timeout_s
 
     def _is_redirected(self, error: SeqgateError) -> bool:
-        """Whether to reconnect at once, to the owner that the error names. Otherwise start again
-        from the address that the client was given."""
+        """Whether to reconnect immediately, to the owner that the error names. Otherwise the next
+        attempt uses the address that the application gave."""
         owner = error.details.get("owner", "") if error.reason == "NOT_OWNER" else ""
         is_news = bool(owner) and owner != self._address
         self._address = owner or self._home
@@ -544,7 +542,7 @@ class Consumer:
         """Run one stream until the service shuts down.
 
         Raises:
-            SeqgateError: the stream ended with it.
+            SeqgateError: the stream failed.
         """
         stub = pb_grpc.DispatcherServiceStub(self._channels(self._address))
         call = stub.Consume()
@@ -612,11 +610,11 @@ class Consumer:
                     await call.done_writing()
                     return
         except (aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the task that reads reports why
+            return  # `_stream` reports the cause
 
     async def _move_away(self) -> None:
-        """The service is shutting down: hand out nothing more, and leave when all that was handed
-        out is settled, or after DRAIN_TIMEOUT_S."""
+        """The service is shutting down: hand out nothing more, and leave when every message that
+        was handed out is settled, or after DRAIN_TIMEOUT_S."""
         inbox = self._inbox
         inbox.leave()
         self._perform()
@@ -626,7 +624,7 @@ class Consumer:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            pass  # the rest is delivered again elsewhere
+            pass  # the rest is redelivered by another instance
         self._leave = True
         self._wake.set()
 
@@ -639,7 +637,7 @@ class Consumer:
     # ---- time, and endings
 
     async def _keep(self) -> None:
-        """Renew the time-outs of buffered messages, and expire incomplete ones."""
+        """Renew the time-outs of buffered messages, and expire incomplete large ones."""
         timeout_s = self._subscribing.ack_timeout_ms / 1000
         interval_s = min(KEEP_INTERVAL_S, timeout_s / 3 if timeout_s else KEEP_INTERVAL_S)
         while True:

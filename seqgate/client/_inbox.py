@@ -13,12 +13,12 @@ Invariants:
 
     live      A unit is live until it is acknowledged durably, refused, given back or revoked, or
               until a seek or the end of the stream invalidates all. A dead unit is in no index:
-              nothing more of it is handed out, and its tokens are stale.
-    order     A key's units are handed out in the order in which they arrived. A unit is put aside
-              while its key is locked (the application processes an earlier message), or guarded:
-              an earlier message was refused or given back, and until the service answers, it may
-              still revoke later deliveries of the key. Units put aside precede those in the queue,
-              and while a key has any aside, all further ones are put aside.
+              its remaining messages are not handed out, and its tokens are stale.
+    order     A key's units are handed out in order of arrival. A unit is put aside while its key is
+              locked (the application processes an earlier message), or guarded: an earlier message
+              was refused or given back, and until the service answers, it may still revoke later
+              deliveries of the key. Units put aside precede those in the queue, and while a key has
+              any aside, all further ones are put aside.
     permits   granted and unused + buffered <= capacity, in messages. A batch that begins within it
               arrives whole. Chunks of incomplete messages are in neither count.
     waiters   Each waiter is resolved exactly once: by the answer, or when the stream ends.
@@ -53,8 +53,8 @@ from seqgate.message_id import MessageId
 from seqgate.types import Position
 
 EXPECTED_BYTES: Final = 1024 * 1024
-"""The assumed size of a message, in bytes, until the first one arrives: the first permits are
-granted without any knowledge of sizes."""
+"""The assumed size of a message until the first one arrives, in bytes: it bounds the first
+permits."""
 
 
 Answer = tuple[Any, SeqgateError | None]
@@ -66,9 +66,9 @@ class ReceiverLimits:
     """How much a consumer buffers.
 
     Attributes:
-        messages: how many messages, 1 to 1,000,000. A batch that begins within arrives whole.
-        size_bytes: how many bytes of messages to grant permits for.
-        ack_timeout_ms: after how long the service counts a delivery as failed; 0: never.
+        messages: the most messages, 1 to 1,000,000. A batch that begins within arrives whole.
+        size_bytes: the bytes of messages to grant permits for.
+        ack_timeout_ms: when the service counts a delivery as failed; 0: never.
     """
 
     messages: int = 1_000
@@ -88,7 +88,7 @@ class ReceiverLimits:
 
 
 class _Queue:
-    """Units that wait, in order: see the module. Dead units are passed over when they are first.
+    """The waiting units, in order: see the module. Dead units are skipped at the head.
 
     Args:
         is_ordered: whether a key's messages come in order; otherwise nothing is guarded.
@@ -96,18 +96,19 @@ class _Queue:
 
     def __init__(self, *, is_ordered: bool) -> None:
         self.messages = 0
-        """How many messages wait."""
+        """The number of messages that wait."""
         self.size_bytes = 0
-        """How many bytes the units have of which a message waits."""
+        """The bytes of units with a message that waits."""
         self._is_ordered = is_ordered
         self._units: deque[Unit] = deque()
         self._aside: dict[bytes, deque[Unit]] = {}
-        self._resumable: deque[bytes] = deque()  # keys that have units aside and may go on
+        self._resumable: deque[bytes] = (
+            deque()
+        )  # keys with units aside that were unlocked or unguarded
         self._locked: set[bytes] = set()
         self._guards: dict[bytes, dict[Ticket, Position]] = {}
 
     def add(self, unit: Unit) -> None:
-        """Append a unit of which nothing is handed out."""
         self.messages += unit.waiting
         self.size_bytes += unit.size_bytes
         self._units.append(unit)
@@ -135,7 +136,7 @@ class _Queue:
         return None
 
     def take(self, unit: Unit, messages: int) -> None:
-        """So many messages of a unit wait no longer."""
+        """Take messages of a unit out of the count."""
         if messages:
             unit.waiting -= messages
             self.messages -= messages
@@ -147,12 +148,11 @@ class _Queue:
         self._locked.add(key)
 
     def unlock(self, key: bytes) -> None:
-        """Hand out messages of a key again."""
         self._locked.discard(key)
         self._resume(key)
 
     def guard(self, key: bytes, first: Position, ticket: Ticket) -> None:
-        """Hand out nothing behind `first` in a key until the ticket is answered: the service may
+        """Hand out nothing after `first` in a key until the ticket is answered: the service may
         have revoked it already."""
         if self._is_ordered:
             ticket.guarded = key
@@ -189,24 +189,24 @@ class _Queue:
 
 
 class Permits:
-    """How many messages the service may send beside those that are buffered."""
+    """How many messages the service may send in addition to those buffered."""
 
     def __init__(self, limits: ReceiverLimits) -> None:
         self.outstanding = 0
-        """How many are granted and unused; a batch may make it negative."""
+        """The permits granted and unused; a batch may make it negative."""
         self._limits = limits
         self._expected_bytes = EXPECTED_BYTES
         self._has_arrived = False  # any message at all
 
     def use(self, messages: int, size_bytes: int) -> None:
-        """A delivery of so many unacknowledged messages arrived."""
+        """Charge a delivery of so many unacknowledged messages."""
         self.outstanding -= messages
         if messages > 1:
             size_bytes //= messages
         if not self._has_arrived:
             self._has_arrived, self._expected_bytes = True, size_bytes
         less = self._expected_bytes + (size_bytes - self._expected_bytes) // 8
-        self._expected_bytes = max(size_bytes, less)  # larger ones count at once
+        self._expected_bytes = max(size_bytes, less)  # larger sizes count immediately
 
     def grant(self, messages: int, size_bytes: int) -> int:
         """The permits to grant now, given the buffered messages: at least half the capacity, or
@@ -222,7 +222,6 @@ class Permits:
         return free
 
     def clear(self) -> None:
-        """None is granted."""
         self.outstanding = 0
 
 
@@ -236,7 +235,6 @@ class Inbox:
     `take_dropped()`. Times are milliseconds of one clock.
 
     Args:
-        topic: its full name.
         is_ordered: whether a key's messages come in order.
         is_one_key: whether the whole topic counts as one key.
     """
@@ -261,8 +259,8 @@ class Inbox:
         self._epoch = 0
         self._is_connected = False
         self._is_leaving = False
-        self._units: dict[int, Unit] = {}  # live ones, by each of their deliveries
-        self._by_position: dict[Position, Unit] = {}  # the same by their last entry
+        self._units: dict[int, Unit] = {}  # live units, by each of their deliveries
+        self._by_position: dict[Position, Unit] = {}  # the same, by their last entry
         self._queue = _Queue(is_ordered=is_ordered)
         self._permits = Permits(limits)
         self._requests = Requests()
@@ -272,27 +270,25 @@ class Inbox:
 
     @property
     def buffered(self) -> int:
-        """How many messages have arrived and are not handed out."""
         return self._queue.messages
 
     @property
     def outstanding(self) -> int:
-        """How many permits are granted and unused."""
         return self._permits.outstanding
 
     @property
     def unacked(self) -> int:
-        """How many live units are handed out, at least in part."""
+        """The number of live units of which a message was handed out."""
         return sum(unit.is_begun for unit in self._by_position.values())
 
     @property
     def dropped(self) -> Counter[DropReason]:
-        """How many chunks were dropped, by reason."""
+        """The chunks dropped, by reason."""
         return self._chunks.counts
 
     @property
     def collected(self) -> int:
-        """How many deliveries' acknowledgements are not sent."""
+        """The deliveries whose acknowledgements are not sent."""
         return len(self._requests.acks)
 
     @property
@@ -312,16 +308,16 @@ class Inbox:
 
     @property
     def due_ms(self) -> int | None:
-        """When `advance` is to be called; None: not because of time alone."""
+        """When to call `advance`; None: no change is due."""
         return None if self._brake is None else self._brake.due_ms
 
     def take_resolved(self) -> list[Answer]:
-        """Waiters that were resolved since the last call."""
+        """The waiters resolved since the last call."""
         resolved, self._resolved = self._resolved, []
         return resolved
 
     def take_dropped(self) -> list[Dropped]:
-        """Chunks that were dropped since the last call."""
+        """The chunks dropped since the last call."""
         return self._chunks.take_dropped()
 
     # ---- the stream
@@ -333,7 +329,7 @@ class Inbox:
         self._is_leaving = False
 
     def disconnected(self) -> None:
-        """The stream ended: all tokens are stale, and everything is delivered again on the next."""
+        """The stream ended: all tokens are stale, and the next stream redelivers everything."""
         self._is_connected = False
         text = "the connection was lost before the answer arrived"
         for ticket in self._requests.abandon():
@@ -343,7 +339,6 @@ class Inbox:
         self._forget_everything()
 
     def receive(self, response: pb.ConsumeResponse, now_ms: int) -> None:
-        """Take a response of the service."""
         match response.WhichOneof("response"):
             case "deliveries":
                 if not self._is_leaving:
@@ -361,7 +356,7 @@ class Inbox:
                 self._requests.sought()
 
     def requests(self) -> list[pb.ConsumeRequest]:
-        """Requests to send now, in this order."""
+        """The requests to send now, in order."""
         if not self._is_connected:
             return []
         out = self._requests.to_send()
@@ -373,14 +368,12 @@ class Inbox:
         return out
 
     def waiters(self, request_id: int) -> Iterator[Any]:
-        """The waiters for an unanswered request."""
         return self._requests.waiters(request_id)
 
     # ---- the application
 
     def take(self, now_ms: int, *, lock: bool = False) -> Received | None:
-        """The next message that may be handed out; None: there is none. With `lock`, its key is
-        locked until `unlock`.
+        """The next message that may be handed out; None: none may. `lock` locks its key.
 
         Raises:
             CorruptMessageError: it is damaged; it was refused.
@@ -420,11 +413,9 @@ class Inbox:
         return None if unit is None else unit.key
 
     def unlock(self, key: bytes) -> None:
-        """Hand out messages of a key again."""
         self._queue.unlock(key)
 
     def acknowledge(self, token: Token, waiter: Any) -> None:
-        """Acknowledge a message."""
         unit = self._unit_of(token)
         if unit is None:
             self._resolved.append((waiter, stale()))
@@ -446,7 +437,6 @@ class Inbox:
             self._resolved.append((waiter, no_such_message()))
 
     def acknowledge_cumulative(self, token: Token, waiter: Any) -> None:
-        """Acknowledge a message and all before it."""
         unit = self._unit_of(token)
         if unit is None:
             self._resolved.append((waiter, stale()))
@@ -460,7 +450,7 @@ class Inbox:
     def negative_acknowledge(
         self, token: Token, delay_ms: int | None, now_ms: int, waiter: Any
     ) -> None:
-        """Refuse a message: its unit is delivered again after the delay; None: by the policy."""
+        """Refuse a message: its unit is redelivered after the delay; None: by the policy."""
         unit = self._unit_of(token)
         if unit is None or unit.acked & token.bit:
             self._resolved.append((waiter, stale()))
@@ -490,16 +480,16 @@ class Inbox:
         self._requests.flush()
 
     def leave(self) -> None:
-        """Accept and hand out nothing more. Leave returns the buffered messages: given back
-        earlier, they would be delivered again here, while there are permits."""
+        """Accept and hand out nothing more. Buffered messages are not given back: Leave returns
+        them, and until then they would be redelivered here while there are permits."""
         self._is_leaving = True
         self._requests.flush()
 
     # ---- time
 
     def renew_waiting(self, now_ms: int) -> None:
-        """Restart the time-outs of units that are not begun; called at a third of the time-out. A
-        begun batch is renewed as its messages are taken, and while the breaker stops that, here."""
+        """Restart the time-outs of units not begun. Call it at a third of the time-out. A begun
+        batch is renewed as its messages are taken, or here while the breaker prevents that."""
         is_braked = self.breaker_state is not BreakerState.CLOSED
         for unit in self._by_position.values():
             if not unit.is_begun or (is_braked and unit.is_between):
@@ -512,7 +502,7 @@ class Inbox:
         self._apply(self._chunks.expire(now_ms))
 
     def advance(self, now_ms: int) -> None:
-        """`due_ms` is reached."""
+        """Advance the breaker: `due_ms` is reached."""
         if self._brake is not None:
             self._brake.advance(now_ms)
 
@@ -552,10 +542,10 @@ class Inbox:
                     self._add(Unit(number, last, last, key, delivery, b"", 1, 1, 0, now_ms, error))
 
     def _apply(self, effects: Iterable[Effect]) -> None:
-        """Settle chunks that make no message here, those of an attempt as one."""
+        """Settle chunks that make no message here, those of an attempt together."""
         for effect in effects:
             match effect:
-                case Acknowledge(numbers):  # nothing of it is left: the answer changes nothing
+                case Acknowledge(numbers):  # no unit depends on it: the answer changes nothing
                     self._requests.add(numbers, Ticket(Action.ACKNOWLEDGE, len(numbers)))
                 case Refuse(numbers, key, first):
                     delay_ms = self._retry_delay_ms(0)
@@ -569,7 +559,7 @@ class Inbox:
                     self._requests.add(numbers, ticket)
 
     def _decode(self, unit: Unit) -> list[Received]:
-        """Decode the messages of a unit that are not acknowledged, the first one last.
+        """Decode the unacknowledged messages of a unit, the first one last.
 
         Raises:
             CorruptMessageError: it is damaged; it was refused.
@@ -622,7 +612,7 @@ class Inbox:
                 self._give_back(unit)
 
     def _forget_everything(self) -> None:
-        """No delivery that has arrived is valid any longer."""
+        """Invalidate all deliveries that have arrived."""
         for unit in self._by_position.values():
             unit.is_live = False
             unit.waiting = 0
@@ -679,7 +669,7 @@ class Inbox:
         self._end(unit)
 
     def _give_back(self, unit: Unit, *, gone: Collection[int] = ()) -> None:
-        """Give back a unit, but for deliveries that are gone already."""
+        """Give back a unit, except deliveries that are gone already."""
         left = [each for each in unit.deliveries if each not in gone]
         if left:
             ticket = Ticket(Action.GIVE_BACK, len(left))
@@ -693,7 +683,7 @@ class Inbox:
         self._requests.add(unit.deliveries, ticket)
 
     def _conclude(self, ticket: Ticket) -> None:
-        """The last answer for a ticket arrived."""
+        """Resolve a ticket whose last answer has arrived."""
         error = ticket.error
         if ticket.guarded is not None:
             self._queue.unguard(ticket)
@@ -729,7 +719,7 @@ class Inbox:
             self._end(last)
 
     def _end(self, unit: Unit) -> None:
-        """A unit is dead."""
+        """Remove a unit: it is dead."""
         if not unit.is_live:
             return
         unit.is_live = False
@@ -741,6 +731,6 @@ class Inbox:
 
 
 def _messages_in(delivery: pb.Delivery) -> int:
-    """How many messages an entry has, acknowledged ones included."""
+    """The messages of an entry, acknowledged ones included."""
     metadata = delivery.metadata
     return metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else 1

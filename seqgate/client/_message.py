@@ -1,4 +1,4 @@
-"""Messages as an application gets them: from a reader, and from a consumer."""
+"""The messages that readers and consumers return."""
 
 import base64
 from collections.abc import Mapping
@@ -11,19 +11,18 @@ from seqgate.types import Position
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message as it is read.
+    """A message from a reader.
 
     Attributes:
         topic: its topic's full name.
-        id: its position, as an id that can be stored.
+        id: its position, as an id to store.
         payload: the application's bytes.
-        producer_name: its producer.
-        sequence_id: its sequence id.
+        producer_name, sequence_id: its identity in the topic.
         publish_time_ms: when it was published, in milliseconds since 1970 by the producer's clock.
         append_time_ms: when it was stored, in milliseconds since 1970 by the service's clock.
-        key: the key; of a key that is bytes, their base64.
-        ordering_key, properties, event_time_ms: as they were published. A dead letter's properties
-            also name its origin.
+        key: the key; base64 if it was published as bytes.
+        ordering_key, properties, event_time_ms: as published. A dead letter's properties also name
+            its origin.
         has_bytes_key: whether the key was published as bytes.
     """
 
@@ -42,16 +41,16 @@ class Message:
 
     @property
     def key_bytes(self) -> bytes | None:
-        """The key in bytes; of a key that is text, its UTF-8."""
+        """The key in bytes; the UTF-8 of a text key."""
         if self.key is None:
             return None
         return base64.b64decode(self.key) if self.has_bytes_key else self.key.encode()
 
 
 class Token(NamedTuple):
-    """Identifies a message of a delivery: the subscription's epoch, the delivery's number, and the
-    message's index in its batch, or -1. It is valid for one consumer, until the message is settled
-    or the delivery is revoked."""
+    """Identifies one delivery of a message: the subscription's epoch, the delivery's number, and
+    the message's index in its batch, or -1. Valid for one consumer, until the message is settled or
+    the delivery is revoked."""
 
     epoch: int
     delivery: int
@@ -64,10 +63,10 @@ class Token(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """A message that is missing in a key because it went to the dead letter topic.
+    """A message missing from a key because it went to the dead letter topic.
 
     Attributes:
-        position: where it is in its topic.
+        position: its position in its topic.
         attempts: how often it was delivered.
     """
 
@@ -77,12 +76,12 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Received(Message):
-    """A message as a consumer gets it.
+    """A message from a consumer.
 
     Attributes:
-        attempts: how many earlier deliveries of it failed, to any consumer.
-        gap: the message that is missing in its key before it; None: none is.
-        token: identifies it when it is settled.
+        attempts: the earlier deliveries of it that failed, to any consumer.
+        gap: the message missing from its key before it; None: none is.
+        token: identifies this delivery when it is settled.
     """
 
     attempts: int = 0

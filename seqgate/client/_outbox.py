@@ -1,4 +1,4 @@
-"""A producer's publications, until they have an outcome: a machine without a socket.
+"""A producer's unresolved publications: a machine without a socket.
 
     add ──▶ unsent ──to_send──▶ outstanding ──receive──▶ Resolved
               ▲                      │
@@ -6,20 +6,20 @@
 
 A parcel is the content of one publication: a message, a batch, or one chunk of a large message.
 Parcels keep the order in which they were added. They are sent within the service's window, answered
-in any order, and sent again, in order, after a disconnection. A receipt pauses the outbox when its
-parcel, and all that follow, are to be sent again:
+in any order, and resent in order after a disconnection. A receipt with one of these statuses pauses
+the outbox, because its parcel and all later ones must be resent:
 
-    PARTIAL           some messages of a batch are stored: the others are a new batch in its place
+    PARTIAL           some messages of a batch are stored: a batch of the others takes its place
     FAILED            the service cannot store it now
-    SKIPPED           it followed such a parcel
+    SKIPPED           an earlier parcel paused the stream
     CHUNK_GAP,
     LAYOUT_CONFLICT   the large message starts again as a new attempt
 
-Nothing is sent while the outbox is paused. It resumes when everything sent is answered, and the
-first publication after that has `resume` set.
+A paused outbox sends nothing. It resumes when every sent parcel is answered; the first publication
+after that has `resume` set.
 
-A large message has a parcel for each chunk, one after the other, and is resolved when all of them
-are answered.
+A large message has one parcel per chunk, without others between them, and is resolved when all of
+them are answered.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,9 +44,9 @@ class Receipt:
     """A message is in the log.
 
     Attributes:
-        message_id: where.
-        sequence_id: under which id.
-        duplicate: it was there already; message_id is the original's.
+        message_id: its id.
+        sequence_id: its sequence id.
+        duplicate: an earlier publish had stored it; message_id is the original's.
     """
 
     message_id: MessageId
@@ -56,8 +56,6 @@ class Receipt:
 
 @dataclass(slots=True)
 class Resolved:
-    """A message's outcome."""
-
     message: OutgoingMessage
     outcome: Receipt | SeqgateError
 
@@ -72,15 +70,14 @@ class _Parcel:
 
     @property
     def resolved(self) -> bool:
-        """Whether its messages have their outcome already."""
+        """Whether its messages already have an outcome."""
         return False
 
     def exceeds(self, payload_bytes_max: int) -> bool:
-        """Whether one of its entries has a larger payload."""
+        """Whether the payload of an entry exceeds the limit."""
         return any(len(entry.payload) > payload_bytes_max for entry in self.entries)
 
     def put_into(self, publication: pb.Publication) -> None:
-        """Add its entries."""
         publication.entries.extend(self.entries)
 
 
@@ -103,8 +100,8 @@ Encode = Callable[[Sequence[OutgoingMessage]], list[pb.Entry]]
 def pieces(
     encode: Encode, messages: list[OutgoingMessage], payload_bytes_max: int
 ) -> Iterator[tuple[list[OutgoingMessage], list[pb.Entry]]]:
-    """A parcel's messages with their entries, split into as many parts as it takes to keep payloads
-    below the limit. A message that exceeds it alone is a part of its own."""
+    """Encode a parcel's messages, in as many parts as keep every payload within the limit. A
+    message that exceeds the limit alone is a part of its own."""
     entries = encode(messages)
     if len(messages) == 1 or all(len(entry.payload) <= payload_bytes_max for entry in entries):
         yield messages, entries
@@ -116,8 +113,13 @@ def pieces(
 
 @dataclass(slots=True)
 class Outbox:
-    """See the module. `encode` makes the entries of a parcel; `highest_sent` is the highest id that
-    was ever sent, `last_failure` the error of the latest FAILED receipt."""
+    """See the module.
+
+    Attributes:
+        encode: makes the entries of a parcel.
+        highest_sent: the highest sequence id ever sent; -1: none.
+        last_failure: the error of the latest FAILED receipt.
+    """
 
     encode: Encode
     window_messages: int = 0
@@ -136,27 +138,26 @@ class Outbox:
 
     @property
     def pending(self) -> int:
-        """How many parcels there are, sent or not."""
+        """The number of parcels, sent or not."""
         return len(self._parcels)
 
     @property
     def outstanding(self) -> int:
-        """How many parcels are sent and unanswered."""
+        """The number of parcels sent and not answered."""
         return self._parcels_out
 
     @property
     def unresolved(self) -> list[OutgoingMessage]:
-        """The messages that are not resolved, in order."""
+        """The messages without an outcome, in order."""
         messages = (message for parcel in self._open_parcels() for message in parcel.messages)
         return list({id(message): message for message in messages}.values())
 
     @property
     def oldest_added_at(self) -> float | None:
-        """When the oldest parcel that is not resolved was added."""
+        """When the oldest unresolved parcel was added."""
         return next((parcel.added_at for parcel in self._open_parcels()), None)
 
     def add(self, messages: list[OutgoingMessage], entries: list[pb.Entry], now: float) -> None:
-        """Add a parcel, encoded."""
         size_bytes = sum(entry.ByteSize() for entry in entries)
         self._append(_Parcel(messages, entries, size_bytes, now))
 
@@ -172,9 +173,9 @@ class Outbox:
         chunk_bytes: int = 0,
         payload_bytes_max: int = 0,
     ) -> None:
-        """A stream is open, and nothing was sent on it: everything is to be sent, in order.
-        Messages above `chunk_bytes` are cut into chunks, and batches above `payload_bytes_max` into
-        smaller batches; 0: no limit."""
+        """Start over on a new stream: everything is unsent, in order. Messages above `chunk_bytes`
+        are cut into chunks, and batches above `payload_bytes_max` into smaller batches; 0: no
+        limit."""
         self.window_messages, self.window_bytes = window_messages, window_bytes
         self._messages_out = self._bytes_out = self._parcels_out = 0
         self._paused = self._resume = False
@@ -213,12 +214,12 @@ class Outbox:
 
     @property
     def resume_after_s(self) -> float | None:
-        """How long to wait before `resume`, in seconds; None unless the outbox is paused and
-        everything sent is answered."""
+        """Seconds to wait before `resume`; None unless the outbox is paused and every sent parcel
+        is answered."""
         return self._retry_after_s if self._paused and not self._parcels_out else None
 
     def resume(self) -> None:
-        """Send again, from the first parcel that is not stored."""
+        """Resend, from the first parcel that is not stored."""
         self._paused, self._resume, self._retry_after_s = False, True, 0.0
         self._start_again()
         self._unsent = [request_id for request_id, each in self._parcels.items() if not each.sent]
@@ -245,7 +246,6 @@ class Outbox:
         return _resolve(receipt, parcel)
 
     def fail_all(self, error: SeqgateError) -> list[Resolved]:
-        """Fail all messages."""
         resolved = [Resolved(message, error) for message in self.unresolved]
         self._parcels.clear()
         self._unsent.clear()
@@ -257,7 +257,7 @@ class Outbox:
         self._next_id += 1
 
     def _exceeds(self, parcel: _Parcel) -> bool:
-        """Whether a parcel exceeds the window; a single one never does."""
+        """Whether a parcel exceeds the window. A parcel that is sent alone never does."""
         return self._parcels_out > 0 and (
             self._messages_out + len(parcel.messages) > self.window_messages
             or self._bytes_out + parcel.size_bytes > self.window_bytes
@@ -267,7 +267,7 @@ class Outbox:
         return (parcel for parcel in self._parcels.values() if not parcel.resolved)
 
     def _pauses(self, receipt: pb.Receipt, parcel: _Parcel) -> bool:
-        """Pause, if the receipt says that its parcel is to be sent again."""
+        """Pause if the receipt demands a resend; returns whether it does."""
         match receipt.status:
             case pb.RECEIPT_STATUS_FAILED:
                 self.last_failure = error = error_of_status(receipt.error)
@@ -284,8 +284,8 @@ class Outbox:
         return True
 
     def _cut_smaller(self, chunk_bytes: int, payload_bytes_max: int) -> None:
-        """Cut parcels that exceed the limits of a new stream, in their places. Messages that are
-        stored already are duplicates by their ids, however they are cut."""
+        """Cut parcels that exceed the limits of a new stream, in place. Messages already stored are
+        duplicates by their ids, however they are cut."""
         parcels: dict[int, _Parcel] = {}
         for request_id, parcel in self._parcels.items():
             smaller: Iterable[_Parcel] = ()
@@ -304,7 +304,7 @@ class Outbox:
         self._parcels = parcels
 
     def _start_again(self, chunk_bytes: int = 0) -> None:
-        """Replace broken or oversized attempts at large messages by new ones, in their places."""
+        """Replace broken or oversized attempts at large messages with new ones, in place."""
         begun: set[int] = set()
         parcels: dict[int, _Parcel] = {}
         for request_id, parcel in self._parcels.items():
@@ -354,7 +354,7 @@ class Outbox:
         self._retry_after_s = max(self._retry_after_s, retry_after_s)
 
     def _cut(self, receipt: pb.Receipt, parcel: _Parcel) -> list[Resolved]:
-        """Keep the messages of a batch that are not stored, in its place."""
+        """Keep only the messages of a batch that are not stored."""
         first_new = receipt.first_new_sequence_id
         ordered = sorted(parcel.messages, key=lambda message: message.sequence_id)
         old = [message for message in ordered if message.sequence_id < first_new]
@@ -406,7 +406,6 @@ def _chunk_parcels(large: LargeMessage, now: float) -> Iterator[_ChunkParcel]:
 
 
 def _cut_message(parcel: _Parcel, chunk_bytes: int) -> Iterator[_Parcel]:
-    """The chunks of a message that was one entry."""
     for message in parcel.messages:
         if message.sealed is not None:
             large = LargeMessage(message, *message.sealed, chunk_bytes)
@@ -414,7 +413,7 @@ def _cut_message(parcel: _Parcel, chunk_bytes: int) -> Iterator[_Parcel]:
 
 
 def _cut_batch(parcel: _Parcel, encode: Encode, payload_bytes_max: int) -> Iterator[_Parcel]:
-    """The smaller batches of a batch; none for a single message."""
+    """A batch cut into smaller ones; empty for a single message."""
     if len(parcel.messages) == 1:
         return
     for messages, entries in pieces(encode, parcel.messages, payload_bytes_max):
@@ -423,7 +422,7 @@ def _cut_batch(parcel: _Parcel, encode: Encode, payload_bytes_max: int) -> Itera
 
 
 def _not_understood(receipt: pb.Receipt) -> InternalError:
-    """For a status that is newer than this client: not a success."""
+    """The error for a status newer than this client: it must not pass for a success."""
     return InternalError(f"unknown receipt status: {receipt.status}")
 
 
@@ -446,7 +445,7 @@ def _in_entry_order(parcel: _Parcel) -> list[OutgoingMessage]:
 
 
 def _outcome_of_chunk(message: OutgoingMessage, receipt: pb.Receipt) -> Receipt | SeqgateError:
-    """The outcome of a large message by a receipt that has no position of the chunk."""
+    """The outcome of a large message by a receipt without the chunk's position."""
     if receipt.status == pb.RECEIPT_STATUS_REFUSED:
         return error_of_status(receipt.error)
     if receipt.fates and receipt.status in _WITH_FATES:

@@ -1,9 +1,9 @@
-"""The producer: the application's calls and the service's stream, around the outbox.
+"""The producer: connects the application's calls and the service's stream to the outbox.
 
     send() ──▶ Batcher.add ──▶ _encode ──▶ Outbox.add ──▶ Outbox.to_send ── _send ──▶ stream
     receipt ◀── _resolve ◀── Outbox.receive ◀── _receive ◀── stream
 
-`_outbox.py` decides everything about sending; this connects, reads, writes and keeps time.
+`_outbox.py` decides what to send and when; this module does the I/O and keeps time.
 """
 
 import asyncio
@@ -52,19 +52,19 @@ from seqgate.owners import NOT_OWNER, FollowingChannel
 from seqgate.types import SEQUENCE_ID_MAX, TopicName, check_producer_name
 
 REQUEST_BYTES_MAX: Final = 1024 * 1024
-"""The approximate size of a request; a larger parcel is sent alone."""
+"""The target size of a request; a larger parcel is sent alone."""
 
 EVENT_TIME_MAX_MS: Final = 2**64 - 1
-"""The latest event time, in milliseconds since 1970."""
+"""The entry's field is a uint64: milliseconds since 1970."""
 
 BATCH_SHARE: Final = 0.75
-"""The share of the service's largest payload that a batch may fill, as sizes are estimated."""
+"""The share of the service's largest payload that a batch may fill: sizes are estimates."""
 
 CLOSE_TIMEOUT_S: Final = 5.0
 """How long closing waits for the service to end the stream."""
 
 DELIVER_AFTER_MAX_S: Final = 100 * 365 * 24 * 3600
-"""The longest delay of a message, in seconds: about a century."""
+"""The longest delivery delay, in seconds: about a century."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -74,13 +74,13 @@ _RETRYABLE: Final = (UnavailableError, LimitExceededError)
 class Producer:
     """Publishes to one topic, each message exactly once, in the order of the calls.
 
-    Made by Client.producer, and used as an async context manager. All methods belong to the event
-    loop in which it was made.
+    Made by Client.producer, and used as an async context manager. Call its methods only from the
+    event loop in which it was made.
 
-    Sequence ids identify messages: the service stores an id only if it is above all ids that it
-    stored for this producer name. By default the producer assigns ids itself, continuing after the
-    last one that the service knows. An application may give an id with every message instead, and
-    can then send messages again after a crash whose outcome it does not know.
+    A sequence id identifies a message: the service stores a message only if its id is above all
+    ids stored under this producer name. By default the producer assigns ids, starting after the
+    last one that the service knows. An application may instead pass an id with every message; then
+    it can safely resend messages whose outcome it does not know after a crash.
     """
 
     def __init__(
@@ -164,19 +164,20 @@ class Producer:
 
     @property
     def last_sequence_id(self) -> int | None:
-        """The sequence id of the last message under this name that is known to be stored, or the
-        initial one if the service does not know the name. None: there is neither, or the topic does
-        not deduplicate. A large message that is stored in part does not count."""
+        """The highest sequence id known to be stored under this name, or the initial one if the
+        service does not know the name. None: neither exists, or the topic does not deduplicate. A
+        partly stored large message does not count."""
         return self._last_sequence_id
 
     @property
     def pending_messages(self) -> int:
-        """How many messages await their receipt; a large one counts once for each chunk."""
+        """The number of messages that await their receipt; a large message counts once per
+        chunk."""
         return self._pending_messages
 
     @property
     def pending_bytes(self) -> int:
-        """Their size: payloads, keys and properties, before compression."""
+        """The bytes of pending messages: payloads, keys and properties, before compression."""
         return self._pending_bytes
 
     async def send(
@@ -194,32 +195,30 @@ class Producer:
         """Publish a message, and return when it is durable.
 
         Waits while `max_pending_messages` or `max_pending_bytes` are pending. A large message
-        counts once for each chunk; one that exceeds the limit waits until nothing else is pending.
+        counts once per chunk; one that exceeds the limit waits until nothing else is pending.
         Cancelling the call does not cancel the message.
 
-        A message with a delivery time has an entry of its own. It is stored at once, and delivered
-        by the dispatcher service at that time; readers get it in any case.
+        A message with a delivery time is an entry of its own. It is stored at once; the dispatcher
+        service delivers it at that time, and readers get it immediately.
 
         Args:
-            payload: the message.
             key: text, or bytes.
-            properties: at most 128 texts by name.
+            properties: at most 128, names and values text.
             sequence_id: see Producer.
-            ordering_key: orders messages where it differs from `key`.
-            event_time_ms: the application's own time of the event, in milliseconds since 1970.
-            deliver_at: the earliest delivery, with a time zone.
-            deliver_after_s: the earliest delivery, in seconds from now by this machine's clock. At
-                most one of the two.
+            ordering_key: replaces `key` as the unit of order.
+            event_time_ms: the application's time of the event, in milliseconds since 1970.
+            deliver_at: the earliest delivery, with a time zone. Excludes `deliver_after_s`.
+            deliver_after_s: the earliest delivery, in seconds from now by this machine's clock.
 
         Raises:
             StaleSequenceIdError: a higher id was stored first; the message is not in the log.
             SequenceIdTrimmedError: it is unknown whether the message is in the log.
-            SendTimeoutError: no receipt arrived in time. The message may be in the log: sending it
-                again with the same id is safe if the application assigns ids.
+            SendTimeoutError: no receipt arrived in time. The message may be in the log: resending
+                it with the same id is safe if the application assigns ids.
             MixedSequenceIdsError, InvalidRequestError, MessageTooLargeError: nothing was sent.
-            ProducerClosedError, or the error that ended the producer: see Producer.
+            ProducerClosedError, or the error that ended the producer.
 
-        Each error has the message's `sequence_id`, once one is assigned.
+        Errors carry the message's `sequence_id`, once one is assigned.
         """
         with _about(sequence_id):
             deliver_at_ms = _deliver_at_ms(deliver_at, deliver_after_s)
@@ -244,8 +243,8 @@ class Producer:
         deliver_at: datetime | None = None,
         deliver_after_s: float | None = None,
     ) -> "asyncio.Future[Receipt]":
-        """Publish a message; the future is done when it is durable or has failed. Raises the same
-        as `send`, and ProducerQueueFullError where `send` would wait."""
+        """Publish a message; the future is done when the message is durable or has failed. Raises
+        the same as `send`, and ProducerQueueFullError where `send` would wait."""
         with _about(sequence_id):
             deliver_at_ms = _deliver_at_ms(deliver_at, deliver_after_s)
             message = self._prepare(
@@ -267,7 +266,6 @@ class Producer:
         event_time_ms: int | None,
         deliver_at_ms: int | None,
     ) -> OutgoingMessage:
-        """Make a message that lacks only its sequence id."""
         self._check_open()
         properties = dict(properties or {})
         _check(payload, key, properties, ordering_key, event_time_ms)
@@ -328,16 +326,16 @@ class Producer:
         return done
 
     async def flush(self) -> None:
-        """Send collected messages, and return when all messages so far have their receipt. Failures
-        are raised where the messages are awaited."""
+        """Send collected messages, and return when all messages so far have an outcome. Failures
+        are raised only to those that await the messages."""
         self._flush_batch()
         waiting = [message.done for message in self._outbox.unresolved]
         if waiting:
             await asyncio.wait(waiting)
 
     async def close(self) -> None:
-        """Flush, and release the name. Messages that are not stored within the send timeout fail;
-        without a timeout, close waits until they are stored or refused."""
+        """Flush, and release the name. Messages not stored within the send timeout fail; without a
+        timeout, wait until all are stored or refused."""
         try:
             if not self._closing:
                 self._closing = True
@@ -366,7 +364,7 @@ class Producer:
         """Connect. Called by `async with`.
 
         Raises:
-            InUseError: the name is in use, and `takeover` is not set.
+                InUseError: another producer uses the name, and `takeover` is False.
             NotFoundError: the topic does not exist, and policy does not create it.
             UnavailableError: no service answered within `open_timeout_s`.
         """
@@ -475,7 +473,7 @@ class Producer:
 
     @property
     def _chunk_bytes(self) -> int:
-        """The chunk size; 0: nothing is cut."""
+        """The chunk size; 0: do not cut."""
         chunking = self._chunking
         return 0 if chunking is None else chunking.size(self._limits.max_message_bytes)
 
@@ -529,7 +527,7 @@ class Producer:
         """Run one stream until the service shuts down.
 
         Raises:
-            SeqgateError: the stream ended with it.
+            SeqgateError: the stream failed.
         """
         call = self._stub.Publish()
         self._moving = False
@@ -584,11 +582,11 @@ class Producer:
             self._opened.set_result(None)
 
     def _check_superseded(self, opened: pb.Opened) -> None:
-        """Check that no other producer has published under this name since. Automatic ids of this
-        one would be taken for duplicates of the other's messages.
+        """Check that no other producer has published under this name since this one opened it: the
+        service would take this producer's automatic ids for duplicates of the other's messages.
 
         Raises:
-            FencedError: another one has.
+            FencedError: another producer has published.
         """
         if not self._opened.done() or self._explicit_ids:
             return
@@ -601,9 +599,9 @@ class Producer:
             )
 
     def _is_anothers(self, opened: pb.Opened, last: int) -> bool:
-        """Whether another producer has stored a message under this name since this one opened it.
-        The ledger's log names the last entry's producer; its id does not suffice, since the other
-        one may have used ids that this one has sent."""
+        """Whether the last stored message under this name is another producer's, stored after this
+        one opened the name. Comparing ids is only the fallback: the other producer may have used
+        ids that this one has sent, so the ledger says whose the last entry is."""
         if opened.last_stored.HasField("by_another"):
             unchanged = not self._has_stored and last == self._found_sequence_id
             return opened.last_stored.by_another and not unchanged
@@ -627,7 +625,7 @@ class Producer:
                     await call.done_writing()
                     return
         except (aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the task that reads reports why
+            return  # `_receive` reports the cause
 
     async def _receive(self, call: Any) -> None:
         while True:
@@ -658,7 +656,7 @@ class Producer:
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
                 continue
-            # All fail, as in Pulsar: later messages would overtake one that is sent again.
+            # Fail all, as Pulsar does: a resend of one would be overtaken by later messages.
             cause = self._outbox.last_failure or self._last_error
             details = {"last_reason": cause.reason} if cause is not None and cause.reason else {}
             error = SendTimeoutError(
@@ -669,7 +667,7 @@ class Producer:
             self._restart()
 
     def _restart(self) -> None:
-        """Drop the stream: its messages must not arrive after those that are sent again."""
+        """Drop the stream: its messages must not arrive after their resends."""
         running = self._tasks[0]
         running.cancel()
         self._tasks[0] = asyncio.create_task(self._run(), name=running.get_name())
@@ -702,7 +700,7 @@ class Producer:
 
 @contextmanager
 def _about(sequence_id: int | None) -> Iterator[None]:
-    """Give errors the sequence id of the message, if there is one."""
+    """Add the message's sequence id, if it has one, to errors."""
     try:
         yield
     except SeqgateError as error:
@@ -718,7 +716,7 @@ def _check(
     ordering_key: object,
     event_time_ms: int | None,
 ) -> None:
-    """Refuse what cannot be encoded, before it affects other messages."""
+    """Refuse a message that cannot be encoded, before it affects others."""
     wrong = ""
     if not isinstance(payload, bytes | bytearray | memoryview):
         wrong = "payload must be bytes"
@@ -738,7 +736,7 @@ def _check(
 
 def _last_of(opened: pb.Opened) -> int | None:
     """The id after which automatic ids continue; None: start with the first one. The two ids differ
-    in a topic that does not deduplicate; that may be enabled later, and then both count."""
+    in a topic that does not deduplicate; both count, since deduplication may be enabled later."""
     ids = []
     if opened.HasField("last_stored"):
         ids.append(opened.last_stored.sequence_id)
@@ -758,7 +756,7 @@ def _known_to_be_stored(opened: pb.Opened) -> int | None:
 
 
 def _deliver_at_ms(deliver_at: datetime | None, deliver_after_s: float | None) -> int | None:
-    """The earliest delivery, in milliseconds since 1970; None: at once."""
+    """The earliest delivery, in milliseconds since 1970; None: immediately."""
     wrong = ""
     deliver_at_ms = None
     if deliver_at is not None and deliver_after_s is not None:
@@ -783,7 +781,7 @@ def _now_ms() -> int:
 
 
 def _is_text(value: object) -> bool:
-    """Whether it is a str that UTF-8 can encode: one without lone surrogates."""
+    """Whether `value` is a str that UTF-8 can encode: one without lone surrogates."""
     if not isinstance(value, str):
         return False
     if value.isascii():

@@ -1,15 +1,15 @@
 """The properties of a batch that filters see.
 
-A filter decides about an entry by its metadata, without opening the payload. There, an entry of one
-message has all the message's properties. A batch has those that its producer lists, with the same
-values for all its messages. That is their projection:
+A filter decides on an entry by its metadata, without opening the payload. The metadata of a single
+message has all its properties. The metadata of a batch has its messages' projection: the properties
+that the producer lists, with values that all messages of the batch share.
 
     listed: origin, carrier            {"carrier": "UA", "tail": "N1"}  ──▶  {"carrier": "UA"}
     listed: origin (EWR, JFK)          {"origin": "LGA", "tail": "N1"}  ──▶  {}
 
-Properties that a message lacks, and values that are not listed, are absent from its projection; an
-empty value is a value. The order of properties, and those that are not listed, do not matter.
-(apache/pulsar#16680 and PIP-191, which were never merged.)
+A projection omits properties that the message lacks, and values that are not listed; an empty value
+is a value. The order of properties does not matter, nor do those not listed. (apache/pulsar#16680
+and PIP-191, which were never merged.)
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,24 +18,24 @@ from typing import Final
 from seqgate.errors import InvalidRequestError
 
 NAMES_MAX: Final = 64
-"""How many names may be listed: half of the properties that an entry may have."""
+"""The most names to list: half of the properties that an entry may have."""
 
 NAME_BYTES_MAX: Final = 255
-"""The longest name that may be listed, in bytes of UTF-8."""
+"""The longest name to list, in bytes of UTF-8."""
 
 VALUES_MAX: Final = 1_000
-"""How many values of a name may be listed."""
+"""The most values to list for a name."""
 
 PROJECTION_BYTES_MAX: Final = 32 * 1024
-"""How large a projection is at most: its names and values, in bytes of UTF-8. An entry's metadata
-may have 128 KiB, of which the sequence ids of a batch take up to 80."""
+"""The most bytes of a projection: its names and values in UTF-8. An entry's metadata may have
+128 KiB, of which the sequence ids of a batch take up to 80."""
 
 Listed = tuple[str, ...] | Mapping[str, frozenset[str]]
 """Names with any values, or the values by name."""
 
 
 def listed(given: Iterable[str] | Mapping[str, Iterable[str]]) -> Listed:
-    """Check what an application lists; a name that is given twice counts once.
+    """Check an application's list. Duplicate names count once.
 
     Raises:
         ValueError: there are too many names or values, or one is invalid.
@@ -70,17 +70,17 @@ def _size_bytes(text: object) -> int:
 
 
 class Projection:
-    """Projects the properties of one producer's messages, one message after the other."""
+    """Projects one producer's messages, in order."""
 
     def __init__(self, listed: Listed) -> None:
         self._names = tuple(listed)
         self._counting = listed if isinstance(listed, Mapping) else None
-        # Of the previous message: most have the same values, and the same projection.
+        # Cached from the previous message: most share its values, and so its projection.
         self._values: tuple[str | None, ...] = (None,) * len(self._names)
         self._shown: Mapping[str, str] = {}
 
     def of(self, properties: Mapping[str, str]) -> Mapping[str, str]:
-        """A message's projection; messages share it, so do not change it.
+        """A message's projection. Do not change it: messages share it.
 
         Raises:
             InvalidRequestError: it is larger than PROJECTION_BYTES_MAX.

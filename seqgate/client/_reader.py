@@ -52,9 +52,8 @@ class Missed:
     """A range of a topic that a reader skips.
 
     Attributes:
-        first: its first entry.
-        last: its last entry; the reader continues after it.
-        error: why: MessagesTrimmedError, or the damage of the entries.
+        first, last: its first and last entry; the reader continues after it.
+        error: MessagesTrimmedError, or the damage of the entries.
     """
 
     first: MessageId
@@ -72,12 +71,12 @@ class Reader:
     Made by Client.reader, and used as an async iterator. It stores no position: store a message's
     id together with the result of its processing, and start there again (PIP-6's reader).
 
-    A large message is returned once, at the position of its last chunk, which is its id's. Earlier
-    chunks that the reader does not have, because it started after them or had no room for them, are
-    fetched. Chunks that make no message are left out, counted, and passed to `on_dropped`.
+    A large message is returned once, at the position of its last chunk; its id names both ends.
+    The reader fetches earlier chunks that it lacks because it started after them or had no room for
+    them. Chunks that make no message are left out, counted, and passed to `on_dropped`.
 
-    Missing messages are never skipped silently. Where messages were trimmed before they were read,
-    or are damaged, the iteration raises, and keeps raising; `skip` continues after them:
+    Missing messages are never skipped silently. At messages that were trimmed before they were
+    read, or are damaged, the iteration raises until `skip` is called:
 
         while True:
             try:
@@ -87,7 +86,7 @@ class Reader:
             except DataLossError:
                 log.error("messages are missing: %s", reader.skip())
 
-    With `on_missed`, trimmed messages are reported there, and the reader continues by itself.
+    With `on_missed`, trimmed messages are reported there and skipped.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class Reader:
         self._arrived: deque[pb.StoredEntry | pb.EntriesTrimmed] = deque()
         self._buffer: deque[Message] = deque()
         self._backoff = Backoff()
-        self._missed: Missed | None = None  # the next range, whose error it raises
+        self._missed: Missed | None = None  # the next range; its error is raised
         self._after: Position | None = None  # the last entry received
         self._at: Position | None = None  # the first entry to be received
         self._closed = False
@@ -120,7 +119,7 @@ class Reader:
         self._on_missed = on_missed
         self._headless = 0
         self._spans = Reading(str(topic))
-        self._arrived_ns = 0  # when the last entries came, in nanoseconds since 1970
+        self._arrived_ns = 0  # when the last entries arrived, in nanoseconds since 1970
         self._log_time_ms = 0
         self._set_start(start, inclusive=inclusive)
 
@@ -131,9 +130,8 @@ class Reader:
 
     @property
     def dropped(self) -> Mapping[DropReason, int]:
-        """How many chunks were left out, by reason, since the reader was made. Those without room
-        or time (EVICTED, EXPIRED), and those whose message began before the reader (HEADLESS), are
-        fetched again when their message's last chunk arrives."""
+        """Chunks left out since the reader was made, by reason. EVICTED, EXPIRED and HEADLESS ones
+        are fetched again when their message's last chunk arrives."""
         counts = Counter(self._assembler.counts)
         counts[DropReason.HEADLESS] += self._headless
         return +counts
@@ -142,8 +140,8 @@ class Reader:
         return self
 
     async def __anext__(self) -> Message:
-        """The next message. At the topic's end, waits if the reader follows, and ends the iteration
-        otherwise.
+        """The next message. At the topic's end, waits if the reader follows, and otherwise ends the
+        iteration.
 
         Raises:
             NotFoundError: the topic does not exist.
@@ -151,7 +149,7 @@ class Reader:
             CorruptMessageError, DataLossError: one or more messages are damaged.
             MessageTooLargeError: a large message exceeds the reader's own limits.
 
-        After all of these but NotFoundError, `skip` continues after the range in question.
+        After any of these except NotFoundError, `skip` continues after the range in question.
         """
         called_ns = time.time_ns() if self._spans.is_on else 0
         while not self._buffer:
@@ -174,13 +172,13 @@ class Reader:
 
     def skip(self) -> Missed | None:
         """Continue after the range whose error the reader raises: trimmed messages, a damaged
-        entry, or a damaged range that the service cannot read. Returns the range; None: there was
-        no such error, and nothing changes."""
+        entry, or a damaged range that the service cannot read. Returns the range; None: no error is
+        pending, and nothing changes."""
         missed, self._missed = self._missed, None
         if missed is None:
             return None
         if self._arrived:
-            self._arrived.popleft()  # what follows has arrived as well
+            self._arrived.popleft()  # entries after the range have arrived too
         else:
             self._drop_call()
             self._after, self._at = missed.last.position, None
@@ -196,8 +194,8 @@ class Reader:
         self._set_start(start, inclusive=inclusive)
 
     async def has_message_available(self) -> bool:
-        """Whether the topic has a message that was not read yet. True also where only chunks of an
-        incomplete message are left."""
+        """Whether the topic has unread messages. Also True if only chunks of an incomplete message
+        are left."""
         while self._arrived and not self._buffer and self._missed is None:
             await self._take_next()
         if self._buffer or self._missed is not None:
@@ -214,7 +212,6 @@ class Reader:
         return self._at is not None and last >= self._at
 
     async def close(self) -> None:
-        """End the reading."""
         self._closed = True
         self._drop_call()
 
@@ -227,7 +224,7 @@ class Reader:
     def _set_start(self, start: Start, *, inclusive: bool) -> None:
         self._start = start
         self._after = self._at = None
-        self._floor: MessageId | None = None  # the first message to be given out
+        self._floor: MessageId | None = None  # the first message to return
         if not isinstance(start, MessageId):
             return
         if start.ledger_id < 0:
@@ -245,7 +242,7 @@ class Reader:
             self._floor = MessageId(*start.position, batch_index=index)
 
     async def _fill(self) -> bool:
-        """Wait for the next response, and take it; False at the topic's end."""
+        """Wait for the next response, and process it; False at the topic's end."""
         try:
             response = await self._next_response()
         except _CallDropped:
@@ -282,8 +279,8 @@ class Reader:
         return True
 
     async def _next_response(self) -> Any:
-        """The next response; None at the end of the stream. A task of its own waits for it: if this
-        call is cancelled, the stream goes on, and the response is there for the next call.
+        """The next response; None at the end of the stream. A separate task reads it, so cancelling
+        this call loses nothing: the next call gets the response.
 
         Raises:
             _CallDropped: the reader was closed or moved meanwhile.
@@ -325,7 +322,7 @@ class Reader:
             self._start = EARLIEST
 
     async def _take_next(self) -> None:
-        """Process the first entry that arrived. Cancelling this loses nothing: the entry stays."""
+        """Process the first entry that arrived. Cancellation loses nothing: the entry stays."""
         stored = self._arrived[0]
         if isinstance(stored, pb.EntriesTrimmed):
             self._take_trimmed(stored)
@@ -391,8 +388,8 @@ class Reader:
         return []
 
     async def _fetch(self, last: pb.StoredEntry, headless: Headless) -> list[Message]:
-        """Read all chunks of a message of which only the last is here, if it is whole in the log:
-        it may have been trimmed, or never completed."""
+        """Read all chunks of a message of which only the last is here. Returns nothing if the log
+        does not have all of them: it may have been trimmed, or the message never completed."""
         try:
             assembled = await self._read_again(last, headless.piece)
         except DataLossError as error:  # `skip` continues after the last chunk
@@ -466,7 +463,7 @@ class _CallDropped(Exception):
 
 
 def _look(reading: asyncio.Task[Any]) -> None:
-    """Retrieve the exception of a task that is no longer awaited."""
+    """Retrieve the exception of a task that nothing awaits, or asyncio logs it."""
     if not reading.cancelled():
         reading.exception()
 
@@ -476,18 +473,19 @@ async def _read(call: Any) -> Any:
 
 
 _PASSING: Final = frozenset({NOT_OWNER, "SERVICE_BUSY", "TOO_MANY_STREAMS"})
-"""Reasons to try again, besides an unavailable service."""
+"""Reasons to retry, besides UnavailableError."""
 
 
 def _check_retryable(error: SeqgateError) -> None:
-    """Raise the error, unless a second attempt may succeed: the service was unavailable or busy,
-    the topic has another owner, or all streams were taken."""
+    """Raise the error unless a retry may succeed: the service is unavailable or busy, the topic has
+    another owner, or all streams are taken."""
     if not isinstance(error, UnavailableError) and error.reason not in _PASSING:
         raise error
 
 
 def _damaged_stretch(error: SeqgateError) -> Missed | None:
-    """The range that the service cannot read, by the error's details; None: they do not name it."""
+    """The range named in the error's details, which the service cannot read; None: none is
+    named."""
     try:
         ledger_id, entry_id = (int(error.details[each]) for each in ("ledger_id", "entry_id"))
         first = int(error.details.get("first_entry_id", entry_id))
@@ -501,7 +499,7 @@ def _place(where: MessageId) -> str:
 
 
 def _raise_damage(dropped: Dropped, stored: pb.StoredEntry) -> None:
-    """Raise if the message of this chunk is in the log and cannot be returned."""
+    """Raise if this chunk's message is in the log but cannot be returned."""
     metadata = stored.metadata
     if dropped.uuid != metadata.uuid:
         return

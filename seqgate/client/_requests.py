@@ -1,13 +1,12 @@
-"""A consumer's requests to the service, until they are answered: the way back from `_inbox.py`.
+"""A consumer's unanswered requests: the way back from `_inbox.py` to the service.
 
     add ──▶ collected ──to_send──▶ unanswered ──Settled──▶ tickets
 
-A request names up to ITEMS_MAX deliveries, and is answered as a whole, with an outcome for each. A
-ticket covers a unit, or chunks, and counts the answers: it is returned here exactly once, by
-`settled` with the last of them, or by `abandon`. Only tickets without waiters may be dropped, when
-the subscription moves.
+A request names up to ITEMS_MAX deliveries; one answer has an outcome for each. A ticket covers a
+unit, or chunks, and counts the answers: it is returned exactly once, by `settled` with the last of
+them, or by `abandon`. Only tickets without waiters may be dropped, when the subscription moves.
 
-Acknowledgements are collected until there are ACKS_MAX, or `flush` is called, or a request follows
+Acknowledgements are collected until there are ACKS_MAX, `flush` is called, or a request follows
 that must not overtake them: a cumulative acknowledgement, a refusal, a seek. All others are sent at
 once, while fewer than UNANSWERED_MAX requests are unanswered.
 """
@@ -27,30 +26,30 @@ from seqgate.times import duration
 from seqgate.types import Position
 
 ITEMS_MAX: Final = 10_000
-"""How many deliveries one request settles."""
+"""The most deliveries that one request settles."""
 
 ACKS_MAX: Final = 1_000
-"""How many deliveries' acknowledgements are collected before they are sent."""
+"""The most acknowledgements to collect, in deliveries, before they are sent."""
 
 UNANSWERED_MAX: Final = 64
-"""How many requests may be unanswered; further ones are collected."""
+"""The most unanswered requests; further ones are collected."""
 
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """What is settled as one.
+    """The unit of settlement: an entry, or all chunks of a large message.
 
     Attributes:
-        deliveries: its numbers: one, or one for each chunk.
-        first, last: where it begins and ends.
+        deliveries: the delivery's number, or one for each chunk.
+        first, last: the positions of its first and last entry.
         source: its (last) entry.
         body: the chunks of a large message end to end, until they are decoded.
-        unsettled: the bits that are not durably acknowledged.
-        waiting: how many messages are not handed out; 0 when the unit is dead.
-        renewed_ms: when its time-out last began.
+        unsettled: the bits of messages not durably acknowledged.
+        waiting: the number of messages not handed out; 0 when the unit is dead.
+        renewed_ms: when its time-out was last restarted.
         acked: the bits that the application acknowledged, answered or not.
-        is_begun: whether something of it was handed out.
-        messages: those that are not handed out, the first one last; None: not decoded yet.
+        is_begun: whether any of its messages was handed out.
+        messages: those not handed out, the first one last; None: not decoded yet.
         damage: why it cannot be decoded.
         acks: its unanswered acknowledgements.
     """
@@ -84,13 +83,13 @@ class Unit:
 
 
 class Action(IntEnum):
-    """What a request does, in the order in which unsent ones go out."""
+    """What a request does. Unsent requests go out in this order."""
 
     ACKNOWLEDGE = auto()
     ACKNOWLEDGE_CUMULATIVE = auto()
     NEGATIVE_ACKNOWLEDGE = auto()
     GIVE_BACK = auto()
-    GIVE_BACK_NO_ROOM = auto()  # chunks that are delivered again when others are complete
+    GIVE_BACK_NO_ROOM = auto()  # chunks that are redelivered when other messages are complete
     RENEW = auto()
     SEEK = auto()
 
@@ -107,7 +106,7 @@ class Ticket:
     """A request for a unit, or for chunks.
 
     Attributes:
-        left: how many answers are to come: one for each delivery.
+        left: the number of answers missing: one per delivery.
         unit, bits: the messages acknowledged or renewed.
         attempt: the attempt whose chunks are given back.
         guarded: the key that is guarded until the last answer.
@@ -140,14 +139,14 @@ Item = tuple[int, Ticket]
 
 
 class Requests:
-    """Tickets on their way to the service and back: collected, sent, answered. Those that are not
-    answered when the stream ends are abandoned."""
+    """Collects tickets, sends them, and matches the answers. The end of the stream abandons those
+    that are not answered."""
 
     def __init__(self) -> None:
         self.epoch = 0
         self.seeking: Ticket | None = None
         self.acks: dict[int, Ticket] = {}
-        """Acknowledgements that are not sent, by delivery."""
+        """Unsent acknowledgements, by delivery."""
         self._is_flushing = False
         self._unsent: dict[Action, list[Item]] = {
             action: [] for action in Action if action is not Action.ACKNOWLEDGE
@@ -160,16 +159,13 @@ class Requests:
 
     @property
     def is_sent(self) -> bool:
-        """Whether nothing is left to send."""
         return not self.acks and not any(self._unsent.values())
 
     @property
     def is_answered(self) -> bool:
-        """Whether nothing is unsent or unanswered."""
         return not self._unanswered and self.is_sent
 
     def add(self, deliveries: Iterable[int], ticket: Ticket) -> None:
-        """Collect a ticket that covers these deliveries."""
         if ticket.action is Action.ACKNOWLEDGE:
             for delivery in deliveries:
                 self.acks[delivery] = ticket
@@ -177,16 +173,17 @@ class Requests:
             self._unsent[ticket.action] += [(delivery, ticket) for delivery in deliveries]
 
     def seek(self, ticket: Ticket) -> None:
-        """Collect a seek. Its answer follows the Sought, which may be of another consumer's."""
+        """Collect a seek. A Sought precedes its answer, but may also announce another consumer's
+        seek."""
         self.seeking = ticket
         self.add((0,), ticket)
 
     def flush(self) -> None:
-        """Send the collected acknowledgements without waiting for more."""
+        """Have the next `to_send` include the collected acknowledgements."""
         self._is_flushing = True
 
     def to_send(self) -> list[pb.ConsumeRequest]:
-        """Requests to send now, in this order."""
+        """The requests to send now, in order."""
         out: list[pb.ConsumeRequest] = []
         is_due = self._is_flushing or len(self.acks) >= ACKS_MAX
         if is_due or self._throughs or self._refusals or self._seeks:
@@ -197,7 +194,6 @@ class Requests:
         return out
 
     def waiters(self, request_id: int) -> Iterator[Any]:
-        """The waiters for an unanswered request."""
         for ticket in self._unanswered.get(request_id, ()):
             yield from ticket.waiters
 
@@ -217,15 +213,15 @@ class Requests:
         return answered
 
     def sought(self) -> None:
-        """The subscription has moved, and earlier deliveries are invalid: drop unsent requests that
-        have no waiters. The others are sent, and answered as stale."""
+        """The subscription has moved, and earlier deliveries are invalid: drop unsent requests
+        without waiters. The others are sent, and answered as stale."""
         for items in (self._refusals, self._unsent[Action.RENEW]):
             items[:] = [item for item in items if item[1].waiters]
         self._unsent[Action.GIVE_BACK].clear()
         self._unsent[Action.GIVE_BACK_NO_ROOM].clear()
 
     def abandon(self) -> list[Ticket]:
-        """The stream ended. Returns the tickets that get no answer."""
+        """Forget everything: the stream ended. Returns the tickets that get no answer."""
         tickets = dict.fromkeys(self.acks.values())
         for items in self._unsent.values():
             tickets |= dict.fromkeys(ticket for _, ticket in items)
@@ -238,7 +234,7 @@ class Requests:
         return [*tickets]
 
     def _must_wait(self, action: Action) -> bool:
-        """Whether something is to be sent before."""
+        """Whether requests that this action must not overtake are unsent."""
         if action not in _BEHIND_ACKS:
             return False
         return bool(self.acks) or (action is Action.SEEK and bool(self._throughs or self._refusals))
@@ -314,7 +310,7 @@ def _request(
 
 
 def _settlement(delivery: int, ticket: Ticket) -> pb.Settlement:
-    """What a ticket acknowledges of a delivery: all that is left of it, or some messages."""
+    """A ticket's share of a delivery: all that is left of it, or some messages."""
     if ticket.unit is None or ticket.bits == ticket.unit.unsettled:
         return pb.Settlement(delivery=delivery)
     return pb.Settlement(delivery=delivery, indexes=_indexes(ticket.bits))
@@ -348,7 +344,7 @@ _ERRORS: Final[dict[int, Callable[[], SeqgateError | None]]] = {
 
 
 def _errors(settled: pb.Settled, count: int) -> list[SeqgateError | None]:
-    """What became of each item of a request that was not done completely."""
+    """The outcome of each item of a request that was not done completely."""
     if settled.HasField("error"):
         return [error_of_status(settled.error)] * count
     return [_ERRORS[outcome]() for outcome in settled.outcomes]

@@ -1,4 +1,4 @@
-"""Refusals of services as the exceptions of `seqgate.errors`."""
+"""Turns refusals of services into the exceptions of `seqgate.errors`."""
 
 import grpc
 from google.rpc import status_pb2
@@ -33,15 +33,14 @@ _BY_CODE: dict[StatusCode, type[SeqgateError]] = {
     StatusCode.DATA_LOSS: DataLossError,
     StatusCode.UNAUTHENTICATED: AuthenticationError,
     StatusCode.PERMISSION_DENIED: PermissionDeniedError,
-    # Without a reason these two come from gRPC or a proxy, for a connection that broke at a bad
-    # moment. A failure of our own services has the reason INTERNAL.
+    # Without a reason these two come from gRPC or a proxy whose connection broke. Our services'
+    # failures have the reason INTERNAL.
     StatusCode.INTERNAL: UnavailableError,
     StatusCode.UNKNOWN: UnavailableError,
 }
 
 
 def error_of(refusal: Refusal) -> SeqgateError:
-    """The exception that applications see."""
     kind = BY_REASON.get(refusal.reason) or _BY_CODE.get(refusal.code, InternalError)
     return kind(
         refusal.message,
@@ -57,5 +56,4 @@ def error_of_status(status: status_pb2.Status) -> SeqgateError:
 
 
 def error_of_call(error: grpc.RpcError) -> SeqgateError:
-    """The exception for a call that failed."""
     return error_of(decode_call(error))

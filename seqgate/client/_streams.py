@@ -1,4 +1,4 @@
-"""Reading from a stream of a service, and why it ended."""
+"""Reads a service's stream, and turns its end into an error."""
 
 from typing import Any
 
@@ -21,10 +21,10 @@ async def read(call: Any) -> Any:
 
 
 async def read_or_end(call: Any) -> Any:
-    """The next response; None where the service ended the stream with OK.
+    """The next response; None if the service ended the stream with OK.
 
     Raises:
-        SeqgateError: it ended with an error.
+        SeqgateError: the stream ended with an error.
     """
     response = await call.read()
     if response is not aio.EOF:
@@ -35,7 +35,7 @@ async def read_or_end(call: Any) -> Any:
 
 
 async def ending(call: Any) -> SeqgateError:
-    """The error for a stream that ended, whatever its status."""
+    """The error of an ended stream; UnavailableError if its status is OK."""
     code, details = await call.code(), await call.details()
     if code is StatusCode.OK:
         return UnavailableError("the service ended the stream")

@@ -1,4 +1,4 @@
-"""How a consumer subscribes: the application's settings, and their form on the wire."""
+"""A consumer's subscription settings, and their form on the wire."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from seqgate.times import duration, timestamp
 from seqgate.types import TopicName
 
 DELAY_MAX_S: Final = 86_400.0
-"""The longest delay and the longest time-out, in seconds: a day."""
+"""The longest delay and the longest time-out: a day."""
 
 Place = MessageId | datetime | Literal["earliest", "latest"]
 """A place in a topic: before its first message, after its last one, at a message, or at the first
-message that was stored at this time or later. A time without a zone is local."""
+message stored at this time or later. A time without a zone is local."""
 
 KeyRange = tuple[int, int]
 """A range of hash slots, both ends included: 0 to 65,535."""
@@ -27,21 +27,21 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class SubscriptionType(Enum):
-    """How a subscription's messages are distributed over its consumers."""
+    """How a subscription distributes its messages over consumers."""
 
     KEY_SHARED = pb.SUBSCRIPTION_TYPE_KEY_SHARED
     """Each key has one consumer at a time, which gets its messages in order."""
     SHARED = pb.SUBSCRIPTION_TYPE_SHARED
     """Each message goes to any consumer with permits, in no particular order."""
     EXCLUSIVE = pb.SUBSCRIPTION_TYPE_EXCLUSIVE
-    """There is one consumer, which gets the whole topic in order."""
+    """The only consumer gets the whole topic in order."""
 
 
 class Placement(Enum):
-    """How hash slots are assigned to the consumers of a KEY_SHARED subscription."""
+    """How the consumers of a KEY_SHARED subscription get their hash slots."""
 
     CONSISTENT_HASHING = pb.PLACEMENT_CONSISTENT_HASHING
-    """By a hash ring with 100 points for each consumer, times its weight."""
+    """From a hash ring with 100 points for each consumer, times its weight."""
     AUTO_SPLIT = pb.PLACEMENT_AUTO_SPLIT
     """Each consumer that joins gets half of the widest range."""
     STICKY = pb.PLACEMENT_STICKY
@@ -49,14 +49,15 @@ class Placement(Enum):
 
 
 class AfterDeadLetter(Enum):
-    """What happens to a key when one of its messages was moved to the dead letter topic."""
+    """What happens to a key after one of its messages was moved to the dead letter topic."""
 
     CONTINUE = pb.AFTER_DEAD_LETTER_CONTINUE
     """Deliver the next message, whose `gap` names the missing one."""
     HOLD = pb.AFTER_DEAD_LETTER_HOLD
-    """Deliver nothing of the key until it is released."""
+    """Deliver nothing of the key until an operator releases it."""
     TAIL = pb.AFTER_DEAD_LETTER_TAIL
-    """Move later messages of the key to the dead letter topic too, until it is released."""
+    """Move later messages of the key to the dead letter topic too, until an operator releases
+    it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +75,11 @@ class SubscriptionOptions:
             topic, 0 to 1,000; None: 16, which takes eleven minutes. A consumer's crash counts.
         dead_letter_topic: tenant/namespace/name; empty: the topic's own name with
             -<subscription>-DLQ.
-        after_dead_letter: what happens to the key then.
+        after_dead_letter: what happens to the key of a dead letter.
         delay_holds_key: whether a delayed message blocks later messages of its key.
         drain_deadline_s: how long a key that moved to another consumer waits for the previous
-            one's acknowledgements, in seconds, up to 86,400; 0: 300. Later ones are refused.
-        classic_join: whether a consumer that joins gets new messages only when all that were read
+            owner's acknowledgements, in seconds, up to 86,400; 0: 300. Later ones are refused.
+        classic_join: whether a consumer that joins gets new messages only when all messages read
             before are acknowledged (Pulsar's rule before 4.0).
     """
 
@@ -119,7 +120,7 @@ class RetryPolicy:
             raise ValueError("multiplier must be at least 1")
 
     def delay_s(self, attempts: int) -> float:
-        """The delay after a failure that `attempts` others preceded."""
+        """The delay after a failure that follows `attempts` others."""
         if self.min_s == 0:
             return 0.0
         try:
@@ -129,20 +130,20 @@ class RetryPolicy:
 
 
 class Incomplete(Enum):
-    """What happens to chunks of a large message that this consumer cannot assemble: there was no
-    room or no time for them, the message exceeds its limits, or began before the subscription."""
+    """What to do with chunks of a large message that this consumer cannot assemble: it has no room
+    for them, they expired, the message exceeds its limits, or it began before the subscription."""
 
     REFUSE = "refuse"
-    """Chunks without room or time are given back: they have not failed, and are redelivered with
-    the whole message when its last chunk is due. A message that exceeds the limits is refused: it
-    is redelivered, and finally moved to the dead letter topic; in an ordered subscription, its key
-    waits meanwhile."""
+    """Chunks that were evicted or expired are given back: they have not failed, and are redelivered
+    with the whole message when its last chunk is due. A message that exceeds the limits is refused:
+    it is redelivered, and finally moved to the dead letter topic; in an ordered subscription, its
+    key waits meanwhile."""
     ACKNOWLEDGE = "acknowledge"
-    """They are acknowledged: the message is lost to the subscription."""
+    """Acknowledge the chunks: the message is lost to the subscription."""
 
 
 class Subscribing(NamedTuple):
-    """How a consumer subscribes: see Client.consumer."""
+    """The arguments of Client.consumer."""
 
     topic: TopicName
     subscription: str
@@ -195,7 +196,7 @@ class Subscribing(NamedTuple):
 
 
 def options_to_wire(kind: SubscriptionType, options: SubscriptionOptions) -> pb.SubscriptionOptions:
-    """The options on the wire.
+    """Encode the options.
 
     Raises:
         InvalidRequestError: a value does not fit its field. (The service checks the bounds.)
@@ -224,7 +225,7 @@ def options_to_wire(kind: SubscriptionType, options: SubscriptionOptions) -> pb.
 
 
 def ranges_to_wire(ranges: Sequence[KeyRange]) -> list[pb.KeyRange]:
-    """Ranges on the wire.
+    """Encode ranges.
 
     Raises:
         InvalidRequestError: a slot does not fit its field. (The service checks the bounds.)
@@ -239,7 +240,7 @@ def ranges_to_wire(ranges: Sequence[KeyRange]) -> list[pb.KeyRange]:
 
 
 def start_to_wire(place: Place) -> common_pb2.Start:
-    """A place on the wire. An id stands for its entry: a whole batch, or the first chunk of a large
+    """Encode a place. An id stands for its entry: a whole batch, or the first chunk of a large
     message.
 
     Raises:

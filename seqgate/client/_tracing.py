@@ -1,19 +1,19 @@
 """Spans of publishing, processing and settling, by OpenTelemetry's messaging conventions.
 
-    message sent alone, or large     send, whose context is in the message's properties
-    message sent in a batch          the batch's send, whose context all of the batch share
-       within a sampled span         create, whose context is in the message's own properties, and
-                                     to which the batch's send has a link
+    message sent alone, or large     send; its context is in the message's properties
+    message sent in a batch          the batch's send; all messages of the batch share its context
+       within a sampled span         create; its context is in the message's own properties, and
+                                     the batch's send has a link to it
     message returned by a reader     receive, a child of the message's context, with a link to it
     message processed                process, a child of the message's context, with a link to it;
-                                     of a message without one, a root
+                                     a root if the message has none
     message settled                  settle, a child of the current span, such as process; a
                                      request that settles several carries the first one's context
 
 A message that has a context when it is published keeps it: its send, or its batch's, links to it.
-Without recording, no property is added. A producer checks once, when it is made, whether
-the process has a tracer provider; if so, each message costs a look at the current span, or a call
-of the sampler.
+Without recording, no property is added. A producer checks once, when it is made, whether the
+process has a tracer provider; if so, each message costs a look at the current span, or a call of
+the sampler.
 """
 
 import asyncio
@@ -37,17 +37,17 @@ from seqgate.telemetry.propagation import TRACEPARENT, TRACESTATE
 from seqgate.telemetry.spans import below, fail_with, within
 
 PROPERTIES_MAX: Final = 128
-"""How many properties a message may have."""
+"""The most properties of a message."""
 
 ROOM_BYTES: Final = 124 * 1024
-"""The largest properties and keys of a message that gets a context: an entry's metadata may have
-128 KiB, and a context has up to about 600 bytes."""
+"""The largest properties and keys of a message that gets a context, in bytes: an entry's metadata
+may have 128 KiB, and a context has up to about 600 bytes."""
 
 CONTEXT_BYTES_MAX: Final = 1024
 """The most bytes that a context adds to a message."""
 
 _SETTLING: Final = frozenset({"acknowledge", "acknowledge_cumulative", "negative_acknowledge"})
-"""Requests that settle messages."""
+"""The requests that settle messages."""
 
 _TRACER: Final = trace.get_tracer("seqgate.client")
 
@@ -57,8 +57,8 @@ class BatchSpan:
     """The span of a batch.
 
     Attributes:
-        carrier: its context, for the properties that all its messages share.
-        left: how many of its messages have no outcome.
+        carrier: its context, for the properties that its messages share.
+        left: the number of its messages without an outcome.
         is_alone: whether it has one message.
     """
 
@@ -69,7 +69,7 @@ class BatchSpan:
 
 
 def is_traced() -> bool:
-    """Whether this process has a tracer provider by now: without one nothing is ever recorded."""
+    """Whether this process has a tracer provider by now: without one, nothing is ever recorded."""
     tracer, provider = _TRACER, trace.get_tracer_provider()
     return not (
         isinstance(tracer, trace.ProxyTracer) and isinstance(provider, trace.ProxyTracerProvider)
@@ -77,8 +77,6 @@ def is_traced() -> bool:
 
 
 class Publishing:
-    """The spans of one producer."""
-
     def __init__(self, topic: str, *, is_batching: bool) -> None:
         self._is_on = is_traced()
         self._is_batching = is_batching
@@ -87,8 +85,8 @@ class Publishing:
         self._create = _attributes(topic, names.CREATE)
 
     def begin(self, message: OutgoingMessage, producer: str, message_bytes_max: int) -> None:
-        """Start the span of a message that has its sequence id, if it gets one of its own, and
-        write its context."""
+        """Start the message's own span, if it gets one, and write its context. The message has its
+        sequence id."""
         if not self._is_on:
             return
         if self._is_batching:
@@ -125,13 +123,13 @@ class Publishing:
             message.sealed.metadata.properties.update(carrier)
 
     def begin_batch(self, messages: list[OutgoingMessage], producer: str) -> None:
-        """Start the span of messages that are sent together, in one entry, or one for each key."""
+        """Start the span of messages that are sent together, in one entry or one per key."""
         if not (self._is_on and self._is_batching):
             return
         all_have_one = all(_has_context(message) for message in messages)
         span = _TRACER.start_span(
             f"{names.SEND} {self._topic}",
-            Context(),  # not a child of the message that happened to be the last one
+            Context(),  # a root: the current span belongs to one message of many
             kind=SpanKind.CLIENT if all_have_one else SpanKind.PRODUCER,
             attributes=self._send,
         )
@@ -148,7 +146,7 @@ class Publishing:
         carrier: dict[str, str] = {}
         inject(span.get_span_context(), carrier)
         if own:
-            carrier.pop(TRACESTATE, None)  # or messages without one would take it for theirs
+            carrier.pop(TRACESTATE, None)  # or messages with a bare traceparent inherit it
         if not all(_has_room(message, carrier) for message in messages):
             carrier = {}
         batch = BatchSpan(span, carrier, len(messages), is_alone)
@@ -156,7 +154,6 @@ class Publishing:
             message.batch = batch
 
     def end(self, message: OutgoingMessage, outcome: Receipt | SeqgateError) -> None:
-        """End the spans of a message that has its outcome."""
         span, batch = message.span, message.batch
         if span is not None:
             _record_outcome(span, outcome, is_alone=True)
@@ -170,7 +167,7 @@ class Publishing:
 
 
 def shared_context(messages: Iterable[OutgoingMessage]) -> Mapping[str, str]:
-    """The context that an entry has for all of these messages; empty: none."""
+    """The trace context that these messages share in their entry; empty: none."""
     batch = next(iter(messages)).batch
     return {} if batch is None else batch.carrier
 
@@ -188,8 +185,8 @@ class Reading:
         self._receive = _attributes(topic, names.RECEIVE)
 
     def record(self, message: Message, began_ns: int) -> None:
-        """Record that a message was returned to the application, which has waited since `began_ns`,
-        in nanoseconds since 1970. Only sampled messages have a span."""
+        """Record that the application got a message, for which it waited since `began_ns`, in
+        nanoseconds since 1970. Only sampled messages have a span."""
         origin = extract(message.properties)
         if not origin.trace_flags.sampled:
             return
@@ -207,8 +204,6 @@ class Reading:
 
 
 class Consuming:
-    """The spans of one consumer."""
-
     def __init__(self, topic: str, subscription: str) -> None:
         more = {names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: subscription}
         self._is_on = is_traced()
@@ -219,14 +214,13 @@ class Consuming:
 
     @property
     def are_settling(self) -> bool:
-        """Whether spans of unanswered settlements are recorded."""
+        """Whether unanswered settlements have spans."""
         return bool(self._settling)
 
     def carry(self, request: pb.ConsumeRequest, waiters: Callable[[int], Iterable[object]]) -> None:
-        """Write a context into a request that settles messages: the first with a span.
+        """Write a context into a request that settles messages: the first one with a span.
 
         Args:
-            request: about to be sent.
             waiters: the futures of a request, by its id.
         """
         kind = request.WhichOneof("request")
@@ -243,7 +237,7 @@ class Consuming:
     @contextmanager
     def processing(self, message: Message) -> Iterator[Span]:
         """See Consumer.processing."""
-        if not is_traced():  # else the message's own context would become current
+        if not is_traced():  # otherwise the message's own context would become current
             yield INVALID_SPAN
             return
         origin = extract(message.properties)
@@ -263,12 +257,12 @@ class Consuming:
             yield span
 
     def settling(self, name: str, message: Message | None, answer: "asyncio.Future[None]") -> None:
-        """Start the span of an acknowledgement or a refusal, which lasts until the answer.
+        """Start the span of a settlement, which ends with its answer.
 
         Args:
             name: names.ACK or names.NACK.
-            message: which one, if known.
-            answer: done with the service's answer.
+            message: the message, if known.
+            answer: the future of the service's answer.
         """
         if not self._is_on:
             return
@@ -335,7 +329,6 @@ def _record_outcome(span: Span, outcome: Receipt | SeqgateError, *, is_alone: bo
 
 
 def _is_sampled() -> bool:
-    """Whether the current span is sampled."""
     current = trace.get_current_span()
     return current is not INVALID_SPAN and current.get_span_context().trace_flags.sampled
 
@@ -358,13 +351,13 @@ def _link(span: Span, contexts: Iterable[SpanContext]) -> None:
 
 
 def _has_room(message: OutgoingMessage, carrier: Mapping[str, str]) -> bool:
-    """Whether a message has room for a context among its properties."""
+    """Whether a message's properties have room for a context."""
     properties = message.properties
     if len(properties.keys() | carrier.keys()) > PROPERTIES_MAX:
         return False
     keys = 2 * (len(message.key or "") + len(message.ordering_key or ""))
     about = sum(len(name) + len(value) for name, value in properties.items()) + keys
-    if about * 4 < ROOM_BYTES:  # however many bytes a character has
+    if about * 4 < ROOM_BYTES:  # a character has at most 4 bytes in UTF-8
         return True
     encoded = sum(
         len(name.encode()) + len(value.encode()) + 8 for name, value in properties.items()
