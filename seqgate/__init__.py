@@ -1,7 +1,7 @@
 """Seqgate: publish exactly once, read in order.
 
 seqgate.client   the client library
-seqgate.errors   what can go wrong
+seqgate.errors   its exceptions
 seqgate.types    names, positions, ids
 seqgate.api      the wire contract, generated from protos/
 """

@@ -2,14 +2,14 @@
 
     channel = open_channel("ledger:7702", options=options, hooks=[Tracing("ledger:7702")])
 
-A hook is called before each call, may change the call's metadata and timeout, and may return a
-function to be called at the call's end. Tracing, metrics, deadlines and tokens are hooks, and not
-gRPC's client interceptors: those put a queue between a stream and its writer, and never end the
-span of a call that is cancelled in them (grpc.aio 1.85).
+A hook runs before each call, may change the call's metadata and timeout, and may return a function
+to run at the call's end. Tracing, metrics, deadlines and tokens are hooks rather than gRPC's client
+interceptors, which put a queue between a stream and its writer, and never end the span of a call
+that is cancelled in them (grpc.aio 1.85).
 
-gRPC takes a client's certificate when a channel is made, and never again. A `RenewedChannel` makes
-a new channel when the files change: calls that begin afterwards use the new certificate, on a
-connection of its own, and calls under way end where they began.
+gRPC reads a client's certificate only when a channel is made. A `RenewedChannel` makes a new
+channel when the files change: later calls use the new certificate, on a connection of its own, and
+calls under way end on the old one.
 """
 
 import asyncio
@@ -30,17 +30,16 @@ from seqgate.watched import OnChange, Watched
 _log: Final = logging.getLogger("seqgate.client")
 
 Option = tuple[str, Any]
-"""One of gRPC's channel options."""
 
 
 @dataclass(slots=True)
 class Call:
-    """A call that is about to begin. Hooks may change `timeout_s` and `metadata`.
+    """A call about to begin. Hooks may change `timeout_s` and `metadata`.
 
     Attributes:
         method: package.Service/Method.
-        is_unary: whether it is one request with one response.
-        timeout_s: None: without a limit.
+        is_unary: whether it has one request and one response.
+        timeout_s: None: no limit.
     """
 
     method: str
@@ -53,7 +52,7 @@ class End(NamedTuple):
     """How a call ended.
 
     Attributes:
-        error: why the call could not begin; None: it did.
+        error: why the call could not begin; None: it began.
     """
 
     code: StatusCode
@@ -64,25 +63,25 @@ class End(NamedTuple):
 OnEnd = Callable[[End], None]
 
 Hook = Callable[[Call], OnEnd | None]
-"""Called before each call; it returns what to call at the call's end, if anything."""
+"""Called before each call; returns a function to call at the call's end, or None."""
 
 
 def channel_options(
     *, keepalive_s: float, keepalive_timeout_s: float, message_bytes_max: int
 ) -> list[Option]:
-    """Options for a channel that balances over all addresses of a name, is quick to reconnect, and
+    """Options for a channel that balances over all addresses of a name, reconnects quickly, and
     notices a dead peer within the sum of both times."""
     timeout_ms = int(keepalive_timeout_s * 1000)
     return [
         ("grpc.lb_policy_name", "round_robin"),
         ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.min_reconnect_backoff_ms", 5_000),  # limits an attempt to connect; it is not a wait
+        ("grpc.min_reconnect_backoff_ms", 5_000),  # an attempt's deadline, not a wait
         ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.keepalive_time_ms", int(keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", timeout_ms),
-        ("grpc.http2.ping_timeout_ms", timeout_ms),  # or a ping gets a minute, despite the above
+        ("grpc.http2.ping_timeout_ms", timeout_ms),  # otherwise a ping has a minute
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),  # no limit, or a silent connection stays silent
+        ("grpc.http2.max_pings_without_data", 0),  # no limit: detect a silent connection
         ("grpc.max_receive_message_length", message_bytes_max),
         ("grpc.max_send_message_length", message_bytes_max),
     ]
@@ -103,7 +102,7 @@ def open_channel(
         on_change: see Watched; None: logs a warning.
 
     Raises:
-        OSError, ValueError: a file cannot be used, or a token would leave this machine unencrypted.
+        OSError, ValueError: a file is unusable, or a token would leave this machine unencrypted.
     """
     on_change = on_change or _warn
     if token is not None:
@@ -132,7 +131,7 @@ def open_blocking_channel(
     """A channel for threads. Its certificate is read once, its token for each call.
 
     Raises:
-        OSError, ValueError: a file cannot be used, or a token would be sent without TLS.
+        OSError, ValueError: a file is unusable, or a token would be sent without TLS.
     """
     if tls is None:
         if token_file is not None:
@@ -156,11 +155,11 @@ def _showing(token: TokenSource) -> Hook:
     return hook
 
 
-# ---- what is the same for asyncio and threads
+# ---- shared by asyncio and threads
 
 
 class Method(NamedTuple):
-    """A method that a stub asks a channel for."""
+    """A method that a stub requests from a channel."""
 
     style: str
     path: str
@@ -168,7 +167,7 @@ class Method(NamedTuple):
     kwargs: dict[str, Any]
 
     def on(self, channel: aio.Channel | grpc.Channel) -> Callable[..., Any]:
-        """What makes the method's calls on a channel."""
+        """The method's callable on a channel."""
         multi: Callable[..., Any] = getattr(channel, self.style)(
             self.path, *self.args, **self.kwargs
         )
@@ -183,7 +182,7 @@ def _style(style: str) -> Callable[..., Any]:
 
 
 class Methods(ABC):
-    """The methods of gRPC's channels, made by `calling`."""
+    """A channel's methods, whose callables `calling` makes."""
 
     unary_unary = _style("unary_unary")
     unary_stream = _style("unary_stream")
@@ -192,7 +191,7 @@ class Methods(ABC):
 
     @abstractmethod
     def calling(self, method: Method) -> Callable[..., Any]:
-        """What makes the calls of a method."""
+        """The callable of a method."""
 
 
 def _with_hooks(
@@ -202,7 +201,7 @@ def _with_hooks(
     metadata: Any,
     start: Callable[[Call], Any],
 ) -> tuple[Any, OnEnd | None]:
-    """Start a call: what `start` returns, and what to call at its end, unless there is nothing."""
+    """Start a call. Returns the result of `start`, and the function to call at the end, if any."""
     call = Call(
         method.path.removeprefix("/"),
         method.style == "unary_unary",
@@ -236,7 +235,7 @@ def _failure(error: BaseException) -> End:
 
 
 class OuterChannel(Methods, aio.Channel):
-    """A channel that makes its calls on others. `inner` is the one for all that is no call."""
+    """A channel that makes its calls on others. `inner` serves everything except calls."""
 
     @abstractmethod
     def inner(self) -> aio.Channel:
@@ -252,7 +251,6 @@ class OuterChannel(Methods, aio.Channel):
         await self.inner().channel_ready()
 
     async def close(self, grace: float | None = None) -> None:
-        """Close all inner channels."""
         await self.inner().close(grace)
 
     async def __aenter__(self) -> Self:
@@ -269,7 +267,7 @@ class HookedChannel(OuterChannel):
         """
         Args:
             channel: makes the calls, and is closed with this one.
-            hooks: called in this order for each call.
+            hooks: run in this order for each call.
         """
         self._channel = channel
         self._hooks = hooks
@@ -305,7 +303,6 @@ class HookedChannel(OuterChannel):
 
 
 def _end_of(call: Any) -> End:
-    """How a call ended that is done."""
     try:
         return End(_now(call.code()), _now(call.details()) or "")
     except asyncio.CancelledError:
@@ -315,7 +312,7 @@ def _end_of(call: Any) -> End:
 
 
 def _now(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine that does not wait."""
+    """The result of a coroutine that never suspends."""
     try:
         coroutine.send(None)
     except StopIteration as result:
@@ -343,8 +340,7 @@ class RenewedChannel(HookedChannel):
     ) -> None:
         """
         Args:
-            make: makes a channel.
-            credentials: the same object until the files change.
+            credentials: returns the same object until the files change.
         """
         self._make = make
         self._credentials = credentials
@@ -393,7 +389,7 @@ class RenewedChannel(HookedChannel):
 
 
 class OuterBlockingChannel(Methods, grpc.Channel):
-    """A channel that makes its calls on others. `inner` is the one for all that is no call."""
+    """A channel that makes its calls on others. `inner` serves everything except calls."""
 
     @abstractmethod
     def inner(self) -> grpc.Channel:
@@ -410,7 +406,6 @@ class OuterBlockingChannel(Methods, grpc.Channel):
         self.inner().unsubscribe(callback)
 
     def close(self) -> None:
-        """Close all inner channels."""
         self.inner().close()
 
     def __enter__(self) -> Self:
@@ -421,14 +416,14 @@ class OuterBlockingChannel(Methods, grpc.Channel):
 
 
 class HookedBlockingChannel(OuterBlockingChannel):
-    """See the module. A stream ends in the thread that reads it, at its end or when it is cancelled
-    there: hooks are never called later."""
+    """See the module. A stream's hooks end in the thread that reads it, when it ends or is
+    cancelled there: they are never called later."""
 
     def __init__(self, channel: grpc.Channel, hooks: Sequence[Hook]) -> None:
         """
         Args:
             channel: makes the calls, and is closed with this one.
-            hooks: called in this order for each call.
+            hooks: run in this order for each call.
         """
         self._channel = channel
         self._hooks = hooks
@@ -461,7 +456,7 @@ class HookedBlockingChannel(OuterBlockingChannel):
 
 
 class _Responses:
-    """A stream that is read here."""
+    """A stream read in this thread."""
 
     def __init__(self, call: Any, end: OnEnd) -> None:
         self._call = call
@@ -481,6 +476,5 @@ class _Responses:
             raise
 
     def cancel(self) -> None:
-        """End the call."""
         self._call.cancel()
         self._end(End(StatusCode.CANCELLED))

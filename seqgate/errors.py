@@ -1,8 +1,8 @@
-"""What can go wrong, as exceptions.
+"""The exceptions of Seqgate.
 
-Every refusal of a service has a stable reason (ErrorInfo.reason in its gRPC status). Each reason
-belongs to one of the classes below, which say what an application can do about it; the reason and
-its details stay readable on the exception.
+Every refusal of a service has a stable reason (ErrorInfo.reason in its gRPC status). The reason
+selects one of the classes below, each for one reaction of the application; the exception keeps the
+reason and its details.
 """
 
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ from typing import ClassVar, Final, Self
 
 
 class SeqgateError(Exception):
-    """Anything that Seqgate refuses or fails to do.
+    """A request that Seqgate refused or failed to serve.
 
     Attributes:
-        reason: stable, UPPER_SNAKE, never renamed; "" when no service gave one.
+        reason: stable, UPPER_SNAKE, never renamed; "" if no service gave one.
         details: what a program needs to react.
-        retry_after_s: when a retry helps, how long the service asks to wait before it.
-        sequence_id: of an error of a send, the message's id; None: the message had none yet, or
-            the error is about no message. In `details` as well.
+        retry_after_s: how long the service asks to wait before a retry; None: no such request.
+        sequence_id: the id of the message that failed to be sent; None: the message had none yet,
+            or the error is not about a message. Also in `details`.
     """
 
     default_reason: ClassVar[str] = ""
@@ -38,8 +38,8 @@ class SeqgateError(Exception):
         self.sequence_id = sequence_id
 
     def of_message(self, sequence_id: int) -> Self:
-        """The same error, as one of the message with this id: each message has its own, however
-        many fail of one cause."""
+        """A copy of the error for the message with this id: each message gets its own error, even
+        if many fail for one cause."""
         told = type(self)(
             f"{self} (sequence id {sequence_id})",
             reason=self.reason,
@@ -60,7 +60,7 @@ class NotFoundError(SeqgateError, LookupError):
 
 
 class InUseError(SeqgateError):
-    """Another caller is using it: wait, or take over."""
+    """Another caller uses the name or the subscription: wait, or take over."""
 
 
 class FencedError(SeqgateError):
@@ -76,12 +76,12 @@ class UnavailableError(SeqgateError):
 
 
 class AuthenticationError(SeqgateError):
-    """The caller is not authenticated: the token or certificate is missing, invalid or expired.
-    `reason` says which."""
+    """The caller is not authenticated: the token or certificate is missing, invalid or expired, as
+    `reason` says."""
 
 
 class PermissionDeniedError(SeqgateError):
-    """The caller lacks a right. `details` has the principal, the verb, and the topic and
+    """The caller lacks a right. `details` has the principal, the verb, the topic and the
     subscription."""
 
 
@@ -90,18 +90,18 @@ class DataLossError(SeqgateError):
 
 
 class InternalError(SeqgateError):
-    """A service hit a bug."""
+    """A service failed unexpectedly: report the bug."""
 
 
 class StaleSequenceIdError(SeqgateError):
-    """The message is not in the log and never will be under this sequence id: its producer has
-    stored a higher one."""
+    """The message is not in the log and never will be under this sequence id: a higher one of its
+    producer is stored."""
 
     default_reason = "STALE"
 
 
 class SequenceIdTrimmedError(SeqgateError):
-    """Whether the message is in the log cannot be known: its sequence id is at or below its
+    """It is unknown whether the message is in the log: its sequence id is at or below its
     producer's last one, and that part of the log is trimmed. This attempt did not store it. A
     resend under the same id fails likewise; one under a new id may store it twice."""
 
@@ -109,8 +109,8 @@ class SequenceIdTrimmedError(SeqgateError):
 
 
 class ProducerClosedError(SeqgateError):
-    """The producer was closed before the message was acknowledged. It may be in the log. If the
-    application sets the ids, a resend with the same id stores it at most once."""
+    """The producer was closed before the message got its receipt. It may be in the log. If the
+    application assigns ids, a resend with the same id stores it at most once."""
 
     default_reason = "PRODUCER_CLOSED"
 
@@ -122,35 +122,35 @@ class ProducerQueueFullError(SeqgateError):
 
 
 class SendTimeoutError(SeqgateError):
-    """The message was not acknowledged in time. It may be in the log. If the application sets the
-    ids, a resend with the same `sequence_id` stores it at most once. `details` has the last
-    failure's reason as `last_reason`, if known."""
+    """No receipt arrived in time. The message may be in the log. If the application assigns ids, a
+    resend with the same `sequence_id` stores it at most once. `details` has the last failure's
+    reason as `last_reason`, if known."""
 
     default_reason = "SEND_TIMEOUT"
 
 
 class MixedSequenceIdsError(SeqgateError, ValueError):
-    """Some messages of a producer carry a sequence id set by the application, others do not (PIP-6:
-    once custom ids are used, every message has one)."""
+    """Some messages of a producer have a sequence id assigned by the application, others do not
+    (PIP-6: either all have one or none)."""
 
     default_reason = "MIXED_SEQUENCE_IDS"
 
 
 class MessageTooLargeError(InvalidRequestError):
-    """A message is larger than the service accepts."""
+    """A message exceeds the service's or the reader's limit."""
 
     default_reason = "ENTRY_TOO_LARGE"
 
 
 class CorruptMessageError(DataLossError):
-    """A message that was read does not match its checksum or cannot be decoded."""
+    """A message does not match its checksum or cannot be decoded."""
 
     default_reason = "CHECKSUM_MISMATCH"
 
 
 class MessagesTrimmedError(DataLossError):
-    """The topic was trimmed before the reader got to these messages. `details` has the first and
-    the last position of the gap, `first` and `last`, as LEDGER:ENTRY."""
+    """Messages were trimmed before the reader got to them. `details` has the first and the last
+    position of the gap, `first` and `last`, as LEDGER:ENTRY."""
 
     default_reason = "MESSAGES_TRIMMED"
 
@@ -162,9 +162,9 @@ class ConsumerClosedError(SeqgateError):
 
 
 class StaleTokenError(SeqgateError):
-    """The delivery is no longer this consumer's: it was refused or returned, timed out, was
-    revoked, is settled already, or its connection is gone. Nothing changed. Unless it is settled,
-    the message is delivered again."""
+    """The delivery is no longer this consumer's: it was settled or given back, timed out, was
+    revoked, or its connection is gone. Nothing changed. Unless it is settled, the message is
+    redelivered."""
 
     default_reason = "STALE_TOKEN"
 
@@ -261,4 +261,4 @@ BY_REASON: Final[Mapping[str, type[SeqgateError]]] = {
     "CURSOR_CORRUPT": DataLossError,
     "INTERNAL": InternalError,
 }
-"""The class of every reason that a service gives."""
+"""The class of each reason that a service gives."""

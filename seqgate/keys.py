@@ -1,7 +1,7 @@
-"""The sticky key: which entries of a topic belong together.
+"""The sticky key of an entry, by Pulsar's rule.
 
-Pulsar's rule, for the dispatcher, which places keys at consumers, and for clients, which keep their
-order: so a key is the same one at both ends.
+The dispatcher places keys at consumers, and clients keep their order: with one rule, both agree
+which entries share a key.
 """
 
 import re
@@ -18,8 +18,7 @@ _BASE64: Final = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}(?:==)?|[A
 
 def sticky_key(metadata: EntryMetadata) -> bytes:
     """The ordering key, else the partition key, else a key of the entry's own. A key that is set
-    decides, even an empty one. A partition key flagged as base64 that is not base64 is taken as
-    text.
+    counts even if it is empty. A partition key flagged as base64 that is not base64 counts as text.
     """
     if metadata.HasField("ordering_key"):
         return metadata.ordering_key
@@ -32,8 +31,8 @@ def sticky_key(metadata: EntryMetadata) -> bytes:
 
 
 def _decoded(text: str) -> bytes:
-    # Java's decoder accepts no padding or full padding, nothing outside the alphabet, and ignores
-    # leftover bits.
+    # Java's decoder accepts no padding or full padding, rejects characters outside the alphabet,
+    # and ignores leftover bits.
     if not _BASE64.fullmatch(text):
         return text.encode()
     digits = text.rstrip("=")

@@ -1,16 +1,16 @@
-"""Where a message is, in the forms in which applications keep it: a value, a text, bytes.
+"""Message ids in the forms that applications store: a value, a text, bytes.
 
-There are three kinds of ids, and one order for all of them:
+There are three kinds of ids, in one order:
 
     plain   ledger:entry:partition          the message is an entry
     batch   ledger:entry:partition:index    the entry is a batch, and this its message `index`
     chunk   first;last                      the message is cut into entries, `first` to `last`
 
-A chunk id is its last chunk's id, which also knows where the first chunk is: only who reads the
-message again needs that, so it takes no part in order, equality and hash.
+A chunk id is its last chunk's id with the position of the first chunk. Only reading the message
+again needs the first chunk, so order, equality and hash ignore it.
 
 The bytes are Pulsar's MessageIdData. Its Java client writes batch_size = 0 where its C++ client
-leaves it out, so that one id has two forms: ids are equal or not, their bytes say nothing.
+omits it, so one id has two encodings: compare ids, never their bytes.
 """
 
 import re
@@ -41,16 +41,16 @@ _key: Final = attrgetter("ledger_id", "entry_id", "partition", "batch_index")
 class MessageId:
     """A message's place: its entry and, in a batch, its index.
 
-    Ordered like Pulsar's: ledger, entry, partition, batch index (`compareTo` of Pulsar's
-    MessageIdImpl), and equal and hashed by the same four, ChunkMessageIds included. So a batch's
-    entry sorts before the messages in it.
+    Ordered, compared and hashed like Pulsar's: by ledger, entry, partition and batch index
+    (`compareTo` of Pulsar's MessageIdImpl), ChunkMessageIds included. So the id of a batch's entry
+    sorts before the messages in it.
 
     Attributes:
         ledger_id, entry_id: the entry, -1 to 2^63 - 1; -1 is before all that exist.
         partition: 0 to 2^31 - 1; -1: not partitioned.
         batch_index: 0 to 2^31 - 1; -1: not in a batch.
-        batch_size: how many messages the batch has, -1 to 2^31 - 1; -1, and the 0 of an id that a
-            producer was told: unknown.
+        batch_size: the number of messages in the batch, -1 to 2^31 - 1. Unknown if it is -1, or 0
+            as in the ids that a producer gets.
     """
 
     ledger_id: int
@@ -67,8 +67,8 @@ class MessageId:
         batch_index: int = _UNSET,
         batch_size: int = 0,
     ) -> None:
-        # Made for every message: what a dataclass generates takes a quarter longer, and checking
-        # the bounds is left to parse, from_bytes and to_bytes.
+        # Runs for every message: a dataclass's own __init__ takes a quarter longer. parse,
+        # from_bytes and to_bytes check the bounds.
         put = object.__setattr__
         put(self, "ledger_id", ledger_id)
         put(self, "entry_id", entry_id)
@@ -78,13 +78,13 @@ class MessageId:
 
     @staticmethod
     def parse(text: str) -> "MessageId":
-        """Read what str() writes, ledger:entry alone, and what Pulsar's C++ and Python clients
-        print: (ledger,entry,partition,batch-index), two of them with a semicolon for a chunk id.
-        Two places make a ChunkMessageId.
+        """Parse the form that str() writes, ledger:entry alone, or the form that Pulsar's C++ and
+        Python clients print: (ledger,entry,partition,batch-index), two of them with a semicolon for
+        a chunk id. Two places make a ChunkMessageId.
 
         Raises:
-            ValueError: it is none of these, a number is below -1 or above 2^63 - 1, or the first
-                chunk is after the last.
+            ValueError: it has none of these forms, a number is below -1 or above 2^63 - 1, or the
+                first chunk is after the last.
         """
         one, chunks = _ONE.fullmatch(text), _FIRST_AND_LAST.fullmatch(text)
         numbers = [int(number) for number in re.findall(r"-?[0-9]+", text)] if one or chunks else []
@@ -97,17 +97,17 @@ class MessageId:
 
     @staticmethod
     def from_bytes(data: bytes) -> "MessageId":
-        """Read what to_bytes() or one of Pulsar's clients wrote.
+        """Decode the bytes of to_bytes() or of one of Pulsar's clients.
 
-        A batch index decides that it is a batch id; without one, a first chunk makes it a
-        ChunkMessageId (`fromByteArray` of Pulsar's MessageIdImpl). The id of a topic's message
-        ("topic-aware") has the bytes of the id inside, without the topic, so it is read here as
-        well, and keeps its first chunk (Pulsar's `fromByteArrayWithTopic` loses it).
+        A batch index makes a batch id; without one, a first chunk makes a ChunkMessageId
+        (`fromByteArray` of Pulsar's MessageIdImpl). A "topic-aware" id has the bytes of the id
+        inside, without the topic, so it is accepted as well, and keeps its first chunk (Pulsar's
+        `fromByteArrayWithTopic` loses it).
 
         Raises:
-            ValueError: the bytes are empty or malformed, name no ledger or no entry, a number is
+            ValueError: the bytes are empty or malformed, lack the ledger or the entry, a number is
                 below -1, or the first chunk is after the last.
-            TypeError: these are no bytes.
+            TypeError: `data` is not bytes.
         """
         try:
             wire = MessageIdData.FromString(data)
@@ -131,7 +131,7 @@ class MessageId:
 
     @property
     def position(self) -> Position:
-        """The entry that holds the message; of a chunk id, the last one that does."""
+        """The entry of the message; of a chunk id, the last entry."""
         return Position(self.ledger_id, self.entry_id)
 
     def __str__(self) -> str:
@@ -169,10 +169,10 @@ class MessageId:
 
 @dataclass(frozen=True, slots=True, init=False, eq=False, repr=False)
 class ChunkMessageId(MessageId):
-    """A large message's place: that of its last chunk, and where its first one is (PIP-107).
+    """A large message's place: its last chunk's id, with the place of its first chunk (PIP-107).
 
     Attributes:
-        first_chunk, last_chunk: plain ids; the numbers of the id itself are the last chunk's.
+        first_chunk, last_chunk: plain ids; the id's own numbers are the last chunk's.
 
     Raises:
         ValueError: the first chunk is after the last, or one of them is in a batch.
@@ -212,7 +212,7 @@ LATEST_ID: Final = MessageId(SEQUENCE_ID_MAX, SEQUENCE_ID_MAX, -1)
 
 
 def _wire(message_id: MessageId) -> MessageIdData:
-    """Without a first chunk."""
+    """Encode an id without a first chunk."""
     each = _checked(message_id)
     wire = MessageIdData(ledger_id=each.ledger_id % 2**64, entry_id=each.entry_id % 2**64)
     if each.partition != _UNSET:
@@ -227,7 +227,7 @@ def _wire(message_id: MessageId) -> MessageIdData:
 
 
 def _plain(wire: MessageIdData) -> MessageId:
-    """Whatever else it is."""
+    """Decode an id, ignoring its first chunk."""
     if not (wire.HasField("ledger_id") and wire.HasField("entry_id")):
         raise ValueError("not a message id: the bytes name no ledger or no entry")
     partition = wire.partition if wire.HasField("partition") else _UNSET
@@ -239,7 +239,7 @@ def _signed(number: int) -> int:
 
 
 def _checked(message_id: MessageId) -> MessageId:
-    """The id itself, if the wire can hold it."""
+    """Return an id within the bounds of the wire unchanged."""
     entry = (message_id.ledger_id, message_id.entry_id)
     rest = (message_id.partition, message_id.batch_index, message_id.batch_size)
     if min(entry + rest) < _UNSET or max(entry) > SEQUENCE_ID_MAX or max(rest) > _INT32_MAX:

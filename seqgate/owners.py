@@ -1,11 +1,11 @@
 """Channels that find the instance that owns a topic.
 
-Where a service has several instances, each topic is owned by one of them, and the others answer
-NOT_OWNER with its address. A channel here calls the instance that it remembers, follows redirects,
-and remembers an owner until that is unreachable.
+Each topic of a service with several instances is owned by one of them; the others answer NOT_OWNER
+with its address. These channels follow such redirects, and remember an owner until it is
+unreachable.
 
-Only a call without an answer is made again elsewhere. A stream that has answered ends with its
-error; its caller opens another one, which finds the owner.
+Only a call without an answer is repeated elsewhere. A stream that has answered ends with its error;
+its caller opens another one, which finds the owner.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ NOT_OWNER: Final = "NOT_OWNER"
 """The reason with which an instance refuses a topic that another one owns."""
 
 FOLLOW_MAX: Final = 4
-"""How many redirects a call follows."""
+"""The most redirects that a call follows."""
 
 TOPICS_MAX: Final = 10_000
-"""For how many topics the owner is remembered."""
+"""The most topics whose owner is remembered."""
 
 _UNREACHABLE: Final = frozenset(
     {StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED, StatusCode.CANCELLED}
 )
-"""How a call to an unreachable instance ends."""
+"""The codes of a call to an unreachable instance."""
 
 
 class Owners:
@@ -71,7 +71,7 @@ class Owners:
 
 
 def owner_named(error: grpc.RpcError) -> str:
-    """The address that a refusal with NOT_OWNER names; empty for any other failure."""
+    """The owner's address in a NOT_OWNER refusal; empty for any other failure."""
     if error.code() is not StatusCode.FAILED_PRECONDITION:
         return ""
     refusal = decode_call(error)
@@ -93,8 +93,7 @@ class FollowingChannel(OuterChannel):
     def __init__(self, target: str, open_channel: Callable[[str], aio.Channel]) -> None:
         """
         Args:
-            target: where to ask about topics whose owner is not remembered.
-            open_channel: opens a channel to an address.
+            target: serves topics whose owner is not remembered.
         """
         self.owners: Final = Owners(target)
         self._open = open_channel
@@ -108,12 +107,11 @@ class FollowingChannel(OuterChannel):
         return channel
 
     def inner(self) -> aio.Channel:
-        """The channel to the target."""
         return self.at(self.owners.home)
 
     def calling(self, method: Method) -> Callable[..., Any]:
-        """See Methods. A unary call is a coroutine. A stream that is written to begins with its
-        first request, which names the topic. A stream with one response is not redirected."""
+        """See Methods. A unary call is a coroutine. A stream of requests begins with its first one,
+        which names the topic. A stream of requests with one response is not redirected."""
         made: dict[str, Callable[..., Any]] = {}
 
         def at(address: str) -> Callable[..., Any]:
@@ -153,21 +151,20 @@ class FollowingChannel(OuterChannel):
         return at(self.owners.home)
 
     async def close(self, grace: float | None = None) -> None:
-        """Close all channels."""
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close(grace)
 
 
 class FollowingCall:
-    """A stream, used like gRPC's. Until its first response it can be redirected, and only its first
-    request is sent."""
+    """A stream with the interface of gRPC's. Until its first response it can be redirected, and
+    only its first request is sent."""
 
     def __init__(self, owners: Owners, topic: str | None, make: Callable[[str], Any]) -> None:
         """
         Args:
             topic: None: the first request names it.
-            make: begins the call at an address.
+            make: starts the call at an address.
         """
         self._owners = owners
         self._topic = topic
@@ -186,7 +183,6 @@ class FollowingCall:
         self._call = self._make(self._address)
 
     async def write(self, request: Any) -> None:
-        """Write a request."""
         if self._is_answered:
             await self._call.write(request)
             return
@@ -197,13 +193,12 @@ class FollowingCall:
             await self._send_first()
 
     async def done_writing(self) -> None:
-        """End the requests."""
         self._is_done_writing = True
         if self._call is None:
             self._topic = ""
             self._start()
         elif not self._is_answered:
-            return  # they end after those that wait for the first response
+            return  # sent after the requests that wait for the first response
         call: Any = self._call
         await call.done_writing()
 
@@ -237,31 +232,26 @@ class FollowingCall:
             yield response
 
     def cancel(self) -> bool:
-        """End the call."""
         return self._call is not None and bool(self._call.cancel())
 
     def done(self) -> bool:
-        """Whether the call has ended."""
         return self._call is not None and bool(self._call.done())
 
     async def code(self) -> Any:
-        """The code that the call ended with."""
         return await self._call.code()
 
     async def details(self) -> Any:
-        """The message that the call ended with."""
         return await self._call.details()
 
     async def trailing_metadata(self) -> Any:
-        """The metadata that came with the end."""
         return await self._call.trailing_metadata()
 
     def _learn(self, error: aio.AioRpcError) -> bool:
         return self._owners.learn(self._topic or "", self._address, error)
 
     async def _send_first(self) -> None:
-        """Write the first request. The others wait for the first response: gRPC loses the status
-        of a call that is refused during a write."""
+        """Write the first request. The others wait for the first response: gRPC loses the status of
+        a call that is refused during a write."""
         # If the call has ended, `read` raises its error.
         with suppress(aio.AioRpcError, asyncio.InvalidStateError):
             for request in self._early[:1]:
@@ -277,7 +267,7 @@ class FollowingCall:
 
 
 async def _error(call: Any) -> aio.AioRpcError:
-    """The error that a call has ended with."""
+    """The error of an ended call."""
     return aio.AioRpcError(
         await call.code(), aio.Metadata(), await call.trailing_metadata(), await call.details()
     )
@@ -292,8 +282,7 @@ class FollowingBlockingChannel(OuterBlockingChannel):
     def __init__(self, target: str, open_channel: Callable[[str], grpc.Channel]) -> None:
         """
         Args:
-            target: where to ask about topics whose owner is not remembered.
-            open_channel: opens a channel to an address.
+            target: serves topics whose owner is not remembered.
         """
         self._owners = Owners(target)
         self._open = open_channel
@@ -301,7 +290,6 @@ class FollowingBlockingChannel(OuterBlockingChannel):
         self._channels: dict[str, grpc.Channel] = {}
 
     def inner(self) -> grpc.Channel:
-        """The channel to the target."""
         return self._at(self._owners.home)
 
     def calling(self, method: Method) -> Callable[..., Any]:
@@ -340,7 +328,6 @@ class FollowingBlockingChannel(OuterBlockingChannel):
             return channel
 
     def close(self) -> None:
-        """Close all channels."""
         with self._lock:
             channels, self._channels = self._channels, {}
         for channel in channels.values():
@@ -348,12 +335,12 @@ class FollowingBlockingChannel(OuterBlockingChannel):
 
 
 class FollowingResponses:
-    """The responses to a call. Until the first one the call can be redirected."""
+    """A call's responses. Until the first one, the call can be redirected."""
 
     def __init__(self, owners: Owners, topic: str, make: Callable[[str], Any]) -> None:
         """
         Args:
-            make: begins the call at an address.
+            make: starts the call at an address.
         """
         self._owners = owners
         self._topic = topic
@@ -383,5 +370,4 @@ class FollowingResponses:
                 return response
 
     def cancel(self) -> None:
-        """End the call."""
         self._call.cancel()

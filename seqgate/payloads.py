@@ -1,11 +1,11 @@
-"""Payloads: the only place that decompresses one, packs a batch, or opens one.
+"""Payloads: the only module that decompresses them, and packs and opens batches.
 
 A batch has Pulsar's layout, for each message:
 
     4 bytes, big-endian | SingleMessageMetadata | payload
     its size              payload_size bytes ───┘
 
-Services decide by metadata and open no batch. That is a promise, so opened batches are counted.
+Services decide by metadata and never open a batch. To prove it, opened batches are counted.
 """
 
 import struct
@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from seqgate.api.entry.v1 import entry_pb2
 
 UNCOMPRESSED_BYTES_MAX: Final = 512 * 1024 * 1024
-"""The largest payload, in bytes, that is unpacked."""
+"""The largest payload to unpack, in bytes."""
 
 _SIZE: Final = struct.Struct(">I")
 
@@ -28,24 +28,22 @@ _batches_opened = 0
 
 
 class PayloadDamaged(ValueError):
-    """A payload is not what its metadata says. The text says in which respect."""
+    """A payload contradicts its metadata; the text names the contradiction."""
 
 
 def batches_opened() -> int:
-    """How many batches this process opened, or tried to, since it began. Threads that do it at the
-    same moment may count as one, and never as none."""
+    """How many batches this process opened, or tried to. Threads that open batches at the same
+    moment may count as one, but never as none."""
     return _batches_opened
 
 
 class SingleMessage(NamedTuple):
-    """One message of a batch."""
-
     metadata: entry_pb2.SingleMessageMetadata
     payload: bytes
 
 
 def pack_batch(messages: Iterable[SingleMessage]) -> bytes:
-    """The payload of a batch, not compressed. Sets the messages' payload_size."""
+    """The uncompressed payload of a batch. Sets the messages' payload_size."""
     parts: list[bytes] = []
     for metadata, payload in messages:
         metadata.payload_size = len(payload)
@@ -55,10 +53,10 @@ def pack_batch(messages: Iterable[SingleMessage]) -> bytes:
 
 
 def open_batch(metadata: entry_pb2.EntryMetadata, payload: bytes) -> Sequence[SingleMessage]:
-    """The messages of an entry that is a batch, in order.
+    """The messages of a batch entry, in order.
 
     Raises:
-        PayloadDamaged: it cannot be unpacked or read, or holds another number of messages.
+        PayloadDamaged: it cannot be unpacked or parsed, or has another number of messages.
     """
     global _batches_opened
     _batches_opened += 1
@@ -85,10 +83,10 @@ def _messages(opened: bytes) -> Iterator[SingleMessage]:
 
 
 def unpack(metadata: entry_pb2.EntryMetadata, payload: bytes) -> bytes:
-    """A payload, decompressed if it is compressed. Of a chunk, all chunks end to end.
+    """Decompress a payload, if it is compressed. For a large message, pass all chunks end to end.
 
     Raises:
-        PayloadDamaged: that is not possible, or it is not as large then as it says, or would be
+        PayloadDamaged: it cannot be decompressed, has another size than declared, or would be
             larger than UNCOMPRESSED_BYTES_MAX.
     """
     if not metadata.compression:
@@ -111,7 +109,7 @@ def _decompress(compression: int, payload: bytes, size: int) -> bytes:
         case entry_pb2.COMPRESSION_TYPE_LZ4:
             opened = lz4.block.decompress(payload, uncompressed_size=size)
         case entry_pb2.COMPRESSION_TYPE_ZLIB:
-            # One byte more than it should be, to notice when it is; never a whole bomb.
+            # Read one byte too many to notice an excess, and never unpack a whole bomb.
             opened = zlib.decompressobj().decompress(payload, size + 1)
         case entry_pb2.COMPRESSION_TYPE_ZSTD:
             with zstandard.ZstdDecompressor().stream_reader(payload) as reader:

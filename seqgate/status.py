@@ -1,8 +1,8 @@
 """The wire form of a refusal: one codec for services, clients, the command line and jobs.
 
 A refusal is a google.rpc.Status. It carries ErrorInfo (a stable reason, the domain `seqgate`, and
-details as metadata), RetryInfo when a retry helps, and BadRequest when one field of the request is
-at fault. A call that failed without such a status has a code and a message, and no reason.
+details as metadata), RetryInfo if a retry helps, and BadRequest if one field of the request is at
+fault. A call that failed without such a status has a code and a message, and no reason.
 """
 
 from collections.abc import Mapping
@@ -27,10 +27,10 @@ class Refusal(NamedTuple):
     Attributes:
         code: UNKNOWN also stands for codes that gRPC does not have.
         message: one sentence for people.
-        reason: stable and matchable; empty unless one of our services refused.
+        reason: stable, for programs; empty unless one of our services refused.
         details: what a program needs to react.
-        retry_after_s: how long to wait before a retry; None: the service did not say.
-        field: the request's field that is at fault.
+        retry_after_s: how long to wait before a retry; None: the service gave none.
+        field: the request's field at fault.
     """
 
     code: StatusCode
@@ -42,7 +42,7 @@ class Refusal(NamedTuple):
 
 
 def encode(refusal: Refusal) -> status_pb2.Status:
-    """The status of a refusal that has a reason."""
+    """Encode a refusal that has a reason."""
     info = error_details_pb2.ErrorInfo(
         reason=refusal.reason, domain=DOMAIN, metadata=dict(refusal.details)
     )
@@ -62,7 +62,7 @@ def encode(refusal: Refusal) -> status_pb2.Status:
 
 
 def decode(status: status_pb2.Status) -> Refusal:
-    """The refusal that a status stands for. Details of unknown types are ignored."""
+    """Decode a status. Details of unknown types are ignored."""
     info = error_details_pb2.ErrorInfo()
     retry = error_details_pb2.RetryInfo()
     bad = error_details_pb2.BadRequest()
@@ -83,10 +83,10 @@ def decode(status: status_pb2.Status) -> Refusal:
 
 
 def decode_call(error: grpc.RpcError) -> Refusal:
-    """The refusal that a failed call ended with, for asyncio or for threads."""
+    """Decode the error of a failed call, for asyncio or for threads."""
     try:
         status = rpc_status.from_call(error)  # type: ignore[arg-type]  # it is a Call, too
-    except ValueError:  # the status contradicts the call's code: a proxy's, none of ours
+    except ValueError:  # the status contradicts the call's code: a proxy's, not ours
         status = None
     if status is not None:
         return decode(status)
@@ -94,7 +94,7 @@ def decode_call(error: grpc.RpcError) -> Refusal:
 
 
 def code_of(status: status_pb2.Status) -> StatusCode:
-    """The code of a status, as grpc names it."""
+    """The code of a status, as a grpc.StatusCode."""
     return _CODES.get(status.code, StatusCode.UNKNOWN)
 
 

@@ -1,21 +1,21 @@
-"""Times and durations in messages. Seqgate counts whole milliseconds; times since 1970 (UTC)."""
+"""Converts times and durations of protobuf. Seqgate counts whole milliseconds; times are UTC, since
+1970."""
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 MS_NS = 1_000_000
 TIME_MAX_MS = 253_402_300_799_999
-"""The last millisecond of a Timestamp, that of the year 9999."""
+"""The last millisecond of a Timestamp: the end of the year 9999."""
 
 
 def timestamp(time_ms: int) -> Timestamp:
-    """A time as a message."""
     seconds, rest_ms = divmod(time_ms, 1000)
     return Timestamp(seconds=seconds, nanos=rest_ms * MS_NS)
 
 
 def duration(duration_ms: int) -> Duration:
-    """A duration as a message. Raises ValueError for a negative one."""
+    """Encode a duration. Raises ValueError if it is negative."""
     if duration_ms < 0:
         raise ValueError("a duration must not be negative")
     seconds, rest_ms = divmod(duration_ms, 1000)
@@ -23,5 +23,5 @@ def duration(duration_ms: int) -> Duration:
 
 
 def milliseconds(message: Timestamp | Duration) -> int:
-    """A time or duration in milliseconds; parts of one count as a whole one."""
+    """Decode a time or duration in milliseconds, rounded up."""
     return message.seconds * 1000 - (-message.nanos // MS_NS)

@@ -1,5 +1,5 @@
-"""How callers identify themselves: TLS certificates and bearer tokens. TLS is 1.2 or 1.3: gRPC has
-no setting for it."""
+"""Callers' credentials: TLS certificates and bearer tokens. TLS is 1.2 or 1.3, for which gRPC has
+no setting."""
 
 import ipaddress
 import re
@@ -19,7 +19,7 @@ BearerToken = str | Path | Callable[[], str]
 called for each call and must not block."""
 
 TOKEN_BYTES_MAX: Final = 16 * 1024
-"""The longest token, in bytes: services accept that much metadata by default."""
+"""The longest token: services accept that much metadata by default."""
 
 AUTHORIZATION: Final = "authorization"
 
@@ -48,14 +48,13 @@ class TLS:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files that are set."""
         each = (self.ca_file, self.certificate_file, self.key_file)
         return tuple(Path(file) for file in each if file is not None)
 
 
 def of_environment(environment: Mapping[str, str]) -> tuple[TLS | None, Path | None]:
-    """The settings of jobs: TLS (None: without) and the token's file. The variables are
-    SEQGATE_CA_FILE, SEQGATE_CERTIFICATE_FILE, SEQGATE_KEY_FILE, SEQGATE_TOKEN_FILE.
+    """The credentials of jobs: TLS (None: plain text) and the token's file, from SEQGATE_CA_FILE,
+    SEQGATE_CERTIFICATE_FILE, SEQGATE_KEY_FILE and SEQGATE_TOKEN_FILE.
 
     Raises:
         ValueError: certificate and key are not set together, or without SEQGATE_CA_FILE.
@@ -123,12 +122,12 @@ def _no_passphrase() -> str:
 
 
 class TokenSource:
-    """The token of each call."""
+    """Supplies the token of each call."""
 
     def __init__(self, token: BearerToken, on_change: OnChange) -> None:
         """
         Raises:
-            OSError, ValueError: the token, or the file that has it, is unreadable or invalid.
+            OSError, ValueError: the token or its file is unreadable or invalid.
         """
         self._get: Callable[[], str]
         if isinstance(token, Path):
@@ -144,14 +143,14 @@ class TokenSource:
             self._get = lambda: _checked(make())
 
     def metadata(self) -> tuple[str, str]:
-        """A call's `authorization`.
+        """The `authorization` metadata of a call.
 
         Raises:
             AuthenticationError: the application's function failed, or returned no valid token.
         """
         try:
             return AUTHORIZATION, f"Bearer {self._get()}"
-        except Exception as error:  # of an application's function
+        except Exception as error:  # from the application's function
             raise AuthenticationError("no valid bearer token for this call") from error
 
 
@@ -165,7 +164,7 @@ def _checked(text: str) -> str:
 
 
 def is_loopback(target: str) -> bool:
-    """Whether a target (host:port, or a URI of gRPC's) is on this machine."""
+    """Whether a target (host:port, or a gRPC URI) is on this machine."""
     if target.startswith(("unix:", "unix-abstract:")):
         return True
     for scheme in ("ipv4:", "ipv6:"):

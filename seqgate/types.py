@@ -1,6 +1,6 @@
 """The values that every part of Seqgate shares: names, positions, ids, limits.
 
-Nothing here knows a service, a store or the wire.
+Nothing here depends on a service, a store or the wire.
 """
 
 import re
@@ -8,47 +8,46 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 
 SEQUENCE_ID_MAX: Final = 2**63 - 1
-"""The highest sequence id, ledger id and entry id. Pulsar's ids are signed 64-bit integers; one
-that is 2^63 or more on the wire compares as negative there (PIP-6), so it is refused here."""
+"""The highest sequence id, ledger id and entry id. Pulsar's ids are signed 64-bit integers; one of
+2^63 or more on the wire compares as negative there (PIP-6), so it is refused here."""
 
 TOPIC_NAME_BYTES_MAX: Final = 255
-"""The longest topic name, in bytes."""
 
 PRODUCER_NAME_BYTES_MAX: Final = 255
-"""The longest producer name, in bytes of UTF-8."""
+"""In bytes of UTF-8."""
 
 CURSOR_NAME_BYTES_MAX: Final = 255
-"""The longest name of a cursor, or of who holds its lease, in bytes of UTF-8."""
+"""The longest name of a cursor or of its lease's holder, in bytes of UTF-8."""
 
 DEDUP_CURSOR: Final = "seqgate.dedup"
-"""The cursor of a topic whose position carries the snapshots of its deduplication state."""
+"""The cursor whose position carries the snapshots of a topic's deduplication state."""
 
 _TOPIC_PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:=-]*", re.ASCII)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 CHUNK_UUID_BYTES_MAX: Final = 320
-"""The longest name of an attempt at a large message, in bytes of UTF-8."""
+"""The longest uuid of an attempt at a large message, in bytes of UTF-8."""
 
 LARGE_MESSAGE_BYTES_MAX: Final = 2**31 - 1
-"""The largest message that chunks can hold, in bytes: Pulsar's total_chunk_msg_size is a signed
-32-bit integer. No message has more chunks than bytes."""
+"""The largest message in chunks, in bytes: Pulsar's total_chunk_msg_size is a signed 32-bit
+integer. No message has more chunks than bytes."""
 
 
 class InvalidChunkError(ValueError):
-    """A chunk that cannot be one."""
+    """A chunk's numbers or uuid are invalid."""
 
 
 class InvalidNameError(ValueError):
-    """A name of a topic, a producer or a cursor that cannot be one."""
+    """A topic, producer or cursor name is invalid."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class TopicName:
     """tenant/namespace/name, the unit of order and of ownership.
 
-    Each part is made of ASCII letters, digits and _.:=- and does not start with punctuation other
-    than an underscore; the whole is at most 255 bytes long.
+    Each part consists of ASCII letters, digits and _.:=- and starts with a letter, a digit or an
+    underscore; the whole is at most 255 bytes long.
     """
 
     tenant: str
@@ -57,7 +56,7 @@ class TopicName:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a full name.
+        """Parse a full name.
 
         Raises:
             InvalidNameError: it is not tenant/namespace/name.
@@ -76,8 +75,8 @@ class TopicName:
 
     @classmethod
     def expand(cls, text: str) -> Self:
-        """Read a name as people write it: `name` alone means public/default/name, and Pulsar's
-        persistent:// is understood.
+        """Parse a name as people write it: `name` alone means public/default/name, and Pulsar's
+        persistent:// is accepted.
 
         Raises:
             InvalidNameError: it is neither of these.
@@ -92,8 +91,8 @@ class TopicName:
 
     @property
     def is_system(self) -> bool:
-        """Whether a system keeps its own records in it: the last part starts with two underscores,
-        as in Pulsar. A system topic never deduplicates."""
+        """Whether a system keeps its own records in the topic: the last part starts with two
+        underscores, as in Pulsar. A system topic never deduplicates."""
         return self.local.startswith("__")
 
     def __str__(self) -> str:
@@ -101,19 +100,19 @@ class TopicName:
 
 
 def check_producer_name(name: str) -> str:
-    """The name itself, if it can be one.
+    """Return a valid producer name unchanged.
 
     Raises:
-        InvalidNameError: it is empty, longer than 255 bytes, or holds control characters.
+        InvalidNameError: it is empty, longer than 255 bytes, or contains control characters.
     """
     return _check_name("producer name", name, PRODUCER_NAME_BYTES_MAX)
 
 
 def check_cursor_name(name: str) -> str:
-    """The name itself, if it can be one of a cursor, or of who holds its lease.
+    """Return a valid name of a cursor, or of its lease's holder, unchanged.
 
     Raises:
-        InvalidNameError: it is empty, longer than 255 bytes, or holds control characters.
+        InvalidNameError: it is empty, longer than 255 bytes, or contains control characters.
     """
     return _check_name("name", name, CURSOR_NAME_BYTES_MAX)
 
@@ -127,11 +126,11 @@ def _check_name(what: str, name: str, bytes_max: int) -> str:
 
 
 Layout = tuple[str, int, int]
-"""How an attempt cuts a large message: its uuid, the number of chunks, and their bytes together."""
+"""How an attempt cuts a large message: its uuid, the number of chunks, and their total bytes."""
 
 
 class Chunk(NamedTuple):
-    """The place of one chunk in a large message; entry.proto says it in full."""
+    """The place of one chunk in a large message; entry.proto has the details."""
 
     uuid: str
     chunk_id: int
@@ -140,21 +139,21 @@ class Chunk(NamedTuple):
 
     @property
     def layout(self) -> Layout:
-        """What the chunks of one attempt at a message have in common. The uuid alone does not do: a
-        producer that cuts a message in another way may use it again."""
+        """The fields that all chunks of one attempt share. The uuid alone does not identify it: a
+        producer that cuts a message in another way may reuse it."""
         return self.uuid, self.num_chunks, self.total_bytes
 
     @property
     def is_last(self) -> bool:
-        """Whether the message is complete with it."""
+        """Whether the chunk completes the message."""
         return self.chunk_id == self.num_chunks - 1
 
 
 def check_chunk(chunk: Chunk) -> Chunk:
-    """The chunk itself, if it can be one of a large message.
+    """Return a valid chunk unchanged.
 
     Raises:
-        InvalidChunkError: its numbers contradict each other or a limit, or its uuid cannot be one.
+        InvalidChunkError: its numbers contradict each other or a limit, or its uuid is invalid.
     """
     uuid, chunk_id, num_chunks, total_bytes = chunk
     if not uuid or _CONTROL.search(uuid) or len(uuid.encode()) > CHUNK_UUID_BYTES_MAX:
@@ -172,7 +171,7 @@ def check_chunk(chunk: Chunk) -> Chunk:
 
 
 class Position(NamedTuple):
-    """An entry's place in its topic. Before the first entry there is None."""
+    """An entry's place in its topic. None stands for the place before the first entry."""
 
     ledger_id: int
     entry_id: int

@@ -1,9 +1,9 @@
-"""The parsed content of files that are reread when they change.
+"""Rereads files when they change.
 
 Certificates, keys, tokens and policies are replaced while a process runs. A file is checked when
-its content is needed, at most once a second. Replacing the file counts as a change, also by way of
-a symbolic link, as Kubernetes does in a mounted volume. Files that become unreadable or invalid
-change nothing: the last valid content stays in force.
+its content is needed, at most once a second. A change is also noticed when a symbolic link to it is
+replaced, as Kubernetes does in a mounted volume. Files that become unreadable or invalid change
+nothing: the last valid content stays in force.
 """
 
 import threading
@@ -15,10 +15,11 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T")
 
 LOOK_INTERVAL_S: Final = 1.0
-"""Files are checked at most this often."""
+"""The shortest interval between two checks."""
 
 OnChange = Callable[[str], None]
-"""Called once for each change, with the reason why the files cannot be used; empty: they can."""
+"""Called once for each change, with the reason why the files are unusable; empty: they are
+usable."""
 
 _Stamp = tuple[tuple[int, int, int] | None, ...]
 
@@ -38,12 +39,10 @@ class Watched(Generic[T]):
 
         Args:
             files: the files that `read` reads.
-            read: raises OSError or ValueError if the files cannot be used.
-            on_change: called for each change.
-            interval_s: the files are checked at most this often.
+            read: raises OSError or ValueError if the files are unusable.
 
         Raises:
-            OSError, ValueError: the files cannot be used.
+            OSError, ValueError: the files are unusable.
         """
         self._files = tuple(files)
         self._read = read
@@ -75,7 +74,7 @@ class Watched(Generic[T]):
             self._on_change(str(error) or type(error).__name__)
             return
         if self._stamp() != stamp:
-            return  # replaced while they were read: the next look reads them again
+            return  # replaced during the read: the next check reads them again
         self._seen = stamp
         self._value = value
         self._on_change("")

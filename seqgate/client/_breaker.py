@@ -69,6 +69,8 @@ class Breaker:
 
 
 class BreakerState(Enum):
+    """The state of a breaker."""
+
     CLOSED = "closed"
     """Messages are handed out."""
     OPEN = "open"

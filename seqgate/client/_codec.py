@@ -25,6 +25,8 @@ from seqgate.types import Position
 
 
 class Compression(Enum):
+    """How a producer compresses entries."""
+
     NONE = "none"
     LZ4 = "lz4"
     ZLIB = "zlib"

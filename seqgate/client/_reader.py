@@ -212,6 +212,7 @@ class Reader:
         return self._at is not None and last >= self._at
 
     async def close(self) -> None:
+        """End the iteration and the stream."""
         self._closed = True
         self._drop_call()
 

@@ -1,9 +1,9 @@
-"""OpenTelemetry for the client and the services, and for applications with calls and messages of
-their own.
+"""OpenTelemetry for the client and the services, and for applications that trace their own calls
+and messages.
 
     calls         spans for gRPC calls, on both sides, for asyncio and for threads
-    propagation   a trace's context in a message's properties
-    spans         for work other than calls
+    propagation   trace contexts in message properties
+    spans         spans for work other than calls
     setup         exporting a process's spans, by OTEL_*
     names         the names of spans, attributes and metrics
 """

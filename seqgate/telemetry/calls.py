@@ -6,9 +6,9 @@
 Every call has a client span and a server span, named by its method, with the attributes of
 OpenTelemetry's RPC conventions. The context travels in the metadata, in the format that
 OTEL_PROPAGATORS sets, by default W3C's. Errors and cancellations end the span with their code. A
-stream has one span for as long as it lasts; its messages have spans of their own.
+stream has one span for its whole life; its messages have spans of their own.
 
-Client spans are a hook of the channel (seqgate/channels.py), which says why no interceptor.
+Client spans are a hook of the channel, not an interceptor: seqgate/channels.py has the reason.
 """
 
 import asyncio
@@ -41,12 +41,11 @@ _SERVER_ERRORS: Final = frozenset(
         StatusCode.DATA_LOSS,
     }
 )
-"""Codes of failed servers. With the others a server refuses, which is no error of its own (RPC
-conventions)."""
+"""The codes that mark a server span as failed. All others are refusals, which the RPC conventions
+do not count as errors of the server."""
 
 
 def end_call(span: Span, code: StatusCode, *, kind: SpanKind, reason: str = "") -> None:
-    """End a call's span with the call's code."""
     if span.is_recording():
         span.set_attribute(names.RPC_RESPONSE_STATUS_CODE, code.name)
         failed = code in _SERVER_ERRORS if kind is SpanKind.SERVER else code is not StatusCode.OK
@@ -63,30 +62,29 @@ def traced_channel(channel: aio.Channel, target: str = "") -> aio.Channel:
     """A channel whose calls have spans. Closing it closes `channel`.
 
     Args:
-        target: host:port, for server.address and server.port; empty: spans do not have them.
+        target: host:port, for server.address and server.port; empty: omit both.
     """
     return HookedChannel(channel, [Tracing(target)])
 
 
 def traced_blocking_channel(channel: grpc.Channel, target: str = "") -> grpc.Channel:
-    """The same for threads, except that a call without a current span has none."""
+    """The same for threads, except that a call without a current span has no span."""
     return HookedBlockingChannel(channel, [Tracing(target, roots=False)])
 
 
 class Tracing:
-    """A hook of channels: each call has a span, whose context travels in the metadata."""
+    """A channel hook that gives each call a span, whose context travels in the metadata."""
 
     def __init__(self, target: str = "", *, roots: bool = True) -> None:
         """
         Args:
-            target: host:port, for server.address and server.port; empty: spans do not have them.
-            roots: whether a call without a current span begins a trace.
+            target: host:port, for server.address and server.port; empty: omit both.
+            roots: whether a call without a current span starts a trace.
         """
         self._address = _address(target)
         self._roots = roots
 
     def __call__(self, call: Call) -> OnEnd | None:
-        """See seqgate.channels.Hook."""
         if not (self._roots or trace.get_current_span().get_span_context().is_valid):
             return None
         attributes = {**rpc_attributes(call.method), **self._address}
@@ -106,7 +104,6 @@ def _end_client(span: Span, end: End) -> None:
 
 
 def _address(target: str) -> dict[str, str | int]:
-    """The attributes of host:port."""
     host, _, port = target.rpartition("/")[2].rpartition(":")
     if not (host and port.isdecimal()):
         return {}
@@ -132,7 +129,6 @@ class TracingServerInterceptor(aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """See aio.ServerInterceptor."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
         if handler is None or method.startswith(self._except_for):
@@ -141,7 +137,6 @@ class TracingServerInterceptor(aio.ServerInterceptor):
 
 
 def traced_handler(handler: Any, name: str) -> Any:
-    """A handler whose calls have spans."""
     kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
     behaviour = next(filter(None, (getattr(handler, kind) for kind in kinds)))
     attributes = rpc_attributes(name)
@@ -177,7 +172,7 @@ def traced_handler(handler: Any, name: str) -> Any:
             end_call(span, code, kind=SpanKind.SERVER, reason=context.details() or "")
 
     async def written(request: Any, context: Any) -> None:
-        # Not a generator: grpc.aio abandons those when a call is cancelled.
+        # An explicit aclosing: grpc.aio abandons generators when a call is cancelled.
         async with aclosing(behaviour(request, context)) as responses:
             async for response in responses:
                 await context.write(response)
@@ -192,7 +187,7 @@ def traced_handler(handler: Any, name: str) -> Any:
 
 
 def code_set(context: Any, default: StatusCode) -> StatusCode:
-    """The code that a handler has set, as a status or as a number."""
+    """The code that a handler set, as a status or as a number."""
     code = context.code()
     if not code:
         return default

@@ -1,4 +1,4 @@
-"""What needs OpenTelemetry's SDK. Imported where spans or metrics are exported, nowhere else."""
+"""The parts that need OpenTelemetry's SDK. Import it only to export spans or metrics."""
 
 import os
 
@@ -8,8 +8,8 @@ from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter
 
 
 def resource_of(service: str, version: str) -> Resource:
-    """What every span and metric of this process says about it. OTEL_SERVICE_NAME and
-    OTEL_RESOURCE_ATTRIBUTES come before what is said here."""
+    """The resource of this process's spans and metrics. OTEL_SERVICE_NAME and
+    OTEL_RESOURCE_ATTRIBUTES override its attributes."""
     said = Resource.create()
     resource = Resource({"service.version": version, "process.pid": os.getpid()}).merge(said)
     if str(said.attributes["service.name"]).startswith("unknown_service"):
@@ -18,5 +18,5 @@ def resource_of(service: str, version: str) -> Resource:
 
 
 def span_exporter(kind: str) -> SpanExporter:
-    """otlp: as OTEL_EXPORTER_OTLP_* say. console: JSON on standard output."""
+    """otlp, configured by OTEL_EXPORTER_OTLP_*; or console: JSON on standard output."""
     return ConsoleSpanExporter() if kind == "console" else OTLPSpanExporter()

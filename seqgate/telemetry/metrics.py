@@ -3,13 +3,13 @@
     Metric ──Metrics.counter, .gauge, .histogram (services/runtime/metrics.py)──▶ an instrument
        └── .prometheus ──▶ its name in a scrape: rpc_server_call_duration_seconds
 
-Cardinality is bounded: each attribute has a closed set of values, or a bound on how many it has. No
-attribute is a producer, a key, a consumer, a subscription or a message. A topic is one where an
-operator names it (`metrics_topics`); all others count together under OTHER.
+Cardinality is bounded: each attribute has a closed set of values, or a maximum number of them. No
+attribute is a producer, a key, a consumer, a subscription or a message. The topic attribute has the
+topics that the operator lists in `metrics_topics`; all others count together under OTHER.
 
-Where services have several replicas or instances each tells of itself: sums are over all of them.
-What replicas of dedup find in the Redis that they share each of them tells in full: there, the
-maximum is right. `is_shared` says which metrics these are.
+Each replica or instance of a service reports its own values: sum over them. Only metrics with
+`is_shared`, the state in the Redis that dedup's replicas share, are reported in full by each
+replica: take the maximum.
 
 Names and attributes of `rpc.` and `process.` are OpenTelemetry's conventions (RPC as of v1.40).
 """
@@ -19,26 +19,26 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 OTHER: Final = "_other"
-"""The topic of everything that is counted of topics that were not asked for."""
+"""Stands for all topics not in `metrics_topics`."""
 
 TOPICS_MAX: Final = 100
-"""How many topics a service tells apart; what is asked for beyond counts under OTHER."""
+"""The most topics that a service reports by name; all others count under OTHER."""
 
 METHODS_MAX: Final = 100
-"""More than the methods of all services together, health and reflection included."""
+"""Exceeds the methods of all services together, health and reflection included."""
 
 DURATIONS_S: Final = (
     *(0.005, 0.01, 0.025, 0.05, 0.075),
     *(0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0),
 )
-"""The bounds of the conventions, for calls."""
+"""The conventions' bounds for calls."""
 
 STEPS_S: Final = (0.0005, 0.001, 0.0025, *DURATIONS_S)
-"""For what takes less than a call."""
+"""For work shorter than a call."""
 
 WAITS_S: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0)
-"""For what may take minutes."""
+"""For waits of up to minutes."""
 
 ENTRIES: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0)
 SIZES: Final = tuple(float(4**power) for power in range(4, 13))
@@ -46,22 +46,22 @@ SIZES: Final = tuple(float(4**power) for power in range(4, 13))
 
 
 class Kind(Enum):
-    """Which of OpenTelemetry's instruments it is."""
+    """OpenTelemetry's instruments."""
 
     COUNTER = "counter"
-    """It only grows, while the process lives."""
+    """Only grows while the process lives."""
     UP_DOWN = "up-down counter"
-    """Parts of a whole: they may be added up. Prometheus knows it as a gauge."""
+    """A part of a whole: sums make sense. Prometheus has it as a gauge."""
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
 
 class Attribute(NamedTuple):
-    """What a metric is told apart by.
+    """An attribute of a metric.
 
     Attributes:
-        values: the only ones that it has; none: they are not known beforehand.
-        values_max: how many it has at most.
+        values: all its values; empty: not known beforehand.
+        values_max: the most values that it has.
     """
 
     name: str
@@ -70,7 +70,6 @@ class Attribute(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Its name in a scrape."""
         return re.sub(r"[^a-zA-Z0-9]+", "_", self.name)
 
 
@@ -78,11 +77,11 @@ class Metric(NamedTuple):
     """One metric.
 
     Attributes:
-        unit: in UCUM; what is in braces is counted.
-        services: which tell it.
-        bounds: of a histogram's buckets.
-        is_optional: whether a service may have it or not, as it is used or set up.
-        is_shared: whether each replica tells what all have in common.
+        unit: in UCUM, with counted things in braces.
+        services: the services that report it.
+        bounds: the bounds of a histogram's buckets.
+        is_optional: whether it may be missing, depending on use or settings.
+        is_shared: whether each replica reports the state that all share.
     """
 
     name: str
@@ -130,19 +129,19 @@ STATUS_CODES: Final = (
 SERVER_ERRORS: Final = (
     *("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"),
 )
-"""The codes that are a server's failure by the conventions; to a client all but OK are one."""
+"""The codes that are a server's failure by the conventions; for a client, all but OK are one."""
 
 # ---- attributes
 
 TOPIC: Final = Attribute("topic", (), TOPICS_MAX + 1)
-"""One of those that were asked for, or OTHER."""
+"""A topic listed in `metrics_topics`, or OTHER."""
 
 RPC_SYSTEM: Final = _closed("rpc.system.name", "grpc")
 RPC_METHOD: Final = Attribute("rpc.method", (), METHODS_MAX)
-"""As in seqgate.api.ledger.v1.LedgerService/Publish: one that the service has, or calls."""
+"""A method that the service has or calls, as seqgate.api.ledger.v1.LedgerService/Publish."""
 RPC_CODE: Final = _closed("rpc.response.status_code", *STATUS_CODES)
 SERVER_ERROR: Final = _closed("error.type", *SERVER_ERRORS)
-"""Only where a call failed."""
+"""Only on failed calls."""
 CLIENT_ERROR: Final = _closed("error.type", *STATUS_CODES[1:])
 CPU_MODE: Final = _closed("cpu.mode", "user", "system")
 DENIAL: Final = _closed(
@@ -168,9 +167,8 @@ CAUSE: Final = _closed(
     *("takeover", "behind", "changed", "dedup_failed", "switched_on", "append_failed"),
     "lost_claim",
 )
-"""Why a topic's writer stopped judging: it took the topic; deduplication lacks entries, has another
-state, did not answer, or was switched on; an append failed; a claim was let through, and nobody who
-made it is there any more."""
+"""Why a topic's writer aligns: it took the topic; deduplication lacks entries, has another state,
+failed to answer, or was switched on; an append failed; or a claim of a lost publication is open."""
 
 VERDICT: Final = _closed(
     "verdict",
@@ -196,7 +194,7 @@ KEY_REASON: Final = _closed(
     *("DEAD_LETTERING", "HELD", "JOINING", "SUBSCRIPTION_LIMIT", "RETURNED_LIMIT", "FILTERING"),
     *("FILTER_FAILED", "RESCHEDULED"),
 )
-"""As dispatcher.proto has them; READY: the key is not withheld."""
+"""The reasons of dispatcher.proto; READY: the key is not withheld."""
 WITHHELD_REASON: Final = _closed("reason", *KEY_REASON.values[1:])
 WAITING: Final = _closed("cause", "delayed", "unjudged", "filter_failed", "put_off")
 REDELIVERY: Final = _closed(
@@ -239,7 +237,7 @@ CLIENT_CALLS: Final = Metric(
     ("ledger", "dedup", "dispatcher"),
     (RPC_SYSTEM, RPC_METHOD, RPC_CODE, CLIENT_ERROR),
     DURATIONS_S,
-    is_optional=True,  # of dedup where it has a cursor service
+    is_optional=True,  # dedup may run without a cursor service
 )
 CPU_TIME: Final = Metric(
     "process.cpu.time",

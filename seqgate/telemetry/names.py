@@ -1,9 +1,8 @@
-"""What spans, metrics and their attributes are called.
+"""The names of spans, metrics and their attributes.
 
-The RPC and messaging conventions of OpenTelemetry as of semantic-conventions 1.44 (RPC: release
-candidate; messaging: development), and Seqgate's own names below `seqgate.`. A convention that
-changes changes here. This module needs no package of conventions, which are all betas; a test
-compares it with one.
+They follow OpenTelemetry's RPC and messaging conventions, as of semantic-conventions 1.44 (RPC:
+release candidate; messaging: development), with Seqgate's own names under `seqgate.`. The packages
+of conventions are all betas, so this module uses none; a test compares it with one.
 """
 
 from typing import Final
@@ -35,8 +34,7 @@ MESSAGING_MESSAGE_ID: Final = "messaging.message.id"
 MESSAGING_MESSAGE_BODY_SIZE: Final = "messaging.message.body.size"
 MESSAGING_CLIENT_ID: Final = "messaging.client.id"
 SEQGATE: Final = "seqgate"
-"""The value of messaging.system. The conventions allow one of one's own, and to say "pulsar" would
-not be true."""
+"""The value of messaging.system. The conventions allow custom values; "pulsar" would be wrong."""
 
 # The values of messaging.operation.type.
 CREATE: Final = "create"
@@ -45,11 +43,11 @@ RECEIVE: Final = "receive"
 PROCESS: Final = "process"
 SETTLE: Final = "settle"
 
-# What settles: values of messaging.operation.name.
+# Settlements: values of messaging.operation.name.
 ACK: Final = "ack"
 NACK: Final = "nack"
 
-# What services do with messages: values of messaging.operation.name.
+# Services' operations on messages: values of messaging.operation.name.
 PUBLISH: Final = "publish"
 ADMIT: Final = "admit"
 APPEND: Final = "append"
@@ -61,7 +59,7 @@ EVALUATE: Final = "evaluate"
 PERSIST: Final = "persist"
 DEAD_LETTER: Final = "dead_letter"
 
-# What they do for topics, of no message: the first words of spans' names.
+# Services' operations on topics: the first words of span names.
 RECOVER: Final = "recover"
 REPLAY: Final = "replay"
 SNAPSHOT: Final = "snapshot"
@@ -73,46 +71,43 @@ DB_OPERATION_NAME: Final = "db.operation.name"
 REDIS: Final = "redis"
 SQLITE: Final = "sqlite"
 COMMIT: Final = "COMMIT"
-"""A write to SQLite, and the wait for the group that is made durable with it."""
+"""A write to SQLite, including the wait for its group commit."""
 SELECT: Final = "SELECT"
-"""A read from SQLite, and the wait for a reader."""
+"""A read from SQLite, including the wait for a reader."""
 
 # ---- Seqgate's own
 
 PRODUCER_NAME: Final = "seqgate.producer.name"
 SEQUENCE_ID: Final = "seqgate.sequence_id"
 CHUNK: Final = "chunk"
-"""The event of a large message's span: one of its chunks is stored."""
+"""The event of a large message's span when one of its chunks is stored."""
 CHUNK_ID: Final = "seqgate.chunk.id"
 REASON: Final = "seqgate.reason"
-"""Why a service refused: the reason of the error catalogue."""
+"""The reason of a refusal, from the error catalogue."""
 VERDICTS: Final = "seqgate.verdicts."
-"""How many of a group were judged so: the verdict, in lower case, follows."""
+"""The prefix of a count of a group's verdicts: the verdict follows, in lower case."""
 EVALUATED: Final = "seqgate.evaluated"
-"""Of how many different entries a filter had to be evaluated."""
+"""The number of distinct entries for which a filter was evaluated."""
 REMEMBERED: Final = "seqgate.remembered"
-"""Of how many different entries the verdict was remembered."""
+"""The number of distinct entries whose verdict was cached."""
 RECEIPT: Final = "seqgate.receipt"
-"""The status that a publication was answered with."""
+"""The status of a publication's receipt."""
 OUTCOME: Final = "seqgate.outcome"
-"""What a group was answered with, where that is no verdicts."""
+"""The answer to a group, if it is not verdicts."""
 CAUSE: Final = "seqgate.cause"
-"""Why something was begun that nobody asked for."""
+"""Why the process began work of its own."""
 ENTRIES: Final = "seqgate.entries"
-"""How many entries it is about."""
 PRODUCERS: Final = "seqgate.producers"
-"""How many producers it is about."""
 TOPIC: Final = "seqgate.topic"
-"""Which topic, where no message of it is followed."""
+"""The topic, if the span follows no message of it."""
 STALE: Final = "seqgate.stale"
-"""Of how many of them the delivery counted no more."""
+"""The number of entries whose delivery was stale."""
 TOPICS: Final = "seqgate.topics"
-"""How many topics it is about."""
 PARTITIONS: Final = "seqgate.partitions"
-"""Into how many partitions Spark's work is cut."""
+"""The number of partitions of a Spark job."""
 GROUP_ENTRIES: Final = "seqgate.group.entries"
-"""How many entries were stored together."""
+"""The number of entries in a group commit."""
 DEAD_LETTER_TOPIC: Final = "seqgate.dead_letter.topic"
-"""Where a message goes that failed too often."""
+"""The topic to which a message goes that failed too often."""
 ATTEMPTS: Final = "seqgate.attempts"
-"""How often deliveries of the message failed before."""
+"""The number of earlier failed deliveries of the message."""

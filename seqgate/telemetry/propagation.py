@@ -1,5 +1,5 @@
-"""A trace's context in a message's properties, by the W3C's trace context: what follows a message
-through logs and queues, where no call leads from one process to the next."""
+"""Trace contexts in message properties (W3C Trace Context). They connect spans across logs and
+queues, where no call leads from one process to the next."""
 
 from collections.abc import Mapping, MutableMapping
 from typing import Final
@@ -17,19 +17,19 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 FIELDS: Final = (TRACEPARENT, TRACESTATE)
-"""The properties that hold a context."""
+"""The properties of a context."""
 
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
 def inject(context: SpanContext, into: MutableMapping[str, str]) -> None:
-    """Write a context into properties; one that is not valid is not written."""
+    """Write a valid context into properties; ignore an invalid one."""
     if context.is_valid:
         _PROPAGATOR.inject(into, set_span_in_context(NonRecordingSpan(context), Context()))
 
 
 def extract(properties: Mapping[str, str]) -> SpanContext:
-    """The context that properties hold; an invalid one if they hold none, or a damaged one."""
+    """Read the context from properties. It is invalid if they have none, or a damaged one."""
     if TRACEPARENT not in properties:
         return INVALID_SPAN_CONTEXT
     found = _PROPAGATOR.extract(properties, Context())
@@ -37,6 +37,6 @@ def extract(properties: Mapping[str, str]) -> SpanContext:
 
 
 def trace_id_of(properties: Mapping[str, str]) -> str:
-    """The trace id that properties name, in hexadecimal digits; empty: they name none."""
+    """The trace id in properties, in hexadecimal digits; empty: none."""
     context = extract(properties)
     return f"{context.trace_id:032x}" if context.is_valid else ""

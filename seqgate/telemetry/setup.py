@@ -1,11 +1,11 @@
-"""Where a process's spans go, by OpenTelemetry's own variables.
+"""Exports a process's spans, as OpenTelemetry's own variables configure.
 
-Nothing is recorded, and nothing of the SDK imported, unless a variable asks for it. That is
+By default nothing is recorded, and the SDK is not imported. These variables enable it:
 
     OTEL_TRACES_EXPORTER               otlp, console or none
     OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT
-                                       where to, if no exporter is named; it is otlp then
-    OTEL_SDK_DISABLED                  true: nothing, whatever else is said
+                                       the endpoint; if no exporter is named, it is otlp
+    OTEL_SDK_DISABLED                  true: record nothing, whatever the others say
 
 and likewise OTEL_METRICS_EXPORTER, OTEL_EXPORTER_OTLP_METRICS_ENDPOINT. The SDK reads the others
 itself, among them OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER and its _ARG,
@@ -22,7 +22,7 @@ from typing import Final
 from opentelemetry import trace
 
 FLUSH_TIMEOUT_S: Final = 5.0
-"""How long the last spans of a process may take to be exported when it ends."""
+"""How long the export of a process's last spans may take when it ends."""
 
 OTLP: Final = "otlp"
 CONSOLE: Final = "console"
@@ -32,18 +32,18 @@ _EXPORTERS: Final = (OTLP, CONSOLE, NONE)
 
 
 class TelemetrySettingError(ValueError):
-    """An OTEL_* variable asks for what there is not."""
+    """An OTEL_* variable has an unsupported value."""
 
 
 def exporter_asked_for(signal: str, environment: Mapping[str, str] | None = None) -> str:
-    """Which exporter the variables ask for.
+    """The exporter that the variables select.
 
     Args:
         signal: TRACES or METRICS.
         environment: the variables; None: this process's.
 
     Raises:
-        TelemetrySettingError: there is no such exporter, or no such protocol.
+        TelemetrySettingError: the exporter or the protocol is not supported.
     """
     variables = os.environ if environment is None else environment
     if variables.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
@@ -72,15 +72,15 @@ def _check_protocol(signal: str, variables: Mapping[str, str]) -> None:
 
 @contextmanager
 def tracing(service: str) -> Iterator[bool]:
-    """Record spans while the context lasts, if OTEL_* ask for it; whether they do is what the
-    context gives. On the way out what is left is exported, for FLUSH_TIMEOUT_S at most.
+    """Record spans within the context if OTEL_* enable it; the context's value is whether they do.
+    On exit, remaining spans are exported, within FLUSH_TIMEOUT_S.
 
     Args:
-        service: service.name, where OTEL_SERVICE_NAME does not say another one.
+        service: service.name, unless OTEL_SERVICE_NAME is set.
 
     Raises:
-        TelemetrySettingError: a variable asks for what there is not, or for the SDK where it is not
-            installed (`pip install seqgate[otel]`).
+        TelemetrySettingError: a variable has an unsupported value, or requires the SDK, which is
+            not installed (`pip install seqgate[otel]`).
     """
     named = exporter_asked_for("TRACES")
     if named == NONE:

@@ -1,17 +1,18 @@
-"""Spans of what is done beyond calls. Each is a context, in which its span is the current one.
+"""Spans for work other than calls. Each function returns a context with its span as the current
+one.
 
-    part      a step of what is being done; nothing, unless that is recorded
-    database  the same, of a database's work
-    shared    what is done for several messages at once: below the first, linked to the others
-    exchange  a call that goes over a stream of calls, on the side that asks
-    asked     what a message on a stream asks for, by the context that it carries
-    own       what nobody asked for: a trace of its own
-    apart     what outlives whoever begins it, as a stream does: below nothing
-    joined    what is done for another process, which has handed its context on
-    command   what a process was started for
+    part      a step of the current span; not recorded without one
+    database  a step done by a database
+    shared    work for several messages at once: a child of the first, linked to the others
+    exchange  a request over a stream, on the requesting side
+    asked     the work for one request on a stream, a child of the context in the request
+    own       the process's own work: a new trace
+    apart     no span; for starting work that outlives its caller, such as a stream
+    joined    work for another process, a child of the context that it passed
+    command   the work that a process was started for
 
-A stream has one span for as long as it lasts. What a message on it asks for is not below that, or
-one trace would grow without end: it is below what the message carries, or is not recorded.
+A stream has one span for its whole life. Work for a request on it is not a child of that, or one
+trace would grow without end: it is a child of the context in the request, or is not recorded.
 """
 
 import asyncio
@@ -43,13 +44,13 @@ T = TypeVar("T")
 _TRACER: Final = trace.get_tracer("seqgate")
 
 LINKS_MAX: Final = 128
-"""To how many messages one span is linked: as many links as OpenTelemetry keeps by default."""
+"""The most links of a span, as OpenTelemetry keeps by default."""
 
 Attributes = Mapping[str, AttributeValue]
 
 
 def followed(properties: Iterable[Mapping[str, str]]) -> list[SpanContext]:
-    """The contexts of those messages that are recorded, at most LINKS_MAX and one."""
+    """The contexts of sampled messages, at most LINKS_MAX + 1: the parent and the links."""
     found = []
     for each in properties:
         context = extract(each)
@@ -61,8 +62,8 @@ def followed(properties: Iterable[Mapping[str, str]]) -> list[SpanContext]:
 
 
 def carrier() -> dict[str, str]:
-    """The context of the current span, for the `trace` of a message on a stream, as
-    `TraceContext(**carrier())`; empty: it is not recorded."""
+    """The current span's context, for the `trace` of a message on a stream, as
+    `TraceContext(**carrier())`; empty: the span is not recorded."""
     into: dict[str, str] = {}
     span = trace.get_current_span()
     if span.is_recording():
@@ -76,19 +77,19 @@ _NOTHING: Final = nullcontext(INVALID_SPAN)
 def part(
     name: str, attributes: Attributes | None = None, kind: SpanKind = SpanKind.INTERNAL
 ) -> AbstractContextManager[Span]:
-    """A step of what is being done: below the current span, if that is recorded."""
+    """A step of the current span, if that is recorded."""
     if not trace.get_current_span().is_recording():
         return _NOTHING
     return within(_TRACER.start_span(name, kind=kind, attributes=attributes))
 
 
 def database(system: str, operation: str, target: str = "") -> AbstractContextManager[Span]:
-    """A database's work, as a step of what is being done.
+    """A database operation, as a step of the current span.
 
     Args:
         system: names.REDIS or names.SQLITE.
-        operation: what the database calls it.
-        target: on what; empty: that says nothing.
+        operation: the database's name for it.
+        target: its object; empty: none worth naming.
     """
     if not trace.get_current_span().is_recording():
         return _NOTHING
@@ -97,17 +98,17 @@ def database(system: str, operation: str, target: str = "") -> AbstractContextMa
 
 
 def exchange(method: str) -> AbstractContextManager[Span]:
-    """A call that goes over a stream of calls, on the side that asks, until it is answered: a step
-    of what is being done. Its `carrier()` is for the message.
+    """A request over a stream, on the requesting side, until its answer: a step of the current
+    span. Put `carrier()` into the request.
 
     Args:
-        method: package.Service/Method, as if it were called alone.
+        method: package.Service/Method, as for a call of its own.
     """
     return part(method, rpc_attributes(method), SpanKind.CLIENT)
 
 
 def rpc_attributes(method: str) -> dict[str, str]:
-    """What each span of a call says of it."""
+    """The attributes of every span of a call."""
     return {names.RPC_SYSTEM_NAME: names.GRPC, names.RPC_METHOD: method}
 
 
@@ -119,13 +120,11 @@ def shared(
     *,
     began_ns: int | None = None,
 ) -> Iterator[Span]:
-    """What is done for several messages at once.
+    """Work for several messages at once.
 
     Args:
-        name: of the span.
-        contexts: of the messages that are followed; if there are none, nothing is recorded.
-        attributes: of the span.
-        began_ns: when it was begun, in nanoseconds since 1970; None: now.
+        contexts: those of the sampled messages; empty: nothing is recorded.
+        began_ns: the start, in nanoseconds since 1970; None: now.
     """
     if not contexts:
         with within(INVALID_SPAN) as span:
@@ -144,7 +143,7 @@ def shared(
 
 
 class Carried(Protocol):
-    """A context as a message on a stream carries it: an entry.v1.TraceContext."""
+    """The context in a message on a stream: a TraceContext."""
 
     traceparent: str
     tracestate: str
@@ -152,20 +151,18 @@ class Carried(Protocol):
 
 @contextmanager
 def asked(name: str, carried: Carried, attributes: Attributes | None = None) -> Iterator[Span]:
-    """What a message on a stream asks for, on the side that is asked.
+    """The work for one request on a stream, on the serving side.
 
     Args:
-        name: of the span.
-        carried: made of the other side's `carrier()`; if it is empty, nothing is recorded.
-        attributes: of the span.
+        carried: the requesting side's `carrier()`; if it is empty, nothing is recorded.
     """
     with within(begun(name, carried, attributes)) as span:
         yield span
 
 
 def begun(name: str, carried: Carried, attributes: Attributes | None = None) -> Span:
-    """As `asked`, for what ends elsewhere: whoever calls this ends the span, which is not the
-    current one."""
+    """Like `asked`, for work that ends elsewhere: the caller ends the span, which does not become
+    the current one."""
     if not carried.traceparent:
         return INVALID_SPAN
     context = extract({TRACEPARENT: carried.traceparent, TRACESTATE: carried.tracestate})
@@ -176,19 +173,20 @@ def begun(name: str, carried: Carried, attributes: Attributes | None = None) -> 
 
 @contextmanager
 def own(name: str, attributes: Attributes | None = None) -> Iterator[Span]:
-    """What nobody asked for. Whether it is recorded, the process's sampler decides."""
+    """The process's own work, as a new trace. The process's sampler decides whether it is
+    recorded."""
     with within(_TRACER.start_span(name, Context(), attributes=attributes)) as span:
         yield span
 
 
 def apart() -> AbstractContextManager[Span]:
-    """To begin what outlives whoever begins it: what is current is not above it."""
+    """No current span: for starting work that outlives its caller."""
     return within(INVALID_SPAN)
 
 
 def handed_on() -> dict[str, str]:
-    """The context of the current span, for `joined` in another process. It is there as well if the
-    span is not recorded: then nothing is there either."""
+    """The current span's context, for `joined` in another process. It is passed even if the span is
+    not recorded: then `joined` records nothing either."""
     into: dict[str, str] = {}
     inject(trace.get_current_span().get_span_context(), into)
     return into
@@ -198,13 +196,10 @@ def handed_on() -> dict[str, str]:
 def joined(
     name: str, handed: Mapping[str, str], attributes: Attributes | None = None
 ) -> Iterator[Span]:
-    """What is done for another process.
+    """Work for another process.
 
     Args:
-        name: of the span.
-        handed: made of the other side's `handed_on()`; what is not recorded there, or if it is
-            empty, is not recorded here.
-        attributes: of the span.
+        handed: the other side's `handed_on()`; if it is empty or not sampled, nothing is recorded.
     """
     context = extract(handed)
     span: Span = NonRecordingSpan(context)
@@ -215,24 +210,24 @@ def joined(
 
 
 def environment() -> dict[str, str]:
-    """The context of the current span, for the variables of a process that this one starts, by the
-    W3C's environment carrier: TRACEPARENT, TRACESTATE."""
+    """The current span's context as environment variables for a child process, by W3C's
+    environment carrier: TRACEPARENT, TRACESTATE."""
     return {name.upper(): value for name, value in handed_on().items()}
 
 
 def command(name: str, variables: Mapping[str, str]) -> AbstractContextManager[Span]:
-    """What a process was started for: below what its variables carry, or a trace of its own.
+    """The work that a process was started for: a child of the context in its variables, or a new
+    trace.
 
     Args:
-        name: of the span.
-        variables: those of the process, as made of another one's `environment()`.
+        variables: the process's, with the parent's `environment()`.
     """
     handed = {each: variables.get(each.upper(), "") for each in FIELDS}
     return joined(name, handed) if extract(handed).is_valid else own(name)
 
 
 def threaded(work: Callable[P, T]) -> Callable[P, T]:
-    """The same work for another thread: what is current here is current there."""
+    """Wrap work for another thread: the current context of this thread is current there."""
     here = otel_context.get_current()
 
     def there(*args: P.args, **named: P.kwargs) -> T:
@@ -247,7 +242,7 @@ def threaded(work: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def within(span: Span) -> Iterator[Span]:
-    """Make a span the current one, and end it on the way out, with what fails."""
+    """Make a span the current one, and end it on exit, with the exception if there is one."""
     token = otel_context.attach(trace.set_span_in_context(span))
     try:
         yield span
@@ -263,17 +258,17 @@ def within(span: Span) -> Iterator[Span]:
 
 
 def fail(span: Span, reason: str, message: str = "") -> None:
-    """What a span is about has failed. Of the message it has the first line."""
+    """Mark a span as failed. Keeps the message's first line."""
     span.set_attribute(names.ERROR_TYPE, reason)
     span.set_status(Status(StatusCode.ERROR, message.partition("\n")[0] or reason))
 
 
 def fail_with(span: Span, failure: BaseException) -> None:
-    """What a span is about has failed with this: by its reason, if it has one, or else its name."""
+    """Mark a span as failed: by the exception's reason, or else its class name."""
     reason = str(getattr(failure, "reason", "")) or type(failure).__qualname__
     fail(span, reason, str(failure))
 
 
 def below(context: SpanContext) -> Context:
-    """To begin a span below one of which only the context is known."""
+    """A context for starting children of a span of which only the context is known."""
     return trace.set_span_in_context(NonRecordingSpan(context), Context())
