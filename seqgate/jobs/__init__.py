@@ -1,1 +1,1 @@
-"""Jobs with Spark: `python -m seqgate.jobs.<name>`, and commands of `seqgate`."""
+"""Spark jobs: `python -m seqgate.jobs.<name>`, and commands of `seqgate`."""

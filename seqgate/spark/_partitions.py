@@ -1,7 +1,7 @@
-"""Which entries are read by which task. Nothing here knows Spark.
+"""Divides entries among tasks, without Spark.
 
-Within a ledger entry ids are consecutive, so a topic is cut by arithmetic; topics that are small
-share a task.
+Within a ledger entry ids are consecutive, so topics are cut by arithmetic; small topics share a
+task.
 """
 
 import re
@@ -18,23 +18,23 @@ from seqgate.telemetry import spans
 from seqgate.types import SEQUENCE_ID_MAX, Position
 
 PAGE_SIZE: Final = 10_000
-"""How many topics, or ledgers of a topic, a call returns at most."""
+"""The most topics, or ledgers of a topic, that a call returns."""
 
 RANGES_MAX: Final = 1_000
-"""How many topics a task reads at most: each costs a call."""
+"""The most topics that a task reads: each costs a call."""
 
 CALLS_AT_A_TIME: Final = 8
 
 
 class Bounds(NamedTuple):
-    """Which entries of a topic are wanted: from one position and through another."""
+    """The requested entries of a topic, both ends included."""
 
     start: Position = Position(0, 0)
     through: Position = Position(SEQUENCE_ID_MAX, SEQUENCE_ID_MAX)
 
 
 class LedgerRange(NamedTuple):
-    """Consecutive entries of one ledger, the first and the last included."""
+    """Consecutive entries of one ledger, both ends included."""
 
     ledger_id: int
     first: int
@@ -42,7 +42,6 @@ class LedgerRange(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """How many there are."""
         return self.last + 1 - self.first
 
 
@@ -53,17 +52,16 @@ def matcher(pattern: str) -> "re.Pattern[str]":
 
 
 def is_pattern(text: str) -> bool:
-    """Whether it is a pattern, and not a name."""
     return "*" in text or "?" in text
 
 
 def list_topics(
     stub: LedgerServiceStub, wanted: Iterable[str], timeout_s: float
 ) -> list[ledger_pb2.Topic]:
-    """The topics of these names and patterns, each once, in the order of their names.
+    """The topics that these names and patterns select, each once, by name.
 
     Raises:
-        NotFoundError: a topic that is named does not exist. (A pattern may match none.)
+        NotFoundError: a named topic does not exist. (A pattern may match none.)
     """
     found: dict[str, ledger_pb2.Topic] = {}
     for text in wanted:
@@ -127,8 +125,8 @@ def ledgers_of(
 def check_not_trimmed(
     stub: LedgerServiceStub, topics: Sequence[ledger_pb2.Topic], bounds: Bounds, timeout_s: float
 ) -> None:
-    """Check that no entries of the topics were trimmed from the start of reading on. Reading from
-    the beginning starts at the first remaining entry.
+    """Check that no requested entries were trimmed. A read from the beginning starts at the first
+    remaining entry, so it lacks none.
 
     Raises:
         MessagesTrimmedError: some were.
@@ -152,7 +150,8 @@ def check_not_trimmed(
 
 
 def _may_be_cut(topic: ledger_pb2.Topic, bounds: Bounds) -> bool:
-    """Whether the log had entries once from where reading is to begin, and has not where it is."""
+    """Whether requested entries may be trimmed: the log ends after `bounds.start`, and begins after
+    it."""
     if not topic.HasField("last"):
         return False
     wanted = bounds.start <= min(position_of(topic.last), bounds.through)
@@ -160,7 +159,7 @@ def _may_be_cut(topic: ledger_pb2.Topic, bounds: Bounds) -> bool:
 
 
 def trimmed(topic: str, first: Position, last: Position) -> MessagesTrimmedError:
-    """Entries that were to be read are gone."""
+    """The error for requested entries that are gone."""
     where = {"topic": topic, "first": "{}:{}".format(*first), "last": "{}:{}".format(*last)}
     text = "entries of {topic} were trimmed before they were read, in {first} to {last}"
     return MessagesTrimmedError(
@@ -170,7 +169,6 @@ def trimmed(topic: str, first: Position, last: Position) -> MessagesTrimmedError
 
 
 def position_of(position: common_pb2.Position) -> Position:
-    """The position that was on the wire."""
     return Position(position.ledger_id, position.entry_id)
 
 
@@ -202,8 +200,8 @@ def _range(topic: str, parts: Sequence[LedgerRange]) -> Range:
 
 
 def just_before(position: Position) -> Position:
-    """A position between an entry and its predecessor. A ledger is preceded by the end of the
-    previous one, at any position."""
+    """A position between an entry and its predecessor. The predecessor of a ledger's first entry is
+    in an earlier ledger, at any entry id."""
     ledger_id, entry_id = position
     if entry_id:
         return Position(ledger_id, entry_id - 1)
@@ -232,7 +230,7 @@ def _clipped(ledgers: Iterable[LedgerRange], bounds: Bounds) -> Iterator[LedgerR
 
 
 def shared(ranges: Iterable[Range], entries_max: int) -> list[tuple[Range, ...]]:
-    """Ranges, as many to a task as have at most so many entries together."""
+    """Group ranges into tasks of at most so many entries."""
     tasks: list[tuple[Range, ...]] = []
     task: list[Range] = []
     entries = 0

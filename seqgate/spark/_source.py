@@ -38,28 +38,26 @@ from seqgate.types import SEQUENCE_ID_MAX, InvalidNameError, Position, TopicName
 
 ENTRIES_PER_PARTITION: Final = 1_000_000
 ENTRIES_PER_PARTITION_MAX: Final = 100_000_000
-"""How many entries a task reads, unless asked otherwise, and at most."""
+"""The default and the most entries per task."""
 
 TIMEOUT_S: Final = 60.0
 TIMEOUT_MAX_S: Final = 86_400.0
-"""How long the ledger may be silent or away, unless asked otherwise, and at most."""
+"""The default and the longest time that the ledger may be silent or unreachable."""
 
 
 FAIL: Final = "fail"
 SKIP: Final = "skip"
-"""The values of option `trimmed`, for requested entries that were trimmed."""
+"""The values of option `trimmed`: what to do if requested entries were trimmed."""
 
 
 class InvalidOptionError(InvalidRequestError):
-    """The data source has no such option or column, or does not accept the value."""
+    """The data source has no such option or column, or does not accept its value."""
 
     default_reason = "INVALID_OPTION"
 
 
 @dataclass(frozen=True)
 class Options:
-    """The parsed options."""
-
     ledger: str
     topics: tuple[str, ...]
     entries_per_partition: int
@@ -70,10 +68,10 @@ class Options:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> "Options":
-        """Read the options; names are given in lower case.
+        """Parse the options; names are case-insensitive.
 
         Raises:
-            InvalidOptionError: one is missing or wrong.
+            InvalidOptionError: one is missing or invalid.
         """
         options = {name.lower(): value for name, value in given.items()}
         if not options.get("ledger"):
@@ -139,22 +137,22 @@ class SeqgateDataSource(DataSource):
         return "seqgate"
 
     def schema(self) -> StructType:
-        """The columns that are there when none are named."""
+        """The columns of a read without `.schema(...)`."""
         return from_arrow_schema(pa.schema(list(COLUMNS.items())))
 
     def reader(self, schema: StructType) -> "SeqgateReader":
         """
         Raises:
-            InvalidOptionError: an option or a column is wrong.
+            InvalidOptionError: an option or a column is invalid.
         """
         return SeqgateReader(Options.parse(self.options), arrow_schema(schema))
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The types that Spark expects for these columns.
+    """The Arrow types of these columns.
 
     Raises:
-        InvalidOptionError: there is no such column, or it is of another type.
+        InvalidOptionError: a column does not exist, or has another type.
     """
     known = COLUMNS | METADATA_COLUMNS
     wanted = to_arrow_schema(schema)
@@ -169,18 +167,16 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 class Share(InputPartition):
-    """The ranges of one task."""
-
     def __init__(self, ranges: tuple[Range, ...]) -> None:
         super().__init__(ranges)
         self.ranges = ranges
 
 
 class SeqgateReader(DataSourceReader):
-    """Connects in the planning process, and in each task; not earlier.
+    """Connects only in the planning process, and in each task.
 
-    It takes no filters. Spark 4.3 plans a DataFrame once: rows that a filter of the first query
-    left out would be missing from all others.
+    It pushes no filters down: Spark 4.3 plans a DataFrame once, so rows that the first query's
+    filter excluded would be missing from all others.
     """
 
     def __init__(self, options: Options, schema: pa.Schema) -> None:
@@ -188,7 +184,6 @@ class SeqgateReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[Share]:
-        """One for each task."""
         options = self._options
         entries_max = options.entries_per_partition
         with (
@@ -200,11 +195,10 @@ class SeqgateReader(DataSourceReader):
             if not options.skips_trimmed:
                 check_not_trimmed(stub, topics, options.bounds, options.timeout_s)
             ranges = all_ranges(stub, topics, options.bounds, entries_max, options.timeout_s)
-            # Without any partition Spark creates one of its own.
+            # Without partitions Spark creates one of its own.
             return [Share(each) for each in shared(ranges, entries_max) or [()]]
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        """The entries of one task."""
         metadata = not METADATA_COLUMNS.keys().isdisjoint(self._schema.names)
         timeout_s, handed = self._options.timeout_s, self._options.handed
         with in_task(handed), connected(self._options.ledger) as stub:
@@ -216,11 +210,11 @@ class SeqgateReader(DataSourceReader):
                         entries += run.count
                         yield record_batch(run, self._schema)
                     span.set_attribute(names.ENTRIES, entries)
-                # Ids are consecutive: so many there were when it was planned.
+                # Ids are consecutive: this many existed when it was planned.
                 if entries < each.entries and not self._options.skips_trimmed:
                     raise trimmed(each.topic, just_after(each.after), each.through)
 
 
 def register(spark: SparkSession) -> None:
-    """Make `spark.read.format("seqgate")` known to a session."""
+    """Add the data source "seqgate" to a session."""
     spark.dataSource.register(SeqgateDataSource)

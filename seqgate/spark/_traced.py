@@ -1,9 +1,8 @@
 """Spans of jobs: of the driver, and of the workers.
 
 Spark's Python workers are forked, run one task after the other, and are killed at the end. So a
-worker begins to record with the first traced task, and a task's spans are exported before it ends.
-A worker does not have the driver's current span: that is passed with the task, and the worker's
-spans are `spans.joined` to it.
+worker starts recording with its first traced task, and exports a task's spans before the task ends.
+The driver's current span is passed with the task, and the worker's spans are `spans.joined` to it.
 """
 
 import os
@@ -18,21 +17,21 @@ from opentelemetry import trace
 from seqgate.telemetry import TelemetrySettingError, extract, names, spans, tracing
 
 EXPORT_S: Final = 2.0
-"""How long the end of a task waits for its spans to be exported."""
+"""How long the end of a task waits for the export of its spans."""
 
 WORKERS: Final = "seqgate-spark"
 """The service.name of workers."""
 
 WRONG: Final = 2
-"""The exit status of a process that was called wrongly."""
+"""The exit status for invalid arguments or settings."""
 
 
 def job(service: str, name: str, main: Callable[[], int]) -> int:
-    """Run the process's main function, in a span if OTEL_* enable them. Returns the exit status.
+    """Run a process's main function, in a span if OTEL_* enable them. Returns the exit status.
 
     Args:
-        service: service.name, unless OTEL_SERVICE_NAME sets another one.
-        name: of the span.
+        service: service.name, unless OTEL_SERVICE_NAME is set.
+        name: the span's name.
         main: returns the exit status.
     """
     try:
@@ -46,9 +45,9 @@ def job(service: str, name: str, main: Callable[[], int]) -> int:
 
 
 def executor_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Spark's settings with which executors on other machines record as this process does, and look
-    for modules where it does: not in the current folder, if it does not. Headers for the collector
-    stay here: they may be secrets, and Spark shows its settings."""
+    """Spark settings that make executors on other machines record like this process, and keep the
+    current folder off their import path if this process does. Headers for the collector are not
+    passed: they may be secrets, and Spark shows its settings."""
     return {
         f"spark.executorEnv.{name}": value
         for name, value in environment.items()
@@ -58,7 +57,7 @@ def executor_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def in_task(handed: Mapping[str, str]) -> Iterator[None]:
-    """Around the work of a task, in a worker.
+    """Wrap the work of a task, in a worker.
 
     Args:
         handed: the driver's `spans.handed_on()`.
@@ -74,7 +73,7 @@ def in_task(handed: Mapping[str, str]) -> Iterator[None]:
 
 
 class _Worker:
-    """The state that a worker keeps between tasks."""
+    """The state of a worker between tasks."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -82,14 +81,15 @@ class _Worker:
         self._recording = False
 
     def begin(self) -> None:
-        """Record from now on. The driver reports variables that select an unsupported exporter."""
+        """Start recording. The driver reports variables that select an unsupported exporter."""
         if not self._begun:
             self._begun = True
             with suppress(TelemetrySettingError):
                 self._recording = self._stack.enter_context(tracing(WORKERS))
 
     def export(self) -> None:
-        """Export the recorded spans. If that once takes too long, later tasks do not wait."""
+        """Export the recorded spans. After one export that takes too long, later tasks do not
+        wait."""
         if not self._recording:
             return
         provider: Any = trace.get_tracer_provider()

@@ -2,12 +2,13 @@
 
 python -m seqgate.jobs.audit [TOPIC ...] [--parquet DIR] [--json]
 
-Topics are names and patterns (* and ?); without any, all of them. For each producer, in the order
-of the log, ids must only grow, and the chunks of a large message follow each other: then no
-(producer, sequence id), and no (producer, sequence id, attempt, chunk), is stored twice. Chunks of
-an attempt that was ended are no duplicates. A stretch that was written with deduplication off is
-reported where it breaks this. Ends with 0 when all is well, 1 when something was found or a log
-cannot be read, 2 when it is called wrongly, 3 when a service does not answer.
+Topics are names and patterns (* and ?); default: all topics. In log order, each producer's ids must
+only grow, and the chunks of a large message must follow each other: then no (producer, sequence id)
+and no (producer, sequence id, attempt, chunk) is stored twice. Chunks of an aborted attempt are not
+duplicates. Entries written with deduplication off are reported where they break these rules.
+
+Exit status: 0: no findings; 1: findings, or a log cannot be read; 2: invalid arguments; 3: a
+service is unreachable.
 """
 
 import argparse
@@ -44,10 +45,10 @@ from seqgate.spark._traced import executor_settings, job
 from seqgate.telemetry import spans
 
 TIMEOUT_S: Final = 60
-"""How long the ledger may be away."""
+"""How long the ledger may be unreachable."""
 
 SHOWN_MAX: Final = 50
-"""How many findings a table shows."""
+"""The most findings in a table."""
 
 WIDTH: Final = 160
 """The width of tables without a terminal."""
@@ -57,8 +58,8 @@ def main(arguments: Sequence[str] | None = None, spark: SparkSession | None = No
     """Run the command. Returns its exit status.
 
     Args:
-        arguments: those of the command line, unless given.
-        spark: the session to use; otherwise one is made.
+        arguments: None: those of the command line.
+        spark: the session to use; None: make one.
     """
     given = _parser().parse_args(arguments)
     try:
@@ -93,7 +94,6 @@ def main(arguments: Sequence[str] | None = None, spark: SparkSession | None = No
 
 
 def session() -> SparkSession:
-    """The audit's own."""
     return local_session("seqgate audit", **executor_settings(os.environ))
 
 

@@ -1,17 +1,17 @@
-"""The rules for a producer's entries, in the order of the log, and their violations:
+"""The rules for a producer's entries, in log order, and their violations:
 
     TWICE       a message is stored twice
     CHUNK_TWICE a chunk of an attempt at a large message is stored twice
-    BACKWARDS   an id at or below one that was stored before
-    STRAY       a chunk that does not follow the one before it
+    BACKWARDS   an id is at or below an earlier one
+    STRAY       a chunk does not follow its predecessor
 
-Where ids only grow, nothing can be stored twice: the ids of an entry, from its lowest to its
-highest, are above all earlier ones. There are two exceptions. Entries of one flush of a producer
-that batches by key are adjacent, and their ranges may overlap, though no id is in two of them: a
-batch with gaps is compared with its neighbours id by id. And a large message may start over under
-its id while it is incomplete, as another attempt, or in one piece.
+If ids only grow, nothing can be stored twice: the ids of an entry, from its lowest to its highest,
+are above all earlier ones. There are two exceptions. The entries of one flush of a producer that
+batches by key are adjacent, and their ranges may overlap, although they share no id: a batch with
+gaps is compared with its neighbours id by id. And an incomplete large message may start over under
+its id, as another attempt or in one piece.
 
-Chunks of a producer before any other entry of it are no finding: their predecessors may be trimmed.
+Chunks before a producer's first other entry are not reported: their predecessors may be trimmed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 
 class Row(NamedTuple):
-    """An entry that is no marker, as far as its identity goes; messages: of a batch."""
+    """The identity of an entry that is not a marker; messages: of a batch."""
 
     position: Position
     lowest: int
@@ -48,13 +48,13 @@ class Row(NamedTuple):
 
     @property
     def has_gaps(self) -> bool:
-        """Whether it is a batch that does not hold all ids from its lowest to its highest."""
+        """Whether it is a batch that lacks ids between its lowest and its highest."""
         return self.messages is not None and self.messages != self.highest + 1 - self.lowest
 
 
 class Finding(NamedTuple):
-    """Something that must not be: an entry, and the one before it that it collides with; how many
-    ids of it do, and the first of these."""
+    """A violation: an entry, the earlier entry that it collides with, the number of its ids that
+    do, and the first of them."""
 
     kind: Kind
     sequence_id: int
@@ -83,7 +83,7 @@ class Line:
         self._began = False
 
     def take(self, row: Row) -> Finding | None:
-        """Add the next entry. Returns its violations, without those of messages stored twice."""
+        """Add the next entry. Returns its violation, except for messages stored twice."""
         if row.uuid is None:
             finding = self._back(row)
             self._finish(row)
@@ -107,11 +107,11 @@ class Line:
         return finding
 
     def passed(self, last: Row) -> None:
-        """Skip messages and batches whose ids only grow, up to this one."""
+        """Skip messages and batches whose ids only grow, through this one."""
         self._finish(last)
 
     def grows_with(self, lowest: int) -> bool:
-        """Whether a message with this id lies above everything so far."""
+        """Whether a message with this id is above all entries so far."""
         reached = self._done if self._open is None else max(self._done, self._open.lowest)
         return lowest > reached
 
@@ -157,7 +157,7 @@ def _finding(kind: Kind, row: Row, earlier: Position) -> Finding:
 
 
 def findings(rows: Sequence[Row], ids: Ids) -> list[Finding]:
-    """All that is wrong with a producer's entries, in their order."""
+    """The violations in a producer's entries, in order."""
     line = Line()
     first_sight = {row.position: each for row in rows if (each := line.take(row)) is not None}
     messages = _messages(rows)
@@ -170,7 +170,7 @@ def findings(rows: Sequence[Row], ids: Ids) -> list[Finding]:
 
 
 def _messages(rows: Sequence[Row]) -> list[Row]:
-    """Entries that make messages complete: a large one is with its last chunk."""
+    """The entries that complete a message: of a large one, its last chunk."""
     messages: list[Row] = []
     opened: Row | None = None
     for row in rows:
@@ -186,7 +186,7 @@ def _messages(rows: Sequence[Row]) -> list[Row]:
 
 
 def _twice(messages: Sequence[Row], ids: Ids) -> Iterator[Finding]:
-    """Messages that are stored twice. Only entries with overlapping ranges are compared by id."""
+    """Messages stored twice. Only entries with overlapping ranges are compared by id."""
     if not messages:
         return
     lowest = np.array([row.lowest for row in messages], np.int64)
@@ -201,7 +201,7 @@ def _twice(messages: Sequence[Row], ids: Ids) -> Iterator[Finding]:
 
 
 def _shared(messages: list[Row], ids: Ids) -> Iterator[Finding]:
-    """Ids that are in several of these entries: reported for each but the first."""
+    """Ids shared by several of these entries: reported for each entry but the first."""
     parts = [
         np.array(ids(row), np.int64)
         if row.has_gaps
@@ -210,7 +210,7 @@ def _shared(messages: list[Row], ids: Ids) -> Iterator[Finding]:
     ]
     of = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     all_ids: Integers = np.concatenate(parts)
-    order = np.argsort(all_ids, kind="stable")  # of one id, the first entry comes first
+    order = np.argsort(all_ids, kind="stable")  # the first entry of each id comes first
     sorted_ids, sorted_of = all_ids[order], of[order]
     again = np.flatnonzero(sorted_ids[1:] == sorted_ids[:-1]) + 1
     firsts = np.searchsorted(sorted_ids, sorted_ids[again])
@@ -228,7 +228,7 @@ def _shared(messages: list[Row], ids: Ids) -> Iterator[Finding]:
 
 
 def _side_by_side(messages: Sequence[Row]) -> Iterator[Position]:
-    """Entries whose ranges overlap only those of adjacent entries before them: one flush."""
+    """Entries whose ranges overlap only those of preceding adjacent entries: one flush."""
     below = NOTHING  # the highest id before the run of neighbours
     reach = NOTHING
     before: Row | None = None

@@ -22,10 +22,10 @@ from seqgate.types import Position
 SCHEMA: Final = """topic string, producer string, ledger_id bigint, entry_id bigint,
     sequence_id bigint, highest_sequence_id bigint, num_messages int, marker boolean,
     chunk_uuid string, chunk_id int, num_chunks int"""
-"""The columns that are read: the identity of each entry, without its metadata."""
+"""The columns to read: the identity of each entry, without its metadata."""
 
 FINDINGS_MAX: Final = 10_000
-"""Number of findings listed for one producer; further ones are counted."""
+"""The most findings to list for one producer; further ones are counted."""
 
 TOTALS: Final = pa.schema(
     {
@@ -36,7 +36,7 @@ TOTALS: Final = pa.schema(
         "suspects": pa.list_(pa.string()),
     }
 )
-"""Of each topic: its counts, and the producers to check in detail."""
+"""Per topic: its counts, and the producers to check in detail."""
 
 FOUND: Final = pa.schema(
     {
@@ -57,7 +57,7 @@ FOUND: Final = pa.schema(
 
 
 class Logs(NamedTuple):
-    """Which logs are audited, where they are, and how long the ledger may be away, in seconds."""
+    """The logs to audit, the ledger's address, and how many seconds it may be unreachable."""
 
     ledger: str
     topics: str
@@ -65,7 +65,7 @@ class Logs(NamedTuple):
 
 
 class Audited(NamedTuple):
-    """The result: rows of TOTALS and of FOUND, and the number of findings not among these."""
+    """The result: rows of TOTALS and FOUND, and the number of findings not listed."""
 
     totals: list[dict[str, Any]]
     found: list[dict[str, Any]]
@@ -136,7 +136,7 @@ def _entries(spark: SparkSession, logs: Logs) -> DataFrame:
 
 
 def scanned(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """From entries in the order of topic, producer and log, all of a producer in one go: TOTALS."""
+    """TOTALS of entries that are sorted by topic, producer and log position."""
     totals: dict[str, dict[str, Any]] = {}
     current: tuple[str, str] | None = None
     line, suspect = Line(), False
@@ -148,7 +148,7 @@ def scanned(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             if (group.topic, group.producer) != current:
                 current = (group.topic, group.producer)
                 line, suspect = Line(), False
-                if group.topic not in totals:  # the one before is complete
+                if group.topic not in totals:  # the previous topic is complete
                     yield from _told(totals)
                     totals = {group.topic: dict.fromkeys(TOTALS.names, 0)}
                     totals[group.topic] |= {"topic": group.topic, "suspects": []}
@@ -174,8 +174,8 @@ def _told(totals: dict[str, dict[str, Any]]) -> Iterator[pa.RecordBatch]:
 
 
 class _Group(NamedTuple):
-    """Entries of one producer, by their places in the batch; whether their ids only grow, and none
-    is a chunk."""
+    """Consecutive entries of one producer in the batch; whether their ids only grow and none is a
+    chunk."""
 
     topic: str
     producer: str
@@ -203,7 +203,7 @@ class _Columns:
 
     @property
     def groups(self) -> Iterator[_Group]:
-        """The producers, one after the other."""
+        """The producers, in order."""
         topics, producers = _codes(self._topic), _codes(self._producer)
         new = (topics[1:] != topics[:-1]) | (producers[1:] != producers[:-1])
         firsts = np.concatenate(([0], np.flatnonzero(new) + 1))
@@ -221,7 +221,6 @@ class _Columns:
             yield _Group(topic, producer, first, last, not count, of)
 
     def row(self, index: int) -> Row:
-        """One entry."""
         messages, num_chunks = int(self._messages[index]), int(self._num_chunks[index])
         return Row(
             Position(int(self._ledger_id[index]), int(self._entry_id[index])),
@@ -251,10 +250,10 @@ def _codes(column: pa.Array) -> Integers:
 
 
 def looker(logs: Logs, handed: Mapping[str, str]) -> Callable[[pa.Table], pa.Table]:
-    """The violations of one producer's entries: FOUND, with a row without a kind that counts the
-    findings left out."""
+    """The violations of one producer's entries, as FOUND; one more row, without a kind, counts
+    those not listed."""
 
-    opened: list[LedgerServiceStub] = []  # in the task, for all of its producers
+    opened: list[LedgerServiceStub] = []  # opened in the task, for all of its producers
 
     def look(entries: pa.Table) -> pa.Table:
         entries = entries.sort_by([("ledger_id", "ascending"), ("entry_id", "ascending")])
@@ -296,7 +295,7 @@ def _fields(finding: Finding) -> dict[str, Any]:
 
 
 def ids_of(stub: LedgerServiceStub, logs: Logs, topic: str, position: Position) -> Sequence[int]:
-    """The ids of a batch, by its metadata."""
+    """The ids of a batch, from its metadata."""
     entry = Range(topic, just_before(position), position, 1)
     blocks = read_blocks(stub, entry, timeout_s=logs.timeout_s, metadata=True)
     (metadata,) = (each for run in runs_of(topic, blocks) for each in run.metadata)

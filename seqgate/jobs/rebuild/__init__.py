@@ -7,6 +7,6 @@
                 through the dedup service, or compared with the present state
     screen.py   the report, as text or JSON
 
-A topic is loaded as soon as its wave has folded it, all at once or not at all, so this can be
-killed at any time and run again, and two that run at once do not interfere.
+A topic is loaded as soon as its wave has folded it, whole or not at all. So a rebuild can be killed
+at any time and run again, and two at once do not interfere.
 """

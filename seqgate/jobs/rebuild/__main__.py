@@ -2,11 +2,12 @@
 
 python -m seqgate.jobs.rebuild [TOPIC ...] [--from snapshot|earliest] [--diff] [--dry-run] [--json]
 
-Topics are names and patterns (* and ?); without any, those whose state was lost. Addresses come
-from the options, SEQGATE_LEDGER, SEQGATE_DEDUP and SEQGATE_CURSOR, or the config file of the
-command line. Runs in this process, or on a cluster through spark-submit. Ends with 0 when all is
-well, 1 when a topic failed, differs, or was rebuilt without damaged entries, 2 when it is called
-wrongly, 3 when a service does not answer.
+Topics are names and patterns (* and ?); default: topics whose state was lost. Addresses come from
+the options, SEQGATE_LEDGER, SEQGATE_DEDUP and SEQGATE_CURSOR, or the config file of the command
+line. Runs in this process, or on a cluster through spark-submit.
+
+Exit status: 0: success; 1: a topic failed, differs, or was rebuilt without damaged entries; 2:
+invalid arguments; 3: a service is unreachable.
 """
 
 import argparse
@@ -49,21 +50,21 @@ from seqgate.spark._traced import executor_settings, job
 from seqgate.telemetry import names, spans
 
 ENTRIES_PER_WAVE: Final = 10_000_000
-"""How many entries a Spark job reads, unless asked otherwise or one topic has more."""
+"""The default size of a Spark job; a topic with more entries has one of its own."""
 
 WAVES_AT_A_TIME: Final = 2
 """One reads while another loads."""
 
 TIMEOUT_S: Final = 60.0
-"""How long a service may be away."""
+"""How long a service may be unreachable."""
 
 
 def main(arguments: Sequence[str] | None = None, spark: SparkSession | None = None) -> int:
     """Run the command. Returns its exit status.
 
     Args:
-        arguments: those of the command line, unless given.
-        spark: the session to use; otherwise one is made when there is something to do.
+        arguments: None: those of the command line.
+        spark: the session to use; None: make one if there is work.
     """
     given = _parser().parse_args(arguments)
     source = given.source or (Source.EARLIEST if given.diff else Source.SNAPSHOT)
@@ -118,7 +119,7 @@ def _run(
 def _rebuilt(
     spark: SparkSession, todo: list[Wave], given: argparse.Namespace, services: Services
 ) -> Iterator[list[Result]]:
-    """The results of each wave, as they end."""
+    """Run the waves; yields the results of each as it ends."""
     pool = ThreadPoolExecutor(WAVES_AT_A_TIME)
     try:
         rebuild = spans.threaded(_wave)
@@ -140,7 +141,7 @@ def _rebuilt(
 
 
 def _gist(message: str) -> str:
-    """A summary of a long report of Spark: its first line, and that of the task's exception."""
+    """The first line of a long report of Spark, and that of the task's exception."""
     lines = [line.strip() for line in message.partition("SQLSTATE")[0].splitlines()]
     first, *more = [line for line in lines if line] or ["no reason was given"]
     return f"{first} {more[-1]}" if more else first

@@ -1,4 +1,4 @@
-"""The fold over columns: an entry costs no Python of its own unless it is a chunk or a marker.
+"""The fold over columns: Python code runs per entry only for chunks and markers.
 
 services/dedup/core/fold.py explains why only a producer's last decisive entry counts, and the
 chunks after it.
@@ -32,7 +32,7 @@ PARTIALS: Final = pa.schema(
     }
 )
 """A producer's Partial in one part of a topic's log. `highest` is null without a decisive entry;
-`inside` is JSON where large messages are unfinished. A row without a producer reports that the part
+`inside` is JSON if large messages are unfinished. A row without a producer reports that the part
 was read: the number of its entries, the number of those skipped, and the error, if any."""
 
 
@@ -48,7 +48,6 @@ class ProducerFold:
         self.count = 0
 
     def add(self, entries: Entries) -> None:
-        """Here are the next entries."""
         producer = entries.producers(self._numbers)
         self._grow(len(self._numbers))
         highest = entries.highest
@@ -60,7 +59,7 @@ class ProducerFold:
         self._entries += np.bincount(producer[stored], minlength=len(self._entries))
         self.count += entries.count
 
-        # The last one wins where an index is there more than once.
+        # For a repeated index, the last assignment wins.
         last = np.full(len(self._highest), -1, np.int64)
         deciding = _but([*markers, *(place for place, _ in later)], entries.count)
         last[producer[deciding]] = np.arange(entries.count)[deciding]
@@ -78,7 +77,6 @@ class ProducerFold:
                 self._unfinished[number] = self._partial(number).then(part)
 
     def rows(self, topic: str, part: int) -> pa.RecordBatch:
-        """A row of PARTIALS for each producer."""
         producers = np.flatnonzero(self._entries)
         highest = self._highest[producers]
         inside: pa.Array = pa.nulls(len(producers), pa.string())
@@ -131,7 +129,7 @@ def tally(
 
 
 def partials(rows: pa.Table) -> Iterator[tuple[str, Partial]]:
-    """The producers' parts, in the order of the log for each of them."""
+    """The producers' parts, each producer's in log order."""
     rows = rows.sort_by("part")
     columns = ("producer", "highest", "inside", "last_append_ms", "entries")
     for producer, highest, inside, last_append_ms, entries in zip(
@@ -145,7 +143,7 @@ def partials(rows: pa.Table) -> Iterator[tuple[str, Partial]]:
 
 
 def _but(indexes: list[int], count: int) -> slice | npt.NDArray[np.bool_]:
-    """A mask of so many entries, without these."""
+    """A mask of `count` entries that excludes these."""
     if not indexes:
         return slice(None)
     selected = np.ones(count, np.bool_)

@@ -1,6 +1,6 @@
 """The second half of a wave: a topic's parts are combined, and loaded or compared.
 
-Runs in Spark's tasks, a topic at a time; the result of a topic is a row.
+Runs in Spark's tasks, one topic at a time; a topic's result is a row.
 """
 
 import json
@@ -35,15 +35,15 @@ from seqgate.times import milliseconds, timestamp
 from seqgate.types import Chunk, Position
 
 PAGE_PRODUCERS: Final = 5_000
-"""How many producers a message of LoadState carries."""
+"""The producers per message of LoadState."""
 
 PRODUCERS_MAX: Final = 100_000
-"""How many producers LoadState takes: more than any policy lets a topic remember."""
+"""The most producers that LoadState takes: more than any policy lets a topic remember."""
 
 LIST_PAGE: Final = 10_000
 
 SHOWN_MAX: Final = 1_000
-"""Number of differences listed for a topic."""
+"""The most differences to list for a topic."""
 
 RESULTS: Final = pa.schema({"topic": pa.string(), "result": pa.string()})
 """The result of a topic: a Result as JSON."""
@@ -61,8 +61,8 @@ class Job(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A producer whose mark by the log differs from the one in place; each is an id, or a chunk of
-    one; empty: none."""
+    """A producer whose mark in the log differs from its mark in the state; each is an id, or a
+    chunk of one; empty: none."""
 
     producer: str
     rebuilt: str
@@ -72,10 +72,12 @@ class Difference(NamedTuple):
 class Result(NamedTuple):
     """The result of a topic.
 
-    outcome: "loaded"; "current": the state in place covers as much, or more; "equal" or "different"
-    when comparing; "failed", with reason and message. `left_out` are producers that policy has no
-    room for; `skipped` are entries that could not be read; `forgotten` are producers that the log
-    knows, and deduplication no longer has to.
+    Attributes:
+        outcome: "loaded"; "current": the state already covers as much, or more; "equal" or
+            "different" when comparing; "failed", with reason and message.
+        left_out: producers that policy has no room for.
+        skipped: entries that could not be read.
+        forgotten: producers in the log that deduplication need not remember any more.
     """
 
     topic: str
@@ -94,22 +96,20 @@ class Result(NamedTuple):
 
     @property
     def bad(self) -> bool:
-        """Whether an operator has to look at it."""
+        """Whether an operator must look at it."""
         return self.outcome in ("failed", "different") or self.skipped > 0
 
     def to_json(self) -> str:
-        """For the way back from a task."""
         return json.dumps(self)
 
     @classmethod
     def from_json(cls, text: str) -> "Result":
-        """The reverse."""
         result = cls(*json.loads(text))
         return result._replace(differences=tuple(Difference(*each) for each in result.differences))
 
 
 class State(NamedTuple):
-    """The state of a producer: its marks, and the time of its last activity."""
+    """A producer's marks, and the time of its last activity."""
 
     marks: Marks
     active_ms: int
@@ -120,9 +120,9 @@ class Refused(SeqgateError):
 
 
 def reducer(job: Job) -> Callable[[pa.Table], pa.Table]:
-    """The combination of the rows of one topic."""
+    """A function that combines the rows of one topic."""
 
-    opened: list[Stubs] = []  # in the task, for all of its topics
+    opened: list[Stubs] = []  # opened in the task, for all of its topics
 
     def reduce(rows: pa.Table) -> pa.Table:
         topic: str = rows.column("topic")[0].as_py()
@@ -170,10 +170,10 @@ def finished(stubs: Stubs, job: Job, plan: TopicPlan, rows: pa.Table) -> Result:
 def _states(
     stubs: Stubs, job: Job, plan: TopicPlan, rows: pa.Table
 ) -> tuple[Position, dict[str, State]]:
-    """Where the rebuilt state ends, and each producer's."""
+    """The end of the rebuilt state, and the state of each producer."""
     at, states = _base(stubs, plan)
     if at is None or at <= plan.through:
-        # A base may be newer than the plan: entries that it covers may be folded again.
+        # The base may be newer than the plan: folding entries that it covers again is harmless.
         at = plan.through
         for producer, part in partials(rows):
             _apply(states, producer, part)
@@ -189,8 +189,8 @@ def _states(
 
 
 def is_trimmed(plan: TopicPlan, topic: ledger_pb2.Topic) -> bool:
-    """Whether planned entries were trimmed meanwhile. If a producer's last entry is missing, an
-    earlier one would be taken for it, and all between could be stored again."""
+    """Whether planned entries were trimmed meanwhile. Without a producer's last entry, an earlier
+    one would be taken for it, and all between could be stored again."""
     return start_of(topic) > plan.start
 
 
@@ -247,7 +247,7 @@ def _loaded(
     states: Mapping[str, State],
     result: Result,
 ) -> Result:
-    # A producer of which only chunks without a beginning are stored has no marks.
+    # A producer with only chunks that lack their beginning has no marks.
     kept = [each for each in states.items() if each[1].marks.persisted != NEVER]
     too_many = len(kept) - PRODUCERS_MAX
     if too_many > 0:
@@ -295,10 +295,10 @@ def _pages(
 
 
 def _compared(stubs: Stubs, plan: TopicPlan, states: dict[str, State], result: Result) -> Result:
-    """Compare the state in place with the log.
+    """Compare the state with the log.
 
-    Each producer is listed at some moment between two positions, before and after the list. Entries
-    appended between are folded one by one: any of the marks on the way is accepted.
+    The state of each producer is read at some moment between two positions, taken before and after.
+    Entries appended between them are folded one by one, and each mark on the way is accepted.
     """
     live = _live(stubs, plan.topic)
     status = status_of(stubs, plan.topic)
@@ -337,7 +337,7 @@ def _compared(stubs: Stubs, plan: TopicPlan, states: dict[str, State], result: R
 
 
 def _live(stubs: Stubs, topic: str) -> dict[str, str]:
-    """How far each producer has come that deduplication remembers."""
+    """The mark of each producer that deduplication remembers."""
     live: dict[str, str] = {}
     token = ""
     while True:
@@ -360,7 +360,7 @@ def _live_marks(producer: dedup_pb2.Producer) -> Marks:
 
 
 def _words(marks: Marks) -> str:
-    """How far a producer has come, for people."""
+    """A producer's mark, for people."""
     chunk = marks.persisted_chunk
     if marks.persisted == NEVER:
         return ""

@@ -31,10 +31,10 @@ CALLS_AT_A_TIME: Final = 8
 
 ENTRIES_PER_TASK_MAX: Final = 1_000_000
 ENTRIES_PER_TASK_MIN: Final = 50_000
-"""How many entries a task reads: less only shifts the cost to starting tasks."""
+"""The fewest entries per task: below this, starting tasks costs more than reading."""
 
 TOPIC_COST_ENTRIES: Final = 5_000
-"""The cost of reading a topic besides its entries, in entries: that of a call."""
+"""The cost of a topic besides its entries, in entries: that of a call."""
 
 TOPICS_PER_WAVE_MAX: Final = 1_000
 
@@ -53,7 +53,7 @@ class Source(StrEnum):
 
 
 class Services(NamedTuple):
-    """Where the services are, and how long one may be away, in seconds."""
+    """The services' addresses, and how many seconds one may be unreachable."""
 
     ledger: str
     dedup: str
@@ -62,7 +62,7 @@ class Services(NamedTuple):
 
 
 class Stubs:
-    """A stub for each service. Not shared between processes."""
+    """A stub for each service. Do not share it between processes."""
 
     def __init__(self, services: Services) -> None:
         self.timeout_s = services.timeout_s
@@ -84,8 +84,8 @@ class Stubs:
 
 
 class TopicPlan(NamedTuple):
-    """A topic's log after a snapshot (None: all of it), through the last entry at that time.
-    `start` is the first position read: no entry from there on may be trimmed meanwhile."""
+    """The part of a topic's log after a snapshot (None: all of it), through the last entry at that
+    time. `start` is the first position read: no entry from there on may be trimmed meanwhile."""
 
     topic: str
     incarnation: int
@@ -96,12 +96,11 @@ class TopicPlan(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """How many are read."""
         return sum(each.entries for each in self.ranges)
 
 
 class Untouched(NamedTuple):
-    """A topic that was asked for and has nothing to do, or cannot be planned."""
+    """A requested topic that needs no work, or cannot be planned."""
 
     topic: str
     why: str
@@ -109,7 +108,6 @@ class Untouched(NamedTuple):
 
 
 def status_of(stubs: Stubs, topic: str) -> dedup_pb2.GetTopicStatusResponse:
-    """A topic's status in deduplication."""
     request = dedup_pb2.GetTopicStatusRequest(topic=topic)
     return asked(stubs.dedup.GetTopicStatus, request, stubs.timeout_s)
 
@@ -117,11 +115,11 @@ def status_of(stubs: Stubs, topic: str) -> dedup_pb2.GetTopicStatusResponse:
 def plans(
     stubs: Stubs, wanted: Sequence[str], source: Source, *, comparing: bool
 ) -> Iterator[TopicPlan | Untouched]:
-    """A plan for each topic that these names and patterns mean.
+    """A plan for each topic that these names and patterns select.
 
     Args:
-        wanted: none: the topics that need it; to compare, all that deduplicate.
-        comparing: plan through the position that the state in place covers.
+        wanted: empty: topics that need a rebuild, or when comparing, all that deduplicate.
+        comparing: plan through the position that the state covers.
 
     Raises:
         SeqgateError: the topics cannot be listed.
@@ -152,7 +150,7 @@ def _plan(
     if comparing:
         if confirmed is None or confirmed.ledger_id == 0:  # a replay has only begun
             return Untouched(topic.name, "there is no state to compare with")
-        # Entries appended since the topics were listed count as well.
+        # Include entries appended since the topics were listed.
         request = ledger_pb2.GetTopicRequest(topic=topic.name)
         topic = asked(stubs.ledger.GetTopic, request, stubs.timeout_s).topic
         through = confirmed
@@ -176,7 +174,7 @@ def _plan(
 
 
 def start_of(topic: ledger_pb2.Topic) -> Position:
-    """Where a topic's log begins: as long as it stays, nothing is trimmed."""
+    """The beginning of a topic's log: until it changes, nothing is trimmed."""
     if topic.HasField("first"):
         return position_of(topic.first)
     return _after(position_of(topic.last)) if topic.HasField("last") else Position(0, 0)
@@ -187,20 +185,20 @@ def _after(position: Position) -> Position:
 
 
 def snapshot_position(stubs: Stubs, topic: ledger_pb2.Topic, through: Position) -> Position | None:
-    """Where the newest snapshot is, if the log can be folded on top of it."""
+    """The position of the newest snapshot, if the log can be folded on top of it."""
     found = read_snapshot(stubs, topic.name, topic.incarnation)
     if found is None or found[0] > through:
         return None
     base = found[0]
-    # If entries after it were trimmed, the ledger's list of those producers knows more.
+    # If entries after it were trimmed, the ledger's list of trimmed producers knows more.
     first = position_of(topic.first) if topic.HasField("first") else None
     follows = first is None or first <= base._replace(entry_id=base.entry_id + 1)
     return base if follows and (first is not None or base == through) else None
 
 
 def read_snapshot(stubs: Stubs, topic: str, incarnation: int) -> tuple[Position, Snapshot] | None:
-    """The newest snapshot of a topic, and where it is; None: there is none of this incarnation, or
-    it cannot be understood."""
+    """The newest snapshot of a topic, with its position; None: this incarnation has none, or it is
+    unreadable."""
     request = cursor_pb2.GetCursorRequest(topic=topic, cursor=DEDUP_CURSOR)
     try:
         cursor = asked(stubs.cursor.GetCursor, request, stubs.timeout_s).cursor
@@ -218,20 +216,19 @@ def read_snapshot(stubs: Stubs, topic: str, incarnation: int) -> tuple[Position,
 
 
 class Wave(NamedTuple):
-    """Topics that are rebuilt by one Spark job, and the parts of its tasks."""
+    """The topics of one Spark job, and the parts of its tasks."""
 
     topics: list[TopicPlan]
     tasks: list[list[Part]]
 
     @property
     def entries(self) -> int:
-        """How many are read."""
         return sum(each.entries for each in self.topics)
 
 
 def waves(topics: Iterable[TopicPlan], entries_max: int, cores: int) -> list[Wave]:
-    """Topics, gathered up to so many entries a wave; a topic is never divided. Those with few
-    entries come first, so that most topics are back soon."""
+    """Gather topics into waves of up to so many entries; a topic is never divided. Small topics
+    come first, so that most topics are back soon."""
     gathered: list[list[TopicPlan]] = []
     entries = 0
     for topic in sorted(topics, key=lambda each: (each.entries, each.topic)):

@@ -18,7 +18,7 @@ WIDTH: Final = 160
 
 
 class Screen:
-    """Results go to standard output; progress and problems, to standard error."""
+    """Prints results to standard output; progress and problems to standard error."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._json = as_json
@@ -50,12 +50,10 @@ class Screen:
         self._progress.stop()
 
     def begin(self, topics: int) -> None:
-        """So many topics are to be done."""
         self._of_topics = topics
         self._task = self._progress.add_task("", total=topics, entries=0, rate=0)
 
     def planned(self, plan: TopicPlan) -> None:
-        """Report the plan for a topic."""
         base = "the beginning" if plan.base is None else f"the snapshot at {plan.base}"
         self._out(
             {
@@ -69,11 +67,10 @@ class Screen:
         )
 
     def untouched(self, topic: Untouched) -> None:
-        """Report a topic that is left unchanged, with the reason."""
         self._out({"kind": "untouched", **topic._asdict()}, f"{topic.topic}: {topic.why}")
 
     def wave(self, results: list[Result]) -> None:
-        """These topics are done."""
+        """Report the topics that a wave finished."""
         self._topics += len(results)
         self._entries += sum(each.entries for each in results)
         rate = round(self._entries / max(time.monotonic() - self._started, 0.001))
@@ -86,7 +83,6 @@ class Screen:
             )
 
     def summary(self, results: list[Result], untouched: list[Untouched]) -> None:
-        """All of it."""
         counts: dict[str, int] = {}
         for each in results:
             counts[each.outcome] = counts.get(each.outcome, 0) + 1

@@ -1,4 +1,5 @@
-"""A wave: each task reads its ranges and folds them; then each topic's parts come together."""
+"""The first half of a wave: tasks read and fold ranges, and each topic's parts are brought
+together."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,7 @@ from seqgate.types import Position
 
 
 class Part(NamedTuple):
-    """A range of a topic's log, and which of the topic's ranges it is; None: an empty one."""
+    """A range of a topic's log, and its number among the topic's ranges; None: an empty one."""
 
     topic: str
     number: int
@@ -37,7 +38,7 @@ class Reading(NamedTuple):
 
 
 def frame(spark: SparkSession, reading: Reading) -> DataFrame:
-    """The partials of a wave, one row a (topic, part, producer). (A DataSource does the same, and
+    """The partials of a wave, one row per (topic, part, producer). (A DataSource does the same, but
     starts a Python process to plan each wave.)"""
 
     def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -58,7 +59,7 @@ def reduced(
     tasks: int,
     handed: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """The results of `make` on the rows of each topic. (groupBy and applyInArrow do the same, and
+    """The results of `make` on the rows of each topic. (groupBy and applyInArrow do the same, but
     take a third more processor time.)"""
 
     def reduce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -71,7 +72,7 @@ def reduced(
 
 
 def by_topic(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The rows of one topic after the other; they come sorted by topic."""
+    """The rows of each topic; the batches are sorted by topic."""
     gathered: list[pa.RecordBatch] = []
     current: str | None = None
     for batch in batches:
@@ -108,10 +109,10 @@ def folded(stub: LedgerServiceStub, part: Part, reading: Reading) -> Iterator[pa
 
 
 def _fold(fold: ProducerFold, stub: LedgerServiceStub, wanted: Range, reading: Reading) -> int:
-    """Show a range to the fold. Returns how many entries were skipped because they are damaged.
+    """Fold a range. Returns the number of entries skipped because they are damaged.
 
     Raises:
-        SeqgateError: some cannot be read.
+        SeqgateError: an entry cannot be read for another reason.
     """
     skipped = 0
     while True:
@@ -133,8 +134,8 @@ def _fold(fold: ProducerFold, stub: LedgerServiceStub, wanted: Range, reading: R
 
 
 def _damage(error: SeqgateError, wanted: Range) -> tuple[Position, int] | None:
-    """The entry after which to continue, and the number of lost ones; None: the error is not due to
-    a damaged entry."""
+    """The entry after which to continue, and the number of lost ones; None: the error is not caused
+    by a damaged entry."""
     if error.reason != "ENTRY_CORRUPT" or "entry_id" not in error.details:
         return None
     ledger_id, last = int(error.details["ledger_id"]), int(error.details["entry_id"])
