@@ -1,10 +1,10 @@
 """The command line `seqgate`. It needs the extra `cli`: pip install 'seqgate[cli]'.
 
-_main.py names the commands, and each group has a module. _command.py makes a command of an async
-function: it adds the shared options, parses the arguments (_arguments.py), resolves the settings
-(_settings.py) and maps errors to exit codes (_failure.py). A command calls services by their
-requests (_service.py), turns responses into records (_wire.py), and prints these as tables for
-people or as JSON for programs (_output.py).
+_main.py registers the commands; each group has a module. _command.py turns an async function into a
+command: it adds the shared options, parses the arguments (_arguments.py), resolves the settings
+(_settings.py) and maps errors to exit codes (_failure.py). A command sends requests to services
+(_service.py), turns responses into records (_wire.py), and prints these as tables for people or as
+JSON for programs (_output.py).
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""Arguments as people write them: names, keys, properties, and places in a topic.
+"""Parses arguments: names, keys, properties, and places in a topic.
 
-Each function here raises WrongUsage for a text that cannot be what it parses.
+Each parser raises WrongUsage for an invalid text.
 """
 
 import base64
@@ -28,11 +28,11 @@ from seqgate.types import (
 def _name(
     check: Callable[[str], str], *, reason: str, of: str = "", detail: str | None = None
 ) -> Callable[[str], str]:
-    """Parses a name.
+    """Make a parser of names.
 
     Args:
         of: stands before the message of `check`.
-        detail: the field of the details that has the text.
+        detail: the field of the details with the text.
     """
 
     def parse(text: str) -> str:
@@ -64,12 +64,11 @@ Subscription = Annotated[str, argument("NAME", "The subscription.", parse=subscr
 
 
 def key_from_text(key: str) -> bytes:
-    """A key; bytes of the command line that are not UTF-8 are kept."""
+    """A text key; bytes of the command line that are not UTF-8 are kept."""
     return key.encode(errors="surrogateescape")
 
 
 def key_from_base64(option: str, text: str) -> bytes:
-    """A key that is given as base64."""
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:
@@ -77,7 +76,7 @@ def key_from_base64(option: str, text: str) -> bytes:
 
 
 def properties_of(option: str, given: Sequence[str]) -> dict[str, str]:
-    """The properties that a repeatable option sets, each as NAME=VALUE."""
+    """The properties of a repeatable option, each as NAME=VALUE."""
     found = {}
     for each in given:
         name, equals, value = each.partition("=")
@@ -100,7 +99,7 @@ ID_EXPECTED: Final = "a message id (LEDGER:ENTRY, or as printed by read)"
 
 
 def place(option: str, text: str) -> Place:
-    """Earliest, latest, the message that will be the next one, or a time."""
+    """Earliest, latest, the id of the next message, or a time."""
     match text:
         case "earliest" | "latest":
             return text
@@ -112,7 +111,7 @@ def place(option: str, text: str) -> Place:
 
 
 def cursor_place(option: str, text: str) -> MessageId | str:
-    """Earliest, latest, or the message that will be the next one."""
+    """Earliest, latest, or the id of the next message."""
     if text in (EARLIEST, LATEST):
         return text
     found = _id(text)
@@ -122,12 +121,11 @@ def cursor_place(option: str, text: str) -> MessageId | str:
 
 
 def start(option: str, text: str) -> common_pb2.Start:
-    """The same, as the service takes it."""
+    """A `place`, encoded for the service."""
     return start_to_wire(place(option, text))
 
 
 def message_id(option: str, text: str) -> MessageId:
-    """A message."""
     found = _id(text)
     if found is None:
         raise _wrong(option, ID_EXPECTED, text)
@@ -135,7 +133,7 @@ def message_id(option: str, text: str) -> MessageId:
 
 
 def first_entry(found: MessageId) -> tuple[Position, int]:
-    """The entry that a message begins in, and its place in its batch."""
+    """The first entry of a message, and the message's index in its batch."""
     if isinstance(found, ChunkMessageId):
         return found.first_chunk.position, -1
     return found.position, found.batch_index
@@ -154,7 +152,7 @@ def _time(text: str) -> datetime | None:
         moment = datetime.fromisoformat(text)
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         start_to_wire(moment)
-    except (ValueError, OverflowError, InvalidRequestError):  # no time, or before 1970
+    except (ValueError, OverflowError, InvalidRequestError):  # not a time, or before 1970
         return None
     return moment
 

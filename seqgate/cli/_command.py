@@ -1,8 +1,8 @@
-"""A coroutine function as a command.
+"""Turns an async function into a command.
 
-A command is given a Run, and then its own arguments, each parsed; it returns its exit code, or
-nothing if that is 0. The options that every command takes are those of _shared: they may stand
-before the command, after its group, or after the command, where the last one wins.
+The function gets a Run, and then the command's own arguments, parsed; it returns the exit code, or
+None for 0. Every command takes the options of _shared: before the command, after its group, or
+after the command; the last one wins.
 """
 
 import asyncio
@@ -34,7 +34,6 @@ from seqgate.errors import SeqgateError
 from seqgate.telemetry import TelemetrySettingError, names, spans, tracing
 
 Work = Callable[..., Coroutine[Any, Any, int | None]]
-"""A command."""
 
 Command = TypeVar("Command", bound=Work)
 
@@ -64,7 +63,7 @@ def _shared(
 SHARED: Final = list(inspect.signature(_shared).parameters.values())
 
 Given = Mapping[str, Any]
-"""Options or arguments that are given, by name."""
+"""The given options or arguments, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class Run:
 
 
 def group(text: str, *own: inspect.Parameter) -> typer.Typer:
-    """Commands that belong together. `own` are options of the group's own; their callbacks act."""
+    """A group of commands. `own` are the group's own options, whose callbacks do their work."""
     app = typer.Typer(
         help=text,
         rich_markup_mode=None,
@@ -128,8 +127,8 @@ def _run(options: Given, name: str, function: Work, arguments: Given) -> int:
 
 @contextmanager
 def _traced(name: str) -> Iterator[Span]:
-    """Record spans, if OTEL_* ask for it, below one of the command's own, which continues the trace
-    of TRACEPARENT if that is set.
+    """Record spans if OTEL_* enable it. The command's span continues the trace of TRACEPARENT, if
+    that is set.
 
     Raises:
         InvalidSettings: an OTEL_* variable is invalid.
@@ -143,8 +142,6 @@ def _traced(name: str) -> Iterator[Span]:
 
 
 def _done(options: Given, output: Output, function: Work, arguments: Given, span: Span) -> int:
-    """Do a command's work. Returns the exit code."""
-
     async def work(given: Given) -> int:
         async with Services(settings) as services:
             return await function(Run(settings, output, services), **given) or DONE

@@ -1,4 +1,4 @@
-"""`seqgate consume`: a subscription's messages, each acknowledged when it is written."""
+"""`seqgate consume`: prints and acknowledges a subscription's messages."""
 
 import asyncio
 from enum import StrEnum
@@ -18,7 +18,7 @@ from seqgate.client._subscribing import Place
 from seqgate.errors import CorruptMessageError
 
 QUEUE_MESSAGES: Final = 1_000
-"""How many messages are taken before they are written."""
+"""The most messages to receive before they are written."""
 
 
 class Type(StrEnum):
@@ -50,11 +50,11 @@ async def consume(
         parse=partial(place, "--start"),
     ),
 ) -> int:
-    """Consume from a subscription: print messages as `read` does, and acknowledge each one once
-    it is printed.
+    """Consume from a subscription: print messages as `read` does, and acknowledge each one once it
+    is printed.
 
     Waits for new messages. When the command ends, also on an interrupt, all acknowledgements are
-    durable, and unprinted messages are delivered to other consumers.
+    durable, and unprinted messages go to other consumers.
     """
     settings = run.settings
     target = settings.dispatcher.value
@@ -81,7 +81,7 @@ async def consume(
 
 
 class _Taking:
-    """Messages on their way to the output, and acknowledgements on theirs back."""
+    """Prints messages and acknowledges them once they are printed."""
 
     def __init__(self, run: Run, consumer: Consumer, left_out: LeftOut) -> None:
         self._output = run.output
@@ -92,17 +92,17 @@ class _Taking:
         self._stale = 0
 
     async def run(self, count: int | None) -> int:
-        """Take so many; None: for ever. Returns the exit code.
+        """Receive `count` messages; None: no limit. Returns the exit code.
 
         Raises:
             OutputClosed: the output is closed. Messages not written are not acknowledged.
-            SeqgateError: what ended the consumer.
+            SeqgateError: the error that ended the consumer.
         """
         code = DONE
         while count is None or count > 0:
             try:
                 message = await self._consumer.receive()
-            except CorruptMessageError as error:  # it was refused, and may come again
+            except CorruptMessageError as error:  # it was refused, and may be redelivered
                 self._output.error(error)
                 code = REFUSED
                 continue

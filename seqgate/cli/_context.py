@@ -1,4 +1,4 @@
-"""`seqgate context`: the services that a command calls, and the sources of their addresses."""
+"""`seqgate context`: shows the services that commands call, and the sources of their addresses."""
 
 import os
 

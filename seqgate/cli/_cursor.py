@@ -1,4 +1,4 @@
-"""`seqgate cursor`: cursors, the acknowledged positions of readers."""
+"""`seqgate cursor`: manages cursors, the acknowledged positions of readers."""
 
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from seqgate.client import EARLIEST, LATEST, MessageId
 from seqgate.types import Position
 
 HOLES_SHOWN: Final = 20
-"""How many runs of entries and batches `show` names; it counts all of them."""
+"""The most ranges and batches that `show` lists; it counts all of them."""
 
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 """The largest file that `import` reads, in bytes."""
@@ -66,9 +66,9 @@ async def ls(
 
 @command(app, "show")
 async def show(run: Run, topic: Topic, name: Cursor) -> None:
-    """Show a cursor: its position, what is acknowledged beyond it, its properties and its lease.
+    """Show a cursor: its position, acknowledgements beyond it, its properties and its lease.
 
-    Beyond the position, the first 20 acknowledged ranges and batches are listed.
+    At most 20 acknowledged ranges and batches beyond the position are listed.
     """
     found = await run.services.call(pb.GetCursorRequest(topic=topic, cursor=name))
     page = await run.services.call(
@@ -97,9 +97,9 @@ async def create(
 ) -> None:
     """Create a cursor. An existing one is left unchanged.
 
-    With latest, everything up to the last message, which the ledger service is asked for, counts
-    as acknowledged; with an id, everything before that message. For a message in a batch, delivery
-    starts with the whole batch; for a large message, with its first chunk.
+    With an id, everything before that message counts as acknowledged. For a message in a batch,
+    delivery starts with the whole batch; for a large message, with its first chunk. With latest,
+    everything up to the last message that the ledger service has counts as acknowledged.
     """
     mark_delete = await _before(run, topic, at)
     answer = await run.services.call(
@@ -126,8 +126,7 @@ async def reset(
 
     With an id, everything before that message counts as acknowledged. For a message in a batch,
     delivery starts with the whole batch; for a large message, with its first chunk. With latest,
-    everything up to the last message, which the ledger service is asked for, counts as
-    acknowledged.
+    everything up to the last message that the ledger service has counts as acknowledged.
     """
     mark_delete = await _before(run, topic, to)
     answer = await run.services.call(
@@ -166,8 +165,8 @@ async def import_(
 ) -> None:
     """Create a cursor from Pulsar's records of one.
 
-    If the cursor was not closed cleanly, its latest state is in its cursor ledger: pass that
-    ledger's last entry as POSITION_FILE.
+    If the cursor was not closed cleanly, its cursor ledger has the latest state: pass that ledger's
+    last entry as POSITION_FILE.
     """
     request = pb.ImportManagedCursorRequest(
         topic=topic,
@@ -201,7 +200,7 @@ def _write(file: Path, data: bytes) -> None:
 
 
 async def _before(run: Run, topic: str, place: MessageId | str) -> common_pb2.Position | None:
-    """The last entry before a place. Before the first one of a ledger lies the last one of an
+    """The last entry before a place. Before the first entry of a ledger, that is the last one of an
     earlier ledger, which only the ledger service knows."""
     match place:
         case MessageId(ledger_id=ledger_id, entry_id=entry_id) if entry_id > 0:

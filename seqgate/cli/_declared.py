@@ -1,7 +1,7 @@
 """Declarations of a command's arguments and options.
 
 A declaration is the default of a parameter, or an annotation of its type if several commands share
-it. The command is given the parsed value:
+it. The command gets the parsed value:
 
     async def trim(run: Run, topic: Topic, before: MessageId = argument("BEFORE", ..., parse=...))
 """
@@ -16,7 +16,7 @@ import typer
 from typer.models import OptionInfo
 
 REQUIRED: Final = inspect.Parameter.empty
-"""The default of an argument or option that must be given."""
+"""The default of a required argument or option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,10 @@ class Declared:
 
     Attributes:
         info: its flags, metavar, help and bounds, for typer.
-        default: as written on a command line, and parsed as if given; None: not given. The default
-            of a parameter with an annotation is a value already, and not parsed.
-        parse: makes a value of what is given; raises WrongUsage. None: the value itself.
-        raw: the type of what is given to `parse`.
+        default: in the form of the command line, and parsed; None: not given. The default of an
+            annotated parameter is a parsed value already.
+        parse: parses the value, or raises WrongUsage. None: use the value unchanged.
+        raw: the type that `parse` takes.
     """
 
     info: Any
@@ -46,7 +46,7 @@ def argument(
     raw: Any = str,
     **how: Any,
 ) -> Any:
-    """An argument; its help does not name the default. `how` is for typer."""
+    """An argument; its help does not show the default. `how` is for typer."""
     info = typer.Argument(metavar=metavar, help=text, **{"show_default": False, **how})
     return Declared(info, default, parse, raw)
 
@@ -78,7 +78,6 @@ def flag(text: str, *flags: str, **how: Any) -> Any:
 def parsed_arguments(
     function: Callable[..., object], arguments: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """The arguments as the command takes them."""
     found = dict(arguments)
     for name, parameter in inspect.signature(function).parameters.items():
         declared = _declared(parameter)
@@ -95,7 +94,7 @@ def _declared(parameter: inspect.Parameter) -> Declared | None:
 
 
 def plain(parameter: inspect.Parameter) -> inspect.Parameter:
-    """A parameter of a command as typer knows it: not parsed yet."""
+    """A command's parameter in the form that typer takes, not parsed yet."""
     declared = _declared(parameter)
     assert declared is not None, parameter
     is_own = parameter.default is declared or parameter.default is REQUIRED

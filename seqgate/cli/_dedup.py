@@ -1,4 +1,4 @@
-"""`seqgate dedup`: the state of deduplication, and its verdicts explained."""
+"""`seqgate dedup`: shows deduplication state, and explains verdicts."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ async def status(run: Run, topic: Topic) -> None:
 async def producers(run: Run, topic: Topic) -> None:
     """List the producers that a topic tracks, and the last sequence id of each.
 
-    JSON output is unordered, and may list a producer twice if it publishes meanwhile.
+    JSON output is unordered, and may repeat a producer that publishes meanwhile.
     """
     columns: Columns = {
         "PRODUCER": "producer",
@@ -82,9 +82,9 @@ async def explain(
         "SEQUENCE_ID", "The message's sequence id.", min=0, max=SEQUENCE_ID_MAX
     ),
 ) -> None:
-    """Explain the verdict that a message would get now, and what would happen to it. Read-only.
+    """Explain the verdict on a message sent now, and what would happen to it. Read-only.
 
-    If the ledger answers, also show whether and where the log holds the message, and its trace.
+    If the ledger answers, also show whether and where the log has the message, and its trace.
     """
     found: pb.ExplainResponse = await run.services.call(
         pb.ExplainRequest(topic=topic, producer_name=producer, sequence_id=sequence_id)
@@ -134,7 +134,7 @@ async def explain(
 async def snapshot(run: Run, topic: Topic) -> None:
     """Take a snapshot of the state now, into the topic's cursor seqgate.dedup.
 
-    The service takes snapshots by itself; a fresh one shortens the next replay.
+    The service takes snapshots automatically; a fresh one shortens the next replay.
     """
     taken = record(await run.services.call(pb.TakeSnapshotRequest(topic=topic)))
     shown = {"topic": topic, "snapshot": taken["position"], "producers": taken["producers"]}
@@ -147,15 +147,14 @@ async def snapshot(run: Run, topic: Topic) -> None:
 
 
 def status_record(topic: str, found: pb.GetTopicStatusResponse) -> dict[str, Any]:
-    """A topic's status, for a program."""
     return {"topic": topic, **record(found), "policy": policy_record(found.policy)}
 
 
 async def _standing(
     run: Run, topic: str, producer: str, sequence_id: int, explained: pb.ExplainResponse
 ) -> Standing:
-    """The verdict of deduplication and the message's fate in the log, which is unknown if the
-    ledger service does not answer or does not have the topic."""
+    """The message's deduplication verdict and its fate in the log, which is unknown if the ledger
+    service is unreachable or does not have the topic."""
     request = ledger_pb2.FindMessageRequest(
         topic=topic, producer_name=producer, sequence_id=sequence_id
     )
@@ -188,7 +187,7 @@ def _fate_shown(fate: str | None, message_id: str | None) -> str:
 
 
 def _unfinished(producer: pb.Producer) -> dict[str, Any] | None:
-    """The large message that is stored in part."""
+    """The large message that is partly stored."""
     if not producer.HasField("unfinished"):
         return None
     chunk = producer.unfinished.last_chunk
@@ -208,5 +207,5 @@ def _unfinished_shown(unfinished: dict[str, Any] | None) -> str | None:
 
 
 def _value(value: dict[str, Any]) -> str:
-    """A value of a policy, and its level."""
+    """A value of a policy, and the level that sets it."""
     return f"{text_shown(value['value'])} (set by: {words(value['source'])})"

@@ -1,9 +1,9 @@
 """Errors of the command line, and exit codes.
 
-  0   done
-  1   a service refused, or a message was not stored
-  2   the command line, its settings or its input is wrong
-  3   a service does not answer, or not in time: trying again may help
+  0   success
+  1   a service refused the request, or a message was not stored
+  2   the command line, its settings or its input is invalid
+  3   a service is unreachable, or timed out: a retry may help
 130   interrupted
 """
 
@@ -44,7 +44,6 @@ class OutputFailed(SeqgateError):
 
 
 def exit_code(error: SeqgateError) -> int:
-    """The exit code of a command that ended with this error."""
     match error:
         case WrongUsage():
             return WRONG
@@ -55,6 +54,6 @@ def exit_code(error: SeqgateError) -> int:
 
 
 def reason_of(error: SeqgateError) -> str:
-    """Its reason; where no service gave one, the name of its kind."""
+    """The error's reason, or else its class name in the same form."""
     kind = type(error).__name__.removesuffix("Error")
     return error.reason or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).upper()

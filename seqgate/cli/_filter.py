@@ -24,7 +24,7 @@ from seqgate.errors import UnavailableError
 from seqgate.times import milliseconds
 
 BATCH_MAX: Final = 1_000
-"""How many entries are sent at a time, at most: as many as there are."""
+"""The most entries per batch."""
 
 app = group("Check and try out filter expressions.")
 
@@ -48,7 +48,7 @@ async def check(run: Run, expression: Expression) -> int:
     """Check that an expression is a valid filter, and show what it reads and costs.
 
     A filter returns a bool (false rejects the entry) or a duration (above zero, the entry is
-    evaluated again after it). Exits with 1 and the place of the error if it is invalid.
+    evaluated again after it). If it is invalid, shows the position of the error and exits with 1.
     """
     found: pb.CompileResponse = await run.services.call(pb.CompileRequest(expression=expression))
     if found.HasField("faults"):
@@ -162,7 +162,7 @@ def _names_shown(names: list[str] | None) -> str:
 
 
 def _fault(expression: str, fault: pb.Fault) -> str:
-    """A fault, and the place of it in the expression."""
+    """A fault, with its position in the expression."""
     line = expression.split("\n")[fault.line - 1].replace("\t", " ")
     said = f"line {fault.line}, column {fault.column}: {shown(fault.message)}"
     return f"{said}\n  {shown(line)}\n  {' ' * (fault.column - 1)}^"
@@ -172,11 +172,11 @@ def _fault(expression: str, fault: pb.Fault) -> str:
 
 
 Numbered = tuple[int, EntryMetadata]
-"""An entry, and the number of its line."""
+"""A line's number, and the entry on it."""
 
 
 async def _batches(file: FileIO) -> AsyncGenerator[list[Numbered], None]:
-    """The entries of a file, as many at a time as have come meanwhile."""
+    """The entries of a file, in batches of those that have arrived."""
     waiting: asyncio.Queue[Numbered | None] = asyncio.Queue(BATCH_MAX)
 
     async def read() -> None:
@@ -212,7 +212,7 @@ Judge = Any
 
 @asynccontextmanager
 async def _judge(run: Run, chain: pb.Chain) -> AsyncIterator[Judge]:
-    """A stream that knows the chain."""
+    """Open a stream for evaluating the chain."""
     target, timeout_s = run.settings.filter.value, run.settings.timeout_s
     call = run.services.stub("filter").Evaluate()
 
@@ -242,15 +242,12 @@ async def _judge(run: Run, chain: pb.Chain) -> AsyncIterator[Judge]:
 
 
 class _Listing:
-    """Outcomes as they come."""
-
     def __init__(self, output: Output) -> None:
         self.failed = 0
         self._output = output
         self._begun = False
 
     def add(self, line: int, outcome: pb.FilterOutcome) -> None:
-        """Write one more."""
         self.failed += outcome.HasField("failure")
         said = outcome_record(outcome)
         if self._output.json:
@@ -264,7 +261,6 @@ class _Listing:
 
 
 def outcome_record(outcome: pb.FilterOutcome) -> dict[str, Any]:
-    """The outcome for an entry, for a program."""
     is_failure = outcome.HasField("failure")
     return {
         "verdict": None if is_failure else enum_name(pb.FilterVerdict, outcome.verdict),

@@ -1,9 +1,9 @@
-"""Commands that are jobs of their own: a process that this one starts and waits for.
+"""Commands that start a job, a process of its own, and wait for it.
 
 They need the extra `spark`; each is also `python -P -m` of its module, with the same options.
 
-A job runs our code with the operator's settings in any folder: neither it nor Spark's workers
-import modules from the current folder.
+A job runs in any folder with the operator's credentials, so neither it nor Spark's workers import
+modules from the current folder.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ AUDIT: Final = "seqgate.jobs.audit"
 
 
 def _expanded(topics: Sequence[str]) -> list[str]:
-    """Topics as people write them, and patterns as they stand."""
+    """Expand topic names; leave patterns unchanged."""
     return [each if set(each) & set("*?") else topic_name(each) for each in topics]
 
 
@@ -64,8 +64,7 @@ async def rebuild(
 ) -> int:
     """Rebuild deduplication state from the log, with Spark.
 
-    Without TOPIC, all topics that need it. Safe to interrupt, to repeat, and to run twice at
-    once.
+    Default: all topics that need it. Safe to interrupt, to repeat, and to run twice at once.
     """
     options = ["--dry-run"] * dry_run + ["--replace"] * replace
     options += ["--from", "earliest"] * from_earliest
@@ -95,7 +94,7 @@ async def audit(
 ) -> int:
     """Prove from the log alone that nothing is stored twice, with Spark.
 
-    Exits with 1 if something is, or if a producer's messages are out of order.
+    Exits with 1 if a message is stored twice, or a producer's messages are out of order.
     """
     options = [] if parquet is None else ["--parquet", parquet]
     return await _job(AUDIT, ["--ledger", run.settings.ledger.value, *options], run, topics)
@@ -136,8 +135,8 @@ async def _job(
 
 
 def _modules() -> dict[str, str]:
-    """The variables by which a job and Spark's workers find modules: in the installation, or in the
-    checkout that this command is from, and never in the current folder."""
+    """The variables by which a job and Spark's workers import modules: from the installation or the
+    checkout of this command, never from the current folder."""
     root = str(Path(seqgate.__file__).resolve().parents[1])
     given = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     if root not in given and root not in sysconfig.get_paths().values():

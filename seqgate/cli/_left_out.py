@@ -1,7 +1,7 @@
 """Counts the chunks that a reader skips.
 
 A reader drops chunks for two kinds of reasons. Some never make a message, and are skipped for good.
-Others were only not kept, and are read after all with the last chunk of their message: a reader
+Others were dropped only for now, and are read again with the last chunk of their message: a reader
 that starts in the middle of a large message skips nothing.
 """
 
@@ -18,43 +18,41 @@ FINAL: Final = (
     DropReason.DUPLICATE,
     DropReason.CORRUPT,
 )
-"""Why chunks never make a message."""
+"""Reasons of chunks that never make a message."""
 
 UNFINISHED_MAX: Final = 1_000
-"""How many messages are remembered of which chunks were not kept."""
+"""The most messages with dropped chunks to remember."""
 
 
 class LeftOut:
-    """Counts chunks, by reason."""
-
     def __init__(self) -> None:
         self._for_good = Counter[DropReason]()
         self._unfinished: dict[tuple[str, int], Counter[DropReason]] = {}
 
     def add(self, dropped: Dropped) -> None:
-        """Chunks were let go."""
+        """Count dropped chunks."""
         count = len(dropped.positions)
         if dropped.reason in FINAL:
             self._for_good[dropped.reason] += count
             return
         message = (dropped.producer, dropped.sequence_id)
         self._unfinished.setdefault(message, Counter())[dropped.reason] += count
-        if len(self._unfinished) > UNFINISHED_MAX:  # the oldest will hardly come any more
+        if len(self._unfinished) > UNFINISHED_MAX:  # the oldest is unlikely to be completed
             self._for_good += self._unfinished.pop(next(iter(self._unfinished)))
 
     def came(self, message: Message) -> None:
-        """A message was read, whole."""
+        """Uncount the chunks of a message that was read whole."""
         self._unfinished.pop((message.producer_name, message.sequence_id), None)
 
     @property
     def counts(self) -> Mapping[DropReason, int]:
-        """How many are left out, in the order of the reasons."""
+        """The chunks left out, by reason."""
         counts = sum(self._unfinished.values(), self._for_good)
         return {reason: counts[reason] for reason in DropReason if counts[reason]}
 
 
 def tell_left_out(output: Output, left_out: LeftOut) -> None:
-    """Say on standard error what was left out, if anything was."""
+    """Report on standard error what was left out, if anything."""
     counts = {reason.name.lower(): count for reason, count in left_out.counts.items()}
     if not counts:
         return

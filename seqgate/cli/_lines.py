@@ -1,4 +1,4 @@
-"""The lines of a file, a pipe or a terminal, as they come; or all of it at once."""
+"""Reads a file, a pipe or a terminal: line by line as they arrive, or whole."""
 
 import asyncio
 import os
@@ -22,10 +22,10 @@ _BLOCK_BYTES: Final = 64 * 1024
 
 
 def open_input(text: str) -> FileIO:
-    """A file, or standard input for "-", unbuffered: available bytes are read at once.
+    """Open a file, or standard input for "-", unbuffered: available bytes are read immediately.
 
     Raises:
-        InvalidInput: there is none.
+        InvalidInput: it cannot be opened.
     """
     if text != "-":
         try:
@@ -40,8 +40,8 @@ def open_input(text: str) -> FileIO:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Have Ctrl-C interrupt a blocking call, such as the opening of a pipe that has no writer yet:
-    the handler of the event loop cancels a task, which only takes effect at an await."""
+    """Let Ctrl-C interrupt a blocking call, such as opening a pipe without a writer. The event
+    loop's handler would cancel a task, which only takes effect at an await."""
     handler = signal.getsignal(signal.SIGINT)
     if callable(handler):
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -52,7 +52,7 @@ def _interruptible() -> Iterator[None]:
 
 
 async def numbered_lines(descriptor: int) -> AsyncGenerator[tuple[int, bytes], None]:
-    """The lines that are not blank, counted from 1. Holds one block and one line at a time.
+    """The lines that are not blank, numbered from 1. Holds one block and one line at a time.
 
     Raises:
         InvalidInput: reading fails, or a line is too long.
@@ -66,10 +66,10 @@ async def numbered_lines(descriptor: int) -> AsyncGenerator[tuple[int, bytes], N
 
 
 async def whole(descriptor: int) -> AsyncGenerator[tuple[None, bytes], None]:
-    """All that there is, as one piece, which no line's number belongs to.
+    """The whole input as one piece, without a line number.
 
     Raises:
-        InvalidInput: reading fails, or there is too much.
+        InvalidInput: reading fails, or the input is too large.
     """
     parts: list[bytes] = []
     size_bytes = 0
@@ -97,13 +97,13 @@ async def _lines(descriptor: int) -> AsyncGenerator[bytes, None]:
 
 
 async def _block(descriptor: int) -> bytes:
-    """The bytes that can be read now, at most a block; none at the end."""
+    """Wait for bytes, and read at most a block; empty at the end."""
     while True:
         await _readable(descriptor)
         try:
             return os.read(descriptor, _BLOCK_BYTES)
         except BlockingIOError:
-            continue  # another process took it
+            continue  # another process read it
         except OSError as error:
             raise InvalidInput(f"reading failed: {error.strerror}") from error
 

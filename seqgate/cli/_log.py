@@ -1,9 +1,8 @@
-"""Where are entries in a topic's log?
+"""Finds entries in a topic's log.
 
-Entries are numbered from 0 in each ledger, and how many a ledger has only its reader knows. But
-how many entries follow a position is a count that never grows as the position moves on, so a
-position that is followed by enough of them is found by halving: first among the ledgers, then
-inside one.
+Entries are numbered from 0 in each ledger, and only reading a ledger shows how many it has. But the
+number of entries that follow a position never grows as the position moves on, so binary search
+finds a position with enough followers: first among the ledgers, then inside one.
 
     ledger      3            4        6          start_of_last(6)
     entries     0 1 2 3 4    0 1      0 1 2        = 3:4
@@ -19,12 +18,11 @@ from seqgate.cli._wire import position, wire_position
 from seqgate.types import SEQUENCE_ID_MAX, Position
 
 Following = Callable[[Position], Awaitable[Sequence[Position]]]
-"""The first entries at or after a position and not after the last one: as many as are looked for,
-or all that there are."""
+"""The first entries at or after a position and up to the last one: as many as requested, or all."""
 
 
 def following(run: Run, topic: str, count: int, through: common_pb2.Position) -> Following:
-    """Asks the log for up to `count` entries."""
+    """Reads up to `count` entries from the log."""
 
     async def positions(place: Position) -> Sequence[Position]:
         request = pb.ReadRequest(
@@ -40,12 +38,12 @@ def following(run: Run, topic: str, count: int, through: common_pb2.Position) ->
 async def start_of_last(
     count: int, *, first: Position, last: Position, entries: int, following: Following
 ) -> Position:
-    """The position of the entry at which the last `count` entries start.
+    """The position at which the last `count` entries start.
 
     Args:
-        count: how many, at least 1; where there are fewer, the answer is the first entry.
-        first, last, entries: what the topic says of itself.
-        following: asks the log, for up to `count` entries.
+        count: at least 1; if the topic has fewer entries, the result is the first one.
+        first, last, entries: the topic's.
+        following: reads up to `count` entries.
     """
     if count >= entries:
         return first
@@ -67,7 +65,7 @@ async def start_of_last(
 
 
 async def last_before(run: Run, topic: str, ledger_id: int) -> Position | None:
-    """The last entry of all ledgers before one; None: there is none."""
+    """The last entry of all ledgers before this one; None: there is none."""
     found = await run.services.call(pb.GetTopicRequest(topic=topic))
     if not ledger_id:
         return None
@@ -91,8 +89,8 @@ async def last_before(run: Run, topic: str, ledger_id: int) -> Position | None:
 
 
 async def _last(low: int, high: int, holds: Callable[[int], Awaitable[bool]]) -> int:
-    """The last number from `low` on and below `high` of which something holds that holds of all
-    before it, `low` among them."""
+    """The last number from `low` to below `high` for which `holds` is true. It is true of `low`,
+    and once false it stays false."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if await holds(middle) else (low, middle)

@@ -1,4 +1,4 @@
-"""The commands together, and the end of the process."""
+"""Registers the commands, and runs the process."""
 
 import inspect
 import sys
@@ -26,7 +26,7 @@ from seqgate.cli._topic import app as topic
 
 def _version(given: bool) -> None:  # noqa: FBT001 - typer calls it
     if given:
-        from importlib import metadata  # slow to import, and seldom wanted
+        from importlib import metadata  # slow to import, and seldom needed
 
         sys.stdout.write(f"seqgate {metadata.version('seqgate')}\n")
         raise typer.Exit
@@ -76,7 +76,7 @@ def _help_of(error: typer.TyperException) -> dict[str, str]:
 
 
 def _asked(arguments: Sequence[str]) -> Format:
-    """The output format that an invalid command line asks for."""
+    """The output format that an invalid command line requests."""
     form = Format.TABLE
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         value = ""

@@ -1,7 +1,7 @@
-"""Messages as JSON, one a line: what `publish` takes and what `read` writes.
+"""Messages as JSON, one per line: the input of `publish` and the output of `read`.
 
-Bytes are text where they are UTF-8, and base64 in a field NAME_base64 where they are not. `publish`
-takes the fields of `read` that describe the message itself.
+Bytes are text if they are UTF-8, and otherwise base64 in a field NAME_base64. `publish` takes the
+fields of `read` that describe the message itself.
 """
 
 import base64
@@ -32,7 +32,7 @@ ENTRY_FIELDS: Final = ("key", "properties", "producer", "sequence_id", "publish_
 """The fields of a read message that describe its entry; `num_messages` describes a batch."""
 
 BATCH_MESSAGES_MAX: Final = 10_000
-"""How many messages a batch may hold."""
+"""The most messages in a batch."""
 
 _READ_FIELDS: Final = (*FIELDS, "message_id", "append_time_ms", "attempts", "missing_before")
 """The other fields of a read message."""
@@ -41,7 +41,7 @@ _PREVIEW_CHARACTERS: Final = 80
 
 
 class Draft(NamedTuple):
-    """A message that is to be published: what the client's `send` takes."""
+    """A message to publish: the arguments of the client's `send`."""
 
     payload: bytes
     key: str | None = None
@@ -52,7 +52,7 @@ class Draft(NamedTuple):
 
 
 def parse(line: bytes) -> Draft:
-    """Read a line. A field that is null counts as absent.
+    """Parse a line. A null field counts as absent.
 
     Raises:
         InvalidInput: it is not an object that describes a message.
@@ -72,8 +72,8 @@ def parse(line: bytes) -> Draft:
 
 
 def parse_entry(line: bytes) -> EntryMetadata:
-    """Read a line of `read` as the metadata of an entry that holds the message alone; with
-    `num_messages`, as that of a batch.
+    """Parse a line of `read` as the metadata of an entry with this message only; with
+    `num_messages`, of a batch.
 
     Raises:
         InvalidInput: it is not an object that describes an entry.
@@ -90,8 +90,8 @@ def parse_entry(line: bytes) -> EntryMetadata:
 
 
 def record(message: Message) -> dict[str, Any]:
-    """A message that was read, for a program; of a subscription's, also how often it failed before,
-    and which message is missing before it in its key."""
+    """A read message as JSON. A subscription's message also has its failed attempts, and the
+    message missing before it in its key."""
     found: dict[str, Any] = {
         "message_id": str(message.id),
         "producer": message.producer_name,
@@ -114,7 +114,7 @@ def record(message: Message) -> dict[str, Any]:
 
 
 class Listing:
-    """Messages as they come: a line each, under headings."""
+    """Prints messages as they arrive: one line each, under headings."""
 
     def __init__(self, output: Output, *, whole: bool) -> None:
         """
@@ -126,10 +126,10 @@ class Listing:
         self._widths: list[int] = []
 
     def add(self, message: Message) -> None:
-        """Write one more.
+        """Print a message.
 
         Raises:
-            OutputClosed: the reader has gone.
+            OutputClosed: the reader of the output has gone.
         """
         if self._output.json:
             self._output.record(record(message))
@@ -147,7 +147,7 @@ class Listing:
         )
 
     def _write(self, *cells: str) -> None:
-        # A column grows with the cells so far: later ones are not known yet.
+        # Widths are the maximum so far: later cells are not known yet.
         *leading, last = cells
         self._widths = [max(*each) for each in zip(self._widths, map(len, leading), strict=True)]
         padded = (f"{cell:<{width}}" for cell, width in zip(leading, self._widths, strict=True))
@@ -172,7 +172,7 @@ def _object(
         raise InvalidInput("not UTF-8") from None
     except json.JSONDecodeError as error:
         raise InvalidInput(f"not JSON: {error.msg} (column {error.colno})") from None
-    except (ValueError, RecursionError):  # a number too long, lists too deep
+    except (ValueError, RecursionError):  # a number too long, or lists nested too deeply
         raise InvalidInput("JSON nested too deeply or with too long a number") from None
     if not isinstance(values, dict):
         raise InvalidInput("not a JSON object")

@@ -1,7 +1,7 @@
 """The output of a command: tables for people, JSON for programs.
 
-JSON is one object a line, in UTF-8, without colours. On a terminal a table is folded to fit; in a
-pipe or a file it is as wide as it is, and nothing is left out.
+JSON is one object per line, in UTF-8, without colours. On a terminal a table is folded to fit; in a
+pipe or a file it has its full width, and nothing is omitted.
 """
 
 import json
@@ -24,36 +24,30 @@ _GAP: Final = "  "
 
 
 class Format(StrEnum):
-    """How a command answers."""
-
     TABLE = "table"
     JSON = "json"
 
 
 Columns = Mapping[str, str | Callable[[Any], object]]
-"""The cells under each heading of a table, or after each title: a field of an object, as a time if
-its name ends in _ms, or a function of the object."""
+"""The cells under each heading of a table, or after each title: a field of an object, shown as a
+time if its name ends in _ms, or a function of the object."""
 
 
 Fields = Sequence[tuple[str, object]]
-"""Titles and values of one object, a line each."""
+"""The titles and values of one object, one line each."""
 
 
 class Table(NamedTuple):
-    """Rows under headings."""
-
     headings: Sequence[str]
     rows: Sequence[Sequence[object]]
 
 
 def table(columns: Columns, records: Iterable[Mapping[str, Any]]) -> Table:
-    """A table of objects."""
     rows = [[_cell(each, of) for of in columns.values()] for each in records]
     return Table(list(columns), rows)
 
 
 def fields_of(record: Mapping[str, Any], columns: Columns) -> list[tuple[str, object]]:
-    """The fields of an object."""
     return [(title, _cell(record, of)) for title, of in columns.items()]
 
 
@@ -78,11 +72,10 @@ class Output:
 
     @property
     def json(self) -> bool:
-        """Whether a program reads it."""
         return self.form is Format.JSON
 
     def line(self, text: str) -> None:
-        """Write a line, at once.
+        """Write a line immediately.
 
         Raises:
             OutputClosed: the reader has gone.
@@ -99,16 +92,15 @@ class Output:
             raise OutputFailed(f"writing failed: {error.strerror}") from error
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Write an object, as JSON."""
         self.line(_json(record))
 
     async def listing(
         self, columns: Columns, records: AsyncIterable[Mapping[str, Any]], *, by: str | None = None
     ) -> None:
-        """Write objects as they come, as JSON; or a table of them.
+        """Write objects as JSON as they arrive, or a table of all of them.
 
         Args:
-            by: the field that rows are sorted by, each value once; None: as they come.
+            by: the field to sort rows by, each value once; None: in order of arrival.
         """
         kept: list[Mapping[str, Any]] = []
         put = self.record if self.json else kept.append
@@ -120,8 +112,8 @@ class Output:
             self.table(*table(columns, kept))
 
     def result(self, record: Mapping[str, Any], *parts: "Table | Fields | str") -> None:
-        """Write one object, as JSON; or parts of text for people, with blank lines between them.
-        Empty parts are left out."""
+        """Write one object as JSON, or parts of text for people, separated by blank lines. Empty
+        parts are omitted."""
         if self.json:
             self.record(record)
             return
@@ -137,11 +129,9 @@ class Output:
                     self._write(None, [[name, shown(value)] for name, value in part])
 
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Write a table."""
         self._write(headings, [[shown(cell) for cell in row] for row in rows])
 
     def error(self, error: SeqgateError) -> None:
-        """Write an error."""
         reason, message = reason_of(error), " ".join(str(error).split())
         if self.json:
             text = _json(
@@ -154,7 +144,8 @@ class Output:
         _say(text)
 
     def note(self, reason: str, message: str, details: Mapping[str, int | str]) -> None:
-        """Write a note: no error, but worth knowing. Tables leave out the details."""
+        """Write a note on standard error: not an error, but worth knowing. Tables omit the
+        details."""
         if self.json:
             _say(_json({"note": {"reason": reason, "message": message, "details": details}}))
         else:
@@ -174,7 +165,7 @@ class Output:
             self.line(_GAP.join(padded).rstrip())
 
     def _write_folded(self, headings: Sequence[str] | None, rows: list[list[str]]) -> None:
-        # Slow to import, and of no use to scripts.
+        # Slow to import, and useless to scripts.
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
@@ -188,7 +179,7 @@ class Output:
 
 
 def shown(value: object) -> str:
-    """A value in a table: on one line, and without what would drive a terminal."""
+    """A value in a table: on one line, without control sequences for the terminal."""
     match value:
         case None | "":
             return "-"
@@ -204,7 +195,7 @@ def time_shown(milliseconds: int | None) -> str | None:
         return None
     try:
         moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
-    except (OverflowError, ValueError):  # a producer's clock may say anything
+    except (OverflowError, ValueError):  # a producer's clock may have any value
         return str(milliseconds)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -231,7 +222,7 @@ def _json(record: Mapping[str, Any]) -> str:
 
 
 def _discard(stream: TextIO) -> None:
-    """Make the interpreter flush its buffer to /dev/null at exit, silently."""
+    """Make the interpreter flush the stream's buffer to /dev/null at exit, silently."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

@@ -20,7 +20,7 @@ INACTIVITY_TIMEOUT_MINUTES_MAX: Final = 525_600
 PRODUCERS_MAX: Final = 100_000
 SNAPSHOT_ENTRIES_MAX: Final = 1_000_000
 SNAPSHOT_INTERVAL_MAX_S: Final = 86_400
-"""The highest values that the service takes, see PolicyValues in dedup.proto."""
+"""The largest values that the service takes: see PolicyValues in dedup.proto."""
 
 VALUES: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     "enabled": ("enabled", bool),
@@ -33,14 +33,14 @@ VALUES: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     "snapshot_entries": ("snapshot_entries", int),
     "snapshot_interval_s": ("snapshot_interval", lambda value: value.seconds),
 }
-"""All values by the names of the policy file, in the order in which they are shown: the field on
-the wire, and how the command line writes it."""
+"""All values by their names in the policy file, in the order of output: the field on the wire, and
+its form on the command line."""
 
 app = group("Show and set the deduplication policy of a topic or a namespace.")
 
 
 class OnFull(StrEnum):
-    """The fate of one more producer on a full topic."""
+    """What to do with one more producer on a full topic."""
 
     EVICT = "evict"
     REFUSE = "refuse"
@@ -77,8 +77,8 @@ async def show(
     run: Run,
     name: str = argument("TOPIC_OR_NAMESPACE", "A topic, or tenant/namespace."),
 ) -> None:
-    """Show the effective policy of a topic, and the level that sets each value. For a namespace,
-    show what `policy set` has set there.
+    """Show the effective policy of a topic, and the level that sets each value; for a namespace,
+    the values that `policy set` has set there.
     """
     if name.count("/") == 1:
         level = {"namespace": _namespace(name)}
@@ -154,7 +154,7 @@ async def set_(
 
 @command(app, "unset")
 async def unset(run: Run, topic: Topic = "", *, namespace: Namespace = "") -> None:
-    """Remove what `policy set` has set. The policy file applies again."""
+    """Remove the values that `policy set` has set. The policy file applies again."""
     await _set(run, topic, namespace, pb.PolicyValues())
 
 
@@ -178,7 +178,7 @@ def _tell(run: Run, level: dict[str, str], values: pb.PolicyValues) -> None:
 
 
 def policy_record(found: pb.Policy) -> dict[str, Any]:
-    """The policy in effect, for a program: each value with the level that set it."""
+    """The effective policy as JSON: each value with the level that sets it."""
     return {
         name: {
             "value": shown(getattr(found, field)),

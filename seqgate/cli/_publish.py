@@ -1,8 +1,8 @@
-"""`seqgate publish`: lines in, messages out, a receipt for each; or a whole file as one message.
+"""`seqgate publish`: publishes each line, or a whole file, and prints the receipts.
 
-Two tasks share the work. One reads lines and hands messages to the producer, without waiting for
-receipts; the other waits for them, in the order of the lines, and reports the outcome of each
-message. Room bounds the messages between them.
+Two tasks share the work. One reads lines and passes messages to the producer, without waiting for
+receipts; the other awaits them, in the order of the lines, and reports each outcome. Room bounds
+the messages between them.
 
 Messages that are too large for one entry are cut into chunks, because users of a shell should not
 have to know how large an entry may be.
@@ -40,13 +40,13 @@ from seqgate.errors import (
 from seqgate.types import SEQUENCE_ID_MAX
 
 PENDING_MAX: Final = 5_000
-"""How many messages wait for their receipt at most."""
+"""The most messages that await a receipt."""
 
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
-"""How many bytes of lines they have at most; one line always has room."""
+"""The most bytes of their lines; one line always has room."""
 
 CHUNK_BYTES_MIN: Final = 1024
-"""The smallest chunks that can be asked for: no service can be told to take only smaller ones."""
+"""The smallest chunk size to accept: no service can be configured to take only smaller ones."""
 
 _ENTRIES_MAX: Final = PENDING_MAX + WHOLE_BYTES_MAX // CHUNK_BYTES_MIN
 """The producer's limit on entries without a receipt: so high that only Room makes senders wait."""
@@ -58,11 +58,11 @@ Source = AsyncGenerator[tuple[int | None, bytes], None]
 """The input of each message, and the number of its line; None: the input is one message."""
 
 _ENDING: Final = (SendTimeoutError, UnavailableError, FencedError, ProducerClosedError)
-"""After these nothing more is sent."""
+"""After one of these errors nothing more is sent."""
 
 
 class Room:
-    """The rest of PENDING_MAX and PENDING_BYTES_MAX."""
+    """The unused part of PENDING_MAX and PENDING_BYTES_MAX."""
 
     def __init__(self) -> None:
         self._messages = 0
@@ -70,7 +70,7 @@ class Room:
         self._given_back = asyncio.Event()
 
     async def take(self, size_bytes: int) -> None:
-        """Take room for a message, as soon as there is."""
+        """Take room for a message, waiting until there is enough."""
         while self._messages >= PENDING_MAX or (
             self._messages and self._size_bytes + size_bytes > PENDING_BYTES_MAX
         ):
@@ -80,14 +80,13 @@ class Room:
         self._size_bytes += size_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        """Give the room of a message back."""
         self._messages -= 1
         self._size_bytes -= size_bytes
         self._given_back.set()
 
 
 class _Sent(NamedTuple):
-    """A message that waits for its receipt."""
+    """A message that awaits its receipt."""
 
     line: int | None
     size_bytes: int
@@ -104,28 +103,28 @@ async def publish(
     as_whole: bool = flag("Publish the bytes of FILE as the payload of one message.", "--whole"),
     producer: str | None = option(
         "NAME",
-        "The producer's name, by which duplicates are recognised. Without it the service "
-        "assigns a unique name.",
+        "The producer's name, which identifies duplicates. Default: a unique name that the service "
+        "assigns.",
         parse=producer_name,
     ),
     takeover: bool = flag("Take over the name from a connected producer."),
     batch: bool = flag("Batch messages. Messages too large for an entry are refused, not split."),
     filter_properties: list[str] | None = option(
         "NAME",
-        "A property that filters see of a batch, which ends before a message with another "
-        "value for it; may be given several times.",
+        "A property that filters see of a batch; a message with another value for it starts a "
+        "new batch. Repeatable.",
         "--filter-property",
     ),
     chunk_bytes: int | None = option(
         "N",
-        "Cut messages that are larger than N bytes, at least 1024, into chunks of N; 0, "
-        "the default: those that are too large for the service, as little as it allows.",
+        "Cut messages larger than N bytes, at least 1024, into chunks of N. Default: 0: cut "
+        "messages too large for the service, into the largest chunks that it takes.",
         min=0,
     ),
     compression: Compression = choice("Compression of each entry.", default=Compression.NONE),
     initial_sequence_id: int | None = option(
         "N",
-        "The last sequence id that counts as published, if the service does not know of the name.",
+        "The last sequence id considered published, if the service does not know the name.",
         min=0,
         max=SEQUENCE_ID_MAX - 1,
     ),
@@ -174,7 +173,7 @@ async def publish(
 
 
 def _batching(filter_properties: list[str], *, batch: bool) -> Batching | None:
-    """How messages are batched; None: they are not."""
+    """The producer's batching; None: none."""
     if not batch:
         if filter_properties:
             raise WrongUsage(
@@ -188,7 +187,7 @@ def _batching(filter_properties: list[str], *, batch: bool) -> Batching | None:
 
 
 def _chunking(chunk_bytes: int | None, *, batch: bool) -> Chunking | None:
-    """How large messages are cut; None: they are not."""
+    """The producer's chunking; None: none."""
     if chunk_bytes is None:
         return None if batch else Chunking()
     if batch:
@@ -215,11 +214,11 @@ class _Work:
         self._newest: asyncio.Future[Receipt] | None = None
         self._at_end = False
         self._output_closed = False
-        self._error: SeqgateError | None = None  # why the rest was not sent
+        self._error: SeqgateError | None = None  # the reason why the rest was not sent
         self._counts = {"sent": 0, "stored": 0, "duplicates": 0, "failed": 0}
 
     async def do(self, source: Source) -> None:
-        """Publish what there is, until it ends or something cannot be published."""
+        """Publish the source until it ends or an error stops it."""
         async with asyncio.TaskGroup() as group:
             sending = group.create_task(self._send_all(source))
             while (sent := await self._pending.get()) is not None:
@@ -228,7 +227,7 @@ class _Work:
                     sending.cancel()
 
     def summarize(self) -> None:
-        """For people: say how many messages were sent, and what became of them."""
+        """Print how many messages were sent, and their outcomes, for people."""
         if self._output.json or self._output_closed:
             return
         counts = self._counts
@@ -239,7 +238,7 @@ class _Work:
             self._output.table(headings, [(self._producer.name, *counted.values())])
 
     def check(self) -> None:
-        """Raise what has ended the producer: there is nothing to be closed in good order."""
+        """Raise the error that ended the producer, which then cannot be closed in good order."""
         if isinstance(self._error, _ENDING):
             raise _with(self._error, self._counts)
 
@@ -273,7 +272,7 @@ class _Work:
             self._newest = self._producer.send_nowait(**draft._asdict())
         except (
             MessageTooLargeError
-        ) as error:  # fails alone, as a message that the service refuses does
+        ) as error:  # fails alone, like a message that the service refuses
             self._newest = _failed(error)
         except (InvalidInput, InvalidRequestError, MixedSequenceIdsError) as error:
             wrong = InvalidInput(str(error), reason=error.reason)
@@ -284,7 +283,7 @@ class _Work:
         self._pending.put_nowait(_Sent(line, len(data), self._newest))
 
     def _has_ended(self) -> bool:
-        """Whether the newest message failed in a way that takes all others with it."""
+        """Whether the newest message failed with an error that stops all others."""
         newest = self._newest
         return newest is not None and newest.done() and isinstance(newest.exception(), _ENDING)
 
@@ -328,14 +327,14 @@ def _failed(error: SeqgateError) -> asyncio.Future[Receipt]:
 
 
 def _at(line: int | None, error: SeqgateError) -> SeqgateError:
-    """The same error, which says where."""
+    """Add the number of the line to an error."""
     return _with(error, {"line": line}, before="" if line is None else f"line {line}: ")
 
 
 def _with(
     error: SeqgateError, details: Mapping[str, int | None], *, before: str = ""
 ) -> SeqgateError:
-    """The same error, with more to say."""
+    """A copy of the error with more details."""
     more = {name: str(value) for name, value in details.items() if value is not None}
     return type(error)(
         f"{before}{error}",

@@ -1,4 +1,4 @@
-"""`seqgate read`: a topic's messages."""
+"""`seqgate read`: prints a topic's messages."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -36,8 +36,8 @@ async def read(
     *,
     start: Start = option(
         "PLACE",
-        "earliest, latest, or a message id. Quote the id of a large message: it has a "
-        "and stands in quotes.",
+        "earliest, latest, or a message id. Quote the id of a large message: it contains a "
+        "semicolon.",
         "--from",
         default=EARLIEST,
         parse=_place,
@@ -51,8 +51,8 @@ async def read(
 
     In JSON, a payload that is valid UTF-8 is in payload, any other in payload_base64.
 
-    A large message is printed once, at the place of its last chunk. If chunks of incomplete
-    messages were skipped, a line on standard error says so at the end, with the reasons.
+    A large message is printed once, at the place of its last chunk. Skipped chunks of incomplete
+    messages are reported on standard error at the end, with the reasons.
 
     Messages that were trimmed before they were read are reported on standard error, and so are
     unreadable ones with --skip-damaged; without it the first of them ends the command.
@@ -93,12 +93,12 @@ async def messages(
     skip_damaged: bool = False,
     left_out: LeftOut | None = None,
 ) -> AsyncGenerator[Message, None]:
-    """A topic's messages; `left_out` counts the chunks that are not among them. Missing messages
-    are reported on standard error.
+    """A topic's messages; `left_out` counts chunks that make none. Missing messages are reported on
+    standard error.
 
     Raises:
-        UnavailableError: no message, and no end, within the time limit; not with `follow`.
-        SeqgateError: the service refuses.
+        UnavailableError: neither a message nor the end arrived in time; not with `follow`.
+        SeqgateError: the service refused.
     """
     target = run.settings.ledger.value
     limit_s = None if follow else run.settings.timeout_s

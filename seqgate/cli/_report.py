@@ -26,10 +26,10 @@ from seqgate.types import Position
 
 KEYS_DEFAULT: Final = 20
 KEYS_MAX: Final = 1_000
-"""How many keys that wait `report` lists, unless asked otherwise, and at most."""
+"""The default and the largest number of waiting keys that `report` lists."""
 
 RANGES_SHOWN: Final = 3
-"""How many ranges of slots a table names; it counts all of them."""
+"""The most ranges of slots in a table; it counts all of them."""
 
 SAID: Final = ("processed", "accepted", "rejected", "rescheduled", "failed")
 """The counts of a filter."""
@@ -59,7 +59,7 @@ async def report(
     *,
     keys: int = option(
         "MAX",
-        "Number of waiting keys to list, those that wait longest first.",
+        "Number of waiting keys to list, longest waiting first.",
         default=KEYS_DEFAULT,
         min=1,
         max=KEYS_MAX,
@@ -153,7 +153,7 @@ async def explain(
 
 
 def _about(request: pb.ExplainRequest, found: pb.ExplainResponse) -> Position | None:
-    """The entry that was asked about; of a key, the first of it that is in flight or waits."""
+    """The requested entry; for a key, its first entry that is in flight or waits."""
     if request.HasField("position"):
         return position(request.position)
     return position(found.key_report.oldest) if found.key_report.HasField("oldest") else None
@@ -222,13 +222,13 @@ def _said(said: str, of: dict[str, Any]) -> str:
 
 
 def _count_shown(count: dict[str, int]) -> str:
-    """Entries, and in brackets messages, where these are more."""
+    """The entries, and in brackets the messages if there are more of them."""
     entries, messages = count["entries"], count["messages"]
     return str(entries) if entries == messages else f"{entries} ({messages})"
 
 
 def _sentence(reason: dict[str, Any], now_ms: int) -> str:
-    """A reason, with where and since when."""
+    """A reason, with its position and its start."""
     more = [] if reason["position"] is None else [reason["position"]]
     if reason["since_ms"] is not None:
         more.append(f"for {_age(reason['since_ms'], now_ms)}")
@@ -240,7 +240,7 @@ def _sentence(reason: dict[str, Any], now_ms: int) -> str:
 
 
 def _age(since_ms: int | None, now_ms: int) -> str | None:
-    """How long ago it was, by this machine's clock."""
+    """The time since then, by this machine's clock."""
     if since_ms is None:
         return None
     seconds = max(0.0, (now_ms - since_ms) / 1000)

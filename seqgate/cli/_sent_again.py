@@ -1,5 +1,5 @@
-"""Predicts the outcome of a message if it were sent now, from its deduplication verdict and its
-fate in the log."""
+"""Predicts the outcome of sending a message now, from its deduplication verdict and its fate in the
+log."""
 
 from dataclasses import dataclass
 
@@ -35,7 +35,7 @@ class Standing:
 
     @property
     def covered(self) -> bool | None:
-        """Whether a snapshot covers it; None: it is not in the log, or that is unknown."""
+        """Whether a snapshot covers it; None: unknown, or it is not in the log."""
         if self.position is None or self.found.status.snapshot_unknown:
             return None
         snapshot = self._snapshot
@@ -50,7 +50,7 @@ class Standing:
 
 
 def sent_again(standing: Standing) -> str:
-    """The predicted outcome, in one sentence or two."""
+    """The predicted outcome, in one or two sentences."""
     status = standing.found.status
     if status.state == pb.TOPIC_STATE_RECOVERING:
         left = status.entries_remaining

@@ -1,4 +1,4 @@
-"""Calls to the services, with a time limit, and with an address in what went wrong."""
+"""Calls to the services, with a time limit, and with the address in errors."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
@@ -19,7 +19,7 @@ from seqgate.errors import InUseError, UnavailableError
 from seqgate.owners import FollowingChannel
 
 REDIRECTS_MAX: Final = 2
-"""How often a request is sent on to the instance that is said to have a subscription."""
+"""The most redirects to follow for a request about a subscription."""
 
 _STUBS: Final[Mapping[str, Any]] = {
     "ledger": LedgerServiceStub,
@@ -30,13 +30,13 @@ _STUBS: Final[Mapping[str, Any]] = {
 }
 
 _FOLLOWING: Final = ("ledger", "cursor")
-"""The services of which each topic has an instance of its own."""
+"""The services whose instances each own topics."""
 
 
 class Services:
-    """The services that the settings name. A channel is opened by the first call that needs it.
+    """Stubs of the configured services. A channel is opened by the first call that needs it.
 
-    The type of a request names its service and its method: seqgate.api.ledger.v1.GetTopicRequest
+    The type of a request selects its service and its method: seqgate.api.ledger.v1.GetTopicRequest
     goes to GetTopic of the ledger service.
     """
 
@@ -52,11 +52,11 @@ class Services:
         await self._channels.aclose()
 
     async def call(self, request: Any, *, timeout_s: float | None = None) -> Any:
-        """The answer to a request, within so long; None: as is set.
+        """Send a request; `timeout_s` overrides the settings.
 
         Raises:
-            SeqgateError: the service refuses, or does not answer in time.
-            InUseError: each dispatcher that was asked named another one (reason NOT_OWNER).
+            SeqgateError: the service refused, or did not answer in time.
+            InUseError: each dispatcher redirected to another one (reason NOT_OWNER).
         """
         name, method = _addressed(request)
         target = self.target(name)
@@ -82,7 +82,7 @@ class Services:
         raise AssertionError("unreachable")
 
     async def pages(self, request: Any) -> AsyncIterator[Any]:
-        """All that a list has, page by page."""
+        """All items of a list, page by page."""
         while True:
             page = await self.call(request)
             (items,) = (field.name for field in page.DESCRIPTOR.fields if field.is_repeated)
@@ -96,7 +96,7 @@ class Services:
         """All responses of a stream.
 
         Raises:
-            SeqgateError: the service refuses, does not answer in time, or is shutting down.
+            SeqgateError: the service refused, did not answer in time, or is shutting down.
         """
         name, method = _addressed(request)
 
@@ -108,12 +108,11 @@ class Services:
             return await translated(collected())
 
     def target(self, name: str) -> str:
-        """The address of a service."""
         setting: Setting = getattr(self.settings, name)
         return setting.value
 
     def stub(self, name: str, target: str | None = None) -> Any:
-        """A service, at another address than its own if one is given."""
+        """The stub of a service, at its own address or another one."""
         target = target or self.target(name)
         if (name, target) not in self._stubs:
             follows = name in _FOLLOWING
@@ -140,7 +139,7 @@ def _not_draining(name: str, response: Any) -> Any:
 
 
 def client(settings: Settings, dispatcher: str | None = None) -> Client:
-    """A client of the services, as the settings say."""
+    """A client with these settings."""
     with usable_files():
         return connect(
             settings.ledger.value,
@@ -152,7 +151,7 @@ def client(settings: Settings, dispatcher: str | None = None) -> Client:
 
 @contextmanager
 def usable_files() -> Iterator[None]:
-    """Say that it is a file of the settings that cannot be used."""
+    """Say in errors that the files of the settings are unusable."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -161,11 +160,11 @@ def usable_files() -> Iterator[None]:
 
 @contextmanager
 def reaching(name: str, target: str) -> Iterator[None]:
-    """Say which service it is that does not answer."""
+    """Name the service in errors of calls that it did not answer."""
     try:
         yield
     except UnavailableError as error:
-        if error.reason:  # it did answer: not now
+        if error.reason:  # it did answer, with a refusal
             raise
         raise UnavailableError(
             f"the {name} service at {target} does not answer",

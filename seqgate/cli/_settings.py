@@ -4,7 +4,7 @@ Each value comes from the first of these that has it:
 
     option  >  environment  >  context in the config file  >  built in
 
-A config file names contexts, and the one that is used unless another is asked for:
+A config file defines contexts, and the current one:
 
     current = "dev"
 
@@ -19,8 +19,8 @@ A config file names contexts, and the one that is used unless another is asked f
     key_file = "me.key"
     token_file = "token"
 
-Relative names of files are relative to the config file there. A token itself is taken from
-SEQGATE_TOKEN alone: other users of the machine see a command's options.
+Its relative file names are relative to the config file. A token itself comes only from
+SEQGATE_TOKEN: other users of the machine can see a command's options.
 """
 
 import tomllib
@@ -40,21 +40,19 @@ SERVICES: Final[Mapping[str, str]] = {
     "dispatcher": "127.0.0.1:7704",
     "filter": "127.0.0.1:7705",
 }
-"""The services, and the address of each unless one is set."""
+"""The services, and their default addresses."""
 
 FILES: Final = ("ca_file", "certificate_file", "key_file", "token_file")
 """The settings that name files."""
 
 TIMEOUT_DEFAULT_S: Final = 30.0
 TIMEOUT_MAX_S: Final = 86_400.0
-"""How long a service may take to answer, unless asked otherwise, and at most."""
+"""The default and the longest time-out of a call."""
 
 Environment = Mapping[str, str]
 
 
 class Setting(NamedTuple):
-    """A value and its source."""
-
     value: str
     source: str
 
@@ -65,7 +63,7 @@ Context = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The config file; without contexts when there is none."""
+    """The config file; without contexts if there is none."""
 
     path: Path
     current: str | None = None
@@ -74,8 +72,6 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of a command."""
-
     config: Config
     context: Setting | None
     ledger: Setting
@@ -85,22 +81,22 @@ class Settings:
     filter: Setting
     timeout_s: float
     files: Mapping[str, Setting]
-    """By the names of FILES: those that are set."""
+    """The files that are set, by keys of FILES."""
     security: Security
-    """How to connect, and which credentials to present."""
+    """How to connect, and the credentials to present."""
 
 
 def resolve(
     environment: Environment, *, timeout_s: float | None = None, **options: str | None
 ) -> Settings:
-    """The settings, given the options of the command line.
+    """Resolve the settings, given the options of the command line.
 
     Args:
         options: `context`, SERVICES and FILES; None: not given.
 
     Raises:
-        InvalidSettings: an address cannot be one, the context is unknown, the config file is
-            wrong, or files are missing that go with others.
+        InvalidSettings: an address, the context or the config file is invalid, or a file is set
+            without another one that it needs.
     """
     assert options.keys() <= {"context", *SERVICES, *FILES}
     config = load(environment)
@@ -149,11 +145,11 @@ def _security(files: Mapping[str, Setting], token: str, services: Iterable[Setti
 
 
 def load(environment: Environment) -> Config:
-    """Read the config file: $SEQGATE_CONFIG, which must exist; else seqgate/config.toml in
-    $XDG_CONFIG_HOME or ~/.config, which need not.
+    """Read the config file: $SEQGATE_CONFIG, which must exist, or else seqgate/config.toml in
+    $XDG_CONFIG_HOME or ~/.config, which need not exist.
 
     Raises:
-        InvalidSettings: it cannot be read, or holds what does not belong there.
+        InvalidSettings: it is unreadable, or has unknown or invalid settings.
     """
     given = environment.get("SEQGATE_CONFIG")
     path = Path(given) if given else _usual_path(environment)

@@ -24,7 +24,7 @@ from seqgate.cli._subscription_filter import app as filter_
 from seqgate.cli._wire import bytes_record, record
 
 LISTED: Final = 1_000
-"""How many subscriptions a page has."""
+"""The subscriptions per page."""
 
 app = group("Manage subscriptions, and explain why messages are not delivered.")
 app.add_typer(filter_, name="filter")
@@ -148,8 +148,8 @@ async def release_key(
     *,
     is_base64: bool = flag("KEY is base64, not text.", "--base64"),
 ) -> None:
-    """Resume delivery of a key that is held after a dead letter, or whose messages all go to the
-    dead letter topic since."""
+    """Resume delivery of a key after a dead letter: one that is held, or whose later messages go to
+    the dead letter topic."""
     held = key_from_base64("KEY", key) if is_base64 else key_from_text(key)
     await run.services.call(pb.ReleaseKeyRequest(topic=topic, subscription=name, key=held))
     released = {**bytes_record("key", held), "released": True}
@@ -157,7 +157,7 @@ async def release_key(
 
 
 async def _tell(run: Run, request: Any) -> None:
-    """Make a request that is answered with a subscription, and show that."""
+    """Send a request that returns a subscription, and show it."""
     answer = await run.services.call(request)
     shown = record(answer.subscription)
     fields: list[tuple[str, object]] = [

@@ -1,4 +1,5 @@
-"""`seqgate subscription filter`: the filters of a subscription. `analyze`: their effect."""
+"""`seqgate subscription filter`: manages a subscription's filters. `analyze`: estimates their
+effect."""
 
 import re
 from collections.abc import Sequence
@@ -19,10 +20,10 @@ from seqgate.times import duration
 
 ENTRIES_MAX: Final = 100_000
 SECONDS_MAX: Final = 120
-"""How many entries an analysis looks at, and how long it takes, at most."""
+"""The most entries that an analysis evaluates, and its longest duration."""
 
 ANALYSIS_GRACE_S: Final = 30.0
-"""How much longer than asked an analysis may take to answer."""
+"""How much longer than its duration an analysis may take to answer."""
 
 _FILTER: Final = re.compile(
     r"(?P<name>[^=]+?)(:(?P<version>[0-9]{1,19}))?=(?P<expression>.+)", re.S
@@ -32,7 +33,7 @@ app = group("Show and set the filters of a subscription.")
 
 
 class OnFailure(StrEnum):
-    """The treatment of entries without a verdict."""
+    """What to do with entries without a verdict."""
 
     PARK = "park"
     ACCEPT = "accept"
@@ -50,7 +51,7 @@ START_HELP: Final = (
 
 
 def _parsed(given: Sequence[str]) -> list[filter_pb2.Filter]:
-    """Filters as people write them; version 0: none is given."""
+    """Parse filters; their version is 0: not given."""
     filters = []
     for text in given:
         found = _FILTER.fullmatch(text)
@@ -92,7 +93,7 @@ async def set_(
     """Set the filters of a subscription. Entries that they reject count as acknowledged.
 
     The first filter that does not accept an entry decides. If one filter is invalid, none is set.
-    Waiting entries from the start place on are evaluated again.
+    Waiting entries at or after the start place are evaluated again.
     """
     request = pb.SetFiltersRequest(
         topic=topic,
@@ -200,7 +201,7 @@ async def _set(
 
 
 async def _tell(run: Run, request: pb.SetFiltersRequest | pb.GetFiltersRequest) -> None:
-    """Make a request that is answered with a subscription's filters, and show them."""
+    """Send a request that returns a subscription's filters, and show them."""
     filters = (await run.services.call(request)).filters
     shown = {"topic": request.topic, "subscription": request.subscription, **record(filters)}
     for change in shown["changes"]:
@@ -241,7 +242,7 @@ def _rows(mode: str, stretch: dict[str, Any], on_failure: str | None) -> list[tu
 def _versioned(
     given: Sequence[filter_pb2.Filter], known: pb.SubscriptionFilters
 ) -> list[filter_pb2.Filter]:
-    """With a version each: the known one of the same expression, or the next of the name."""
+    """Give each filter a version: the known one of the same expression, or the next of its name."""
     texts: dict[tuple[str, str], int] = {}
     highest: dict[str, int] = {}
     for stretch in (*known.applied, known.shadow):

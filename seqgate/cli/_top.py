@@ -1,4 +1,4 @@
-"""`seqgate top`: the activity of all services, live."""
+"""`seqgate top`: shows the activity of all services, live."""
 
 import asyncio
 import os
@@ -19,11 +19,11 @@ from seqgate.cli._top_screen import rows_of, screen, summary
 INTERVAL_S: Final = 2.0
 INTERVAL_MIN_S: Final = 0.1
 INTERVAL_MAX_S: Final = 3_600.0
-"""How far apart frames are, unless asked otherwise, and at least, and at most."""
+"""The default, the shortest and the longest interval between frames."""
 
 
 class Sort(StrEnum):
-    """By what topics are sorted: the keys of SORTS."""
+    """The sort orders of topics: the keys of SORTS."""
 
     NAME = "name"
     IN = "in"
@@ -52,11 +52,11 @@ async def top(
     once: bool = flag("Print one frame, measured over one interval, and exit."),
     sort: Sort = choice("Sort order of topics, largest first.", default=Sort.NAME),
 ) -> int:
-    """Monitor topics: rates in and out per second, verdicts, lag, and what keys wait for.
+    """Monitor topics: rates in and out per second, verdicts, lag, and the reasons for waiting keys.
 
-    On a terminal, frames replace each other; q quits and s changes the sort order. In JSON, a
-    frame is one object. Unreachable services are listed and the rest is shown; with --once the
-    exit code is then 3.
+    On a terminal, frames replace each other; q quits and s changes the sort order. In JSON, a frame
+    is one object. Unreachable services are listed and the rest is shown; with --once the exit code
+    is then 3.
 
     Read-only: for a subscription that no dispatcher owns, only its lag is shown. Limited to 200
     topics with 100 subscriptions each.
@@ -86,7 +86,7 @@ def _print(output: Output, frame: dict[str, Any]) -> None:
 
 
 class Live:
-    """Frames on a terminal, one in the place of the other."""
+    """Frames on a terminal, each in place of the previous one."""
 
     def __init__(self, sampler: Sampler, interval_s: float, sort: str) -> None:
         self._sampler = sampler
@@ -97,7 +97,7 @@ class Live:
         self._show: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
-        """Until q is pressed."""
+        """Show frames until q is pressed."""
         from rich.console import Console  # slow to import, and useless to scripts
         from rich.live import Live as RichLive
 
@@ -140,7 +140,7 @@ class Live:
 
 @asynccontextmanager
 async def _keys(pressed: Callable[[bytes], None]) -> AsyncIterator[None]:
-    """Each key as it is pressed, if there is a keyboard."""
+    """The keys pressed, if there is a keyboard."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield
         return
@@ -166,7 +166,7 @@ async def _keys(pressed: Callable[[bytes], None]) -> AsyncIterator[None]:
 
 @contextmanager
 def _unbuffered(descriptor: int) -> Any:
-    """Keys come without Enter and are not shown; Ctrl-C interrupts as always."""
+    """Read keys without Enter and without echo; Ctrl-C still interrupts."""
     import termios
     import tty
 

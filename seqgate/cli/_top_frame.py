@@ -1,12 +1,12 @@
 """Samples of all services, and the frames that `seqgate top` shows.
 
     sample ──▶ counts ──┐
-    sample ──▶ counts ──┴──▶ frame: rates, and how things stand
+    sample ──▶ counts ──┴──▶ frame: rates, and the present state
 
 Services count; a frame divides the difference of two samples by the time between them. A service
-that does not answer leaves its part empty, and is not asked again for the same sample. Sampling is
-read-only: a report would make a dispatcher take a subscription that no instance owns, so that only
-its cursor is read.
+that is unreachable leaves its part empty, and gets no further request for the same sample.
+Sampling is read-only: a report would make a dispatcher take a subscription that no instance owns,
+so for those only the cursor is read.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ from seqgate.cli._wire import enum_name, record
 from seqgate.errors import SeqgateError
 
 TOPICS_MAX: Final = 200
-"""How many topics are looked at, the first of those that match in the order of their names."""
+"""The most topics to sample, in the order of their names."""
 
 SUBSCRIPTIONS_MAX: Final = 100
-"""How many subscriptions of a topic are, in the same way."""
+"""The most subscriptions per topic, in the order of their names."""
 
 AT_A_TIME: Final = 16
-"""How many topics are asked about at a time."""
+"""The most topics with requests in progress."""
 
 PAGE: Final = 1_000
 
@@ -51,7 +51,7 @@ SORTS: Final[Mapping[str, str]] = {
 
 @dataclass(slots=True)
 class Subscription:
-    """A subscription. `report` is None when no instance owns it, or the owner does not answer."""
+    """A subscription. `report` is None if no instance owns it, or the owner is unreachable."""
 
     name: str
     owner: str
@@ -61,7 +61,7 @@ class Subscription:
 
 @dataclass(slots=True)
 class Topic:
-    """A topic. `status` is None when deduplication does not answer."""
+    """A topic. `status` is None if deduplication is unreachable."""
 
     topic: ledger_pb2.Topic
     status: dedup_pb2.GetTopicStatusResponse | None = None
@@ -74,10 +74,10 @@ class Sample:
     """The state of all services at a moment.
 
     Attributes:
-        at_s: when it was asked for, by a clock that does not go back.
+        at_s: the moment, by a monotonic clock.
         time_ms: the same, since 1970 (UTC).
-        away: the services that do not answer, or refuse, and how.
-        left_out: how many topics match, and are not looked at.
+        away: the services that are unreachable or refuse, with the reason.
+        left_out: the number of matching topics beyond the limit.
     """
 
     at_s: float
@@ -88,15 +88,12 @@ class Sample:
 
 
 class Sampler:
-    """Asks the services, again and again."""
-
     def __init__(self, services: Services, pattern: str) -> None:
         self._pattern = pattern
         self._prefix = split(r"[*?\[]", pattern, maxsplit=1)[0]
         self._services = services
 
     async def sample(self) -> Sample:
-        """Take a sample."""
         sample = Sample(time.monotonic(), time.time_ns() // 1_000_000)
         request = ledger_pb2.ListTopicsRequest(prefix=self._prefix, page_size=PAGE)
         topics = self._first(request, TOPICS_MAX, self._pattern)
@@ -137,7 +134,7 @@ class Sampler:
         return found
 
     async def _first(self, request: Any, most: int, pattern: str) -> tuple[list[Any], int]:
-        """The first that match of a list, in the order of their names, and how many more do."""
+        """The first matching items of a list, by name, and the number of further ones."""
         found: list[Any] = []
         left_out = 0
         async for each in self._services.pages(request):
@@ -150,7 +147,7 @@ class Sampler:
         return found, left_out
 
     async def _lag(self, topic: ledger_pb2.Topic, of: dispatcher_pb2.Subscription) -> int:
-        """How many entries of the log are not acknowledged."""
+        """The number of unacknowledged entries."""
         if not of.HasField("mark_delete"):
             return max(0, topic.entries - of.acknowledged_entries)
         if of.mark_delete.ledger_id == topic.last.ledger_id:
@@ -171,7 +168,7 @@ class Sampler:
         return count
 
     async def _asked(self, sample: Sample, service: str, question: Coroutine[Any, Any, Any]) -> Any:
-        """The answer; None: the service does not answer now, or did not a moment ago."""
+        """The response; None: the service is unreachable, or already was in this sample."""
         if service in sample.away:
             question.close()
             return None
@@ -184,17 +181,17 @@ class Sampler:
 
 
 _GONE: Final = frozenset({"TOPIC_NOT_FOUND", "SUBSCRIPTION_NOT_FOUND", "TOPIC_DELETED"})
-"""Reasons that are no failure of a service: the subject was deleted a moment ago."""
+"""Reasons that are not failures of a service: the subject was just deleted."""
 
 _BEHIND: Final = {"CURSORS_UNAVAILABLE": "cursor", "STATE_UNAVAILABLE": "redis"}
-"""The service that does not answer, where another one reports it."""
+"""The unreachable service, by the reason with which another one reports it."""
 
 
 # ---- frames
 
 
 def frame_of(now: Sample, before: Sample | None, sort: str) -> dict[str, Any]:
-    """The state of a sample, and rates per second since the sample before.
+    """The state of a sample, and rates per second since the previous one.
 
     A rate is None at first, and after a service has lost its counts.
     """
@@ -254,7 +251,7 @@ def _subscription_record(
 ) -> dict[str, Any]:
     report, earlier = now.report, None if before is None else before.report
     if report is not None and earlier is not None and earlier.epoch != report.epoch:
-        earlier = None  # another instance counts from the beginning
+        earlier = None  # another instance counts from 0
 
     def rate(name: str) -> float | None:
         if report is None or earlier is None:
@@ -278,7 +275,7 @@ def _subscription_record(
 def _incoming(
     now: ledger_pb2.Topic, before: ledger_pb2.Topic | None, seconds: float
 ) -> float | None:
-    """Messages stored a second; where the log was trimmed meanwhile, entries."""
+    """Messages stored per second; entries if the log was trimmed meanwhile."""
     if before is None or before.incarnation != now.incarnation:
         return None
     if now.first == before.first or not before.entries:
@@ -312,6 +309,6 @@ def _rate(now: int, before: int, seconds: float) -> float | None:
 
 
 def _total(records: Iterable[Mapping[str, Any]] | None, name: str) -> Any:
-    """Of those that are known; None: none is."""
+    """The sum of the known values; None: none is known."""
     known: Sequence[Any] = [each[name] for each in records or () if each[name] is not None]
     return round(sum(known), 1) if known else None

@@ -1,5 +1,5 @@
-"""How a frame of `seqgate top` looks: a few lines about all, and a row for each topic and each of
-its subscriptions."""
+"""The layout of a frame of `seqgate top`: a few lines of summary, and a row for each topic and each
+subscription."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -19,13 +19,12 @@ HEADINGS: Final = (
 TEXT_COLUMNS: Final = frozenset({"TOPIC", "SUBSCRIPTION", "WHY"})
 
 AROUND: Final = 3
-"""How many lines there are besides rows and the lines about all."""
+"""The lines besides rows and the summary."""
 
 KEYS: Final = "q: quit   s: sort by something else"
 
 
 def summary(frame: Mapping[str, Any]) -> list[str]:
-    """A few lines about all."""
     topics = frame["topics"]
     came = _sum(topics, "in_messages_s")
     went = _sum(topics, "out_messages_s")
@@ -42,7 +41,7 @@ def summary(frame: Mapping[str, Any]) -> list[str]:
 
 
 def rows_of(frame: Mapping[str, Any]) -> tuple[Sequence[str], list[list[object]]]:
-    """Headings, and rows: a topic's own, and below it one for each of its subscriptions."""
+    """Headings, and rows: one for each topic, followed by those of its subscriptions."""
     rows: list[list[object]] = []
     for topic in frame["topics"]:
         verdicts = topic["verdicts_s"] or {}
@@ -69,8 +68,8 @@ def _subscription_row(record: Mapping[str, Any]) -> list[object]:
 
 
 def screen(frame: Mapping[str, Any], sort: str, size: "ConsoleDimensions") -> "RenderableType":
-    """The frame for a terminal of that size; what has no room is counted."""
-    from rich.console import Group  # slow to import, and of no use to scripts
+    """The frame for a terminal of this size; rows without room are counted."""
+    from rich.console import Group  # slow to import, and useless to scripts
     from rich.table import Table
     from rich.text import Text
 

@@ -21,10 +21,10 @@ from seqgate.client import EARLIEST, LATEST, Message, MessageId, Start
 from seqgate.errors import SeqgateError
 
 TAIL_MAX: Final = 100_000
-"""How many messages `tail` shows at most: it holds them in memory."""
+"""The most messages that `tail` shows: it holds them in memory."""
 
 FARTHER: Final = 8
-"""How many times more entries `tail` looks at, while it has not found enough messages."""
+"""The factor by which `tail` reads more entries until it has enough messages."""
 
 app = group("List, inspect and trim topics.")
 
@@ -44,7 +44,7 @@ async def ls(
         parse=_expanded,
     ),
 ) -> None:
-    """List topics, in the order of their names."""
+    """List topics, sorted by name."""
     columns = {name.upper(): name for name in ("topic", "entries", "messages", "bytes", "last")}
     topics = run.services.pages(pb.ListTopicsRequest(prefix=prefix))
     await run.output.listing(columns, (record(each) async for each in topics))
@@ -138,8 +138,8 @@ async def trim(
 
 
 async def _last_messages(run: Run, topic: str, count: int) -> Sequence[Message]:
-    """The last messages. So many entries hold them as a rule; where messages are large, and each is
-    many entries, it is looked farther back."""
+    """The last messages. Usually as many entries contain them; large messages take many entries
+    each, so the search goes farther back."""
     entries = count
     while True:
         found = (await run.services.call(pb.GetTopicRequest(topic=topic))).topic
@@ -152,7 +152,7 @@ async def _last_messages(run: Run, topic: str, count: int) -> Sequence[Message]:
 
 
 async def _start(run: Run, topic: pb.Topic, count: int) -> Start:
-    """Where the last `count` entries start."""
+    """The place of the last `count` entries."""
     if not topic.HasField("first"):
         return EARLIEST
     start = await start_of_last(

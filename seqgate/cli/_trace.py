@@ -1,4 +1,4 @@
-"""The trace of a stored message: its producer put the context among its properties (W3C)."""
+"""The trace of a stored message, from the W3C context that its producer put in its properties."""
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.cli._command import Run
@@ -10,12 +10,11 @@ from seqgate.types import Position
 
 
 async def trace_of(run: Run, topic: str, position: Position, batch_index: int = -1) -> str | None:
-    """The trace id of a message; None: it has none, or the log does not tell.
+    """The trace id of a message; None: it has none, or the log is unreachable.
 
     Args:
-        topic: tenant/namespace/name.
-        position: of its entry; of a large message, of any of its chunks.
-        batch_index: its place in its batch; -1: it is in none, or that of the first is wanted.
+        position: its entry; for a large message, any of its chunks.
+        batch_index: its index in its batch; -1: not in a batch, or the batch's first message.
     """
     try:
         stored = await _read(run, topic, position, metadata_only=True)

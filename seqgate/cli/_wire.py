@@ -1,8 +1,8 @@
-"""Messages of the services as records: a field of a proto is a field of the JSON.
+"""Converts services' messages to records: a field of a proto is a field of the JSON.
 
 A position is its text, LEDGER:ENTRY; a time is in milliseconds and its name ends in _ms; an enum's
-value is its name without the enum's. An absent field and an empty text are null. Bytes are text
-where they are UTF-8, and base64 in a field NAME_base64 where they are not.
+value is its name without the enum's. An absent field and an empty text are null. Bytes are text if
+they are UTF-8, and otherwise base64 in a field NAME_base64.
 """
 
 import base64
@@ -32,7 +32,6 @@ _RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 def record(message: Message) -> dict[str, Any]:
-    """A message, for a program."""
     renamed = _RENAMED.get(message.DESCRIPTOR.name, {})
     found: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
@@ -69,17 +68,14 @@ def _value(field: Any, value: Any) -> Any:
 
 
 def position(place: common_pb2.Position) -> Position:
-    """A position, as a value."""
     return Position(place.ledger_id, place.entry_id)
 
 
 def wire_position(place: Position) -> common_pb2.Position:
-    """A position, for a service."""
     return common_pb2.Position(ledger_id=place.ledger_id, entry_id=place.entry_id)
 
 
 def bytes_record(name: str, value: bytes | None) -> dict[str, str | None]:
-    """Bytes as a field."""
     if value is None:
         return {name: None}
     try:
@@ -89,7 +85,7 @@ def bytes_record(name: str, value: bytes | None) -> dict[str, str | None]:
 
 
 def enum_name(kind: Any, number: int) -> str:
-    """An enum's value without what all its names share; a number that only a newer service knows
+    """An enum value's name without the prefix of the enum; a number that only a newer service knows
     stays a number."""
     return _enum_name(kind.DESCRIPTOR, number)
 
