@@ -1,1 +1,2 @@
-"""What is run and never imported by what we publish: stack, demo, bench, dev."""
+"""Programs that run from a checkout only, and are not published: stack, demo, bench, torture,
+dev."""

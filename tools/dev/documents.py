@@ -60,7 +60,6 @@ def faults(root: Path = ROOT) -> list[str]:
 
 
 def files(root: Path) -> Iterator[Path]:
-    """The text files of a checkout."""
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(each for each in folders if each not in SKIPPED and each[0] != ".")
         for name in sorted(names):

@@ -50,7 +50,7 @@ INSIDE: Final = "Stays inside the service"
 """Marks the docstring of a refusal that callers never see."""
 
 WORDS_MIN: Final = 4
-"""A shorter remedy adds nothing to its kind."""
+"""The fewest words of a remedy: a shorter one adds nothing to its kind."""
 
 NO_DETAILS: Final = ("message", "field", "retry_after_s")
 """Arguments of a refusal that are not details."""
@@ -78,7 +78,6 @@ class ClientReason(NamedTuple):
 
 
 def service_reasons() -> list[Reason]:
-    """Every reason that a service raises, by name."""
     _import_all(seqgate.services)
     given = _arguments()
     found: dict[str, list[type[DomainError]]] = defaultdict(list)
@@ -91,7 +90,6 @@ def service_reasons() -> list[Reason]:
 
 
 def client_reasons() -> list[ClientReason]:
-    """Every reason that is not a service's, by name."""
     for package in (seqgate, tools):
         _import_all(package)
     of_services = {each.name for each in service_reasons()}
@@ -200,7 +198,7 @@ def _words(refusal: type[Exception]) -> str:
 
 @cache
 def _identifiers() -> frozenset[str]:
-    """All words of protos and code, among which are the names of fields, settings and options."""
+    """All words of protos and code, which include the names of fields, settings and options."""
     files = [*(ROOT / "protos").rglob("*.proto")]
     for folder in ("seqgate", "services"):
         files += (each for each in (ROOT / folder).rglob("*.py") if "api" not in each.parts)
@@ -334,7 +332,6 @@ def _kinds() -> dict[Kind, str]:
 
 
 def check() -> list[str]:
-    """Faults of the catalogue, and a stale page."""
     found = faults()
     if not PAGE.exists() or PAGE.read_text() != page():
         found.append("docs/errors.md is stale: run make errors")

@@ -1,12 +1,12 @@
 """The lock files: pinned packages with the hashes of all files of each version, so that one lock
-serves every machine and every Python, and nothing but these files is ever installed.
+serves every machine and every Python, and only these files are ever installed.
 
 python -m tools.dev.locks            update the hashes, and write the images' locks
 python -m tools.dev.locks --check    exit 1 if a package lacks hashes, or an image's lock is stale;
-                                     asks no index
+                                     queries no index
 
 To change a package, edit requirements.lock (`name==version`, as `pip freeze` writes it) and run
-this. It asks pip's configured index for the files of each version. The images' locks,
+this. It queries pip's configured index for the files of each version. The images' locks,
 deploy/docker/*.lock, are the part of requirements.lock that pyproject.toml's extras need, according
 to the packages installed here.
 """
@@ -36,7 +36,7 @@ BUILDS: Final = "setuptools"
 
 MACHINES: Final = ("x86_64", "aarch64")
 PYTHONS: Final = ("3.11.2", "3.11.9", "3.12.4", "3.13.1", "3.14.0")
-"""Python versions and machines for which the images' needs are resolved."""
+"""The Python versions and machines for which the images' needs are resolved."""
 
 IMAGE_HEADER: Final = """\
 # What the image installs: a part of requirements.lock, made by `python -m tools.dev.locks`.
@@ -53,7 +53,6 @@ class Pinned(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The canonical name."""
         return canonical(self.requirement.partition("==")[0])
 
     @property
@@ -66,8 +65,6 @@ class Pinned(NamedTuple):
 
 
 class Lock(NamedTuple):
-    """A lock: its opening comment, and its packages."""
-
     header: str
     packages: list[Pinned]
 
@@ -192,7 +189,7 @@ def _requirements(name: str, extras: Iterable[str]) -> Iterator[Any]:
 
     try:
         texts = distribution(name).requires or []
-    except PackageNotFoundError:  # a package for other Pythons; it counts as needing nothing
+    except PackageNotFoundError:  # a package for other Pythons: assume that it needs nothing
         return
     for text in texts:
         requirement = Requirement(text)

@@ -45,7 +45,7 @@ def faults(root: Path = ROOT) -> list[str]:
 
 
 def _modules(root: Path) -> Iterator[tuple[str, ast.Module]]:
-    """The checked modules with their paths. Links are not followed, so each module comes once."""
+    """The checked modules with their paths. Links are not followed, so each module appears once."""
     for top in CHECKED:
         for file in files(root / top):
             path = file.relative_to(root)

@@ -71,7 +71,8 @@ def differences(left: Path, right: Path) -> list[str]:
 
 
 def lint() -> list[str]:
-    """Pass buf a compiled image of protos/, because it would need a network to resolve imports."""
+    """Lint protos/ with buf. It gets a compiled image, because it would need a network to resolve
+    imports."""
     with tempfile.TemporaryDirectory() as scratch:
         image = Path(scratch) / "image.binpb"
         protoc("--include_imports", "--include_source_info", f"--descriptor_set_out={image}")

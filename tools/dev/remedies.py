@@ -1,4 +1,4 @@
-"""Remedies and retries of the catalogue of reasons: see errors.py."""
+"""The remedies and retries in the catalogue of reasons: see errors.py."""
 
 from collections.abc import Mapping
 from typing import Final

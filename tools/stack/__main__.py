@@ -3,7 +3,7 @@
 python -m tools.stack run --dir DIR [--endpoints FILE] [--port-base N]
 
 Data is kept in DIR across runs. Once everything is healthy, all addresses are written to FILE as
-JSON. Ends on SIGTERM or Ctrl-C with 0, and with 1 when a process ended unexpectedly.
+JSON. Exit status: 0 after SIGTERM or Ctrl-C, 1 after a process ended unexpectedly.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from tools.stack.stack import PORTS, SERVICES, Stack, StackError
 
 
 async def run(folder: Path, endpoints: Path | None, port_base: int | None) -> int:
-    """Run until told to stop, or until a process ends."""
+    """Run until a signal, or until a process ends."""
     ports = {} if port_base is None else {name: port_base + i for i, name in enumerate(PORTS)}
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

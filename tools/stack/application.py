@@ -35,7 +35,7 @@ class Application:
         return self.process
 
     async def run(self) -> None:
-        """Start it, and restart it whenever it was killed, until it exits with 0.
+        """Start the process, and restart it whenever it was killed, until it exits with 0.
 
         Raises:
             ApplicationFailed: it exited with another status.
@@ -57,13 +57,13 @@ class Application:
         return None if self.process is None else self.process.returncode
 
     def send(self, number: Signals) -> None:
-        """Send a signal, if it runs."""
+        """Send a signal if the process is running."""
         if self.process is not None:
             tell(self.process, number)
 
     async def end(self, number: Signals = Signals.SIGKILL, within_s: float = END_S) -> int | None:
-        """Send a signal and wait until the process is gone. Returns its exit status; None if it did
-        not run, or had to be killed."""
+        """Send a signal and wait until the process is gone. Returns its exit status; None if it was
+        not running, or had to be killed."""
         process, self.process = self.process, None
         if process is None:
             return None

@@ -22,7 +22,7 @@ class Forwarder:
             targets: ports to forward to; a connection goes to the first that accepts it.
         """
         self.targets = targets
-        """A change applies to new connections."""
+        """The ports to forward to. A change applies to new connections."""
         self.port = 0
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()

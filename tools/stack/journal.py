@@ -1,4 +1,4 @@
-"""Journals of processes: one JSON object a line, written at once.
+"""Journals of processes: one JSON object per line, written immediately.
 
 A line is a single appending write, so a SIGKILL loses no written line and truncates at most the
 last one. Times come from the machine's monotonic clock, which all processes share, so lines of
@@ -64,5 +64,4 @@ class Tail:
 
 
 def journals(folder: Path) -> dict[str, Path]:
-    """All journals in a folder, by role."""
     return {path.name.removesuffix(SUFFIX): path for path in sorted(folder.glob(f"*{SUFFIX}"))}

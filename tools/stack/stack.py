@@ -106,7 +106,6 @@ class Stack:
         """The names of the processes of each service."""
         self.services = tuple(name for service in services for name in self.instances[service])
         self.redis = ["redis", *(f"redis-{number}" for number in range(1, redis_servers))]
-        """The names of the Redis servers."""
         self.environment = dict(environment or {})
         """Overrides of the stack's own settings. A change applies to processes started later."""
         self._commands = dict(commands or {})
@@ -128,7 +127,6 @@ class Stack:
         return f"127.0.0.1:{self.ports[service]}"
 
     def target(self, service: str) -> str:
-        """A target for any instance of a service."""
         return any_of([self.address(each) for each in self.instances[service]])
 
     @property
@@ -219,7 +217,7 @@ class Stack:
         await self.ready(name)
 
     async def terminate(self, name: str) -> int | None:
-        """Stop one process with SIGTERM. Returns its exit status; None if it does not run."""
+        """Stop one process with SIGTERM. Returns its exit status; None if it is not running."""
         process = self._processes.pop(name, None)
         if process is None:
             return None
@@ -281,12 +279,12 @@ class Stack:
         return self._processes.get(name)
 
     def pid(self, name: str) -> int | None:
-        """A process's id; None if it does not run."""
+        """A process's id; None if it is not running."""
         process = self._processes.get(name)
         return None if process is None or process.returncode is not None else process.pid
 
     async def ask_redis(self, name: str, *words: str | int) -> None:
-        """Run a command on a server, as soon as it answers.
+        """Run a command on a server, once it answers.
 
         Raises:
             TimeoutError: the server does not answer.
@@ -358,7 +356,6 @@ def service_of(name: str) -> str:
 
 
 def any_of(addresses: Sequence[str]) -> str:
-    """A target for any of these addresses."""
     return addresses[0] if len(addresses) == 1 else "ipv4:" + ",".join(addresses)
 
 

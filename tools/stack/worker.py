@@ -17,7 +17,7 @@ from typing import Any, Final
 from tools.stack.child import ChildFailed, python_process
 
 WITHIN_S: Final = 600.0  # how long a worker may take
-ERRORS_SHOWN: Final = 2_000  # bytes of a failed worker's errors that are shown
+ERRORS_SHOWN: Final = 2_000  # how many bytes of a failed worker's errors are shown
 
 
 async def in_worker(

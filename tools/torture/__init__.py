@@ -11,4 +11,4 @@ page.py          the report as a page with a time line
 
 import os
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else gRPC reports each broken connection
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or gRPC reports each broken connection

@@ -6,8 +6,8 @@ python -m tools.torture --minutes 10 --seed 3
 python -m tools.torture --minutes 10 --ledger HOST:PORT --dispatcher HOST:PORT [--cursor HOST:PORT]
     puts load on a running installation, in which you inject faults, and checks it
 
-Exits with 0 if every promise held, with 1 if one was broken, and with 2 after SIGTERM. The output
-folder has index.html, report.json, and journals/ with each application's observations.
+Exit status: 0 if every promise held, 1 if one was broken, 2 after SIGTERM. The output folder has
+index.html, report.json, and journals/ with each application's observations.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def parsed(arguments: list[str]) -> Options:
-    """The options; exits with 2 if they are invalid."""
+    """Parse the options; exits with 2 if they are invalid."""
     parser = _parser()
     given = parser.parse_args(arguments)
     if not 0 < given.minutes <= MINUTES_MAX:

@@ -28,7 +28,7 @@ AGAIN_S: Final = 0.5
 """The longest pause before a role restarts after an error."""
 
 LOOK_S: Final = 1.0
-"""The interval of checks whether the parent is alive."""
+"""How often to check that the parent is alive."""
 
 
 def work_of(role: Role, client: Client, journal: Journal, random: Random) -> Work[Any]:
@@ -57,14 +57,14 @@ async def play(role: Role, client: Client, journal: Journal, over: asyncio.Event
 
 
 def end_with(parent: int) -> None:
-    """Exit once the parent has died."""
+    """Exit if the parent has died."""
     if os.getppid() != parent:
         os._exit(1)
     asyncio.get_running_loop().call_later(LOOK_S, end_with, parent)
 
 
 async def run(assignment: Assignment) -> None:
-    """Run all roles until told to stop."""
+    """Run all roles until SIGTERM."""
     over = asyncio.Event()
     end_with(os.getppid())
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -3,8 +3,8 @@
     python -m tools.torture.clock FILE seqgate.services.ledger
 
 runs the module unchanged, with `time.time` and `time.time_ns` shifted by the offset in FILE. FILE
-is mapped into memory, so a change takes effect at once. Monotonic clocks are not shifted, as on a
-machine whose clock is set.
+is mapped into memory, so a change takes effect immediately. Monotonic clocks are not shifted, as on
+a machine whose clock is set.
 """
 
 import mmap

@@ -20,7 +20,7 @@ from tools.torture.roles import ConsumerRole, Work
 
 RETRY: Final = RetryPolicy(min_s=0.05, max_s=1.0)
 
-CONCURRENCY: Final = 8  # messages that a consumer works on at a time
+CONCURRENCY: Final = 8  # how many messages a consumer processes at a time
 
 LONG_SHARE: Final = 0.002
 LONG_S: Final = 1.5

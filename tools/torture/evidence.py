@@ -1,4 +1,4 @@
-"""The evidence for the checkers: applications' journals, the log as read back, and the progress of
+"""The evidence for the checkers: applications' journals, the logs, and the progress of
 subscriptions. None of it is a service's own claim about its work."""
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ ORIGIN_ID: Final = "seqgate.origin.id"
 """A dead letter's property that names its original entry."""
 
 ALONE: Final = 0
-"""The index of a message that is in no batch."""
+"""The index of a message that is not in a batch."""
 
 
 class Place(NamedTuple):
@@ -96,7 +96,7 @@ class Progress(NamedTuple):
     is_whole: bool = True
 
     def has(self, position: Position) -> bool:
-        """True if an entry is acknowledged."""
+        """Whether an entry is acknowledged."""
         if self.mark_delete is not None and position <= self.mark_delete:
             return True
         return any(first <= position <= last for first, last in self.ranges)
@@ -106,7 +106,7 @@ class Progress(NamedTuple):
 
 
 async def read_log(ledger: At, topic: str) -> Log:
-    """Read a whole topic; an unknown topic gives an empty log."""
+    """Read a whole topic; an unknown topic has an empty log."""
     log = Log(topic, await _entries(ledger, topic))
     if not log.entries:
         return log

@@ -1,6 +1,6 @@
 """Injects the faults: each at its time, in its place, and undone at its end.
 
-In one place faults happen one at a time; others wait. All faults are recorded with their times.
+In one place faults happen one at a time; others wait. Each fault is recorded with its times.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from tools.torture.installation import Installation
 from tools.torture.links import Way
 
 FULL_BYTES: Final = 96 * 1024
-"""Bytes that a full disk still takes, so that a write fails halfway."""
+"""The bytes that a full disk still takes, so that a write fails halfway."""
 
 WAIT_S: Final = 30.0
 """How long a fault waits for its place before it is skipped."""

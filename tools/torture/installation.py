@@ -116,7 +116,7 @@ class Installation(Stack):
         return [sys.executable, "-m", "tools.torture.clock", clock, f"seqgate.services.{service}"]
 
     def _own_settings(self, name: str) -> dict[str, str]:
-        """Its limits, and the targets of its calls, over its own links."""
+        """The process's limits, and the targets of its calls, over its own links."""
         if name in self.redis:
             return {}
         who = service_of(name)
@@ -147,7 +147,6 @@ class Installation(Stack):
         return next(each for each in self.redis if each != self.master)
 
     async def follow(self, name: str, master: str) -> None:
-        """Make one server a replica of another."""
         await self.ask_redis(name, "REPLICAOF", "127.0.0.1", self.ports[master])
 
     async def promote(self, name: str) -> None:

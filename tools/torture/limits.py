@@ -37,8 +37,8 @@ QUICK: Final = {"KEEPALIVE_S": "2", "DRAIN_TIMEOUT_S": "5", "STOP_GRACE_S": "3"}
 
 RATE: Final = 25.0
 TINY_RATE: Final = 8.0
-"""Default rates of each producer, in messages a second. Lower with tiny limits: they cost a round
-trip for every few messages."""
+"""The default rates of each producer, in messages per second. Tiny limits have a lower one: they
+cost a round trip for every few messages."""
 
 
 def settings_of(service: str, limits: str, random: Random) -> dict[str, str]:

@@ -38,7 +38,6 @@ class Link(Forwarder):
         self._healed.set()
 
     def go(self, way: Way) -> None:
-        """Set the link's state."""
         self.way = way
         if way is Way.SILENT:
             self._healed.clear()

@@ -32,7 +32,6 @@ def check_log(
     """All violations of a log.
 
     Args:
-        log: the topic's log.
         producers: the roles that publish to it, by name.
         journals: their journals, by name.
     """

@@ -26,12 +26,12 @@ from tools.torture.messages import make
 from tools.torture.roles import ProducerRole, Work
 
 FIRST_ID: Final = 2**60
-"""Ids that floating-point numbers cannot distinguish."""
+"""Beyond 2^53, so that floating-point numbers cannot distinguish adjacent ids."""
 
 ID_STEP: Final = 3
 
 OVERLAP: Final = 10
-"""Messages with receipts that are resent after a crash."""
+"""How many messages with receipts are resent after a crash."""
 
 CHUNK_BYTES: Final = 4_000
 MESSAGES_MAX: Final = 50_000  # of a role
@@ -137,7 +137,7 @@ class Producing(Work[ProducerRole]):
             )
         except ProducerQueueFullError:
             await asyncio.sleep(0.02)
-            if not self._role.ids:  # not sent, and never to be
+            if not self._role.ids:  # not sent, and never will be
                 self._missing.discard(number)
                 self._next += 1
             return

@@ -33,7 +33,7 @@ STANDS_STILL_S: Final = 60.0
 lease or retry that they may wait for."""
 
 SHOWN_MAX: Final = 3
-"""Stuck messages of a subscription whose reasons are shown."""
+"""How many stuck messages of a subscription are explained."""
 
 
 async def all_acknowledged(
@@ -110,5 +110,5 @@ async def _asked(call: Any, request: Any) -> str:
     if isinstance(answer, pb.ExplainResponse):
         return ", then ".join(each.text for each in answer.reasons)
     for consumer in answer.consumers:
-        del consumer.ranges[:]  # there are hundreds
+        del consumer.ranges[:]  # hundreds
     return json.dumps(MessageToDict(answer))

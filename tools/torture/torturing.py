@@ -75,7 +75,6 @@ class Tortured(NamedTuple):
     ended_ns: int
 
     def since_s(self, at_ns: int) -> float:
-        """Seconds since the start."""
         return (at_ns - self.began_ns) / 1e9
 
 

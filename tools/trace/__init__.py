@@ -1,1 +1,1 @@
-"""A receiver of spans and metrics in this process, and a message's journey as a tree."""
+"""A receiver of spans and metrics in this process, and a message's trace as a tree."""

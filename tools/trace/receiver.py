@@ -1,4 +1,4 @@
-"""An OTLP receiver over gRPC on loopback, for demos and tests: it keeps what it is sent."""
+"""An OTLP receiver over gRPC on loopback, for demos and tests. It keeps what it receives."""
 
 from __future__ import annotations  # grpc's classes are generic in its stubs only
 
@@ -17,7 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 from tools.stack.handlers import handlers
 
 Value = str | int | float | bool | list[Any]
-"""What an attribute may be."""
+"""The value of an attribute."""
 
 KINDS = {0: "UNSPECIFIED", 1: "INTERNAL", 2: "SERVER", 3: "CLIENT", 4: "PRODUCER", 5: "CONSUMER"}
 
@@ -31,12 +31,12 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A span as it was sent. Ids are in hexadecimal digits; times in nanoseconds since 1970.
+    """A received span. Ids are in hexadecimal digits; times in nanoseconds since 1970.
 
     Attributes:
-        service: the service.name of its sender.
-        resource: everything that it says of itself.
-        parent_id: empty: it is a root.
+        service: the sender's service.name.
+        resource: the sender's other attributes, too.
+        parent_id: empty for a root.
         links: (trace id, span id) of each.
         failed: whether its status is ERROR.
     """
@@ -59,19 +59,19 @@ class Span:
 
 @dataclass(slots=True)
 class Received:
-    """Everything that was sent so far."""
+    """All spans and metrics received so far."""
 
     port: int = 0
     spans: list[Span] = field(default_factory=list)
     metrics: list[tuple[dict[str, Value], Metric]] = field(default_factory=list)
-    """The sender's resource, and a metric: the newest last."""
+    """The sender's resource with each metric, in order of arrival."""
 
     @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def environment(self, share: str) -> dict[str, str]:
-        """Settings with which a process sends the spans of this share of traces, and no metrics."""
+        """Settings that make a process send spans of this share of traces, and no metrics."""
         return {
             "OTEL_EXPORTER_OTLP_ENDPOINT": self.endpoint,
             "OTEL_METRICS_EXPORTER": "none",
@@ -83,7 +83,7 @@ class Received:
         return [span for span in self.spans if span.name == name]
 
     def trace(self, trace_id: str) -> list[Span]:
-        """The spans of a trace, in the order of their beginnings."""
+        """The spans of a trace, by their start."""
         return sorted(
             (span for span in self.spans if span.trace_id == trace_id),
             key=lambda span: span.start_ns,
@@ -106,7 +106,7 @@ class Received:
 
 @asynccontextmanager
 async def otlp_receiver() -> AsyncIterator[Received]:
-    """A receiver on a free port of loopback, while the context lasts."""
+    """A receiver on a free port of loopback."""
     received = Received()
     server = aio.server(options=[("grpc.max_receive_message_length", 64 * 1024 * 1024)])
     traces = trace_pb.DESCRIPTOR.services_by_name["TraceService"]

@@ -1,4 +1,4 @@
-"""A message's journey as a tree: its trace, and what has a link to it, in the order of time."""
+"""A message's trace as a tree, in the order of time, with the spans that link to it."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,17 +19,17 @@ SHOWN: Final = (
     "error.type",
 )
 SHOWN_BELOW: Final = "seqgate.verdicts."
-"""Attributes that are worth a place in a line, and those that begin so."""
+"""The names and the prefix of attributes to show."""
 
 
 def journey(spans: Iterable[Span], trace_id: str) -> list[str]:
-    """The lines of a trace's tree. What has a link to a span from another trace, as what is done
-    for several messages, stands below it, after an arrow, with what is below it there."""
+    """The lines of a trace's tree. A span of another trace with a link to a span of this one, such
+    as work for several messages, stands below that span, after an arrow, with its own children."""
     return list(_Tree(list(spans)).lines(trace_id))
 
 
 def write_spans(file: Path, spans: Sequence[Span]) -> None:
-    """Write spans to a file, one JSON object a line, in the order of their beginnings."""
+    """Write spans to a file, one JSON object per line, by their start."""
     with file.open("w") as out:
         for span in sorted(spans, key=lambda span: span.start_ns):
             out.write(json.dumps(asdict(span)) + "\n")
@@ -78,6 +78,6 @@ def _line(span: Span, began_ns: int) -> str:
 
 
 def _some(attributes: Mapping[str, Value]) -> str:
-    """Attributes by the last part of their names."""
+    """Attributes, by the last part of their names."""
     said = [f"{name.rpartition('.')[2]} {value}" for name, value in attributes.items()]
     return f" ({', '.join(said)})" if said else ""
