@@ -167,7 +167,6 @@ class Method(NamedTuple):
     kwargs: dict[str, Any]
 
     def on(self, channel: aio.Channel | grpc.Channel) -> Callable[..., Any]:
-        """The method's callable on a channel."""
         multi: Callable[..., Any] = getattr(channel, self.style)(
             self.path, *self.args, **self.kwargs
         )
@@ -264,11 +263,7 @@ class HookedChannel(OuterChannel):
     """See the module."""
 
     def __init__(self, channel: aio.Channel, hooks: Sequence[Hook]) -> None:
-        """
-        Args:
-            channel: makes the calls, and is closed with this one.
-            hooks: run in this order for each call.
-        """
+        """Closing it closes `channel`. Hooks run in this order."""
         self._channel = channel
         self._hooks = hooks
 
@@ -322,8 +317,6 @@ def _now(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 class _Generation:
-    """A channel with one certificate."""
-
     def __init__(self, channel: aio.Channel) -> None:
         self.channel = channel
         self.calls = 0
@@ -338,10 +331,7 @@ class RenewedChannel(HookedChannel):
         credentials: Callable[[], grpc.ChannelCredentials],
         hooks: Sequence[Hook],
     ) -> None:
-        """
-        Args:
-            credentials: returns the same object until the files change.
-        """
+        """`credentials` returns the same object until the files change."""
         self._make = make
         self._credentials = credentials
         self._made_with = credentials()
@@ -377,7 +367,6 @@ class RenewedChannel(HookedChannel):
             task.add_done_callback(self._closing.discard)
 
     async def close(self, grace: float | None = None) -> None:
-        """Close the channels of all generations."""
         old, self._old = list(self._old), set()
         for generation in (self._generation, *old):
             await generation.channel.close(grace)
@@ -420,11 +409,7 @@ class HookedBlockingChannel(OuterBlockingChannel):
     cancelled there: they are never called later."""
 
     def __init__(self, channel: grpc.Channel, hooks: Sequence[Hook]) -> None:
-        """
-        Args:
-            channel: makes the calls, and is closed with this one.
-            hooks: run in this order for each call.
-        """
+        """Closing it closes `channel`. Hooks run in this order."""
         self._channel = channel
         self._hooks = hooks
 
@@ -456,8 +441,6 @@ class HookedBlockingChannel(OuterBlockingChannel):
 
 
 class _Responses:
-    """A stream read in this thread."""
-
     def __init__(self, call: Any, end: OnEnd) -> None:
         self._call = call
         self._end = end

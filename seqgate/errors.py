@@ -261,4 +261,3 @@ BY_REASON: Final[Mapping[str, type[SeqgateError]]] = {
     "CURSOR_CORRUPT": DataLossError,
     "INTERNAL": InternalError,
 }
-"""The class of each reason that a service gives."""

@@ -122,11 +122,8 @@ class MessageId:
 
     def to_bytes(self) -> bytes:
         """The bytes that Pulsar's Java client writes for this id (`toByteArray` of its
-        MessageIdImpl, BatchMessageIdImpl and ChunkMessageIdImpl).
-
-        Raises:
-            ValueError: a number is out of its bounds.
-        """
+        MessageIdImpl, BatchMessageIdImpl and ChunkMessageIdImpl). Raises ValueError if a number is
+        out of its bounds."""
         return _wire(self).SerializeToString()
 
     @property

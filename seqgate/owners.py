@@ -34,7 +34,6 @@ TOPICS_MAX: Final = 10_000
 _UNREACHABLE: Final = frozenset(
     {StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED, StatusCode.CANCELLED}
 )
-"""The codes of a call to an unreachable instance."""
 
 
 class Owners:
@@ -46,7 +45,6 @@ class Owners:
         self._lock = Lock()
 
     def of(self, topic: str) -> str:
-        """The address to call about a topic."""
         with self._lock:
             owner = self._owners.get(topic)
             if owner is None:
@@ -79,7 +77,6 @@ def owner_named(error: grpc.RpcError) -> str:
 
 
 def topic_of(request: Any) -> str:
-    """The topic of a request, or of the stream that it opens."""
     opening = getattr(request, "open", request)
     return str(getattr(opening, "topic", ""))
 
@@ -91,16 +88,12 @@ class FollowingChannel(OuterChannel):
     """See the module."""
 
     def __init__(self, target: str, open_channel: Callable[[str], aio.Channel]) -> None:
-        """
-        Args:
-            target: serves topics whose owner is not remembered.
-        """
+        """`target` serves topics whose owner is not remembered."""
         self.owners: Final = Owners(target)
         self._open = open_channel
         self._channels: dict[str, aio.Channel] = {}
 
     def at(self, address: str) -> aio.Channel:
-        """The channel to an instance."""
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = self._open(address)
@@ -161,11 +154,7 @@ class FollowingCall:
     only its first request is sent."""
 
     def __init__(self, owners: Owners, topic: str | None, make: Callable[[str], Any]) -> None:
-        """
-        Args:
-            topic: None: the first request names it.
-            make: starts the call at an address.
-        """
+        """`topic` is None if the first request names it. `make` starts the call at an address."""
         self._owners = owners
         self._topic = topic
         self._make = make
@@ -267,7 +256,6 @@ class FollowingCall:
 
 
 async def _error(call: Any) -> aio.AioRpcError:
-    """The error of an ended call."""
     return aio.AioRpcError(
         await call.code(), aio.Metadata(), await call.trailing_metadata(), await call.details()
     )
@@ -280,10 +268,7 @@ class FollowingBlockingChannel(OuterBlockingChannel):
     """See the module. Only calls with one request are redirected. Safe for threads."""
 
     def __init__(self, target: str, open_channel: Callable[[str], grpc.Channel]) -> None:
-        """
-        Args:
-            target: serves topics whose owner is not remembered.
-        """
+        """`target` serves topics whose owner is not remembered."""
         self._owners = Owners(target)
         self._open = open_channel
         self._lock = Lock()
@@ -338,10 +323,7 @@ class FollowingResponses:
     """A call's responses. Until the first one, the call can be redirected."""
 
     def __init__(self, owners: Owners, topic: str, make: Callable[[str], Any]) -> None:
-        """
-        Args:
-            make: starts the call at an address.
-        """
+        """`make` starts the call at an address."""
         self._owners = owners
         self._topic = topic
         self._make = make

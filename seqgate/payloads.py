@@ -53,11 +53,8 @@ def pack_batch(messages: Iterable[SingleMessage]) -> bytes:
 
 
 def open_batch(metadata: entry_pb2.EntryMetadata, payload: bytes) -> Sequence[SingleMessage]:
-    """The messages of a batch entry, in order.
-
-    Raises:
-        PayloadDamaged: it cannot be unpacked or parsed, or has another number of messages.
-    """
+    """The messages of a batch entry, in order. Raises PayloadDamaged if it cannot be unpacked or
+    parsed, or has another number of messages."""
     global _batches_opened
     _batches_opened += 1
     try:
@@ -84,11 +81,8 @@ def _messages(opened: bytes) -> Iterator[SingleMessage]:
 
 def unpack(metadata: entry_pb2.EntryMetadata, payload: bytes) -> bytes:
     """Decompress a payload, if it is compressed. For a large message, pass all chunks end to end.
-
-    Raises:
-        PayloadDamaged: it cannot be decompressed, has another size than declared, or would be
-            larger than UNCOMPRESSED_BYTES_MAX.
-    """
+    Raises PayloadDamaged if it cannot be decompressed, has another size than declared, or would
+    exceed UNCOMPRESSED_BYTES_MAX."""
     if not metadata.compression:
         return payload
     size = metadata.uncompressed_size

@@ -54,11 +54,8 @@ class TLS:
 
 def of_environment(environment: Mapping[str, str]) -> tuple[TLS | None, Path | None]:
     """The credentials of jobs: TLS (None: plain text) and the token's file, from SEQGATE_CA_FILE,
-    SEQGATE_CERTIFICATE_FILE, SEQGATE_KEY_FILE and SEQGATE_TOKEN_FILE.
-
-    Raises:
-        ValueError: certificate and key are not set together, or without SEQGATE_CA_FILE.
-    """
+    SEQGATE_CERTIFICATE_FILE, SEQGATE_KEY_FILE and SEQGATE_TOKEN_FILE. Raises ValueError if
+    certificate and key are not set together, or without SEQGATE_CA_FILE."""
 
     def file(name: str) -> Path | None:
         named = environment.get(f"SEQGATE_{name}_FILE")
@@ -72,11 +69,8 @@ def of_environment(environment: Mapping[str, str]) -> tuple[TLS | None, Path | N
 
 
 def channel_credentials(tls: TLS) -> grpc.ChannelCredentials:
-    """The credentials of a channel.
-
-    Raises:
-        OSError, ValueError: a file is unreadable or invalid, or the key does not match.
-    """
+    """A channel's credentials. Raises OSError or ValueError if a file is unreadable or invalid, or
+    the key does not match."""
     authorities = None if tls.ca_file is None else certificates(Path(tls.ca_file))
     if tls.certificate_file is None or tls.key_file is None:
         return grpc.ssl_channel_credentials(authorities)
@@ -85,11 +79,8 @@ def channel_credentials(tls: TLS) -> grpc.ChannelCredentials:
 
 
 def certificates(file: Path) -> bytes:
-    """The authorities' certificates in a PEM file.
-
-    Raises:
-        OSError, ValueError: the file is unreadable, or has no certificates.
-    """
+    """The authorities' certificates in a PEM file. Raises OSError or ValueError if it is unreadable
+    or has none."""
     content = file.read_bytes()
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=file)
@@ -99,11 +90,8 @@ def certificates(file: Path) -> bytes:
 
 
 def key_pair(certificate_file: Path, key_file: Path) -> tuple[bytes, bytes]:
-    """A certificate chain and its key, in PEM.
-
-    Raises:
-        OSError, ValueError: a file is unreadable, or the key does not match.
-    """
+    """A certificate chain and its key, in PEM. Raises OSError or ValueError if a file is unreadable
+    or the key does not match."""
     chain, key = certificate_file.read_bytes(), key_file.read_bytes()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
@@ -122,13 +110,8 @@ def _no_passphrase() -> str:
 
 
 class TokenSource:
-    """Supplies the token of each call."""
-
     def __init__(self, token: BearerToken, on_change: OnChange) -> None:
-        """
-        Raises:
-            OSError, ValueError: the token or its file is unreadable or invalid.
-        """
+        """Raises OSError or ValueError if the token or its file is unreadable or invalid."""
         self._get: Callable[[], str]
         if isinstance(token, Path):
             file = token
@@ -143,11 +126,8 @@ class TokenSource:
             self._get = lambda: _checked(make())
 
     def metadata(self) -> tuple[str, str]:
-        """The `authorization` metadata of a call.
-
-        Raises:
-            AuthenticationError: the application's function failed, or returned no valid token.
-        """
+        """The `authorization` metadata of a call. Raises AuthenticationError if the application's
+        function fails, or returns no valid token."""
         try:
             return AUTHORIZATION, f"Bearer {self._get()}"
         except Exception as error:  # from the application's function

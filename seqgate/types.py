@@ -56,11 +56,7 @@ class TopicName:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a full name.
-
-        Raises:
-            InvalidNameError: it is not tenant/namespace/name.
-        """
+        """Parse a full name. Raises InvalidNameError if it is not tenant/namespace/name."""
         parts = text.split("/")
         if (
             len(text) > TOPIC_NAME_BYTES_MAX
@@ -76,11 +72,7 @@ class TopicName:
     @classmethod
     def expand(cls, text: str) -> Self:
         """Parse a name as people write it: `name` alone means public/default/name, and Pulsar's
-        persistent:// is accepted.
-
-        Raises:
-            InvalidNameError: it is neither of these.
-        """
+        persistent:// is accepted. Raises InvalidNameError for any other form."""
         text = text.removeprefix("persistent://")
         return cls.parse(text if "/" in text else f"public/default/{text}")
 
@@ -100,20 +92,14 @@ class TopicName:
 
 
 def check_producer_name(name: str) -> str:
-    """Return a valid producer name unchanged.
-
-    Raises:
-        InvalidNameError: it is empty, longer than 255 bytes, or contains control characters.
-    """
+    """Return a valid producer name unchanged. Raises InvalidNameError if it is empty, longer than
+    255 bytes, or contains control characters."""
     return _check_name("producer name", name, PRODUCER_NAME_BYTES_MAX)
 
 
 def check_cursor_name(name: str) -> str:
-    """Return a valid name of a cursor, or of its lease's holder, unchanged.
-
-    Raises:
-        InvalidNameError: it is empty, longer than 255 bytes, or contains control characters.
-    """
+    """Return a valid name of a cursor, or of its lease's holder, unchanged. Raises the same as
+    check_producer_name."""
     return _check_name("name", name, CURSOR_NAME_BYTES_MAX)
 
 
@@ -150,11 +136,8 @@ class Chunk(NamedTuple):
 
 
 def check_chunk(chunk: Chunk) -> Chunk:
-    """Return a valid chunk unchanged.
-
-    Raises:
-        InvalidChunkError: its numbers contradict each other or a limit, or its uuid is invalid.
-    """
+    """Return a valid chunk unchanged. Raises InvalidChunkError if its numbers contradict each other
+    or a limit, or its uuid is invalid."""
     uuid, chunk_id, num_chunks, total_bytes = chunk
     if not uuid or _CONTROL.search(uuid) or len(uuid.encode()) > CHUNK_UUID_BYTES_MAX:
         raise InvalidChunkError(

@@ -35,15 +35,8 @@ class Watched(Generic[T]):
         *,
         interval_s: float = LOOK_INTERVAL_S,
     ) -> None:
-        """Read the files.
-
-        Args:
-            files: the files that `read` reads.
-            read: raises OSError or ValueError if the files are unusable.
-
-        Raises:
-            OSError, ValueError: the files are unusable.
-        """
+        """Read the files. Raises the OSError or ValueError with which `read` reports unusable
+        files. `interval_s` is the shortest interval between two checks."""
         self._files = tuple(files)
         self._read = read
         self._on_change = on_change

@@ -1,2 +1,1 @@
-"""Programs that run from a checkout only, and are not published: stack, demo, bench, torture,
-dev."""
+"""Programs that run from a checkout and are not published: stack, demo, bench, torture, dev."""

@@ -15,7 +15,6 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Run the command line. Returns the exit code."""
     try:
         from seqgate.cli._main import main as run
     except ModuleNotFoundError as error:

@@ -28,12 +28,8 @@ from seqgate.types import (
 def _name(
     check: Callable[[str], str], *, reason: str, of: str = "", detail: str | None = None
 ) -> Callable[[str], str]:
-    """Make a parser of names.
-
-    Args:
-        of: stands before the message of `check`.
-        detail: the field of the details with the text.
-    """
+    """Make a parser of names. `of` stands before the message of `check`; `detail` is the field of
+    the details with the text."""
 
     def parse(text: str) -> str:
         try:
@@ -48,7 +44,6 @@ def _name(
 topic_name = _name(
     lambda text: str(TopicName.expand(text)), reason="INVALID_TOPIC_NAME", detail="topic"
 )
-"""The full name of a topic."""
 
 producer_name = _name(check_producer_name, reason="INVALID_PRODUCER_NAME", detail="producer")
 cursor_name = _name(check_cursor_name, reason="INVALID_CURSOR_NAME")

@@ -63,7 +63,6 @@ def _shared(
 SHARED: Final = list(inspect.signature(_shared).parameters.values())
 
 Given = Mapping[str, Any]
-"""The given options or arguments, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +126,8 @@ def _run(options: Given, name: str, function: Work, arguments: Given) -> int:
 
 @contextmanager
 def _traced(name: str) -> Iterator[Span]:
-    """Record spans if OTEL_* enable it. The command's span continues the trace of TRACEPARENT, if
-    that is set.
-
-    Raises:
-        InvalidSettings: an OTEL_* variable is invalid.
-    """
+    """Record spans if OTEL_* enable it, in the trace of TRACEPARENT if that is set. Raises
+    InvalidSettings if an OTEL_* variable is invalid."""
     with ExitStack() as stack:
         try:
             stack.enter_context(tracing("seqgate-cli"))

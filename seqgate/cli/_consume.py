@@ -22,8 +22,6 @@ QUEUE_MESSAGES: Final = 1_000
 
 
 class Type(StrEnum):
-    """How a subscription distributes messages."""
-
     KEY_SHARED = "key-shared"
     SHARED = "shared"
     EXCLUSIVE = "exclusive"
@@ -92,12 +90,8 @@ class _Taking:
         self._stale = 0
 
     async def run(self, count: int | None) -> int:
-        """Receive `count` messages; None: no limit. Returns the exit code.
-
-        Raises:
-            OutputClosed: the output is closed. Messages not written are not acknowledged.
-            SeqgateError: the error that ended the consumer.
-        """
+        """Receive `count` messages; None: no limit. Returns the exit code. If the output is closed
+        (OutputClosed), messages not written are not acknowledged."""
         code = DONE
         while count is None or count > 0:
             try:

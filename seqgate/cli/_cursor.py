@@ -21,7 +21,6 @@ HOLES_SHOWN: Final = 20
 """The most ranges and batches that `show` lists; it counts all of them."""
 
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""The largest file that `import` reads, in bytes."""
 
 app = group("Manage cursors: the positions that readers have acknowledged.")
 

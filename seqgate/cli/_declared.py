@@ -66,12 +66,10 @@ def option(
 
 
 def choice(text: str, *flags: str, **how: Any) -> Any:
-    """An option whose value is of an enum."""
     return option(None, text, *flags, **how)
 
 
 def flag(text: str, *flags: str, **how: Any) -> Any:
-    """An option without a value."""
     return option(None, text, *flags, default=False, **how)
 
 

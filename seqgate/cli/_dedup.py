@@ -187,7 +187,6 @@ def _fate_shown(fate: str | None, message_id: str | None) -> str:
 
 
 def _unfinished(producer: pb.Producer) -> dict[str, Any] | None:
-    """The large message that is partly stored."""
     if not producer.HasField("unfinished"):
         return None
     chunk = producer.unfinished.last_chunk
@@ -207,5 +206,4 @@ def _unfinished_shown(unfinished: dict[str, Any] | None) -> str | None:
 
 
 def _value(value: dict[str, Any]) -> str:
-    """A value of a policy, and the level that sets it."""
     return f"{text_shown(value['value'])} (set by: {words(value['source'])})"

@@ -24,7 +24,6 @@ from seqgate.errors import UnavailableError
 from seqgate.times import milliseconds
 
 BATCH_MAX: Final = 1_000
-"""The most entries per batch."""
 
 app = group("Check and try out filter expressions.")
 
@@ -162,7 +161,6 @@ def _names_shown(names: list[str] | None) -> str:
 
 
 def _fault(expression: str, fault: pb.Fault) -> str:
-    """A fault, with its position in the expression."""
     line = expression.split("\n")[fault.line - 1].replace("\t", " ")
     said = f"line {fault.line}, column {fault.column}: {shown(fault.message)}"
     return f"{said}\n  {shown(line)}\n  {' ' * (fault.column - 1)}^"
@@ -207,12 +205,10 @@ async def _batches(file: FileIO) -> AsyncGenerator[list[Numbered], None]:
 
 
 Judge = Any
-"""Sends a batch, and returns its verdicts."""
 
 
 @asynccontextmanager
 async def _judge(run: Run, chain: pb.Chain) -> AsyncIterator[Judge]:
-    """Open a stream for evaluating the chain."""
     target, timeout_s = run.settings.filter.value, run.settings.timeout_s
     call = run.services.stub("filter").Evaluate()
 

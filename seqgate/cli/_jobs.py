@@ -145,5 +145,4 @@ def _modules() -> dict[str, str]:
 
 
 def _shown(run: Run) -> dict[str, str]:
-    """The variables with the job's credentials."""
     return {f"SEQGATE_{name.upper()}": each.value for name, each in run.settings.files.items()}

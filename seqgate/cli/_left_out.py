@@ -30,7 +30,6 @@ class LeftOut:
         self._unfinished: dict[tuple[str, int], Counter[DropReason]] = {}
 
     def add(self, dropped: Dropped) -> None:
-        """Count dropped chunks."""
         count = len(dropped.positions)
         if dropped.reason in FINAL:
             self._for_good[dropped.reason] += count
@@ -46,7 +45,6 @@ class LeftOut:
 
     @property
     def counts(self) -> Mapping[DropReason, int]:
-        """The chunks left out, by reason."""
         counts = sum(self._unfinished.values(), self._for_good)
         return {reason: counts[reason] for reason in DropReason if counts[reason]}
 

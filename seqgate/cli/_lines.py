@@ -23,10 +23,7 @@ _BLOCK_BYTES: Final = 64 * 1024
 
 def open_input(text: str) -> FileIO:
     """Open a file, or standard input for "-", unbuffered: available bytes are read immediately.
-
-    Raises:
-        InvalidInput: it cannot be opened.
-    """
+    Raises InvalidInput if it cannot be opened."""
     if text != "-":
         try:
             with _interruptible():
@@ -52,11 +49,8 @@ def _interruptible() -> Iterator[None]:
 
 
 async def numbered_lines(descriptor: int) -> AsyncGenerator[tuple[int, bytes], None]:
-    """The lines that are not blank, numbered from 1. Holds one block and one line at a time.
-
-    Raises:
-        InvalidInput: reading fails, or a line is too long.
-    """
+    """The lines that are not blank, numbered from 1. Holds one block and one line at a time. Raises
+    InvalidInput if reading fails or a line is too long."""
     number = 0
     async with aclosing(_lines(descriptor)) as lines:
         async for line in lines:
@@ -66,11 +60,8 @@ async def numbered_lines(descriptor: int) -> AsyncGenerator[tuple[int, bytes], N
 
 
 async def whole(descriptor: int) -> AsyncGenerator[tuple[None, bytes], None]:
-    """The whole input as one piece, without a line number.
-
-    Raises:
-        InvalidInput: reading fails, or the input is too large.
-    """
+    """The whole input as one piece, without a line number. Raises InvalidInput if reading fails or
+    the input is too large."""
     parts: list[bytes] = []
     size_bytes = 0
     while block := await _block(descriptor):
@@ -97,7 +88,6 @@ async def _lines(descriptor: int) -> AsyncGenerator[bytes, None]:
 
 
 async def _block(descriptor: int) -> bytes:
-    """Wait for bytes, and read at most a block; empty at the end."""
     while True:
         await _readable(descriptor)
         try:

@@ -22,8 +22,6 @@ Following = Callable[[Position], Awaitable[Sequence[Position]]]
 
 
 def following(run: Run, topic: str, count: int, through: common_pb2.Position) -> Following:
-    """Reads up to `count` entries from the log."""
-
     async def positions(place: Position) -> Sequence[Position]:
         request = pb.ReadRequest(
             topic=topic, max_entries=count, through=through, metadata_only=True
@@ -38,13 +36,9 @@ def following(run: Run, topic: str, count: int, through: common_pb2.Position) ->
 async def start_of_last(
     count: int, *, first: Position, last: Position, entries: int, following: Following
 ) -> Position:
-    """The position at which the last `count` entries start.
-
-    Args:
-        count: at least 1; if the topic has fewer entries, the result is the first one.
-        first, last, entries: the topic's.
-        following: reads up to `count` entries.
-    """
+    """The position at which the last `count` entries (at least 1) start; the first entry if the
+    topic has fewer. `first`, `last` and `entries` are the topic's; `following` reads up to `count`
+    entries."""
     if count >= entries:
         return first
     if last.entry_id + 1 >= count:

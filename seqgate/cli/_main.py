@@ -58,7 +58,6 @@ command(app, "top")(top)
 
 
 def main() -> int:
-    """Run the command line. Returns the exit code."""
     arguments = sys.argv[1:]
     try:
         return int(app(arguments, prog_name="seqgate", standalone_mode=False) or 0)

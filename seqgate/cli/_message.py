@@ -26,16 +26,13 @@ FIELDS: Final = (
     "sequence_id",
     "event_time_ms",
 )
-"""The fields of a line."""
 
 ENTRY_FIELDS: Final = ("key", "properties", "producer", "sequence_id", "publish_time_ms")
 """The fields of a read message that describe its entry; `num_messages` describes a batch."""
 
 BATCH_MESSAGES_MAX: Final = 10_000
-"""The most messages in a batch."""
 
 _READ_FIELDS: Final = (*FIELDS, "message_id", "append_time_ms", "attempts", "missing_before")
-"""The other fields of a read message."""
 
 _PREVIEW_CHARACTERS: Final = 80
 
@@ -52,11 +49,8 @@ class Draft(NamedTuple):
 
 
 def parse(line: bytes) -> Draft:
-    """Parse a line. A null field counts as absent.
-
-    Raises:
-        InvalidInput: it is not an object that describes a message.
-    """
+    """Parse a line. A null field counts as absent. Raises InvalidInput if the line does not
+    describe a message."""
     values = _object(line, FIELDS)
     payload = _bytes(values, "payload")
     if payload is None:
@@ -73,11 +67,7 @@ def parse(line: bytes) -> Draft:
 
 def parse_entry(line: bytes) -> EntryMetadata:
     """Parse a line of `read` as the metadata of an entry with this message only; with
-    `num_messages`, of a batch.
-
-    Raises:
-        InvalidInput: it is not an object that describes an entry.
-    """
+    `num_messages`, of a batch. Raises InvalidInput if the line does not describe an entry."""
     values = _object(line, (*ENTRY_FIELDS, "num_messages"), ignored=_READ_FIELDS)
     return EntryMetadata(
         partition_key=_text(values, "key"),
@@ -117,20 +107,13 @@ class Listing:
     """Prints messages as they arrive: one line each, under headings."""
 
     def __init__(self, output: Output, *, whole: bool) -> None:
-        """
-        Args:
-            whole: show payloads whole, not only how they start.
-        """
+        """`whole`: show payloads whole, not only how they start."""
         self._output = output
         self._whole = whole
         self._widths: list[int] = []
 
     def add(self, message: Message) -> None:
-        """Print a message.
-
-        Raises:
-            OutputClosed: the reader of the output has gone.
-        """
+        """Print a message. Raises OutputClosed if the reader of the output has gone."""
         if self._output.json:
             self._output.record(record(message))
             return

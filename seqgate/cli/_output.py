@@ -62,8 +62,6 @@ class OutputClosed(Exception):
 
 
 class Output:
-    """Standard output and standard error."""
-
     def __init__(self, form: Format) -> None:
         self.form = form
         for stream in (sys.stdout, sys.stderr):
@@ -75,12 +73,8 @@ class Output:
         return self.form is Format.JSON
 
     def line(self, text: str) -> None:
-        """Write a line immediately.
-
-        Raises:
-            OutputClosed: the reader has gone.
-            OutputFailed: it cannot be written.
-        """
+        """Write a line immediately. Raises OutputClosed if the reader has gone, and OutputFailed if
+        the line cannot be written."""
         try:
             sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
@@ -97,11 +91,8 @@ class Output:
     async def listing(
         self, columns: Columns, records: AsyncIterable[Mapping[str, Any]], *, by: str | None = None
     ) -> None:
-        """Write objects as JSON as they arrive, or a table of all of them.
-
-        Args:
-            by: the field to sort rows by, each value once; None: in order of arrival.
-        """
+        """Write objects as JSON as they arrive; or as a table, sorted by the field `by`, each value
+        once (None: in order of arrival)."""
         kept: list[Mapping[str, Any]] = []
         put = self.record if self.json else kept.append
         async for each in records:
@@ -190,7 +181,6 @@ def shown(value: object) -> str:
 
 
 def time_shown(milliseconds: int | None) -> str | None:
-    """A time for people, in UTC."""
     if milliseconds is None:
         return None
     try:
@@ -201,7 +191,6 @@ def time_shown(milliseconds: int | None) -> str | None:
 
 
 def words(name: str) -> str:
-    """The name of an enum's value, or of a field, for people."""
     return name.lower().replace("_", " ")
 
 

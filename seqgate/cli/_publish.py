@@ -86,8 +86,6 @@ class Room:
 
 
 class _Sent(NamedTuple):
-    """A message that awaits its receipt."""
-
     line: int | None
     size_bytes: int
     receipt: asyncio.Future[Receipt]
@@ -173,7 +171,6 @@ async def publish(
 
 
 def _batching(filter_properties: list[str], *, batch: bool) -> Batching | None:
-    """The producer's batching; None: none."""
     if not batch:
         if filter_properties:
             raise WrongUsage(
@@ -187,7 +184,6 @@ def _batching(filter_properties: list[str], *, batch: bool) -> Batching | None:
 
 
 def _chunking(chunk_bytes: int | None, *, batch: bool) -> Chunking | None:
-    """The producer's chunking; None: none."""
     if chunk_bytes is None:
         return None if batch else Chunking()
     if batch:
@@ -201,8 +197,6 @@ def _chunking(chunk_bytes: int | None, *, batch: bool) -> Chunking | None:
 
 
 class _Work:
-    """See the module."""
-
     def __init__(
         self, producer: Producer, output: Output, understand: Callable[[bytes], Draft]
     ) -> None:
@@ -227,7 +221,6 @@ class _Work:
                     sending.cancel()
 
     def summarize(self) -> None:
-        """Print how many messages were sent, and their outcomes, for people."""
         if self._output.json or self._output_closed:
             return
         counts = self._counts
@@ -243,11 +236,7 @@ class _Work:
             raise _with(self._error, self._counts)
 
     def outcome(self) -> int:
-        """The exit code.
-
-        Raises:
-            InvalidInput, OutputFailed: the rest was not sent.
-        """
+        """The exit code. Raises InvalidInput or OutputFailed if the rest was not sent."""
         if self._error is not None:
             raise _with(self._error, self._counts)
         return DONE if self._at_end and not self._counts["failed"] else REFUSED
@@ -319,7 +308,6 @@ class _Work:
 
 
 def _failed(error: SeqgateError) -> asyncio.Future[Receipt]:
-    """The receipt of a message that was not sent."""
     receipt: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
     receipt.set_exception(error)
     receipt.exception()  # marks it as retrieved: the receipt need not be awaited
@@ -327,14 +315,12 @@ def _failed(error: SeqgateError) -> asyncio.Future[Receipt]:
 
 
 def _at(line: int | None, error: SeqgateError) -> SeqgateError:
-    """Add the number of the line to an error."""
     return _with(error, {"line": line}, before="" if line is None else f"line {line}: ")
 
 
 def _with(
     error: SeqgateError, details: Mapping[str, int | None], *, before: str = ""
 ) -> SeqgateError:
-    """A copy of the error with more details."""
     more = {name: str(value) for name, value in details.items() if value is not None}
     return type(error)(
         f"{before}{error}",

@@ -134,7 +134,6 @@ async def messages(
 
 
 def _tell(output: Output, missed: Missed) -> None:
-    """Report missing messages on standard error, with the reason."""
     first, last = (f"{each.ledger_id}:{each.entry_id}" for each in (missed.first, missed.last))
     error = missed.error
     text = str(error) if first in str(error) else f"{error}: {first} to {last}"

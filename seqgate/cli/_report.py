@@ -32,7 +32,6 @@ RANGES_SHOWN: Final = 3
 """The most ranges of slots in a table; it counts all of them."""
 
 SAID: Final = ("processed", "accepted", "rejected", "rescheduled", "failed")
-"""The counts of a filter."""
 
 
 def _key_shown(of: dict[str, Any]) -> str:
@@ -228,7 +227,6 @@ def _count_shown(count: dict[str, int]) -> str:
 
 
 def _sentence(reason: dict[str, Any], now_ms: int) -> str:
-    """A reason, with its position and its start."""
     more = [] if reason["position"] is None else [reason["position"]]
     if reason["since_ms"] is not None:
         more.append(f"for {_age(reason['since_ms'], now_ms)}")
@@ -240,7 +238,6 @@ def _sentence(reason: dict[str, Any], now_ms: int) -> str:
 
 
 def _age(since_ms: int | None, now_ms: int) -> str | None:
-    """The time since then, by this machine's clock."""
     if since_ms is None:
         return None
     seconds = max(0.0, (now_ms - since_ms) / 1000)

@@ -50,7 +50,6 @@ class Standing:
 
 
 def sent_again(standing: Standing) -> str:
-    """The predicted outcome, in one or two sentences."""
     status = standing.found.status
     if status.state == pb.TOPIC_STATE_RECOVERING:
         left = status.entries_remaining

@@ -52,12 +52,9 @@ class Services:
         await self._channels.aclose()
 
     async def call(self, request: Any, *, timeout_s: float | None = None) -> Any:
-        """Send a request; `timeout_s` overrides the settings.
-
-        Raises:
-            SeqgateError: the service refused, or did not answer in time.
-            InUseError: each dispatcher redirected to another one (reason NOT_OWNER).
-        """
+        """Send a request; `timeout_s` overrides the settings. Raises SeqgateError if the service
+        refuses or times out, and InUseError (reason NOT_OWNER) if each dispatcher redirects to
+        another one."""
         name, method = _addressed(request)
         target = self.target(name)
         limit_s = self.settings.timeout_s if timeout_s is None else timeout_s
@@ -82,7 +79,6 @@ class Services:
         raise AssertionError("unreachable")
 
     async def pages(self, request: Any) -> AsyncIterator[Any]:
-        """All items of a list, page by page."""
         while True:
             page = await self.call(request)
             (items,) = (field.name for field in page.DESCRIPTOR.fields if field.is_repeated)
@@ -93,11 +89,8 @@ class Services:
             request.page_token = page.next_page_token
 
     async def responses(self, request: Any) -> list[Any]:
-        """All responses of a stream.
-
-        Raises:
-            SeqgateError: the service refused, did not answer in time, or is shutting down.
-        """
+        """All responses of a stream. Raises SeqgateError if the service refuses, times out or is
+        shutting down."""
         name, method = _addressed(request)
 
         async def collected() -> list[Any]:
@@ -127,7 +120,6 @@ class Services:
 
 
 def _addressed(request: Any) -> tuple[str, str]:
-    """The service and the method of a request."""
     service = request.DESCRIPTOR.full_name.split(".")[2]
     return service, request.DESCRIPTOR.name.removesuffix("Request")
 
@@ -139,7 +131,6 @@ def _not_draining(name: str, response: Any) -> Any:
 
 
 def client(settings: Settings, dispatcher: str | None = None) -> Client:
-    """A client with these settings."""
     with usable_files():
         return connect(
             settings.ledger.value,

@@ -43,7 +43,6 @@ SERVICES: Final[Mapping[str, str]] = {
 """The services, and their default addresses."""
 
 FILES: Final = ("ca_file", "certificate_file", "key_file", "token_file")
-"""The settings that name files."""
 
 TIMEOUT_DEFAULT_S: Final = 30.0
 TIMEOUT_MAX_S: Final = 86_400.0
@@ -83,7 +82,6 @@ class Settings:
     files: Mapping[str, Setting]
     """The files that are set, by keys of FILES."""
     security: Security
-    """How to connect, and the credentials to present."""
 
 
 def resolve(

@@ -24,7 +24,6 @@ from seqgate.cli._subscription_filter import app as filter_
 from seqgate.cli._wire import bytes_record, record
 
 LISTED: Final = 1_000
-"""The subscriptions per page."""
 
 app = group("Manage subscriptions, and explain why messages are not delivered.")
 app.add_typer(filter_, name="filter")

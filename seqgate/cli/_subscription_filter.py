@@ -33,8 +33,6 @@ app = group("Show and set the filters of a subscription.")
 
 
 class OnFailure(StrEnum):
-    """What to do with entries without a verdict."""
-
     PARK = "park"
     ACCEPT = "accept"
     REJECT = "reject"
@@ -201,7 +199,6 @@ async def _set(
 
 
 async def _tell(run: Run, request: pb.SetFiltersRequest | pb.GetFiltersRequest) -> None:
-    """Send a request that returns a subscription's filters, and show them."""
     filters = (await run.services.call(request)).filters
     shown = {"topic": request.topic, "subscription": request.subscription, **record(filters)}
     for change in shown["changes"]:

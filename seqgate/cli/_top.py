@@ -23,8 +23,6 @@ INTERVAL_MAX_S: Final = 3_600.0
 
 
 class Sort(StrEnum):
-    """The sort orders of topics: the keys of SORTS."""
-
     NAME = "name"
     IN = "in"
     OUT = "out"
@@ -140,7 +138,6 @@ class Live:
 
 @asynccontextmanager
 async def _keys(pressed: Callable[[bytes], None]) -> AsyncIterator[None]:
-    """The keys pressed, if there is a keyboard."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield
         return

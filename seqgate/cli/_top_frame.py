@@ -147,7 +147,6 @@ class Sampler:
         return found, left_out
 
     async def _lag(self, topic: ledger_pb2.Topic, of: dispatcher_pb2.Subscription) -> int:
-        """The number of unacknowledged entries."""
         if not of.HasField("mark_delete"):
             return max(0, topic.entries - of.acknowledged_entries)
         if of.mark_delete.ledger_id == topic.last.ledger_id:

@@ -152,7 +152,6 @@ async def _last_messages(run: Run, topic: str, count: int) -> Sequence[Message]:
 
 
 async def _start(run: Run, topic: pb.Topic, count: int) -> Start:
-    """The place of the last `count` entries."""
     if not topic.HasField("first"):
         return EARLIEST
     start = await start_of_last(

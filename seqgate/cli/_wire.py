@@ -28,7 +28,6 @@ _RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
     "Subscription": {"name": "subscription"},
     "Topic": {"name": "topic"},
 }
-"""Fields that have another name in records, by message."""
 
 
 def record(message: Message) -> dict[str, Any]:

@@ -90,12 +90,10 @@ class Piece(NamedTuple):
 
     @property
     def attempt(self) -> tuple[str, str]:
-        """Identifies the attempt within the topic."""
         return self.producer, self.uuid
 
     @property
     def message(self) -> tuple[str, int]:
-        """Identifies the message within the topic."""
         return self.producer, self.sequence_id
 
     @property
@@ -153,7 +151,6 @@ class Headless(NamedTuple):
 
     @property
     def dropped(self) -> Dropped:
-        """The report for an owner that does not fetch the message."""
         piece = self.piece
         positions = (piece.position,)
         return Dropped(
@@ -209,7 +206,6 @@ class Assembler:
         are complete. False: the oldest, for an owner that does not get them again."""
         self._evicts_newest = evicts_newest
         self.counts: Final = Counter[DropReason]()
-        """The chunks dropped, by reason."""
         self._limits = limits
         # By attempt, in the order in which they started. An OrderedDict finds its oldest item in
         # constant time; a dict scans the slots of all items removed before it.

@@ -26,7 +26,6 @@ _NOTHING: Final = object()
 """Stands for the filter properties of a group without an entry."""
 
 Parcel = list[OutgoingMessage]
-"""Messages that are sent together, in order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ from typing import Final
 from seqgate.client._subscribing import DELAY_MAX_S
 
 OUTCOMES_MAX: Final = 10_000
-"""The largest window."""
 
 
 @dataclass(frozen=True, slots=True)

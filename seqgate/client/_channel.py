@@ -18,7 +18,6 @@ MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
 """The largest gRPC message that a client accepts, in bytes; services have lower limits."""
 
 CALL_TIMEOUT_S: Final = 30.0
-"""The deadline of a unary call."""
 
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
@@ -31,8 +30,6 @@ OPTIONS: Final = channels.channel_options(
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How a client connects and identifies itself."""
-
     tls: TLS | None = None
     token: BearerToken | None = None
 
@@ -56,11 +53,7 @@ def open_channel(target: str, security: Security = PLAIN) -> aio.Channel:
 
 
 async def translated(call: Awaitable[T]) -> T:
-    """Await a call's response.
-
-    Raises:
-        SeqgateError: the call failed.
-    """
+    """Await a call's response. Raises SeqgateError if it fails."""
     try:
         return await call
     except aio.AioRpcError as error:
@@ -68,8 +61,6 @@ async def translated(call: Awaitable[T]) -> T:
 
 
 class Backoff:
-    """Exponential backoff with jitter."""
-
     def __init__(self) -> None:
         self._random = Random()
         self._next_s = BACKOFF_FIRST_S

@@ -62,8 +62,6 @@ class Damaged(NamedTuple):
 
 
 class Acknowledge(NamedTuple):
-    """Chunks to acknowledge."""
-
     deliveries: tuple[int, ...]
 
 
@@ -100,7 +98,6 @@ class ChunkDeliveries:
 
     def __init__(self, limits: AssemblyLimits, incomplete: Incomplete) -> None:
         self.counts: Final = Counter[DropReason]()
-        """The chunks dropped, by reason."""
         self._assembler = Assembler(limits, evicts_newest=True)
         self._incomplete = incomplete
         self._chunks: dict[Position, _Chunk] = {}
@@ -152,7 +149,6 @@ class ChunkDeliveries:
         return [] if dropped is None else self._drop(dropped)
 
     def expire(self, now_ms: int) -> list[Effect]:
-        """Drop messages that were incomplete for too long."""
         return self._drop(*self._assembler.expire(now_ms))
 
     def take_back(self, delivery: int, *, gone: Iterable[int] = ()) -> list[Effect]:
@@ -206,7 +202,6 @@ class ChunkDeliveries:
         return Refuse(numbers, key, first)
 
     def _abandon(self, attempt: Attempt, *, gone: Iterable[int]) -> list[Effect]:
-        """Forget the chunks of an attempt, and give back those not gone already."""
         self._assembler.abort(*attempt)  # not a drop: it is redelivered
         positions = [each for each, chunk in self._chunks.items() if chunk.attempt == attempt]
         dead = set(gone)

@@ -122,7 +122,6 @@ def encode_single(
 def seal_message(
     producer: str, message: OutgoingMessage, *, compression: Compression, publish_time_ms: int
 ) -> Sealed:
-    """Make a message's metadata, and compress its payload."""
     metadata = entry_pb2.EntryMetadata(
         producer_name=producer,
         sequence_id=message.sequence_id,
@@ -211,11 +210,8 @@ def decode_entry(topic: str, stored: ledger_pb2.StoredEntry) -> list[Message]:
 
 
 def decode_fields(topic: str, stored: ledger_pb2.StoredEntry) -> list[Fields]:
-    """The fields of an entry's messages, for classes other than Message.
-
-    Raises:
-        CorruptMessageError: the payload does not match its checksum or cannot be decoded.
-    """
+    """The fields of an entry's messages, for classes other than Message. Raises the same as
+    `decode_entry`."""
     metadata, payload = stored.metadata, checked_payload(stored)
     try:
         if not metadata.HasField("num_messages_in_batch"):
@@ -241,16 +237,9 @@ def decode_large(topic: str, last: ledger_pb2.StoredEntry, body: bytes, first: P
 def decode_large_fields(
     topic: str, last: ledger_pb2.StoredEntry, body: bytes, first: Position
 ) -> Fields:
-    """Decode a large message.
-
-    Args:
-        last: its last chunk.
-        body: all its chunks end to end.
-        first: the first chunk's position.
-
-    Raises:
-        CorruptMessageError: the chunks do not match their checksum or cannot be decoded.
-    """
+    """Decode a large message: its last chunk, all chunks end to end, and the first chunk's
+    position. Raises CorruptMessageError if the chunks do not match their checksum or cannot be
+    decoded."""
     metadata = last.metadata
     try:
         whole = unpack(metadata, body)
@@ -329,11 +318,7 @@ def _compress(compression: Compression, payload: bytes) -> bytes:
 
 
 def checked_payload(stored: ledger_pb2.StoredEntry) -> bytes:
-    """An entry's payload, checked against its checksum if it has one.
-
-    Raises:
-        CorruptMessageError: they do not match.
-    """
+    """An entry's payload. Raises CorruptMessageError if it does not match its checksum."""
     metadata, payload = stored.metadata, stored.payload
     if (
         metadata.HasField("payload_crc32c")
@@ -344,11 +329,8 @@ def checked_payload(stored: ledger_pb2.StoredEntry) -> bytes:
 
 
 def piece_of(stored: ledger_pb2.StoredEntry) -> Piece:
-    """Parse a chunk's entry for the assembler.
-
-    Raises:
-        CorruptMessageError: the payload does not match its checksum.
-    """
+    """Parse a chunk's entry. Raises CorruptMessageError if the payload does not match its
+    checksum."""
     metadata = stored.metadata
     return Piece(
         position_of(stored.position),
@@ -368,7 +350,6 @@ def position_of(wire: common_pb2.Position) -> Position:
 
 
 def corrupt(stored: ledger_pb2.StoredEntry, message: str) -> CorruptMessageError:
-    """The error for a damaged entry, with its position."""
     position = stored.position
     return CorruptMessageError(
         message,

@@ -539,11 +539,7 @@ class Consumer:
         return is_news and self._redirects <= REDIRECTS_MAX
 
     async def _stream(self, backoff: Backoff) -> None:
-        """Run one stream until the service shuts down.
-
-        Raises:
-            SeqgateError: the stream failed.
-        """
+        """Run one stream until the service shuts down, or raise its error."""
         stub = pb_grpc.DispatcherServiceStub(self._channels(self._address))
         call = stub.Consume()
         self._leave = self._is_closing

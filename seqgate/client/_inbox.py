@@ -88,11 +88,8 @@ class ReceiverLimits:
 
 
 class _Queue:
-    """The waiting units, in order: see the module. Dead units are skipped at the head.
-
-    Args:
-        is_ordered: whether a key's messages come in order; otherwise nothing is guarded.
-    """
+    """The waiting units, in order: see the module. Dead units are skipped at the head. Unless
+    `is_ordered`, nothing is guarded."""
 
     def __init__(self, *, is_ordered: bool) -> None:
         self.messages = 0
@@ -144,7 +141,6 @@ class _Queue:
                 self.size_bytes -= unit.size_bytes
 
     def lock(self, key: bytes) -> None:
-        """Hand out nothing more of a key until `unlock`."""
         self._locked.add(key)
 
     def unlock(self, key: bytes) -> None:
@@ -283,7 +279,6 @@ class Inbox:
 
     @property
     def dropped(self) -> Counter[DropReason]:
-        """The chunks dropped, by reason."""
         return self._chunks.counts
 
     @property
@@ -303,7 +298,6 @@ class Inbox:
 
     @property
     def breaker_state(self) -> BreakerState:
-        """The breaker's state; CLOSED without one."""
         return BreakerState.CLOSED if self._brake is None else self._brake.state
 
     @property
@@ -356,7 +350,6 @@ class Inbox:
                 self._requests.sought()
 
     def requests(self) -> list[pb.ConsumeRequest]:
-        """The requests to send now, in order."""
         if not self._is_connected:
             return []
         out = self._requests.to_send()
@@ -373,11 +366,8 @@ class Inbox:
     # ---- the application
 
     def take(self, now_ms: int, *, lock: bool = False) -> Received | None:
-        """The next message that may be handed out; None: none may. `lock` locks its key.
-
-        Raises:
-            CorruptMessageError: it is damaged; it was refused.
-        """
+        """The next message that may be handed out; None: none may. `lock` locks its key. Raises
+        CorruptMessageError for a damaged message, which is then refused."""
         if self._is_leaving or self._requests.seeking is not None:
             return None
         brake = self._brake
@@ -460,7 +450,6 @@ class Inbox:
                 self._brake.record_refused(token.delivery, token.bit, now_ms)
 
     def renew(self, token: Token, now_ms: int, waiter: Any) -> None:
-        """Restart the time-out of a message's unit."""
         unit = self._unit_of(token)
         if unit is None:
             self._resolved.append((waiter, stale()))
@@ -476,7 +465,6 @@ class Inbox:
             self._requests.seek(Ticket(Action.SEEK, waiters=[waiter], start=start))
 
     def flush(self) -> None:
-        """Send the collected acknowledgements without waiting for more."""
         self._requests.flush()
 
     def leave(self) -> None:
@@ -498,11 +486,9 @@ class Inbox:
         self._requests.add(held, Ticket(Action.RENEW, len(held)))
 
     def expire(self, now_ms: int) -> None:
-        """Drop messages that were incomplete for too long."""
         self._apply(self._chunks.expire(now_ms))
 
     def advance(self, now_ms: int) -> None:
-        """Advance the breaker: `due_ms` is reached."""
         if self._brake is not None:
             self._brake.advance(now_ms)
 
@@ -559,11 +545,8 @@ class Inbox:
                     self._requests.add(numbers, ticket)
 
     def _decode(self, unit: Unit) -> list[Received]:
-        """Decode the unacknowledged messages of a unit, the first one last.
-
-        Raises:
-            CorruptMessageError: it is damaged; it was refused.
-        """
+        """Decode the unacknowledged messages of a unit, the first one last. Raises
+        CorruptMessageError if the unit is damaged; it is then refused."""
         source = unit.source
         stored = cast("ledger_pb2.StoredEntry", source)  # its fields have the same names
         try:
@@ -612,7 +595,6 @@ class Inbox:
                 self._give_back(unit)
 
     def _forget_everything(self) -> None:
-        """Invalidate all deliveries that have arrived."""
         for unit in self._by_position.values():
             unit.is_live = False
             unit.waiting = 0
@@ -719,7 +701,6 @@ class Inbox:
             self._end(last)
 
     def _end(self, unit: Unit) -> None:
-        """Remove a unit: it is dead."""
         if not unit.is_live:
             return
         unit.is_live = False

@@ -58,7 +58,6 @@ class Token(NamedTuple):
 
     @property
     def bit(self) -> int:
-        """The message's bit in its unit."""
         return 1 << self.batch_index if self.batch_index > 0 else 1
 
 

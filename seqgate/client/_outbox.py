@@ -70,11 +70,9 @@ class _Parcel:
 
     @property
     def resolved(self) -> bool:
-        """Whether its messages already have an outcome."""
         return False
 
     def exceeds(self, payload_bytes_max: int) -> bool:
-        """Whether the payload of an entry exceeds the limit."""
         return any(len(entry.payload) > payload_bytes_max for entry in self.entries)
 
     def put_into(self, publication: pb.Publication) -> None:
@@ -138,23 +136,19 @@ class Outbox:
 
     @property
     def pending(self) -> int:
-        """The number of parcels, sent or not."""
         return len(self._parcels)
 
     @property
     def outstanding(self) -> int:
-        """The number of parcels sent and not answered."""
         return self._parcels_out
 
     @property
     def unresolved(self) -> list[OutgoingMessage]:
-        """The messages without an outcome, in order."""
         messages = (message for parcel in self._open_parcels() for message in parcel.messages)
         return list({id(message): message for message in messages}.values())
 
     @property
     def oldest_added_at(self) -> float | None:
-        """When the oldest unresolved parcel was added."""
         return next((parcel.added_at for parcel in self._open_parcels()), None)
 
     def add(self, messages: list[OutgoingMessage], entries: list[pb.Entry], now: float) -> None:

@@ -524,11 +524,7 @@ class Producer:
         return isinstance(error, _RETRYABLE) or error.reason == NOT_OWNER
 
     async def _stream(self, backoff: Backoff) -> None:
-        """Run one stream until the service shuts down.
-
-        Raises:
-            SeqgateError: the stream failed.
-        """
+        """Run one stream until the service shuts down, or raise its error."""
         call = self._stub.Publish()
         self._moving = False
         try:
@@ -582,12 +578,9 @@ class Producer:
             self._opened.set_result(None)
 
     def _check_superseded(self, opened: pb.Opened) -> None:
-        """Check that no other producer has published under this name since this one opened it: the
-        service would take this producer's automatic ids for duplicates of the other's messages.
-
-        Raises:
-            FencedError: another producer has published.
-        """
+        """Raise FencedError if another producer has published under this name since this one opened
+        it: the service would take this producer's automatic ids for duplicates of the other's
+        messages."""
         if not self._opened.done() or self._explicit_ids:
             return
         last = _last_of(opened)

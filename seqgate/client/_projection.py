@@ -24,7 +24,6 @@ NAME_BYTES_MAX: Final = 255
 """The longest name to list, in bytes of UTF-8."""
 
 VALUES_MAX: Final = 1_000
-"""The most values to list for a name."""
 
 PROJECTION_BYTES_MAX: Final = 32 * 1024
 """The most bytes of a projection: its names and values in UTF-8. An entry's metadata may have
@@ -35,11 +34,8 @@ Listed = tuple[str, ...] | Mapping[str, frozenset[str]]
 
 
 def listed(given: Iterable[str] | Mapping[str, Iterable[str]]) -> Listed:
-    """Check an application's list. Duplicate names count once.
-
-    Raises:
-        ValueError: there are too many names or values, or one is invalid.
-    """
+    """Check an application's list; duplicate names count once. Raises ValueError for too many names
+    or values, or an invalid one."""
     names = tuple(dict.fromkeys(given))
     if isinstance(given, str) or len(names) > NAMES_MAX:
         raise ValueError(f"filter_properties must be up to {NAMES_MAX} names, or values by name")
@@ -70,8 +66,6 @@ def _size_bytes(text: object) -> int:
 
 
 class Projection:
-    """Projects one producer's messages, in order."""
-
     def __init__(self, listed: Listed) -> None:
         self._names = tuple(listed)
         self._counting = listed if isinstance(listed, Mapping) else None
@@ -80,11 +74,8 @@ class Projection:
         self._shown: Mapping[str, str] = {}
 
     def of(self, properties: Mapping[str, str]) -> Mapping[str, str]:
-        """A message's projection. Do not change it: messages share it.
-
-        Raises:
-            InvalidRequestError: it is larger than PROJECTION_BYTES_MAX.
-        """
+        """A message's projection. Do not change it: messages share it. Raises InvalidRequestError
+        if it exceeds PROJECTION_BYTES_MAX."""
         values = tuple(map(properties.get, self._names))
         if values != self._values:
             self._shown = self._look(values)

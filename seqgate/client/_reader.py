@@ -281,11 +281,8 @@ class Reader:
 
     async def _next_response(self) -> Any:
         """The next response; None at the end of the stream. A separate task reads it, so cancelling
-        this call loses nothing: the next call gets the response.
-
-        Raises:
-            _CallDropped: the reader was closed or moved meanwhile.
-        """
+        this call loses nothing: the next call gets the response. Raises _CallDropped if the reader
+        was closed or moved meanwhile."""
         if self._reading is None:
             if self._call is None:
                 self._call = self._stub.Read(self._request())

@@ -183,7 +183,6 @@ class Requests:
         self._is_flushing = True
 
     def to_send(self) -> list[pb.ConsumeRequest]:
-        """The requests to send now, in order."""
         out: list[pb.ConsumeRequest] = []
         is_due = self._is_flushing or len(self.acks) >= ACKS_MAX
         if is_due or self._throughs or self._refusals or self._seeks:

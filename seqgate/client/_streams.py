@@ -9,11 +9,7 @@ from seqgate.errors import SeqgateError, UnavailableError
 
 
 async def read(call: Any) -> Any:
-    """The next response.
-
-    Raises:
-        SeqgateError: the stream ended.
-    """
+    """The next response. Raises SeqgateError if the stream has ended."""
     response = await call.read()
     if response is aio.EOF:
         raise await ending(call)
@@ -21,11 +17,8 @@ async def read(call: Any) -> Any:
 
 
 async def read_or_end(call: Any) -> Any:
-    """The next response; None if the service ended the stream with OK.
-
-    Raises:
-        SeqgateError: the stream ended with an error.
-    """
+    """The next response; None if the stream ended with OK. Raises SeqgateError if it ended with an
+    error."""
     response = await call.read()
     if response is not aio.EOF:
         return response

@@ -168,11 +168,8 @@ class Subscribing(NamedTuple):
         return self.is_ordered and self.type is SubscriptionType.EXCLUSIVE
 
     def request(self) -> pb.ConsumeRequest:
-        """The first request of a stream.
-
-        Raises:
-            InvalidRequestError: a value does not fit its field. (The service checks the bounds.)
-        """
+        """The first request of a stream. Raises InvalidRequestError if a value does not fit its
+        field. (The service checks the bounds.)"""
         try:
             return pb.ConsumeRequest(
                 subscribe=pb.Subscribe(
@@ -196,11 +193,7 @@ class Subscribing(NamedTuple):
 
 
 def options_to_wire(kind: SubscriptionType, options: SubscriptionOptions) -> pb.SubscriptionOptions:
-    """Encode the options.
-
-    Raises:
-        InvalidRequestError: a value does not fit its field. (The service checks the bounds.)
-    """
+    """Encode the options. Raises the same as Subscribing.request."""
     try:
         return pb.SubscriptionOptions(
             type=kind.value,
@@ -225,11 +218,7 @@ def options_to_wire(kind: SubscriptionType, options: SubscriptionOptions) -> pb.
 
 
 def ranges_to_wire(ranges: Sequence[KeyRange]) -> list[pb.KeyRange]:
-    """Encode ranges.
-
-    Raises:
-        InvalidRequestError: a slot does not fit its field. (The service checks the bounds.)
-    """
+    """Encode ranges. Raises the same as Subscribing.request."""
     try:
         return [pb.KeyRange(first=first, last=last) for first, last in ranges]
     except (ValueError, TypeError) as error:
@@ -241,11 +230,7 @@ def ranges_to_wire(ranges: Sequence[KeyRange]) -> list[pb.KeyRange]:
 
 def start_to_wire(place: Place) -> common_pb2.Start:
     """Encode a place. An id stands for its entry: a whole batch, or the first chunk of a large
-    message.
-
-    Raises:
-        InvalidRequestError: it is not a Place, or a time before 1970.
-    """
+    message. Raises InvalidRequestError if it is not a Place, or is a time before 1970."""
     if isinstance(place, datetime):
         milliseconds = (place.astimezone(UTC) - _EPOCH) // timedelta(milliseconds=1)
         if milliseconds < 0:
@@ -276,11 +261,7 @@ def _latest() -> common_pb2.Start:
 
 
 def delay_to_wire(delay_s: float) -> int:
-    """A delay in milliseconds.
-
-    Raises:
-        InvalidRequestError: it is not 0 to 86,400 s.
-    """
+    """A delay in milliseconds. Raises InvalidRequestError unless it is 0 to 86,400 s."""
     if not 0 <= delay_s <= DELAY_MAX_S:
         raise InvalidRequestError("delay_s must be 0 to 86,400", reason="INVALID_SETTLEMENT")
     return round(delay_s * 1000)

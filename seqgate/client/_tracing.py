@@ -47,20 +47,14 @@ CONTEXT_BYTES_MAX: Final = 1024
 """The most bytes that a context adds to a message."""
 
 _SETTLING: Final = frozenset({"acknowledge", "acknowledge_cumulative", "negative_acknowledge"})
-"""The requests that settle messages."""
 
 _TRACER: Final = trace.get_tracer("seqgate.client")
 
 
 @dataclass(slots=True)
 class BatchSpan:
-    """The span of a batch.
-
-    Attributes:
-        carrier: its context, for the properties that its messages share.
-        left: the number of its messages without an outcome.
-        is_alone: whether it has one message.
-    """
+    """The span of a batch: `carrier` is its context, for the properties that its messages share;
+    `left` counts its messages without an outcome."""
 
     span: Span
     carrier: Mapping[str, str]
@@ -173,11 +167,7 @@ def shared_context(messages: Iterable[OutgoingMessage]) -> Mapping[str, str]:
 
 
 class Reading:
-    """The spans of one reader.
-
-    Attributes:
-        is_on: whether any are recorded.
-    """
+    """The spans of one reader. `is_on`: whether any are recorded."""
 
     def __init__(self, topic: str) -> None:
         self.is_on = is_traced()
@@ -219,10 +209,7 @@ class Consuming:
 
     def carry(self, request: pb.ConsumeRequest, waiters: Callable[[int], Iterable[object]]) -> None:
         """Write a context into a request that settles messages: the first one with a span.
-
-        Args:
-            waiters: the futures of a request, by its id.
-        """
+        `waiters` returns the futures of a request, by its id."""
         kind = request.WhichOneof("request")
         if kind not in _SETTLING:
             return
@@ -257,13 +244,8 @@ class Consuming:
             yield span
 
     def settling(self, name: str, message: Message | None, answer: "asyncio.Future[None]") -> None:
-        """Start the span of a settlement, which ends with its answer.
-
-        Args:
-            name: names.ACK or names.NACK.
-            message: the message, if known.
-            answer: the future of the service's answer.
-        """
+        """Start the span of a settlement (names.ACK or names.NACK), which ends with the service's
+        answer."""
         if not self._is_on:
             return
         span = _TRACER.start_span(
@@ -351,7 +333,6 @@ def _link(span: Span, contexts: Iterable[SpanContext]) -> None:
 
 
 def _has_room(message: OutgoingMessage, carrier: Mapping[str, str]) -> bool:
-    """Whether a message's properties have room for a context."""
     properties = message.properties
     if len(properties.keys() | carrier.keys()) > PROPERTIES_MAX:
         return False

@@ -106,11 +106,8 @@ def _open_channel(target: str) -> grpc.Channel:
 
 
 def asked(call: Callable[..., T], request: Any, timeout_s: float) -> T:
-    """Call a method that is safe to repeat, and retry while the service is unreachable.
-
-    Raises:
-        SeqgateError: the call was refused, or the service was unreachable for `timeout_s` seconds.
-    """
+    """Call a method that is safe to repeat, and retry while the service is unreachable. Raises
+    SeqgateError if it refuses, or is unreachable for `timeout_s` seconds."""
     backoff, deadline = Backoff(), time.monotonic() + timeout_s
     while True:
         try:
@@ -134,10 +131,7 @@ def trimmed_between(
     stub: LedgerServiceStub, topic: str, start: Position, through: Position, timeout_s: float
 ) -> tuple[Position, Position] | None:
     """The first and the last trimmed position of a topic within a range; None: none was trimmed.
-
-    Raises:
-        SeqgateError: the call was refused, or the service was unreachable for `timeout_s` seconds.
-    """
+    Raises the same as `asked`."""
 
     def missed(request: ledger_pb2.ReadRequest, timeout: float) -> ledger_pb2.EntriesTrimmed | None:
         stream: Any = stub.Read(request, timeout=timeout)
@@ -174,14 +168,8 @@ def read_blocks(
     stub: LedgerServiceStub, wanted: Range, *, timeout_s: float, metadata: bool = False
 ) -> Iterator[Sequence[ledger_pb2.EntryColumns]]:
     """The entries of a range, in order. If the stream breaks, or the service drains, a new one
-    continues after the last entry.
-
-    Args:
-        timeout_s: how long the ledger may be silent or unreachable, in seconds.
-
-    Raises:
-        SeqgateError: the call was refused, or nothing arrived for `timeout_s` seconds.
-    """
+    continues after the last entry. Raises SeqgateError if the service refuses, or is silent or
+    unreachable for `timeout_s` seconds."""
     after, backoff = wanted.after, Backoff()
     deadline = time.monotonic() + timeout_s
     while True:
@@ -249,18 +237,15 @@ class Run:
 
     @property
     def ledger_id(self) -> Integers:
-        """Of each entry."""
         return self._repeated([block.ledger_id for block in self._blocks])
 
     @property
     def entry_id(self) -> Integers:
-        """Of each entry."""
         firsts = [block.first_entry_id for block in self._blocks]
         return np.arange(self.count) + self._repeated(np.array(firsts) - self._starts)
 
     @property
     def append_ms(self) -> Integers:
-        """Of each entry."""
         return self._repeated([milliseconds(block.append_time) for block in self._blocks])
 
     @property
@@ -281,7 +266,6 @@ class Run:
 
     @property
     def payload_bytes(self) -> npt.NDArray[np.uint32]:
-        """Of each entry."""
         parts = [block.payload_bytes for block in self._blocks]
         return np.frombuffer(_joined(parts), np.dtype("<u4"))
 
@@ -295,7 +279,6 @@ class Run:
 
     @property
     def markers(self) -> list[int]:
-        """The indexes of markers."""
         return [
             start + index
             for start, block in self._each()
@@ -350,11 +333,8 @@ def runs_of(
     blocks: Iterator[Sequence[ledger_pb2.EntryColumns]],
     entries: int = BATCH_ENTRIES,
 ) -> Iterator[Run]:
-    """Gather blocks into runs of about so many entries. Blocks before a failure are yielded first.
-
-    Raises:
-        SeqgateError: reading the blocks failed.
-    """
+    """Gather blocks into runs of about so many entries. If reading fails, the blocks before come
+    first, then its SeqgateError."""
     gathered: list[ledger_pb2.EntryColumns] = []
     count = 0
     failure: SeqgateError | None = None
@@ -449,7 +429,6 @@ def _column(
 
 
 def _sparse(count: int, values: list[tuple[int, Any]], kind: pa.DataType) -> pa.Array:
-    """A column that is mostly null."""
     if not values:
         return pa.nulls(count, kind)
     column: list[Any] = [None] * count

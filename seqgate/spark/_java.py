@@ -126,11 +126,7 @@ def _configured(builder: SparkSession.Builder, conf: Mapping[str, str]) -> Spark
 
 
 def find_java(environment: Mapping[str, str], usual_places: Path = USUAL_PLACES) -> Java:
-    """The Java to run Spark on.
-
-    Raises:
-        JavaNotFoundError: there is none.
-    """
+    """The Java to run Spark on. Raises JavaNotFoundError if there is none."""
     for home in _homes(environment, usual_places):
         java = _java_at(home)
         if java is not None and java.version >= JAVA_OLDEST:

@@ -58,11 +58,8 @@ def is_pattern(text: str) -> bool:
 def list_topics(
     stub: LedgerServiceStub, wanted: Iterable[str], timeout_s: float
 ) -> list[ledger_pb2.Topic]:
-    """The topics that these names and patterns select, each once, by name.
-
-    Raises:
-        NotFoundError: a named topic does not exist. (A pattern may match none.)
-    """
+    """The topics that these names and patterns select, each once, by name. Raises NotFoundError if
+    a named topic does not exist; a pattern may match none."""
     found: dict[str, ledger_pb2.Topic] = {}
     for text in wanted:
         if is_pattern(text):
@@ -125,12 +122,8 @@ def ledgers_of(
 def check_not_trimmed(
     stub: LedgerServiceStub, topics: Sequence[ledger_pb2.Topic], bounds: Bounds, timeout_s: float
 ) -> None:
-    """Check that no requested entries were trimmed. A read from the beginning starts at the first
-    remaining entry, so it lacks none.
-
-    Raises:
-        MessagesTrimmedError: some were.
-    """
+    """Raise MessagesTrimmedError if requested entries were trimmed. A read from the beginning
+    starts at the first remaining entry, so it lacks none."""
     if bounds.start == Bounds().start:
         return
     cut = [each for each in topics if _may_be_cut(each, bounds)]
@@ -159,7 +152,6 @@ def _may_be_cut(topic: ledger_pb2.Topic, bounds: Bounds) -> bool:
 
 
 def trimmed(topic: str, first: Position, last: Position) -> MessagesTrimmedError:
-    """The error for requested entries that are gone."""
     where = {"topic": topic, "first": "{}:{}".format(*first), "last": "{}:{}".format(*last)}
     text = "entries of {topic} were trimmed before they were read, in {first} to {last}"
     return MessagesTrimmedError(

@@ -68,11 +68,8 @@ class Options:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> "Options":
-        """Parse the options; names are case-insensitive.
-
-        Raises:
-            InvalidOptionError: one is missing or invalid.
-        """
+        """Parse the options; names are case-insensitive. Raises InvalidOptionError if one is
+        missing or invalid."""
         options = {name.lower(): value for name, value in given.items()}
         if not options.get("ledger"):
             raise InvalidOptionError("option ledger is required: HOST:PORT of the ledger service")
@@ -141,19 +138,13 @@ class SeqgateDataSource(DataSource):
         return from_arrow_schema(pa.schema(list(COLUMNS.items())))
 
     def reader(self, schema: StructType) -> "SeqgateReader":
-        """
-        Raises:
-            InvalidOptionError: an option or a column is invalid.
-        """
+        """Raises InvalidOptionError if an option or a column is invalid."""
         return SeqgateReader(Options.parse(self.options), arrow_schema(schema))
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow types of these columns.
-
-    Raises:
-        InvalidOptionError: a column does not exist, or has another type.
-    """
+    """The Arrow types of these columns. Raises InvalidOptionError if a column does not exist or has
+    another type."""
     known = COLUMNS | METADATA_COLUMNS
     wanted = to_arrow_schema(schema)
     for field in wanted:

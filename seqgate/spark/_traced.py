@@ -20,20 +20,14 @@ EXPORT_S: Final = 2.0
 """How long the end of a task waits for the export of its spans."""
 
 WORKERS: Final = "seqgate-spark"
-"""The service.name of workers."""
 
 WRONG: Final = 2
 """The exit status for invalid arguments or settings."""
 
 
 def job(service: str, name: str, main: Callable[[], int]) -> int:
-    """Run a process's main function, in a span if OTEL_* enable them. Returns the exit status.
-
-    Args:
-        service: service.name, unless OTEL_SERVICE_NAME is set.
-        name: the span's name.
-        main: returns the exit status.
-    """
+    """Run a process's main function, in a span if OTEL_* enable them. Returns its exit status.
+    `service` is the service.name, unless OTEL_SERVICE_NAME is set."""
     try:
         with tracing(service), spans.command(name, os.environ) as span:
             status = main()
@@ -57,11 +51,7 @@ def executor_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def in_task(handed: Mapping[str, str]) -> Iterator[None]:
-    """Wrap the work of a task, in a worker.
-
-    Args:
-        handed: the driver's `spans.handed_on()`.
-    """
+    """Wrap the work of a task, in a worker. `handed` is the driver's `spans.handed_on()`."""
     if not extract(handed).trace_flags.sampled:
         yield
         return
@@ -73,8 +63,6 @@ def in_task(handed: Mapping[str, str]) -> Iterator[None]:
 
 
 class _Worker:
-    """The state of a worker between tasks."""
-
     def __init__(self) -> None:
         self._stack = ExitStack()
         self._begun = False

@@ -59,11 +59,8 @@ def end_call(span: Span, code: StatusCode, *, kind: SpanKind, reason: str = "") 
 
 
 def traced_channel(channel: aio.Channel, target: str = "") -> aio.Channel:
-    """A channel whose calls have spans. Closing it closes `channel`.
-
-    Args:
-        target: host:port, for server.address and server.port; empty: omit both.
-    """
+    """A channel whose calls have spans. Closing it closes `channel`. `target` (host:port) sets
+    server.address and server.port; empty: omit both."""
     return HookedChannel(channel, [Tracing(target)])
 
 
@@ -76,11 +73,8 @@ class Tracing:
     """A channel hook that gives each call a span, whose context travels in the metadata."""
 
     def __init__(self, target: str = "", *, roots: bool = True) -> None:
-        """
-        Args:
-            target: host:port, for server.address and server.port; empty: omit both.
-            roots: whether a call without a current span starts a trace.
-        """
+        """`target` (host:port) sets server.address and server.port; empty: omit both. `roots`:
+        whether a call without a current span starts a trace."""
         self._address = _address(target)
         self._roots = roots
 
@@ -118,10 +112,7 @@ class TracingServerInterceptor(aio.ServerInterceptor):
     and write on the context. Within a handler the span is the current one."""
 
     def __init__(self, *, except_for: str = "/grpc.") -> None:
-        """
-        Args:
-            except_for: the prefix of methods without spans: health, reflection.
-        """
+        """`except_for` is the prefix of methods without spans: health, reflection."""
         self._except_for = except_for
 
     async def intercept_service(

@@ -42,12 +42,9 @@ WAITS_S: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800
 
 ENTRIES: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0)
 SIZES: Final = tuple(float(4**power) for power in range(4, 13))
-"""From 256 bytes to 16 MiB."""
 
 
 class Kind(Enum):
-    """OpenTelemetry's instruments."""
-
     COUNTER = "counter"
     """Only grows while the process lives."""
     UP_DOWN = "up-down counter"
@@ -975,9 +972,7 @@ CURSOR_STORE_SIZE: Final = _store_size("cursor")
 CURSOR_STORE_FREE: Final = _store_free("cursor")
 
 CATALOGUE: Final = tuple(each for each in globals().copy().values() if isinstance(each, Metric))
-"""All of them, in the order above."""
 
 
 def of_service(service: str) -> tuple[Metric, ...]:
-    """The metrics of a service."""
     return tuple(each for each in CATALOGUE if service in each.services)

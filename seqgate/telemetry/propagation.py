@@ -17,7 +17,6 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 FIELDS: Final = (TRACEPARENT, TRACESTATE)
-"""The properties of a context."""
 
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 

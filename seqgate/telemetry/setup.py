@@ -36,15 +36,8 @@ class TelemetrySettingError(ValueError):
 
 
 def exporter_asked_for(signal: str, environment: Mapping[str, str] | None = None) -> str:
-    """The exporter that the variables select.
-
-    Args:
-        signal: TRACES or METRICS.
-        environment: the variables; None: this process's.
-
-    Raises:
-        TelemetrySettingError: the exporter or the protocol is not supported.
-    """
+    """The exporter that the variables (None: this process's) select for a signal, TRACES or
+    METRICS. Raises TelemetrySettingError if the exporter or the protocol is not supported."""
     variables = os.environ if environment is None else environment
     if variables.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return NONE

@@ -84,13 +84,8 @@ def part(
 
 
 def database(system: str, operation: str, target: str = "") -> AbstractContextManager[Span]:
-    """A database operation, as a step of the current span.
-
-    Args:
-        system: names.REDIS or names.SQLITE.
-        operation: the database's name for it.
-        target: its object; empty: none worth naming.
-    """
+    """A database operation, as a step of the current span. `system` is names.REDIS or names.SQLITE;
+    `operation` is the database's name for it, on `target`."""
     if not trace.get_current_span().is_recording():
         return _NOTHING
     attributes = {names.DB_SYSTEM_NAME: system, names.DB_OPERATION_NAME: operation}
@@ -99,16 +94,11 @@ def database(system: str, operation: str, target: str = "") -> AbstractContextMa
 
 def exchange(method: str) -> AbstractContextManager[Span]:
     """A request over a stream, on the requesting side, until its answer: a step of the current
-    span. Put `carrier()` into the request.
-
-    Args:
-        method: package.Service/Method, as for a call of its own.
-    """
+    span. Put `carrier()` into the request. `method` is package.Service/Method."""
     return part(method, rpc_attributes(method), SpanKind.CLIENT)
 
 
 def rpc_attributes(method: str) -> dict[str, str]:
-    """The attributes of every span of a call."""
     return {names.RPC_SYSTEM_NAME: names.GRPC, names.RPC_METHOD: method}
 
 
@@ -120,12 +110,8 @@ def shared(
     *,
     began_ns: int | None = None,
 ) -> Iterator[Span]:
-    """Work for several messages at once.
-
-    Args:
-        contexts: those of the sampled messages; empty: nothing is recorded.
-        began_ns: the start, in nanoseconds since 1970; None: now.
-    """
+    """Work for several messages at once. Without `contexts`, those of sampled messages, nothing is
+    recorded. `began_ns` is the start, in nanoseconds since 1970; None: now."""
     if not contexts:
         with within(INVALID_SPAN) as span:
             yield span
@@ -151,11 +137,8 @@ class Carried(Protocol):
 
 @contextmanager
 def asked(name: str, carried: Carried, attributes: Attributes | None = None) -> Iterator[Span]:
-    """The work for one request on a stream, on the serving side.
-
-    Args:
-        carried: the requesting side's `carrier()`; if it is empty, nothing is recorded.
-    """
+    """The work for one request on a stream, on the serving side. `carried` is the requesting side's
+    `carrier()`; if it is empty, nothing is recorded."""
     with within(begun(name, carried, attributes)) as span:
         yield span
 
@@ -196,11 +179,8 @@ def handed_on() -> dict[str, str]:
 def joined(
     name: str, handed: Mapping[str, str], attributes: Attributes | None = None
 ) -> Iterator[Span]:
-    """Work for another process.
-
-    Args:
-        handed: the other side's `handed_on()`; if it is empty or not sampled, nothing is recorded.
-    """
+    """Work for another process. `handed` is that process's `handed_on()`; if it is empty or not
+    sampled, nothing is recorded."""
     context = extract(handed)
     span: Span = NonRecordingSpan(context)
     if context.trace_flags.sampled:
@@ -216,12 +196,8 @@ def environment() -> dict[str, str]:
 
 
 def command(name: str, variables: Mapping[str, str]) -> AbstractContextManager[Span]:
-    """The work that a process was started for: a child of the context in its variables, or a new
-    trace.
-
-    Args:
-        variables: the process's, with the parent's `environment()`.
-    """
+    """The work that a process was started for: a child of the context in its variables, which its
+    parent made with `environment()`, or a new trace."""
     handed = {each: variables.get(each.upper(), "") for each in FIELDS}
     return joined(name, handed) if extract(handed).is_valid else own(name)
 

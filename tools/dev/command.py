@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 
 Action = Callable[[], Iterable[str]]
-"""An action of a check. Returns the faults that it finds."""
 
 
 def carry_out(usage: str | None, actions: Mapping[str, Action]) -> int:

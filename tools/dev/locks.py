@@ -78,11 +78,8 @@ def canonical(name: str) -> str:
 
 
 def parse(text: str) -> Lock:
-    """Parse a lock, with or without hashes.
-
-    Raises:
-        ValueError: a line is neither a comment nor a pinned package.
-    """
+    """Parse a lock, with or without hashes. Raises ValueError for a line that is neither a comment
+    nor a pinned package."""
     header: list[str] = []
     packages: list[Pinned] = []
     for line in text.replace(" \\\n", "\n").splitlines(keepends=True):
@@ -114,11 +111,8 @@ class Index:
         self._collector: Any = finder._link_collector  # noqa: SLF001
 
     def hashes(self, package: Pinned) -> tuple[str, ...]:
-        """The hashes of all files of a version.
-
-        Raises:
-            LookupError: the index has no file of it, or gives no hash of one.
-        """
+        """The hashes of all files of a version. Raises LookupError if the index has no file of it,
+        or no hash of one."""
         from pip._vendor.packaging.version import Version
 
         found: set[str] = set()
@@ -159,11 +153,8 @@ def _version(filename: str) -> Any:
 
 def needed(extras: Sequence[str], lock: Lock) -> list[Pinned]:
     """The part of a lock that extras of this project need on any supported machine and Python,
-    according to the packages installed here.
-
-    Raises:
-        LookupError: a needed package is not in the lock.
-    """
+    according to the packages installed here. Raises LookupError if a needed package is not in the
+    lock."""
     pinned = {each.name: each for each in lock.packages}
     wanted = {BUILDS}
     waiting = [("seqgate", frozenset(extras))]

@@ -11,8 +11,6 @@ from typing import Final, NamedTuple
 
 
 class Where(Enum):
-    """The target of a fault."""
-
     SERVICE = auto()
     EVERYTHING = auto()
     APPLICATION = auto()
@@ -61,10 +59,8 @@ BACK_S: Final = (0.5, 2.0, 30.0, 3_600.0, 86_400.0)
 """Offsets by which clocks are set back, in seconds."""
 
 INTERVAL_S: Final = 1.2
-"""The mean time between faults."""
 
 QUIET_S: Final = 3.0
-"""The time before the first fault."""
 
 
 class Fault(NamedTuple):

@@ -57,11 +57,8 @@ class Happening:
         self._places: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def carry_out(self, seconds: float) -> None:
-        """Inject faults for this long, and return once all are undone.
-
-        Raises:
-            ExceptionGroup: a fault could not be undone.
-        """
+        """Inject faults for this long, and return once all are undone. Raises ExceptionGroup if one
+        cannot be undone."""
         there = self._there
         places = {
             Where.SERVICE: there.services,

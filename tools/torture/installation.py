@@ -37,11 +37,8 @@ class Installation(Stack):
     """
 
     def __init__(self, folder: Path, *, limits: str, seed: str) -> None:
-        """
-        Args:
-            limits: one of limits.LIMITS.
-            seed: decides which processes get tiny limits, if limits are mixed.
-        """
+        """`limits` is one of limits.LIMITS; if they are mixed, `seed` decides which processes get
+        tiny ones."""
         super().__init__(folder, instances=2, replicas=2, redis_servers=2)
         self.links: dict[str, Link] = {}
         self.master = self.redis[0]

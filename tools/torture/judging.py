@@ -29,10 +29,7 @@ LOOK_S: Final = 0.5
 
 class Judge:
     def __init__(self, cast: Cast, folder: Path, services: Services) -> None:
-        """
-        Args:
-            folder: the folder of the journals.
-        """
+        """`folder` has the journals."""
         self._cast = cast
         self._folder = folder
         self._ledger, self._dispatcher, self._cursor = services

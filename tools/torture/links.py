@@ -19,8 +19,6 @@ SLOW_S: Final = 0.02
 
 
 class Way(StrEnum):
-    """A link's state: see the module."""
-
     OPEN = auto()
     SLOW = auto()
     SILENT = auto()

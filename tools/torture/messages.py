@@ -52,11 +52,8 @@ class Said(NamedTuple):
 
 
 def read(payload: bytes) -> Said:
-    """Parse and verify a payload.
-
-    Raises:
-        ValueError: it is not a message of the torture, or is damaged.
-    """
+    """Parse and verify a payload. Raises ValueError if it is damaged, or not a message of the
+    torture."""
     head, _, filler = payload.partition(b"\n")
     try:
         uid, key, place, flags = head.decode().split("|")

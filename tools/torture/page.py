@@ -38,7 +38,6 @@ TABLES: Final = {
     "logged": "warnings and errors logged by services",
     "versions": "versions",
 }
-"""Titles of the report's tables."""
 
 SHOWN_MAX: Final = 200
 """Violations shown; report.json has all."""

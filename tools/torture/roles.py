@@ -85,7 +85,6 @@ R = TypeVar("R", bound=Role)
 
 
 def reader_of(topic: str) -> str:
-    """The name of a topic's reader."""
     return f"reader-{topic.rpartition('/')[2]}"
 
 
@@ -122,11 +121,7 @@ class Work(ABC, Generic[R]):
 
     @staticmethod
     async def _until(over: asyncio.Event, *work: Coroutine[Any, Any, object]) -> None:
-        """Run the work until `over`, or until part of it ends or fails.
-
-        Raises:
-            Exception: part of the work failed.
-        """
+        """Run the work until `over`, or until part of it ends or raises."""
         tasks = [asyncio.create_task(each) for each in (*work, over.wait())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -139,8 +134,5 @@ class Work(ABC, Generic[R]):
 
     @abstractmethod
     async def run(self, over: asyncio.Event) -> None:
-        """Work until `over`.
-
-        Raises:
-            SeqgateError: the producer, consumer or reader ended; call again to continue.
-        """
+        """Work until `over`. After a SeqgateError, which ended the producer, consumer or reader,
+        call again to continue."""

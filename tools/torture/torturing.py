@@ -36,7 +36,6 @@ READ_S: Final = 30.0
 """How long readers may take to reach the end."""
 
 WATCH_S: Final = 0.2
-"""The interval of checks for ended processes."""
 
 
 class Options(NamedTuple):

@@ -27,10 +27,8 @@ Q = TypeVar("Q")
 R = TypeVar("R")
 
 CALL_S: Final = 5.0
-"""The deadline of a call."""
 
 RELEASE_S: Final = 2.0
-"""The interval of releases of held keys."""
 
 KEYS_MAX: Final = 1_000
 
@@ -41,11 +39,7 @@ PATIENCE_S: Final = 60.0
 async def prepare(
     ledger: At, dispatcher: At, topics: Sequence[str], filtered: dict[tuple[str, str], str]
 ) -> None:
-    """Create the topics, and the subscriptions with filters.
-
-    Raises:
-        aio.AioRpcError, TimeoutError: the preparation failed.
-    """
+    """Create the topics, and the subscriptions with filters."""
     async with (
         asyncio.timeout(PATIENCE_S),
         asking(ledger, LedgerServiceStub) as ledgers,

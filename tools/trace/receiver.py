@@ -17,7 +17,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 from tools.stack.handlers import handlers
 
 Value = str | int | float | bool | list[Any]
-"""The value of an attribute."""
 
 KINDS = {0: "UNSPECIFIED", 1: "INTERNAL", 2: "SERVER", 3: "CLIENT", 4: "PRODUCER", 5: "CONSUMER"}
 
@@ -59,8 +58,6 @@ class Span:
 
 @dataclass(slots=True)
 class Received:
-    """All spans and metrics received so far."""
-
     port: int = 0
     spans: list[Span] = field(default_factory=list)
     metrics: list[tuple[dict[str, Value], Metric]] = field(default_factory=list)

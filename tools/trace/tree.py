@@ -78,6 +78,5 @@ def _line(span: Span, began_ns: int) -> str:
 
 
 def _some(attributes: Mapping[str, Value]) -> str:
-    """Attributes, by the last part of their names."""
     said = [f"{name.rpartition('.')[2]} {value}" for name, value in attributes.items()]
     return f" ({', '.join(said)})" if said else ""

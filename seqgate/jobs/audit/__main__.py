@@ -51,16 +51,11 @@ SHOWN_MAX: Final = 50
 """The most findings in a table."""
 
 WIDTH: Final = 160
-"""The width of tables without a terminal."""
 
 
 def main(arguments: Sequence[str] | None = None, spark: SparkSession | None = None) -> int:
-    """Run the command. Returns its exit status.
-
-    Args:
-        arguments: None: those of the command line.
-        spark: the session to use; None: make one.
-    """
+    """Run the command, by default with the process's arguments and a new session. Returns its exit
+    status."""
     given = _parser().parse_args(arguments)
     try:
         settings = resolve(os.environ, ledger=given.ledger)

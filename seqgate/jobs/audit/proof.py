@@ -27,8 +27,6 @@ Integers = npt.NDArray[np.int64]
 
 
 class Kind(StrEnum):
-    """See the module."""
-
     TWICE = auto()
     CHUNK_TWICE = auto()
     BACKWARDS = auto()
@@ -157,7 +155,6 @@ def _finding(kind: Kind, row: Row, earlier: Position) -> Finding:
 
 
 def findings(rows: Sequence[Row], ids: Ids) -> list[Finding]:
-    """The violations in a producer's entries, in order."""
     line = Line()
     first_sight = {row.position: each for row in rows if (each := line.take(row)) is not None}
     messages = _messages(rows)

@@ -186,8 +186,6 @@ class _Group(NamedTuple):
 
 
 class _Columns:
-    """A batch, as numbers."""
-
     def __init__(self, batch: pa.RecordBatch | pa.Table) -> None:
         self.lowest = _numbers(batch, "sequence_id")
         self.highest = _numbers(batch, "highest_sequence_id")
@@ -203,7 +201,6 @@ class _Columns:
 
     @property
     def groups(self) -> Iterator[_Group]:
-        """The producers, in order."""
         topics, producers = _codes(self._topic), _codes(self._producer)
         new = (topics[1:] != topics[:-1]) | (producers[1:] != producers[:-1])
         firsts = np.concatenate(([0], np.flatnonzero(new) + 1))
@@ -295,7 +292,6 @@ def _fields(finding: Finding) -> dict[str, Any]:
 
 
 def ids_of(stub: LedgerServiceStub, logs: Logs, topic: str, position: Position) -> Sequence[int]:
-    """The ids of a batch, from its metadata."""
     entry = Range(topic, just_before(position), position, 1)
     blocks = read_blocks(stub, entry, timeout_s=logs.timeout_s, metadata=True)
     (metadata,) = (each for run in runs_of(topic, blocks) for each in run.metadata)

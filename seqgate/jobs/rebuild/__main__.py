@@ -60,12 +60,8 @@ TIMEOUT_S: Final = 60.0
 
 
 def main(arguments: Sequence[str] | None = None, spark: SparkSession | None = None) -> int:
-    """Run the command. Returns its exit status.
-
-    Args:
-        arguments: None: those of the command line.
-        spark: the session to use; None: make one if there is work.
-    """
+    """Run the command, by default with the process's arguments and, if there is work, a new
+    session. Returns its exit status."""
     given = _parser().parse_args(arguments)
     source = given.source or (Source.EARLIEST if given.diff else Source.SNAPSHOT)
     given.source = Source(source)

@@ -37,8 +37,6 @@ was read: the number of its entries, the number of those skipped, and the error,
 
 
 class ProducerFold:
-    """The fold of each producer's entries, in one part of one log."""
-
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._highest = np.full(0, NEVER, np.int64)

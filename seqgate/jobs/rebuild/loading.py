@@ -35,7 +35,6 @@ from seqgate.times import milliseconds, timestamp
 from seqgate.types import Chunk, Position
 
 PAGE_PRODUCERS: Final = 5_000
-"""The producers per message of LoadState."""
 
 PRODUCERS_MAX: Final = 100_000
 """The most producers that LoadState takes: more than any policy lets a topic remember."""
@@ -43,15 +42,11 @@ PRODUCERS_MAX: Final = 100_000
 LIST_PAGE: Final = 10_000
 
 SHOWN_MAX: Final = 1_000
-"""The most differences to list for a topic."""
 
 RESULTS: Final = pa.schema({"topic": pa.string(), "result": pa.string()})
-"""The result of a topic: a Result as JSON."""
 
 
 class Job(NamedTuple):
-    """The mode of a wave."""
-
     services: Services
     source: Source
     topics: Mapping[str, TopicPlan]
@@ -109,8 +104,6 @@ class Result(NamedTuple):
 
 
 class State(NamedTuple):
-    """A producer's marks, and the time of its last activity."""
-
     marks: Marks
     active_ms: int
 
@@ -120,8 +113,6 @@ class Refused(SeqgateError):
 
 
 def reducer(job: Job) -> Callable[[pa.Table], pa.Table]:
-    """A function that combines the rows of one topic."""
-
     opened: list[Stubs] = []  # opened in the task, for all of its topics
 
     def reduce(rows: pa.Table) -> pa.Table:
@@ -142,7 +133,6 @@ def reducer(job: Job) -> Callable[[pa.Table], pa.Table]:
 
 
 def finished(stubs: Stubs, job: Job, plan: TopicPlan, rows: pa.Table) -> Result:
-    """Combine a topic's parts, and load or compare the resulting state."""
     tallies = rows.filter(rows.column("producer").is_null()).to_pylist()
     skipped = sum(each["skipped"] for each in tallies)
     result = Result(
@@ -360,7 +350,6 @@ def _live_marks(producer: dedup_pb2.Producer) -> Marks:
 
 
 def _words(marks: Marks) -> str:
-    """A producer's mark, for people."""
     chunk = marks.persisted_chunk
     if marks.persisted == NEVER:
         return ""
@@ -375,7 +364,6 @@ def _words(marks: Marks) -> str:
 def _entries(
     stubs: Stubs, topic: str, after: Position, through: Position
 ) -> Iterable[tuple[str, Partial]]:
-    """The entries of a range, one by one."""
     blocks = read_blocks(stubs.ledger, Range(topic, after, through, 0), timeout_s=stubs.timeout_s)
     for run in runs_of(topic, blocks):
         known: dict[str, int] = {}

@@ -46,8 +46,6 @@ DISABLED: Final = dedup_pb2.TOPIC_STATE_DISABLED
 
 
 class Source(StrEnum):
-    """The base of the fold."""
-
     SNAPSHOT = auto()
     EARLIEST = auto()
 

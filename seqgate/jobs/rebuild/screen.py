@@ -14,7 +14,6 @@ from seqgate.jobs.rebuild.loading import Result
 from seqgate.jobs.rebuild.plan import TopicPlan, Untouched
 
 WIDTH: Final = 160
-"""The width of lines without a terminal."""
 
 
 class Screen:
@@ -70,7 +69,6 @@ class Screen:
         self._out({"kind": "untouched", **topic._asdict()}, f"{topic.topic}: {topic.why}")
 
     def wave(self, results: list[Result]) -> None:
-        """Report the topics that a wave finished."""
         self._topics += len(results)
         self._entries += sum(each.entries for each in results)
         rate = round(self._entries / max(time.monotonic() - self._started, 0.001))

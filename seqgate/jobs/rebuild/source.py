@@ -28,8 +28,6 @@ class Part(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The ranges to read, their tasks, and the options."""
-
     ledger: str
     timeout_s: float
     skip_corrupt: bool
@@ -109,11 +107,8 @@ def folded(stub: LedgerServiceStub, part: Part, reading: Reading) -> Iterator[pa
 
 
 def _fold(fold: ProducerFold, stub: LedgerServiceStub, wanted: Range, reading: Reading) -> int:
-    """Fold a range. Returns the number of entries skipped because they are damaged.
-
-    Raises:
-        SeqgateError: an entry cannot be read for another reason.
-    """
+    """Fold a range. Returns the number of entries skipped because they are damaged. Raises
+    SeqgateError for any other failure."""
     skipped = 0
     while True:
         try:
