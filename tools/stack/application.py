@@ -35,20 +35,14 @@ class Application:
         return self.process
 
     async def run(self) -> None:
-        """Start the process, and restart it whenever it was killed, until it exits with 0.
-
-        Raises:
-            ApplicationFailed: it exited with another status.
-        """
+        """Start the process, and restart it whenever it was killed, until it exits with 0. Raises
+        ApplicationFailed if it exits with another status."""
         while status := await (await self.start()).wait():
             if status > 0:
                 raise self._failure(status)
 
     def check(self) -> None:
-        """
-        Raises:
-            ApplicationFailed: it ended unexpectedly.
-        """
+        """Raise ApplicationFailed if the process ended unexpectedly."""
         if (status := self.ended()) is not None:
             raise self._failure(status)
 
@@ -57,7 +51,6 @@ class Application:
         return None if self.process is None else self.process.returncode
 
     def send(self, number: Signals) -> None:
-        """Send a signal if the process is running."""
         if self.process is not None:
             tell(self.process, number)
 

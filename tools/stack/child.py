@@ -37,13 +37,8 @@ class Child(Protocol):
 
 
 async def start_process(command: Sequence[str], log: int, environment: Mapping[str, str]) -> Child:
-    """Run a command for as long as this process lives.
-
-    Args:
-        command: the command.
-        log: the descriptor of the file for its output.
-        environment: its complete environment.
-    """
+    """Run a command for as long as this process lives, with its output in the file of descriptor
+    `log`, and with this complete environment."""
     return await asyncio.create_subprocess_exec(
         *bound_to_us(command), stdin=DEVNULL, stdout=log, stderr=log, env=environment
     )

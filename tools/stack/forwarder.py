@@ -17,10 +17,7 @@ class Forwarder:
     disturb its bytes."""
 
     def __init__(self, *targets: int) -> None:
-        """
-        Args:
-            targets: ports to forward to; a connection goes to the first that accepts it.
-        """
+        """A connection goes to the first of these ports that accepts it."""
         self.targets = targets
         """The ports to forward to. A change applies to new connections."""
         self.port = 0
@@ -48,11 +45,7 @@ class Forwarder:
         return self.there(near[0], far[1]), self.back(far[0], near[1])
 
     async def opened(self) -> Ends:
-        """Connect to the first target that accepts.
-
-        Raises:
-            OSError: none accepts.
-        """
+        """Connect to the first target that accepts. Raises OSError if none does."""
         for target in self.targets[:-1]:
             with suppress(OSError):
                 return await asyncio.open_connection("127.0.0.1", target)

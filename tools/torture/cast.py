@@ -81,15 +81,9 @@ def cast(
     shown: Shown = NOTHING,
     namespace: str = NAMESPACE,
 ) -> Cast:
-    """Make all applications.
-
-    Args:
-        ledgers, dispatchers: their addresses, by home.
-        rate: messages a second of each producer.
-        shown: the applications' credentials.
-        is_tiny: give consumers tiny queues.
-        namespace: the topics' tenant/namespace.
-    """
+    """Make all applications. `ledgers` and `dispatchers` are addresses by home; `rate` is in
+    messages per second of each producer; `shown` has the applications' credentials; `is_tiny` gives
+    consumers tiny queues; `namespace` is the topics' tenant/namespace."""
 
     def inside(topic: str) -> str:
         return f"{namespace}/{topic}"

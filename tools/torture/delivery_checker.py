@@ -35,8 +35,6 @@ NEVER = 2**63
 
 
 class Token(NamedTuple):
-    """Identifies a message of a delivery."""
-
     epoch: int
     delivery: int
     at: int

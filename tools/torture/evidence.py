@@ -96,7 +96,6 @@ class Progress(NamedTuple):
     is_whole: bool = True
 
     def has(self, position: Position) -> bool:
-        """Whether an entry is acknowledged."""
         if self.mark_delete is not None and position <= self.mark_delete:
             return True
         return any(first <= position <= last for first, last in self.ranges)
