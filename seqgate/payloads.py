@@ -62,7 +62,7 @@ def open_batch(metadata: entry_pb2.EntryMetadata, payload: bytes) -> Sequence[Si
     except (DecodeError, struct.error) as error:
         raise PayloadDamaged("the batch does not decode") from error
     if len(messages) != metadata.num_messages_in_batch:
-        raise PayloadDamaged("the batch has another number of messages than its metadata says")
+        raise PayloadDamaged("the number of messages in the batch differs from its metadata")
     return messages
 
 
@@ -93,7 +93,7 @@ def unpack(metadata: entry_pb2.EntryMetadata, payload: bytes) -> bytes:
     except Exception as error:
         raise PayloadDamaged("the payload does not decompress") from error
     if len(opened) != size:
-        raise PayloadDamaged("the payload has another size than its metadata says")
+        raise PayloadDamaged("the size of the payload differs from its metadata")
     return opened
 
 

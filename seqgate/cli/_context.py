@@ -6,7 +6,7 @@ from seqgate.cli._command import Run, command, group
 from seqgate.cli._output import Columns, Table, table
 from seqgate.cli._settings import SERVICES, Setting
 
-app = group("Which services a command talks to.")
+app = group("Show the services that commands call.")
 
 
 @command(app, "ls")

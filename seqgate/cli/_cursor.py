@@ -228,7 +228,7 @@ def _tell(run: Run, cursor: pb.Cursor, *, created: bool | None = None) -> None:
     ]
     if created is not None:
         shown |= {"created": created}
-        fields.append(("Created", "now" if created else "before; it stays as it is"))
+        fields.append(("Created", "now" if created else "before; left unchanged"))
     run.output.result(shown, fields)
 
 

@@ -59,7 +59,7 @@ async def rebuild(
     *,
     from_earliest: FromEarliest = False,
     skip_corrupt: SkipCorrupt = False,
-    dry_run: bool = flag("Only print what would be rebuilt."),
+    dry_run: bool = flag("Print what a rebuild would load, and load nothing."),
     replace: bool = flag("Also replace existing state, after diff found it wrong."),
 ) -> int:
     """Rebuild deduplication state from the log, with Spark.

@@ -63,11 +63,11 @@ def sent_again(standing: Standing) -> str:
         )
     match standing.fate:
         case "STORED":
-            return f"It would not be stored again: the answer is its id, {standing.message_id}."
+            return f"It would not be stored again: the receipt has its id, {standing.message_id}."
         case "STALE":
-            return "It would not be stored: the answer is STALE. A higher sequence id would be."
+            return "It would not be stored: the receipt is STALE. Use a higher sequence id."
         case "TRIMMED":
-            return "It would not be stored: the answer is TRIMMED. That part of the log is gone."
+            return "It would not be stored: the receipt is TRIMMED. That part of the log is gone."
         case _:
             return "It would not be stored. Whether the log already has it is not known."
 

@@ -171,5 +171,5 @@ async def _tell(run: Run, request: Any) -> None:
     ]
     if isinstance(request, pb.CreateSubscriptionRequest):
         shown["created"] = answer.created
-        fields.append(("Created", "now" if answer.created else "before; it stays as it is"))
+        fields.append(("Created", "now" if answer.created else "before; left unchanged"))
     run.output.result(shown, fields)

@@ -21,7 +21,7 @@ TEXT_COLUMNS: Final = frozenset({"TOPIC", "SUBSCRIPTION", "WHY"})
 AROUND: Final = 3
 """The lines besides rows and the summary."""
 
-KEYS: Final = "q: quit   s: sort by something else"
+KEYS: Final = "q: quit   s: change the sort order"
 
 
 def summary(frame: Mapping[str, Any]) -> list[str]:
@@ -98,7 +98,7 @@ def _state(topic: Mapping[str, Any]) -> str:
 
 def _why(subscription: Mapping[str, Any]) -> str:
     if subscription["owner"] is None:
-        return "nobody has it"
+        return "no owner"
     blocked = subscription["blocked"] or ()
     return ", ".join(
         f"{each['reason'].lower().replace('_', ' ')} {each['keys']}" for each in blocked

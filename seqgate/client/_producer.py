@@ -653,7 +653,7 @@ class Producer:
             cause = self._outbox.last_failure or self._last_error
             details = {"last_reason": cause.reason} if cause is not None and cause.reason else {}
             error = SendTimeoutError(
-                "no receipt came in time; the message may be in the log", details=details
+                "no receipt arrived in time; the message may be in the log", details=details
             )
             error.__cause__ = cause
             self._flush_into(error)

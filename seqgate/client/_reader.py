@@ -502,7 +502,7 @@ def _raise_damage(dropped: Dropped, stored: pb.StoredEntry) -> None:
     if dropped.uuid != metadata.uuid:
         return
     if dropped.reason is DropReason.CORRUPT:
-        raise corrupt(stored, "the chunks do not add up to the published message")
+        raise corrupt(stored, "the chunks do not match the size or checksum of their message")
     is_last = metadata.chunk_id == metadata.num_chunks_from_msg - 1
     if dropped.reason is DropReason.TOO_LARGE and is_last:
         raise MessageTooLargeError(

@@ -335,7 +335,7 @@ def no_such_message() -> InvalidRequestError:
 
 
 _ERRORS: Final[dict[int, Callable[[], SeqgateError | None]]] = {
-    pb.SETTLE_OUTCOME_UNSPECIFIED: lambda: InternalError("the service gave no outcome"),
+    pb.SETTLE_OUTCOME_UNSPECIFIED: lambda: InternalError("the service returned no outcome"),
     pb.SETTLE_OUTCOME_DONE: lambda: None,
     pb.SETTLE_OUTCOME_STALE: stale,
     pb.SETTLE_OUTCOME_INVALID: no_such_message,

@@ -167,7 +167,7 @@ async def test_explain_prints_verdict_and_cause(seqgate: CommandLine, stored: st
     has_snapshot = again.record["snapshot"] is not None  # snapshots are taken by time
     assert again.record["snapshot_covers_it"] is has_snapshot
     assert again.record["sent_again"] == (
-        "It would not be stored again: the answer is its id, 1:0:-1."
+        "It would not be stored again: the receipt has its id, 1:0:-1."
     )
 
 

@@ -362,7 +362,7 @@ async def test_nothing_is_sent_after_a_message_that_timed_out(
         ended = await publishing.ended()
 
     assert ended.errors[0]["message"] == (
-        "line 2: no receipt came in time; the message may be in the log (sequence id 1)"
+        "line 2: no receipt arrived in time; the message may be in the log (sequence id 1)"
     )
     assert ended.errors[0]["details"]["sequence_id"] == "1"
     assert {each["reason"] for each in ended.errors} == {"SEND_TIMEOUT"}

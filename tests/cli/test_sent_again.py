@@ -42,9 +42,9 @@ def standing(
         (standing(NEW, "STORED", enabled=False), "a second time: deduplication is off"),
         (standing(NEW, "STORED", state=ABSENT), "not be stored again: the log, which has it, is"),
         (standing(IN_FLIGHT, None), "wait for the outcome of the earlier copy"),
-        (standing(DUPLICATE, "STORED"), "not be stored again: the answer is its id, 1:4:-1."),
-        (standing(DUPLICATE, "STALE"), "the answer is STALE"),
-        (standing(DUPLICATE, "TRIMMED"), "the answer is TRIMMED"),
+        (standing(DUPLICATE, "STORED"), "not be stored again: the receipt has its id, 1:4:-1."),
+        (standing(DUPLICATE, "STALE"), "the receipt is STALE"),
+        (standing(DUPLICATE, "TRIMMED"), "the receipt is TRIMMED"),
         (standing(DUPLICATE, None), "Whether the log already has it is not known"),
         (
             standing(NEW, None, state=pb.TOPIC_STATE_RECOVERING, entries_remaining=12),

@@ -158,14 +158,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("topics", nargs="*", metavar="TOPIC", help="names and patterns")
     parser.add_argument("--ledger", metavar="HOST:PORT", help="the ledger service")
-    parser.add_argument("--parquet", type=Path, metavar="DIR", help="write the findings here, too")
-    parser.add_argument("--json", action="store_true", help="an object a line")
+    parser.add_argument(
+        "--parquet", type=Path, metavar="DIR", help="also write the findings here, as Parquet"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, one object per line")
     parser.add_argument(
         "--timeout",
         type=int,
         default=TIMEOUT_S,
         metavar="SECONDS",
-        help="how long the ledger may be away; default: %(default)s",
+        help="how long the ledger may be unreachable; default: %(default)s",
     )
     return parser
 

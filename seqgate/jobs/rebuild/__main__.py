@@ -187,34 +187,32 @@ def _parser() -> argparse.ArgumentParser:
         "--diff all of it, since a wrong state may have become a snapshot",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="load nothing, and say what would be"
+        "--dry-run", action="store_true", help="print what a rebuild would load, and load nothing"
     )
     parser.add_argument(
-        "--diff", action="store_true", help="compare with the state in place instead"
+        "--diff", action="store_true", help="compare with the existing state instead"
     )
     parser.add_argument(
         "--replace",
         action="store_true",
-        help="also in place of a state that covers as much: after --diff found it wrong",
+        help="also replace a state that covers as much, after --diff found it wrong",
     )
-    parser.add_argument(
-        "--skip-corrupt", action="store_true", help="go on after entries that are damaged"
-    )
+    parser.add_argument("--skip-corrupt", action="store_true", help="skip damaged entries")
     parser.add_argument(
         "--entries-per-wave",
         type=_positive,
         default=ENTRIES_PER_WAVE,
         metavar="N",
-        help="how many entries a Spark job reads; default: %(default)s",
+        help="entries per Spark job; default: %(default)s",
     )
     parser.add_argument(
         "--timeout",
         type=_positive,
         default=TIMEOUT_S,
         metavar="SECONDS",
-        help="how long a service may be away; default: %(default)s",
+        help="how long a service may be unreachable; default: %(default)s",
     )
-    parser.add_argument("--json", action="store_true", help="an object a line")
+    parser.add_argument("--json", action="store_true", help="print JSON, one object per line")
     return parser
 
 

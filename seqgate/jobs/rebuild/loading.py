@@ -168,13 +168,15 @@ def _states(
         for producer, part in partials(rows):
             _apply(states, producer, part)
     elif job.comparing:
-        raise Refused("a newer snapshot came between", reason="CHANGED")
+        raise Refused(
+            "a newer snapshot was taken during the comparison: run it again", reason="CHANGED"
+        )
     request = ledger_pb2.GetTopicRequest(topic=plan.topic)
     topic = asked(stubs.ledger.GetTopic, request, stubs.timeout_s).topic
     if topic.incarnation != plan.incarnation:
-        raise Refused("the topic was made again meanwhile", reason="CHANGED")
+        raise Refused("the topic was recreated during the rebuild: run it again", reason="CHANGED")
     if is_trimmed(plan, topic):
-        raise Refused("the topic was trimmed meanwhile: run it again", reason="CHANGED")
+        raise Refused("the topic was trimmed during the rebuild: run it again", reason="CHANGED")
     return at, states
 
 
@@ -294,7 +296,7 @@ def _compared(stubs: Stubs, plan: TopicPlan, states: dict[str, State], result: R
     status = status_of(stubs, plan.topic)
     confirmed = position_of(status.confirmed)
     if not status.HasField("confirmed") or confirmed < plan.through:
-        raise Refused("the state was lost meanwhile", reason="CHANGED")
+        raise Refused("the state was lost during the comparison: rebuild it", reason="CHANGED")
     possible: dict[str, set[str]] = {}
     if confirmed > plan.through:
         for producer, part in _entries(stubs, plan.topic, plan.through, confirmed):
