@@ -38,8 +38,7 @@ class SeqgateError(Exception):
         self.sequence_id = sequence_id
 
     def of_message(self, sequence_id: int) -> Self:
-        """A copy of the error for the message with this id: each message gets its own error, even
-        if many fail for one cause."""
+        """A copy for the message with this id: many messages may fail for one cause."""
         told = type(self)(
             f"{self} (sequence id {sequence_id})",
             reason=self.reason,
@@ -76,13 +75,11 @@ class UnavailableError(SeqgateError):
 
 
 class AuthenticationError(SeqgateError):
-    """The caller is not authenticated: the token or certificate is missing, invalid or expired, as
-    `reason` says."""
+    """The token or certificate is missing, invalid or expired, as `reason` says."""
 
 
 class PermissionDeniedError(SeqgateError):
-    """The caller lacks a right. `details` has the principal, the verb, the topic and the
-    subscription."""
+    """The caller lacks a right. `details` names the principal, verb, topic and subscription."""
 
 
 class DataLossError(SeqgateError):

@@ -1,5 +1,4 @@
-"""Converts times and durations of protobuf. Seqgate counts whole milliseconds; times are UTC, since
-1970."""
+"""Converts protobuf's times and durations. Seqgate counts whole milliseconds, since 1970 UTC."""
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp

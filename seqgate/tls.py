@@ -1,5 +1,4 @@
-"""Callers' credentials: TLS certificates and bearer tokens. TLS is 1.2 or 1.3, for which gRPC has
-no setting."""
+"""TLS certificates and bearer tokens of callers. TLS is 1.2 or 1.3: gRPC has no setting for it."""
 
 import ipaddress
 import re
@@ -79,8 +78,7 @@ def channel_credentials(tls: TLS) -> grpc.ChannelCredentials:
 
 
 def certificates(file: Path) -> bytes:
-    """The authorities' certificates in a PEM file. Raises OSError or ValueError if it is unreadable
-    or has none."""
+    """A PEM file's certificates. Raises OSError or ValueError if it is unreadable or has none."""
     content = file.read_bytes()
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=file)

@@ -18,8 +18,7 @@ LOOK_INTERVAL_S: Final = 1.0
 """The shortest interval between two checks."""
 
 OnChange = Callable[[str], None]
-"""Called once for each change, with the reason why the files are unusable; empty: they are
-usable."""
+"""Called on each change, with the reason why the files are unusable; empty: they are usable."""
 
 _Stamp = tuple[tuple[int, int, int] | None, ...]
 

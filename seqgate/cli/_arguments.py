@@ -28,8 +28,7 @@ from seqgate.types import (
 def _name(
     check: Callable[[str], str], *, reason: str, of: str = "", detail: str | None = None
 ) -> Callable[[str], str]:
-    """Make a parser of names. `of` stands before the message of `check`; `detail` is the field of
-    the details with the text."""
+    """A parser of names. `of` prefixes the message of `check`; `detail` names the text's detail."""
 
     def parse(text: str) -> str:
         try:

@@ -98,7 +98,7 @@ async def create(
 
     With an id, everything before that message counts as acknowledged. For a message in a batch,
     delivery starts with the whole batch; for a large message, with its first chunk. With latest,
-    everything up to the last message that the ledger service has counts as acknowledged.
+    everything up to the topic's last message in the ledger service counts as acknowledged.
     """
     mark_delete = await _before(run, topic, at)
     answer = await run.services.call(
@@ -125,7 +125,7 @@ async def reset(
 
     With an id, everything before that message counts as acknowledged. For a message in a batch,
     delivery starts with the whole batch; for a large message, with its first chunk. With latest,
-    everything up to the last message that the ledger service has counts as acknowledged.
+    everything up to the topic's last message in the ledger service counts as acknowledged.
     """
     mark_delete = await _before(run, topic, to)
     answer = await run.services.call(

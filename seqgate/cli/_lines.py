@@ -60,8 +60,7 @@ async def numbered_lines(descriptor: int) -> AsyncGenerator[tuple[int, bytes], N
 
 
 async def whole(descriptor: int) -> AsyncGenerator[tuple[None, bytes], None]:
-    """The whole input as one piece, without a line number. Raises InvalidInput if reading fails or
-    the input is too large."""
+    """The whole input as one piece. Raises InvalidInput if reading fails or it is too large."""
     parts: list[bytes] = []
     size_bytes = 0
     while block := await _block(descriptor):

@@ -49,8 +49,7 @@ class Draft(NamedTuple):
 
 
 def parse(line: bytes) -> Draft:
-    """Parse a line. A null field counts as absent. Raises InvalidInput if the line does not
-    describe a message."""
+    """Parse a line, or raise InvalidInput. A null field counts as absent."""
     values = _object(line, FIELDS)
     payload = _bytes(values, "payload")
     if payload is None:

@@ -73,8 +73,7 @@ class Output:
         return self.form is Format.JSON
 
     def line(self, text: str) -> None:
-        """Write a line immediately. Raises OutputClosed if the reader has gone, and OutputFailed if
-        the line cannot be written."""
+        """Write a line immediately. Raises OutputClosed or OutputFailed."""
         try:
             sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
@@ -103,8 +102,7 @@ class Output:
             self.table(*table(columns, kept))
 
     def result(self, record: Mapping[str, Any], *parts: "Table | Fields | str") -> None:
-        """Write one object as JSON, or parts of text for people, separated by blank lines. Empty
-        parts are omitted."""
+        """Write one object as JSON, or its nonempty parts for people, separated by blank lines."""
         if self.json:
             self.record(record)
             return
@@ -135,8 +133,7 @@ class Output:
         _say(text)
 
     def note(self, reason: str, message: str, details: Mapping[str, int | str]) -> None:
-        """Write a note on standard error: not an error, but worth knowing. Tables omit the
-        details."""
+        """Write a note on standard error, which is not an error. Tables omit the details."""
         if self.json:
             _say(_json({"note": {"reason": reason, "message": message, "details": details}}))
         else:

@@ -1,5 +1,4 @@
-"""Predicts the outcome of sending a message now, from its deduplication verdict and its fate in the
-log."""
+"""Predicts the outcome of sending a message now, from its deduplication verdict and its fate."""
 
 from dataclasses import dataclass
 

@@ -89,8 +89,7 @@ class Services:
             request.page_token = page.next_page_token
 
     async def responses(self, request: Any) -> list[Any]:
-        """All responses of a stream. Raises SeqgateError if the service refuses, times out or is
-        shutting down."""
+        """All responses of a stream. Raises SeqgateError like `call`, and if the service drains."""
         name, method = _addressed(request)
 
         async def collected() -> list[Any]:

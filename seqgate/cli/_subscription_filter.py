@@ -1,5 +1,4 @@
-"""`seqgate subscription filter`: manages a subscription's filters. `analyze`: estimates their
-effect."""
+"""`seqgate subscription filter`: manages filters. `analyze`: estimates their effect."""
 
 import re
 from collections.abc import Sequence

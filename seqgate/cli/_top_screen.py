@@ -1,5 +1,4 @@
-"""The layout of a frame of `seqgate top`: a few lines of summary, and a row for each topic and each
-subscription."""
+"""The layout of a frame of `seqgate top`: a summary, and a row per topic and subscription."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final

@@ -84,8 +84,8 @@ def bytes_record(name: str, value: bytes | None) -> dict[str, str | None]:
 
 
 def enum_name(kind: Any, number: int) -> str:
-    """An enum value's name without the prefix of the enum; a number that only a newer service knows
-    stays a number."""
+    """An enum value's name without the enum's prefix; a number unknown to this version stays
+    one."""
     return _enum_name(kind.DESCRIPTOR, number)
 
 

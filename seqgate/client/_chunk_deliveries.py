@@ -152,8 +152,7 @@ class ChunkDeliveries:
         return self._drop(*self._assembler.expire(now_ms))
 
     def take_back(self, delivery: int, *, gone: Iterable[int] = ()) -> list[Effect]:
-        """The service takes back a chunk: give back its whole attempt, except deliveries that are
-        already gone."""
+        """The service takes back a chunk: give back its whole attempt, except deliveries gone."""
         position = self._positions.get(delivery)
         if position is None:
             return []

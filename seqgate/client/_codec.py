@@ -73,8 +73,7 @@ class OutgoingMessage:
 
     @property
     def group(self) -> object:
-        """The key by which it is batched: the ordering key, or else the key. A text and a bytes key
-        are never equal."""
+        """The batching key: the ordering key, or else the key. Text and bytes are never equal."""
         if self.ordering_key is not None:
             return "ordering", self.ordering_key
         return "key", self.key
@@ -210,8 +209,7 @@ def decode_entry(topic: str, stored: ledger_pb2.StoredEntry) -> list[Message]:
 
 
 def decode_fields(topic: str, stored: ledger_pb2.StoredEntry) -> list[Fields]:
-    """The fields of an entry's messages, for classes other than Message. Raises the same as
-    `decode_entry`."""
+    """Like `decode_entry`, for classes other than Message."""
     metadata, payload = stored.metadata, checked_payload(stored)
     try:
         if not metadata.HasField("num_messages_in_batch"):
@@ -329,8 +327,7 @@ def checked_payload(stored: ledger_pb2.StoredEntry) -> bytes:
 
 
 def piece_of(stored: ledger_pb2.StoredEntry) -> Piece:
-    """Parse a chunk's entry. Raises CorruptMessageError if the payload does not match its
-    checksum."""
+    """Parse a chunk's entry. Raises CorruptMessageError if its checksum does not match."""
     metadata = stored.metadata
     return Piece(
         position_of(stored.position),

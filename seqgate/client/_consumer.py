@@ -524,7 +524,7 @@ class Consumer:
     def _may_retry(self, error: SeqgateError) -> bool:
         if isinstance(error, _RETRYABLE) or error.reason == "NOT_OWNER":
             return True
-        # The service may take a broken stream for alive for a while, and keep its name and ranges.
+        # For a while the service may take a broken stream for alive, and its place for in use.
         if not isinstance(error, InUseError) or not self._opened.done() or self._lost_s is None:
             return False
         return self._loop.time() - self._lost_s < self._open_timeout_s

@@ -53,8 +53,7 @@ from seqgate.message_id import MessageId
 from seqgate.types import Position
 
 EXPECTED_BYTES: Final = 1024 * 1024
-"""The assumed size of a message until the first one arrives, in bytes: it bounds the first
-permits."""
+"""The assumed bytes of a message until the first one arrives, to bound the first permits."""
 
 
 Answer = tuple[Any, SeqgateError | None]
@@ -148,8 +147,7 @@ class _Queue:
         self._resume(key)
 
     def guard(self, key: bytes, first: Position, ticket: Ticket) -> None:
-        """Hand out nothing after `first` in a key until the ticket is answered: the service may
-        have revoked it already."""
+        """Hand out nothing after `first` in a key until the answer: it may be revoked."""
         if self._is_ordered:
             ticket.guarded = key
             self._guards.setdefault(key, {})[ticket] = first
@@ -205,8 +203,7 @@ class Permits:
         self._expected_bytes = max(size_bytes, less)  # larger sizes count immediately
 
     def grant(self, messages: int, size_bytes: int) -> int:
-        """The permits to grant now, given the buffered messages: at least half the capacity, or
-        none."""
+        """The permits to grant now: at least half the capacity, or none."""
         limits = self._limits
         room_bytes = max(limits.size_bytes - size_bytes, 0)
         room = room_bytes // max(self._expected_bytes, 1)

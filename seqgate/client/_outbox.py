@@ -182,8 +182,7 @@ class Outbox:
         self._unsent = list(self._parcels)
 
     def to_send(self, bytes_max: int) -> pb.Publications | None:
-        """The next parcels that fit into the window, up to about `bytes_max`; None: nothing may be
-        sent now."""
+        """The next parcels within the window, up to about `bytes_max`; None: send nothing now."""
         if self._paused:
             return None
         chosen = pb.Publications()
@@ -208,8 +207,7 @@ class Outbox:
 
     @property
     def resume_after_s(self) -> float | None:
-        """Seconds to wait before `resume`; None unless the outbox is paused and every sent parcel
-        is answered."""
+        """Seconds to wait before `resume`; None unless paused with every sent parcel answered."""
         return self._retry_after_s if self._paused and not self._parcels_out else None
 
     def resume(self) -> None:

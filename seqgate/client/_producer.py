@@ -171,8 +171,7 @@ class Producer:
 
     @property
     def pending_messages(self) -> int:
-        """The number of messages that await their receipt; a large message counts once per
-        chunk."""
+        """The number of messages that await a receipt; a large one counts once per chunk."""
         return self._pending_messages
 
     @property
@@ -594,7 +593,7 @@ class Producer:
     def _is_anothers(self, opened: pb.Opened, last: int) -> bool:
         """Whether the last stored message under this name is another producer's, stored after this
         one opened the name. Comparing ids is only the fallback: the other producer may have used
-        ids that this one has sent, so the ledger says whose the last entry is."""
+        ids that this one has sent, so the ledger names the last entry's producer."""
         if opened.last_stored.HasField("by_another"):
             unchanged = not self._has_stored and last == self._found_sequence_id
             return opened.last_stored.by_another and not unchanged

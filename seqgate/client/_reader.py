@@ -482,8 +482,7 @@ def _check_retryable(error: SeqgateError) -> None:
 
 
 def _damaged_stretch(error: SeqgateError) -> Missed | None:
-    """The range named in the error's details, which the service cannot read; None: none is
-    named."""
+    """The unreadable range that the error's details name; None: they name none."""
     try:
         ledger_id, entry_id = (int(error.details[each]) for each in ("ledger_id", "entry_id"))
         first = int(error.details.get("first_entry_id", entry_id))

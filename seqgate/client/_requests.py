@@ -139,8 +139,7 @@ Item = tuple[int, Ticket]
 
 
 class Requests:
-    """Collects tickets, sends them, and matches the answers. The end of the stream abandons those
-    that are not answered."""
+    """Collects tickets, sends them, and matches the answers, until the stream ends."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -173,8 +172,7 @@ class Requests:
             self._unsent[ticket.action] += [(delivery, ticket) for delivery in deliveries]
 
     def seek(self, ticket: Ticket) -> None:
-        """Collect a seek. A Sought precedes its answer, but may also announce another consumer's
-        seek."""
+        """Collect a seek. Its answer follows a Sought; others' seeks cause a Sought as well."""
         self.seeking = ticket
         self.add((0,), ticket)
 

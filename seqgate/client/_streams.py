@@ -17,8 +17,7 @@ async def read(call: Any) -> Any:
 
 
 async def read_or_end(call: Any) -> Any:
-    """The next response; None if the stream ended with OK. Raises SeqgateError if it ended with an
-    error."""
+    """The next response; None if the stream ended with OK. Raises SeqgateError otherwise."""
     response = await call.read()
     if response is not aio.EOF:
         return response

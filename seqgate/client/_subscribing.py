@@ -56,8 +56,7 @@ class AfterDeadLetter(Enum):
     HOLD = pb.AFTER_DEAD_LETTER_HOLD
     """Deliver nothing of the key until an operator releases it."""
     TAIL = pb.AFTER_DEAD_LETTER_TAIL
-    """Move later messages of the key to the dead letter topic too, until an operator releases
-    it."""
+    """Move the key's later messages to the dead letter topic too, until it is released."""
 
 
 @dataclass(frozen=True, slots=True)

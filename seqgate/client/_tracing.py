@@ -79,8 +79,8 @@ class Publishing:
         self._create = _attributes(topic, names.CREATE)
 
     def begin(self, message: OutgoingMessage, producer: str, message_bytes_max: int) -> None:
-        """Start the message's own span, if it gets one, and write its context. The message has its
-        sequence id."""
+        """Start the span of a message that has its sequence id, if it gets one, and write its
+        context."""
         if not self._is_on:
             return
         if self._is_batching:
@@ -244,8 +244,7 @@ class Consuming:
             yield span
 
     def settling(self, name: str, message: Message | None, answer: "asyncio.Future[None]") -> None:
-        """Start the span of a settlement (names.ACK or names.NACK), which ends with the service's
-        answer."""
+        """Start the span of a settlement (names.ACK or names.NACK), which its answer ends."""
         if not self._is_on:
             return
         span = _TRACER.start_span(

@@ -84,8 +84,7 @@ def connected(ledger: str) -> Iterator[LedgerServiceStub]:
 
 
 def open_channel(target: str) -> grpc.Channel:
-    """A channel that notices a dead peer as fast as the client library does, and finds the instance
-    that owns a topic."""
+    """A channel that soon notices a dead peer, and finds the instance that owns a topic."""
     return FollowingBlockingChannel(target, _open_channel)
 
 
@@ -130,8 +129,7 @@ def _failure(error: grpc.RpcError | UnavailableError) -> SeqgateError:
 def trimmed_between(
     stub: LedgerServiceStub, topic: str, start: Position, through: Position, timeout_s: float
 ) -> tuple[Position, Position] | None:
-    """The first and the last trimmed position of a topic within a range; None: none was trimmed.
-    Raises the same as `asked`."""
+    """The first and last trimmed position within a range; None: none. Raises like `asked`."""
 
     def missed(request: ledger_pb2.ReadRequest, timeout: float) -> ledger_pb2.EntriesTrimmed | None:
         stream: Any = stub.Read(request, timeout=timeout)
@@ -355,8 +353,7 @@ def runs_of(
 
 
 def record_batch(run: Run, schema: pa.Schema) -> pa.RecordBatch:
-    """Convert a run to a schema whose names are all in COLUMNS or METADATA_COLUMNS; its texts may
-    be dictionaries."""
+    """Convert a run to columns of COLUMNS and METADATA_COLUMNS; texts may be dictionaries."""
     metadata = run.metadata if METADATA_COLUMNS.keys() & set(schema.names) else []
     chunks = run.chunks if set(schema.names) & _OF_CHUNKS.keys() else []
     columns = []

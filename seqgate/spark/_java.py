@@ -81,7 +81,7 @@ class Java(NamedTuple):
 
 
 def local_session(app_name: str, **conf: str) -> SparkSession:
-    """A session in this process; under spark-submit, or if one is running already, that one.
+    """The running session, if there is one or under spark-submit; otherwise a new one.
 
     Args:
         app_name: its name in Spark.

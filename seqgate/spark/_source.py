@@ -68,8 +68,7 @@ class Options:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> "Options":
-        """Parse the options; names are case-insensitive. Raises InvalidOptionError if one is
-        missing or invalid."""
+        """Parse the options, whose names are case-insensitive. Raises InvalidOptionError."""
         options = {name.lower(): value for name, value in given.items()}
         if not options.get("ledger"):
             raise InvalidOptionError("option ledger is required: HOST:PORT of the ledger service")
@@ -143,8 +142,7 @@ class SeqgateDataSource(DataSource):
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow types of these columns. Raises InvalidOptionError if a column does not exist or has
-    another type."""
+    """The columns' Arrow types. Raises InvalidOptionError for an unknown column or type."""
     known = COLUMNS | METADATA_COLUMNS
     wanted = to_arrow_schema(schema)
     for field in wanted:

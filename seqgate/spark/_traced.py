@@ -76,8 +76,7 @@ class _Worker:
                 self._recording = self._stack.enter_context(tracing(WORKERS))
 
     def export(self) -> None:
-        """Export the recorded spans. After one export that takes too long, later tasks do not
-        wait."""
+        """Export the recorded spans. After one slow export, later tasks do not wait."""
         if not self._recording:
             return
         provider: Any = trace.get_tracer_provider()

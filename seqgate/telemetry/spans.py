@@ -144,8 +144,7 @@ def asked(name: str, carried: Carried, attributes: Attributes | None = None) -> 
 
 
 def begun(name: str, carried: Carried, attributes: Attributes | None = None) -> Span:
-    """Like `asked`, for work that ends elsewhere: the caller ends the span, which does not become
-    the current one."""
+    """Like `asked`, but the caller ends the span, which does not become the current one."""
     if not carried.traceparent:
         return INVALID_SPAN
     context = extract({TRACEPARENT: carried.traceparent, TRACESTATE: carried.tracestate})
@@ -156,8 +155,7 @@ def begun(name: str, carried: Carried, attributes: Attributes | None = None) -> 
 
 @contextmanager
 def own(name: str, attributes: Attributes | None = None) -> Iterator[Span]:
-    """The process's own work, as a new trace. The process's sampler decides whether it is
-    recorded."""
+    """The process's own work, as a new trace; the process's sampler decides on recording."""
     with within(_TRACER.start_span(name, Context(), attributes=attributes)) as span:
         yield span
 

@@ -7,8 +7,7 @@ Action = Callable[[], Iterable[str]]
 
 
 def carry_out(usage: str | None, actions: Mapping[str, Action]) -> int:
-    """Run the action that the arguments name. Returns the exit status: 0; 1 if it found faults; 2
-    if there is no such action."""
+    """Run the named action. Returns 0; 1 if it found faults; 2 if there is no such action."""
     action = actions.get(" ".join(sys.argv[1:]))
     if action is None:
         print(usage, file=sys.stderr)

@@ -140,8 +140,7 @@ def faults() -> list[str]:
 
 
 def remedy_faults(remedies: Mapping[str, str]) -> list[str]:
-    """Remedies that are missing, generic, shared, or name a field or setting that neither the
-    protos nor the code have."""
+    """Remedies that are missing, generic, shared, or name an unknown field or setting."""
     plain = {name: _plain(text) for name, text in remedies.items()}
     generic = {_plain(text) for text in _kinds().values()}
     uses = Counter(plain.values())

@@ -78,8 +78,7 @@ def canonical(name: str) -> str:
 
 
 def parse(text: str) -> Lock:
-    """Parse a lock, with or without hashes. Raises ValueError for a line that is neither a comment
-    nor a pinned package."""
+    """Parse a lock, with or without hashes. Raises ValueError for an invalid line."""
     header: list[str] = []
     packages: list[Pinned] = []
     for line in text.replace(" \\\n", "\n").splitlines(keepends=True):
@@ -96,8 +95,7 @@ def parse(text: str) -> Lock:
 
 
 class Index:
-    """pip's configured index, queried by pip's own classes. Local folders are ignored, because
-    other machines lack them."""
+    """pip's configured index, by pip's own classes. Ignores local folders: others lack them."""
 
     def __init__(self) -> None:
         from pip._internal.commands import create_command
@@ -111,8 +109,7 @@ class Index:
         self._collector: Any = finder._link_collector  # noqa: SLF001
 
     def hashes(self, package: Pinned) -> tuple[str, ...]:
-        """The hashes of all files of a version. Raises LookupError if the index has no file of it,
-        or no hash of one."""
+        """The hashes of all files of a version. Raises LookupError if a file or hash is missing."""
         from pip._vendor.packaging.version import Version
 
         found: set[str] = set()

@@ -71,8 +71,7 @@ def differences(left: Path, right: Path) -> list[str]:
 
 
 def lint() -> list[str]:
-    """Lint protos/ with buf. It gets a compiled image, because it would need a network to resolve
-    imports."""
+    """Lint a compiled image of protos/: buf would need a network to resolve imports."""
     with tempfile.TemporaryDirectory() as scratch:
         image = Path(scratch) / "image.binpb"
         protoc("--include_imports", "--include_source_info", f"--descriptor_set_out={image}")

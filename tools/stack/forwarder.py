@@ -13,8 +13,8 @@ CHUNK_BYTES: Final = 64 * 1024
 
 
 class Forwarder:
-    """Forwards each connection to a port on this machine. Subclasses override `there` and `back` to
-    disturb its bytes."""
+    """Forwards connections to local ports. Subclasses override `there` and `back` to disturb
+    bytes."""
 
     def __init__(self, *targets: int) -> None:
         """A connection goes to the first of these ports that accepts it."""

@@ -155,8 +155,7 @@ def _resurrected(given: Sequence[Given]) -> Found:
 
 
 def _asked(given: Sequence[Given]) -> dict[Place, int]:
-    """When the acknowledgement of each message was first requested by a consumer that received it,
-    alone or cumulatively."""
+    """When a consumer that received a message first requested its acknowledgement."""
     asked: dict[Place, int] = {}
 
     def note(place: Place, at_ns: int) -> None:

@@ -21,8 +21,8 @@ class Where(Enum):
 
 
 class Kind(Enum):
-    """A fault: its text, its target, its relative frequency, and its shortest and longest duration
-    in seconds."""
+    """A fault: its text, target, relative frequency, and shortest and longest duration in
+    seconds."""
 
     KILL = "SIGKILL of a service", Where.SERVICE, 10, 0.1, 4.0
     STOP = "SIGSTOP of a service, then SIGCONT", Where.SERVICE, 7, 0.2, 6.0

@@ -57,8 +57,7 @@ class Happening:
         self._places: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def carry_out(self, seconds: float) -> None:
-        """Inject faults for this long, and return once all are undone. Raises ExceptionGroup if one
-        cannot be undone."""
+        """Inject faults for this long and undo all. Raises ExceptionGroup if that fails."""
         there = self._there
         places = {
             Where.SERVICE: there.services,
@@ -173,8 +172,7 @@ class Happening:
             link.go(Way.OPEN)
 
     async def _full(self, service: str, seconds: float) -> None:
-        """Limit the file sizes of all processes on the service's store to slightly above the
-        present sizes."""
+        """Limit files of the processes on the service's store to just above their sizes."""
         there = self._there
         names = there.instances[service]
         database = there.store(service)

@@ -37,8 +37,7 @@ class Installation(Stack):
     """
 
     def __init__(self, folder: Path, *, limits: str, seed: str) -> None:
-        """`limits` is one of limits.LIMITS; if they are mixed, `seed` decides which processes get
-        tiny ones."""
+        """`limits` is one of limits.LIMITS; `seed` draws each process's, if they are mixed."""
         super().__init__(folder, instances=2, replicas=2, redis_servers=2)
         self.links: dict[str, Link] = {}
         self.master = self.redis[0]
@@ -147,8 +146,7 @@ class Installation(Stack):
         await self.ask_redis(name, "REPLICAOF", "127.0.0.1", self.ports[master])
 
     async def promote(self, name: str) -> None:
-        """Promote a replica, and redirect its callers one after the other, so that for a moment
-        there may be two masters."""
+        """Promote a replica, and redirect its callers in turn: two masters overlap briefly."""
         await self.ask_redis(name, "REPLICAOF", "NO", "ONE")
         self.master = name
         for caller in self.instances["dedup"]:

@@ -29,8 +29,7 @@ TRIMMED = "TRIMMED"
 def check_log(
     log: Log, producers: Mapping[str, ProducerRole], journals: Journals
 ) -> list[Violation]:
-    """All violations of a log. `producers` are the roles that publish to it, and `journals` their
-    journals, by name."""
+    """All violations of a log, given the roles that publish to it and their journals, by name."""
     places: dict[str, list[Place]] = defaultdict(list)
     for stored in log.messages:
         places[stored.uid].append(stored.place)

@@ -52,8 +52,7 @@ class Said(NamedTuple):
 
 
 def read(payload: bytes) -> Said:
-    """Parse and verify a payload. Raises ValueError if it is damaged, or not a message of the
-    torture."""
+    """Parse a payload. Raises ValueError if it is damaged, or not the torture's."""
     head, _, filler = payload.partition(b"\n")
     try:
         uid, key, place, flags = head.decode().split("|")

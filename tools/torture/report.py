@@ -43,8 +43,7 @@ def write_report(options: Options, tortured: Tortured) -> dict[str, Any]:
 
 
 def logged(folder: Path) -> dict[str, int]:
-    """Count the warnings and errors that our services logged, as hints at causes. The checkers
-    ignore them."""
+    """Count our services' warnings and errors, as hints at causes. The checkers ignore them."""
     counts: Counter[str] = Counter()
     for file in sorted(folder.glob("*.log")):
         service = file.stem.partition("-")[0]

@@ -134,5 +134,4 @@ class Work(ABC, Generic[R]):
 
     @abstractmethod
     async def run(self, over: asyncio.Event) -> None:
-        """Work until `over`. After a SeqgateError, which ended the producer, consumer or reader,
-        call again to continue."""
+        """Work until `over`. After a SeqgateError, call again to continue."""

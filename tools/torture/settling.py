@@ -74,8 +74,7 @@ async def all_acknowledged(
 async def explained(
     dispatcher: At, log: Log, subscription: str, progress: Progress
 ) -> Violation | None:
-    """A STUCK violation with the dispatcher's explanations; None if the log has no unacknowledged
-    entry."""
+    """A STUCK violation with the dispatcher's explanations; None if no entry is left."""
     left = [entry.position for entry in log.entries if not progress.has(entry.position)]
     if not left:
         return None

@@ -168,8 +168,7 @@ class Scene:
 
     @asynccontextmanager
     async def _attended(self) -> AsyncIterator[None]:
-        """Inside the context, release held keys, and restart processes that end unexpectedly, which
-        are violations."""
+        """Release held keys, and restart processes that end unexpectedly, which are violations."""
         tasks = [
             asyncio.create_task(self._watch()),
             asyncio.create_task(release_forever(self._services.dispatcher, self._cast.holding)),
@@ -201,8 +200,7 @@ class Scene:
         self._violations.append(Violation(kind, where, what, time.monotonic_ns()))
 
     async def settle(self) -> list[Violation]:
-        """Wait until everything is stored, delivered, acknowledged and read. Returns the
-        violations."""
+        """Wait until everything is stored, acknowledged and read. Returns the violations."""
         write = self._journal.write
         write("quiet")
         judge = Judge(self._cast, self._journals, self._services)

@@ -1,5 +1,4 @@
-"""An administrator's work: creates topics and subscriptions, releases held keys, and trims read
-messages."""
+"""An administrator's work: creates topics and subscriptions, releases keys, and trims messages."""
 
 import asyncio
 from collections.abc import Sequence

@@ -54,8 +54,7 @@ WIDTH: Final = 160
 
 
 def main(arguments: Sequence[str] | None = None, spark: SparkSession | None = None) -> int:
-    """Run the command, by default with the process's arguments and a new session. Returns its exit
-    status."""
+    """Run the command, by default with the process's arguments. Returns its exit status."""
     given = _parser().parse_args(arguments)
     try:
         settings = resolve(os.environ, ledger=given.ledger)

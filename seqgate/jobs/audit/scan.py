@@ -174,8 +174,7 @@ def _told(totals: dict[str, dict[str, Any]]) -> Iterator[pa.RecordBatch]:
 
 
 class _Group(NamedTuple):
-    """Consecutive entries of one producer in the batch; whether their ids only grow and none is a
-    chunk."""
+    """Consecutive entries of one producer; whether their ids only grow and none is a chunk."""
 
     topic: str
     producer: str
@@ -247,8 +246,7 @@ def _codes(column: pa.Array) -> Integers:
 
 
 def looker(logs: Logs, handed: Mapping[str, str]) -> Callable[[pa.Table], pa.Table]:
-    """The violations of one producer's entries, as FOUND; one more row, without a kind, counts
-    those not listed."""
+    """A producer's violations, as FOUND; a last row, without a kind, counts those not listed."""
 
     opened: list[LedgerServiceStub] = []  # opened in the task, for all of its producers
 

@@ -31,7 +31,7 @@ CALLS_AT_A_TIME: Final = 8
 
 ENTRIES_PER_TASK_MAX: Final = 1_000_000
 ENTRIES_PER_TASK_MIN: Final = 50_000
-"""The fewest entries per task: below this, starting tasks costs more than reading."""
+"""The fewest entries per task: fewer only shift the cost to starting tasks."""
 
 TOPIC_COST_ENTRIES: Final = 5_000
 """The cost of a topic besides its entries, in entries: that of a call."""
@@ -195,8 +195,7 @@ def snapshot_position(stubs: Stubs, topic: ledger_pb2.Topic, through: Position) 
 
 
 def read_snapshot(stubs: Stubs, topic: str, incarnation: int) -> tuple[Position, Snapshot] | None:
-    """The newest snapshot of a topic, with its position; None: this incarnation has none, or it is
-    unreadable."""
+    """This incarnation's snapshot and its position; None if it is missing or unreadable."""
     request = cursor_pb2.GetCursorRequest(topic=topic, cursor=DEDUP_CURSOR)
     try:
         cursor = asked(stubs.cursor.GetCursor, request, stubs.timeout_s).cursor

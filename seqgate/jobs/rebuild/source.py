@@ -1,5 +1,4 @@
-"""The first half of a wave: tasks read and fold ranges, and each topic's parts are brought
-together."""
+"""The first half of a wave: tasks read and fold ranges, then each topic's parts are joined."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -89,8 +88,7 @@ def by_topic(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def folded(stub: LedgerServiceStub, part: Part, reading: Reading) -> Iterator[pa.RecordBatch]:
-    """The rows of one part. An unreadable part becomes a row with the error, which affects one
-    topic and not the wave."""
+    """The rows of one part. A failed part becomes a row with the error, so the wave continues."""
     fold = ProducerFold()
     skipped, failure = 0, None
     try:
@@ -129,8 +127,7 @@ def _fold(fold: ProducerFold, stub: LedgerServiceStub, wanted: Range, reading: R
 
 
 def _damage(error: SeqgateError, wanted: Range) -> tuple[Position, int] | None:
-    """The entry after which to continue, and the number of lost ones; None: the error is not caused
-    by a damaged entry."""
+    """The entry after which to continue, and the number lost; None: the error has another cause."""
     if error.reason != "ENTRY_CORRUPT" or "entry_id" not in error.details:
         return None
     ledger_id, last = int(error.details["ledger_id"]), int(error.details["entry_id"])
