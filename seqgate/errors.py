@@ -128,7 +128,7 @@ class SendTimeoutError(SeqgateError):
 
 class MixedSequenceIdsError(SeqgateError, ValueError):
     """Some messages of a producer have a sequence id assigned by the application, others do not
-    (PIP-6: either all have one or none)."""
+    (PIP-6: all have one, or none)."""
 
     default_reason = "MIXED_SEQUENCE_IDS"
 
