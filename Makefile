@@ -10,7 +10,7 @@ CHECKS := $(MAKE) --no-print-directory --output-sync --jobs=2 types rules
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep lint types rules compiled format bench protos errors locks clean
+.PHONY: help setup demo test test-deep lint types rules compiled classes format bench protos errors locks clean
 
 help:
 	@echo "make demo    publish a year of flights through crashes, and prove that each is stored once"
@@ -35,7 +35,7 @@ demo: setup
 
 # A file's tests share what they start, so they stay together.
 test: setup
-	@$(CHECKS) compiled
+	@$(CHECKS) compiled classes
 	@$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --durations=20
 
 test-deep: lint
@@ -61,6 +61,10 @@ rules:
 # Otherwise each worker of the tests would compile them all.
 compiled:
 	@$(BIN)/python -m pytest -q --collect-only >/dev/null
+
+# Otherwise each JVM of the tests would read Spark's classes from jar files.
+classes:
+	@$(BIN)/python -m tests.support.spark_classes >/dev/null 2>&1 || echo "Spark's classes are not archived"
 
 format: setup
 	@$(BIN)/ruff format .

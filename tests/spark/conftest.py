@@ -13,6 +13,7 @@ from seqgate.spark import local_session, register
 from tests.integration.services import Services, running
 from tests.spark.logs import Log, fill, make_log
 from tests.support.depth import deep
+from tests.support.spark_classes import java_options
 
 SMALL_TOPICS = deep(quick=180, full=400)
 
@@ -23,7 +24,7 @@ def spark() -> Iterator[SparkSession]:
     settings = {
         "spark.master": "local[2]",
         "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": " ".join(java_options()),
         "spark.sql.shuffle.partitions": "2",
     }
     session = local_session("tests", **settings)

@@ -13,6 +13,7 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any, NamedTuple
 
+from tests.support.spark_classes import java_options
 from tests.support.waiting import eventually
 from tools.stack.child import bound_to_us
 from tools.stack.stack import Stack
@@ -38,7 +39,7 @@ class Member(NamedTuple):
 
 def quick_spark(folder: Path) -> dict[str, str]:
     """Variables that make Spark start and compile quickly, with its files in a folder."""
-    java = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={folder}"
+    java = " ".join([*java_options(), f"-Djava.io.tmpdir={folder}"])
     return {
         "PYSPARK_SUBMIT_ARGS": f"--driver-java-options '{java}' pyspark-shell",
         "TMPDIR": str(folder),
