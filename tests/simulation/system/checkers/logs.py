@@ -176,7 +176,8 @@ class Logs:
             self._seen.violate("LETTER_TWICE", f"{origin} again, at {new.position}")
         self._check_failures(subscription, origin)
         subscription.lettered.add(letter)
-        if subscription.holds and new.numbers:
+        is_there = origin.position in self._seen.log(origin.topic).at  # its topic may be deleted
+        if subscription.holds and new.numbers and is_there:
             key = key_of(self._seen, subscription, new.numbers[0], (origin.position, 0))
             subscription.held.setdefault(
                 key, (origin.position, self._cursors.from_now_on(subscription))
