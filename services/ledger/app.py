@@ -27,7 +27,6 @@ SERVICE: Final = "seqgate.api.ledger.v1.LedgerService"
 
 
 async def run(config: LedgerConfig) -> None:
-    """Serve until the process is asked to stop."""
     async with (
         telling(config) as metrics,
         open_sqlite_store(
@@ -56,7 +55,7 @@ async def run(config: LedgerConfig) -> None:
 
 @asynccontextmanager
 async def connect_cursors(config: LedgerConfig, metrics: Metrics = OFF) -> AsyncIterator[Cursors]:
-    """The cursor service, if there is one."""
+    """A client of the cursor service, or of none if `cursor_target` is empty."""
     if not config.cursor_target:
         yield NoCursors()
         return
@@ -73,7 +72,7 @@ async def serve(
     cursors: Cursors,
     metrics: Metrics = OFF,
 ) -> None:
-    """Serve from any store until the process is asked to stop."""
+    """Serve from any store until the process is told to stop."""
     drain = Drain()
     async with asyncio.TaskGroup() as tasks:
         ledger = Ledger(config, store, dedup, cursors, tasks, metrics)
@@ -106,7 +105,6 @@ async def serve(
 
 
 async def _drain(ledger: Ledger, drain: Drain) -> None:
-    """Pass on to the topics that the process goes away."""
     await drain.wait()
     ledger.drain()
     await drain.wait_over()

@@ -9,7 +9,6 @@ from seqgate.services.runtime.config import CallerConfig, Port, Seconds, setting
 from seqgate.types import LARGE_MESSAGE_BYTES_MAX
 
 MINUTES_MAX: Final = 100 * 366 * 24 * 60
-"""A hundred years."""
 
 
 ENVELOPE_BYTES: Final = 16 * 1024
@@ -17,8 +16,6 @@ ENVELOPE_BYTES: Final = 16 * 1024
 
 
 class LedgerConfig(CallerConfig):
-    """The settings of the ledger service."""
-
     model_config = settings_for("ledger")
     service: ClassVar[str] = "ledger"
 

@@ -1,4 +1,4 @@
-"""Topics that are being written here: the shell around core/writer.py, and the streams it serves.
+"""Topics written by this process: the shell around core/writer.py, and its Publish streams.
 
 Publish stream ──Session.submit──▶ TopicWriter ──effects──▶ store, dedup
                ◀─Session.news────      ▲ ──Answer──▶ Session      │
@@ -63,11 +63,11 @@ OPEN_RETRY_AFTER_S: Final = 0.5
 
 
 UNREAD_RECEIPTS_MAX: Final = 10_000
-"""How many receipts a producer may leave unread, beyond the messages that its window lets it have
-unanswered: about 400 bytes each. A producer that keeps to its window and reads has fewer."""
+"""The most unread receipts of a producer beyond its window, about 400 bytes each. A producer that
+keeps to its window and reads its receipts stays below."""
 
 LOOK_UP_IDS_MAX: Final = 1_000
-"""About how many ids of a producer are looked up in the log at a time."""
+"""The approximate number of a producer's ids per look-up in the log."""
 
 
 class Recovering(DomainError):
@@ -92,14 +92,14 @@ class ProducerTakenOver(DomainError):
 
 
 class WindowExceeded(DomainError):
-    """A producer has more unanswered than its window allows."""
+    """A producer exceeds its window of unanswered publications."""
 
     kind = Kind.EXHAUSTED
     reason = "WINDOW_EXCEEDED"
 
 
 class LedgerBusy(DomainError):
-    """All producers together have as many unanswered bytes as the ledger allows."""
+    """All producers together have reached the ledger's limit of unanswered bytes."""
 
     kind = Kind.EXHAUSTED
     reason = "LEDGER_BUSY"
@@ -120,33 +120,33 @@ class ReceiptsUnread(DomainError):
 
 
 class Window(NamedTuple):
-    """How much may be unanswered at a time."""
+    """A producer's limits on unanswered publications, or a publication's share of them."""
 
     messages: int
     size_bytes: int
 
 
 class Pulse:
-    """Wakes every waiter when something has happened."""
+    """Wakes every waiter at each beat."""
 
     def __init__(self) -> None:
         self._next = asyncio.Event()
 
     def beat(self) -> None:
-        """Something happened."""
         self._next.set()
         self._next = asyncio.Event()
 
     @property
     def next(self) -> asyncio.Event:
-        """Set by the next beat. Take it before looking, so that no beat is missed."""
+        """The event that the next beat sets. Take it before checking the state, or a beat between
+        the check and the wait is missed."""
         return self._next
 
 
 class LastStored(NamedTuple):
-    """The last entry stored under a producer's name: its id, and whether another instance than the
-    caller stored it; None: it was stored before instances were recorded. `whole` is the last id
-    whose message is complete, if known."""
+    """The last entry stored under a producer's name. `by_another`: whether an instance other than
+    the caller's stored it; None: the entry predates the recording of instances. `whole`: the id of
+    the last complete message, if known."""
 
     sequence_id: int
     by_another: bool | None
@@ -154,8 +154,8 @@ class LastStored(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """Where a producer that has connected stands. `last_sequence_id` is None where the topic does
-    not deduplicate."""
+    """The state of a newly connected producer. `last_sequence_id` is None if the topic does not
+    deduplicate."""
 
     last_sequence_id: int | None = None
     last_stored: LastStored | None = None
@@ -192,10 +192,10 @@ class Session:
         """Ends the stream even while it waits for its producer to read."""
 
     def accept(self, units: Sequence[Unit]) -> None:
-        """Count publications that arrived.
+        """Count publications against the window.
 
         Raises:
-            WindowExceeded: they exceed the window.
+            WindowExceeded: at least one exceeds the window; those before it are counted.
         """
         for unit in units:
             if self._unanswered and (
@@ -214,7 +214,7 @@ class Session:
             self._budget.take(share.size_bytes)
 
     def answer(self, request_id: int, receipt: Receipt) -> None:
-        """A publication has its receipt."""
+        """Queue the receipt of a publication."""
         self.forget(request_id)
         if self._is_cut:
             return
@@ -224,7 +224,7 @@ class Session:
             self._cut_off()
 
     def _cut_off(self) -> None:
-        """The producer does not read: drop the responses that wait for it, and end the stream."""
+        """End the stream of a producer that does not read, and drop its receipts."""
         error = ReceiptsUnread(
             "too many unread receipts",
             retry_after_s=OPEN_RETRY_AFTER_S,
@@ -236,11 +236,10 @@ class Session:
         self.cut(error)
 
     def _is_unread(self) -> bool:
-        """Whether more receipts wait for the producer than it may leave unread."""
         return len(self._receipts) > self._window.messages + UNREAD_RECEIPTS_MAX
 
     def forget(self, request_id: int) -> None:
-        """A publication will not be answered."""
+        """Release a publication that gets no receipt."""
         share = self._unanswered.pop(request_id, None)
         if share is not None:
             self._messages -= share.messages
@@ -249,56 +248,53 @@ class Session:
         self._changed.set()
 
     def forget_all(self) -> None:
-        """Nothing more will be answered."""
+        """Release all publications: none gets a receipt any more."""
         self._unanswered.clear()
         self._budget.give(self._size_bytes)
         self._messages = self._size_bytes = 0
 
     def is_unanswered(self, request_id: int) -> bool:
-        """Whether a publication with this id is still to be answered."""
         return request_id in self._unanswered
 
     @property
     def unanswered_messages(self) -> int:
-        """How many messages have no receipt yet."""
         return self._messages
 
     def drain(self) -> None:
-        """Ask the producer to move away."""
+        """Ask the producer to reconnect elsewhere."""
         self._draining = True
         self._changed.set()
 
     def take_over(self) -> None:
-        """End the stream with the error that another stream has its producer name."""
         self._taken_over = True
         self.finish(ProducerTakenOver("another stream took over the producer name"))
 
     def finish(self, error: Exception | None = None) -> None:
-        """End the stream once everything is answered: with this error, or well."""
+        """End the stream once every publication is answered; with `error`, if one is given."""
         self._closing = True
         self._error = self._error or error
         self._changed.set()
 
     def fail(self, error: Exception) -> None:
-        """End the stream now."""
+        """End the stream with an error, without answering pending publications."""
         self.forget_all()
         self.finish(error)
 
     @property
     def closing(self) -> bool:
-        """Whether nothing more is taken from the producer."""
+        """Whether the session accepts no more publications."""
         return self._closing
 
     @property
     def error(self) -> Exception | None:
-        """The error that ends the stream; None: it is open, or ends without one."""
+        """The error that ends the stream; None: the stream is open, or ends without an error."""
         return self._error
 
     async def news(self) -> News | None:
-        """The next responses, as soon as there are any; None when the stream ends.
+        """Wait for the next responses; None: the stream ends.
 
         Raises:
-            DomainError: the stream ends with this error.
+            DomainError: the error that ends the stream.
         """
         while True:
             if self._receipts or self._draining or self._taken_over:
@@ -333,12 +329,12 @@ class LiveTopic:
     ) -> None:
         """
         Args:
-            replays: bounds the pages of replays that the process holds at a time.
-            budget: bounds the unanswered bytes of all producers of the process together.
-            last_append_ms: the time of the last append, from LedgerStore.last_append_ms after the
-                topic was taken: later entries do not get an earlier time.
-            replay_entries_max: how many entries that deduplication lacks are replayed from here; if
-                it lacks more, the topic waits for a rebuild to load them. 0: any number.
+            replays: bounds the replay pages in memory, for the whole process.
+            budget: bounds the unanswered bytes of all producers of the process.
+            last_append_ms: the time of the last append, read after the topic was taken; later
+                entries never get an earlier time.
+            replay_entries_max: the most missing entries that this process replays; beyond that, the
+                topic waits for a rebuild. 0: no limit.
         """
         self.topic = state.topic
         self.grown = Pulse()
@@ -349,7 +345,7 @@ class LiveTopic:
         self._store = store
         self._dedup = dedup
         self._tasks = tasks
-        # Work for the topic belongs to no call: it must not inherit a caller's deadline.
+        # Work for the topic belongs to no call and must not inherit a caller's deadline.
         self._context = contextvars.Context()
         self._writer = TopicWriter(state.incarnation, state.ledger_id, state.tail, limits)
         self._sessions: dict[int, Session] = {}
@@ -376,22 +372,20 @@ class LiveTopic:
 
     @property
     def ledger_id(self) -> int:
-        """The epoch under which the topic is written."""
         return self._writer.ledger_id
 
     @property
     def incarnation(self) -> int:
-        """Which topic of this name it is."""
         return self._writer.incarnation
 
     @property
     def entries_to_replay(self) -> int:
-        """About how many entries deduplication lacks, as far as is known; 0 of a live topic."""
+        """The approximate number of entries that deduplication lacks, if known; 0 while LIVE."""
         return 0 if self._writer.phase is Phase.LIVE else self._lacking_entries
 
     @property
     def state(self) -> str:
-        """The state of the topic, as in its metric."""
+        """The value of the `state` label in the topic's metric."""
         if self._writer.phase is Phase.LIVE:
             return "live"
         waits = isinstance(self._writer.last_error, Recovering)
@@ -399,38 +393,35 @@ class LiveTopic:
 
     @property
     def unanswered_messages(self) -> int:
-        """How many messages of connected producers have no receipt yet."""
         return sum(session.unanswered_messages for session in self._sessions.values())
 
     @property
     def producers(self) -> list[str]:
-        """The names of the connected producers."""
         return list(self._names)
 
     @property
     def idle(self) -> bool:
-        """Whether no producer is connected and no work is left."""
         return not self._sessions and self._writer.idle
 
     async def open(
         self, producer: str, instance: bytes, *, takeover: bool, window: Window, timeout_s: float
     ) -> tuple[Session, Standing]:
-        """Connect a producer; where it stands in the log.
+        """Connect a producer. Returns its session, and its last stored entry.
 
         Raises:
-            ProducerBusy: the name is in use, and is not to be taken over.
-            ProducerTakenOver: another stream took the name meanwhile.
+            ProducerBusy: the name is in use, and `takeover` is false.
+            ProducerTakenOver: another stream took over the name meanwhile.
             Recovering, EntryCorrupt: the log is not, or cannot be, replayed here.
             Recovering, DedupUnavailable, StoreUnavailable: the topic was not ready in time.
-            Fenced: another writer has the topic.
+            Fenced: another writer owns the topic.
         """
         session = self._register(producer, instance, takeover=takeover, window=window)
         try:
             number, effects = self._writer.ask_policy()
             self._perform(effects)
             await self._until_ready(producer, number, timeout_s)
-            # The log itself is asked: deduplication's state may be lost or forgotten, and an
-            # id that was used once must not be given to a new message.
+            # Read from the log: deduplication may have lost or forgotten the producer, and a used
+            # id must never be given to a new message.
             await self._mark_alive(producer)
             with _owned():
                 newest = await self._store.newest(self.topic, producer)
@@ -454,7 +445,7 @@ class LiveTopic:
         return session, Standing(last if self._writer.deduplicating else None, stored)
 
     def submit(self, session: Session, units: Sequence[Unit]) -> None:
-        """Accept publications of a producer, unless its stream is ending."""
+        """Accept publications; ignored if the stream is closing."""
         if session.closing:
             return
         fits = self._budget.fits(sum(unit.size_bytes for unit in units))
@@ -475,9 +466,9 @@ class LiveTopic:
 
     @contextmanager
     def _contained(self) -> Iterator[None]:
-        """Contain an unexpected exception in this topic. Its machine may be in any state: it is
-        dropped and its streams end; the next Open takes the topic again, which aligns it with its
-        log."""
+        """Contain an unexpected exception in this topic. The machine's state is unknown then: drop
+        it and end the topic's streams. The next Open takes the topic again, which aligns it with
+        its log."""
         try:
             yield
         except Exception:
@@ -491,11 +482,10 @@ class LiveTopic:
             )
 
     def resume(self, session: Session) -> None:
-        """End the hold of a producer's stream."""
         self._writer.resume(session.number)
 
     def close(self, session: Session) -> None:
-        """Disconnect a producer. Admitted units are still stored."""
+        """Disconnect a producer. Units already admitted are still stored."""
         self._forget(session)
         session.forget_all()
         self._sessions.pop(session.number, None)
@@ -504,31 +494,31 @@ class LiveTopic:
             self._drop_instance(session.producer)
 
     async def _mark_alive(self, producer: str) -> None:
-        """Keep a producer from being forgotten for inactivity, before it learns that it is
-        connected."""
+        """Refresh a producer before it learns that it is connected, so that it is not forgotten for
+        inactivity in between."""
         await self.keep([producer], only_due=True)
 
     async def keep(self, producers: Sequence[str], *, only_due: bool = False) -> None:
-        """Have producers remembered that are connected.
+        """Report producers to deduplication as alive.
 
         Raises:
-            DedupUnavailable: perhaps they are not.
+            DedupUnavailable: the outcome is unknown.
         """
         if producers and self._writer.deduplicating:
             self.keep_within_s = await self._dedup.keep(self.topic, producers, only_due=only_due)
 
     async def quiet(self) -> None:
-        """Return when no unit is pending, and all entries are confirmed to deduplication."""
+        """Wait until no unit is pending and every entry is confirmed to deduplication."""
         while not (self.stopped or self._writer.idle):
             await self.progress.next.wait()
 
     def drain(self) -> None:
-        """Ask all producers to move away."""
+        """Ask all producers to reconnect elsewhere."""
         for session in self._sessions.values():
             session.drain()
 
     def stop(self, error: DomainError) -> None:
-        """Close all streams with this error, and do nothing more."""
+        """End all streams with this error, and stop the topic."""
         self.stopped = True
         for session in list(self._sessions.values()):
             session.fail(error)
@@ -553,27 +543,27 @@ class LiveTopic:
         return session
 
     def _forget(self, session: Session) -> None:
-        """Close a session: its units not admitted yet are not answered."""
+        """Close a session in the machine. Units not yet admitted get no receipt."""
         for unit in self._writer.close_session(session.number):
             session.forget(unit.request_id)
             self._tracing.dropped(unit, _CLOSED)
 
     def _record_instance(self, producer: str, instance: bytes, noted: bytes | None) -> None:
-        """Record that this instance stores under the producer's name from now on. Units of another
-        one are answered by now, so no entry is attributed to the wrong instance."""
+        """Store this instance with the producer's next entry. No unit of the previous instance is
+        pending by now, so no entry is attributed to the wrong one."""
         if noted != instance:
             self._unstored_instances[producer] = instance
         else:
             self._unstored_instances.pop(producer, None)
 
     def _drop_instance(self, producer: str) -> None:
-        """Forget the instance of a producer that has gone and has no pending unit."""
+        """Forget the instance of a disconnected producer without pending units."""
         if producer not in self._names and not self._writer.busy(producer):
             self._unstored_instances.pop(producer, None)
 
     async def _until_ready(self, producer: str, number: int, timeout_s: float) -> None:
-        """Wait until the topic is live, this producer has no pending unit, and the policy query of
-        this number is answered."""
+        """Wait until the topic is live, the producer has no pending unit, and policy query `number`
+        is answered."""
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -596,7 +586,7 @@ class LiveTopic:
             raise self._writer.last_error or self._waits_for(timeout_s) from None
 
     def _waits_for(self, waited_s: float) -> DomainError:
-        """Why a topic is not ready after this time, although nothing has failed."""
+        """The reason that a topic is not ready in time although nothing has failed."""
         asked_s = self._asking_since_s
         if asked_s is not None and time.monotonic() - asked_s >= waited_s / 2:
             return DedupUnavailable(
@@ -649,7 +639,7 @@ class LiveTopic:
             self._perform(effects)
 
     async def _done(self, effect: Effect) -> list[Effect]:
-        """Perform an effect. Returns the effects of its outcome."""
+        """Perform an effect. Returns the effects that follow from its outcome."""
         match effect:
             case Admit() | Confirm() | Rollback():
                 return await self._ask(effect)
@@ -743,7 +733,7 @@ class LiveTopic:
         return self._writer.aligned(revision)
 
     async def _keep_connected(self) -> None:
-        """Report connected producers as alive after a recovery, which loses their activity too."""
+        """Report connected producers as alive: a recovery loses their activity, too."""
         if self._lacks_since_s is None:
             return
         try:
@@ -797,11 +787,11 @@ class LiveTopic:
         return effects
 
     def _next_append_ms(self) -> int:
-        """Now, in milliseconds since 1970; it never goes back."""
+        """The current time, in milliseconds since 1970; it never goes back."""
         return max(self._last_append_ms, time.time_ns() // 1_000_000)
 
     def _instances_of(self, entries: Sequence[Entry]) -> dict[str, bytes]:
-        """The instances that are to be stored with entries, by producer."""
+        """The instances to store with these entries, by producer."""
         if not self._unstored_instances:
             return {}
         producers = {entry.producer for entry in entries if not entry.marker}
@@ -812,8 +802,8 @@ class LiveTopic:
         }
 
     async def _look_up(self, units: Sequence[Repeated]) -> None:
-        """Look up units of one producer together, since a resent stream has many. Producers do not
-        wait for one another's look-ups."""
+        """Look up units, batched by producer since a resent stream has many. No producer waits for
+        another's look-up."""
         by_producer: dict[str, list[Repeated]] = {}
         for repeated in units:
             by_producer.setdefault(repeated.unit.producer, []).append(repeated)
@@ -822,7 +812,7 @@ class LiveTopic:
         )
 
     async def _look_up_of(self, producer: str, units: Sequence[Repeated]) -> None:
-        """So many ids at a time that others' look-ups have their turn between."""
+        """Look up one producer's units in small groups, so that others get a turn between."""
         for some in _some_ids(units):
             ids = [each for _, wanted in some for each in wanted]
             try:
@@ -844,7 +834,7 @@ class LiveTopic:
             self._perform(receipts)
 
     async def _replay_page(self, read: ReadLog) -> list[Effect]:
-        """One page, from when it is read until deduplication has it, or refuses it."""
+        """Read a page of the log and confirm it to deduplication."""
         if self.stopped:
             return []
         with self._tracing.replaying() as span:
@@ -879,7 +869,7 @@ class LiveTopic:
         return self._writer.log_read(*page)
 
     async def _start_over(self) -> list[Effect]:
-        """Drop the state: entries that it lacks were trimmed."""
+        """Drop the deduplication state: a trim removed entries that it lacks."""
         log.warning("log trimmed during replay, starting over", topic=str(self.topic))
         try:
             await self._dedup.forget_topic(self.topic, self._writer.incarnation, deleted=False)
@@ -889,22 +879,23 @@ class LiveTopic:
         return [] if self.stopped else self._writer.log_trimmed()
 
     async def _page(self, read: ReadLog) -> tuple[list[Logged], int] | None:
-        """Entries after a position, and about how many follow; None: some of them were trimmed.
+        """A page of entries and the approximate number left; None: a trim removed some of them.
 
-        Trimmed entries count as well, or their producers could store them again. A replay without a
-        base starts with the last ids of those producers, as if they were entries of a ledger 0. A
-        trim may come at any moment, also by another process; each page of the store has the start
-        of the log when it was read.
+        Trimmed entries count too, or their producers could store them again: a replay from the
+        start of the log begins with the last ids of those producers, as if they were entries of a
+        ledger 0. A trim may happen between any two pages, also from another process; each page
+        carries the start of the log at the time it was read.
 
         Raises:
-            Recovering: there are more entries than are replayed from here, counted at the start.
+            Recovering: more entries are left than this process replays, as counted when the replay
+                begins.
         """
         after, replay = read.after, self._replay
         goes_on = replay is not None and after is not None and after == replay.reached
         if not goes_on:
             self._replay = replay = None
             if after is not None and after.ledger_id == BEFORE_THE_LOG:
-                return None  # the beginning of this replay is unknown
+                return None  # where this replay began is unknown
             await self._count(after)
         page = await self._store.replay(
             self.topic,
@@ -929,25 +920,25 @@ class LiveTopic:
         return [self._alive(each) for each in logged], self._remaining(page)
 
     def _next_place_before_the_log(self) -> Position:
-        """The position of a page of trimmed producers: after that of every earlier page, also of
-        earlier writers. A later page may say something else of the same producers, since a trim may
-        have come between; at the position of an earlier one, deduplication would take it for
+        """The position of a page of trimmed producers, higher than that of any earlier page,
+        earlier writers' pages included. After a trim, a later page may hold other ids of the same
+        producers; at the position of an earlier page, deduplication would take it for already
         confirmed."""
         earlier = self._writer.ledger_id << _TRIMMED_PAGES_BITS
         return Position(BEFORE_THE_LOG, earlier + next(self._trimmed_pages))
 
     def _alive(self, logged: Logged) -> Logged:
-        """An entry as deduplication is to learn it: a connected producer is active now, whenever
-        the entry was appended."""
+        """The entry as reported to deduplication: a connected producer is active now, however old
+        the entry is."""
         if logged.producer not in self._names:
             return logged
         return logged._replace(append_ms=time.time_ns() // 1_000_000)
 
     async def _count(self, after: Position | None) -> None:
-        """Count the entries that a replay after this position has to read.
+        """Count the entries of a replay from this position, unless a count of them is current.
 
         Raises:
-            Recovering: there are too many. While the topic waits, they are not counted again.
+            Recovering: there are more entries than `replay_entries_max`.
         """
         start = (await self._store.get(self.topic)).start
         place = _Postponed(after, self._writer.tail, start)
@@ -971,7 +962,7 @@ class LiveTopic:
         )
 
     def _remaining(self, page: ReplayPage) -> int:
-        """About how many entries a replay has still to read after these; 0 at the end."""
+        """The approximate number of entries left after this page; 0: the replay is complete."""
         entries = page.entries
         if not entries or entries[-1].position == self._writer.tail:
             self._replay = None
@@ -982,8 +973,8 @@ class LiveTopic:
 
     async def _reopen(self) -> list[Effect]:
         try:
-            # Only if no other writer took it since: waiting units come from streams that another
-            # writer's producers know nothing of.
+            # Only if no other writer took it since: that writer's producers know nothing of the
+            # streams whose units wait here.
             with _owned():
                 state = await self._store.take(
                     self.topic, create=False, ledger_id=self._writer.ledger_id
@@ -996,8 +987,8 @@ class LiveTopic:
 
 @contextmanager
 def _owned() -> Iterator[None]:
-    """The store is asked about a topic that was taken: where it knows none, another writer has
-    deleted it. The next Open makes it again."""
+    """Translate TopicNotFound for a topic that this process took: another writer deleted it. The
+    next Open creates it again."""
     try:
         yield
     except TopicNotFound as error:
@@ -1005,12 +996,12 @@ def _owned() -> Iterator[None]:
 
 
 def _is_another(noted: bytes | None, instance: bytes) -> bool | None:
-    """Whether another instance stored the last message; None: unknown."""
+    """Whether another instance stored the last entry; None: unknown."""
     return None if noted is None else not instance or noted != instance
 
 
 def _some_ids(units: Iterable[Repeated]) -> Iterator[list[tuple[Repeated, list[int]]]]:
-    """Units with the ids that are to be looked up for each, in groups of about LOOK_UP_IDS_MAX."""
+    """Units, each with the ids to look up, in groups of about LOOK_UP_IDS_MAX ids."""
     group: list[tuple[Repeated, list[int]]] = []
     count = 0
     for repeated in units:
@@ -1025,7 +1016,6 @@ def _some_ids(units: Iterable[Repeated]) -> Iterator[list[tuple[Repeated, list[i
 
 
 def _described(outcome: Judged | Applied | Behind | Changed | Disabled) -> dict[str, str | int]:
-    """The answer of deduplication, as an attribute of a span."""
     if isinstance(outcome, Judged):
         return {
             names.VERDICTS + each.name.lower(): count for each, count in outcome.tally().items()
@@ -1034,8 +1024,8 @@ def _described(outcome: Judged | Applied | Behind | Changed | Disabled) -> dict[
 
 
 class _Postponed(NamedTuple):
-    """A replay that is too long: where it would begin, where the log ended when it was counted, and
-    where it began."""
+    """A replay that is too long: its first position, and the end and the start of the log when its
+    entries were counted."""
 
     after: Position | None
     tail: Position | None
@@ -1043,8 +1033,8 @@ class _Postponed(NamedTuple):
 
 
 class _Replay(NamedTuple):
-    """The progress of a replay, and the start of the log at that time; while it is still at trimmed
-    producers, the last of them."""
+    """The progress of a replay: the last position, the start of the log when that page was read,
+    and, among the trimmed producers, the last name."""
 
     reached: Position
     start: Position
@@ -1052,7 +1042,7 @@ class _Replay(NamedTuple):
 
 
 def _follows(page: ReplayPage, after: Position | None, replay: _Replay | None) -> bool:
-    """Whether no trimmed entry is missing between the replayed ones and this page."""
+    """Whether no trimmed entry is missing between the replayed entries and this page."""
     if after is None:
         return True
     if replay is not None and replay.producer is not None:
@@ -1061,20 +1051,20 @@ def _follows(page: ReplayPage, after: Position | None, replay: _Replay | None) -
 
 
 BEFORE_THE_LOG: Final = 0
-"""The ledger id of trimmed producers that a replay puts before the log; real ones start at 1."""
+"""The ledger id under which a replay reports trimmed producers; real ledgers start at 1."""
 
 _TRIMMED_PAGES_BITS: Final = 24
-"""How many bits number the pages of trimmed producers that one writer replays; before them stands
-its ledger id."""
+"""The low bits of the entry id of a page of trimmed producers, which number a writer's pages; the
+high bits are the writer's ledger id."""
 
 _REPLAY_PAGE_BYTES: Final = 32 * 1024 * 1024
 
 REPLAYS_MAX: Final = 8
-"""How many pages of replays a process holds at a time, each from when it is read until
-deduplication has it. Topics take turns page by page, and every turn ends: calls have deadlines."""
+"""The most replay pages in memory, each from its read until deduplication has it. Topics take
+turns page by page, and every turn ends, since calls have deadlines."""
 
 _CLOSED: Final = "CLOSED"
-"""Why a publication is not answered: its stream was closed before it was admitted."""
+"""The reason for which a publication is not answered: its stream closed before it was admitted."""
 
 _STORED: Final = Status.STORED
 _numbers = itertools.count(1)

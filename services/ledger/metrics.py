@@ -64,7 +64,7 @@ class LedgerMetrics:
         self._tell(metrics)
 
     def of(self, topic: TopicName) -> TopicCounts:
-        """Where a topic is counted."""
+        """The counts of a topic's label."""
         label = self.label(topic)
         counts = self._counts.get(label)
         if counts is None:
@@ -72,7 +72,7 @@ class LedgerMetrics:
         return counts
 
     def appended(self, counts: TopicCounts, entries: Sequence[Entry], took_s: float) -> None:
-        """A group was stored."""
+        """Record a stored group."""
         counts.appended_entries += len(entries)
         if not self.is_on:
             return
@@ -110,7 +110,7 @@ class LedgerMetrics:
 
 
 class Recovery:
-    """Whether a topic's writer aligns, since when, and why: the cause is the first one."""
+    """The duration and cause of a writer's alignment; the first cause of one alignment counts."""
 
     def __init__(self, metrics: LedgerMetrics, clock: Callable[[], float] = time.monotonic) -> None:
         self._metrics = metrics
@@ -119,7 +119,7 @@ class Recovery:
         self._cause = ""
 
     def record(self, cause: str, *, is_aligning: bool) -> None:
-        """Something happened, after which the writer aligns or does not."""
+        """Record whether the writer aligns after an event, and the event as a possible cause."""
         if is_aligning:
             if self._began_s is None:
                 self._began_s, self._cause = self._clock(), cause
@@ -130,7 +130,7 @@ class Recovery:
 
 
 class Written(Protocol):
-    """A topic that is written here, as LiveTopic is one."""
+    """What the metrics read of a LiveTopic."""
 
     topic: TopicName
 
@@ -150,7 +150,6 @@ class Written(Protocol):
 def register_topics(
     metrics: Metrics, topics: Callable[[], Sequence[Written]], *, producers_max: int
 ) -> None:
-    """Register the metrics of the topics that are written here."""
 
     def each(value: Callable[[Written], float]) -> Read:
         return lambda: summed((metrics.topics.of(one.topic), value(one)) for one in topics())

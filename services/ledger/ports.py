@@ -25,7 +25,7 @@ from seqgate.services.ledger.core.receipt import Fate
 from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
 
 NO_INSTANCES: Final[Mapping[str, bytes]] = MappingProxyType({})
-"""Leaves the producers' instances unchanged."""
+"""Leaves the recorded instances of producers unchanged."""
 
 
 class TopicNotFound(DomainError):
@@ -43,7 +43,7 @@ class EntryCorrupt(DomainError):
 
 
 class DedupUnavailable(DomainError):
-    """The dedup service does not answer. The outcome of the request is unknown."""
+    """The dedup service does not answer. The outcome of the call is unknown."""
 
     kind = Kind.UNAVAILABLE
     reason = "DEDUP_UNAVAILABLE"
@@ -64,23 +64,21 @@ class LogState(NamedTuple):
 
     @property
     def start(self) -> Position:
-        """The start of the log: all entries before it are trimmed. It only moves forward, with each
-        trim."""
+        """The first position that is not trimmed. It only grows, with each trim."""
         if self.first is not None:
             return self.first
         return Position(0, 0) if self.tail is None else following(self.tail)
 
 
 def following(position: Position) -> Position:
-    """The next position."""
     if position.entry_id == SEQUENCE_ID_MAX:
         return Position(position.ledger_id + 1, 0)
     return Position(position.ledger_id, position.entry_id + 1)
 
 
 class ReplayPage(NamedTuple):
-    """A page of a replay to deduplication: producers with trimmed entries, or entries. `start` is
-    the start of the log when the page was read."""
+    """A page of a replay to deduplication: either producers with trimmed entries, or entries.
+    `start` is the start of the log when the page was read."""
 
     start: Position
     producers: list[tuple[str, int]]
@@ -88,7 +86,7 @@ class ReplayPage(NamedTuple):
 
 
 class Trimmed(NamedTuple):
-    """The number of entries that a trim removed, and the first entry left."""
+    """A trim's result: the number of removed entries, and the first entry left."""
 
     removed_entries: int
     first: Position | None
@@ -98,11 +96,10 @@ class Newest(NamedTuple):
     """A producer's newest entries.
 
     Attributes:
-        instance: the instance that last stored an entry; None: none did.
-        whole: the id of the last message that is complete in the log, or was trimmed; None: none is
-            known.
-        unfinished: the uuid of the attempt whose chunk the newest entry is, if more chunks must
-            follow; empty otherwise.
+        instance: the instance that stored the last entry; None: none is recorded.
+        whole: the id of the last message that is complete in the log or trimmed; None: unknown.
+        unfinished: the uuid of a large message's attempt, if the newest entry is a chunk of it but
+            not the last one; empty otherwise.
     """
 
     instance: bytes | None = None
@@ -122,24 +119,24 @@ class LedgerStore(Protocol):
     """Logs by topic.
 
     Raises:
-        TopicNotFound: from every method that names a topic, but create, and take with create.
+        TopicNotFound: from every method that names a topic, except create, and take with create.
         StoreUnavailable: from every method.
         StoreFull: from every method that writes.
         EntryCorrupt: from read, read_at, columns and find; it names the last unreadable position.
     """
 
     async def create(self, topic: TopicName) -> tuple[LogState, bool]:
-        """Create the topic unless it exists. Returns whether this call created it."""
+        """Create a topic unless it exists. Returns whether this call created it."""
         ...
 
     async def take(
         self, topic: TopicName, *, create: bool, ledger_id: int | None = None
     ) -> LogState:
-        """Become the topic's writer: its ledger_id grows by one, and the previous writer is fenced.
+        """Become the topic's writer: its ledger_id grows by one, which fences the previous writer.
         A deleted topic is recreated with a higher incarnation and ledger_id.
 
         Raises:
-            Fenced: the topic's ledger_id is not the one given: another writer took it meanwhile.
+            Fenced: the topic has another ledger_id than the given one: another writer took it.
         """
         ...
 
@@ -153,9 +150,9 @@ class LedgerStore(Protocol):
         *,
         instances: Mapping[str, bytes] = NO_INSTANCES,
     ) -> None:
-        """Append all of the entries, durably, or none: the first as entry 0 of the ledger, or after
-        the tail if that is in the ledger. The same transaction stores `instances`: by producer
-        name, the instance that stores under the name from now on.
+        """Append all entries durably, or none: as entry 0 of the ledger and following, or after the
+        tail if that is in the ledger. The same transaction records `instances`, by producer name,
+        as the instances that store under these names from now on.
 
         Raises:
             Fenced: the topic has another ledger_id or tail.
@@ -173,16 +170,16 @@ class LedgerStore(Protocol):
         bytes_max: int,
         payloads: bool,
     ) -> list[StoredEntry]:
-        """Entries after a position that are not trimmed, in order, within the limits, but at least
-        one if there is one. Without `payloads`, payloads are empty."""
+        """Entries after a position that are not trimmed, in order, within the limits but at least
+        one if any is left. Without `payloads`, payloads are empty."""
         ...
 
     async def read_at(
         self, topic: TopicName, positions: Sequence[Position], *, bytes_max: int, payloads: bool
     ) -> list[StoredEntry]:
-        """The entries at these positions, given in order, that exist and are not trimmed, within
-        the limit, but at least one if there is one; entries beyond the limit are the last ones.
-        Without `payloads`, payloads are empty."""
+        """The entries at ascending positions that exist and are not trimmed, within the limit but
+        at least one if any exists; the limit cuts off the last ones. Without `payloads`, payloads
+        are empty."""
         ...
 
     async def columns(
@@ -196,47 +193,46 @@ class LedgerStore(Protocol):
         bytes_max: int,
     ) -> list[Columns]:
         """Entries after one position and through another that are not trimmed, in order, as runs of
-        entries appended together, within the limits, but at least one if there is one."""
+        entries appended together, within the limits but at least one if any is left."""
         ...
 
     async def ledgers(self, topic: TopicName, *, after: int, limit: int) -> list[LedgerRange]:
-        """The ledgers with entries after this one, in order."""
+        """The ledgers above `after` that hold entries, in order."""
         ...
 
     async def count_after(self, topic: TopicName, position: Position | None) -> int:
-        """The approximate number of entries after a position; 0 only if there are none."""
+        """The approximate number of entries after a position; exact if 0."""
         ...
 
     async def find(
         self, topic: TopicName, producer: str, sequence_ids: Sequence[int], *, uuid: str = ""
     ) -> list[Fate]:
-        """The fates of the messages with these ids; of an id that was stored twice, the fate of the
-        copy that was completed last."""
+        """The fates of the messages with these ids. An id that was stored twice has the fate of the
+        copy completed last."""
         ...
 
     async def find_time(self, topic: TopicName, append_ms: int) -> Position | None:
-        """The first entry appended at a time or later; None: the last one was appended before, or
-        there is none. If the clock went back, an entry appended at the time or later whose
-        predecessor was not, or that has none."""
+        """The first entry appended at this time or later; None: there is none. If the clock went
+        back, an entry appended at this time or later that is the first one, or whose predecessor
+        was appended earlier."""
         ...
 
     async def highest(self, topic: TopicName, ledger_id: int, producer: str) -> int | None:
-        """The highest id of this producer's last entry, trimmed or not, which may be below an
-        earlier one if the producer started over; None: it stored none. Of a large message that is
-        in the log in part, the id before it. See core/marks.py.
+        """The highest id of this producer's last entry, trimmed or not; None: it stored none. The
+        id is below earlier ones if the producer started over. For an incomplete large message, it
+        is the id before that message. See core/marks.py.
 
         Raises:
-            Fenced: the topic has another ledger_id: its writer may be storing more.
+            Fenced: the topic has another ledger_id, whose writer may be storing more.
         """
         ...
 
     async def last_append_ms(self, topic: TopicName) -> int:
-        """The append time of the last entry, trimmed or not, in milliseconds since 1970; 0: there
-        was none."""
+        """The append time of the last entry, trimmed or not, in ms since 1970; 0: there is none."""
         ...
 
     async def trimmed_through(self, topic: TopicName) -> Position | None:
-        """The last trimmed entry; None: none was trimmed."""
+        """The last trimmed entry; None: nothing was trimmed."""
         ...
 
     async def newest(self, topic: TopicName, producer: str) -> Newest:
@@ -246,9 +242,9 @@ class LedgerStore(Protocol):
     async def trimmed_producers(
         self, topic: TopicName, *, skip: int = 0, after: str = "", limit: int
     ) -> list[tuple[str, int]]:
-        """Each producer's last id among the trimmed entries, in the order of the producers' names,
-        starting after a name and then skipping `skip`. The id of a large message counts if, when it
-        was trimmed, the message was complete or overtaken."""
+        """Each producer's last id among its trimmed entries, by producer name, starting after
+        `after` and then skipping `skip` names. The id of a large message counts if the message was
+        complete or overtaken when it was trimmed."""
         ...
 
     async def replay(
@@ -261,64 +257,63 @@ class LedgerStore(Protocol):
         bytes_max: int,
     ) -> ReplayPage:
         """A page of a replay to deduplication, read at one moment: `trimmed_producers` after a
-        name, unless `producers_after` is None; if there are none, entries after a position, as from
-        read, without payloads.
+        name, unless `producers_after` is None; if none is left, entries after a position without
+        payloads, as from `read`.
 
-        A page continues another one only if both have the same `start`, or if no entry between the
-        two was trimmed: entries trimmed meanwhile are in neither.
+        A page continues another only if both have the same `start`, or no entry between them was
+        trimmed: neither contains the entries that were trimmed in between.
         """
         ...
 
-    async def get(self, topic: TopicName) -> LogState:
-        """The topic's log."""
-        ...
+    async def get(self, topic: TopicName) -> LogState: ...
 
     async def topics(self, *, prefix: str, after: str, limit: int) -> list[LogState]:
-        """Topics after a name, in the order of their names."""
+        """Topics after a name, in the order of their names. The prefix filters the names."""
         ...
 
     async def trim(
         self, topic: TopicName, before: Position, *, renewing: bool = False, steps_max: int = 0
     ) -> Trimmed:
-        """Remove the entries before a position in steps, each of which also records the producers'
-        last ids; after `steps_max` steps (0: no limit), entries before the position may be left.
-        With `renewing`, the step in which a large message that may still be completed loses chunks
-        also renews the topic."""
+        """Remove the entries before a position, in steps; each step also records the producers'
+        last ids. After `steps_max` steps (0: no limit), entries before the position may be left.
+        With `renewing`, a step that removes chunks of a large message which could still be
+        completed also renews the topic."""
         ...
 
     async def retained_from(
         self, topic: TopicName, *, appended_since_ms: int | None, bytes_max: int | None
     ) -> Position | None:
-        """The first entry that retention keeps: those before it were appended before the given
-        time, or exceed the given size. Entries appended together stay or go together. If many are
-        to go, this may cover only some of them. None: the topic is empty."""
+        """The first entry that retention keeps: entries before it were appended before the given
+        time, or exceed the given size. Entries appended together are kept or removed together. If
+        many are to be removed, one call may cover only some. None: the topic is empty."""
         ...
 
     async def renew(self, topic: TopicName) -> None:
-        """Give the topic a new incarnation, which invalidates its deduplication state, and late
-        requests about it. Its writer must take it again."""
+        """Give the topic a new incarnation, which invalidates its deduplication state and late
+        requests about that state. The writer must take the topic again."""
         ...
 
     async def cuts_unfinished(self, topic: TopicName, before: Position) -> bool:
-        """Whether a large message that may still be completed has chunks before a position."""
+        """Whether entries before a position include chunks of a large message that could still be
+        completed."""
         ...
 
     async def delete(self, topic: TopicName, *, leaves_cursors: bool = False) -> None:
-        """Delete the topic. Its name keeps its ledger_id, in case it is recreated. With
-        `leaves_cursors`, the same transaction adds it to `leaving`."""
+        """Delete the topic. Its ledger_id is kept for a later topic of this name. With
+        `leaves_cursors`, the same transaction adds the topic to `leaving`."""
         ...
 
     async def leaving(self, *, after: str, limit: int) -> list[TopicName]:
         """Deleted topics after a name whose cursors are yet to be removed, in the order of their
-        names. A topic that was created again is not among them."""
+        names. A recreated topic is not among them."""
         ...
 
     async def left(self, topic: TopicName) -> None:
-        """Remove a topic from `leaving`: its cursors are gone."""
+        """Remove a topic from `leaving`, after its cursors are removed."""
         ...
 
     async def check(self) -> None:
-        """Return if the store answers."""
+        """Return if the store answers; raise otherwise."""
         ...
 
 
@@ -326,7 +321,7 @@ class Deduplicator(Protocol):
     """The dedup service, as the ledger uses it.
 
     Raises:
-        Fenced: from admit, confirm and rollback: another writer has the topic.
+        Fenced: from admit, confirm and rollback: another writer owns the topic.
         TooManyProducers: from admit.
         DedupUnavailable: from every method; the outcome is unknown.
     """
@@ -352,8 +347,8 @@ class Deduplicator(Protocol):
     async def keep(
         self, topic: TopicName, producers: Sequence[str], *, only_due: bool = False
     ) -> float | None:
-        """Mark producers as alive. Returns the seconds within which to repeat the call; None: no
-        limit. With `only_due`, recently active ones are left unchanged."""
+        """Report producers as alive. Returns the seconds until the next report is due; None: no
+        limit. With `only_due`, recently active producers are left unchanged."""
         ...
 
     async def forget_topic(self, topic: TopicName, incarnation: int, *, deleted: bool) -> None:
@@ -367,7 +362,7 @@ class Deduplicator(Protocol):
         ...
 
     async def check(self) -> None:
-        """Return if the service is ready."""
+        """Return if the service is ready; raise otherwise."""
         ...
 
 
@@ -379,10 +374,8 @@ class Cursors(Protocol):
     """
 
     async def mark_deletes(self, topic: TopicName) -> dict[str, Position | None]:
-        """The mark-delete position of each cursor of a topic, in the order of their names; None:
-        nothing is acknowledged."""
+        """The mark-delete position of each cursor of a topic, by name; None: nothing is
+        acknowledged."""
         ...
 
-    async def delete_all(self, topic: TopicName) -> None:
-        """Delete a topic's cursors."""
-        ...
+    async def delete_all(self, topic: TopicName) -> None: ...

@@ -1,4 +1,4 @@
-"""Read streams: their number, and the bytes of pages that were read and not sent yet.
+"""Read streams: their number, and the bytes of pages read but not yet sent.
 
 take budget for the largest page ──▶ read ──▶ release the excess ──▶ sent ──▶ release the rest
 """
@@ -15,45 +15,45 @@ from seqgate.services.runtime.room import Room, Share
 
 PAGE_ENTRIES_MAX: Final = 4_000
 PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
-"""The size of a read from the store; one entry always fits. The store reads whole groups for any
-request."""
+"""The most bytes of one read from the store; one entry always fits. The store reads whole groups
+for any request."""
 
 SMALL_PAGE_BYTES_MAX: Final = 1024 * 1024
-"""How much is while half of the room is taken: more readers can be slow before others wait."""
+"""PAGE_BYTES_MAX while half of the room is taken, so that more readers can be slow at once."""
 
 ENTRY_BYTES: Final = 512
 """The approximate memory of an entry, besides its metadata and payload."""
 
 RETRY_AFTER_S: Final = 1.0
-"""RetryInfo for a reader that is to open its stream again."""
+"""RetryInfo for a reader that must reopen its stream."""
 
 
 class TooManyStreams(DomainError):
-    """Too many producers are connected, or too many streams read: the detail names the limit."""
+    """Too many connected producers or read streams; the detail names the limit."""
 
     kind = Kind.EXHAUSTED
     reason = "TOO_MANY_STREAMS"
 
 
 class SlowReader(DomainError):
-    """A reader is too slow, and other readers wait for the memory that its pages take."""
+    """A slow reader holds memory that other readers wait for."""
 
     kind = Kind.UNAVAILABLE
     reason = "SLOW_READER"
 
 
 class Pages:
-    """The pages of one stream that its reader has not taken yet."""
+    """The pages of one stream that its reader has not received yet."""
 
     def __init__(self, room: Room, share: Share, largest_bytes: int) -> None:
-        """`largest_bytes` is how large one entry may be."""
+        """`largest_bytes` is the size of the largest possible entry."""
         self._room = room
         self._share = share
         self._largest_bytes = largest_bytes
 
     async def begin(self) -> int:
-        """The page before is taken: wait for room for the next one. Returns how large that may be,
-        in bytes; one entry always fits."""
+        """Release the previous page, and wait for room for the next one. Returns the limit of its
+        size in bytes; one entry always fits."""
         self._share.give_all()
         is_tight = 2 * self._room.used_bytes > self._room.bytes_max
         page_bytes = min(SMALL_PAGE_BYTES_MAX if is_tight else PAGE_BYTES_MAX, self._room.bytes_max)
@@ -62,7 +62,7 @@ class Pages:
         return page_bytes
 
     def fit(self, size_bytes: int) -> None:
-        """The page was read and is this large: give back, or take, the difference."""
+        """Adjust the reserved room to the size of the page that was read."""
         more_bytes = size_bytes - self._share.size_bytes
         if more_bytes > 0:
             self._share.add(more_bytes)
@@ -70,7 +70,7 @@ class Pages:
             self._share.give(-more_bytes)
 
     def sending(self) -> AbstractContextManager[None]:
-        """Its reader is to take some of it meanwhile."""
+        """Marks the time in which the reader is expected to receive some of the page."""
         return self._share.writing() if self._share.size_bytes else nullcontext()
 
 
@@ -78,7 +78,7 @@ class Readers:
     """All read streams of this process.
 
     Attributes:
-        streams: their number.
+        streams: the number of open streams.
         room: the budget for their pages.
     """
 
@@ -89,10 +89,10 @@ class Readers:
         self._largest_bytes = config.max_message_bytes + METADATA_BYTES_MAX
 
     def enter(self) -> None:
-        """Count a stream, until it leaves.
+        """Count a stream, until `leave`.
 
         Raises:
-            TooManyStreams: the limit of streams is reached.
+            TooManyStreams: the limit is reached.
         """
         if self.streams >= self._streams_max:
             raise TooManyStreams(
@@ -103,15 +103,14 @@ class Readers:
         self.streams += 1
 
     def leave(self) -> None:
-        """A stream is over."""
         self.streams -= 1
 
     @asynccontextmanager
     async def pages(self) -> AsyncIterator[Pages]:
-        """The share of a stream in the budget, while it reads.
+        """A stream's share of the budget, for as long as it reads.
 
         Raises:
-            SlowReader: its reader takes nothing, and others wait.
+            SlowReader: the reader receives nothing, and other streams wait for room.
         """
         error = SlowReader(
             "the reader is too slow, and others wait for its memory",

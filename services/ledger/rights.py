@@ -28,7 +28,7 @@ def _publish(request: Any) -> Sequence[Need]:
         return ()
     topic = the_topic(request.open.topic)
     if is_of_services(request.open.producer_name):
-        return [Need(frozenset(), topic)]  # no verb gives it
+        return [Need(frozenset(), topic)]  # no verb grants it
     return [Need(frozenset({PUBLISH}), topic)]
 
 
@@ -51,8 +51,8 @@ _READERS: Final = roles(Role.DISPATCHER, Role.JOBS)
 RIGHTS: Final[Rights] = table(
     SERVICE.full_name,
     {
-        # The dispatcher publishes dead letters; a consumer that names a dead letter topic needs
-        # the right to publish there itself.
+        # The dispatcher publishes dead letters; a consumer that names a dead letter topic must
+        # itself have the right to publish there.
         "Publish": Right(_publish, roles(Role.DISPATCHER)),
         "Read": Right(of_topic(READ), _READERS),
         "ReadEntries": Right(of_topic(READ), _READERS),
@@ -71,4 +71,4 @@ RIGHTS: Final[Rights] = table(
     },
     SERVICE.methods_by_name,
 )
-"""By the full names of the methods."""
+"""By full method name."""

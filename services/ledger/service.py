@@ -1,6 +1,6 @@
-"""The ledger service behind the wire: topics, publishing, reading.
+"""The ledger service without its wire: topics, publishing, reading.
 
-servicer.py translates the wire to these calls; live.py runs the topics that are written here.
+servicer.py translates requests to these calls; live.py runs the topics that this process writes.
 """
 
 import asyncio
@@ -49,23 +49,23 @@ from seqgate.types import DEDUP_CURSOR, Position, TopicName
 log = structlog.get_logger()
 
 SWEEP_REST_S: Final = 10.0
-"""How long removing them rests before it is tried again."""
+"""The pause between two rounds of removing the cursors of deleted topics."""
 
 SWEEP_TIMEOUT_S: Final = 30.0
-"""How long removing those of one topic may take."""
+"""The time limit for removing the cursors of one deleted topic."""
 
 READ_ENTRIES_MAX: Final = 1_000
 READ_BYTES_MAX: Final = 1024 * 1024
-"""How much one ReadResponse holds at most; one entry always fits."""
+"""The most bytes of one ReadResponse; one entry always fits."""
 
 TOPICS_PAGE: Final = 100
-"""Number of topics that retention sweeps at a time."""
+"""The number of topics per page of a sweep or retention pass."""
 
 KEEPS_AT_A_TIME: Final = 16
-"""Of how many topics connected producers are reported as alive at a time."""
+"""The number of topics whose producers are reported as alive concurrently."""
 
 READ_RUNS_MAX: Final = 1_000
-"""How many runs one ReadColumnsResponse holds at most."""
+"""The most runs of one ReadColumnsResponse."""
 
 
 class TopicInUse(DomainError):
@@ -83,7 +83,7 @@ class TopicDeleted(DomainError):
 
 
 class Opening(NamedTuple):
-    """The request of a producer to connect."""
+    """A producer's request to connect."""
 
     topic: TopicName
     producer: str
@@ -93,8 +93,6 @@ class Opening(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A connected producer."""
-
     topic: LiveTopic
     session: Session
     last_sequence_id: int | None
@@ -103,8 +101,8 @@ class Opened(NamedTuple):
 
 
 class ReadRange(NamedTuple):
-    """The range of a read: from `after` on (None: from the first entry), through `through` (None:
-    to the end, or forever when following), at most `entries_max` entries (0: no limit)."""
+    """The range of a read: after `after` (None: from the first entry), through `through` (None: to
+    the end, or forever with `follow`), at most `entries_max` entries (0: no limit)."""
 
     after: Position | None
     through: Position | None
@@ -114,26 +112,25 @@ class ReadRange(NamedTuple):
 
 
 class Missed(NamedTuple):
-    """Entries that a reader asked for and does not get, since they were trimmed: from a place
-    through an entry."""
+    """A range of requested entries that were trimmed: from a position through an entry."""
 
     first: Position
     last: Position
 
 
 class Trim(NamedTuple):
-    """The result of a trim, and the names of the cursors that limited it."""
+    """A trim's result, and the names of the cursors that limited it."""
 
     trimmed: Trimmed
     held_back_by: list[str]
 
 
 class TopicLocks(Locks[TopicName]):
-    """A lock for each topic; one that is free and not waited for takes no memory."""
+    """A lock per topic; a lock neither held nor awaited takes no memory."""
 
 
 class Ledger:
-    """One instance serves all topics."""
+    """The topics of one ledger process."""
 
     def __init__(
         self,
@@ -153,10 +150,9 @@ class Ledger:
         self._now_ms = CautiousClock()
         self._changing = TopicLocks()
         self.unanswered = Budget(config.unanswered_bytes_max)
-        """The budget for unanswered bytes of all producers."""
+        """The budget for the unanswered bytes of all producers."""
         self._replays = asyncio.Semaphore(REPLAYS_MAX)
         self.readers = Readers(config)
-        """All streams that are read."""
         self._streams = 0
         self._nothing_grows = Pulse()
         self._metrics = LedgerMetrics(metrics)
@@ -165,10 +161,10 @@ class Ledger:
     # ---- publishing
 
     async def open(self, opening: Opening) -> Opened:
-        """Connect a producer. The caller closes the result.
+        """Connect a producer. The caller must `close` the result.
 
         Raises:
-            TopicNotFound: it does not exist, and is not created on demand.
+            TopicNotFound: the topic does not exist, and is not created on demand.
             TooManyStreams, and the errors of LiveTopic.open.
         """
         config = self._config
@@ -199,12 +195,11 @@ class Ledger:
         )
 
     def close(self, opened: Opened) -> None:
-        """Disconnect a producer."""
         opened.topic.close(opened.session)
         self._streams -= 1
 
     def may_create(self, topic: TopicName) -> bool:
-        """Whether publishing to a topic that does not exist makes it."""
+        """Whether publishing creates this topic if it is missing."""
         return any(matches(pattern, topic.namespace) for pattern in self._config.auto_create)
 
     def _written(self) -> list[LiveTopic]:
@@ -238,7 +233,7 @@ class Ledger:
             return live
 
     def refuse(self, opened: Opened, request_id: int, error: DomainError) -> None:
-        """Answer a publication that is wrong."""
+        """Answer an invalid publication with its error."""
         self._metrics.of(opened.topic.topic).receipts[Status.REFUSED] += 1
         opened.session.answer(request_id, refused(error))
 
@@ -247,14 +242,14 @@ class Ledger:
     async def read(
         self, topic: TopicName, what: ReadRange, pages: Pages, draining: asyncio.Event
     ) -> AsyncIterator[list[StoredEntry] | Missed]:
-        """Entries as they are appended, with reports of trimmed ones in their places; ends with the
-        range, or when `draining` is set. A page is released when the next is requested, as in
-        `read_at` and `columns`."""
+        """Entries as they are appended, with each trimmed range reported in its place. Ends with
+        the range, or when `draining` is set. A page is released when the next one is requested; so
+        it is in `read_at` and `columns`."""
         counts, tracing = self._metrics.of(topic), ReadTracing(topic)
         after, left = what.after, what.entries_max
         through = what.through
         if not what.follow:
-            # A bounded read ends at the present end of the log, even while the log grows.
+            # A bounded read ends at the current end of the log, even if the log grows meanwhile.
             tail = (await self._store.get(topic)).tail
             if tail is None:
                 return
@@ -278,7 +273,7 @@ class Ledger:
             if after is not None:
                 missed = await self._missed(topic, after, entries, through)
                 if missed is not None and entries and missed.last >= entries[0].position:
-                    continue  # it was trimmed after this page: the remaining entries are read again
+                    continue  # trimmed after this page was read: read the remaining entries again
                 if missed is not None:
                     yield missed
                     after = missed.last
@@ -304,9 +299,9 @@ class Ledger:
         entries: Sequence[StoredEntry],
         through: Position | None,
     ) -> Missed | None:
-        """The range trimmed after a position, and before these entries or, if there are none, up to
-        the end. Usually the entries themselves show that there is none: ids in a ledger are
-        consecutive."""
+        """The range trimmed after a position, up to these entries or, if there are none, to the
+        last trimmed entry. Consecutive entry ids prove without a query that there is none, which is
+        the usual case."""
         first = following(after)
         if entries and entries[0].position == first:
             return None
@@ -328,8 +323,8 @@ class Ledger:
         *,
         payloads: bool,
     ) -> AsyncIterator[list[StoredEntry]]:
-        """The entries at positions, which are in order, by response; those that are not there are
-        left out. Ends with them, or when `draining` is set."""
+        """The entries at ascending positions, one list per response; missing ones are left out.
+        Ends early when `draining` is set."""
         while positions and not draining.is_set():
             bytes_max = await pages.begin()
             asked = positions[:PAGE_ENTRIES_MAX]
@@ -355,8 +350,8 @@ class Ledger:
         *,
         metadata: bool,
     ) -> AsyncIterator[list[Columns]]:
-        """Entries after one position and through another, but not beyond the end of the log as it
-        was given, by response; ends with them, or when `draining` is set."""
+        """Entries after one position and through another, up to the tail in `log`, one list per
+        response. Ends early when `draining` is set."""
         if log.tail is None:
             return
         end = log.tail if through is None else min(log.tail, through)
@@ -375,19 +370,18 @@ class Ledger:
             pages.fit(sum(run.size_bytes + ENTRY_BYTES for run in runs))
             if len(runs) > 1:
                 yield runs
-            else:  # the only one that may be too large
+            else:  # only a single run can exceed the limit
                 for part in parts(runs[0], READ_BYTES_MAX):
                     yield [part]
             after = runs[-1].last
 
     async def ledgers(self, topic: TopicName, *, after: int, limit: int) -> list[LedgerRange]:
-        """A topic's ledgers after one that hold entries, in order."""
         return await self._store.ledgers(topic, after=after, limit=limit)
 
     async def trimmed_producers(
         self, topic: TopicName, *, after: str, limit: int
     ) -> list[tuple[str, int]]:
-        """The producers after one of which entries were trimmed, each with its highest id there."""
+        """Producers after a name that have trimmed entries, each with its last id among those."""
         return await self._store.trimmed_producers(topic, after=after, limit=limit)
 
     async def _reached(self, topic: TopicName, through: Position) -> bool:
@@ -413,49 +407,47 @@ class Ledger:
     # ---- topics
 
     async def create(self, topic: TopicName) -> tuple[LogState, bool]:
-        """Create a topic unless it exists. Returns whether this call created it. While one of this
-        name is being deleted it waits: leftovers of that one must not become the new one's."""
+        """Create a topic unless it exists. Returns whether this call created it. Waits while a
+        topic of this name is being deleted, so that the new one does not inherit its leftovers."""
         async with self._changing.of(topic):
             return await self._store.create(topic)
 
     async def get(self, topic: TopicName) -> LogState:
-        """A topic's log."""
         return await self._store.get(topic)
 
     async def topics(self, *, prefix: str, after: str, limit: int) -> list[LogState]:
-        """Topics in the order of their names."""
         return await self._store.topics(prefix=prefix, after=after, limit=limit)
 
     def connected(self, topic: TopicName) -> int:
-        """How many producers are connected to a topic here."""
+        """The number of producers of a topic connected to this process."""
         live = self._live.get(topic)
         return 0 if live is None else len(live.producers)
 
     def entries_to_replay(self, topic: TopicName) -> int:
-        """About how many entries of a topic deduplication lacks, as far as is known here."""
+        """The approximate number of entries that deduplication lacks, as known to this process."""
         live = self._live.get(topic)
         return 0 if live is None or live.stopped else live.entries_to_replay
 
     async def find(self, topic: TopicName, producer: str, sequence_id: int, uuid: str) -> Fate:
-        """Where a message is; of a large one, this attempt at it, if a uuid is given."""
+        """The fate of a message; with a uuid, of this attempt at a large one."""
         (fate,) = await self._store.find(topic, producer, [sequence_id], uuid=uuid)
         return fate
 
     async def find_time(self, topic: TopicName, append_ms: int) -> Position | None:
-        """The first entry that was appended at a time or later; see LedgerStore.find_time."""
+        """See LedgerStore.find_time."""
         return await self._store.find_time(topic, append_ms)
 
     async def trim(self, topic: TopicName, before: Position) -> Trim:
         """Remove the entries before a position that every cursor has acknowledged.
 
-        Deduplication's own cursor is behind most of the time: it is asked to move it, so that it
-        never holds a topic back for longer than that takes.
+        Deduplication's own cursor lags most of the time. Before it limits a trim, deduplication is
+        asked for a snapshot, which moves it.
 
         Raises:
             CursorsUnavailable: nothing was removed.
         """
         state = await self._store.get(topic)
-        if state.tail is not None:  # entries appended from now on are kept
+        if state.tail is not None:  # keep entries appended after this call
             before = min(before, following(state.tail))
         mark_deletes: Mapping[str, Position | None] = await self._cursors.mark_deletes(topic)
         if DEDUP_CURSOR in _slowest_cursors(mark_deletes, before):
@@ -470,7 +462,7 @@ class Ledger:
         if state.first is not None and state.first < limit:
             trimmed = await self._trim(topic, limit)
         if trimmed.first is None or trimmed.first >= before:
-            holding = []  # at the end of a ledger, say, with nothing more to go
+            holding = []  # such as at the end of a ledger: nothing is left to remove
         if trimmed.removed_entries:
             self._metrics.trimmed_entries += trimmed.removed_entries
             log.info("topic trimmed", topic=str(topic), removed_entries=trimmed.removed_entries)
@@ -479,8 +471,8 @@ class Ledger:
     async def _snapshot(
         self, topic: TopicName, mark_deletes: Mapping[str, Position | None]
     ) -> Mapping[str, Position | None]:
-        """Have deduplication move its cursor. How far each of the topic's cursors is then; without
-        deduplication's own, when there is nothing that it would keep in it."""
+        """Have deduplication move its cursor by a snapshot. Returns the current mark-delete
+        positions, without deduplication's own if it has nothing to keep."""
         try:
             kept = await self._dedup.snapshot(topic)
         except DedupUnavailable as error:
@@ -494,13 +486,13 @@ class Ledger:
     async def _trim(self, topic: TopicName, before: Position) -> Trimmed:
         """Remove entries.
 
-        A large message that loses its first chunks while it is incomplete must not be completed:
-        deduplication is made to forget them, and its producer starts it again.
+        An incomplete large message that loses its first chunks must never be completed: a new
+        incarnation makes deduplication forget them, so its producer sends the message from chunk 0.
         """
         removed_entries = 0
-        may_cut = True  # a complete or overtaken message stays that
+        may_cut = True  # once false it stays false: a complete or overtaken message remains so
         while True:
-            # Step by step, so that an Open gets its turn in between.
+            # One step per lock, so that an Open gets a turn in between.
             async with self._changing.of(topic):
                 may_cut = may_cut and await self._store.cuts_unfinished(topic, before)
                 if may_cut:
@@ -515,13 +507,13 @@ class Ledger:
     async def delete(self, topic: TopicName, *, force: bool) -> None:
         """Remove a topic, its deduplication state and its cursors.
 
-        The log goes first, and for good. State and cursors that cannot be reached then remain: the
-        state does not apply to a later topic of this name, but a cursor would limit its trims. So
-        the removal of cursors is retried, also after a restart, until it is done or the topic is
-        recreated.
+        The log is removed first, permanently. If dedup or the cursor service is unreachable, its
+        part remains: leftover state does not apply to a later topic of this name, but a leftover
+        cursor would limit its trims. So removing cursors is retried, also after a restart, until it
+        succeeds or the topic is recreated.
 
         Raises:
-            TopicInUse: producers are connected, and it is not forced.
+            TopicInUse: producers are connected, and `force` is false.
         """
         async with self._changing.of(topic):
             state = await self._store.get(topic)
@@ -530,10 +522,10 @@ class Ledger:
             live = self._live.pop(topic, None)
             if live is not None:
                 live.stop(TopicDeleted("the topic was deleted", topic=topic))
-            # Cursors of system topics hold data of services, and read no log.
+            # Cursors of system topics hold data of services and do not read a log.
             await self._store.delete(topic, leaves_cursors=not topic.is_system)
             log.info("topic deleted", topic=str(topic))
-            # At once: each has the time that the caller gave.
+            # Concurrently: each call may take the caller's whole deadline.
             await asyncio.gather(
                 self._forget(topic, state.incarnation), self._delete_cursors(topic)
             )
@@ -542,7 +534,7 @@ class Ledger:
         try:
             await self._dedup.forget_topic(topic, incarnation, deleted=True)
         except DedupUnavailable as error:
-            # Harmless: the next incarnation of the topic starts from nothing, and the purge
+            # Harmless: the next incarnation of the topic starts without state, and the purge
             # forgets inactive producers.
             log.warning("deduplication state not dropped", topic=str(topic), reason=error.reason)
 
@@ -555,15 +547,15 @@ class Ledger:
             log.warning("deleting cursors failed", topic=str(topic), error=repr(error))
 
     async def _remove_left(self, topic: TopicName) -> None:
-        """Remove the cursors of a topic that is deleted. `_changing` is held: cursors of one that
-        is made again are not taken for them."""
+        """Remove the cursors of a deleted topic. The caller holds `_changing`, so the topic cannot
+        be recreated, and lose its new cursors, meanwhile."""
         async with asyncio.timeout(SWEEP_TIMEOUT_S):
             await self._cursors.delete_all(topic)
         await self._store.left(topic)
 
     async def sweep_forever(self, rest_s: float = SWEEP_REST_S) -> None:
-        """Remove the cursors that topics have left which were deleted while the cursor service did
-        not answer, by this process or one before."""
+        """Remove the cursors of topics that this or an earlier process deleted while the cursor
+        service did not answer."""
         after = ""
         while True:
             after = await self._sweep_from(after)
@@ -571,7 +563,7 @@ class Ledger:
 
     async def _sweep_from(self, after: str) -> str:
         """Sweep the topics after a name. Returns the topic that failed, after which the next round
-        continues, so that the others need not wait; empty: none, the next round starts over."""
+        continues, so that one failure does not block the others; empty: start from the first."""
         try:
             while page := await self._store.leaving(after=after, limit=TOPICS_PAGE):
                 for topic in page:
@@ -580,7 +572,7 @@ class Ledger:
         except (DomainError, TimeoutError) as error:
             log.warning("deleting cursors failed", topic=after, error=repr(error))
             return after
-        except Exception:  # of one topic: the others' cursors are removed
+        except Exception:  # affects one topic only
             log.exception("deleting cursors failed", topic=after)
             return after
         return ""
@@ -592,12 +584,12 @@ class Ledger:
             except TopicNotFound:
                 await self._remove_left(topic)
                 log.info("cursors of a deleted topic deleted", topic=str(topic))
-            # Else it was made again meanwhile, and its cursors may be new.
+            # Otherwise the topic was recreated meanwhile, and its cursors may be new.
 
-    # ---- for as long as the process lives
+    # ---- background loops
 
     async def keep_forever(self) -> None:
-        """Report connected producers as alive, and let idle topics go."""
+        """Periodically report connected producers as alive, and release idle topics."""
         idle_since: dict[TopicName, float] = {}
         loop = asyncio.get_running_loop()
         while True:
@@ -616,12 +608,13 @@ class Ledger:
                     live.stop(Draining("the topic was released"))
 
     def _keep_within_s(self) -> float:
-        """How soon connected producers are to be reported as alive again."""
+        """The seconds until the next report of connected producers is due."""
         asked = (live.keep_within_s for live in self._live.values() if live.producers)
         return min([self._config.keep_interval_s, *(each for each in asked if each is not None)])
 
     async def _keep_all(self, topics: Sequence[tuple[TopicName, LiveTopic]]) -> None:
-        """Report connected producers, of some topics at a time: one that waits delays no other."""
+        """Report connected producers as alive, several topics concurrently, so that a slow topic
+        does not delay the others."""
         some = asyncio.Semaphore(KEEPS_AT_A_TIME)
 
         async def keep(topic: TopicName, live: LiveTopic) -> None:
@@ -632,13 +625,14 @@ class Ledger:
                     log.warning(
                         "keeping producers alive failed", topic=str(topic), reason=error.reason
                     )
-                except Exception:  # of one topic: the others' producers are kept
+                except Exception:  # affects one topic only
                     log.exception("keeping producers alive failed", topic=str(topic))
 
         await asyncio.gather(*(keep(topic, live) for topic, live in topics))
 
     async def trim_forever(self) -> None:
-        """Periodically trim entries that retention no longer keeps. Returns if it keeps all."""
+        """Periodically trim entries that retention does not keep. Returns at once if it keeps
+        all."""
         config = self._config
         if config.retention_minutes < 0 and config.retention_bytes < 0:
             return
@@ -658,14 +652,14 @@ class Ledger:
             return []
 
     async def _retain(self, state: LogState) -> None:
-        """Trim the entries of a topic that retention no longer keeps. A failure affects this topic
-        only. A topic whose log is being replayed, or that waits for a rebuild, is skipped: either
-        would have to start over."""
+        """Trim the entries of a topic that retention does not keep. A failure affects this topic
+        only. A topic whose log is being replayed, or that waits for a rebuild, is skipped, since a
+        trim would make either start over."""
         topic, first = state.topic, state.first
         if self.entries_to_replay(topic):
             return
         minutes, size_bytes = self._config.retention_minutes, self._config.retention_bytes
-        # Retention cannot be undone: a clock set forward must not age entries.
+        # A trim cannot be undone, so a clock set forward must not age entries.
         since_ms = None if minutes < 0 else self._now_ms() - minutes * 60_000
         bytes_max = None if size_bytes < 0 else size_bytes
         try:
@@ -684,7 +678,7 @@ class Ledger:
         except DomainError as error:
             about = {**error.details, "topic": str(topic), "reason": error.reason}
             log.warning("retention trim failed", **about)
-        except Exception:  # of one topic: the others are trimmed
+        except Exception:  # affects one topic only
             log.exception("retention trim failed", topic=str(topic))
 
     async def finish(self, timeout_s: float) -> None:
@@ -699,22 +693,23 @@ class Ledger:
             live.stop(Draining("the service is shutting down"))
 
     def drain(self) -> None:
-        """Ask all producers to move away."""
+        """Ask all producers to reconnect elsewhere."""
         for live in self._live.values():
             live.drain()
 
     def cut(self) -> None:
-        """Close the streams of producers that did not move away."""
+        """Close the streams of producers that are still connected."""
         for live in self._live.values():
             live.stop(Draining("the service is shutting down", retry_after_s=0.5))
 
 
 NOWHERE: Final = Position(0, 0)
-"""A place before the first entry of any log."""
+"""Before the first entry of any log."""
 
 
 def _slowest_cursors(mark_deletes: Mapping[str, Position | None], before: Position) -> list[str]:
-    """The cursors that have acknowledged the least, unless that is everything before a position."""
+    """The cursors with the lowest mark-delete position; none if all entries before `before` are
+    acknowledged."""
     lowest = min((each or NOWHERE for each in mark_deletes.values()), default=before)
     if before <= following(lowest):
         return []
@@ -722,13 +717,13 @@ def _slowest_cursors(mark_deletes: Mapping[str, Position | None], before: Positi
 
 
 def _memory_bytes(entries: Sequence[StoredEntry], *, payloads: bool) -> int:
-    """The approximate memory of entries that were read."""
+    """The approximate memory of entries, in bytes."""
     sizes = (each.size_bytes if payloads else len(each.entry.metadata) for each in entries)
     return sum(sizes) + ENTRY_BYTES * len(entries)
 
 
 def _responses(entries: list[StoredEntry], *, payloads: bool) -> Iterator[list[StoredEntry]]:
-    """Entries by the response that they travel in."""
+    """Entries grouped by response."""
     some: list[StoredEntry] = []
     size_bytes = 0
     for each in entries:

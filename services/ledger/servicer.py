@@ -1,4 +1,4 @@
-"""The wire of the ledger service: check, translate, call, translate back."""
+"""The wire of the ledger service: parse, call, translate the result."""
 
 import asyncio
 import base64
@@ -73,13 +73,13 @@ from seqgate.types import (
 )
 
 PROPERTIES_MAX: Final = 128
-"""How many properties an entry may have."""
+"""The most properties of an entry."""
 
 BATCH_MESSAGES_MAX: Final = 10_000
-"""How many messages a batch may hold."""
+"""The most messages of a batch."""
 
 PUBLICATION_ENTRIES_MAX: Final = 1_000
-"""How many entries a publication may hold."""
+"""The most entries of a publication."""
 
 INSTANCE_BYTES_MAX: Final = 64
 """The longest Open.instance, in bytes."""
@@ -91,10 +91,10 @@ PAGE_MAX: Final = 10_000
 _LEDGER_TOKEN: Final = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 POSITIONS_MAX: Final = 10_000
-"""How many entries one ReadEntries may ask for."""
+"""The most entries that one ReadEntries requests."""
 
 RECEIPTS_MAX: Final = 10_000
-"""How many receipts one response holds at most."""
+"""The most receipts of one response."""
 
 Context = aio.ServicerContext[Any, Any]
 
@@ -128,7 +128,7 @@ class EntryTooLarge(DomainError):
 
 
 class ChecksumMismatch(DomainError):
-    """A payload does not match the checksum in its metadata: it was damaged on its way."""
+    """A payload does not match the checksum in its metadata: it was damaged in transit."""
 
     kind = Kind.INVALID
     reason = "CHECKSUM_MISMATCH"
@@ -158,7 +158,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
         self._drain = drain
         self._limits = limits
 
-    # A coroutine that reads and writes on the context; grpc's stubs know only generators.
+    # A coroutine that reads and writes on the context; grpc's stubs allow only generators.
     async def Publish(  # type: ignore[override]
         self, request_iterator: AsyncIterator[pb.PublishRequest], context: Context
     ) -> None:
@@ -174,7 +174,8 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
             receiving.cancel()
             self._ledger.close(opened)
 
-    # These three write by themselves, for their stream may be ended while its reader takes nothing.
+    # These three write to the context themselves, so that a stream can be ended while its reader is
+    # not reading.
     async def Read(self, request: pb.ReadRequest, context: Context) -> None:  # type: ignore[override]
         await self._send(context, partial(self._read, request))
 
@@ -191,10 +192,10 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
     async def _send(
         self, context: Context, responses: Callable[[Pages], AsyncGenerator[Any, None]]
     ) -> None:
-        """Send the requested entries at the reader's pace."""
+        """Send the responses at the reader's pace."""
         readers = self._ledger.readers
         readers.enter()
-        # Not earlier: the status of a stream waits behind its responses while its reader is slow.
+        # Not earlier: while the reader is slow, the status waits behind the responses.
         context.add_done_callback(lambda _: readers.leave())  # type: ignore[arg-type]
         async with readers.pages() as pages, aclosing(responses(pages)) as some:
             async for response in some:
@@ -350,7 +351,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
         return pb.DeleteTopicResponse()
 
     async def _receive(self, opened: Opened, context: Context) -> None:
-        """Accept requests of the producer until it closes its side or breaks a rule."""
+        """Receive requests until the producer closes its side or breaks a rule."""
         session = opened.session
         try:
             while True:
@@ -371,8 +372,8 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
             session.fail(error)
 
     def _units(self, opened: Opened, publications: pb.Publications) -> tuple[list[Unit], bool]:
-        """The valid publications; invalid ones get their receipts at once. If an invalid one ends a
-        hold, the next valid one ends it; if there is none, the second value is true."""
+        """The valid publications; invalid ones are answered at once. If an invalid publication ends
+        a hold, the next valid one ends it; if none follows, the second value is true."""
         session = opened.session
         if not publications.publications:
             raise InvalidPublication("publications is empty", field="publications")
@@ -381,7 +382,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
         resumes = False
         seen: set[int] = set()
         for publication in publications.publications:
-            if session.closing:  # perhaps since receipts of those before are not read
+            if session.closing:  # perhaps because the producer leaves receipts unread
                 break
             request_id = publication.request_id
             if request_id in seen or session.is_unanswered(request_id):
@@ -504,7 +505,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
 
 
 def _ledger_token(token: str) -> int:
-    """A page's token is the id of its last ledger."""
+    """The last ledger id of the previous page; see ListLedgers."""
     if not token:
         return -1
     if not _LEDGER_TOKEN.fullmatch(token) or int(token) > SEQUENCE_ID_MAX:
@@ -513,7 +514,7 @@ def _ledger_token(token: str) -> int:
 
 
 def _producer_token(token: str) -> str:
-    """A page's token is the name of its last producer."""
+    """The last producer of the previous page."""
     try:
         return check_producer_name(token) if token else ""
     except InvalidNameError as error:
@@ -521,7 +522,7 @@ def _producer_token(token: str) -> str:
 
 
 def _page_token(token: str) -> str:
-    """A page's token is the name of its last topic."""
+    """The last topic of the previous page."""
     try:
         return str(TopicName.parse(token)) if token else ""
     except InvalidNameError as error:
@@ -562,7 +563,7 @@ def _opening(request: Any) -> Opening:
 
 
 def _ids(metadata: entry_pb2.EntryMetadata) -> tuple[int, int, int | None]:
-    """The lowest and highest id, and the number of messages if the entry is a batch."""
+    """The lowest and the highest id, and the number of messages if the entry is a batch."""
     if not metadata.HasField("sequence_id"):
         raise InvalidSequenceId("sequence_id is required", field="entries.metadata.sequence_id")
     lowest = read_sequence_id("entries.metadata.sequence_id", metadata.sequence_id)
@@ -607,9 +608,9 @@ _TOTAL: Final = "total_chunk_msg_size"
 def _chunk(
     metadata: entry_pb2.EntryMetadata, payload_bytes: int, limits: EntryLimits
 ) -> Chunk | None:
-    """Which chunk of a large message an entry is; None: it is none. A message of one chunk is none
-    either."""
-    has = metadata.HasField  # asked of every entry
+    """The chunk of a large message that an entry holds; None: the message is not chunked, or has
+    only one chunk."""
+    has = metadata.HasField  # a hot path: called for every entry
     if not (has("uuid") or has("chunk_id") or has("num_chunks_from_msg") or has(_TOTAL)):
         return None
     if not (has("uuid") and has("chunk_id") and has("num_chunks_from_msg") and has(_TOTAL)):
@@ -650,13 +651,13 @@ def _chunk(
 
 
 def _ends_hold(publication: pb.Publication, error: DomainError) -> bool:
-    """Whether a publication that is refused ends a hold all the same: not if it was for another
-    epoch, and so for another stream."""
+    """Whether a refused publication still ends a hold. One for another epoch, and so for another
+    stream, does not."""
     return publication.resume and not isinstance(error, Fenced)
 
 
 def _check_fields(metadata: entry_pb2.EntryMetadata) -> None:
-    """The metadata of a message, apart from its ids and chunks.
+    """Check the metadata of a message, except its ids and chunks.
 
     Raises:
         InvalidEntry: a field is invalid.
@@ -683,7 +684,7 @@ def _check_fields(metadata: entry_pb2.EntryMetadata) -> None:
 
 
 def _check_together(entries: list[Entry]) -> None:
-    """Entries that are published together are messages with different ids, in order."""
+    """Check that entries published together are messages with distinct ids, in order."""
     if any(earlier.highest >= later.highest for earlier, later in pairwise(entries)):
         raise InvalidPublication(
             "entries must be in the order of their highest sequence ids",
@@ -717,7 +718,7 @@ async def _range(ledger: Ledger, request: pb.ReadRequest, log: LogState) -> Read
 
 
 async def _after(ledger: Ledger, start: Start, log: LogState) -> Position | None:
-    """The position after which a read begins; None: before the first entry."""
+    """The position after which a read starts; None: before the first entry."""
     match start:
         case Earliest():
             return None
@@ -733,7 +734,7 @@ async def _after(ledger: Ledger, start: Start, log: LogState) -> Position | None
 
 
 def _before(position: Position) -> Position | None:
-    """The place just before a position: nothing lies between."""
+    """The position just before another; no entry lies between them."""
     if position.entry_id > 0:
         return Position(position.ledger_id, position.entry_id - 1)
     return Position(position.ledger_id - 1, SEQUENCE_ID_MAX) if position.ledger_id else None
@@ -811,7 +812,7 @@ def _to_columns(run: Columns) -> pb.EntryColumns:
         payload_bytes=run.payload_bytes,
         metadata=run.metadata,
     )
-    # Rare, and costly to set to nothing in a run of one entry.
+    # Rare, and costly to assign when empty in a run of one entry.
     if run.markers:
         block.markers.extend(run.markers)
     for place, chunk in run.chunks.items():
@@ -823,7 +824,7 @@ def _to_columns(run: Columns) -> pb.EntryColumns:
 
 @lru_cache(maxsize=64)
 def _append_time(append_ms: int) -> Timestamp:
-    """Entries that were appended together share theirs: it is copied, and never changed."""
+    """Cached, since entries appended together share their time. Never modify the result."""
     return timestamp(append_ms)
 
 

@@ -1,15 +1,15 @@
-"""The spans of a topic that is written: of publications that carry a trace, and of recoveries.
+"""The spans of a topic's publications that carry a trace, of its recoveries and of its readers.
 
-    publish   from a publication's arrival to its answer, below the span that sent it
+    publish   from a publication's arrival to its answer; a child of the span that sent it
       admit     deduplication judges a group: a child of the first publication, linked to the others
-      append    the group's transaction, once for each; linked to the first, where its work is
+      append    one per traced publication; linked to the first, which has the transaction's work
       look_up   the fate of messages that are not new
       confirm   deduplication records stored entries: a child of the first, linked to the others
-    read      a page of the log, on its way to a reader
-    recover   from the loss of the agreement with deduplication until it is restored
+    read      a page of the log that is sent to a reader
+    recover   from the loss of agreement with deduplication until it is restored
 
-If OTEL_* enable no spans, nothing is inspected. Otherwise an entry without a trace costs a look at
-its metadata.
+If OTEL_* enable no spans, nothing is inspected. Otherwise an entry without a trace costs one search
+of its metadata.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,7 +36,7 @@ _MARK: Final = TRACEPARENT.encode()
 """Bytes in the serialized metadata of every entry that carries a trace, and of few others."""
 
 _Key = tuple[str, int, int]
-"""Which entry: its producer, its highest id, and which chunk it is or -1."""
+"""The key of an entry: its producer, its highest id, and its chunk or -1."""
 
 
 class _TracedPublication(NamedTuple):
@@ -47,7 +47,7 @@ class _TracedPublication(NamedTuple):
 
 
 class TopicTracing:
-    """See the module. Of one topic."""
+    """The spans of one topic."""
 
     def __init__(self, topic: TopicName) -> None:
         self._is_on = exporter_asked_for("TRACES") != NONE
@@ -64,7 +64,7 @@ class TopicTracing:
     # ---- publications
 
     def arrived(self, units: Sequence[Unit]) -> None:
-        """Publications were sent."""
+        """Begin the spans of publications."""
         if not self._is_on:
             return
         for unit in units:
@@ -93,19 +93,19 @@ class TopicTracing:
         self._entries.update(dict.fromkeys(keys, span))
 
     def answered(self, unit: Unit, receipt: str) -> None:
-        """A publication was answered with a receipt of this status."""
+        """End a publication's span; `receipt` is the status of its receipt."""
         if self._units and (found := self._taken(unit)) is not None:
             found.set_attribute(names.RECEIPT, receipt)
             found.end()
 
     def dropped(self, unit: Unit, reason: str) -> None:
-        """A publication is not answered, for this reason."""
+        """End the span of a publication that gets no receipt."""
         if self._units and (found := self._taken(unit)) is not None:
             spans.fail(found, reason)
             found.end()
 
     def stopped(self, reason: str) -> None:
-        """Nothing more is answered, for this reason."""
+        """End all spans: the topic stopped for this reason."""
         for span, _ in self._units.values():
             spans.fail(span, reason)
             span.end()
@@ -121,19 +121,19 @@ class TopicTracing:
         if found is None:
             return None
         for key in found.keys:
-            if self._entries.get(key) is found.span:  # or it was sent again meanwhile
+            if self._entries.get(key) is found.span:  # not replaced by a resent publication
                 del self._entries[key]
         return found.span
 
-    # ---- their work
+    # ---- the work on publications
 
     @contextmanager
     def asking(self, operation: str, units: Sequence[Unit], *, confirms: bool) -> Iterator[Span]:
-        """A call to deduplication.
+        """The span of a call to deduplication.
 
         Args:
-            operation: its name, the first word of the span's name.
-            units: the units that it judges.
+            operation: the first word of the span's name.
+            units: the units to judge.
             confirms: whether it confirms the entries stored since the last confirmation.
         """
         contexts = self._contexts_of(units)
@@ -153,7 +153,7 @@ class TopicTracing:
 
     @contextmanager
     def looking_up(self, units: Sequence[Unit]) -> Iterator[None]:
-        """It is found out what became of publications that are not new."""
+        """The span of the look-up of publications that are not new."""
         name = f"{names.LOOK_UP} {self._topic}"
         about = self._messaging | {names.MESSAGING_OPERATION_NAME: names.LOOK_UP}
         with spans.shared(name, self._contexts_of(units), about):
@@ -161,7 +161,7 @@ class TopicTracing:
 
     @contextmanager
     def appending(self, entries: Sequence[Entry]) -> Iterator[None]:
-        """A group is stored. If that succeeds, it is to be confirmed."""
+        """The spans of storing a group. On success, its entries wait for confirmation."""
         if not self._entries:
             yield
             return
@@ -205,7 +205,8 @@ class TopicTracing:
     # ---- recoveries
 
     def aligned(self, cause: str, *, is_aligning: bool) -> None:
-        """Something happened, after which the writer aligns or does not."""
+        """Record whether the writer aligns after an event, which begins or ends a recovery's
+        span."""
         if not self._is_on:
             return
         if is_aligning and self._recovery is None:
@@ -220,7 +221,7 @@ class TopicTracing:
 
     @contextmanager
     def recovering(self) -> Iterator[None]:
-        """Something is done, for a recovery if there is one."""
+        """Makes the recovery's span current, if a recovery is running."""
         if self._recovery is None:
             yield
             return
@@ -229,7 +230,7 @@ class TopicTracing:
 
     @contextmanager
     def replaying(self) -> Iterator[Span]:
-        """A part of the log is read, so that deduplication learns it."""
+        """The span of a page read for a replay."""
         with spans.part(f"{names.REPLAY} {self._topic}", {names.TOPIC: self._topic}) as span:
             yield span
 
@@ -243,7 +244,7 @@ class ReadTracing:
         self._topic = str(topic)
 
     def read(self, entries: Sequence[StoredEntry], began_ns: int) -> None:
-        """A page was read, from `began_ns` on, in nanoseconds since 1970."""
+        """Record a page; `began_ns` is when its read began, in nanoseconds since 1970."""
         if not self._is_on:
             return
         marked = (each.entry.metadata for each in entries if _MARK in each.entry.metadata)
@@ -263,6 +264,6 @@ def _key(entry: Entry) -> _Key:
 
 
 def _contexts(of: Iterable[Span]) -> list[SpanContext]:
-    """Of those that are recorded, as many as one span is below and linked to."""
+    """The contexts of recorded spans, as many as one span can have as parent and links."""
     recorded = (each.get_span_context() for each in of if each.is_recording())
     return list(islice(recorded, spans.LINKS_MAX + 1))
