@@ -1,1 +1,1 @@
-"""One outside thing each: SQLite, the dedup service, and a memory that tests are judged against."""
+"""One external system each: SQLite, the dedup service, and memory as the reference for tests."""

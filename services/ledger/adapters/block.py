@@ -1,11 +1,11 @@
-"""The stored form of a group of entries: one row per block, three blobs per row.
+"""The stored form of a group of entries: a block, one row with three blobs.
 
     entries    MessagePack: columns (see ledger.core.columns), and the batches' steps
     metadata   the size of each entry's metadata in 4 bytes, then all of it end to end
     payloads   the payloads, end to end
 
-so that replay and look-ups never touch a payload, and columns are read as stored, at no cost per
-entry. Each blob has a CRC-32C.
+so that replays and look-ups never read a payload, and columns are returned as stored, at no cost
+per entry. Each blob has a CRC-32C.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,14 +34,14 @@ _NUMBER: Final = Struct("<I")
 _ID: Final = Struct("<q")
 _FIRST: Final = _NUMBER.pack(0)
 
-# What NamedTuple._make does, without a call into Python for each entry.
+# NamedTuple._make without a Python call per entry.
 _position: Final[Callable[[Iterable[Any]], Position]] = partial(tuple.__new__, Position)
 _entry: Final[Callable[[Iterable[Any]], Entry]] = partial(tuple.__new__, Entry)
 _stored: Final[Callable[[Iterable[Any]], StoredEntry]] = partial(tuple.__new__, StoredEntry)
 
 
 class Block(NamedTuple):
-    """A row. Metadata and payloads are None if they were not read."""
+    """A row. Metadata and payloads are None if not read."""
 
     ledger_id: int
     first_entry: int
@@ -58,7 +58,6 @@ class Block(NamedTuple):
 def encode_block(
     ledger_id: int, first_entry: int, append_ms: int, entries: Sequence[Entry]
 ) -> Block:
-    """The block that holds these entries."""
     if len(entries) == 1:
         columns, metadata, payloads = _encode_one(*entries)
     else:
@@ -80,11 +79,11 @@ def encode_block(
 
 
 def decode_block(block: Block) -> list[StoredEntry]:
-    """The entries of a block; without metadata or payloads, these are empty.
+    """The entries of a block. Metadata or payloads that were not read are empty.
 
     Raises:
-        EntryCorrupt: a blob is damaged, so none of the entries can be read. The next block begins
-            after the named entry.
+        EntryCorrupt: a blob is damaged, so none of the entries can be read. The error names the
+            last of them; the next block begins after it.
     """
     columns = _checked(block)
     if block.first_entry == block.last_entry:
@@ -140,7 +139,7 @@ def _encode_many(entries: Sequence[Entry]) -> tuple[tuple[object, ...], bytes, b
     return columns, numbers([*map(len, metadata)]) + b"".join(metadata), b"".join(payloads)
 
 
-# A quiet topic's blocks hold one entry: both ways this halves the cost of the general code.
+# The blocks of a quiet topic hold one entry: these two halve the cost of the general code.
 
 
 def _encode_one(entry: Entry) -> tuple[tuple[object, ...], bytes, bytes]:
@@ -244,12 +243,12 @@ def _chunks(chunks: dict[int, Iterable[Any]]) -> dict[int, Chunk]:
 
 
 def _by_place(values: Iterable[Any]) -> dict[int, Any]:
-    """The rare fields of entries, by index."""
+    """Rare fields by entry index."""
     return {place: each for place, each in enumerate(values) if each}
 
 
 def _spread(by_place: dict[int, Any], size: int, *, otherwise: object) -> Iterable[Any]:
-    """By entry again."""
+    """One value per entry: its rare field, or `otherwise`."""
     return map(by_place.get, range(size), repeat(otherwise))
 
 
@@ -259,5 +258,5 @@ def _metadata(blob: bytes, size: int) -> list[bytes]:
 
 
 def _cut(blob: bytes, start: int, sizes: Iterable[int]) -> list[bytes]:
-    """Items stored end to end, from an offset on."""
+    """Split items that are stored end to end, from an offset on."""
     return [blob[a:b] for a, b in pairwise(accumulate(sizes, initial=start))]

@@ -1,8 +1,8 @@
-"""The dedup service, over one Exchange stream a topic.
+"""The dedup service, over one Exchange stream per topic.
 
-For a topic's groups a stream costs half as much as unary calls. It is opened when it is first
-needed, and dropped at the first irregularity: after a lost reply the outcome is unknown, and the
-writer's alignment finds it out.
+A stream costs half as much per group as unary calls. It is opened on first use, and dropped at the
+first irregularity: after a lost reply the outcome is unknown, and the writer's alignment resolves
+it.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ RETRY_AFTER_S: Final = 0.5
 """RetryInfo for a producer when deduplication does not answer."""
 
 KEEP_MAX: Final = 10_000
-"""How many producers one KeepProducersAlive names."""
+"""The most producers of one KeepProducersAlive."""
 
 _SERVICE: Final = writer_pb2.DESCRIPTOR.services_by_name["DedupWriterService"].full_name
 
@@ -55,7 +55,7 @@ _Stream: TypeAlias = "aio.StreamStreamCall[writer_pb2.ExchangeRequest, writer_pb
 
 
 class GrpcDeduplicator:
-    """See seqgate.services.ledger.ports.Deduplicator. One call a topic at a time."""
+    """See seqgate.services.ledger.ports.Deduplicator. Allows one call at a time per topic."""
 
     def __init__(self, channel: aio.Channel, *, timeout_s: float) -> None:
         self._channel = channel
@@ -126,7 +126,7 @@ class GrpcDeduplicator:
     async def _ask(
         self, topic: TopicName, method: str, request: Any
     ) -> writer_pb2.ExchangeResponse:
-        """Send the request of a method on the stream; `method` is its name."""
+        """Send a request on the topic's stream; `method` is its name."""
         with exchange(f"{_SERVICE}/{method}"):
             return await self._answered(topic, **{method.lower(): request})
 
@@ -151,7 +151,7 @@ class GrpcDeduplicator:
             stream.cancel()
             raise
         if response is aio.EOF or response.request_id != request_id:
-            # Ended, or draining: whether the request was worked on is not known.
+            # The stream ended, or the peer is draining: the outcome of the request is unknown.
             stream.cancel()
             raise _unavailable(None)
         self._streams[topic] = stream
@@ -165,7 +165,6 @@ class GrpcDeduplicator:
             stream.cancel()
 
     def close(self) -> None:
-        """End all streams."""
         for topic in list(self._streams):
             self._drop(topic)
 

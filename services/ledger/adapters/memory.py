@@ -1,5 +1,4 @@
-"""Logs, and cursors, that are gone when their process ends. For tests, and the yardstick for other
-adapters."""
+"""Logs in memory, lost when the process ends. For tests, and the reference for other adapters."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,7 +56,7 @@ class _Log:
         )
 
     def of(self, producer: str) -> list[StoredEntry]:
-        """A producer's entries; markers are none."""
+        """A producer's entries, without markers."""
         return [
             each
             for each in self.entries
@@ -65,7 +64,6 @@ class _Log:
         ]
 
     def mark(self, producer: str) -> Mark:
-        """How far a producer has come."""
         entries = (each.entry for each in self.of(producer))
         return folded(Mark(self.trimmed.get(producer, NEVER)), entries)
 
@@ -277,7 +275,7 @@ class MemoryLedgerStore:
     async def trim(
         self, topic: TopicName, before: Position, *, renewing: bool = False, steps_max: int = 0
     ) -> Trimmed:
-        del steps_max  # one part is all
+        del steps_max  # this store trims in one step
         log = self._log(topic)
         gone = [each for each in log.entries if each.position < before]
         cut = False

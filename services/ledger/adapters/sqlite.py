@@ -1,4 +1,4 @@
-"""Logs in one SQLite database: WAL, synchronous=FULL, a row a block of entries."""
+"""Logs in one SQLite database: WAL, synchronous=FULL, one row per block of entries."""
 
 import time
 from bisect import bisect_left, bisect_right
@@ -39,27 +39,27 @@ from seqgate.services.runtime.sqlite import Connections, connections
 from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position, TopicName
 
 LAYOUT: Final = 3
-"""The version of the tables below. A database with another one is not opened."""
+"""The version of the tables below. A database with another version is not opened."""
 
 APPLICATION_ID: Final = 0x5E96A7E
 """Marks the file as ours (PRAGMA application_id)."""
 
 REMOVE_BLOCKS_MAX: Final = 64
 REMOVE_ENTRIES_MAX: Final = 4_000
-"""How many blocks one transaction removes, and of how many entries (one block always goes), so that
-publishing never waits for a long trim."""
+"""The most blocks, and the most entries (though at least one block), that one transaction removes,
+so that publishing never waits for a long trim."""
 
 CLUSTERS_MAX: Final = 16
-"""The limit of queries to the index for ids that are apart. Each scans the producer's rows from the
-id on; no block is opened that holds none of the ids."""
+"""The most index queries for ids that are far apart. Each scans the producer's rows from its id on;
+a block without any of the ids is never decoded."""
 
 FIND_BLOCKS: Final = 16
 FIND_FACTOR: Final = 4
-"""Number of candidate blocks that a look-up reads first, from the last one back, besides one for
-each id; each further step reads that many times more."""
+"""The number of candidate blocks that a look-up reads first, newest first, in addition to one per
+id; each further step reads this many times more."""
 
 RETAIN_BLOCKS_MAX: Final = 1_000
-"""How many blocks one question about retention looks at."""
+"""The most blocks that one retention query reads."""
 
 TABLES: Final = """
 CREATE TABLE topic (
@@ -197,8 +197,8 @@ _LOG: Final = """name, incarnation, ledger_id, created_ms, first_ledger, first_e
 async def open_sqlite_store(
     path: Path, *, readers: int = 2, size_max_bytes: int = 0
 ) -> AsyncIterator["SqliteLedgerStore"]:
-    """Open the database, or make it. With `size_max_bytes`, it refuses to grow beyond that, its
-    write-ahead log included."""
+    """Open the database, or create it. With `size_max_bytes`, the database and its write-ahead log
+    together never exceed that size."""
 
     def prepare(connection: apsw.Connection) -> None:
         ((version,),) = _rows(connection, "PRAGMA user_version")
@@ -329,7 +329,7 @@ class SqliteLedgerStore:
                         break
                     found.append(stored)
             except EntryCorrupt:
-                if not found:  # what lies before the damage comes first
+                if not found:  # first return the entries before the damage
                     raise
             return found
 
@@ -359,7 +359,7 @@ class SqliteLedgerStore:
                         break
                     found.append(run)
             except EntryCorrupt:
-                if not found:  # what lies before the damage comes first
+                if not found:  # first return the entries before the damage
                     raise
             return found
 
@@ -371,7 +371,7 @@ class SqliteLedgerStore:
             found: list[LedgerRange] = []
             ledger_id = after
             while state.first is not None and len(found) < limit:
-                # Two steps down the index a ledger, however many blocks it has.
+                # Two index look-ups per ledger, however many blocks it has.
                 rows = _rows(db, _NEXT_LEDGER, topic_id, ledger_id)
                 if not rows:
                     break
@@ -387,7 +387,7 @@ class SqliteLedgerStore:
         def work(db: apsw.Connection) -> int:
             topic_id, _ = _existing(db, topic)
             ledger_id, entry_id = position or (-1, -1)
-            # A block that the position divides counts as a whole, minus its earlier entries.
+            # A block that contains the position counts in full, minus its earlier entries.
             ((count,),) = _rows(
                 db,
                 """SELECT coalesce(sum(last_entry + 1 - max(first_entry,
@@ -599,7 +599,7 @@ class SqliteLedgerStore:
         await self._connections.write(work)
 
     async def remove_deleted(self) -> None:
-        """Remove leftovers of deleted topics, of this process and of earlier ones."""
+        """Remove the leftovers of deleted topics, also those of earlier processes."""
         while await self._connections.write(_remove_deleted):
             pass
 
@@ -676,7 +676,7 @@ def _renew(db: apsw.Connection, topic_id: int, state: LogState) -> None:
 
 
 class _Range(NamedTuple):
-    """One producer's lowest and highest id, and the large message that may be incomplete after."""
+    """One producer's lowest and highest id, and the message left unfinished, if any."""
 
     lowest: int = SEQUENCE_ID_MAX
     highest: int = -1
@@ -684,7 +684,7 @@ class _Range(NamedTuple):
 
 
 def _producer_ranges(entries: Sequence[Entry]) -> dict[str, _Range]:
-    """The ids of each producer; markers are no messages."""
+    """The id range of each producer; markers have none."""
     ranges: dict[str, _Range] = {}
     for entry in entries:
         if not entry.marker:
@@ -702,7 +702,7 @@ def _producer_ranges(entries: Sequence[Entry]) -> dict[str, _Range]:
 
 
 def _trimmed(db: apsw.Connection, topic_id: int, producer: str) -> Mark:
-    """The state of a producer after its trimmed entries."""
+    """A producer's mark after its trimmed entries."""
     rows = _rows(db, TRIMMED_OF, topic_id, producer)
     return Mark(rows[0][0]) if rows else Mark()
 
@@ -710,7 +710,7 @@ def _trimmed(db: apsw.Connection, topic_id: int, producer: str) -> Mark:
 def _newest_first(
     db: apsw.Connection, topic_id: int, producer: str, first: Position | None
 ) -> Iterator[StoredEntry]:
-    """A producer's entries, from the last one back to the first that is left."""
+    """A producer's entries, newest first, back to the start of the log."""
     for row in db.execute(_NEWEST_OF, (topic_id, producer)):
         for stored in reversed(_stored_of(producer, row)):
             if first is not None and stored.position >= first:
@@ -718,8 +718,8 @@ def _newest_first(
 
 
 def _stored_of(producer: str, row: Any) -> list[StoredEntry]:
-    """A producer's entries in a block. For a damaged block, the data of the index: the highest id,
-    and whether its message may be incomplete."""
+    """A producer's entries in a block. A damaged block is represented by its index row: the highest
+    id, and whether its message may be incomplete."""
     lowest, highest, unfinished, *columns = row
     block = Block(*columns)
     try:
@@ -731,7 +731,7 @@ def _stored_of(producer: str, row: Any) -> list[StoredEntry]:
 
 
 def _indexed(producer: str, lowest: int, highest: int, unfinished: int) -> Entry:
-    """The substitute for a producer's entries in an unreadable block."""
+    """The stand-in for a producer's entries in an unreadable block."""
     chunk = Chunk("", 0, 2, 2) if unfinished else None
     return Entry(
         producer, lowest, highest, None, (), marker=False, metadata=b"", payload=b"", chunk=chunk
@@ -741,7 +741,7 @@ def _indexed(producer: str, lowest: int, highest: int, unfinished: int) -> Entry
 def _is_cut(
     db: apsw.Connection, topic_id: int, producer: str, first: Position, before: Position
 ) -> bool:
-    """Whether entries of a producer's last message, which may still be completed, are to go."""
+    """Whether a trim removes entries of a producer's last message that could still be completed."""
     stored = _newest_first(db, topic_id, producer, first)
     mark = last_mark(_trimmed(db, topic_id, producer), (each.entry for each in stored))
     again = _newest_first(db, topic_id, producer, first)
@@ -785,7 +785,7 @@ def _page(
                 break
             found.append(stored)
     except EntryCorrupt:
-        if not found:  # what lies before the damage comes first
+        if not found:  # first return the entries before the damage
             raise
     return found
 
@@ -798,7 +798,7 @@ def _entries(
     *,
     payloads: bool,
 ) -> Iterator[StoredEntry]:
-    """Entries after one position and from another on, in order."""
+    """Entries after `after` and not before `first`, in order."""
     start = _start(after, first)
     for block in _blocks(db, topic_id, start, _WITH_PAYLOADS if payloads else _WITH_METADATA):
         for stored in decode_block(block):
@@ -809,7 +809,7 @@ def _entries(
 def _entries_at(
     db: apsw.Connection, topic_id: int, positions: Sequence[Position], *, payloads: bool
 ) -> Iterator[StoredEntry]:
-    """The entries at positions, in order. Each block is decoded once."""
+    """The entries at ascending positions. Each block is decoded once."""
     columns = _WITH_PAYLOADS if payloads else _WITH_METADATA
     index = 0
     while index < len(positions):
@@ -829,7 +829,6 @@ def _entries_at(
 def _runs(
     db: apsw.Connection, topic_id: int, start: Position, through: Position, *, metadata: bool
 ) -> Iterator[Columns]:
-    """Entries after one position and through another, in order, by block."""
     if start >= through:
         return
     for block in _blocks(db, topic_id, start, _WITH_METADATA if metadata else _ENTRIES_ALONE):
@@ -843,12 +842,11 @@ def _runs(
 
 
 def _start(after: Position | None, first: Position) -> Position:
-    """The place after which to read: after a position, but from the first entry on."""
+    """The position to read after: `after`, but not before the start of the log."""
     return first._replace(entry_id=first.entry_id - 1) if after is None or after < first else after
 
 
 def _blocks(db: apsw.Connection, topic_id: int, start: Position, columns: str) -> Iterator[Block]:
-    """The blocks with entries after a position, in order."""
     rows: Iterator[Any] = db.execute(
         f"""SELECT {columns} FROM block WHERE topic = ? AND (ledger_id, last_entry) > (?, ?)
             ORDER BY ledger_id, last_entry""",
@@ -865,8 +863,8 @@ def _found(
     sequence_ids: Sequence[int],
     uuid: str,
 ) -> Finder:
-    """The result of looking up a producer's ids in candidate blocks. Most ids are in one block; if
-    they are in many, the last blocks are read first, and earlier ones until all ids are found."""
+    """Look up a producer's ids in candidate blocks. Most ids are in one block; if they are in
+    many, the newest blocks are read first, then earlier ones until all ids are found."""
     wanted = sorted(set(sequence_ids))
     blocks: set[int] = set()
     for lowest, highest in clusters(wanted, CLUSTERS_MAX):
@@ -874,7 +872,7 @@ def _found(
         for block, block_lowest, block_highest in rows:
             if _is_in(wanted, block_lowest, block_highest):
                 blocks.add(block)
-    in_order = sorted(blocks)  # of one topic, as they were appended
+    in_order = sorted(blocks)  # blocks of a topic are numbered in append order
     count = len(wanted) + FIND_BLOCKS
     while True:
         finder = Finder(producer, sequence_ids, uuid)
@@ -889,14 +887,14 @@ def _found(
 
 
 def _is_in(wanted: Sequence[int], lowest: int, highest: int) -> bool:
-    """Whether one of these ids, which are in order, lies in a range."""
+    """Whether any of these ascending ids lies in a range."""
     return bisect_left(wanted, lowest) < bisect_right(wanted, highest)
 
 
 def _trim_some(
     db: apsw.Connection, topic: TopicName, before: Position, *, renewing: bool
 ) -> Trimmed:
-    """Remove a few blocks, whole or in part, and move the topic's first entry accordingly."""
+    """Remove a few blocks, whole or in part, and advance the topic's first entry."""
     topic_id, state = _existing(db, topic)
     first = state.first
     if first is None or before <= first:
@@ -929,8 +927,8 @@ def _last_append_ms(db: apsw.Connection, topic_id: int) -> int:
 
 @dataclass(slots=True)
 class _Going:
-    """The entries that one step of a trim removes: all before `until`, whole blocks by their ids;
-    and each producer's entries. `through` is the last one."""
+    """The entries that one step of a trim removes: all before `until`, whole blocks by their ids,
+    and each producer's entries. `through` is the last entry."""
 
     until: Position
     through: Position | None = None
@@ -942,13 +940,11 @@ class _Going:
     last_block: int = 0
 
     def take(self, entry: Entry) -> None:
-        """An entry goes."""
         if not entry.marker:
             self.producers.setdefault(entry.producer, []).append(entry)
 
 
 def _going(db: apsw.Connection, topic_id: int, first: Position, before: Position) -> _Going:
-    """The entries that the next step of a trim removes."""
     going = _Going(first)
     rows = _rows(db, _OLDEST, topic_id, REMOVE_BLOCKS_MAX)
     for block_id, messages, size_bytes, ledger_id, first_entry, last_entry in rows:
@@ -983,7 +979,7 @@ def _going(db: apsw.Connection, topic_id: int, first: Position, before: Position
 
 
 def _all_of(db: apsw.Connection, block_id: int) -> list[Entry]:
-    """All entries of a block. For a damaged block, the data of the index on each producer."""
+    """All entries of a block. A damaged block is represented by its index rows."""
     ((*columns,),) = _rows(db, f"SELECT {_ENTRIES_ALONE} FROM block WHERE id = ?", block_id)
     try:
         return [each.entry for each in decode_block(Block(*columns))]
@@ -993,8 +989,8 @@ def _all_of(db: apsw.Connection, block_id: int) -> list[Entry]:
 
 
 def _remember(db: apsw.Connection, topic_id: int, going: _Going) -> bool:
-    """Record the state of each producer after the entries about to be trimmed. Returns whether a
-    large message that may still be completed is cut."""
+    """Record each producer's mark after the entries to be trimmed. Returns whether the trim cuts a
+    large message that could still be completed."""
     cut = False
     for producer, entries in going.producers.items():
         mark = folded(_trimmed(db, topic_id, producer), entries)
@@ -1009,7 +1005,7 @@ def _remember(db: apsw.Connection, topic_id: int, going: _Going) -> bool:
 
 
 def _left(db: apsw.Connection, topic_id: int, producer: str, going: _Going) -> Iterator[Entry]:
-    """A producer's entries that a step of a trim leaves, in order."""
+    """The producer's entries that this step of a trim leaves, in order."""
     for row in db.execute(_OLDEST_OF, (topic_id, producer, going.last_block)):
         for stored in _stored_of(producer, row):
             if stored.position >= going.until:
@@ -1017,7 +1013,7 @@ def _left(db: apsw.Connection, topic_id: int, producer: str, going: _Going) -> I
 
 
 class _Run(NamedTuple):
-    """A block without its contents."""
+    """A block without its blobs."""
 
     ledger_id: int
     first_entry: int
@@ -1026,7 +1022,7 @@ class _Run(NamedTuple):
 
 
 def _run_from(db: apsw.Connection, topic_id: int, ledger_id: int, entry_id: int) -> _Run:
-    """The block that holds the first entry at or after a position; there is one."""
+    """The block with the first entry at or after a position, which must exist."""
     (row,) = _rows(db, _RUN_FROM, topic_id, ledger_id, entry_id)
     return _Run._make(row)
 
@@ -1034,16 +1030,16 @@ def _run_from(db: apsw.Connection, topic_id: int, ledger_id: int, entry_id: int)
 def _first_since(
     db: apsw.Connection, topic_id: int, first: Position, tail: Position, append_ms: int
 ) -> Position | None:
-    """See LedgerStore.find_time. A binary search over ledgers, and then over the ledger's entries.
-    Invariant: `before` was appended earlier, and the entries from `ledger_id`, or `high`, on were
-    not."""
+    """See LedgerStore.find_time. A binary search over ledgers, then over the entries of one.
+    Invariant: `before` was appended before `append_ms`; the entries from `ledger_id`, or from
+    `high`, on were not."""
     before = _run_from(db, topic_id, *first)
     if _run_from(db, topic_id, *tail).append_ms < append_ms:
         return None
     if before.append_ms >= append_ms:
         return first
 
-    ledger_id = tail.ledger_id + 1  # nothing begins there, and the entry before it is not earlier
+    ledger_id = tail.ledger_id + 1  # empty; and the tail was not appended before
     while ledger_id - before.ledger_id > 1:
         middle = (before.ledger_id + ledger_id) // 2
         run = _run_from(db, topic_id, middle, 0)
@@ -1067,7 +1063,6 @@ def _first_since(
 
 
 def _first_from(db: apsw.Connection, topic_id: int, position: Position) -> Position | None:
-    """The first entry at or after a position."""
     rows = _rows(
         db,
         """SELECT ledger_id, first_entry FROM block
@@ -1080,7 +1075,7 @@ def _first_from(db: apsw.Connection, topic_id: int, position: Position) -> Posit
 
 
 def _remove_deleted(db: apsw.Connection) -> bool:
-    """Remove a few blocks of a deleted topic; whether there is more to remove."""
+    """Remove a few blocks of a deleted topic. Returns whether more are left."""
     rows = _rows(db, _DELETED_TOPIC)
     if not rows:
         return False

@@ -30,8 +30,8 @@ _SPARSE_BYTES: Final = 16
 
 
 class Columns(NamedTuple):
-    """A run of entries, one after the other, that were appended together. `metadata` is empty
-    unless it was asked for."""
+    """A run of consecutive entries that were appended together. `metadata` is empty unless it was
+    requested."""
 
     ledger_id: int
     first_entry: int
@@ -50,12 +50,11 @@ class Columns(NamedTuple):
 
     @property
     def last(self) -> Position:
-        """Where the run ends."""
         return Position(self.ledger_id, self.first_entry + self.size - 1)
 
     @property
     def size_bytes(self) -> int:
-        """Its approximate size on the wire."""
+        """The approximate size on the wire, in bytes."""
         return (
             sum(map(len, self.producers))
             + sum(map(len, self[5:10]))
@@ -67,27 +66,24 @@ class Columns(NamedTuple):
 
 
 def numbers(values: Collection[int]) -> bytes:
-    """A column of numbers below 2^32."""
+    """Encode numbers below 2^32 as a column."""
     return pack(f"<{len(values)}I", *values)
 
 
 def ids(values: Collection[int]) -> bytes:
-    """A column of ids."""
     return pack(f"<{len(values)}q", *values)
 
 
 def to_numbers(column: bytes) -> tuple[int, ...]:
-    """The numbers of a column."""
     return unpack(f"<{len(column) // NUMBER_BYTES}I", column)
 
 
 def to_ids(column: bytes) -> tuple[int, ...]:
-    """The ids of a column."""
     return unpack(f"<{len(column) // ID_BYTES}q", column)
 
 
 def named(producers: Sequence[str]) -> tuple[tuple[str, ...], bytes]:
-    """Each name once, in the order in which they appear, and the column that points to them."""
+    """The distinct names in order of appearance, and the column of their indexes."""
     names = tuple(dict.fromkeys(producers))
     if len(names) == 1:
         return names, bytes(NUMBER_BYTES * len(producers))
@@ -96,7 +92,7 @@ def named(producers: Sequence[str]) -> tuple[tuple[str, ...], bytes]:
 
 
 def columns_of(stored: Sequence[StoredEntry], *, metadata: bool) -> Columns:
-    """The columns of a run: entries of one ledger, one after the other, of one append."""
+    """The columns of a run: consecutive entries of one ledger, appended together."""
     entries = [each.entry for each in stored]
     producers, producer = named([entry.producer for entry in entries])
     lowest = ids([entry.lowest for entry in entries])
@@ -120,7 +116,7 @@ def columns_of(stored: Sequence[StoredEntry], *, metadata: bool) -> Columns:
 
 
 def clip(columns: Columns, first_entry: int, last_entry: int) -> Columns:
-    """The part of a run from one entry through another, at least one of which is in it."""
+    """The part of a run from one entry through another; the run must have at least one of them."""
     start = max(first_entry - columns.first_entry, 0)
     stop = min(last_entry + 1 - columns.first_entry, columns.size)
     assert start < stop
@@ -150,7 +146,7 @@ def clip(columns: Columns, first_entry: int, last_entry: int) -> Columns:
 
 
 def parts(columns: Columns, bytes_max: int) -> Iterator[Columns]:
-    """A run in parts that are no larger than this; one entry always fits."""
+    """Split a run into parts of at most `bytes_max`; one entry always fits."""
     if columns.size == 1 or columns.size_bytes <= bytes_max:
         yield columns
         return

@@ -1,4 +1,4 @@
-"""Entries, the elements of a log, and units of them."""
+"""Entries, the elements of a log, and units, the entries stored atomically."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
@@ -13,12 +13,12 @@ METADATA_BYTES_MAX: Final = 128 * 1024
 class Entry(NamedTuple):
     """One record: a message, a batch of messages, or a chunk of a large message.
 
-    A batch names the ids of all its messages: from `lowest` on, each `steps` above the one before;
-    no steps means that they are consecutive. `messages` is None for a message that is no batch,
-    which is not the same as a batch of one.
+    A batch has the ids of all its messages: the first is `lowest`, and each of `steps` is the
+    distance to the next; empty `steps` mean consecutive ids. `messages` is None unless the entry is
+    a batch, which may hold a single message.
 
-    `aborts` names an attempt at a large message of the same producer that this entry ends: the
-    chunks of it that lie before will never make a message.
+    `aborts` is the uuid of an unfinished attempt at a large message by the same producer, which
+    this entry ends: the chunks stored before never make a message.
     """
 
     producer: str
@@ -34,37 +34,37 @@ class Entry(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """What it counts against windows and groups."""
+        """The bytes counted against windows and groups."""
         return len(self.metadata) + len(self.payload)
 
     @property
     def message_count(self) -> int:
-        """How many messages it makes complete: a large one is with its last chunk."""
+        """The number of messages that the entry completes: of a large one, only the last chunk
+        does."""
         if self.chunk is not None:
             return 1 if self.chunk.is_last else 0
         return 1 if self.messages is None else self.messages
 
     @property
     def unfinished(self) -> bool:
-        """Whether its message is still incomplete with it."""
+        """Whether the entry leaves its message incomplete."""
         return self.chunk is not None and not self.chunk.is_last
 
     @property
     def sequence_ids(self) -> Sequence[int]:
-        """The ids of its messages, in order."""
         if not self.steps:
             return range(self.lowest, self.highest + 1)
         return list(accumulate(self.steps, initial=self.lowest))
 
 
 def places(entry: Entry) -> Iterator[tuple[int, int | None]]:
-    """Each message's id, and its index in the batch or None."""
+    """Each message's id and its index in the batch; None: no batch."""
     for index, sequence_id in enumerate(entry.sequence_ids):
         yield sequence_id, None if entry.messages is None else index
 
 
 class StoredEntry(NamedTuple):
-    """An entry where it is. Its payload may be left out, its size never."""
+    """An entry and its position. The payload may be left out; `payload_bytes` is always set."""
 
     position: Position
     append_ms: int
@@ -73,15 +73,15 @@ class StoredEntry(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Its size, including its payload."""
+        """The size with the payload, even if that is left out."""
         return len(self.entry.metadata) + self.payload_bytes
 
 
 class Unit(NamedTuple):
-    """Entries that are stored atomically: one, or those of one flush of a producer that batches by
-    key, in the order of their highest ids. Their ids are claimed as one range.
+    """Entries stored atomically: one, or those of one flush of a key-based batcher in the order of
+    their highest ids. Their ids are claimed as one range.
 
-    `session` is the stream that sent it, and `request_id` its id on that stream.
+    `session` is the stream that sent the unit, `request_id` its id on that stream.
     """
 
     session: int
@@ -94,29 +94,27 @@ class Unit(NamedTuple):
 
     @property
     def marker(self) -> bool:
-        """Whether it is a system's own entry, which is never judged."""
+        """Whether it is a marker, an entry of the system that deduplication never judges."""
         return self.entries[0].marker
 
     @property
     def chunk(self) -> Chunk | None:
-        """Which chunk of a large message it is, if it is one."""
         return self.entries[0].chunk
 
     @property
     def message_count(self) -> int:
-        """How many messages it counts for against windows; a chunk is one."""
+        """The messages counted against windows; a chunk counts as one."""
         return 1 if self.chunk else sum(entry.message_count for entry in self.entries)
 
     @property
     def size_bytes(self) -> int:
-        """What it counts against windows and groups."""
+        """The bytes counted against windows and groups."""
         return sum(entry.size_bytes for entry in self.entries)
 
 
 def unit_of(
     session: int, request_id: int, entries: Sequence[Entry], *, resume: bool = False
 ) -> Unit:
-    """The unit that these entries make."""
     if len(entries) == 1:
         (entry,) = entries
         ids = (entry.lowest, entry.highest)

@@ -1,4 +1,4 @@
-"""Where are a producer's messages?"""
+"""Finding a producer's messages in the log."""
 
 from collections.abc import Iterable, Sequence
 from heapq import nlargest
@@ -10,11 +10,10 @@ from seqgate.types import Chunk, Layout, Position
 
 
 def clusters(ids: Sequence[int], count_max: int) -> list[tuple[int, int]]:
-    """The lowest and the highest of ids that lie close together: so many clusters at most, divided
-    where the gaps are widest.
+    """The ranges of at most `count_max` clusters of ids, split at the widest gaps.
 
     Args:
-        ids: at least one, ascending, each once.
+        ids: at least one, ascending, distinct.
     """
     gaps = ((later - earlier, place) for place, (earlier, later) in enumerate(pairwise(ids), 1))
     wide = nlargest(count_max - 1, (each for each in gaps if each[0] > 1))
@@ -23,15 +22,14 @@ def clusters(ids: Sequence[int], count_max: int) -> list[tuple[int, int]]:
 
 
 class Finder:
-    """Looks for messages of one producer among entries that are added in the order of the log.
+    """Looks for messages of one producer among entries added in log order.
 
-    A message stored more than once (deduplication was off, or the producer started over) is found
-    where it was last completed, as in deduplication's own fold: a look-up is about the message sent
+    Of a message stored more than once (deduplication was off, or the producer started over), the
+    copy completed last is found, as in deduplication's fold: a look-up is about the message sent
     last. With a uuid, only this attempt at a large message is looked for.
 
     Attributes:
-        done: whether every message was found, and no entry before those added can change the
-            result.
+        done: whether every message was found, and no earlier entry can change the result.
     """
 
     def __init__(self, producer: str, sequence_ids: Iterable[int], uuid: str = "") -> None:
@@ -47,7 +45,7 @@ class Finder:
         return not self._is_headless and len(self._found) == len(self._wanted)
 
     def show(self, stored: StoredEntry) -> None:
-        """Here is the next entry."""
+        """Add the next entry."""
         entry = stored.entry
         if entry.producer != self._producer or entry.marker:
             return
@@ -61,7 +59,6 @@ class Finder:
                 self._found[sequence_id] = Found(stored.position, batch_index)
 
     def place(self, sequence_id: int) -> Found | Unfinished | None:
-        """The result for a message."""
         if sequence_id in self._found:
             return self._found[sequence_id]
         attempts = self._open.get(sequence_id, {})

@@ -1,9 +1,9 @@
 """The mark of a producer, computed from its entries in the log.
 
-The last decisive entry determines the mark, never the highest one: a producer that started over (it
-was forgotten, or deduplication was off) is at its new id, not its old one. Each step is
-deduplication's fold (services/deduplication.py, `advance`). This module reads only the decisive
-part of a log, and computes the number to remember of trimmed entries.
+The last decisive entry determines the mark, not the highest one: a producer that started over (it
+was forgotten, or deduplication was off) continues from its new id. Each step is deduplication's
+fold (services/deduplication.py, `advance`). This module decides how much of a log must be read, and
+which number to remember of trimmed entries.
 
 A store remembers one number for the trimmed entries of a producer. That is enough:
 
@@ -23,53 +23,51 @@ from seqgate.services.ledger.core.entry import Entry
 from seqgate.types import Position
 
 UNFINISHED_MAX: Final = 10_000
-"""Number of entries of incomplete messages that are skipped to find a complete one."""
+"""The most entries of incomplete messages skipped in search of a complete one."""
 
 
 def advanced(mark: Mark, entry: Entry) -> Mark:
-    """The mark after one more entry of the producer. A marker is no message."""
+    """The mark after one more entry of the producer. A marker does not change it."""
     return mark if entry.marker else advance(mark, entry.highest, entry.chunk)
 
 
 def decides(entry: Entry) -> bool:
-    """Whether the mark after this entry is independent of earlier ones."""
+    """Whether the mark after this entry is independent of the entries before it."""
     return not entry.marker and (entry.chunk is None or entry.chunk.chunk_id == 0)
 
 
 def folded(mark: Mark, entries: Iterable[Entry]) -> Mark:
-    """The mark after entries of the producer, in their order."""
+    """The mark after these entries of the producer, in log order."""
     for entry in entries:
         mark = advanced(mark, entry)
     return mark
 
 
 class Remembered(NamedTuple):
-    """The number to remember of a producer when some of its entries are trimmed. `cut`: a large
-    message that might still have been completed loses its first chunks, and must not be."""
+    """The number to remember of a producer's trimmed entries. `cut`: the trim removes the first
+    chunks of a large message that could still be completed, and must not be any more."""
 
     decided: int
     cut: bool = False
 
 
 def remembered(mark: Mark, left: Iterable[Entry]) -> Remembered:
-    """The number to remember of entries with this mark, when these of the producer follow them.
-
-    `left` is read only up to the decisive entry.
-    """
+    """The number to remember of trimmed entries with this mark, if the producer's entries `left`
+    follow them. `left` is read only up to the decisive entry."""
     if mark.chunk is None:
         return Remembered(mark.highest)
     now, same = mark, True
     for entry in left:
         now = advanced(now, entry)
         if now.highest != mark.highest or now.chunk is None:
-            return Remembered(mark.highest)  # complete, or overtaken
+            return Remembered(mark.highest)  # complete or overtaken
         same = same and not decides(entry)
     return Remembered(mark.decided, cut=same)
 
 
 def is_cut(mark: Mark, newest_first: Iterable[tuple[Position, Entry]], before: Position) -> bool:
-    """Whether the message that this mark stands inside has entries before a position, earlier
-    attempts at it included. The entries of the producer are read no further than to another one."""
+    """Whether the unfinished message of this mark has entries before a position, earlier attempts
+    included. Reads back only to an entry of another message."""
     if mark.chunk is None:
         return False
     for position, entry in newest_first:
@@ -81,8 +79,8 @@ def is_cut(mark: Mark, newest_first: Iterable[tuple[Position, Entry]], before: P
 
 
 def last_mark(mark: Mark, newest_first: Iterable[Entry]) -> Mark:
-    """The mark after entries of the producer, given from the last one back, on top of the mark
-    before all of them. They are read only back to the last decisive one."""
+    """The mark after a producer's entries, given newest first, on top of the mark before all of
+    them. Reads back only to the last decisive entry."""
     back: list[Entry] = []
     for entry in newest_first:
         back.append(entry)
@@ -92,8 +90,8 @@ def last_mark(mark: Mark, newest_first: Iterable[Entry]) -> Mark:
 
 
 def last_whole(mark: Mark, newest_first: Iterable[Entry]) -> int | None:
-    """The id of the last complete message of the producer, whose entries are given from the last
-    one back, on top of the mark before all of them. None: there is none, or it is too far back."""
+    """The id of the producer's last complete message, from its entries given newest first, on top
+    of the mark before all of them. None: there is none, or it is too far back."""
     for count, entry in enumerate(newest_first):
         if not (entry.marker or entry.unfinished):
             return entry.highest
@@ -103,7 +101,7 @@ def last_whole(mark: Mark, newest_first: Iterable[Entry]) -> int | None:
 
 
 def last_unfinished(newest_first: Iterable[Entry]) -> str:
-    """The uuid of the attempt that the producer's newest entry left unfinished; empty: none."""
+    """The uuid of the attempt that the newest entry leaves unfinished; empty: none."""
     for entry in newest_first:
         return entry.chunk.uuid if entry.chunk and not entry.chunk.is_last else ""
     return ""

@@ -1,11 +1,11 @@
 """The fate of a unit, and of its messages.
 
 Deduplication knows only watermarks: an id at or below the last persisted one must not be stored.
-Only the log knows whether it *is* stored, message by message, and success must mean that every
+Only the log knows, message by message, whether it *is* stored, and success must mean that every
 message is in the log:
 
-    STORED    it is in the log, at this position
-    STALE     a higher id of its producer was stored first; this one never was
+    STORED    the message is in the log, at this position
+    STALE     a higher id of its producer was stored first; this message never was
     TRIMMED   the part of the log that would show it was trimmed
 
 A large message is in the log when all its chunks of one attempt are.
@@ -21,8 +21,8 @@ from seqgate.types import Chunk, Layout, Position
 
 
 class Found(NamedTuple):
-    """A message that is in the log. Of a large one, `position` is its last chunk's, and `chunks`
-    are those of all chunks of the attempt `uuid`."""
+    """A message in the log. Of a large one, `position` is that of its last chunk, and `chunks`
+    those of all chunks of the attempt `uuid`."""
 
     position: Position
     batch_index: int | None
@@ -31,13 +31,13 @@ class Found(NamedTuple):
 
 
 class Unfinished(NamedTuple):
-    """A large message that is in the log in part: where the chunks of each attempt are."""
+    """A large message that is in the log in part, with the positions of each attempt's chunks."""
 
     attempts: Mapping[Layout, tuple[Position, ...]]
 
 
 class Missing(Enum):
-    """A message that is not."""
+    """The fate of a message that is not in the log."""
 
     STALE = auto()
     TRIMMED = auto()
@@ -61,8 +61,6 @@ class Status(Enum):
 
 
 class Receipt(NamedTuple):
-    """The answer to one unit."""
-
     status: Status
     position: Position | None = None
     fates: tuple[Fate, ...] = ()
@@ -76,8 +74,8 @@ LAYOUT_CONFLICT: Final = Receipt(Status.LAYOUT_CONFLICT)
 
 
 class Repeated(NamedTuple):
-    """A unit that was not stored because of its ids: from `first_new` on they are new, or none is;
-    of those up to `decided` nothing more will be stored."""
+    """A unit that was not stored because of its ids. From `first_new` on they are new (None: none
+    is); of ids up to `decided` nothing more will be stored."""
 
     unit: Unit
     first_new: int | None
@@ -85,30 +83,30 @@ class Repeated(NamedTuple):
 
 
 def stored(position: Position) -> Receipt:
-    """All of it was appended, from this position on."""
     return Receipt(Status.STORED, position)
 
 
 def refused(error: DomainError) -> Receipt:
-    """It is wrong, and changed nothing."""
+    """The receipt of an invalid unit. Nothing changed."""
     return Receipt(Status.REFUSED, error=error)
 
 
 def failed(error: DomainError) -> Receipt:
-    """It was not stored, and may be tried again."""
+    """The receipt of a unit that was not stored; a retry may succeed."""
     return Receipt(Status.FAILED, error=error)
 
 
 def repeated_ids(repeated: Repeated) -> list[int]:
-    """The ids whose fates belong in a receipt: all of them, in the order of the entries; or, if the
-    unit is partly new, those below the first new one, ascending."""
+    """The ids whose fates belong in a receipt: all, in the order of the entries; or, if the unit is
+    partly new, those below the first new one, ascending."""
     unit, first_new, _ = repeated
     ids = [each for entry in unit.entries for each in entry.sequence_ids]
     return ids if first_new is None else sorted(each for each in ids if each < first_new)
 
 
 def receipt_of(repeated: Repeated, fates: Sequence[Fate]) -> Receipt:
-    """The receipt of a unit that was not stored because of its ids; `fates` follow repeated_ids."""
+    """The receipt of a unit not stored because of its ids; `fates` are in the order of
+    `repeated_ids`."""
     unit, first_new, decided = repeated
     if unit.chunk is not None:
         return _chunk_receipt(unit.chunk, fates[0], finished=unit.lowest <= decided)
@@ -125,8 +123,8 @@ def receipt_of(repeated: Repeated, fates: Sequence[Fate]) -> Receipt:
 
 
 def _chunk_receipt(chunk: Chunk, fate: Fate, *, finished: bool) -> Receipt:
-    """A chunk's receipt has the position of the same chunk of the same attempt; or, if the message
-    is stored by another attempt, the position of that message."""
+    """The receipt has the position of the same chunk of the same attempt; or, if another attempt
+    stored the message, the position of that message."""
     match fate:
         case Found(_, _, chunks, chunk.uuid) if len(chunks) == chunk.num_chunks:
             return Receipt(Status.DUPLICATE, chunks[chunk.chunk_id])
@@ -142,8 +140,8 @@ def _chunk_receipt(chunk: Chunk, fate: Fate, *, finished: bool) -> Receipt:
 
 
 def _same_entry(unit: Unit, places: Sequence[Found]) -> Position | None:
-    """The position of a unit of one entry whose messages have the same indexes in one entry of the
-    log: the same entry, or a batch of which it is a prefix."""
+    """The position of the entry that already holds a unit of one entry: its messages have the same
+    indexes in the same entry of the log, which is the same entry or a batch with it as a prefix."""
     if len(unit.entries) > 1 or places[0].chunks:
         return None
     position = places[0].position

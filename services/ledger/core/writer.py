@@ -1,6 +1,6 @@
 """One topic's publish path, as a machine: an event in, effects out.
 
-Units arrive from many streams and go through in the order of their arrival:
+Units arrive from many streams and are processed in the order of their arrival:
 
     waiting ──Admit──▶ admitting ──NEW──▶ ready ──Append──▶ writing ──▶ STORED, unconfirmed
        ▲                 │                                    (confirmed with the next Admit)
@@ -8,24 +8,24 @@ Units arrive from many streams and go through in the order of their arrival:
                          ├── DUPLICATE, PARTIAL ──LookUp──▶ a receipt
                          └── CHUNK_GAP, LAYOUT_CONFLICT ──▶ a receipt
 
-Admitting one group overlaps the commit of the group before it, and no more than that: `ready` holds
-one group at most. One call to deduplication and one append are pending at a time.
+Admitting one group overlaps with the commit of the group before it, and with no more: `ready` holds
+at most one group. At most one call to deduplication and one append are pending.
 
 Deduplication may have lost state, or hold claims that were never written. Then the machine is
 ALIGNING instead of LIVE: it lets the pending append end, confirms from the log the entries that
-deduplication lacks, withdraws every open claim, and continues. A new machine starts in this state,
-so a takeover, a lost reply and a lost Redis are one procedure. Meanwhile nothing is judged; units
-wait, and after `patience` failures in a row they fail with a retry delay. If the log cannot be
-read, or is too long to be read here, the machine asks deduplication again before each new attempt:
-a rebuild may have loaded a state past that position.
+deduplication lacks, withdraws every open claim, and becomes LIVE again. A new machine starts in
+this state, so a takeover, a lost reply and a lost Redis share one procedure. Meanwhile nothing is
+judged; units wait, and fail with a retry delay after `patience` failures in a row. If the log
+cannot be read, or is too long to be replayed here, the machine asks deduplication before each new
+attempt: a rebuild may have loaded a state past that position.
 
 The shell's whole duty:
 
-    for effect in writer.<event>(...):      # an event for each answer, and for each arrival
-        start doing it; its outcome is an event
+    for effect in writer.<event>(...):      # an event for each arrival and each answer
+        start performing it; its outcome is an event
 
-Only Answer is done at once. Receipts are returned before anything that could overtake them, and
-STORED only after the append was durable.
+Only Answer is performed at once. Receipts are returned before any later effect can overtake them,
+and STORED only after the append is durable.
 """
 
 from collections import deque
@@ -60,17 +60,17 @@ from seqgate.types import Chunk, Position
 
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
-"""How long the machine waits after a failure, doubling from the first to the longest."""
+"""The longest pause after a failure; pauses start at BACKOFF_FIRST_S and double."""
 
 REPLAY_PAGE_ENTRIES: Final = 5_000
-"""How many entries one page of a replay holds."""
+"""The most entries of one replay page."""
 
 SURPRISES_MAX: Final = 3
-"""After more surprises in a row than this the machine waits before it aligns again."""
+"""The number of surprises in a row after which the machine pauses before it aligns again."""
 
 
 class Limits(NamedTuple):
-    """How much goes through at a time."""
+    """The limits of a group, and of retries."""
 
     group_entries_max: int = 2_000
     group_bytes_max: int = 8 * 1024 * 1024
@@ -78,7 +78,7 @@ class Limits(NamedTuple):
 
 
 class Logged(NamedTuple):
-    """An entry in the log, as far as deduplication needs it; a marker has no producer."""
+    """An entry of the log, reduced to what deduplication needs; a marker has no producer."""
 
     position: Position
     producer: str | None
@@ -88,7 +88,7 @@ class Logged(NamedTuple):
 
 
 def claims_of(units: Sequence[Unit]) -> list[ProducerClaims]:
-    """The claims of units, by producer, in the order of first appearance."""
+    """The claims of units by producer, in the order of first appearance."""
     claims: dict[str, list[Claim]] = {}
     for unit in units:
         claims.setdefault(unit.producer, []).append(Claim(unit.lowest, unit.highest, unit.chunk))
@@ -96,14 +96,14 @@ def claims_of(units: Sequence[Unit]) -> list[ProducerClaims]:
 
 
 _Judgement = tuple[Verdict, int, str]
-"""The answer to one claim: its verdict, the highest id of its producer of which nothing more is
-stored, and the attempt at a large message that it ends; empty: none."""
+"""The answer to one claim: the verdict; the highest id of its producer of which nothing more will
+be stored; and the uuid of the attempt that it aborts, or empty."""
 
 
 def _judgements(
     units: Sequence[Unit], producers: Sequence[ProducerVerdicts]
 ) -> dict[str, Iterator[_Judgement]]:
-    """The answer to `claims_of`: by producer, in the order of its units."""
+    """The answers to `claims_of`: by producer, in the order of its units."""
     assert sum(len(each.verdicts) for each in producers) == len(units)
     names = dict.fromkeys([unit.producer for unit in units])
     return {
@@ -120,7 +120,7 @@ def _judgements(
 def confirmation_of(
     after: Position | None, through: Position, entries: Sequence[Logged], remaining: int = 0
 ) -> Confirmation:
-    """The confirmation of these entries of the log, without markers."""
+    """The confirmation of entries of the log. Markers are left out."""
     producers: dict[str, list[Logged]] = {}
     for logged in entries:
         if logged.producer is not None:
@@ -137,12 +137,12 @@ def confirmation_of(
     return Confirmation(after, through, tuple(listed), len(entries), remaining)
 
 
-# Effects. Each but Answer and Stop ends in one of the events that its docstring names.
+# Effects. Each except Answer and Stop leads to one of the events in its docstring.
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Give a unit its receipt. Ends in nothing."""
+    """Give a unit its receipt. Leads to no event."""
 
     unit: Unit
     receipt: Receipt
@@ -150,16 +150,16 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Look up the fates of the messages of units that are not NEW, and answer each. A failure ends
-    in `look_up_failed`."""
+    """Look up the fates of the messages in units that are not NEW, and answer each unit. A failure
+    leads to `look_up_failed`."""
 
     units: tuple[Repeated, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Submit the claims of the units (`claims_of`) to deduplication. Ends in judged, behind,
-    changed, disabled, or dedup_failed."""
+    """Submit the claims of units (`claims_of`) to deduplication. Leads to judged, behind, changed,
+    disabled, or dedup_failed."""
 
     position: Position | None
     revision: int | None
@@ -169,7 +169,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Confirm entries to deduplication. Ends in confirmed, behind, disabled, or dedup_failed."""
+    """Confirm entries to deduplication. Leads to confirmed, behind, disabled, or dedup_failed."""
 
     position: Position | None
     confirmation: Confirmation
@@ -177,7 +177,7 @@ class Confirm:
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """Have every open claim withdrawn. Ends in aligned, behind, disabled, or dedup_failed."""
+    """Withdraw every open claim. Leads to aligned, behind, disabled, or dedup_failed."""
 
     position: Position | None
     confirmation: Confirmation | None
@@ -185,7 +185,7 @@ class Rollback:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Append, durably. Ends in appended or append_failed."""
+    """Append durably. Leads to appended or append_failed."""
 
     expected_tail: Position | None
     entries: tuple[Entry, ...]
@@ -193,7 +193,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class ReadLog:
-    """Read the entries after a position, without payloads. Ends in log_read, log_trimmed or
+    """Read the entries after a position, without payloads. Leads to log_read, log_trimmed or
     log_failed."""
 
     after: Position | None
@@ -202,20 +202,20 @@ class ReadLog:
 
 @dataclass(frozen=True, slots=True)
 class Reopen:
-    """Take the topic again, unless another writer has: after a failed append the end of its log is
-    unknown. Ends in reopened or reopen_failed."""
+    """Take the topic again, unless another writer has taken it: after a failed append the tail is
+    unknown. Leads to reopened or reopen_failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait. Ends in pause_over."""
+    """Wait. Leads to pause_over."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Close every stream of the topic with this error and forget the machine. Ends in nothing."""
+    """Close every stream of the topic with this error and drop the machine. Leads to no event."""
 
     error: DomainError
 
@@ -228,8 +228,6 @@ _ALL_NEW: Final = repeat(_NEW)
 
 
 class _Behind(NamedTuple):
-    """Deduplication lacks later entries."""
-
     confirmed: Position | None
 
 
@@ -237,7 +235,7 @@ _C = TypeVar("_C", Admit, Confirm, Rollback)
 
 
 class Phase(Enum):
-    """Whether units go through."""
+    """Whether units are processed (LIVE), wait (ALIGNING), or are refused for good (FENCED)."""
 
     LIVE = auto()
     ALIGNING = auto()
@@ -245,7 +243,7 @@ class Phase(Enum):
 
 
 class TopicWriter:
-    """See the module. Mutable, synchronous, one owner: its owner calls it for every group."""
+    """See the module. Mutable, synchronous, with one owner, since it runs for every group."""
 
     def __init__(
         self, incarnation: int, ledger_id: int, tail: Position | None, limits: Limits
@@ -263,11 +261,11 @@ class TopicWriter:
         self._admitting: list[Unit] = []
         self._ready: list[Unit] = []
         self._writing: list[Unit] = []
-        self._in_doubt: list[Unit] = []  # all stored or none; taking the topic again shows it
+        self._in_doubt: list[Unit] = []  # all stored or none; known once the topic is taken again
         self._on_hold: set[int] = set()
-        # By stream: the attempt that its producer's newest entry in the log left unfinished.
+        # By stream: the attempt that the newest entry of its producer leaves unfinished in the log.
         self._unfinished: dict[int, str] = {}
-        self._ended_amid: set[int] = set()  # streams that are gone, and may still store something
+        self._ended_amid: set[int] = set()  # ended streams that may still store units
 
         self._call: Admit | Confirm | Rollback | None = None
         self._reading = False
@@ -288,14 +286,13 @@ class TopicWriter:
     # ---- queries of the shell
 
     def busy(self, producer: str) -> bool:
-        """Whether units of this producer are being admitted, or were admitted and may still be
-        stored."""
+        """Whether units of this producer are being admitted, or admitted but not yet stored."""
         under_way = (self._admitting, self._ready, self._writing)
         return any(unit.producer == producer for units in under_way for unit in units)
 
     @property
     def idle(self) -> bool:
-        """Whether no unit is pending, and none is left to confirm."""
+        """Whether no unit is pending and no entry is left to confirm."""
         return (
             self.phase is Phase.LIVE
             and not (self._waiting or self._admitting or self._ready or self._writing)
@@ -303,33 +300,32 @@ class TopicWriter:
         )
 
     def knows_policy(self, number: int) -> bool:
-        """Whether `ask_policy` of this number is answered."""
+        """Whether the query that `ask_policy` numbered so is answered."""
         return number <= self._policy_known
 
     # ---- arrivals
 
     def start(self) -> list[Effect]:
-        """The topic was taken."""
+        """Begin, after the topic was taken."""
         return self._next()
 
     def ask_policy(self) -> tuple[int, list[Effect]]:
-        """Find out whether the topic deduplicates now: policy may have changed since the last
-        Admit. The number distinguishes this query from earlier ones."""
+        """Query whether the topic deduplicates now: policy may have changed since the last Admit.
+        The returned number identifies the query."""
         self._policy_wanted += 1
         return self._policy_wanted, self._next()
 
     def open_session(self, session: int) -> None:
-        """A stream may submit from now on."""
         self._sessions.add(session)
 
     def left_unfinished(self, session: int, uuid: str) -> None:
-        """The newest entry in the log of a stream's producer, which has nothing in flight, is a
-        chunk of this attempt, and not the last one."""
+        """Record that the newest entry of a stream's producer is a chunk of this attempt, but not
+        its last. The producer must have nothing in flight."""
         if session in self._sessions:
             self._unfinished[session] = uuid
 
     def submit(self, units: Iterable[Unit]) -> list[Effect]:
-        """Units arrived, in order."""
+        """Queue units, in order."""
         effects: list[Effect] = []
         for unit in units:
             assert unit.session in self._sessions
@@ -342,8 +338,8 @@ class TopicWriter:
         return effects + self._next()
 
     def refuse(self, units: Iterable[Unit], error: DomainError) -> list[Effect]:
-        """Units arrived, in order, that cannot be accepted now: as after a failure, their stream is
-        on hold, and later units are skipped until its producer resumes."""
+        """Answer units that cannot be accepted now. As after a failure, their stream goes on hold:
+        later units are skipped until the producer resumes."""
         effects: list[Effect] = []
         for unit in units:
             if unit.resume:
@@ -355,13 +351,13 @@ class TopicWriter:
         return effects
 
     def resume(self, session: int) -> None:
-        """A stream's producer continues after a hold. A publication with `resume` that is refused
-        before it gets here ends the hold, too: its producer has all its receipts, and sends again
-        in order; an invalid publication is never stored, so nothing can overtake it."""
+        """End a stream's hold. A publication with `resume` that is refused before it gets here ends
+        the hold, too: its producer has all its receipts and resends in order, and an invalid
+        publication is never stored, so nothing can overtake it."""
         self._on_hold.discard(session)
 
     def close_session(self, session: int) -> list[Unit]:
-        """A stream ended: its waiting units are dropped without an answer, and returned."""
+        """End a stream. Returns its waiting units, which are dropped without an answer."""
         dropped = [unit for unit in self._waiting if unit.session == session]
         self._sessions.discard(session)
         self._on_hold.discard(session)
@@ -374,21 +370,21 @@ class TopicWriter:
     # ---- answers from deduplication
 
     def judged(self, answer: Judged) -> list[Effect]:
-        """Each claim of the Admit got a verdict."""
+        """Every claim of the Admit has a verdict."""
         call = self._answered(Admit)
         self._policy_known = self._policy_pending
         self._drop_confirmed(call.confirmation)
         self._confirmed = call.position
         self._revision = answer.revision
         if not self.deduplicating:
-            # Just switched on: units admitted while it was off have no claims.
+            # Just enabled: units admitted while it was off have no claims.
             self.deduplicating = True
             self.phase = Phase.ALIGNING
         self._failures = self._surprises = 0
         return self._sort_out(_judgements(call.units, answer.producers))
 
     def disabled(self) -> list[Effect]:
-        """Policy has switched deduplication off: everything is new, and nothing is remembered."""
+        """Policy has disabled deduplication: everything is new, and nothing is remembered."""
         call = self._call
         assert call is not None
         self._call = None
@@ -405,7 +401,7 @@ class TopicWriter:
         return self._sort_out(dict.fromkeys([unit.producer for unit in call.units], _ALL_NEW))
 
     def confirmed(self) -> list[Effect]:
-        """A confirmation was applied."""
+        """The confirmation was applied."""
         call = self._answered(Confirm)
         self._drop_confirmed(call.confirmation)
         if self._behind is not None:
@@ -424,7 +420,7 @@ class TopicWriter:
         return self._next()
 
     def behind(self, confirmed: Position | None) -> list[Effect]:
-        """The state lacks entries after `confirmed`."""
+        """The state lacks the entries after `confirmed`."""
         assert self._call is not None
         self._call = None
         self._behind = _Behind(confirmed)
@@ -437,7 +433,7 @@ class TopicWriter:
         return self._surprised()
 
     def dedup_failed(self, error: DomainError) -> list[Effect]:
-        """Deduplication refused, or did not answer: then the outcome is not known."""
+        """Deduplication refused the call, or did not answer; then the outcome is unknown."""
         call = self._call
         assert call is not None
         self._call = None
@@ -446,14 +442,14 @@ class TopicWriter:
         if error.kind is Kind.EXHAUSTED and isinstance(call, Admit):
             return self._too_many_producers(call, error)
         if self._behind is not None:
-            # The page may have been confirmed: the replay goes on where deduplication says.
+            # The page may have been confirmed: the replay continues from deduplication's position.
             self._ask_where_it_ends()
         return self._fail(error)
 
     # ---- answers from the store
 
     def appended(self, append_ms: int) -> list[Effect]:
-        """The entries are durable, one by one after the expected tail."""
+        """The entries are durable, at consecutive positions after the expected tail."""
         units, self._writing = self._writing, []
         effects: list[Effect] = []
         entry_id = self._next_entry_id()
@@ -473,7 +469,7 @@ class TopicWriter:
         return effects + self._next()
 
     def append_failed(self, error: DomainError, *, outcome_known: bool) -> list[Effect]:
-        """The entries were not stored; or, when the outcome is not known, may have been."""
+        """The entries were not stored or, with `outcome_known` false, may have been."""
         units, self._writing = self._writing, []
         if error.kind is Kind.FENCED:
             return self._fence(error, units)
@@ -488,10 +484,10 @@ class TopicWriter:
         return effects + self._pause() + self._next()
 
     def log_read(self, entries: Sequence[Logged], remaining: int) -> list[Effect]:
-        """The entries after the position of the ReadLog, and the number of further ones.
+        """The entries after the position of the ReadLog were read; about `remaining` more follow.
 
-        Entries beyond the tail were stored by another writer, which has the topic: deduplication
-        accepts no confirmation of them from us, and need not know that writer yet.
+        Entries beyond the tail are from another writer, which owns the topic now: deduplication
+        does not accept our confirmation of them, and may not know that writer yet.
         """
         assert self._reading
         assert self._behind is not None
@@ -506,28 +502,26 @@ class TopicWriter:
         return [self._call]
 
     def log_trimmed(self) -> list[Effect]:
-        """Entries after the position of the ReadLog were trimmed, at least in part, and the state
-        was dropped: it is rebuilt from the beginning."""
+        """A trim removed entries after the position of the ReadLog, and the state was dropped: it
+        is rebuilt from the start of the log."""
         assert self._reading
         self._reading = False
         self._behind = _Behind(None)
         return self._next()
 
     def log_failed(self, error: DomainError) -> list[Effect]:
-        """The log cannot be read, or must not be read here. The same position is not read again
-        before deduplication has been asked whether it still lacks the entries there."""
+        """The log cannot be read, or is too long to be replayed here. Deduplication is asked what
+        it lacks before the same position is read again."""
         assert self._reading
         self._reading = False
         self._ask_where_it_ends()
-        self._surprises = 0  # that it lacks it is none; the wait between two attempts is here
+        self._surprises = 0  # lacking entries is no surprise here; _fail pauses between attempts
         return self._fail(error)
 
     def look_up_failed(self, unit: Unit, error: DomainError) -> list[Effect]:
-        """The look-up of a unit failed."""
         return self._refuse([unit], error) + self._next()
 
     def reopened(self, ledger_id: int, tail: Position | None) -> list[Effect]:
-        """The topic was taken again."""
         assert self._reopening
         self._reopening = self._reopen = False
         self._unconfirmed.clear()  # the replay reports later entries of the log
@@ -539,14 +533,12 @@ class TopicWriter:
         return self._next()
 
     def reopen_failed(self, error: DomainError) -> list[Effect]:
-        """The topic cannot be taken."""
         self._reopening = False
         if error.kind is Kind.FENCED:
             return self._fence(error)
         return self._fail(error)
 
     def pause_over(self) -> list[Effect]:
-        """The wait is over."""
         self._pausing = False
         return self._next()
 
@@ -559,7 +551,7 @@ class TopicWriter:
         return call
 
     def _next(self) -> list[Effect]:
-        """The effects that can be started now."""
+        """The effects that can start now."""
         if self._ended_amid:
             self._drop_ended()
         if self.phase is Phase.LIVE:
@@ -609,12 +601,13 @@ class TopicWriter:
         return [*effects, self._call]
 
     def _ask_where_it_ends(self) -> None:
-        """Ask deduplication which entries it lacks before more of the log is read."""
+        """Make the machine ask deduplication which entries it lacks before it reads more of the
+        log."""
         self._behind = None
-        self._unconfirmed.clear()  # in the log, after entries that deduplication lacks
+        self._unconfirmed.clear()  # the replay reads them, after the entries lacked
 
     def _surprised(self) -> list[Effect]:
-        """The state of deduplication is wrong: align, after a delay if that repeats."""
+        """Align, since the state is not as expected; after a pause if that repeats."""
         self.phase = Phase.ALIGNING
         self._surprises += 1
         effects = self._pause() if self._surprises > SURPRISES_MAX else []
@@ -660,7 +653,7 @@ class TopicWriter:
         self._unconfirmed = [each for each in self._unconfirmed if each.position > through]
 
     def _sort_out(self, judgements: Mapping[str, Iterator[_Judgement]]) -> list[Effect]:
-        """Route each unit of the Admit by its verdict. While the machine aligns, units admitted
+        """Route each unit of the Admit by its verdict. If the machine aligns, the units admitted
         here are admitted again afterwards."""
         admitting, self._admitting = self._admitting, []
         look_up: list[Repeated] = []
@@ -690,7 +683,7 @@ class TopicWriter:
         effects += self._skip_on_hold() + self._requeue(again)
         if in_flight and not (self._writing or self._ready):
             if not self._unconfirmed:
-                self.phase = Phase.ALIGNING  # admitted before, and not to any unit of ours
+                self.phase = Phase.ALIGNING  # in flight, but not in a unit of ours
         elif in_flight:
             self._recheck_after_append = True
         if look_up:
@@ -698,9 +691,9 @@ class TopicWriter:
         return effects + self._next()
 
     def _ended_by(self, unit: Unit) -> str:
-        """The attempt that this unit aborts in the log, whether or not deduplication remembers the
-        producer: one with nothing in flight may have been forgotten between two chunks. While
-        something is in flight, deduplication knows better than the log."""
+        """The attempt that this unit aborts in the log, even if deduplication has forgotten the
+        producer, as it may between two chunks while nothing is in flight. While something is in
+        flight, deduplication knows better than the log."""
         uuid = self._unfinished.get(unit.session, "")
         if not uuid or unit.marker or (unit.chunk and unit.chunk.uuid == uuid):
             return ""
@@ -711,7 +704,7 @@ class TopicWriter:
         return "" if any(in_flight) else uuid
 
     def _track_unfinished(self, unit: Unit) -> None:
-        """A unit was stored."""
+        """Update the unfinished attempts after a unit was stored."""
         if unit.marker:
             return
         chunk = unit.chunk
@@ -721,7 +714,7 @@ class TopicWriter:
             self._unfinished.pop(unit.session, None)
 
     def _drop_ended(self) -> None:
-        """Forget unfinished attempts of streams that have ended and store nothing more."""
+        """Forget the unfinished attempts of ended streams without pending units."""
         let_through = chain(self._admitting, self._ready, self._writing)
         over = self._ended_amid.difference(unit.session for unit in let_through)
         self._ended_amid -= over
@@ -734,8 +727,8 @@ class TopicWriter:
 
     def _requeue(self, units: Sequence[Unit]) -> list[Effect]:
         """Put units back into the queue, in order; those of streams on hold are skipped. Units of
-        an ended stream are not admitted again: an earlier one may have failed, and the producer
-        sends all of them again."""
+        an ended stream are dropped: an earlier one may have failed, and the producer resends all of
+        them."""
         effects: list[Effect] = []
         for unit in reversed(units):
             if unit.session not in self._sessions:
@@ -747,7 +740,8 @@ class TopicWriter:
         return effects
 
     def _refuse(self, units: Iterable[Unit], error: DomainError) -> list[Effect]:
-        """Have units sent again, and skip later ones that would overtake them."""
+        """Fail units so that their producers resend them, and hold their streams, so that no later
+        unit overtakes them."""
         effects: list[Effect] = []
         for unit in units:
             effects.append(Answer(unit, failed(error)))
@@ -768,8 +762,8 @@ class TopicWriter:
         return [Answer(unit, SKIPPED) for unit in skipped]
 
     def _too_many_producers(self, call: Admit, error: DomainError) -> list[Effect]:
-        """Find the producer beyond the limit: admit one producer per group until this group is
-        done."""
+        """Find the producer that exceeds the limit: admit one producer per group until the units of
+        this group are done."""
         admitting, self._admitting = self._admitting, []
         if len({unit.producer for unit in call.units}) > 1:
             self._narrow = len(admitting)
@@ -779,8 +773,7 @@ class TopicWriter:
         return self._refuse(refused, error) + self._requeue(markers) + self._next()
 
     def _fail(self, error: DomainError) -> list[Effect]:
-        """A service or the store failed: retry after a delay, and fail units after `patience`
-        failures in a row."""
+        """Retry after a pause; after `patience` failures in a row, fail the waiting units."""
         self.last_error = error
         self.phase = Phase.ALIGNING
         self._failures += 1
@@ -799,7 +792,7 @@ class TopicWriter:
         return [Pause(min(seconds, BACKOFF_MAX_S))]
 
     def _fence(self, error: DomainError, units: Sequence[Unit] = ()) -> list[Effect]:
-        del units  # the streams end, and their producers send again
+        del units  # their streams end, and the producers resend
         self.phase = Phase.FENCED
         self._waiting.clear()
         self._admitting, self._ready, self._writing = [], [], []
@@ -807,6 +800,6 @@ class TopicWriter:
 
 
 def _ending(unit: Unit, uuid: str) -> Unit:
-    """The unit, whose first entry aborts an attempt at a large message."""
+    """The unit with its first entry marked as aborting an attempt at a large message."""
     first, *rest = unit.entries
     return unit._replace(entries=(first._replace(aborts=uuid), *rest))
