@@ -1,4 +1,4 @@
-"""Cursors, as the services use them that keep something in the cursor service."""
+"""Cursors as seen by services that store data in the cursor service."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -8,22 +8,22 @@ from seqgate.types import Position
 
 
 class CursorsUnavailable(DomainError):
-    """The cursor service does not answer; whether it did what it was asked is not known."""
+    """The cursor service does not answer. Whether the request took effect is unknown."""
 
     kind = Kind.UNAVAILABLE
     reason = "CURSORS_UNAVAILABLE"
 
 
 class CursorConflict(DomainError):
-    """The cursor has another revision than the one given, is past the position already, or is gone.
-    Stays inside the service."""
+    """The cursor has another revision than the given one, is already past the position, or is gone.
+    Never leaves the service."""
 
     kind = Kind.FENCED
     reason = "REVISION_CONFLICT"
 
 
 class Cursor(NamedTuple):
-    """A cursor of a topic; `mark_delete_properties` are attached to its position."""
+    """A cursor of a topic; `mark_delete_properties` are attached to its mark-delete position."""
 
     name: str
     mark_delete: Position | None

@@ -1,17 +1,17 @@
-"""Deduplication's vocabulary: what a writer asks, and what it is answered.
+"""Deduplication's vocabulary: the calls of a writer, and their outcomes.
 
-The ledger asks and the dedup service answers; both use these values, and services/runtime/
-deduplication.py carries them over the wire. The rules are in services/dedup/core.
+The ledger calls and the dedup service answers. Both use these values, which services/runtime/
+deduplication.py carries over the wire. The rules are in services/dedup/core.
 
-    Writer        the asking process: incarnation, epoch, end of its log, last revision seen
+    Writer        the calling process: incarnation, epoch, end of its log, last revision seen
     Claim         the ids of one publication, or one chunk
     Verdict       the answer to a claim
-    Confirmation  what the log has stored since the last one
+    Confirmation  the entries stored since the last confirmation
     Judged, Applied, Behind, Changed, Disabled
-                  the outcome of a call
+                  the outcomes of a call
 
-The fold is here too, because the ledger's store needs it for what it trims: a producer's mark after
-an entry depends on the mark before it and on nothing else.
+The fold is here because the ledger's store needs it, too, when it trims: a producer's mark after an
+entry depends only on the mark before it and on the entry.
 """
 
 from collections import Counter
@@ -23,11 +23,11 @@ from seqgate.services.errors import DomainError, Kind
 from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position
 
 NEVER: Final = -1
-"""The mark of a producer that has stored nothing. Its first id may be 0."""
+"""The mark of a producer that has stored nothing, below its first possible id, 0."""
 
 
 class TooManyProducers(DomainError):
-    """The topic tracks as many producers as policy allows."""
+    """The topic tracks as many producers as its policy allows."""
 
     kind = Kind.EXHAUSTED
     reason = "TOO_MANY_PRODUCERS"
@@ -37,7 +37,7 @@ class TooManyProducers(DomainError):
 
 
 class Mark(NamedTuple):
-    """How far a producer has come in a log: all of the message `highest`, or through this chunk of
+    """A producer's progress in a log: the message `highest`, completely or through this chunk of
     it."""
 
     highest: int = NEVER
@@ -45,7 +45,7 @@ class Mark(NamedTuple):
 
     @property
     def decided(self) -> int:
-        """The highest id of which nothing more is stored; NEVER: there is none."""
+        """The highest id of which nothing more will be stored; NEVER: there is none."""
         return self.highest - 1 if self.chunk else self.highest
 
 
@@ -53,10 +53,10 @@ def advance(mark: Mark, highest: int, chunk: Chunk | None = None) -> Mark:
     """The mark after one more entry of the producer. This is the fold: the state at a position is
     `advance` over all entries up to it, live or replayed.
 
-    The last entry decides, even when its id is lower than one before. That cannot happen while
-    deduplication is on; in a stretch of the log that was written while it was off, it is the
-    producer starting over, and its next ids must not be taken for duplicates. A chunk that
-    continues nothing is part of no message: the same `mark` is returned.
+    The last entry decides, even if its id is below an earlier one. That is impossible while
+    deduplication is on; in a part of the log written while it was off, it means that the producer
+    started over, and its next ids must not be taken for duplicates. A chunk that continues nothing
+    belongs to no message: `mark` is returned unchanged.
     """
     assert 0 <= highest <= SEQUENCE_ID_MAX
     if chunk is None:
@@ -69,11 +69,11 @@ def advance(mark: Mark, highest: int, chunk: Chunk | None = None) -> Mark:
 
 
 def continues(before: Chunk, chunk: Chunk) -> bool:
-    """Whether a chunk is the next one of the same attempt."""
+    """Whether `chunk` directly follows `before` in the same attempt."""
     return before.layout == chunk.layout and before.chunk_id + 1 == chunk.chunk_id
 
 
-# ---- the question
+# ---- calls
 
 
 class Writer(NamedTuple):
@@ -94,15 +94,15 @@ class Claim(NamedTuple):
 
 
 class ProducerClaims(NamedTuple):
-    """One producer's claims, in the order in which it sent them."""
+    """One producer's claims, in the order in which they were sent."""
 
     producer: str
     claims: tuple[Claim, ...]
 
 
 class ProducerEntries(NamedTuple):
-    """The highest ids of one producer's entries, in log order; by their place, those that are
-    chunks."""
+    """The highest ids of one producer's entries, in log order; `chunks` has those that are chunks,
+    by index."""
 
     producer: str
     highest: tuple[int, ...]
@@ -111,7 +111,7 @@ class ProducerEntries(NamedTuple):
 
 
 class Confirmation(NamedTuple):
-    """What the log holds after one position and through another; `remaining` entries follow."""
+    """The entries of the log after one position and through another; `remaining` more follow."""
 
     after: Position | None
     through: Position
@@ -121,18 +121,18 @@ class Confirmation(NamedTuple):
 
 
 class Withdrawal(NamedTuple):
-    """What one producer will not append: everything above `keep_through`."""
+    """One producer's ids that will not be appended: all above `keep_through`."""
 
     producer: str
     keep_through: int
 
 
-# ---- the answer
+# ---- outcomes
 
 
 class Verdict(IntEnum):
-    """What the writer must do with a claim; see dedup.proto. (An IntEnum for speed: there is one
-    for each message, and its members hash as fast as numbers.)"""
+    """How the writer must treat a claim; see dedup.proto. (An IntEnum for speed: there is one per
+    message, and its members hash as fast as numbers.)"""
 
     NEW = auto()
     IN_FLIGHT = auto()
@@ -147,9 +147,9 @@ class ProducerVerdicts(NamedTuple):
     """The answer to one producer's claims.
 
     Attributes:
-        verdicts: one for each claim, in their order.
-        decided: the highest id of which nothing more is stored; NEVER: there is none.
-        aborts: by the place of a NEW claim, the attempt at a large message that it ends.
+        verdicts: one per claim, in order.
+        decided: the highest id of which nothing more will be stored; NEVER: there is none.
+        aborts: the uuid of the attempt at a large message that a NEW claim ends, by claim index.
     """
 
     verdicts: Sequence[Verdict]
@@ -158,20 +158,20 @@ class ProducerVerdicts(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """The claims were judged, producer by producer in the order of the call. `unsaved` is how many
-    entries were confirmed since the newest snapshot."""
+    """The claims were judged; producers are in the order of the call. `unsaved` is the number of
+    entries confirmed since the newest snapshot."""
 
     revision: int
     producers: Sequence[ProducerVerdicts]
     unsaved: int = 0
 
     def tally(self) -> Counter[Verdict]:
-        """How many claims got each verdict."""
+        """The number of claims per verdict."""
         return Counter(verdict for each in self.producers for verdict in each.verdicts)
 
 
 class Applied(NamedTuple):
-    """A confirmation or a withdrawal was applied; `unsaved` is as for Judged."""
+    """The confirmation or withdrawal was applied; `unsaved` is as in Judged."""
 
     revision: int
     unsaved: int = 0
@@ -190,14 +190,14 @@ class Changed(NamedTuple):
 
 
 class Disabled(NamedTuple):
-    """Policy has switched deduplication off: nothing is judged, and nothing remembered."""
+    """Policy has disabled deduplication: nothing is judged or remembered."""
 
 
 DISABLED: Final = Disabled()
 
 
 def all_new(claims: Sequence[ProducerClaims], revision: int = 0) -> Judged:
-    """Every claim is NEW, and nothing is known of its producer."""
+    """Every claim is NEW, and nothing is known of any producer."""
     return Judged(
         revision, [ProducerVerdicts([Verdict.NEW] * len(each.claims), NEVER, {}) for each in claims]
     )

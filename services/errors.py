@@ -1,10 +1,9 @@
-"""How a core says no, before gRPC is mentioned.
+"""Refusals, independent of gRPC.
 
 A refusal has a kind (what the caller can do about it), a reason (stable, matchable, never renamed)
 and details (fields, not prose). services/runtime/status.py turns it into a gRPC status.
 
-What a caller plans for is not here: that is a return value. What must not happen is not here
-either: that is an assert.
+An outcome that callers plan for is a return value instead, and a broken invariant is an assert.
 """
 
 from enum import Enum, auto
@@ -12,18 +11,18 @@ from typing import ClassVar
 
 
 class Kind(Enum):
-    """What a refused caller can do."""
+    """What the caller of a refused request can do."""
 
     INVALID = auto()
     """Correct the request."""
     NOT_FOUND = auto()
-    """Check the name, or create what it names."""
+    """Check the name, or create the resource."""
     IN_USE = auto()
     """Wait until it is released, or take over."""
     FENCED = auto()
     """Stop: a newer owner has taken over."""
     EXHAUSTED = auto()
-    """Use less, or have a limit raised."""
+    """Use less, or have the limit raised."""
     UNAVAILABLE = auto()
     """Try again later."""
     DATA_LOSS = auto()
@@ -31,17 +30,17 @@ class Kind(Enum):
     UNKNOWN_CALLER = auto()
     """Authenticate."""
     DENIED = auto()
-    """Have the right granted."""
+    """Request the right from an operator."""
 
 
 class DomainError(Exception):
     """A refusal. Subclasses fix `kind` and `reason`.
 
     Args:
-        message: one sentence for people, without anything from inside the service.
-        field: the request's field that is wrong, when the kind is INVALID.
-        retry_after_s: when a retry helps, how long to wait before it.
-        details: what a program needs to react; names in lower case, values as text on the wire.
+        message: one sentence for people, without internals of the service.
+        field: the invalid field of the request, if the kind is INVALID.
+        retry_after_s: how long to wait before a retry, if a retry helps.
+        details: fields for programs; names in lower case, values as text on the wire.
     """
 
     kind: ClassVar[Kind]
@@ -63,7 +62,7 @@ class DomainError(Exception):
 
 
 class MalformedRequest(DomainError):
-    """The bytes of a request do not decode as the message that the method takes."""
+    """A request does not decode as the method's message."""
 
     kind = Kind.INVALID
     reason = "MALFORMED_REQUEST"
@@ -91,7 +90,7 @@ class InvalidSequenceId(DomainError):
 
 
 class InvalidPage(DomainError):
-    """A page size is out of range, or a page token is not one that this request returned."""
+    """A page size is out of range, or the request did not return this page token."""
 
     kind = Kind.INVALID
     reason = "INVALID_PAGE"
@@ -105,7 +104,7 @@ class Draining(DomainError):
 
 
 class ServiceBusy(DomainError):
-    """The service is at a limit of concurrent work, by count or by bytes: `limit` names the setting
+    """The service is at a limit of concurrent work, by count or by bytes; `limit` names the setting
     or the constant. Nothing was done."""
 
     kind = Kind.EXHAUSTED

@@ -1,4 +1,4 @@
-"""The extra that services need, and a client's install does not have."""
+"""The extra that services need, and that a client's installation lacks."""
 
 import sys
 from typing import NoReturn
@@ -7,10 +7,10 @@ EXIT_USAGE = 2
 
 
 def require_services(error: ModuleNotFoundError) -> NoReturn:
-    """End the process with 2 and the command that installs what is missing.
+    """Exit with status 2 and the command that installs the extra.
 
     Raises:
-        ModuleNotFoundError: a module of Seqgate itself is missing, which no extra mends.
+        ModuleNotFoundError: a module of Seqgate itself is missing, which no extra fixes.
     """
     if (error.name or "").split(".")[0] == "seqgate":
         raise error

@@ -1,2 +1,2 @@
-"""What every process stands on: settings, server, interceptors, rights, status, channels, health,
-logs."""
+"""Machinery shared by all services: settings, server, interceptors, access, statuses, channels,
+health, metrics, logs."""

@@ -1,4 +1,4 @@
-"""Access rules, as the access file has them. A right that no rule grants is denied.
+"""Access rules, as written in the access file. A right that no rule grants is denied.
 
     [services]                                     # the services' own identities, by their role
     ledger = ["uri:spiffe://example/ns/seqgate/sa/ledger"]
@@ -9,18 +9,18 @@
     topics = ["shop/prod/*"]
     subscriptions = ["billing-*"]                  # of consume, administer and keep; absent: all
 
-In patterns * stands for any characters and ? for one; in topics not across a slash. A topic whose
-name begins with __, or a cursor whose name begins with "seqgate.", belongs to the system: a pattern
-means it only if it begins so itself, as files that begin with a dot in a shell. Producers whose
-names begin with "seqgate." are for services: no rule gives them.
+In patterns * matches any characters and ? matches one; in topics they stop at a slash. A topic
+whose name begins with __, or a cursor whose name begins with "seqgate.", belongs to the system: as
+with a shell's dot files, only a pattern that begins the same way matches it. Producers whose names
+begin with "seqgate." are reserved for services: no rule grants them.
 
     publish      write to a topic
     consume      take part in a subscription: create it, receive, settle, seek, query it
     read         read a topic
     administer   create, trim and delete topics; subscriptions, their filters; policies
-    keep         keep a log of one's own under these topics: the calls between services. Not for
-                 topics that the ledger service keeps: confirming entries that are not stored
-                 breaks them
+    keep         keep a log of your own under these topics: the calls between services. Do not grant
+                 it on topics of the ledger service: confirming entries that are not stored breaks
+                 their deduplication
 
 A role grants the calls that its service makes to other services, on any topic, and nothing else.
 No rule grants a role.
@@ -35,15 +35,15 @@ from seqgate.services.runtime.globs import matches
 from seqgate.services.runtime.identity import KINDS, Principal
 
 DECISIONS_MAX: Final = 10_000
-"""How many decisions are remembered."""
+"""The most decisions that are cached."""
 
 RULES_MAX: Final = 10_000
-"""How many rules a file may have."""
+"""The most rules in a file."""
 
 SYSTEM_TOPIC: Final = "__"
 SYSTEM_CURSOR: Final = "seqgate."
 SYSTEM_PRODUCER: Final = "seqgate."
-"""The prefixes of names that belong to the system."""
+"""The prefixes of the system's names."""
 
 
 class Verb(Enum):
@@ -63,7 +63,7 @@ class Role(Enum):
     DEDUP = "dedup"
     DISPATCHER = "dispatcher"
     JOBS = "jobs"
-    """The rebuild and the audit."""
+    """The rebuild job and the audit job."""
 
 
 _WITH_SUBSCRIPTIONS: Final = frozenset({Verb.CONSUME, Verb.ADMINISTER, Verb.KEEP})
@@ -74,7 +74,7 @@ class InvalidAccess(ValueError):
 
 
 class Part(NamedTuple):
-    """A name or, with `is_open`, a prefix of names."""
+    """A name or, with `is_open`, all names with a prefix."""
 
     text: str
     is_open: bool = False
@@ -87,18 +87,18 @@ Topics = tuple[Part, Part, Part]
 
 
 class Need(NamedTuple):
-    """A required right: one of these verbs, on these topics and subscriptions."""
+    """A required right: any of these verbs, on these topics and subscriptions."""
 
     verbs: frozenset[Verb]
     topics: Topics | None
-    """None: a rule for any topics will do."""
+    """None: a rule for any topics suffices."""
     subscriptions: Part | None = EVERY
-    """None: a rule for any subscriptions will do. EVERY: the right is on the topic itself."""
+    """None: a rule for any subscriptions suffices. EVERY: the right is on the topic itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One table of the file."""
+    """One [[rules]] table of the file."""
 
     principals: tuple[str, ...]
     verbs: frozenset[Verb]
@@ -106,7 +106,6 @@ class Rule:
     subscriptions: tuple[str, ...]
 
     def allows(self, need: Need) -> bool:
-        """Whether the rule grants the right."""
         if self.verbs.isdisjoint(need.verbs):
             return False
         if need.topics is not None and not any(
@@ -120,7 +119,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """All rules."""
+    """All roles and rules of a file."""
 
     services: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
@@ -133,7 +132,7 @@ class Access:
         """The rules of a parsed TOML file.
 
         Raises:
-            InvalidAccess: a key is unknown, missing or has an invalid value.
+            InvalidAccess: a key is unknown or missing, or has an invalid value.
         """
         _known("", document, {"services", "rules"})
         services = document.get("services", {})
@@ -149,7 +148,6 @@ class Access:
         )
 
     def has_role(self, principal: Principal, roles: frozenset[Role]) -> bool:
-        """Whether the principal has one of these roles."""
         return any(
             matches(pattern, name)
             for role in roles
@@ -158,7 +156,6 @@ class Access:
         )
 
     def allows(self, principal: Principal, need: Need) -> bool:
-        """Whether a rule grants the principal the right."""
         asked = principal, need
         decision = self._decisions.get(asked)
         if decision is None:

@@ -1,4 +1,4 @@
-"""Durations of calls, on both sides, by the RPC conventions of OpenTelemetry."""
+"""Durations of served and outgoing calls, by OpenTelemetry's conventions for RPC."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ Around = Callable[[str, Any], AbstractAsyncContextManager[None]]
 
 
 def server_calls(metrics: Metrics) -> Around:
-    """Measures each call to a service, outermost."""
+    """Measure each call to a service. Must be the outermost layer."""
     record = metrics.histogram(SERVER_CALLS)
 
     @asynccontextmanager
@@ -44,7 +44,7 @@ def server_calls(metrics: Metrics) -> Around:
 
 
 def client_calls(metrics: Metrics) -> Hook:
-    """Measures each call that starts on a channel."""
+    """Measure each call on a channel."""
     record = metrics.histogram(CLIENT_CALLS)
 
     def hook(call: Call) -> OnEnd:

@@ -21,7 +21,7 @@ from seqgate.tls import TLS
 log = structlog.get_logger()
 
 UNARY_TIMEOUT_S: Final = 5.0
-"""The limit on a unary call to a peer when its caller sets none."""
+"""The deadline of a unary call to a peer whose caller sets none."""
 
 MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 """The largest message exchanged with a peer; peers have lower limits."""
@@ -41,15 +41,16 @@ def peer_channel(
     as_caller: CallerConfig | None = None,
     metrics: Metrics = OFF,
 ) -> aio.Channel:
-    """A channel to a peer. Unary calls on it get the deadline of the call that is being served.
+    """A channel to a peer. Unary calls on it inherit the deadline of the call being served.
 
     Args:
-        target: dns:///name:port balances over all addresses of the name.
-        as_caller: names the certificate and token files to use; None: neither, and no TLS.
+        target: host:port, or dns:///name:port to balance over all addresses of the name.
+        as_caller: the settings with the certificate and token files to use; None: no TLS, no token.
         metrics: measures the calls.
 
     Raises:
-        OSError, ValueError: a file cannot be used, or a token would leave this machine unencrypted.
+        OSError, ValueError: a file cannot be used, or a token would be sent unencrypted to another
+            machine.
     """
     hooks: list[Hook] = [Tracing(target), _pass_deadline]
     if metrics.is_on:
@@ -89,7 +90,7 @@ def following_channel(
     as_caller: CallerConfig | None = None,
     metrics: Metrics = OFF,
 ) -> FollowingChannel:
-    """Channels to all instances of a peer: each call goes to the one that owns its topic. See
+    """Channels to all instances of a peer: each call goes to the instance that owns its topic. See
     peer_channel."""
     opened = partial(peer_channel, keepalive_s=keepalive_s, as_caller=as_caller, metrics=metrics)
     return FollowingChannel(target, opened)
@@ -98,7 +99,7 @@ def following_channel(
 def health_check(
     channel: aio.Channel,
 ) -> aio.UnaryUnaryMultiCallable[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]:
-    """The method Check of grpc.health.v1.Health, typed: the types of HealthStub have no methods."""
+    """The method Check of grpc.health.v1.Health, typed: HealthStub declares no methods."""
     return channel.unary_unary(
         "/grpc.health.v1.Health/Check",
         health_pb2.HealthCheckRequest.SerializeToString,
@@ -110,7 +111,7 @@ async def check_health(channel: aio.Channel, service: str = "") -> None:
     """Return if the peer is serving.
 
     Raises:
-        ConnectionError, aio.AioRpcError, TimeoutError: it is not.
+        ConnectionError, aio.AioRpcError, TimeoutError: the peer is not serving, or did not answer.
     """
     async with asyncio.timeout(UNARY_TIMEOUT_S):
         reply = await health_check(channel)(health_pb2.HealthCheckRequest(service=service))

@@ -1,9 +1,9 @@
-"""A clock that neither goes back nor jumps while the process lives.
+"""Clocks that do not go back or jump while the process lives.
 
 Machines set their clocks: by a second when the time daemon starts, by an hour when an operator
-mistakes the zone. A lease or an age must neither end early nor last for ever because of that. Code
-that compares this clock with a time that another process wrote bounds the difference by a rule of
-its own: this clock starts at the machine's time when the process started.
+mistakes the zone. A lease or an age must not end early, or never, because of that. Code that
+compares such a clock with a time written by another process must bound the difference itself: the
+clock starts at the machine's time at the start of this process.
 """
 
 import time
@@ -14,7 +14,7 @@ Clock = Callable[[], int]
 
 
 class SteadyClock:
-    """Milliseconds since 1970 when the process started, and from then on without jumps."""
+    """Milliseconds since 1970, from the machine's time at construction on, without jumps."""
 
     def __init__(self) -> None:
         self._offset_s = time.time() - time.monotonic()
@@ -24,8 +24,8 @@ class SteadyClock:
 
 
 class CautiousClock:
-    """The earlier of the machine's clock and a steady one, in milliseconds since 1970: no age by it
-    exceeds the age by either, whichever way the machine's clock was set."""
+    """The earlier of the machine's clock and a steady one, in milliseconds since 1970, so that no
+    age is overstated, whichever way the machine's clock was set."""
 
     def __init__(self) -> None:
         self._steady = SteadyClock()

@@ -1,8 +1,8 @@
-"""Settings that every service has, and the sources of settings.
+"""Settings common to all services, and the sources of settings.
 
-In order of precedence: the environment (SEQGATE_<SERVICE>_<NAME>), then a TOML file named by
-SEQGATE_<SERVICE>_CONFIG_FILE, then the defaults written here. An unknown name, or a value out of
-its bounds, ends the process before it listens. --help shows a setting's docstring.
+In order of precedence: the environment (SEQGATE_<SERVICE>_<NAME>), a TOML file named by
+SEQGATE_<SERVICE>_CONFIG_FILE, the defaults in the classes. An unknown name or an invalid value ends
+the process before it listens. --help shows a setting's docstring.
 """
 
 import os
@@ -46,7 +46,7 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
 class ServiceConfig(BaseSettings):
-    """The settings of every service. Subclasses name their service in model_config."""
+    """Subclasses name their service in model_config."""
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     service: ClassVar[str] = "service"
@@ -151,7 +151,7 @@ class ServiceConfig(BaseSettings):
     terminal, otherwise JSON."""
 
     def check(self) -> None:
-        """Check, before the service starts, that the settings are consistent.
+        """Check that the settings are consistent, before the service starts.
 
         Raises:
             ValueError: they are not.
@@ -174,7 +174,6 @@ class ServiceConfig(BaseSettings):
 
     @property
     def authenticates(self) -> bool:
-        """Whether callers must authenticate."""
         return self.tls_client_ca_file is not None or self.jwt_keys_file is not None
 
     @classmethod

@@ -1,10 +1,10 @@
-"""The cursor service, as other services call it: over the wire, none at all, or in memory.
+"""Clients of the cursor service, shared by other services: over gRPC, none, or in memory.
 
-    CursorClient          one call, and the translation of its refusals
+    CursorClient          one call, and the translation of its errors
       GrpcCursors         the calls of dedup and the ledger
       (dispatcher's own)  subscriptions: leases, acknowledgements, attempts
 
-No call is retried here, except the two steps that set a property of a cursor that may not exist
+Calls are not retried here, except the two steps that set a property of a cursor that may not exist
 yet. After a lost reply the outcome is unknown; every call is safe to retry.
 """
 
@@ -33,33 +33,31 @@ RETRY_AFTER_S: Final = 0.5
 """RetryInfo for a caller when the cursor service does not answer."""
 
 PAGE_SIZE: Final = 1_000
-"""How many cursors a page holds."""
+"""The most cursors per page."""
 
 PUT_ROUNDS_MAX: Final = 3
-"""How many times a cursor is created for a property before giving up: others may delete it
-meanwhile."""
+"""How often setting a property creates the cursor before giving up: other processes may keep
+deleting it."""
 
 NOT_FOUND: Final = "CURSOR_NOT_FOUND"
 
 CONFLICTS: Final = frozenset({"REVISION_CONFLICT", "ALREADY_MARK_DELETED", NOT_FOUND})
-"""Reasons why the cursor service does not move a cursor: the caller's view of it is outdated."""
+"""Reasons for which the cursor service does not move a cursor: the caller's view is outdated."""
 
 EXPECTED: Final = frozenset(
     {"", "STORE_UNAVAILABLE", "STORE_FULL", "SERVICE_BUSY", "DRAINING", NOT_OWNER}
 )
-"""Transient reasons; any other is logged as an error, for an operator."""
+"""Transient reasons; any other is logged as an error for the operator."""
 
 
 class CursorClient:
-    """Calls the cursor service."""
-
     def __init__(self, channel: FollowingChannel, *, timeout_s: float | None = None) -> None:
         """Without `timeout_s`, a call may take the rest of its caller's deadline."""
         self._stub = pb_grpc.CursorServiceStub(channel)
         self._timeout_s = timeout_s
 
     def refusal(self, failed: CallFailed) -> DomainError:
-        """The error of this service for a refusal by the cursor service."""
+        """The error to raise for a failed call."""
         log.debug("cursor service unavailable", reason=failed.reason, error=failed.message)
         if failed.reason not in EXPECTED:
             log.error("cursor service refused a call", reason=failed.reason, detail=failed.message)
@@ -144,7 +142,7 @@ class GrpcCursors(CursorClient):
         return {each.name: _mark_delete(each) async for each in self._cursors(topic)}
 
     async def delete_all(self, topic: TopicName) -> None:
-        """One by one: after a failure, the remaining cursors stay."""
+        """Delete cursors one by one: after a failure, the remaining ones stay."""
         for name in await self.mark_deletes(topic):
             await self.delete(topic, name)
 
@@ -159,7 +157,7 @@ class GrpcCursors(CursorClient):
             request.page_token = page.next_page_token
 
     def refusal(self, failed: CallFailed) -> DomainError:
-        """As in CursorClient, with conflicts as CursorConflict."""
+        """As in CursorClient, but conflicts become CursorConflict."""
         if failed.reason == NOT_FOUND:
             return _NotFound("there is no such cursor", because=failed.reason)
         if failed.reason in CONFLICTS:
@@ -172,7 +170,7 @@ class _NotFound(CursorConflict):
 
 
 class NoCursors:
-    """An installation without a cursor service: no cursor exists, and none can be created."""
+    """An installation without a cursor service: it has no cursors and can create none."""
 
     configured = False
 
@@ -199,7 +197,7 @@ class NoCursors:
         _refuse_without(topic, name)
 
     async def put_property(self, topic: TopicName, name: str, key: str, value: str | None) -> None:
-        """Removing a property does nothing here: none exists."""
+        """Removing a property does nothing: none exists."""
         del key
         if value is not None:
             _refuse_without(topic, name)
@@ -292,7 +290,7 @@ class MemoryCursors:
 
 
 def unavailable(reason: str = "") -> CursorsUnavailable:
-    """The error for a call that the cursor service did not answer, or refused with this reason."""
+    """The error for a call that the cursor service did not answer, or refused for this reason."""
     because = {"because": reason} if reason else {}
     return CursorsUnavailable(
         "the cursor service does not answer", retry_after_s=RETRY_AFTER_S, **because

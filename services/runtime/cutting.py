@@ -1,19 +1,19 @@
-"""Ends streams whose peer does not read."""
+"""Ending streams whose peer does not read."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 Cut = Callable[[Exception], None]
-"""Ends a stream with an error; once it is over, it does nothing."""
+"""Ends a stream with an error; no effect once the stream is over."""
 
 
 @asynccontextmanager
 async def until_cut() -> AsyncIterator[Cut]:
-    """Runs the body until it is cut off; that ends whatever the body awaits.
+    """Run the body until `cut` is called, which cancels whatever the body awaits.
 
     Raises:
-        Exception: the error given to Cut.
+        Exception: the error given to `cut`.
     """
     loop = asyncio.get_running_loop()
     patience = asyncio.timeout(None)

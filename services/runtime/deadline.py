@@ -1,4 +1,4 @@
-"""A caller's deadline, passed on to every call made on its behalf."""
+"""The deadline of the call being served, inherited by every call made on its behalf."""
 
 import asyncio
 from contextvars import ContextVar
@@ -7,7 +7,7 @@ _deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
 
 
 def set_remaining_s(remaining_s: float | None) -> None:
-    """Set the remaining time of the current task's caller; None: no deadline."""
+    """Set the remaining time of the call that the current task serves; None: no deadline."""
     now = asyncio.get_running_loop().time()
     _deadline.set(None if remaining_s is None else now + remaining_s)
 

@@ -1,11 +1,11 @@
-"""Deduplication's calls on the wire. The ledger writes requests and reads responses, the dedup
-service reads requests and writes responses:
+"""The wire format of deduplication's calls. The ledger writes requests and reads responses; the
+dedup service reads requests and writes responses:
 
     ledger                                                   dedup
     admit_request ──────────▶ AdmitRequest ────────────▶ read_admit
     read_admit_response ◀──── AdmitResponse ◀──────── admit_response
 
-and likewise for Confirm and Rollback. Reading a request validates it, so later code does not
+and likewise for Confirm and Rollback. Reading a request validates it, so code behind it does not
 validate again.
 """
 
@@ -64,7 +64,7 @@ ENTRY_COUNT_MAX: Final = 1_000_000_000
 """The most entries, markers included, that one confirmation covers."""
 
 ENTRIES_REMAINING_MAX: Final = 2**53 - 1
-"""The most entries that a confirmation reports as remaining; Lua counts exactly up to here."""
+"""The most entries that a confirmation may report as remaining; Lua counts exactly up to here."""
 
 PRODUCERS_MAX: Final = 10_000
 """The most producers that one request names."""
@@ -83,28 +83,28 @@ _READ_VERDICTS: Final = {number: verdict for verdict, number in VERDICTS.items()
 
 
 class InvalidClaim(DomainError):
-    """Claims are too many, repeat a producer, or a range ends before it starts."""
+    """Too many claims, a repeated producer, or a range that ends before it starts."""
 
     kind = Kind.INVALID
     reason = "INVALID_CLAIM"
 
 
 class InvalidWriter(DomainError):
-    """A writer is missing, or its position, incarnation or epoch is out of range: `given`."""
+    """The writer is missing, or its position, incarnation or epoch is out of range: `given`."""
 
     kind = Kind.INVALID
     reason = "INVALID_WRITER"
 
 
 class InvalidConfirmation(DomainError):
-    """A confirmation is missing, repeats a producer, lists too many entries, or does not end in the
-    writer's log; or a number in it is out of range: `given`."""
+    """The confirmation is missing, repeats a producer, lists too many entries, or does not end in
+    the writer's log; or a number in it is out of range: `given`."""
 
     kind = Kind.INVALID
     reason = "INVALID_CONFIRMATION"
 
 
-# ---- requests, as the ledger writes them
+# ---- requests, written by the ledger
 
 
 def admit_request(
@@ -113,7 +113,6 @@ def admit_request(
     confirmation: Confirmation | None,
     claims: Sequence[ProducerClaims],
 ) -> pb.AdmitRequest:
-    """The message of an Admit."""
     return pb.AdmitRequest(
         topic=str(topic),
         writer=_to_writer(writer),
@@ -137,7 +136,6 @@ def admit_request(
 def confirm_request(
     topic: TopicName, writer: Writer, confirmation: Confirmation
 ) -> pb.ConfirmRequest:
-    """The message of a Confirm."""
     return pb.ConfirmRequest(
         topic=str(topic), writer=_to_writer(writer), confirmation=_to_confirmation(confirmation)
     )
@@ -146,7 +144,7 @@ def confirm_request(
 def rollback_request(
     topic: TopicName, writer: Writer, confirmation: Confirmation | None
 ) -> pb.RollbackRequest:
-    """The message of a Rollback that withdraws every open claim."""
+    """A Rollback that withdraws every open claim."""
     return pb.RollbackRequest(
         topic=str(topic), writer=_to_writer(writer), confirmation=_to_confirmation(confirmation)
     )
@@ -181,7 +179,7 @@ def _to_confirmation(confirmation: Confirmation | None) -> pb.Confirmation | Non
     )
 
 
-# ---- requests, as the dedup service reads them
+# ---- requests, read by the dedup service
 
 
 def read_admit(
@@ -191,7 +189,7 @@ def read_admit(
 
     Raises:
         InvalidTopicName, InvalidProducerName, InvalidSequenceId, InvalidClaim, InvalidWriter,
-        InvalidConfirmation: the request is wrong.
+        InvalidConfirmation: the request is invalid.
     """
     claims = _read_claims(request.claims)
     writer = _read_writer(request)
@@ -199,7 +197,7 @@ def read_admit(
 
 
 def read_confirm(request: pb.ConfirmRequest) -> tuple[TopicName, Writer, Confirmation]:
-    """The arguments of a Confirm. Raises as for an Admit."""
+    """The arguments of a Confirm. Raises the errors of `read_admit`."""
     writer = _read_writer(request)
     confirmation = _read_confirmation(request, writer)
     if confirmation is None:
@@ -210,7 +208,7 @@ def read_confirm(request: pb.ConfirmRequest) -> tuple[TopicName, Writer, Confirm
 def read_rollback(
     request: pb.RollbackRequest,
 ) -> tuple[TopicName, Writer, Confirmation | None, list[Withdrawal]]:
-    """The arguments of a Rollback. Raises as for an Admit."""
+    """The arguments of a Rollback. Raises the errors of `read_admit`."""
     writer = _read_writer(request)
     withdrawals = _read_withdrawals(request)
     return read_topic(request.topic), writer, _read_confirmation(request, writer), withdrawals
@@ -339,7 +337,7 @@ def _read_withdrawals(request: pb.RollbackRequest) -> list[Withdrawal]:
 def _read_chunks(
     field: str, given: Mapping[int, common_pb2.Chunk], count: int, refusal: type[DomainError]
 ) -> dict[int, Chunk]:
-    """Chunks by their place among `count` others."""
+    """Chunks by index among `count` ids."""
     chunks: dict[int, Chunk] = {}
     for place, chunk in given.items():
         if place >= count:
@@ -355,13 +353,13 @@ def _check_once(producers: Sequence[str], field: str, refusal: type[DomainError]
         raise refusal("duplicate producer", field=field)
 
 
-# ---- responses, as the dedup service writes them
+# ---- responses, written by the dedup service
 
 
 def admit_response(
     outcome: Judged | Behind | Changed | Disabled, claims: Sequence[ProducerClaims]
 ) -> pb.AdmitResponse:
-    """The outcome of an Admit with these claims."""
+    """The response to an Admit with these claims."""
     match outcome:
         case Judged():
             return pb.AdmitResponse(verdicts=_to_verdicts(outcome, deduplicated=True))
@@ -374,7 +372,6 @@ def admit_response(
 
 
 def confirm_response(outcome: Applied | Behind | Disabled) -> pb.ConfirmResponse:
-    """The outcome of a Confirm."""
     match outcome:
         case Applied(revision):
             return pb.ConfirmResponse(confirmed=pb.Confirmed(deduplicated=True, revision=revision))
@@ -385,7 +382,6 @@ def confirm_response(outcome: Applied | Behind | Disabled) -> pb.ConfirmResponse
 
 
 def rollback_response(outcome: Applied | Behind | Disabled) -> pb.RollbackResponse:
-    """The outcome of a Rollback."""
     match outcome:
         case Applied(revision):
             done = pb.RolledBack(deduplicated=True, revision=revision)
@@ -415,11 +411,10 @@ def _to_behind(behind: Behind) -> pb.Behind:
     return pb.Behind(confirmed=to_position(behind.confirmed))
 
 
-# ---- responses, as the ledger reads them
+# ---- responses, read by the ledger
 
 
 def read_admit_response(response: pb.AdmitResponse) -> Judged | Behind | Changed | Disabled:
-    """The outcome of an Admit."""
     match response.WhichOneof("outcome"):
         case "verdicts":
             verdicts = response.verdicts
@@ -431,7 +426,6 @@ def read_admit_response(response: pb.AdmitResponse) -> Judged | Behind | Changed
 
 
 def read_confirm_response(response: pb.ConfirmResponse) -> Applied | Behind | Disabled:
-    """The outcome of a Confirm."""
     if response.HasField("behind"):
         return _read_behind(response.behind)
     done = response.confirmed
@@ -439,7 +433,6 @@ def read_confirm_response(response: pb.ConfirmResponse) -> Applied | Behind | Di
 
 
 def read_rollback_response(response: pb.RollbackResponse) -> Applied | Behind | Disabled:
-    """The outcome of a Rollback."""
     if response.HasField("behind"):
         return _read_behind(response.behind)
     done = response.rolled_back
@@ -466,11 +459,10 @@ def _read_behind(behind: pb.Behind) -> Behind:
     return Behind(of_position(behind.confirmed))
 
 
-# ---- parts of the messages
+# ---- parts of messages
 
 
 def to_chunk(chunk: Chunk) -> common_pb2.Chunk:
-    """A chunk."""
     uuid, chunk_id, num_chunks, total_bytes = chunk
     return common_pb2.Chunk(
         uuid=uuid, chunk_id=chunk_id, num_chunks=num_chunks, total_bytes=total_bytes
@@ -478,5 +470,5 @@ def to_chunk(chunk: Chunk) -> common_pb2.Chunk:
 
 
 def to_mark(mark: int) -> int | None:
-    """A mark; None, an absent field, if nothing is stored."""
+    """A mark on the wire; None leaves the field unset: nothing is stored."""
     return None if mark == NEVER else mark

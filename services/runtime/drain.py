@@ -2,7 +2,7 @@
 
 After SIGTERM a service reports NOT_SERVING, sends Draining on its streams, refuses new calls, waits
 for the streams to close, lets unary calls finish, and exits with 0. grpc's own stop() would cut
-long streams at the end of its grace period without warning.
+long streams at the end of its grace period, without warning.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from seqgate.services.errors import Draining
 
 
 class Drain:
-    """The state of the shutdown, and the count of open streams."""
+    """The state of the shutdown, and the number of open streams."""
 
     def __init__(self) -> None:
         self._begun = asyncio.Event()
@@ -26,44 +26,41 @@ class Drain:
         self._empty.set()
 
     def begin(self) -> None:
-        """Start the drain, and wake all waiters."""
+        """Begin the drain, and wake all waiters."""
         self._begun.set()
 
     @property
     def begun(self) -> bool:
-        """Whether the drain has begun."""
         return self._begun.is_set()
 
     @property
     def event(self) -> asyncio.Event:
-        """Set when the drain begins."""
+        """The event that is set when the drain begins."""
         return self._begun
 
     async def wait(self) -> None:
-        """Return when the drain begins."""
+        """Wait until the drain begins."""
         await self._begun.wait()
 
     def cut(self) -> None:
-        """End the grace period: streams still open must close now."""
+        """End the grace period: open streams must close now."""
         self._over.set()
 
     async def wait_over(self) -> None:
-        """Return when the grace period is over."""
+        """Wait until the grace period is over."""
         await self._over.wait()
 
     def check(self) -> None:
-        """Raise Draining if the drain has begun."""
         if self.begun:
             raise Draining("the service is shutting down", retry_after_s=0.5)
 
     @property
     def streams(self) -> int:
-        """How many streams are open."""
         return self._streams
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Count a stream as open meanwhile."""
+        """Count a stream as open while the context lasts."""
         self._streams += 1
         self._empty.clear()
         try:
@@ -74,7 +71,7 @@ class Drain:
                 self._empty.set()
 
     async def emptied(self, timeout_s: float) -> bool:
-        """Wait until the last stream has closed; False on timeout."""
+        """Wait until all streams have closed. Returns False on timeout."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._empty.wait()
@@ -84,7 +81,7 @@ class Drain:
 
     async def requests(self, context: Any, *over: asyncio.Event) -> AsyncIterator[Any]:
         """The messages of a stream, until the caller closes its side, the drain begins, or one of
-        these events is set."""
+        the events `over` is set."""
         ends = [asyncio.ensure_future(each.wait()) for each in (self._begun, *over)]
         try:
             while not any(each.done() for each in ends):

@@ -1,13 +1,12 @@
-"""Patterns of names, as rules and settings have them: * matches any characters, ? matches one.
+"""Patterns of names in rules and settings: * matches any characters, ? matches one.
 
-Where a name has parts, as a topic's has, the caller says whether * crosses them: it does if the
-whole is matched, and does not if each part is.
+To keep * within one part of a name, such as a topic's, match each part by itself.
 """
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether a pattern matches the whole text. Takes at most as many steps as both lengths
-    multiplied, whatever the pattern is."""
+    """Whether a pattern matches the whole text. Takes at most len(pattern) * len(text) steps,
+    whatever the pattern."""
     at = place = 0
     star, after = -1, 0
     while place < len(text):

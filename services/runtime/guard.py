@@ -1,8 +1,8 @@
-"""Authentication and authorization of calls, ahead of their handlers.
+"""Authentication and authorization of calls, before their handlers.
 
 A call is authorized before anything changes, by each of its messages that names a resource. An open
-stream is authorized again when the rules change. The caller is authenticated once, when the call
-begins: a token or certificate that expires later does not end it.
+stream is authorized again when the rules change. The caller is authenticated once, at the start of
+the call: a token or certificate that expires later does not end it.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -19,13 +19,13 @@ from seqgate.services.runtime.tokens import InvalidToken, MissingCredentials, To
 from seqgate.watched import Watched
 
 NEEDS_MAX: Final = 1_000
-"""The most needs of a stream that are judged again when the rules change; further ones are judged
-with the next messages that have them."""
+"""The most needs of a stream that are checked again when the rules change; others are checked with
+the next message that has them."""
 
 BEARER: Final = "bearer "
 
 Context = Any
-"""A ServicerContext, or a wrapper of one."""
+"""A ServicerContext or a wrapper of one."""
 
 
 class PermissionDenied(DomainError):
@@ -37,7 +37,7 @@ class PermissionDenied(DomainError):
 
 
 class Guard:
-    """See the module."""
+    """Authenticates the callers of a service, and authorizes their calls."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Guard:
     ) -> None:
         """
         Args:
-            access: the rules.
+            access: the rules in force.
             tokens: verifies tokens; None: tokens are ignored.
             rights: the rights that each method needs; a method without an entry is denied.
             certificates: whether client certificates authenticate callers.
@@ -62,11 +62,10 @@ class Guard:
 
     @property
     def access(self) -> Access:
-        """The rules in force now."""
         return self._access.get()
 
     def begin(self, method: str, context: Context) -> "Judged":
-        """Authenticate the caller of a new call. A method without rights is denied at the first
+        """Authenticate the caller of a new call. A method without rights is denied at its first
         message.
 
         Raises:
@@ -111,10 +110,8 @@ _NOBODYS: Final = Right(lambda _: [Need(frozenset(), None, None)])
 
 
 class Judged:
-    """A call's context for its handler: messages read from it are authorized.
-
-    Everything else is delegated to the call's context.
-    """
+    """The context of a call, for its handler: messages read from it are authorized. All else is
+    delegated to the call's own context."""
 
     def __init__(
         self, guard: Guard, method: str, right: Right, principal: Principal, context: Context
@@ -124,7 +121,7 @@ class Judged:
         self._right = right
         self._principal = principal
         self._context = context
-        self._peer = context.peer()  # grpc crashes if asked after the call ended
+        self._peer = context.peer()  # grpc crashes if called after the call ended
         self._access = guard.access
         self._is_service = self._access.has_role(principal, right.roles)
         self._given: dict[Need, None] = {}
@@ -134,11 +131,10 @@ class Judged:
 
     @property
     def principal(self) -> Principal:
-        """The caller."""
         return self._principal
 
     def judge(self, message: Any) -> None:
-        """Raise PermissionDenied if the caller may not send this message."""
+        """Authorize a message. Raises PermissionDenied."""
         if self._guard.access is not self._access:
             self._judge_again()
         if self._is_service:
@@ -154,7 +150,7 @@ class Judged:
                 self._given[need] = None
 
     def shown(self, reply: Any) -> Any:
-        """An answer without the items that the caller may not read."""
+        """A reply without the items that the caller may not read."""
         shown = self._right.shown
         if shown is None or self._is_service:
             return reply
@@ -169,7 +165,7 @@ class Judged:
         return all(self._access.allows(self._principal, need) for need in shown.needs(item))
 
     async def judging(self, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        """The messages that the caller may send, for a handler that iterates over them."""
+        """The authorized messages of a stream, for a handler that iterates over them."""
         async for message in messages:
             self.judge(message)
             yield message
@@ -192,7 +188,7 @@ class Judged:
         self._is_service = self._access.has_role(self._principal, self._right.roles)
         if self._is_service:
             return
-        if was_service:  # a role needs no topics, so none were kept
+        if was_service:  # a role needs no rights on topics, so no needs were kept
             self._deny(f"{self._principal} no longer has this role", None)
         for need in self._given:
             self._check(need)
@@ -213,15 +209,14 @@ class Judged:
 
 
 def caller_of(context: Context) -> str:
-    """The caller, as recorded with a change: the principal, or the address without
-    authentication."""
+    """The caller to record with a change: the principal or, without authentication, the address."""
     return str(context.principal) if isinstance(context, Judged) else str(context.peer())
 
 
 def record_denial(
     denials: RefusalLog, refusal: DomainError, method: str, principal: str, peer: str
 ) -> None:
-    """Count a denial. Each denied caller has log lines of its own."""
+    """Count a denial. Denials are logged per caller."""
     about: dict[str, Any] = {
         name: refusal.details.get(name) for name in ("verb", "topic", "subscription")
     }

@@ -1,7 +1,7 @@
-"""Readiness, by the standard gRPC health protocol.
+"""Readiness, by the gRPC health protocol.
 
-""  and each service's full name   ready: every dependency answers and state is served
-"liveness"                          the process is alive, whatever the dependencies' state
+"" and each service's full name    ready: every dependency answers, and the service does not drain
+"liveness"                         the process is alive, whatever its dependencies do
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from grpc_health.v1.health import aio as health_aio
 log = structlog.get_logger()
 
 Check = Callable[[], Awaitable[None]]
-"""Returns when a dependency answers; raises when it does not."""
+"""Returns if a dependency answers; raises otherwise."""
 
 LIVENESS: Final = "liveness"
 
 WHY_MAX: Final = 500
-"""The most characters logged of the reason why a dependency does not answer."""
+"""The most characters logged of the reason that a dependency fails."""
 
 RECHECK_S: Final = 0.1
 """The longest interval between checks while a dependency fails, in seconds."""
@@ -31,7 +31,7 @@ _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Readiness:
-    """Keeps a health servicer up to date with the dependencies."""
+    """Keeps a health servicer up to date with the service's dependencies."""
 
     def __init__(
         self, checks: Mapping[str, Check], services: Sequence[str], interval_s: float
@@ -44,8 +44,7 @@ class Readiness:
         self._stopped = False
 
     async def watch(self) -> None:
-        """Check the dependencies at intervals, more often while one fails, until the task is
-        cancelled."""
+        """Check the dependencies periodically, more often while one fails, until cancelled."""
         await self._tell(_NOT_SERVING)
         await self.servicer.set(LIVENESS, _SERVING)
         while True:
@@ -74,7 +73,7 @@ class Readiness:
             log.info("ready", missing=[])
 
     async def _why_not(self, check: Check) -> str:
-        """The reason why a dependency does not answer; empty: it does."""
+        """The reason that a dependency does not answer; empty: it does."""
         timeout_s = max(1.0, self._interval_s)
         try:
             async with asyncio.timeout(timeout_s):
@@ -83,6 +82,6 @@ class Readiness:
             return f"no answer within {timeout_s:g} s"
         except aio.AioRpcError as error:
             return f"{error.code().name}: {error.details() or ''}"[:WHY_MAX]
-        except Exception as error:  # any failure means that the dependency is away
+        except Exception as error:  # whatever the error, the dependency is unavailable
             return f"{type(error).__name__}: {error}"[:WHY_MAX]
         return ""

@@ -1,12 +1,12 @@
-"""Principals: authenticated callers, and the kinds of their names.
+"""Principals: the verified names of callers, and their kinds.
 
     uri:spiffe://shop.example/ns/shop/sa/checkout   a certificate's URI (SPIFFE), if it has one
     dns:checkout.shop.svc                           else its DNS names
     cn:checkout                                     else its common name
     sub:alice@example.com                           a token's subject
 
-The kind is a part of the name, so that an issuer of tokens cannot give out a certificate's name,
-nor the other way round.
+The kind is part of the name, so that an issuer of tokens cannot grant a certificate's name, nor an
+issuer of certificates a token's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 KINDS: Final = ("uri", "dns", "cn", "sub")
 
 NAME_CHARS_MAX: Final = 1_024
-"""The longest name, in characters."""
+"""The longest name of a principal, in characters."""
 
 
 class Principal(NamedTuple):
-    """An authenticated caller and its names. A rule for any of the names applies."""
+    """An authenticated caller with its names. A rule for any of them applies."""
 
     names: tuple[str, ...]
 
@@ -28,12 +28,12 @@ class Principal(NamedTuple):
 
 
 _PROPERTIES: Final = (("uri", "peer_uri"), ("dns", "peer_dns"), ("cn", "x509_common_name"))
-"""gRPC's names for the parts of a verified certificate, with our kinds."""
+"""Our kinds, and gRPC's names for these parts of a verified certificate."""
 
 
 def of_certificate(properties: Mapping[str, Sequence[bytes]]) -> Principal | None:
-    """The principal of a client certificate, by gRPC's ServicerContext.auth_context; None: the
-    caller has no certificate, or one without a valid name."""
+    """The principal of a client certificate, from gRPC's ServicerContext.auth_context; None: there
+    is no certificate, or it has no valid name."""
     for kind, name in _PROPERTIES:
         held = (value.decode("utf-8", "replace") for value in properties.get(name) or ())
         names = tuple(f"{kind}:{each}" for each in held if is_name(each))
@@ -43,7 +43,7 @@ def of_certificate(properties: Mapping[str, Sequence[bytes]]) -> Principal | Non
 
 
 def of_token(claims: Mapping[str, object]) -> Principal | None:
-    """The subject of a token as a principal; None: the subject is no valid name."""
+    """The principal of a token's subject; None: the subject is not a valid name."""
     subject = claims.get("sub")
     if not isinstance(subject, str) or not is_name(subject):
         return None
@@ -51,5 +51,5 @@ def of_token(claims: Mapping[str, object]) -> Principal | None:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text is a valid name, without its kind."""
+    """Whether a text is a valid name, the kind not included."""
     return 0 < len(text) <= NAME_CHARS_MAX and text.isprintable() and "\ufffd" not in text

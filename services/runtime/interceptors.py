@@ -3,7 +3,7 @@
     logged      logs a sample of failed calls, and every call at debug level
     translated  turns refusals into statuses, and unexpected exceptions into INTERNAL
     drained     refuses new calls while the service shuts down; counts streams
-    deadlined   keeps the caller's deadline, to be passed on
+    deadlined   records the caller's deadline, for calls made on its behalf
     loaded      refuses calls beyond the limits (load.py)
 
 and, with authentication, innermost:
@@ -11,7 +11,7 @@ and, with authentication, innermost:
     judged      authorizes the call (guard.py)
 
 Each is an async context manager around the handler, whatever its style: unary, async generator, or
-read/write on the context. One gRPC interceptor applies them all.
+reading and writing on the context. One gRPC interceptor applies them all.
 """
 
 from __future__ import annotations  # grpc's classes are generic in its stubs only
@@ -55,19 +55,18 @@ Context = aio.ServicerContext[Any, Any]
 Around = Callable[[str, Context], AbstractAsyncContextManager[None]]
 
 OURS = "/seqgate.api."
-"""The prefix of the methods of our own services."""
+"""The prefix of our own services' methods."""
 
 HEALTH = "/grpc.health.v1.Health/"
-"""The prefix of the methods that need no rights: they reveal only whether a service is ready."""
+"""The prefix of methods that need no rights: they reveal only whether a service is ready."""
 
 
 def logged(refusals: RefusalLog) -> Around:
-    """Log the outcome of the call."""
 
     @asynccontextmanager
     async def around(method: str, context: Context) -> AsyncIterator[None]:
         began = time.monotonic()
-        peer = context.peer()  # grpc crashes if asked after the call ended
+        peer = context.peer()  # grpc crashes if called after the call ended
         code = grpc.StatusCode.OK
         try:
             with during(refusals, method, peer):
@@ -108,7 +107,7 @@ _LEVELS = {
 
 
 class GivenUp(DomainError):
-    """The service cancelled work that the call was waiting for. Whether the request took effect is
+    """The service cancelled work that the call waited for. Whether the request took effect is
     unknown."""
 
     kind = Kind.UNAVAILABLE
@@ -116,15 +115,15 @@ class GivenUp(DomainError):
 
 
 def _is_cancelled() -> bool:
-    """Whether gRPC cancelled this call: the caller disconnected, or the deadline passed. If not, a
-    CancelledError is the handler's own; grpc.aio would send no status, and the caller would wait
-    for ever."""
+    """Whether gRPC cancelled this call, since the caller disconnected or the deadline passed. If
+    not, a CancelledError comes from the handler itself: grpc.aio would send no status, and the
+    caller would wait for ever."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def translated(refusals: RefusalLog) -> Around:
-    """Turn the handler's exceptions into statuses."""
+    """Turn the handler's exceptions into gRPC statuses."""
 
     @asynccontextmanager
     async def around(method: str, context: Context) -> AsyncIterator[None]:
@@ -156,8 +155,8 @@ def translated(refusals: RefusalLog) -> Around:
 
 
 def _gone() -> asyncio.CancelledError:
-    """The exception for a handler that cannot send: its caller disconnected, and gRPC is about to
-    cancel it. A response that is too large ends otherwise: see `_bounded`."""
+    """The exception for a handler that cannot send because its caller disconnected; gRPC is about
+    to cancel it. A response above the size limit ends differently: see `_bounded`."""
     return asyncio.CancelledError("caller disconnected")
 
 
@@ -171,7 +170,7 @@ async def _abort(context: Context, code: grpc.StatusCode, status: grpc.Status) -
 
 
 def drained(drain: Drain) -> Around:
-    """Refuse calls once the drain has begun, and count the open streams."""
+    """Refuse calls during the drain, and count open streams."""
 
     @asynccontextmanager
     async def around(method: str, context: Context) -> AsyncIterator[None]:
@@ -183,13 +182,13 @@ def drained(drain: Drain) -> Around:
 
 @asynccontextmanager
 async def deadlined(method: str, context: Context) -> AsyncIterator[None]:
-    """Keep the caller's deadline."""
+    """Record the caller's deadline."""
     deadline.set_remaining_s(context.time_remaining())
     yield
 
 
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""The default limit of a message, in bytes."""
+"""The default size limit of a message, in bytes."""
 
 FIRST_MESSAGE_TIMEOUT_S: Final = 30.0
 """The default time limit for the first message of a stream, in seconds."""
@@ -197,7 +196,7 @@ FIRST_MESSAGE_TIMEOUT_S: Final = 30.0
 
 class Interceptor(aio.ServerInterceptor):
     """Applies `arounds` to every method of our services, the first one outermost. With a guard,
-    only the health service's handlers see calls that were not authorized."""
+    only the health service receives unauthorized calls."""
 
     def __init__(
         self,
@@ -239,7 +238,7 @@ class Interceptor(aio.ServerInterceptor):
         make = _MAKERS[bool(handler.request_streaming), bool(handler.response_streaming)]
 
         async def writing(request: Any, context: Context) -> None:
-            # Not a generator: grpc.aio abandons generators when a call is cancelled, and their
+            # Not a generator: grpc.aio abandons generators when a call is cancelled, so their
             # clean-up would wait for the garbage collector.
             async with self._around(method, context, stream=True) as stack:
                 stack.enter_context(self._loaded(handler, request, context))
@@ -273,8 +272,7 @@ class Interceptor(aio.ServerInterceptor):
     def _judged(
         self, method: str, handler: Any, request: Any, context: Context
     ) -> tuple[Any, Context]:
-        """The request and context for the handler: the request is authorized, and the context
-        authorizes the messages of a stream."""
+        """The authorized request, and a context that authorizes the messages of a stream."""
         if handler.request_streaming:
             timeout_s = self._first_message_timeout_s
             context = Spoken(context, timeout_s)  # type: ignore[assignment]
@@ -299,7 +297,7 @@ class Interceptor(aio.ServerInterceptor):
             yield stack
 
     def _loaded(self, handler: Any, request: Any, context: Context) -> AbstractContextManager[None]:
-        """Counts the call, unary or stream, while it lasts."""
+        """Count the call, unary or stream, while it is served."""
         size_bytes, host = 0 if handler.request_streaming else size_of(request), _host(context)
         if handler.request_streaming or handler.response_streaming:
             return self._load.stream(size_bytes, host)
@@ -307,13 +305,13 @@ class Interceptor(aio.ServerInterceptor):
 
 
 def _host(context: Context) -> str:
-    """The caller's host, the same for all of its connections."""
+    """The caller's host, equal for all of its connections."""
     return context.peer().rpartition(":")[0]
 
 
 class _Malformed:
-    """Stands for a message that does not decode: any access raises MalformedRequest. gRPC
-    deserializes outside the handler, and would answer with the text of the exception."""
+    """Stands for a message that does not decode: any access raises MalformedRequest. gRPC decodes
+    outside the handler, and would answer with the text of the exception."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise MalformedRequest("request does not decode as the method's message")
@@ -330,14 +328,14 @@ def _lenient(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 class ResponseTooLarge(Exception):
-    """A handler's response exceeds the limit of a message."""
+    """A handler's response exceeds the size limit of a message."""
 
 
 def _bounded(serialize: Callable[[Any], bytes], bytes_max: int) -> Callable[[Any], bytes]:
-    """Raises ResponseTooLarge for a stream's response above the limit, which is a defect of ours.
-    Without it gRPC would fail the call and report it to us as over, as if the caller had
-    disconnected. (A unary answer gRPC fails with RESOURCE_EXHAUSTED, which callers that read pages
-    handle.)"""
+    """Raise ResponseTooLarge for a stream's response above the limit, which is a bug of ours. gRPC
+    would fail the call and report it to the handler as over, as if the caller had disconnected. (A
+    unary response above the limit makes gRPC fail with RESOURCE_EXHAUSTED, which callers that read
+    pages handle.)"""
 
     def bounded(response: Any) -> bytes:
         serialized = serialize(response)

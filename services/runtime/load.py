@@ -1,7 +1,7 @@
 """Limits on concurrent work: calls, streams, and the bytes of their requests.
 
-A call that exceeds a limit is refused with SERVICE_BUSY before its handler sees it, and its request
-is released. Health checks are never refused, so that a busy service does not look dead. Later
+A call that exceeds a limit is refused with SERVICE_BUSY before it reaches its handler, and its
+request is released. Health checks are never refused: a busy service must not look dead. Later
 messages of a stream are counted by its servicer, with `weighed`.
 """
 
@@ -15,28 +15,28 @@ from seqgate.services.errors import ServiceBusy
 from seqgate.services.runtime.budget import Budget
 
 RETRY_AFTER_S: Final = 0.5
-"""RetryInfo for a caller that is refused because of a limit."""
+"""RetryInfo for a caller refused at a limit."""
 
 CALLS_MAX: Final = 2_000
 STREAMS_MAX: Final = 20_000
 BYTES_MAX: Final = 256 * 1024 * 1024
-"""The default limits: see ServiceConfig."""
+"""The defaults of the limits: see ServiceConfig."""
 
 RESERVED: Final = 8
-"""This fraction of the places, one in so many, is reserved for hosts that have less than half."""
+"""One in this many places is reserved for hosts with less than half of them."""
 
 _LOAD: ContextVar["Load | None"] = ContextVar("load", default=None)
 
 ASKED_BYTES: ContextVar[int] = ContextVar("asked_bytes", default=0)
-"""The size of the request being served, in bytes. Work queued on its behalf, which may outlive the
-call, counts as many bytes in its queue."""
+"""The size of the request being served, in bytes. Work queued for it, which may outlive the call,
+counts as this many bytes in its queue."""
 
 
 class _Places:
-    """A limit on concurrent calls or streams, with a count for each host.
+    """A limit on concurrent calls or streams, counted per host.
 
-    A host that has half of them leaves the last eighth to others: a single caller cannot make a
-    service busy for all others.
+    A host with half of them leaves the last eighth to other hosts, so that one caller alone cannot
+    make a service busy for all.
     """
 
     def __init__(self, most: int) -> None:
@@ -45,13 +45,13 @@ class _Places:
         self._of: Counter[str] = Counter()
 
     def has_room(self, host: str) -> bool:
-        """Whether a host may have one more."""
+        """Whether a host may take one more place."""
         free = self._most - self.taken
         return free > self._most // RESERVED or (free > 0 and 2 * self._of[host] < self._most)
 
     @contextmanager
     def take(self, host: str) -> Iterator[None]:
-        """Take one for a host meanwhile."""
+        """Take a place for a host while the context lasts."""
         self.taken += 1
         self._of[host] += 1
         try:
@@ -67,8 +67,8 @@ class Load:
     """The work in progress, and its limits.
 
     Args:
-        calls_max: the most unary calls served at once.
-        streams_max: the most streams open at once.
+        calls_max: the most concurrent unary calls.
+        streams_max: the most open streams.
         bytes_max: the most bytes of requests being served and of unary answers being sent,
             together. While no others are served, a request of any size is accepted.
     """
@@ -82,12 +82,10 @@ class Load:
 
     @property
     def calls(self) -> int:
-        """How many unary calls are being served."""
         return self._calls.taken
 
     @property
     def streams(self) -> int:
-        """How many streams are open."""
         return self._streams.taken
 
     @property
@@ -108,15 +106,15 @@ class Load:
             yield
 
     def answered(self, size_bytes: int) -> Callable[[object], None]:
-        """Count the answer of a unary call until the call ends: the caller may read it slowly. An
-        answer may exceed the limit; then the next requests are refused. Returns the callback for
-        the end of the call."""
+        """Count a unary answer until the call ends, since the caller may read it slowly. An answer
+        may exceed the limit; the next requests are then refused. Returns the callback for the end
+        of the call."""
         self._budget.take(size_bytes)
         return lambda _: self._budget.give(size_bytes)
 
     @contextmanager
     def stream(self, size_bytes: int, host: str) -> Iterator[None]:
-        """Count a stream from a host, and the request that opened it, while it is open.
+        """Count a stream from a host, and the request that opened it, while the stream is open.
 
         Raises:
             ServiceBusy: a limit is reached.
@@ -166,7 +164,6 @@ def weighed(request: Any) -> Iterator[None]:
 
 
 def busy(message: str, *, limit: str) -> ServiceBusy:
-    """The refusal of work beyond a limit."""
     return ServiceBusy(message, retry_after_s=RETRY_AFTER_S, limit=limit)
 
 

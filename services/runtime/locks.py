@@ -1,4 +1,4 @@
-"""Locks by key: one for each key that a task holds or waits for."""
+"""Locks by key: one per key that a task holds or waits for."""
 
 import asyncio
 from collections import Counter
@@ -10,8 +10,8 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Locks(Generic[Key]):
-    """See the module. A free lock may still be in use: a waiter that was just woken does not hold
-    it yet. So a lock is kept until no task wants it, not until no task holds it."""
+    """A lock is kept as long as a task wants it, not only while a task holds it: a waiter that was
+    just woken does not hold its lock yet."""
 
     def __init__(self) -> None:
         self._locks: dict[Key, asyncio.Lock] = {}
@@ -19,7 +19,7 @@ class Locks(Generic[Key]):
 
     @asynccontextmanager
     async def of(self, key: Key) -> AsyncIterator[None]:
-        """Hold the lock of a key; those of other keys stay free."""
+        """Hold the lock of a key; other keys' locks are independent."""
         lock = self._locks.setdefault(key, asyncio.Lock())
         self._users[key] += 1
         try:

@@ -1,8 +1,9 @@
 """Structured logs on standard error: one JSON object a line, or readable text on a terminal.
 
-Every line names its service, and the current trace and span, if any. Libraries that log with the
+Every line has the service's name, and the current trace and span, if any. Libraries that use the
 standard library's logging get the same format. No line contains a payload, a key, a property's
-value or a secret: a message is logged by its position. So tracebacks have no values of variables.
+value or a secret: messages are logged by position. For the same reason, tracebacks contain no
+values of variables.
 """
 
 import logging
@@ -17,16 +18,16 @@ from structlog.typing import EventDict
 LogFormat = Literal["auto", "json", "text"]
 
 LIBRARIES_LEVEL: Final = logging.WARNING
-"""The level of libraries' messages, unless ours is higher."""
+"""The lowest level at which libraries' messages are logged, unless ours is higher."""
 
 
 def configure_logs(service: str, *, level: str, format_: LogFormat) -> None:
     """Set up structlog, and the standard library's logging, for this process.
 
     Args:
-        service: the service's name, in every line.
+        service: the service's name, for every line.
         level: the lowest level that is logged.
-        format_: auto: text if standard error is a terminal, JSON otherwise.
+        format_: auto: text if standard error is a terminal, otherwise JSON.
     """
     least = logging.getLevelNamesMapping()[level.upper()]
 
@@ -63,21 +64,21 @@ def _renderer(format_: LogFormat) -> list[Any]:
     is_terminal = sys.stderr.isatty()
     if format_ == "json" or (format_ == "auto" and not is_terminal):
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    # structlog's own tracebacks would show the values of variables.
+    # structlog's default tracebacks show values of variables.
     plain = structlog.dev.plain_traceback
     return [structlog.dev.ConsoleRenderer(colors=is_terminal, exception_formatter=plain)]
 
 
 def _is_of_caller_gone(record: logging.LogRecord) -> bool:
-    """Whether the record is gRPC's error about an answer that it could not send. The caller
-    disconnected, which is no failure: an answer that is too large is detected before
-    (interceptors.py)."""
+    """Whether the record is gRPC's error about an answer that it could not send because the caller
+    disconnected, which is no failure. (An answer that is too large is detected earlier, in
+    interceptors.py.)"""
     error = record.exc_info[1] if record.exc_info else None  # some libraries set False
     return isinstance(error, cygrpc.ExecuteBatchError)
 
 
 class _Libraries(logging.Handler):
-    """Logs libraries' records in our format."""
+    """Logs the records of libraries in our format."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

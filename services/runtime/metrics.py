@@ -5,9 +5,9 @@
                                                                OTLP, GET /metrics ◀────────────────┘
 
 Counts per message are plain numbers in the object that counts, and are read on export. Exporters
-and scrapes have threads of their own: each asks the event loop for one reading of everything, so
-that no thread sees a half-made change. A reading omits metrics that fail. Histograms are recorded
-once per call, group or batch.
+and scrapes run in threads of their own: each requests one reading of all metrics from the event
+loop, so no thread sees a half-made change. A metric that fails is left out of the reading.
+Histograms are recorded once per call, group or batch.
 
 Without METRICS in OTEL_* and without `metrics_listen` there is no provider and no thread, and
 recorded values are dropped.
@@ -64,23 +64,23 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 READING_S: Final = 0.2
-"""The age at which a reading is renewed, in seconds: a collection asks for each metric by
-itself."""
+"""The age at which a reading is renewed, in seconds. One collection, which requests each metric
+separately, shares a reading."""
 
 READING_TIMEOUT_S: Final = 5.0
-"""How long a thread waits for the event loop, in seconds, before it uses the previous reading."""
+"""The time limit for a reading from the event loop, in seconds; then the previous one is used."""
 
 FLUSH_TIMEOUT_S: Final = 5.0
 """The time limit of the last export when the process ends, in seconds."""
 
 SCRAPE_TIMEOUT_S: Final = 10.0
-"""How long a client of /metrics may be silent, in seconds."""
+"""The time for which a client of /metrics may be silent, in seconds."""
 
 TICK_S: Final = 1.0
 """The interval between measurements of the event loop's lag, in seconds."""
 
 SURVEY_SHARE: Final = 20
-"""A survey pauses for this many times the duration of the last one."""
+"""The pause after a survey is this many times its duration, within the bounds of survey_rest_s."""
 
 LABELS_MAX: Final = 10_000
 """The most topics whose labels are cached."""
@@ -89,15 +89,15 @@ Values = tuple[str, ...]
 """The values of a metric's attributes, in order; trailing ones may be omitted."""
 
 Read = Callable[[], Iterable[tuple[Values, float]]]
-"""The current values of a metric, each combination of attributes once. Runs in the event loop, and
-does not wait."""
+"""Returns the current values of a metric, one per combination of attributes. Runs in the event loop
+and does not wait."""
 
 Recorder = Callable[..., None]
-"""Records a value of a histogram, with the values of its attributes."""
+"""Records a value of a histogram with the values of its attributes."""
 
 
 class TopicLabels:
-    """The labels of topics: their names, or OTHER."""
+    """The label of each topic: its name, or OTHER."""
 
     def __init__(self, patterns: Sequence[str] = (), topics_max: int = TOPICS_MAX) -> None:
         """
@@ -111,7 +111,6 @@ class TopicLabels:
         self._labels: dict[str, str] = {}
 
     def of(self, topic: object) -> str:
-        """A topic's label: its name, or OTHER."""
         if not self._patterns:
             return OTHER
         name = str(topic)
@@ -143,7 +142,7 @@ class TopicLabels:
 
 
 class Readings:
-    """The newest reading of everything, for any thread."""
+    """The newest reading of all metrics, for any thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -154,15 +153,15 @@ class Readings:
         self._failing: set[str] = set()
 
     def add(self, metric: Metric, read: Read) -> None:
-        """Add a metric, and the function that reads it."""
+        """Add a metric with its reader."""
         self._reads.append((metric, read))
 
     def age(self) -> None:
-        """Renew the reading at the next request."""
+        """Make the next request renew the reading."""
         self._read_at_s = -READING_S
 
     def of(self, metric: Metric) -> Sequence[Observation]:
-        """The observations of a metric. Not to be called in the event loop."""
+        """The observations of a metric. Must not be called in the event loop."""
         with self._lock:
             if time.monotonic() - self._read_at_s >= READING_S:
                 self._refresh()
@@ -173,12 +172,12 @@ class Readings:
         try:
             self._loop.call_soon_threadsafe(lambda: done.set_result(self.read()))
             self._found = done.result(READING_TIMEOUT_S)
-        except (TimeoutError, RuntimeError) as error:  # it is busy, or closed
+        except (TimeoutError, RuntimeError) as error:  # the event loop is busy or closed
             log.warning("metrics not refreshed, serving the previous values", error=repr(error))
         self._read_at_s = time.monotonic()
 
     def read(self) -> Mapping[str, Sequence[Observation]]:
-        """Read everything. Runs in the event loop."""
+        """Read all metrics. Runs in the event loop."""
         found: dict[str, list[Observation]] = {}
         for metric, read in self._reads:
             names = [each.name for each in metric.attributes]
@@ -188,7 +187,7 @@ class Readings:
                     for values, value in read()
                 ]
             except Exception:
-                if metric.name not in self._failing:  # once: it will fail each time
+                if metric.name not in self._failing:  # log once: it will fail each time
                     log.exception("metric failed", metric=metric.name)
                 self._failing.add(metric.name)
                 continue
@@ -220,7 +219,7 @@ class Metrics:
         return self._meter is not None
 
     def tell(self, metric: Metric, read: Read) -> None:
-        """Register a metric; `read` returns its values on export."""
+        """Register a metric; `read` is called on each export."""
         if self._meter is None or self._readings is None:
             return
         make: Callable[..., Any] = {
@@ -237,7 +236,7 @@ class Metrics:
         make(metric.name, [callback], unit=metric.unit, description=metric.description)
 
     def histogram(self, metric: Metric) -> Recorder:
-        """The function that records a value of a metric and the values of its attributes."""
+        """The function that records a histogram's values."""
         assert metric.kind is Kind.HISTOGRAM
         if self._meter is None:
             return nowhere
@@ -265,17 +264,17 @@ def nowhere(value: float, *values: str) -> None:
 
 
 OFF: Final = Metrics()
-"""Metrics that are not exported."""
+"""Metrics that are dropped."""
 
 
 @asynccontextmanager
 async def telling(config: ServiceConfig) -> AsyncIterator[Metrics]:
-    """The instruments of a service while the context lasts. On exit, the last values are exported,
+    """The instruments of a service, while the context lasts. On exit the last values are exported,
     within FLUSH_TIMEOUT_S.
 
     Raises:
-        TelemetrySettingError: a variable asks for an unknown exporter.
-        OSError: `metrics_listen` is not an address to listen on, or is in use.
+        TelemetrySettingError: a variable names an unknown exporter.
+        OSError: `metrics_listen` is not a usable address, or is in use.
     """
     exporter = exporter_asked_for("METRICS")
     if exporter == NONE and not config.metrics_listen:
@@ -290,7 +289,7 @@ async def telling(config: ServiceConfig) -> AsyncIterator[Metrics]:
     readers: list[MetricReader] = []
     app = _app(readings, readers) if config.metrics_listen else None
     if exporter != NONE:
-        readers.append(_pushing(exporter))  # the last one: it begins at once
+        readers.append(_pushing(exporter))  # last, since it begins at once
     provider = MeterProvider(readers, resource_, shutdown_on_exit=False)
     try:
         meter = provider.get_meter("seqgate", version("seqgate"))
@@ -321,7 +320,7 @@ def _pushing(exporter: str) -> "MetricReader":
 def _flush(provider: "MeterProvider") -> None:
     try:
         provider.shutdown(timeout_millis=FLUSH_TIMEOUT_S * 1000)
-    except Exception as error:  # the process ends all the same
+    except Exception as error:  # the process ends in any case
         log.warning("final metrics export failed", error=repr(error))
 
 
@@ -336,17 +335,17 @@ class _Handler(WSGIRequestHandler):
     timeout = SCRAPE_TIMEOUT_S
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Scrapes are not logged."""
+        """Do not log scrapes."""
 
 
 def _app(readings: Readings, readers: "list[MetricReader]") -> Any:
-    """The WSGI app for GET /metrics; adds the reader that it needs."""
+    """The WSGI app for GET /metrics. Adds the reader that it needs to `readers`."""
     from opentelemetry.exporter.prometheus import PrometheusMetricReader
     from prometheus_client import CollectorRegistry, make_wsgi_app
 
     class OneAtATime(CollectorRegistry):
-        """Concurrent scrapes would take each other's metrics out of the reader. Each scrape has a
-        reading of its own."""
+        """Serializes scrapes: concurrent ones would take metrics out of each other's reader. Each
+        scrape has a reading of its own."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -364,7 +363,7 @@ def _app(readings: Readings, readers: "list[MetricReader]") -> Any:
 
 @contextmanager
 def _scraped(listen: str, app: Any) -> Iterator[None]:
-    """Serve an app in threads; without an address, do nothing."""
+    """Serve an app in threads; no effect without an address."""
     if not listen:
         yield
         return
@@ -403,7 +402,7 @@ def _cpu_time() -> Iterable[tuple[Values, float]]:
 def _memory_bytes() -> int:
     try:
         pages = Path("/proc/self/statm").read_text().split()[1]
-    except OSError:  # not Linux: the peak instead
+    except OSError:  # not Linux: use the peak
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(pages) * resource.getpagesize()
 
@@ -419,7 +418,7 @@ async def _tick(record: Recorder) -> None:
 def summed(
     values: Iterable[tuple[str, float]], combine: Callable[[float, float], float] = operator.add
 ) -> Iterable[tuple[Values, float]]:
-    """Values of topics, combined by label; OTHER is always present, and combined with 0."""
+    """Values of topics combined by label. OTHER is always present, and combined with 0."""
     found: dict[str, float] = {OTHER: 0}
     for label, value in values:
         found[label] = combine(found[label], value) if label in found else value
@@ -431,14 +430,14 @@ SURVEY_REST_MAX_S: Final = 60.0
 
 
 def survey_rest_s(took_s: float, interval_s: float) -> float:
-    """The pause after a survey, in seconds: longer after a slow one, but at most SURVEY_REST_MAX_S,
-    or the interval if that is longer still."""
+    """The pause after a survey, in seconds: longer after a slow survey, but at most the longer of
+    SURVEY_REST_MAX_S and the interval."""
     return max(interval_s, min(took_s * SURVEY_SHARE, SURVEY_REST_MAX_S))
 
 
 async def survey_forever(look: Callable[[], Awaitable[None]], interval_s: float) -> None:
-    """Run a survey for metrics at intervals. A failure is logged, and the next survey tries again:
-    nothing depends on it."""
+    """Run a survey for metrics periodically. A failure is logged and the next survey runs as usual,
+    since nothing depends on one."""
     while True:
         began_s, rest_s = time.monotonic(), interval_s
         try:
@@ -454,13 +453,13 @@ async def survey_forever(look: Callable[[], Awaitable[None]], interval_s: float)
 def tell_store(
     metrics: Metrics, size: Metric, free: Metric, path: Path, size_max_bytes: int
 ) -> None:
-    """Register the size of a SQLite database, and its free space."""
+    """Register the size of a SQLite database and its free space."""
     metrics.tell(size, lambda: [((), store_size(path))])
     metrics.tell(free, lambda: [((), store_free(path, size_max_bytes))])
 
 
 def store_size(path: Path) -> int:
-    """The size of a SQLite database with its write-ahead log, in bytes."""
+    """The size of a SQLite database and its write-ahead log, in bytes."""
     size = 0
     for each in (path, path.with_name(f"{path.name}-wal")):
         try:
@@ -471,7 +470,8 @@ def store_size(path: Path) -> int:
 
 
 def store_free(path: Path, size_max_bytes: int) -> int:
-    """How much a database may still grow, in bytes; `size_max_bytes` 0: no limit but the disk."""
+    """The bytes by which a database may still grow. `size_max_bytes` 0: limited by the disk
+    only."""
     disk = os.statvfs(path.parent)
     free = disk.f_bavail * disk.f_frsize
     if not size_max_bytes:

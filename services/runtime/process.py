@@ -1,4 +1,4 @@
-"""From the command line to a running service."""
+"""The life of a service's process, from its command line to its exit status."""
 
 import asyncio
 import os

@@ -1,8 +1,8 @@
-"""The part of an entry's metadata that filters read: the key under which a verdict is cached.
+"""The part of an entry's metadata that filters read, which is the cache key of a verdict.
 
-Entries with equal keys have equal verdicts. A key is made for each entry and costs more than
-everything else when verdicts are cached, so each set of variables has functions of its own that
-touch only the fields read. The filter service and its client, the dispatcher, use the same ones.
+Entries with equal keys have equal verdicts. A key is computed for each entry, and costs more than
+all else when verdicts are cached; so each set of variables gets functions that touch only the
+fields it needs. The filter service and its client, the dispatcher, use the same functions.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +20,7 @@ FIELDS: Final = {
     "publish_time_ms": "publish_time",
     "num_messages": "num_messages_in_batch",
 }
-"""The variables that are fields of metadata."""
+"""The variables that are fields of the metadata."""
 
 
 def _messages_in(metadata: Any) -> int:
@@ -28,16 +28,16 @@ def _messages_in(metadata: Any) -> int:
 
 
 def field_readers(variables: Iterable[str]) -> list[Read]:
-    """A function for each of these variables, which are fields."""
+    """A function for each of these variables, all of them fields."""
     return [
         _messages_in if each == "num_messages" else attrgetter(FIELDS[each]) for each in variables
     ]
 
 
 def properties_reader(names: Sequence[str] | None) -> Read:
-    """Reads the properties of these names as a tuple of values, None for an absent one; without
-    names, all of them, as pairs. Of a batch without properties it reads None: its messages may
-    have some, but a batch is never opened."""
+    """Reads the properties with these names as a tuple of values, None for an absent one; without
+    names, all properties, as pairs. Of a batch without properties it reads None: its messages may
+    have some, but batches are never opened."""
     if names is None:
 
         def all_of(metadata: Any) -> object:
@@ -50,7 +50,7 @@ def properties_reader(names: Sequence[str] | None) -> Read:
         (name,) = names
 
         def one(metadata: Any) -> object:
-            value = metadata.properties.get(name)  # [name] would put an empty one there
+            value = metadata.properties.get(name)  # properties[name] would insert an empty value
             return _none_of(metadata, absent) if value is None else (value,)
 
         return one

@@ -1,9 +1,8 @@
-"""Counts refusals, and logs a sample of them.
+"""Counts refusals and logs a sample of them.
 
 Refusals are grouped by reason and method, and denials also by caller. The first of a group is
-logged. The group is then silent for a minute, and its next line has the number of refusals
-suppressed meanwhile. So a storm of refused calls is not a storm of lines, and a new group is seen
-at once.
+logged. The group is then silent for a minute; its next line has the number of refusals suppressed
+meanwhile. So a storm of refused calls is no storm of lines, and a new group shows up at once.
 """
 
 import time
@@ -26,10 +25,10 @@ from seqgate.telemetry import names
 log = structlog.get_logger()
 
 LOG_INTERVAL_S: Final = 60.0
-"""A group has at most one line in this time, in seconds."""
+"""The shortest time between two lines of a group, in seconds."""
 
 GROUPS_MAX: Final = 1_000
-"""The most groups. All further ones share one line."""
+"""The most groups; all others share one line."""
 
 
 class Group(NamedTuple):
@@ -38,7 +37,7 @@ class Group(NamedTuple):
     reason: str
     method: str
     of: str = ""
-    """A further criterion: the caller for denials, the type for unexpected exceptions."""
+    """A further criterion: the caller of a denial, or the type of an unexpected exception."""
 
 
 _OTHERS: Final = Group("", "")
@@ -46,15 +45,13 @@ _OTHERS: Final = Group("", "")
 
 
 class _LastLine(NamedTuple):
-    """When a group was last logged, and how many refusals it had since."""
+    """The time of a group's last line, and the number of refusals since."""
 
     logged_s: float
     suppressed: int
 
 
 class RefusalLog:
-    """See the module."""
-
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
         """By reason and method."""
@@ -62,17 +59,17 @@ class RefusalLog:
         """Refusals with SERVICE_BUSY, by limit."""
         self._clock = clock
         self._groups: dict[Group, _LastLine] = {}
-        """In the order of their last lines."""
+        """Ordered by the time of the last line."""
 
     def record(self, event: str, group: Group, *, level: int = WARNING, **fields: Any) -> None:
         """Count a refusal, and log it unless its group was logged within the interval.
 
         Args:
-            event: the line's name.
-            group: the refusal's.
-            level: the line's, one of the standard library's.
-            fields: of the line, which also has `suppressed`: how many refusals of the group were
-                not logged since its last line.
+            event: the name of the line.
+            group: the group of the refusal.
+            level: the level of the line, one of the standard library's.
+            fields: the fields of the line. It also gets `suppressed`: the number of the group's
+                refusals not logged since its last line.
         """
         self.counts[group.reason, group.method] += 1
         now_s = self._clock()
@@ -87,12 +84,12 @@ class RefusalLog:
         log.log(level, event, **_fields(group), **fields, suppressed=suppressed)
 
     def record_busy(self, refusal: DomainError) -> None:
-        """Count a refusal with SERVICE_BUSY by the limit that it names; ignore any other."""
+        """Count a refusal with SERVICE_BUSY by the limit that it names; ignore others."""
         if isinstance(refusal, ServiceBusy):
             self.busy[str(refusal.details["limit"])] += 1
 
     def flush(self) -> None:
-        """Log how many refusals of each group were suppressed, and start anew."""
+        """Log the number of suppressed refusals of each group, and reset the groups."""
         while self._groups:
             self._forget_oldest()
 
@@ -126,7 +123,7 @@ _CALL: ContextVar[_Call | None] = ContextVar("call", default=None)
 
 @contextmanager
 def during(refusals: RefusalLog, method: str, peer: str) -> Iterator[None]:
-    """Have `in_stream` count a call's refusals in `refusals`."""
+    """Have `in_stream` count refusals of a call in `refusals`."""
     token = _CALL.set(_Call(refusals, method, peer))
     try:
         yield
@@ -135,8 +132,8 @@ def during(refusals: RefusalLog, method: str, peer: str) -> Iterator[None]:
 
 
 def in_stream(refusal: DomainError) -> status_pb2.Status:
-    """The status with which a stream refuses one request and goes on. It counts as a refusal of the
-    stream's method."""
+    """The status with which an open stream refuses one request. Counts as a refusal of the stream's
+    method."""
     status = status_of(refusal)
     get_current_span().set_attribute(names.REASON, refusal.reason)
     call = _CALL.get()

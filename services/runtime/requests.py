@@ -1,7 +1,7 @@
-"""Parses what requests of several services share: names, positions, places, pages and times.
+"""Parsers of request parts that services share: names, numbers, positions, places, times, pages.
 
 Each function returns the value, or refuses the request with an error that names the field and the
-limit. Where services refuse with reasons of their own, `refusal` is the error's class.
+limit. `refusal` is the error's class, where services have reasons of their own.
 """
 
 from typing import Any, Final, NamedTuple
@@ -31,7 +31,7 @@ from seqgate.types import (
 )
 
 DAY_MS: Final = 86_400_000
-"""The longest delay, timeout or deadline of the dispatcher, in milliseconds: a day."""
+"""The longest delay, timeout or deadline that the dispatcher accepts: a day, in milliseconds."""
 
 Refusal = type[DomainError]
 
@@ -40,7 +40,7 @@ Refusal = type[DomainError]
 
 
 def read_topic(text: str) -> TopicName:
-    """A topic. Raises InvalidTopicName."""
+    """A topic name. Raises InvalidTopicName."""
     try:
         return TopicName.parse(text)
     except InvalidNameError as error:
@@ -48,7 +48,7 @@ def read_topic(text: str) -> TopicName:
 
 
 def read_producer(name: str) -> str:
-    """A producer's name. Raises InvalidProducerName."""
+    """A producer name. Raises InvalidProducerName."""
     try:
         return check_producer_name(name)
     except InvalidNameError as error:
@@ -66,7 +66,6 @@ def read_name(field: str, name: str, refusal: Refusal) -> str:
 
 
 def read_number(field: str, number: int, refusal: Refusal, most: int = SEQUENCE_ID_MAX) -> int:
-    """A number of at most `most`."""
     if number > most:
         limit = "2^63 - 1" if most == SEQUENCE_ID_MAX else f"{most:,}"
         raise refusal(f"{field} must be at most {limit}", field=field, given=number)
@@ -79,7 +78,7 @@ def read_sequence_id(field: str, number: int) -> int:
 
 
 def read_chunk(field: str, chunk: common_pb2.Chunk, refusal: Refusal) -> Chunk:
-    """The place of a chunk in its large message."""
+    """The chunk that a message of a large message holds."""
     try:
         return check_chunk(Chunk(chunk.uuid, chunk.chunk_id, chunk.num_chunks, chunk.total_bytes))
     except InvalidChunkError as error:
@@ -90,7 +89,6 @@ def read_chunk(field: str, chunk: common_pb2.Chunk, refusal: Refusal) -> Chunk:
 
 
 def read_position(field: str, position: common_pb2.Position, refusal: Refusal) -> Position:
-    """A position."""
     ledger_id, entry_id = position.ledger_id, position.entry_id
     if max(ledger_id, entry_id) > SEQUENCE_ID_MAX:
         raise refusal(
@@ -103,7 +101,7 @@ def read_position(field: str, position: common_pb2.Position, refusal: Refusal) -
 
 
 def read_optional_position(request: Any, field: str, refusal: Refusal) -> Position | None:
-    """The position in a field; None: it is absent."""
+    """The position in a field; None: the field is absent."""
     if not request.HasField(field):
         return None
     return read_position(field, getattr(request, field), refusal)
@@ -118,7 +116,7 @@ class Latest(NamedTuple):
 
 
 class At(NamedTuple):
-    """At an entry, or at the next one that the log has."""
+    """At an entry, or at the next one in the log."""
 
     position: Position
 
@@ -130,7 +128,7 @@ class After(NamedTuple):
 
 
 class AtTime(NamedTuple):
-    """At the first entry appended at this time or later, in ms since 1970."""
+    """At the first entry appended at this time or later, in milliseconds since 1970."""
 
     append_ms: int
 
@@ -158,7 +156,7 @@ def read_start(start: common_pb2.Start, refusal: Refusal) -> Start:
 
 
 def read_time_ms(field: str, time: Timestamp, refusal: Refusal) -> int:
-    """A time since 1970 in milliseconds; parts of one count as a whole one."""
+    """A time in milliseconds since 1970, rounded up."""
     if not 0 <= time.nanos < 1000 * MS_NS or not 0 <= milliseconds(time) <= TIME_MAX_MS:
         raise refusal(f"{field} must be from 1970 to 9999", field=field)
     return milliseconds(time)
@@ -167,7 +165,7 @@ def read_time_ms(field: str, time: Timestamp, refusal: Refusal) -> int:
 def read_duration_ms(
     field: str, duration: Duration, refusal: Refusal, *, least_ms: int, most_ms: int
 ) -> int:
-    """A duration in milliseconds; parts of one count as a whole one."""
+    """A duration in milliseconds, rounded up."""
     is_valid = 0 <= duration.nanos < 1000 * MS_NS
     if not is_valid or not least_ms <= milliseconds(duration) <= most_ms:
         raise refusal(f"{field} must be {_in_words(least_ms)} to {_in_words(most_ms)}", field=field)
@@ -182,14 +180,14 @@ def _in_words(duration_ms: int) -> str:
 
 
 def read_limit(asked: int, default: int, most: int, field: str = "page_size") -> int:
-    """How many items are returned at most; 0 asks for the default. Raises InvalidPage."""
+    """The most items to return; 0 requests the default. Raises InvalidPage."""
     if not 0 <= asked <= most:
         raise InvalidPage(f"{field} must be 1 to {most:,}", field=field, given=asked)
     return asked or default
 
 
 def read_position_token(token: str) -> Position | None:
-    """The position after which a page begins; None: it is the first page. Raises InvalidPage."""
+    """The position after which a page begins; None: the first page. Raises InvalidPage."""
     if not token:
         return None
     parts = token.split(":")
@@ -202,5 +200,5 @@ def read_position_token(token: str) -> Position | None:
 
 
 def to_position_token(after: Position | None) -> str:
-    """The token of the page after a position; None: there is no more."""
+    """The token of the page after a position; None: there is none."""
     return "" if after is None else f"{after.ledger_id}:{after.entry_id}"

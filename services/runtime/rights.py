@@ -1,7 +1,7 @@
-"""The rights that each method needs; each service has a table by method name in its rights.py.
+"""The rights that methods need; each service lists its methods in its rights.py.
 
 Needs are derived from the caller's messages. Each message of a stream is checked before the handler
-sees it. A message that names no resource passes only after one that did.
+receives it. A message that names no resource passes only after one that did.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,9 +15,8 @@ NeedsOf = Callable[[Any], Sequence[Need]]
 
 
 class Shown(NamedTuple):
-    """The field of a list's answer with its items, and the rights to read one. Items that the
-    caller may not read are left out: a right to all of a topic's cursors does not cover the
-    system's."""
+    """A list's answer: the field with its items, and the needs to read one. Items that the caller
+    may not read are left out: a right to all of a topic's cursors does not cover the system's."""
 
     field: str
     needs: NeedsOf
@@ -28,34 +27,29 @@ class Right(NamedTuple):
 
     needs: NeedsOf
     roles: frozenset[Role] = frozenset()
-    """The roles that may call it for any topic."""
+    """The roles that may call the method for any topic."""
     shown: Shown | None = None
-    """For a list: the filter of its items."""
+    """For a list: which items the caller may read."""
 
 
 Rights = Mapping[str, Right]
-"""By the method's name."""
+"""By full method name."""
 
 ANY_VERB: Final = frozenset(Verb)
 
 NOBODY: Final = Need(frozenset(), None, None)
-"""A need that no rule meets."""
+"""A need that no rule satisfies."""
 
 SOMEBODY: Final = Need(ANY_VERB, None, None)
-"""A need that any rule for the caller meets."""
+"""A need that any rule for the caller satisfies."""
 
 
 def roles(*given: Role) -> frozenset[Role]:
-    """A set of roles."""
     return frozenset(given)
 
 
 def the_topic(text: str) -> Topics:
-    """One topic.
-
-    Raises:
-        InvalidTopicName: the name is invalid.
-    """
+    """A single topic. Raises InvalidTopicName."""
     name = read_topic(text)
     return Part(name.tenant), Part(name.namespace_part), Part(name.local)
 
@@ -69,31 +63,31 @@ def topics_from(prefix: str) -> Topics:
 
 
 def of_topic(*verbs: Verb) -> NeedsOf:
-    """One of these verbs on `topic` itself, not only on some of its subscriptions."""
+    """Any of these verbs on `topic` itself, not only on some of its subscriptions."""
     wanted = frozenset(verbs)
     return lambda request: [Need(wanted, the_topic(request.topic))]
 
 
 def of_topic_somehow(*verbs: Verb) -> NeedsOf:
-    """One of these verbs on `topic`, or on any of its subscriptions."""
+    """Any of these verbs on `topic`, or on any of its subscriptions."""
     wanted = frozenset(verbs)
     return lambda request: [Need(wanted, the_topic(request.topic), None)]
 
 
 def of_subscription(*verbs: Verb) -> NeedsOf:
-    """One of these verbs on `subscription` of `topic`."""
+    """Any of these verbs on `subscription` of `topic`."""
     wanted = frozenset(verbs)
     return lambda request: [Need(wanted, the_topic(request.topic), Part(request.subscription))]
 
 
 def of_cursor(*verbs: Verb) -> NeedsOf:
-    """One of these verbs on the cursor `cursor` of `topic`."""
+    """Any of these verbs on the cursor `cursor` of `topic`."""
     wanted = frozenset(verbs)
     return lambda request: [Need(wanted, the_topic(request.topic), Part(request.cursor))]
 
 
 def of_listed(*verbs: Verb) -> NeedsOf:
-    """One of these verbs on a cursor or subscription in a list."""
+    """Any of these verbs on a listed cursor or subscription."""
     wanted = frozenset(verbs)
     return lambda listed: [Need(wanted, the_topic(listed.topic), Part(listed.name))]
 
@@ -104,10 +98,10 @@ def always(*needs: Need) -> NeedsOf:
 
 
 def table(service: str, rights: Mapping[str, Right], methods: Iterable[str]) -> dict[str, Right]:
-    """The rights of a service by the full names of its methods, /service/method.
+    """The rights of a service by full method name, /service/method.
 
     Raises:
-        AssertionError: a method is missing, or not one of the service.
+        AssertionError: a method is missing, or is not one of the service.
     """
     assert set(rights) == set(methods), set(rights) ^ set(methods)
     return {f"/{service}/{method}": right for method, right in rights.items()}

@@ -1,9 +1,9 @@
-"""A limit on the bytes on their way to callers, shared by all streams of a process.
+"""A limit on the bytes being sent to callers, shared by all streams of a process.
 
     take ──▶ read from the store or the cache ──▶ sent ──▶ give back
 
 A stream that waits for room holds none, so streams do not deadlock. A caller that does not read
-while others wait for the room that it takes up is cut off after a time limit. So every wait ends.
+while others wait is disconnected after a time limit, so every wait ends.
 """
 
 import asyncio
@@ -14,17 +14,17 @@ from typing import NamedTuple
 
 
 class Room:
-    """See the module.
+    """The bytes taken by all streams, and the streams that wait.
 
     Attributes:
         used_bytes: the bytes taken.
         bytes_max: the limit. A share may exceed it while all others are empty, so that an entry of
             any size can be sent.
-        peak_bytes: the most bytes taken at a time.
+        peak_bytes: the most bytes ever taken at once.
     """
 
     def __init__(self, bytes_max: int, *, slow_s: float) -> None:
-        """`slow_s` is how long a caller may go without reading while others wait."""
+        """`slow_s` is how long a caller may not read while others wait."""
         self.used_bytes = 0
         self.peak_bytes = 0
         self.bytes_max = bytes_max
@@ -33,16 +33,16 @@ class Room:
         self._writing: dict[Share, float] = {}
 
     def share(self, cut_off: Callable[[], None]) -> "Share":
-        """The share of one stream. `cut_off` is called when its caller does not read."""
+        """A share for one stream. `cut_off` is called if its caller does not read."""
         return Share(self, cut_off)
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a share waits, which goes first."""
+        """Whether another share waits; waiting shares go first."""
         return bool(self._waiting)
 
     def fits(self, share: "Share", size_bytes: int) -> bool:
-        """Whether a share may take as many more bytes."""
+        """Whether a share may take this many more bytes."""
         used_bytes = self.used_bytes
         return used_bytes + size_bytes <= self.bytes_max or used_bytes == share.size_bytes
 
@@ -52,7 +52,7 @@ class Room:
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
 
     async def wait(self, share: "Share", size_bytes: int) -> None:
-        """Wait for room, and take it."""
+        """Wait for room and take it."""
         turn = _Turn(share, size_bytes, asyncio.get_running_loop().create_future())
         self._waiting.append(turn)
         try:
@@ -69,15 +69,15 @@ class Room:
             raise
 
     def begin_writing(self, share: "Share") -> None:
-        """A write to the caller begins."""
+        """Record that a write to the caller begins."""
         self._writing[share] = asyncio.get_running_loop().time()
 
     def end_writing(self, share: "Share") -> None:
-        """The write has ended: the caller read it, or disconnected."""
+        """Record that the write ended: the caller read, or disconnected."""
         self._writing.pop(share, None)
 
     def serve(self) -> None:
-        """Give room to the waiting shares, in order, as far as it goes."""
+        """Give room to the waiting shares, in order, as far as it reaches."""
         while self._waiting and self.fits(*self._waiting[0][:2]):
             turn = self._waiting.popleft()
             turn.share.add(turn.size_bytes)
@@ -96,10 +96,10 @@ class Room:
 
 
 class Share:
-    """The bytes that one stream has of a Room.
+    """The bytes that one stream has taken from a Room.
 
     Attributes:
-        size_bytes: how many.
+        size_bytes: the number of these bytes.
         cut_off: ends the stream.
     """
 
@@ -117,29 +117,27 @@ class Share:
         return True
 
     async def take(self, size_bytes: int) -> None:
-        """Take bytes as soon as they are free. The share must be empty."""
+        """Wait for free bytes and take them. The share must be empty."""
         assert not self.size_bytes
         if not self.try_take(size_bytes):
             await self._room.wait(self, size_bytes)
 
     def add(self, size_bytes: int) -> None:
-        """Take bytes whether they are free or not."""
+        """Take bytes even if they are not free."""
         self.size_bytes += size_bytes
         self._room.count(size_bytes)
 
     def give(self, size_bytes: int) -> None:
-        """Give bytes back."""
         self.size_bytes -= size_bytes
         self._room.count(-size_bytes)
         self._room.serve()
 
     def give_all(self) -> None:
-        """Give everything back."""
         self.give(self.size_bytes)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """A write to the caller is in progress meanwhile."""
+        """Mark a write to the caller as in progress while the context lasts."""
         self._room.begin_writing(self)
         try:
             yield

@@ -1,6 +1,4 @@
-"""A service's security settings in effect: its certificate, its guard, and the configurations that
-it refuses.
-"""
+"""The security of a service: its certificate, its guard, and the configurations that it refuses."""
 
 import tomllib
 from collections.abc import Sequence
@@ -31,7 +29,7 @@ class OpenToEverybody(ValueError):
 
 
 def exposure(config: ServiceConfig) -> Sequence[str]:
-    """The dangers of a service's listen address; none if only this machine can call it."""
+    """The dangers of a service's listen address; none if it is reachable from this machine only."""
     if is_loopback(config.listen):
         return []
     found = []
@@ -45,8 +43,8 @@ def exposure(config: ServiceConfig) -> Sequence[str]:
 def check_exposure(config: ServiceConfig) -> None:
     """
     Raises:
-        OpenToEverybody: other machines can reach the service insecurely, and `allow_insecure` is
-            not set.
+        OpenToEverybody: the service is reachable insecurely from other machines, and
+            `allow_insecure` is not set.
     """
     found = exposure(config)
     if found and not config.allow_insecure:
@@ -67,8 +65,8 @@ def check_files(config: ServiceConfig) -> None:
 
 
 def server_credentials(config: ServiceConfig) -> grpc.ServerCredentials | None:
-    """The service's certificate and the authorities of its clients'; None: no TLS. Each connection
-    uses the files' current content.
+    """The service's certificate and its clients' authorities, from the files' current content on
+    each connection; None: no TLS.
 
     Raises:
         OSError, ValueError: a file cannot be used.
@@ -94,7 +92,7 @@ def server_credentials(config: ServiceConfig) -> grpc.ServerCredentials | None:
 
 
 def guard_of(config: ServiceConfig, rights: Rights) -> Guard | None:
-    """The guard that authorizes calls; None: without authentication.
+    """The guard that authorizes calls; None: callers are not authenticated.
 
     Raises:
         OSError, ValueError: a file cannot be used.
@@ -120,14 +118,14 @@ def guard_of(config: ServiceConfig, rights: Rights) -> Guard | None:
 
 
 _TO_REFLECT: Final = Right(always(Need(frozenset({Verb.ADMINISTER}), None, None)))
-"""Reflection is for callers that may administer anything."""
+"""Reflection requires the right to administer anything."""
 
 
 def read_access(file: Path) -> Access:
     """The rules in a file.
 
     Raises:
-        OSError, ValueError: it cannot be read, or is invalid.
+        OSError, ValueError: the file cannot be read, or is invalid.
     """
     held = file.read_bytes()
     if len(held) > ACCESS_BYTES_MAX:

@@ -1,4 +1,4 @@
-"""A gRPC server with the parts common to all services, from start to drain."""
+"""The gRPC server of any service, from start to drain."""
 
 import asyncio
 import signal
@@ -37,7 +37,7 @@ log = structlog.get_logger()
 
 SPARE_CALLS: Final = 1_000
 """The most calls beyond those being served: health checks, and calls whose request is arriving or
-being refused. gRPC itself refuses calls above that, before it reads the request."""
+being refused. gRPC itself refuses further calls, before it reads their requests."""
 
 
 @asynccontextmanager
@@ -55,12 +55,12 @@ async def grpc_server(
 
     Args:
         config: the service's settings.
-        drain: begun here; servicers with streams watch it.
-        register: adds the servicers.
+        drain: begun on exit; servicers with streams must watch it.
+        register: adds the servicers to a server.
         services: their full names, for health and reflection.
         checks: the dependencies that must answer before the service is ready.
-        rights: the rights that each method needs, with authentication.
-        metrics: records its calls, streams and denials.
+        rights: the rights that each method needs, if callers are authenticated.
+        metrics: records calls, streams and denials.
 
     Raises:
         OSError, ValueError: a certificate, key or access file cannot be used.
@@ -101,7 +101,6 @@ async def grpc_server(
 def _interceptor(
     config: ServiceConfig, drain: Drain, refusals: RefusalLog, rights: Rights, metrics: Metrics
 ) -> Interceptor:
-    """The layers around every call."""
     arounds = [logged(refusals), translated(refusals), drained(drain), deadlined]
     guard = guard_of(config, rights)
     if metrics.is_on:
@@ -119,7 +118,7 @@ def _interceptor(
 
 
 def _add_port(config: ServiceConfig, server: aio.Server) -> tuple[int, bool]:
-    """The port on which the server will listen, and whether it uses TLS."""
+    """Add the listen address. Returns its port, and whether it uses TLS."""
     credentials = server_credentials(config)
     if credentials is None:
         return server.add_insecure_port(config.listen), False
@@ -127,7 +126,7 @@ def _add_port(config: ServiceConfig, server: aio.Server) -> tuple[int, bool]:
 
 
 async def _drained(config: ServiceConfig, drain: Drain) -> None:
-    """Wait for streams to close, and cut those that do not."""
+    """Wait for streams to close, and cut the rest."""
     drain.begin()
     if not await drain.emptied(config.drain_timeout_s):
         log.warning("streams cut at the end of drain_timeout_s", seconds=config.drain_timeout_s)
@@ -138,7 +137,7 @@ async def _drained(config: ServiceConfig, drain: Drain) -> None:
 def tell_calls(
     metrics: Metrics, drain: Drain, refusals: RefusalLog, denials: RefusalLog | None
 ) -> None:
-    """Register the counts of open streams, of calls refused as busy, and of denials."""
+    """Register the metrics of open streams, of calls refused as busy, and of denials."""
     metrics.tell(STREAMS, lambda: [((), drain.streams)])
     metrics.tell(BUSY, lambda: [((each,), refusals.busy[each]) for each in BUSY_LIMIT.values])
     if denials is None:
@@ -151,7 +150,7 @@ def tell_calls(
 
 
 def _health_server(config: ServiceConfig, readiness: Readiness) -> aio.Server:
-    """A server for health probes without TLS; it has no port unless health_listen is set."""
+    """A server for health probes without TLS; it listens only if `health_listen` is set."""
     server = aio.server(options=_options(config), maximum_concurrent_rpcs=SPARE_CALLS)
     health_pb2_grpc.add_HealthServicer_to_server(readiness.servicer, server)
     if config.health_listen:
@@ -161,7 +160,6 @@ def _health_server(config: ServiceConfig, readiness: Readiness) -> aio.Server:
 
 
 async def told_to_stop() -> None:
-    """Wait for SIGTERM or SIGINT."""
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -176,7 +174,7 @@ async def told_to_stop() -> None:
 def _options(config: ServiceConfig) -> list[tuple[str, int]]:
     keepalive_ms = int(config.keepalive_s * 1000)
     options = [
-        ("grpc.so_reuseport", 0),  # two processes on one port would split the callers silently
+        ("grpc.so_reuseport", 0),  # two processes on one port would silently split the callers
         ("grpc.max_receive_message_length", config.message_bytes_max),
         ("grpc.max_send_message_length", config.message_bytes_max),
         ("grpc.max_metadata_size", config.metadata_bytes_max),

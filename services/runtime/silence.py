@@ -1,5 +1,5 @@
-"""A time limit for the first message of a stream: a silent stream occupies one of streams_max
-places. After the first message, each method has rules of its own."""
+"""A time limit for the first message of a stream, since a silent stream takes one of streams_max
+places. After the first message, each method has its own rules."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,8 +17,7 @@ class SilentStream(DomainError):
 
 
 class Spoken:
-    """A call's context with a time limit for the first message; everything else is delegated to the
-    context."""
+    """A call's context with a time limit for the first message. All else is delegated."""
 
     def __init__(self, context: Any, timeout_s: float) -> None:
         self._context = context

@@ -1,17 +1,17 @@
-"""SQLite from asyncio: one writer thread, and a few reader threads.
+"""SQLite for asyncio: one writer thread and a few reader threads.
 
-All writes queued when the writer is free go into one transaction: a group commit over all topics,
-and one fsync. A piece of work is a function of the connection that refuses before it changes
-anything, so a refusal does not affect the rest of its group; an error of SQLite fails the whole
-group, which is rolled back.
+All writes queued when the writer becomes free go into one transaction: a group commit over all
+topics, with one fsync. A piece of work is a function of the connection that refuses before it
+changes anything, so a refusal does not affect the rest of its group; an error of SQLite fails and
+rolls back the whole group.
 
-SQLite restarts the write-ahead log when all of it is in the database and no reader uses it. While
-reads overlap, a reader always does, and the log would grow as long as that lasts. Above a size, the
-writer waits for the readers: each reads one page, and later ones read from the database. A store's
-limit applies to both files together.
+SQLite restarts the write-ahead log once all of it is in the database and no reader uses it. While
+reads overlap, some reader always uses it, and the log would grow for as long as they do. Above a
+size, the writer waits for the readers: each reads one page, and later ones read from the database.
+A store's limit applies to both files together.
 
-The queues are bounded, by count and by the bytes of the requests: queued work outlives a caller
-that gives up.
+The queues are bounded, by count and by the bytes of the requests, since queued work outlives a
+caller that gives up.
 """
 
 import asyncio
@@ -40,21 +40,20 @@ GROUP_MAX: Final = 256
 """The most pieces of work in one transaction."""
 
 WAITING_MAX: Final = 10_000
-"""The most pieces of work queued or running: a limit for writes, and the same for reads."""
+"""The most pieces of work queued or running, for writes and for reads each."""
 
 WAITING_BYTES_MAX: Final = 256 * 1024 * 1024
-"""The most bytes of requests with writes queued or running, and the same for reads. A request of
-any size is accepted while there are no others. (The ledger's appends have a budget of their
-own.)"""
+"""The most bytes of requests whose writes are queued or running, and the same for reads. A request
+of any size is accepted while there are no others. (The ledger's appends have their own budget.)"""
 
 AUTOCHECKPOINT_PAGES: Final = 2_000
-"""The size of the log, in pages, at which SQLite starts to copy it into the database."""
+"""The size of the log, in pages, at which SQLite begins to copy it into the database."""
 
 BUSY_TIMEOUT_MS: Final = 5_000
 """How long to wait for another process that locks the database."""
 
 RETRY_AFTER_S: Final = 0.5
-"""RetryInfo for a caller when the store fails."""
+"""RetryInfo for a caller after the store failed."""
 
 OPEN_MAX_S: Final = 30.0
 OPEN_RETRY_S: Final = 0.2
@@ -62,25 +61,24 @@ OPEN_RETRY_S: Final = 0.2
 
 WAL_BYTES_MAX: Final = 64 * 1024 * 1024
 """The size of the write-ahead log, in bytes, above which the writer waits for readers; for a store
-with a limit, a sixteenth of that if it is less. One group of writes may exceed it."""
+with a limit, at most a sixteenth of that. One group of writes may exceed it."""
 
 LOG_SHARE: Final = 16
-"""The write-ahead log's part of a store's limit: one in so many."""
+"""The write-ahead log's share of a store's limit: one in this many."""
 
 CHECKPOINT_WAIT_MS: Final = 250
-"""How long the writer waits for readers at a time; above twice the size, BUSY_TIMEOUT_MS
-instead."""
+"""How long the writer waits for readers at a time; above twice the size, BUSY_TIMEOUT_MS."""
 
 
 class DiskShare(NamedTuple):
-    """The parts of a store's limit, in bytes; 0: the database has no limit."""
+    """The shares of a store's limit, in bytes; 0: the database has no limit."""
 
     database: int
     log: int
 
     @classmethod
     def of(cls, size_max_bytes: int) -> "DiskShare":
-        """The parts of a limit on both files together; 0: no limit."""
+        """The shares of a limit on both files together; 0: no limit."""
         if not size_max_bytes:
             return cls(0, WAL_BYTES_MAX)
         log_bytes = min(WAL_BYTES_MAX, size_max_bytes // LOG_SHARE)
@@ -88,8 +86,6 @@ class DiskShare(NamedTuple):
 
 
 class Waiting:
-    """The pieces of work queued or running."""
-
     def __init__(self, what: str) -> None:
         self._what = what
         self._budget = Budget(WAITING_BYTES_MAX)
@@ -123,7 +119,7 @@ class _Task(NamedTuple, Generic[T]):
 
 
 class Connections:
-    """See the module. Made by `connections`."""
+    """The threads and the queues of one database. Created by `connections`."""
 
     def __init__(
         self, path: Path, *, readers: int, prepare: Work[None], size_max_bytes: int = 0
@@ -141,10 +137,10 @@ class Connections:
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="sqlite-reader")
 
     async def write(self, work: Work[T]) -> T:
-        """Do the work in the next transaction, and return when it is durable.
+        """Run `work` in the next transaction, and return when it is durable.
 
         Raises:
-            DomainError: the work's own refusal; nothing changed.
+            DomainError: the refusal of `work`; nothing changed.
             ServiceBusy: the queue is full; nothing changed.
             StoreFull: nothing changed.
             StoreUnavailable: the outcome is unknown.
@@ -155,7 +151,7 @@ class Connections:
         return await _recorded(names.COMMIT, asyncio.shield(done))
 
     async def read(self, work: Work[T]) -> T:
-        """Do the work on a reader's connection, in one transaction.
+        """Run `work` on a reader's connection, in one transaction.
 
         Raises:
             ServiceBusy: the queue is full.
@@ -172,12 +168,12 @@ class Connections:
             raise
 
     def _answer(self, task: _Task[T], given_up: threading.Event) -> None:
-        """Do the work, unless its caller has given up."""
+        """Run the work, unless its caller has given up."""
         result: object = None
         if not given_up.is_set():
             try:
                 result = self._read(task.work)
-            except Exception as error:  # the waiting caller gets it
+            except Exception as error:  # raised in the waiting caller
                 result = error
         self._loop.call_soon_threadsafe(_resolve, [task], [result])  # type: ignore[arg-type]
 
@@ -221,7 +217,7 @@ class Connections:
                 results = [refusal] * len(group)
             except apsw.Error as error:
                 results = [_translated(error)] * len(group)
-            except Exception as error:  # a defect of ours: waiting callers get it, and stop
+            except Exception as error:  # a bug of ours: raised in the waiting callers, which stop
                 results = [error] * len(group)
             self._loop.call_soon_threadsafe(_resolve, group, results)
             if connection is not None:
@@ -232,17 +228,17 @@ class Connections:
 
     @property
     def log_bytes(self) -> int:
-        """The size of the write-ahead log."""
+        """The size of the write-ahead log, in bytes."""
         try:
             return self._wal.stat().st_size
         except OSError:
             return 0
 
     def _check_room(self, connection: apsw.Connection) -> None:
-        """Refuse writes while readers keep the log at twice its part of a limit.
+        """Refuse writes while readers keep the log at twice its share of a limit.
 
         Raises:
-            StoreFull: the log is that large.
+            StoreFull: the log has that size.
         """
         if not self._is_limited or self.log_bytes < 2 * self._share.log:
             return
@@ -270,8 +266,8 @@ class Connections:
         """Start the writer and prepare the database. Retries while the disk fails or is full.
 
         Raises:
-            StoreFull, StoreUnavailable: it failed for OPEN_MAX_S, or for another reason than the
-                disk.
+            StoreFull, StoreUnavailable: opening failed for OPEN_MAX_S, or for a reason other than
+                the disk.
         """
         self._writer.start()
         until_s = self._loop.time() + OPEN_MAX_S
@@ -299,8 +295,8 @@ class Connections:
 async def connections(
     path: Path, *, readers: int, prepare: Work[None], size_max_bytes: int = 0
 ) -> AsyncIterator[Connections]:
-    """Open a database; `prepare` runs first, in a transaction. With `size_max_bytes`, it refuses to
-    grow beyond that, its write-ahead log included."""
+    """Open a database; `prepare` runs first, in a transaction. With `size_max_bytes`, the database
+    and its write-ahead log together never exceed that size."""
     opened = Connections(path, readers=readers, prepare=prepare, size_max_bytes=size_max_bytes)
     try:
         await opened.open()
@@ -323,7 +319,7 @@ async def _recorded(operation: str, done: "asyncio.Future[T]") -> T:
 
 
 _PASSING: Final = (apsw.IOError, apsw.FullError, apsw.BusyError)
-"""Transient errors."""
+"""Errors that may pass: opening is retried."""
 
 _WRITE: Final = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 
@@ -351,7 +347,7 @@ def _limit(connection: apsw.Connection, share: DiskShare) -> None:
 
 
 def _commit(connection: apsw.Connection, group: list[_Task[object]]) -> list[object]:
-    """Do the work of a group in one transaction. Returns each result, refusals included.
+    """Run the work of a group in one transaction. Returns all results, refusals included.
 
     Raises:
         apsw.Error: nothing was done; or, if the commit itself failed, the outcome is unknown.
@@ -378,7 +374,7 @@ def _resolve(group: list[_Task[object]], results: list[object]) -> None:
             continue
         if isinstance(result, Exception):
             task.done.set_exception(result)
-            task.done.exception()  # retrieve it: the caller may be cancelled just now
+            task.done.exception()  # mark it as retrieved: the caller may be cancelled right now
         else:
             task.done.set_result(result)
 

@@ -1,8 +1,8 @@
-"""The translation between refusals and gRPC statuses: ours going out, peers' coming in.
+"""The translation between refusals and gRPC statuses: our own, and those of peers.
 
 A `DomainError` that escapes a handler becomes a status with its reason and details. Any other
-exception becomes INTERNAL, and its text stays inside. A peer's status comes back as `CallFailed`,
-which an adapter translates into what its port promises.
+exception becomes INTERNAL, without its text. A peer's status becomes `CallFailed`, which an adapter
+translates into the errors of its port.
 """
 
 from collections.abc import Awaitable
@@ -34,7 +34,6 @@ itself returns for a broken connection."""
 
 
 def status_of(error: DomainError) -> status_pb2.Status:
-    """The status of a refusal."""
     return encode(
         Refusal(
             _CODES[error.kind],
@@ -48,7 +47,7 @@ def status_of(error: DomainError) -> status_pb2.Status:
 
 
 def code_name(kind: Kind) -> str:
-    """The name of the gRPC code of refusals of a kind."""
+    """The name of the gRPC code for a kind of refusal."""
     return _CODES[kind].name
 
 
@@ -60,9 +59,9 @@ class CallFailed(Exception):
     """A call to a peer failed.
 
     Attributes:
-        reason: the peer's; empty unless one of our services refused.
+        reason: the peer's reason; empty unless one of our services refused the call.
         message: one sentence for people.
-        details: the refusal's details.
+        details: the details of the refusal.
     """
 
     def __init__(self, refusal: Refusal) -> None:
@@ -74,16 +73,12 @@ class CallFailed(Exception):
 
 
 def call_failed(error: aio.AioRpcError) -> CallFailed:
-    """The failure that a call ended with."""
+    """Translate the error of a call."""
     return CallFailed(decode_call(error))
 
 
 async def answer(call: Awaitable[T]) -> T:
-    """The peer's answer.
-
-    Raises:
-        CallFailed: the call failed.
-    """
+    """The peer's answer. Raises CallFailed."""
     try:
         return await call
     except aio.AioRpcError as error:

@@ -8,7 +8,7 @@ CANCEL_AGAIN_S: Final = 0.1
 
 
 async def end(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks, and return when they have ended.
+    """Cancel tasks and wait until they have ended.
 
     One cancellation is not always enough: until Python 3.12, asyncio.wait_for swallows one that
     arrives just as its awaitable completes (python/cpython#86296), and libraries use it.

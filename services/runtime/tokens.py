@@ -1,7 +1,7 @@
 """Bearer tokens: JWTs of an issuer whose public keys are in a file.
 
-Only signatures without a shared secret are accepted, and each key has one algorithm: a token cannot
-choose. A token must have exp, aud, iss and sub.
+Only signatures without a shared secret are accepted, and each key implies its algorithm: a token
+cannot choose one. A token must have exp, aud, iss and sub.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from seqgate.services.runtime.identity import Principal, of_token
 from seqgate.watched import OnChange, Watched
 
 LEEWAY_S: Final = 30
-"""The tolerated difference of clocks, in seconds, for exp and nbf."""
+"""The tolerated clock difference for exp and nbf, in seconds."""
 
 RSA_BITS_MIN: Final = 2048
 """The shortest RSA key, in bits."""
@@ -29,13 +29,13 @@ KEYS_MAX: Final = 100
 """The most keys in a file."""
 
 REMEMBERED_MAX: Final = 10_000
-"""The most verified tokens that are cached."""
+"""The most verified tokens in the cache."""
 
 _PEM_END: Final = b"-----END PUBLIC KEY-----"
 
 
 class MissingCredentials(DomainError):
-    """The call carries neither a token nor a client certificate that the service accepts."""
+    """The call has neither a token nor a client certificate that the service accepts."""
 
     kind = Kind.UNKNOWN_CALLER
     reason = "MISSING_CREDENTIALS"
@@ -63,14 +63,14 @@ class TokenNotYetValid(DomainError):
 
 
 class WrongAudience(DomainError):
-    """The token is issued for another audience."""
+    """The token was issued for another audience."""
 
     kind = Kind.UNKNOWN_CALLER
     reason = "WRONG_AUDIENCE"
 
 
 class WrongIssuer(DomainError):
-    """The token comes from another issuer."""
+    """The token was issued by another issuer."""
 
     kind = Kind.UNKNOWN_CALLER
     reason = "WRONG_ISSUER"
@@ -80,7 +80,7 @@ PublicKey = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
 
 
 class _Key:
-    """A public key, its algorithm, and its id, if it has one."""
+    """A public key with its algorithm and, if it has one, its id."""
 
     def __init__(self, key: Any, key_id: str | None) -> None:
         self.key: PublicKey = key
@@ -100,7 +100,7 @@ def _algorithm(key: Any) -> str:
 
 
 class Tokens:
-    """See the module."""
+    """Verifies tokens against the keys in a file."""
 
     def __init__(self, keys_file: Path, *, audience: str, issuer: str, on_change: OnChange) -> None:
         """
@@ -179,7 +179,7 @@ class Tokens:
 
 
 def _refusal(error: jwt.InvalidTokenError) -> DomainError:
-    """The error of a token that was signed with one of the keys. It quotes nothing of the token."""
+    """The error for a token with a valid signature. It quotes nothing from the token."""
     match error:
         case jwt.ExpiredSignatureError():
             return TokenExpired("the token has expired")
@@ -226,7 +226,7 @@ def _of_jwks(held: bytes) -> list[_Key]:
     for each in keys:
         try:
             found.append(_Key(each.key, each.key_id))
-        except ValueError:  # an issuer may have keys for other purposes
+        except ValueError:  # an issuer may publish keys for other purposes
             continue
         if each.public_key_use not in (None, "sig"):
             found.pop()

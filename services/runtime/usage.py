@@ -1,7 +1,7 @@
 """The help and the errors of a service's command line: `python -m seqgate.services.<name> --help`.
 
-A service takes no arguments. Its settings are environment variables, or keys of a TOML file; --help
-lists them with units, bounds and defaults, as its class of settings has them.
+A service takes no arguments. Its settings are environment variables or keys of a TOML file; --help
+lists them with the units, bounds and defaults of its settings class.
 """
 
 import difflib
@@ -32,19 +32,18 @@ CLIENT: Final = frozenset(
         "CONTEXT",
     )
 )
-"""Variables of the command line and of jobs, which a shell may have exported for them."""
+"""Variables of the command line and of jobs, which a shell may export to a service."""
 
 SERVICES: Final = frozenset(
     each.name.upper() for each in pkgutil.iter_modules(seqgate.services.__path__)
 )
-"""The prefix of a service's variables, after SEQGATE_."""
+"""The services' names as they follow SEQGATE_ in variables."""
 
 UNITS: Final = {"s": "seconds", "minutes": "minutes", "bytes": "bytes"}
-"""By the parts of a setting's name."""
+"""Units, by a part of a setting's name."""
 
 
 def usage(config_type: type[ServiceConfig]) -> str:
-    """The text of --help."""
     prefix = _prefix(config_type)
     head = (
         f"The {config_type.service} service. Each setting is an environment variable, or a key of "
@@ -60,7 +59,7 @@ def usage(config_type: type[ServiceConfig]) -> str:
 
 
 def wrong_values(config_type: type[ServiceConfig], error: ValidationError) -> Iterator[str]:
-    """A sentence for each invalid setting, without its value: that may be a secret."""
+    """A sentence for each invalid setting, without its value, which may be a secret."""
     for fault in error.errors(include_url=False, include_input=False):
         name = str(fault["loc"][0]) if fault["loc"] else ""
         if fault["type"] == "extra_forbidden":
@@ -74,10 +73,10 @@ def wrong_values(config_type: type[ServiceConfig], error: ValidationError) -> It
 def faults(
     config_type: type[ServiceConfig], arguments: Iterable[str], environment: Iterable[str]
 ) -> Iterator[str]:
-    """A sentence for each argument, and for each variable's name, that the service does not know.
+    """A sentence for each unknown argument and each unknown variable.
 
-    Variables of other services, of the client and of the tests (SEQGATE_TEST_...) may be there:
-    a shell exports them to every process.
+    Variables of other services, of the client and of the tests (SEQGATE_TEST_...) are accepted: a
+    shell exports them to every process.
     """
     help_ = f"python -m seqgate.services.{config_type.service} --help lists the settings"
     for argument in arguments:
@@ -97,7 +96,7 @@ def _is_unknown(name: str, service: str, known: Iterable[str]) -> bool:
     if name in known or name in CLIENT:
         return False
     whose, separator, _ = name.removeprefix("SEQGATE_").partition("_")
-    # a service's name alone is its address, for the command line
+    # a service's bare name is its address, for the command line
     return whose not in SERVICES or (whose == service.upper() and bool(separator))
 
 
@@ -106,7 +105,7 @@ def _prefix(config_type: type[ServiceConfig]) -> str:
 
 
 def _description(config_type: type[ServiceConfig], name: str) -> str:
-    """Its docstring; that of a base class where a service only has another default."""
+    """A setting's docstring; the base class's if a service overrides only the default."""
     for each in config_type.__mro__:
         field = getattr(each, "model_fields", {}).get(name)
         if field is not None and field.description:
