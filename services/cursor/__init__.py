@@ -1,1 +1,1 @@
-"""The cursor service: how far somebody has come in a topic, kept durably."""
+"""The cursor service: durable cursors, which record how far a topic has been acknowledged."""

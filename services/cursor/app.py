@@ -31,7 +31,6 @@ SERVICES: Final = (
 
 
 async def run(config: CursorConfig) -> None:
-    """Serve until told to stop."""
     async with (
         telling(config) as metrics,
         open_sqlite_store(
@@ -81,7 +80,7 @@ async def serve(
 async def surveyed(
     config: CursorConfig, store: CursorStore, metrics: Metrics
 ) -> AsyncIterator[None]:
-    """Meanwhile, the store is looked through for metrics, if anybody is told."""
+    """Survey the store while the context lasts, if metrics are exported."""
     if not metrics.is_on:
         yield
         return

@@ -9,8 +9,6 @@ from seqgate.services.runtime.config import Port, ServiceConfig, settings_for
 
 
 class CursorConfig(ServiceConfig):
-    """The settings of the cursor service."""
-
     model_config = settings_for("cursor")
     service: ClassVar[str] = "cursor"
 

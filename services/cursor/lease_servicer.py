@@ -1,4 +1,4 @@
-"""The wire of the cursor service for those who hold a cursor by a lease: see lease.proto."""
+"""The wire of the cursor service for holders of leases: see lease.proto."""
 
 from typing import Any, Final
 
@@ -22,14 +22,14 @@ from seqgate.services.runtime.requests import (
 )
 
 ATTEMPTS_MAX: Final = 10_000
-"""How many deliveries one RecordAttempts may count."""
+"""The most deliveries of one RecordAttempts."""
 
 COUNTS_DEFAULT: Final = 10_000
 COUNTS_MAX: Final = 100_000
-"""How many counts of deliveries a page holds, unless asked otherwise, and at most."""
+"""The default and the largest page size of ListAttempts."""
 
 LEASE_MIN_MS: Final = 100
-"""How long a lease must be asked for at least, in milliseconds; at most LEASE_MAX_MS."""
+"""The shortest duration of a lease, in milliseconds; the longest is LEASE_MAX_MS."""
 
 Context = aio.ServicerContext[Any, Any]
 
@@ -42,7 +42,7 @@ class InvalidLease(DomainError):
 
 
 class CursorLeaseServicer(pb_grpc.CursorLeaseServiceServicer):
-    """See lease.proto. What a step answers is translated inside it: later the cursor may have moved
+    """See lease.proto. Responses are built inside the step: afterwards the cursor may have moved
     on."""
 
     def __init__(self, store: CursorStore) -> None:

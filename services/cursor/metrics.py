@@ -1,5 +1,5 @@
-"""What the cursor service says of itself in numbers; seqgate/telemetry/metrics.py says what each
-means. All of it is in the store: a survey looks through that now and then."""
+"""The cursor service's metrics; seqgate/telemetry/metrics.py describes each. All of them come from
+the store, which is surveyed periodically."""
 
 from collections import Counter
 from contextlib import suppress
@@ -16,11 +16,11 @@ from seqgate.telemetry import metrics as told
 log = structlog.get_logger()
 
 PAGE: Final = 1_000
-"""How many cursors are looked at at a time."""
+"""The number of cursors read at a time."""
 
 
 class Seen(NamedTuple):
-    """What there is of each topic, by its label."""
+    """The result of a survey: counts by topic label."""
 
     cursors: Counter[str]
     leased: Counter[str]
@@ -34,7 +34,7 @@ def _nothing() -> Seen:
 
 
 class Survey:
-    """Looks through all cursors, again and again."""
+    """Surveys all cursors."""
 
     def __init__(self, store: CursorStore, metrics: Metrics) -> None:
         self._store = store
@@ -47,10 +47,10 @@ class Survey:
         metrics.tell(told.HOLES, lambda: _each(self._seen.holes))
 
     async def look(self) -> None:
-        """Look once.
+        """Survey once.
 
         Raises:
-            StoreUnavailable: what was seen before stays.
+            StoreUnavailable: the previous result remains.
         """
         seen, after = _nothing(), ("", "")
         now_ms = self._store.now_ms()
@@ -67,7 +67,7 @@ class Survey:
         seen.acknowledged[label] += head.acknowledged
         seen.partial[label] += head.partial
         if head.acknowledged:
-            # One that was deleted meanwhile has none; of one that is damaged its user is told.
+            # A cursor deleted meanwhile has no holes; a damaged one is reported to its users.
             with suppress(CursorNotFound, CursorCorrupt):
                 seen.holes[label] += await self._store.look(
                     head.topic, head.name, holes_of, whole=False

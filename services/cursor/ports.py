@@ -1,6 +1,6 @@
-"""What the cursor service needs from outside: a store for cursors.
+"""The cursor service's port: a store for cursors.
 
-tests/conformance judges every adapter by the same suite. PostgreSQL fits behind it: a step is one
+tests/conformance runs the same suite over every adapter. PostgreSQL can implement it: a step is one
 transaction, and a page one row.
 """
 
@@ -45,38 +45,38 @@ class CursorStore(Protocol):
         mark_delete: Position | None,
         properties: Mapping[str, str],
     ) -> tuple[Head, bool]:
-        """Make the cursor unless it exists; whether this call made it."""
+        """Create a cursor unless it exists. Returns its head, and whether this call created it."""
         ...
 
     async def change(self, topic: TopicName, name: str, step: Callable[[CursorState, int], T]) -> T:
-        """Do one step of the core with a cursor and the store's time in milliseconds. What it
-        changed is durable when this returns; nothing is, when the step refuses. The step finds the
-        lease bounded; see Lease.bounded."""
+        """Run one step of the core on a cursor, with the store's time in milliseconds. The step's
+        changes are durable on return; if it refuses, nothing changes. The cursor's lease is bounded
+        first; see Lease.bounded."""
         ...
 
     async def look(
         self, topic: TopicName, name: str, look: Callable[[CursorState], T], *, whole: bool = True
     ) -> T:
-        """Read a cursor, in one state of it; unless `whole`, without what is attached to its
-        mark-delete position, which is not even read then."""
+        """Read a cursor in one consistent state. Without `whole`, the properties of its mark-delete
+        position are not read."""
         ...
 
     async def cursors(
         self, topic: TopicName | None, *, after: tuple[str, str], limit: int
     ) -> list[Head]:
-        """Cursors of a topic, or of all, in the order of topic and name, after one; without what is
-        attached to their mark-delete positions, which may be large."""
+        """Cursors of a topic, or of all topics, in the order of topic and name, after one of them,
+        without the properties of their mark-delete positions, which may be large."""
         ...
 
     async def delete(self, topic: TopicName, name: str) -> None:
-        """Remove the cursor. One that is made in its place never has an epoch again that this one
-        had. With a topic's last cursor goes what is known of its log."""
+        """Delete a cursor. A later cursor of the topic never gets one of its epochs again. The
+        topic's successions are deleted with its last cursor."""
         ...
 
     def now_ms(self) -> int:
-        """The store's time in milliseconds, by which leases last."""
+        """The store's time in milliseconds, by which leases expire."""
         ...
 
     async def check(self) -> None:
-        """Return if the store answers."""
+        """Return if the store answers; raise otherwise."""
         ...

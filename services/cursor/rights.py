@@ -1,8 +1,8 @@
 """The rights that each method of the cursor service needs.
 
-Other services keep records in cursors' properties, and act on them: a dispatcher publishes records
-that it finds there to the topics that they name, with its own rights. So only services may write
-properties whose names belong to the system.
+Other services keep records in cursors' properties and act on them: a dispatcher publishes the
+records that it finds there to the topics that they name, with its own rights. So only services may
+write properties whose names belong to the system.
 """
 
 from collections.abc import Iterable, Sequence
@@ -62,7 +62,7 @@ def _import(request: Any) -> Sequence[Need]:
     info = managed_pb2.ManagedCursorInfo()
     try:
         info.ParseFromString(request.managed_cursor_info)
-    except DecodeError:  # it is refused
+    except DecodeError:  # the call will be refused
         return _kept(request, ())
     return _kept(request, [each.name for each in info.cursor_properties])
 
@@ -104,4 +104,4 @@ RIGHTS: Final[Rights] = table(
     },
     LEASE_SERVICE.methods_by_name,
 )
-"""By the full names of the methods."""
+"""By full method name."""

@@ -1,8 +1,8 @@
-"""Cursors that come from Pulsar, and go back: a store's calls put together.
+"""Imports cursors from Pulsar, and exports them.
 
-An import is two calls, to make the cursor and to fill it. Between them it is empty and marked, so
-that an import that was cut short is taken up by the next one, and what comes again is too much,
-never too little.
+An import is two calls to the store, which create the cursor and fill it. Between them the cursor is
+empty and marked. The next import continues one that was interrupted; a consumer in between receives
+entries again, and misses none.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,41 +17,40 @@ from seqgate.services.errors import DomainError, Kind
 from seqgate.types import TopicName
 
 IMPORTING: Final = "#seqgate.internal.importing"
-"""A property of a cursor whose import has begun."""
+"""Marks a cursor whose import has begun."""
 
 EXPORT_BYTES_MAX: Final = 30 * 1024 * 1024
-"""The largest record that is exported, in bytes; a gRPC message is 32 MiB large."""
+"""The largest record that is exported, in bytes; a gRPC message has at most 32 MiB."""
 
 EXPORT_NUMBERS_MAX: Final = 5_000_000
-"""How many ranges, batches and messages of batches are gathered for it."""
+"""The most numbers gathered for one record: ranges, batches, and messages of batches."""
 
 EXPORT_STEP: Final = 10_000
-"""How many ranges and batches are gathered at a time."""
+"""The number of ranges and batches gathered at a time."""
 
 ReadManaged = Callable[[bytes, bytes], Imported]
-"""Reads a ManagedCursorInfo and a PositionInfo; the latter may be empty."""
+"""Parses a ManagedCursorInfo and a PositionInfo; the latter may be empty."""
 
 WriteManaged = Callable[[Head, Iterable[Range], Iterable[BatchAck]], bytes]
-"""Writes a ManagedCursorInfo."""
+"""Serializes a ManagedCursorInfo."""
 
 
 class CursorExists(DomainError):
-    """A cursor of that name exists, and the request does not replace it."""
+    """A cursor of this name exists, and the request does not replace it."""
 
     kind = Kind.IN_USE
     reason = "CURSOR_EXISTS"
 
 
 class CursorTooLarge(DomainError):
-    """More is acknowledged beyond the mark-delete position than a Pulsar cursor record can hold."""
+    """The cursor has more acknowledgements beyond its mark-delete position than a Pulsar record
+    holds."""
 
     kind = Kind.EXHAUSTED
     reason = "CURSOR_TOO_LARGE"
 
 
 class ManagedCursors:
-    """See the module."""
-
     def __init__(self, store: CursorStore, read: ReadManaged, write: WriteManaged) -> None:
         self._store = store
         self.read: Final = read
@@ -60,16 +59,16 @@ class ManagedCursors:
     async def import_cursor(
         self, topic: TopicName, name: str, imported: Imported, *, replacing: bool
     ) -> Head:
-        """Create a cursor as it was read, or make one that exists the same.
+        """Create a cursor from an import, or replace an existing one.
 
         Raises:
-            CursorExists: it does, and is not to be replaced.
+            CursorExists: the cursor exists, and `replacing` is false.
         """
         begun = {IMPORTING: "begun"}
         await self._store.create(topic, name, mark_delete=None, properties=begun)
 
         def step(state: CursorState, _: int) -> Head:
-            # Only here is it known: another import may have been finished since, and used.
+            # Checked inside the step: another import may have completed since, and be in use.
             if not replacing and IMPORTING not in state.head.properties:
                 raise CursorExists("cursor already exists", topic=topic, cursor=name)
             _become(state, imported)
@@ -78,10 +77,10 @@ class ManagedCursors:
         return await self._store.change(topic, name, step)
 
     async def export_cursor(self, topic: TopicName, name: str) -> bytes:
-        """Write a cursor as Pulsar's record.
+        """Export a cursor as Pulsar's record.
 
         Raises:
-            CursorTooLarge: it does not fit.
+            CursorTooLarge: it exceeds the limits of a record.
         """
         return await self._store.look(topic, name, self._exported)
 
@@ -95,8 +94,8 @@ class ManagedCursors:
 
 
 def _become(state: CursorState, imported: Imported) -> None:
-    """Make a cursor what was imported. Who was fenced off stays so, and so is now who holds the
-    lease."""
+    """Replace a cursor by an imported one. Fenced callers stay fenced, and the lease holder becomes
+    fenced, too."""
     state.reset(imported.mark_delete, Caller())
     state.head.mark_delete_properties = dict(imported.mark_delete_properties)
     caller = Caller(successions=imported.successions)
@@ -106,7 +105,7 @@ def _become(state: CursorState, imported: Imported) -> None:
 
 
 def _holes(state: CursorState) -> tuple[list[Range], list[BatchAck]]:
-    """What is acknowledged beyond the mark-delete position."""
+    """The acknowledged ranges and batches beyond the mark-delete position."""
     ranges: list[Range] = []
     batches: list[BatchAck] = []
     after, numbers = None, 0

@@ -1,4 +1,4 @@
-"""The wire of the cursor service: check, translate, call, translate back."""
+"""The wire of the cursor service: parse, call, translate the result."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -43,51 +43,51 @@ from seqgate.types import (
 )
 
 PROPERTY_BYTES_MAX: Final = 4 * 1024
-"""The largest property of a cursor's own, name and value together, in bytes of UTF-8."""
+"""The largest of a cursor's own properties, with its name, in bytes of UTF-8."""
 
 MARK_DELETE_PROPERTIES_MAX: Final = 200_000
-"""How many properties may be attached to a mark-delete position."""
+"""The most properties of a mark-delete position."""
 
 MARK_DELETE_PROPERTIES_BYTES_MAX: Final = 16 * 1024 * 1024
-"""How large they may be, names and values together, in bytes of UTF-8."""
+"""The most bytes of a mark-delete position's properties, names included, in UTF-8."""
 
 RANGES_MAX: Final = 10_000
-"""How many ranges one Acknowledge may hold."""
+"""The most ranges of one Acknowledge."""
 
 RANGE_ENTRIES_MAX: Final = 10_000_000
-"""How many entries a range may hold."""
+"""The most entries of one range."""
 
 ENTRIES_MAX: Final = 100_000_000
-"""How many entries all ranges together may hold; 12 MiB of bits."""
+"""The most entries of all ranges of a call together: 12 MiB of bits."""
 
 BATCHES_MAX: Final = 10_000
-"""How many batches one Acknowledge may hold."""
+"""The most batches of one Acknowledge."""
 
 BATCH_MESSAGES_MAX: Final = 10_000
-"""How many messages a batch may hold."""
+"""The most messages of a batch."""
 
 SUCCESSIONS_MAX: Final = 10_000
-"""How many ends of ledgers one call may tell."""
+"""The most successions of one call."""
 
 CURSORS_DEFAULT: Final = 100
 CURSORS_MAX: Final = 1_000
-"""How many cursors a page holds, unless asked otherwise, and at most."""
+"""The default and the largest page size of ListCursors."""
 
 CURSORS_BYTES_MAX: Final = 4 * 1024 * 1024
-"""A page of cursors ends before it is larger than this, in bytes; one cursor it always holds."""
+"""The size, in bytes, at which a page of cursors ends; one cursor always fits."""
 
 CURSORS_STEP: Final = 8
-"""How many cursors are read at a time: each may be 4 MiB large."""
+"""The number of cursors read at a time: each may have 4 MiB."""
 
 HOLES_DEFAULT: Final = 10_000
 HOLES_MAX: Final = 100_000
-"""How many ranges and batches a page holds, unless asked otherwise, and at most."""
+"""The default and the largest page size of ListAcknowledged, in ranges and batches."""
 
 HOLES_STEP: Final = 1_000
-"""How many ranges and batches are translated at a time."""
+"""The number of ranges and batches translated at a time."""
 
 HOLES_INDEXES_MAX: Final = 1_000_000
-"""A page of holes ends when it has so many messages of batches, and a step more at most."""
+"""The number of messages of batches at which a page ends; it may exceed this by one step."""
 
 Context = aio.ServicerContext[Any, Any]
 
@@ -100,8 +100,8 @@ class InvalidCursorName(DomainError):
 
 
 class CursorServicer(pb_grpc.CursorServiceServicer):
-    """See cursor.proto. What a step answers is translated inside it: later the cursor may have
-    moved on."""
+    """See cursor.proto. Responses are built inside the step: afterwards the cursor may have moved
+    on."""
 
     def __init__(self, store: CursorStore, managed: ManagedCursors) -> None:
         self._store = store
@@ -174,7 +174,7 @@ class CursorServicer(pb_grpc.CursorServiceServicer):
 
         return await self._store.change(topic, name, step)
 
-    # ---- moving
+    # ---- moves
 
     async def ResetCursor(
         self, request: pb.ResetCursorRequest, context: Context
@@ -253,11 +253,11 @@ class CursorServicer(pb_grpc.CursorServiceServicer):
         return pb.ExportManagedCursorResponse(managed_cursor_info=info)
 
 
-# ---- checking
+# ---- parsing
 
 
 def _importable(imported: Imported) -> Imported:
-    """The cursor itself, if it is within the bounds of those that are made here."""
+    """The import itself, if it is within the limits of this service's own cursors."""
     _own_properties("managed_cursor_info", imported.properties)
     _mark_delete_properties("managed_cursor_info", imported.mark_delete_properties)
     entries = sum(each.last_entry - each.first.entry_id + 1 for each in imported.ranges)
@@ -272,7 +272,7 @@ def _importable(imported: Imported) -> Imported:
 
 
 def names(request: Any) -> tuple[TopicName, str]:
-    """The cursor that a request is about."""
+    """The cursor that a request names: its topic and its own name."""
     topic = read_topic(request.topic)
     try:
         return topic, check_cursor_name(request.cursor)
@@ -281,7 +281,7 @@ def names(request: Any) -> tuple[TopicName, str]:
 
 
 def _page_token(token: str, topic: TopicName | None) -> tuple[str, str]:
-    """A page's token is the topic and the name of its last cursor: tenant/namespace/name/cursor."""
+    """The topic and name of the previous page's last cursor: tenant/namespace/name/cursor."""
     if not token:
         return "", ""
     parts = token.split("/", 3)
@@ -296,7 +296,6 @@ def _page_token(token: str, topic: TopicName | None) -> tuple[str, str]:
 
 
 def optional(request: Any, field: str) -> Any:
-    """A field's value; None: it is absent."""
     return getattr(request, field) if request.HasField(field) else None
 
 
@@ -424,7 +423,7 @@ def _mark_delete_properties(field: str, given: Mapping[str, str]) -> dict[str, s
     return dict(given)
 
 
-# ---- translating back
+# ---- translation of results
 
 
 def to_lease(lease: Lease) -> pb.Lease:
@@ -447,7 +446,7 @@ def _to_cursor(head: Head) -> pb.Cursor:
 
 
 def _to_page(page: list[pb.Cursor]) -> pb.ListCursorsResponse:
-    """A page that others follow."""
+    """A page that is followed by another one."""
     return pb.ListCursorsResponse(cursors=page, next_page_token=f"{page[-1].topic}/{page[-1].name}")
 
 

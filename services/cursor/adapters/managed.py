@@ -1,6 +1,6 @@
-"""Pulsar's records of a cursor, as bytes.
+"""Pulsar's cursor records, serialized.
 
-managed.proto says what is in them, and core/managed.py what it means.
+managed.proto defines their fields, and core/managed.py their meaning.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,18 +27,18 @@ from seqgate.services.cursor.core.managed import (
 from seqgate.services.cursor.core.state import Head
 
 COMPRESSED: Final = b"\x47\x78"
-"""What a record of the metadata store begins with when Pulsar has compressed it."""
+"""The first bytes of a metadata store's record that Pulsar has compressed."""
 
 M = TypeVar("M", bound=Message)
 
 
 def import_managed_cursor(info: bytes, position: bytes) -> Imported:
-    """Read the metadata store's ManagedCursorInfo and the cursor ledger's last PositionInfo; the
-    latter is empty when there is none.
+    """Parse the metadata store's ManagedCursorInfo and the last PositionInfo of the cursor ledger;
+    the latter is empty if there is none.
 
     Raises:
-        InvalidManagedCursor: the bytes are no such records, something required is missing, a field
-            has a type that is not its own, or core/managed.py cannot make sense of them.
+        InvalidManagedCursor: the bytes do not decode, a required field is missing, a field has
+            the wrong type, or core/managed.py rejects the records.
     """
     if info.startswith(COMPRESSED):
         raise InvalidManagedCursor(
@@ -58,8 +58,8 @@ def import_managed_cursor(info: bytes, position: bytes) -> Imported:
 def export_managed_cursor(
     head: Head, ranges: Iterable[Range], batches: Iterable[BatchAck]
 ) -> bytes:
-    """Write the ManagedCursorInfo of a cursor that was closed in good order. Ranges and batches are
-    those beyond the mark-delete position, and no batch is acknowledged whole."""
+    """Serialize the ManagedCursorInfo of a cleanly closed cursor. Ranges and batches are those
+    beyond the mark-delete position; every batch has an unacknowledged message."""
     managed = export_cursor(head, ranges, batches)
     record = managed.record
     assert record.mark_delete is not None
@@ -106,8 +106,9 @@ def _parts(message: Message) -> Iterator[Message]:
 
 
 def _refuse_other_types(message: Message, field: str) -> None:
-    """A field that we do not know may be passed over. One that we know, but with another type, is
-    something else that was given its number; to pass over it would drop what it replaced."""
+    """Refuse known fields of another wire type. An unknown field may be skipped; but a known number
+    with another type is a different field that took its place, and skipping it would drop the
+    data."""
     ours = message.DESCRIPTOR.fields_by_number
     unknown = UnknownFieldSet(message)
     for index in range(len(unknown)):
@@ -134,7 +135,7 @@ def _required(message: M, *names: str) -> M:
 
 
 def _snapshot(info: pb.ManagedCursorInfo) -> Place | None:
-    """The metadata store's position: both halves of it, or none."""
+    """The metadata store's position; None unless both of its numbers are set."""
     if not info.HasField("mark_delete_ledger_id") and not info.HasField("mark_delete_entry_id"):
         return None
     _required(info, "mark_delete_ledger_id", "mark_delete_entry_id")
@@ -149,7 +150,7 @@ def _entry(data: bytes) -> Record:
 
 
 def _record(stored: pb.ManagedCursorInfo | pb.PositionInfo, mark_delete: Place | None) -> Record:
-    """What both records have."""
+    """Parse what both kinds of records have in common."""
     return Record(
         mark_delete=mark_delete,
         strings=_strings(stored.mark_delete_properties),

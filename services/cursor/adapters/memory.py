@@ -1,5 +1,5 @@
-"""A cursor store that forgets everything when its process ends. For tests, and the yardstick for
-the SQLite adapter: dictionaries, copied for each step."""
+"""A cursor store in memory, lost when the process ends: dictionaries, copied for each step. For
+tests, and the reference for the SQLite adapter."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +17,7 @@ V = TypeVar("V")
 
 
 class _Sorted(Generic[K, V]):
-    """A dictionary that knows the order of its keys."""
+    """A dictionary with its keys in order."""
 
     def __init__(self, values: Mapping[K, V] | None = None) -> None:
         self.values = dict(values or {})
@@ -34,12 +34,12 @@ class _Sorted(Generic[K, V]):
         self.values[key] = value
 
     def after(self, key: K | None) -> Iterator[tuple[K, V]]:
-        """What lies after a key, as it is now."""
+        """The items after a key, as of the call."""
         start = 0 if key is None else bisect_right(self._keys, key)
         return iter([(each, self.values[each]) for each in self._keys[start:]])
 
     def drop(self, first: K | None, last: K | None) -> int:
-        """Remove what lies from one key to another, both included; how much that was."""
+        """Remove the items from one key through another. Returns their number."""
         if not self._keys:
             return 0
         start: int = 0 if first is None else bisect_left(self._keys, first)
@@ -51,7 +51,8 @@ class _Sorted(Generic[K, V]):
 
 
 class MemoryHoles:
-    """See seqgate.services.cursor.core.state.Holes. `successions` belongs to the topic."""
+    """See seqgate.services.cursor.core.state.Holes. `successions` are shared by the topic's
+    cursors."""
 
     def __init__(
         self, successions: dict[Position, Position] | None = None, spent_epoch: int = 0
@@ -63,7 +64,7 @@ class MemoryHoles:
         self._attempts = _Sorted[Position, int]()
 
     def copy(self, successions: dict[Position, Position], spent_epoch: int = 0) -> "MemoryHoles":
-        """The same holes again, over other successions."""
+        """A copy with other successions."""
         holes = MemoryHoles(successions, spent_epoch)
         holes._pages = _Sorted(self._pages.values)
         holes._batches = _Sorted(self._batches.values)
@@ -123,7 +124,7 @@ class MemoryHoles:
 
 
 def _last_ended(position: Position) -> tuple[int, int]:
-    """Ledger and number of the last page that ends at or before a position."""
+    """The ledger and number of the last page that ends at or before a position."""
     return position.ledger_id, (position.entry_id + 1) // PAGE_ENTRIES - 1
 
 
@@ -171,7 +172,7 @@ class MemoryCursorStore:
         return look(state)
 
     def _copied(self, topic: TopicName, name: str) -> tuple[CursorState, dict[Position, Position]]:
-        """A cursor for one step, which may fail half way."""
+        """A copy of a cursor for one step, which may fail halfway."""
         if (str(topic), name) not in self._cursors:
             raise _not_found(topic, name)
         head, holes = self._cursors[str(topic), name]
@@ -180,7 +181,7 @@ class MemoryCursorStore:
         return CursorState(replace(head), holes.copy(successions, spent)), successions
 
     def _bound_lease(self, topic: TopicName, name: str, now_ms: int) -> None:
-        """It counts even if the step refuses."""
+        """Bound the cursor's lease, even if the step then refuses."""
         found = self._cursors.get((str(topic), name))
         if found is not None and found[0].lease is not None:
             found[0].lease = found[0].lease.bounded(now_ms)

@@ -1,11 +1,11 @@
-"""Cursors in one SQLite database: WAL, synchronous=FULL, a row a page of holes.
+"""Cursors in one SQLite database: WAL, synchronous=FULL, one row per page of holes.
 
-A step is given the head as a value and the holes as rows, which are read when it asks for them and
-written at its end, or before when they become too many. What may be large and changes seldom lies
-in tables of its own: a cursor that moves rewrites its head, a hundred bytes, and no properties.
+A step gets the head as a value, and the holes as rows, which are read on demand and written at its
+end, or earlier if they become too many. Large values that seldom change have tables of their own: a
+moved cursor rewrites its head, a hundred bytes, and no properties.
 
-The store's clock is steady within a process; see services/runtime/clock.py. What an earlier process
-noted by another one is bounded when the database is opened: no lease lasts for longer than its
+The store's clock is steady within a process; see services/runtime/clock.py. Leases that an earlier
+process wrote by another clock are bounded when the database is opened: none lasts longer than its
 duration from then on.
 """
 
@@ -34,31 +34,32 @@ from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
 T = TypeVar("T")
 
 LAYOUT: Final = 2
-"""The version of the tables below. A database with layout 1 is brought up to it when it is opened;
-one with any other is not opened."""
+"""The version of the tables below. Opening a database of layout 1 upgrades it; one of any other
+layout is not opened."""
 
 APPLICATION_ID: Final = 0x5E96A7C
 """Marks the file as ours (PRAGMA application_id)."""
 
 REMOVE_ROWS_MAX: Final = 1_000
-"""How many rows of a table one transaction removes of a deleted cursor, so that others never wait
-long for it."""
+"""The most rows of each table that one transaction removes for a deleted cursor, so that other
+calls do not wait long."""
 
 PAGES_HELD_MAX: Final = 1_024
-"""How many pages, of 8 KiB at most, a step holds in memory before they are written."""
+"""The most pages, of at most 8 KiB each, that a step holds in memory before it writes them."""
 
 BATCHES_READ: Final = 256
-"""How many batches are read at a time."""
+"""The number of batches read at a time."""
 
 ATTEMPTS_READ: Final = 1_000
-"""How many counts of attempts are read at a time."""
+"""The number of attempt counts read at a time."""
 
 PROPERTIES_HELD_BYTES_MAX: Final = 32 * 2**20
-"""How much of properties, as stored, is held unpacked: twice the largest that one position has."""
+"""The limit of cached properties, by stored size: twice the largest that one position has."""
 
 SPENT_TOPICS_MAX: Final = 10_000
-"""Of how many topics the epochs of deleted cursors are kept apart, a hundred bytes each. Beyond
-that the lowest counts for every topic: new cursors begin higher then, which harms nobody."""
+"""The number of topics for which the highest epoch of their deleted cursors is kept, a hundred
+bytes each. For more topics, the lowest of these is moved to all topics, whose new cursors then
+begin with higher epochs, which is harmless."""
 
 TABLES: Final = """
 CREATE TABLE cursor (
@@ -199,11 +200,11 @@ _BEFORE_ALL: Final = Position(-1, -1)
 async def open_sqlite_store(
     path: Path, *, readers: int = 2, size_max_bytes: int = 0, clock: Clock | None = None
 ) -> AsyncIterator["SqliteCursorStore"]:
-    """Open the database, or make it. With `size_max_bytes`, it refuses to grow beyond that,
-    its write-ahead log included.
+    """Open the database, or create it. With `size_max_bytes`, the database and its write-ahead log
+    together never exceed that size.
 
     Raises:
-        StoreUnavailable: SQLite cannot open it, or it is something else than this layout.
+        StoreUnavailable: SQLite cannot open it, or it has another layout.
     """
 
     now_ms = clock or SteadyClock()
@@ -242,7 +243,7 @@ def _make_tables(db: apsw.Connection) -> None:
 
 
 def bound_leases(db: apsw.Connection, now_ms: int) -> None:
-    """No lease lasts for longer than its duration from now on, whatever clock it was noted by."""
+    """Bound every lease to its duration from now on, whatever clock it was written by."""
     db.execute(_BOUND_LEASES, (now_ms, LEASE_MAX_MS))
 
 
@@ -252,7 +253,7 @@ def spent_epoch(db: apsw.Connection, topic: str) -> int:
 
 
 def spend_epoch(db: apsw.Connection, topic: str, epoch: int) -> None:
-    """A cursor of a topic is deleted: none that comes in its place has an epoch up to this one."""
+    """Record the epoch of a deleted cursor: later cursors of the topic get higher ones."""
     db.execute(_SPEND, (topic, epoch))
     for other, lowest in _rows(db, _LOWEST_SPENT, SPENT_TOPICS_MAX):
         db.execute(_SPEND, ("", lowest))
@@ -263,7 +264,7 @@ class SqliteCursorStore:
     """See seqgate.services.cursor.ports.CursorStore.
 
     Raises:
-        CursorCorrupt: from whatever reads the damaged part of a cursor.
+        CursorCorrupt: from every method that reads the damaged part of a cursor.
     """
 
     def __init__(self, opened: Connections, now_ms: Clock) -> None:
@@ -344,7 +345,7 @@ class SqliteCursorStore:
         await self.remove_deleted()
 
     async def remove_deleted(self) -> None:
-        """Remove what deleted cursors have left, this process's and earlier ones'."""
+        """Remove the leftovers of deleted cursors, also those of earlier processes."""
         while await self._connections.write(_remove_deleted):
             pass
 
@@ -366,7 +367,7 @@ class SqliteCursorStore:
         )
 
     def _write_head(self, db: apsw.Connection, row: "_Row", before: Head, head: Head) -> None:
-        """Write a head if it changed. Properties that are the same object did not."""
+        """Write a head if it changed. Properties that are still the same object are unchanged."""
         mark_digest, own_digest = row.mark_digest, row.own_digest
         if head.mark_delete_properties is not before.mark_delete_properties:
             mark_digest = self._properties.write(db, row, head.mark_delete_properties)
@@ -393,8 +394,6 @@ class SqliteCursorStore:
 
 
 class _Row(NamedTuple):
-    """A row of the table cursor."""
-
     cursor_id: int
     topic: str
     name: str
@@ -413,12 +412,12 @@ class _Row(NamedTuple):
 
 
 _UNCHANGING: Final = 4
-"""How many columns of a row never change."""
+"""The number of leading columns that never change."""
 
 
 class _Properties:
-    """Properties by the digest of what is stored: those that stay are neither read nor unpacked
-    again. All threads share it, and what it hands out."""
+    """A cache of properties by the digest of their stored form, so that unchanged ones are neither
+    read nor unpacked again. All threads share it and the mappings that it returns."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -465,8 +464,8 @@ class _Properties:
 
 
 class _Holes:
-    """See cursor.core.state.Holes. Pages are held until the step ends, for a step may
-    change one ten thousand times; everything else is written at once."""
+    """See cursor.core.state.Holes. Pages are held in memory until the step ends, since a step may
+    change one ten thousand times; all else is written at once."""
 
     def __init__(self, db: apsw.Connection, row: _Row) -> None:
         self._db = db
@@ -495,7 +494,7 @@ class _Holes:
         self._pages[place] = bits
 
     def write(self) -> None:
-        """Write the pages that changed."""
+        """Write the changed pages."""
         for place in sorted(self._dirty):
             bits = self._pages[place]
             if bits:
@@ -507,7 +506,7 @@ class _Holes:
     def pages(self, after: Position | None) -> Iterator[tuple[int, int, int]]:
         place = (-1, -1) if after is None else _page_of_next(after)
         while True:
-            self.write()  # what the caller changed since the last one counts
+            self.write()  # include the caller's changes since the last page
             rows = _rows(self._db, _NEXT_PAGE, self._cursor_id, *place)
             if not rows:
                 return
@@ -572,8 +571,8 @@ class _Holes:
         return self._db.changes()
 
     def _has(self, table: str) -> bool:
-        """Whether the cursor may have rows in a table. Most have none, and a step that acknowledges
-        ten thousand runs asks as often."""
+        """Whether the cursor may have rows in a table. Cached: most cursors have none, and a step
+        that acknowledges ten thousand runs asks as often."""
         if table not in self._known:
             self._known[table] = bool(_rows(self._db, _ANY[table], self._cursor_id))
         return self._known[table]
@@ -608,20 +607,20 @@ class _Holes:
 
 
 def _page_of_next(position: Position) -> tuple[int, int]:
-    """The page that the entry after a position lies in: the first that does not end there."""
+    """The page of the next entry: the first page that does not end at or before the position."""
     return position.ledger_id, (position.entry_id + 1) // PAGE_ENTRIES
 
 
 _RAW: Final = b"\0"
 _ZLIB: Final = b"\1"
 _CHECKSUM_BYTES: Final = 4
-_LEVEL: Final = 1  # alternating bits are as small with more, random bits are never smaller
+_LEVEL: Final = 1  # higher levels shrink neither alternating nor random bits further
 
 
 def _packed(bits: int) -> bytes:
-    """Bits as they are stored:
+    """The stored form of bits:
 
-    CRC-32C of the rest (4 bytes, little endian) | 0: as they are, 1: zlib | little-endian bytes
+    CRC-32C of the rest (4 bytes, little endian) | 0: raw, 1: zlib | little-endian bytes
     """
     raw = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
     small = zlib.compress(raw, _LEVEL)
@@ -630,7 +629,7 @@ def _packed(bits: int) -> bytes:
 
 
 def _unpacked(packed: bytes) -> int | None:
-    """What `_packed` packed; None: it is damaged."""
+    """The bits of a stored form; None: it is damaged."""
     checksum, rest = packed[:_CHECKSUM_BYTES], packed[_CHECKSUM_BYTES:]
     if not rest or checksum != _checksum(rest):
         return None
@@ -655,7 +654,7 @@ def _corrupt(row: _Row) -> CursorCorrupt:
 
 @contextmanager
 def _undone_when_refused(db: apsw.Connection) -> Iterator[None]:
-    """Undo what a refused step wrote, and spare the rest of its group."""
+    """Undo the writes of a refused step, without affecting the rest of its group."""
     db.execute("SAVEPOINT step")
     try:
         yield
@@ -696,7 +695,7 @@ def _lease(row: _Row) -> Lease | None:
 
 
 def _bounded(db: apsw.Connection, row: _Row, now_ms: int) -> _Row:
-    """A row with its lease bounded. That counts even if the step refuses, which comes after it."""
+    """Bound the lease in a row. This is kept even if the step that follows refuses."""
     lease = _lease(row)
     if lease is None or lease.bounded(now_ms) == lease:
         return row
@@ -706,7 +705,7 @@ def _bounded(db: apsw.Connection, row: _Row, now_ms: int) -> _Row:
 
 
 def _remove_deleted(db: apsw.Connection) -> bool:
-    """Remove a few rows of a deleted cursor; whether there is more to remove."""
+    """Remove a few rows of a deleted cursor. Returns whether more are left."""
     rows = _rows(db, _NOBODYS)
     if not rows:
         return False

@@ -1,1 +1,1 @@
-"""What a cursor is, and how it moves."""
+"""The rules of cursors: their state, and how they move."""

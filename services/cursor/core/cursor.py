@@ -1,18 +1,18 @@
-"""How a cursor moves; see state.py for what it is.
+"""How a cursor moves; state.py has its state.
 
 Each method is one step: it refuses before it changes anything.
 
-What lies next to the mark-delete position is taken in as soon as it is acknowledged:
+The mark-delete position absorbs acknowledged entries as soon as they are adjacent to it:
 
     ledger 1   0123456789          ledger 2   0123...
                ####.##.##                     #.#       # acknowledged
                ---|                           4 comes: mark-delete goes on to 6; 7 comes: to 9
 
-It goes on from 9 to 2:0 when a Succession says that nothing lies between them.
+It continues from 9 to 2:0 once a Succession states that no entry lies between them.
 
-The first entry of a topic is 1:0, and a cursor that has no mark-delete position gets one when that
-is acknowledged; or when the entry is that a Succession names as following BEFORE_FIRST, because
-what lay there is gone from the log.
+The first entry of a topic is 1:0. A cursor without a mark-delete position gets one when that entry
+is acknowledged; or the entry that a Succession names as following BEFORE_FIRST, because earlier
+ones are gone from the log.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,19 +27,19 @@ from seqgate.services.errors import DomainError, Fenced, Kind
 from seqgate.types import Position
 
 BEFORE_FIRST: Final = Position(0, 0)
-"""What stands in a Succession for the end of nothing: no log has a ledger 0."""
+"""Stands in a Succession for the end of nothing: no log has a ledger 0."""
 
 FIRST: Final = Position(1, 0)
-"""The first entry of a topic, as long as it is there."""
+"""The first entry of a topic, unless it was trimmed."""
 
 PROPERTIES_MAX: Final = 2_000
-"""How many properties of its own a cursor has at most."""
+"""The most properties of a cursor's own."""
 
 PROPERTIES_BYTES_MAX: Final = 4 * 1024 * 1024
-"""How large they are together at most, names and values, in bytes of UTF-8."""
+"""The most bytes of them together, names and values, in UTF-8."""
 
 ATTEMPTS_MAX: Final = 2**32 - 1
-"""Where the count of an entry's deliveries ends."""
+"""The largest count of an entry's deliveries; it stays there."""
 
 _INTERNAL: Final = "#seqgate.internal."
 
@@ -80,19 +80,18 @@ class LeaseHeld(DomainError):
 
 
 class Range(NamedTuple):
-    """A run of entries of one ledger, from `first` to `last_entry`."""
+    """Consecutive entries of one ledger, from `first` through `last_entry`."""
 
     first: Position
     last_entry: int
 
     @property
     def last(self) -> Position:
-        """Its last entry."""
         return Position(self.first.ledger_id, self.last_entry)
 
 
 class BatchAck(NamedTuple):
-    """The messages of a batch that are acknowledged. `is_guess`: see Batch."""
+    """The acknowledged messages of a batch. `is_guess`: see Batch."""
 
     position: Position
     size: int
@@ -101,16 +100,16 @@ class BatchAck(NamedTuple):
 
 
 class Succession(NamedTuple):
-    """Nothing lies between `last`, the end of its ledger, and `following`, of a later ledger; nor
-    before `following`, when `last` is BEFORE_FIRST."""
+    """No entry lies between `last`, the end of its ledger, and `following`, of a later ledger; or,
+    if `last` is BEFORE_FIRST, before `following`."""
 
     last: Position
     following: Position
 
 
 class Caller(NamedTuple):
-    """What a caller says of itself and of the log: the lease's epoch, the log's last entry, the
-    revision that it knows, and where ledgers end. None: not compared."""
+    """The caller's view of the cursor and the log: the epoch of its lease, the last entry of the
+    log, the revision that it last saw, and the ends of ledgers. None: not compared."""
 
     epoch: int | None = None
     log_end: Position | None = None
@@ -119,7 +118,7 @@ class Caller(NamedTuple):
 
 
 class Acknowledged(NamedTuple):
-    """A page of what is acknowledged beyond the mark-delete position."""
+    """A page of ranges and batches acknowledged beyond the mark-delete position."""
 
     ranges: list[Range]
     batches: list[BatchAck]
@@ -127,20 +126,20 @@ class Acknowledged(NamedTuple):
 
 
 class Attempts(NamedTuple):
-    """A page of how often entries were delivered."""
+    """A page of delivery counts by entry."""
 
     counts: list[tuple[Position, int]]
     next_after: Position | None
 
 
 class CursorState:
-    """One cursor in one step. The methods change `head` and `holes` in place.
+    """One cursor during one step. The methods change `head` and `holes` in place.
 
-    Raises, from every method that takes a caller:
-        Fenced: its epoch is not the one of the lease: somebody else got a newer, or nobody got it.
-        RevisionConflict: the cursor is not the revision that it knows.
-        InvalidPosition: its successions contradict themselves or what is known, or a position lies
-            after its log's end.
+    Raises, from every method with a caller:
+        Fenced: the caller's epoch is not that of the lease, or there is no lease.
+        RevisionConflict: the cursor has another revision than the caller's.
+        InvalidPosition: the caller's successions contradict each other or known ones, or a
+            position is after the caller's end of the log.
     """
 
     def __init__(self, head: Head, holes: Holes) -> None:
@@ -150,10 +149,10 @@ class CursorState:
     def mark_delete(
         self, position: Position, properties: Mapping[str, str], caller: Caller
     ) -> None:
-        """Acknowledge everything up to a position, and attach properties in place of what was.
+        """Acknowledge everything up to a position, and replace the properties attached to it.
 
         Raises:
-            AlreadyMarkDeleted: the cursor is past the position; `mark_delete` says where it is.
+            AlreadyMarkDeleted: the cursor is past the position, at `mark_delete`.
         """
         head = self.head
         successions = self._checked(caller, [position])
@@ -172,11 +171,11 @@ class CursorState:
     def acknowledge(
         self, ranges: Sequence[Range], batches: Sequence[BatchAck], caller: Caller
     ) -> None:
-        """Acknowledge entries and messages of batches; the mark-delete position takes in what has
-        become its neighbour, and keeps its properties.
+        """Acknowledge entries and messages of batches. The mark-delete position absorbs adjacent
+        entries, and keeps its properties.
 
         Raises:
-            InvalidPosition: a batch has not so many messages.
+            InvalidPosition: a range or an index is invalid, or a batch has another size.
         """
         for first, last_entry in ranges:
             if last_entry < first.entry_id:
@@ -196,8 +195,8 @@ class CursorState:
             self.head.revision += 1
 
     def reset(self, mark_delete: Position | None, caller: Caller) -> None:
-        """Go anywhere, and forget what was acknowledged beyond. Who holds the lease, and is not the
-        caller, knows of none of that: its lease is over, and its calls are fenced."""
+        """Move anywhere, and forget the acknowledgements beyond. Unless the caller holds the lease,
+        the lease ends and its holder is fenced: its view of the cursor is void."""
         self._checked(caller, [] if mark_delete is None else [mark_delete])
 
         self.holes.drop_through(None)
@@ -210,8 +209,8 @@ class CursorState:
         head.revision += 1
 
     def acknowledged(self, after: Position | None, limit: int) -> Acknowledged:
-        """What is acknowledged after a position, at most so many ranges and batches, in order.
-        Asking again after `next_after` goes on where this ends; None: there is no more."""
+        """The ranges and batches acknowledged after a position, in order, at most `limit` together.
+        The next page is after `next_after`; None: there is none."""
         assert limit > 0
         start = max(
             (each for each in (after, self.head.mark_delete) if each is not None), default=None
@@ -231,11 +230,11 @@ class CursorState:
     def record_attempts(
         self, positions: Iterable[Position], caller: Caller, at_least: Sequence[int] = ()
     ) -> list[int]:
-        """Count deliveries: each once more, or, when the caller says how often by now, up to that.
-        Returns the count of each, 0 for what is acknowledged.
+        """Count deliveries: one more each or, with `at_least`, up to the given counts. Returns the
+        counts; 0 for acknowledged entries.
 
         Raises:
-            InvalidPosition: the caller says it of more or fewer than there are positions.
+            InvalidPosition: `at_least` has another length than the positions.
         """
         positions = list(positions)
         if at_least and len(at_least) != len(positions):
@@ -252,8 +251,8 @@ class CursorState:
         ]
 
     def attempts(self, after: Position | None, limit: int) -> Attempts:
-        """How often entries after a position were delivered, at most so many of them, in order.
-        Asking again after `next_after` goes on where this ends; None: there is no more."""
+        """The delivery counts of at most `limit` entries after a position, in order. The next page
+        is after `next_after`; None: there is none."""
         assert limit > 0
         found = list(islice(self.holes.attempted(after), limit + 1))
         next_after = None
@@ -270,11 +269,11 @@ class CursorState:
         *,
         clear: bool,
     ) -> None:
-        """Change the cursor's own properties: clear, then remove, then put. What begins with
-        "#seqgate.internal." is cleared by its name only.
+        """Change the cursor's own properties: clear, then remove, then put. Clearing keeps names
+        that begin with "#seqgate.internal."; these must be removed by name.
 
         Raises:
-            InvalidProperty: they would become too many, or too large.
+            InvalidProperty: the properties would become too many or too large.
         """
         self._checked(caller, [])
         head = self.head
@@ -304,11 +303,12 @@ class CursorState:
         head.revision += 1
 
     def acquire_lease(self, owner: str, now_ms: int, duration_ms: int) -> Lease:
-        """Become the one who may move the cursor. A clock that goes back gives no lease away; see
-        Lease.bounded for how long it lasts then. The epoch goes on where an earlier cursor ended.
+        """Acquire the lease, the right to move the cursor. A clock that goes back does not end
+        another owner's lease; Lease.bounded limits how long that lasts. A recreated cursor
+        continues the epochs of the deleted one.
 
         Raises:
-            LeaseHeld: by somebody else, `owner`, for another `remaining_ms`.
+            LeaseHeld: another `owner` holds it, for `remaining_ms` more.
         """
         lease = self.head.lease
         if lease is None or not lease.lasts(now_ms):
@@ -361,16 +361,17 @@ class CursorState:
         self.head.lease = lease._replace(expires_ms=expires_ms, duration_ms=0)
 
     def _next_epoch(self) -> int:
-        """One that nobody had, neither of this cursor nor of one that was deleted. The one between
-        is left out: with it, whoever asks late to go on would be taken for this holder."""
+        """An epoch never used by this cursor or by a deleted one of its name. It leaves one out:
+        with that one, a holder that late requests its next epoch would be taken for the new
+        holder."""
         lease = self.head.lease
         last = self.holes.spent_epoch() if lease is None else lease.epoch
         return last + 2 if last else 1
 
-    # Refusing.
+    # ---- checks
 
     def _checked(self, caller: Caller, positions: Iterable[Position]) -> dict[Position, Position]:
-        """Compare what a caller says with what is known; its successions that are news."""
+        """Check a caller's view and positions. Returns its successions that are new."""
         if caller.epoch is not None:
             self._lease(caller.epoch)
         if caller.revision is not None and caller.revision != self.head.revision:
@@ -414,7 +415,7 @@ class CursorState:
                     next=following,
                 )
             if last == BEFORE_FIRST:
-                # A log that is trimmed begins later each time; who says less knows less.
+                # A trimmed log begins later each time, so an earlier beginning is outdated.
                 following = max(following, known or following)
             elif known is not None and known != following:
                 following = _later(last, known, following, first)
@@ -423,12 +424,12 @@ class CursorState:
         return news
 
     def _first(self, successions: Iterable[Succession]) -> Position:
-        """The first entry that the log still has, as far as that is known."""
+        """The first entry still in the log, as far as known."""
         told = [following for last, following in successions if last == BEFORE_FIRST]
         return max([self.holes.next_after(BEFORE_FIRST) or FIRST, *told])
 
     def _messages(self, acks: Iterable[BatchAck]) -> dict[Position, Batch]:
-        """What is to be acknowledged of batches that are not acknowledged whole already."""
+        """The messages to acknowledge in batches that are not yet acknowledged as a whole."""
         messages: dict[Position, Batch] = {}
         for position, size, indexes, is_guess in acks:
             if self._is_acknowledged(position):
@@ -455,7 +456,7 @@ class CursorState:
             messages[position] = Batch(size, bits, is_guess)
         return messages
 
-    # Reading.
+    # ---- queries
 
     def _is_acknowledged(self, position: Position) -> bool:
         mark_delete = self.head.mark_delete
@@ -466,15 +467,15 @@ class CursorState:
         return bool(self.holes.page(position.ledger_id, number) >> bit & 1)
 
     def _following(self, position: Position | None) -> Position | None:
-        """The entry after the last one of its ledger, if it is known to be that; after None, the
-        topic's first."""
+        """The entry after the last one of its ledger, if this is known to be the last; after None,
+        the first entry of the topic."""
         if position is None:
             return self.holes.next_after(BEFORE_FIRST) or FIRST
         return self.holes.next_after(position)
 
     def _absorbed(self, mark_delete: Position | None) -> Position | None:
-        """Where a mark-delete position comes to stand, past what is acknowledged next to it. What
-        lies next to it in its ledger goes first: a ledger that goes on has not ended."""
+        """The mark-delete position after it absorbed the acknowledged entries adjacent to it.
+        Neighbours in the same ledger come first: a ledger with a next entry has not ended."""
         while True:
             if mark_delete is not None:
                 mark_delete = self._run_end(mark_delete)
@@ -484,8 +485,8 @@ class CursorState:
             mark_delete = following
 
     def _run_end(self, position: Position) -> Position:
-        """The last of the acknowledged entries of one ledger that lie behind a position in a row;
-        the position itself if there are none."""
+        """The last of the acknowledged entries that directly follow a position in its ledger; the
+        position itself if there are none."""
         ledger_id, entry_id = position
         while True:
             number, start = divmod(entry_id + 1, PAGE_ENTRIES)
@@ -495,7 +496,7 @@ class CursorState:
                 return Position(ledger_id, entry_id)
 
     def _ranges(self, after: Position | None) -> "Iterator[Range | BatchAck]":
-        """The runs of entries after a position that are acknowledged whole, across pages."""
+        """The runs of acknowledged entries after a position, joined across pages."""
         held: Range | None = None
         for ledger_id, number, bits in self.holes.pages(after):
             base = number * PAGE_ENTRIES
@@ -516,15 +517,15 @@ class CursorState:
             indexes = tuple(index for first, last in runs for index in range(first, last + 1))
             yield BatchAck(position, batch.size, indexes, batch.is_guess)
 
-    # Changing.
+    # ---- changes
 
     def _note(self, news: Mapping[Position, Position]) -> None:
         for last, following in news.items():
             self.holes.put_succession(last, following)
 
     def _take_in(self, ranges: Iterable[Range]) -> tuple[Position | None, list[Range]]:
-        """How far the mark-delete position comes by the runs that touch it, and the other runs.
-        Runs that touch it need no pages, however long they are."""
+        """The mark-delete position after it absorbed the ranges adjacent to it, and the other
+        ranges. Absorbed ranges need no pages, however long they are."""
         mark_delete = self.head.mark_delete
         runs = self._joined(ranges)
         for index, run in enumerate(runs):
@@ -542,7 +543,7 @@ class CursorState:
         return following is not None and run.first <= following <= run.last
 
     def _joined(self, ranges: Iterable[Range]) -> list[Range]:
-        """Ranges in order, as long as they can be, without what the mark-delete position covers."""
+        """Sort and join ranges, and cut off the part up to the mark-delete position."""
         mark_delete = self.head.mark_delete
         runs: list[Range] = []
         for run in sorted(ranges):
@@ -560,7 +561,7 @@ class CursorState:
         return runs
 
     def _counted(self, position: Position, at_least: int | None) -> int:
-        """Count a delivery of an entry that is not acknowledged; None: once more."""
+        """Count a delivery of an unacknowledged entry. `at_least` None: one more."""
         known = self.holes.attempts(position)
         count = min(known + 1, ATTEMPTS_MAX) if at_least is None else max(known, at_least)
         if count != known:
@@ -568,7 +569,7 @@ class CursorState:
         return count
 
     def _put_entries(self, runs: Sequence[Range]) -> None:
-        """Note that entries beyond the mark-delete position are acknowledged whole."""
+        """Record entries beyond the mark-delete position as acknowledged."""
         for (ledger_id, number), parts in groupby(_pieces(runs), itemgetter(0)):
             before = self.holes.page(ledger_id, number)
             bits = before | pages.union([(start, end) for _, start, end in parts])
@@ -579,7 +580,7 @@ class CursorState:
             self.head.partial -= self.holes.drop_run(first, last_entry)
 
     def _put_messages(self, position: Position, batch: Batch) -> None:
-        """Note that messages of a batch are acknowledged; of an entry, when these are all."""
+        """Record messages of a batch as acknowledged; and the entry, if no others are left."""
         if self._is_set(position):
             return
         stored = self.holes.batch(position)
@@ -593,7 +594,7 @@ class CursorState:
             self.head.partial += (after is not None) - (stored is not None)
 
     def _move(self, mark_delete: Position) -> None:
-        """Let the mark-delete position stand further on, and forget what it covers."""
+        """Move the mark-delete position forward, and forget the acknowledgements that it covers."""
         head = self.head
         for ledger_id, number, bits in self.holes.pages(None) if head.acknowledged else ():
             covered = bits & _up_to(mark_delete, ledger_id, number)
@@ -607,16 +608,16 @@ class CursorState:
 
 
 def properties_bytes(properties: Mapping[str, str]) -> int:
-    """How large properties are, names and values together, in bytes of UTF-8."""
+    """The bytes of properties, names and values, in UTF-8."""
     return sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
 
 
 def _later(last: Position, known: Position, following: Position, first: Position) -> Position:
-    """What follows an entry of which two things were said at two times: the later one, when the log
-    was trimmed up to there meanwhile.
+    """The later of two known successors of an entry, which differ if the log was trimmed up to
+    there between the two statements.
 
     Raises:
-        InvalidPosition: it was not, as far as is known, and one of the two is wrong.
+        InvalidPosition: it was not trimmed as far as known, so one of the two is wrong.
     """
     later = max(known, following)
     if later > first:
@@ -631,7 +632,7 @@ def _later(last: Position, known: Position, following: Position, first: Position
 
 
 def _up_to(position: Position | None, ledger_id: int, number: int) -> int:
-    """The entries of a page that do not lie after a position, as its bits."""
+    """The entries of a page up to a position, as bits."""
     if position is None or position.ledger_id < ledger_id:
         return 0
     count = position.entry_id + 1 - number * PAGE_ENTRIES
@@ -641,7 +642,7 @@ def _up_to(position: Position | None, ledger_id: int, number: int) -> int:
 
 
 def _pieces(runs: Iterable[Range]) -> Iterator[tuple[tuple[int, int], int, int]]:
-    """Runs cut where pages end: ledger and number of the page, first and last bit in it."""
+    """Split runs at the ends of pages: ledger and number of the page, first and last bit in it."""
     for (ledger_id, first), last in runs:
         for number in range(first // PAGE_ENTRIES, last // PAGE_ENTRIES + 1):
             base = number * PAGE_ENTRIES
@@ -650,6 +651,6 @@ def _pieces(runs: Iterable[Range]) -> Iterator[tuple[tuple[int, int], int, int]]
 
 
 def _prolonged(lease: Lease, now_ms: int, duration_ms: int) -> Lease:
-    """It lasts for that long from now, or longer if it did."""
+    """Extend a lease to a duration from now; it never gets shorter."""
     expires_ms = max(lease.expires_ms, now_ms + duration_ms)
     return lease._replace(expires_ms=expires_ms, duration_ms=expires_ms - now_ms)

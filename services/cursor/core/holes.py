@@ -1,5 +1,5 @@
-"""How many holes a cursor has: entries that are not acknowledged, beyond the mark-delete position
-and before one of the same ledger that is.
+"""Counts a cursor's holes: unacknowledged entries between the mark-delete position and a later
+acknowledged entry of the same ledger.
 
     mark-delete
     --------|  . . # # . #        # acknowledged: 3, holes: 3
@@ -10,7 +10,7 @@ from seqgate.services.cursor.core.state import PAGE_ENTRIES
 
 
 def holes_of(state: CursorState) -> int:
-    """Count them. Of a ledger in which nothing is acknowledged there are none."""
+    """The number of holes. A ledger without acknowledged entries has none."""
     mark_delete = state.head.mark_delete
     begins = {} if mark_delete is None else {mark_delete.ledger_id: mark_delete.entry_id + 1}
     ends: dict[int, int] = {}
@@ -26,5 +26,5 @@ def holes_of(state: CursorState) -> int:
 
 
 def _from(bits: int, place: int) -> int:
-    """The bits from this place on, which may lie before them all."""
+    """The bits from an index on, which may be negative."""
     return bits if place <= 0 else bits >> place << place

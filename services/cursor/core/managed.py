@@ -1,22 +1,22 @@
-"""What Pulsar keeps of a cursor, and what it means here.
+"""Pulsar's cursor records, and their translation to cursors of this service.
 
-Pulsar keeps a cursor in two places: a record in its metadata store, and the last entry of the
-cursor's own ledger. Each is whole, a position together with the properties attached to it, and
-exactly one of them counts:
+Pulsar stores a cursor in two places: a record in its metadata store, and the last entry of the
+cursor's own ledger. Each is a whole, a position with the properties attached to it, and exactly one
+of them applies:
 
-    cursor ledger      its last entry      what counts
+    cursor ledger      its last entry      what applies
     none (-1)          -                   the record
     L                  given               the entry; the record is older
-    L                  lost                the record, as a whole: it is stale, but a pair
+    L                  lost                the record, as a whole: stale, but consistent
 
-(Pulsar takes the position of the record in the last case, and drops its properties.)
+(In the last case, Pulsar takes the position of the record and drops its properties.)
 
-A position of Pulsar's may have entry id -1, before the first entry of its ledger. Ours may not; the
-position right before (L, 0) is the highest of ledger L - 1, where no entry ever is:
+In Pulsar, a position may have entry id -1, before the first entry of its ledger. Here it may not;
+the position just before (L, 0) is the highest of ledger L - 1, where no entry ever is:
 
     (L, -1)  <->  (L - 1, 2^63 - 1)         (1, -1) and (-1, -1), "earliest"  ->  absent
 
-Our ledgers begin with 1, so a cursor that is in BookKeeper's ledger 0 is refused.
+Ledgers begin with 1 here, so a cursor in BookKeeper's ledger 0 is refused.
 """
 
 import re
@@ -30,10 +30,10 @@ from seqgate.services.errors import DomainError, Kind
 from seqgate.types import SEQUENCE_ID_MAX, Position
 
 NO_LEDGER: Final = -1
-"""There is no cursor ledger."""
+"""The cursor ledger's id if there is none."""
 
 BATCH_SIZE_MAX: Final = 10_000
-"""The most messages of a batch; cursor.proto's bound."""
+"""The most messages of a batch, as in cursor.proto."""
 
 _WORD_BITS: Final = 64
 _WORD: Final = 2**64 - 1
@@ -52,7 +52,7 @@ class InvalidManagedCursor(DomainError):
 
 
 class Place(NamedTuple):
-    """A position of Pulsar's; entry -1 is before the first entry of the ledger."""
+    """A position in Pulsar; entry -1 is before the first entry of the ledger."""
 
     ledger_id: int
     entry_id: int
@@ -62,22 +62,23 @@ class Place(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Everything after `lower` up to `upper` is acknowledged."""
+    """The acknowledged entries after `lower` and through `upper`."""
 
     lower: Place
     upper: Place
 
 
 class Bitmap(NamedTuple):
-    """Bit i of word w, from the least significant, is set when entry 64 w + i is acknowledged. A
-    word is an int64 or what it is without a sign."""
+    """Bit i of word w, from the least significant, is set if entry 64 w + i is acknowledged. Words
+    are signed or unsigned 64-bit integers."""
 
     ledger_id: int
     words: Sequence[int]
 
 
 class PartialBatch(NamedTuple):
-    """Bit i of word w is set when message 64 w + i is not acknowledged; `size` is not Pulsar's."""
+    """Bit i of word w is set if message 64 w + i is not acknowledged. `size` is not in Pulsar's
+    records."""
 
     place: Place
     words: Sequence[int]
@@ -85,8 +86,8 @@ class PartialBatch(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One pair and what is acknowledged beyond its position, as either place keeps it. `longs` are
-    the legacy form of the properties `strings`."""
+    """A position with its properties and the acknowledgements beyond it, as either place stores
+    them. `longs` is the legacy form of the properties `strings`."""
 
     mark_delete: Place | None
     strings: Sequence[tuple[str, str]] = ()
@@ -97,8 +98,8 @@ class Record(NamedTuple):
 
 
 class ManagedCursor(NamedTuple):
-    """All that Pulsar keeps: the metadata store's record and the cursor's own properties, and the
-    last entry of the cursor ledger, if it is there."""
+    """All of Pulsar's data: the metadata store's record with the cursor's own properties, and the
+    last entry of the cursor ledger, if it is available."""
 
     cursor_ledger: int
     record: Record
@@ -107,8 +108,8 @@ class ManagedCursor(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """The cursor as it is here. `ranges` and `batches` are in order, apart from each other and
-    beyond the mark-delete position. `successions` is what the records say of the log."""
+    """The cursor in the form of this service. `ranges` and `batches` are ordered, disjoint, and
+    beyond the mark-delete position. `successions` is what the records imply about the log."""
 
     mark_delete: Position | None
     mark_delete_properties: Mapping[str, str]
@@ -117,15 +118,15 @@ class Imported(NamedTuple):
     batches: tuple[BatchAck, ...]
     successions: tuple[Succession, ...]
     stale: bool
-    """The cursor ledger's entry is lost: the pair is an older one, and what was acknowledged since
-    comes again."""
+    """The cursor ledger's entry is lost and the record is older: entries acknowledged since are
+    delivered again."""
 
 
 def import_cursor(managed: ManagedCursor) -> Imported:
-    """Read Pulsar's records.
+    """Translate Pulsar's records.
 
     Raises:
-        InvalidManagedCursor: they contradict themselves, or reading them would be guesswork.
+        InvalidManagedCursor: they are inconsistent, or have no unambiguous meaning here.
     """
     record, stale = _newest(managed)
     mark_delete, runs = _absorb(_mark_delete(record), _runs(record))
@@ -144,11 +145,11 @@ def import_cursor(managed: ManagedCursor) -> Imported:
 def export_cursor(
     head: Head, ranges: Iterable[Range], batches: Iterable[BatchAck]
 ) -> ManagedCursor:
-    """Describe a cursor as Pulsar does when it closes one in good order.
+    """Translate a cursor to the record that Pulsar writes when it closes one cleanly.
 
-    The properties attached to the mark-delete position are in both forms if the legacy one can
-    hold every one of them: a part of them would be a map that nobody attached. Seqgate's own, like
-    that of a snapshot, are in the new form only.
+    The properties of the mark-delete position are in both forms if the legacy one can hold all of
+    them; a subset would be a map that no caller attached. Seqgate's own properties, such as a
+    snapshot's, are in the new form only.
     """
     attached = sorted(head.mark_delete_properties.items())
     others = [each for each in attached if not each[0].startswith(RESERVED)]
@@ -163,7 +164,7 @@ def export_cursor(
     return ManagedCursor(NO_LEDGER, record, sorted(head.properties.items()))
 
 
-# ---- which record
+# ---- choice of the record
 
 
 def _newest(managed: ManagedCursor) -> tuple[Record, bool]:
@@ -173,7 +174,7 @@ def _newest(managed: ManagedCursor) -> tuple[Record, bool]:
         )
     if managed.cursor_ledger == NO_LEDGER:
         if managed.entry is not None:
-            # Pulsar would not look at it, and of the two it is the older one.
+            # Pulsar would ignore the entry, which is the older of the two.
             raise InvalidManagedCursor(
                 "position_info given, but the record names no cursor ledger",
                 field="position_info",
@@ -188,7 +189,7 @@ def _mark_delete(record: Record) -> Place:
     place = record.mark_delete
     if place is None:
         raise InvalidManagedCursor("mark-delete position is missing")
-    # Pulsar's "earliest": before whatever the first ledger is.
+    # Pulsar's "earliest": before the first ledger, whichever that is.
     return place if place == (-1, -1) else _checked(place)
 
 
@@ -196,8 +197,8 @@ def _mark_delete(record: Record) -> Place:
 
 
 def _attached(record: Record) -> Mapping[str, str]:
-    """The new form as a whole, or else the legacy one. Never a mixture: what is attached to a
-    position was attached at once, and who writes the new form writes all of it."""
+    """The new form as a whole or else the legacy one, never a mixture: properties are attached all
+    at once, and a writer of the new form writes all of them in it."""
     if record.strings:
         return _mapping(record.strings)
     return _mapping((name, str(value)) for name, value in record.longs)
@@ -207,13 +208,13 @@ def _mapping(properties: Iterable[tuple[str, str]]) -> Mapping[str, str]:
     read: dict[str, str] = {}
     for name, value in properties:
         if read.setdefault(name, value) != value:
-            # A status has little room, and the name may be of any length.
+            # A status has little room, and a name may have any length.
             raise InvalidManagedCursor("duplicate property", property=name[:100])
     return read
 
 
 def _is_int64(value: str) -> bool:
-    """Whether a legacy property holds it so that it comes back as it was."""
+    """Whether the legacy form preserves this value exactly."""
     return _INT64.fullmatch(value) is not None and -(2**63) <= int(value) < 2**63
 
 
@@ -241,8 +242,8 @@ def _place(position: Position | None) -> Place:
 
 
 def _first_entry(mark_delete: Place) -> tuple[Succession, ...]:
-    """That nothing lies between (L, -1), as we have it, and (L, 0): nobody else can say it, and
-    mark-delete would stop there."""
+    """The succession from (L, -1), in our form, to (L, 0). No other caller can state it, and
+    without it mark-delete would stop there."""
     last = _position(mark_delete)
     if last is None or mark_delete.entry_id >= 0:
         return ()
@@ -253,7 +254,7 @@ def _first_entry(mark_delete: Place) -> tuple[Succession, ...]:
 
 
 def _runs(record: Record) -> Iterator[Run]:
-    """Bitmaps are read when there are no runs, as Pulsar does."""
+    """The runs of a record. As in Pulsar, bitmaps are read only if there are no ranges."""
     if record.runs:
         yield from (_checked_run(run) for run in record.runs)
         return
@@ -280,11 +281,11 @@ def _checked_run(run: Run) -> Run:
 
 
 def _absorb(mark_delete: Place, runs: Iterable[Run]) -> tuple[Place, list[Run]]:
-    """Let the mark-delete position take in the runs that touch it, and merge those that touch each
-    other, as acknowledging them would have done; the properties stay.
+    """Merge runs that touch each other, and move the mark-delete position past those that touch it,
+    as acknowledging them would; its properties stay.
 
-    That is also the only certain reading of a run that ends in a later ledger than it begins: past
-    the mark-delete position, where its first ledger ends is not known here.
+    Nor is there another certain reading of a run that ends in a later ledger than it begins: beyond
+    the mark-delete position, the end of the first ledger is unknown.
     """
     apart: list[Run] = []
     for run in sorted(runs):
@@ -320,7 +321,7 @@ def _run(run: Range) -> Run:
 def _batches(
     batches: Iterable[PartialBatch], mark_delete: Place, ranges: Sequence[Range]
 ) -> Iterator[BatchAck]:
-    """Those that are not acknowledged whole, in order."""
+    """The partly acknowledged batches, in order."""
     whole = iter(ranges)
     run = next(whole, None)
     last: Place | None = None
@@ -344,14 +345,15 @@ def _entry(place: Place) -> Place:
 
 
 def _batch(batch: PartialBatch) -> BatchAck | None:
-    """None when every bit is clear, which Pulsar does not write, and passes over when it reads it.
+    """None if every bit is clear: Pulsar does not write such a batch, and ignores one that it
+    reads.
 
-    Pulsar does not say how many messages a batch has, only which of them are not acknowledged. The
-    words that it wrote are the size: no message that is not acknowledged is outside, so the entry
-    is complete when it really is, and none inside is said to be acknowledged that exists and is
-    not. What lies beyond the last word was acknowledged, too, but whether there is anything is not
-    known here; it is left out. So the size is a guess, and gives way to the first one that somebody
-    says who has the batch.
+    Pulsar stores which messages of a batch are unacknowledged, but not how many there are. The size
+    is taken from the words that it wrote. No unacknowledged message lies beyond them, so the entry
+    becomes complete when it really is; and no unacknowledged message within them counts as
+    acknowledged. Messages beyond the last word were acknowledged, too, but may not exist, so they
+    are left out. The size is therefore a guess, which the first caller with the batch at hand
+    replaces.
     """
     waiting = _bits(batch.words)
     if not waiting:
@@ -388,7 +390,7 @@ def _bits(words: Iterable[int]) -> int:
 
 
 def _words(bits: int) -> list[int]:
-    """As int64, without empty ones at the end."""
+    """Signed 64-bit words, without empty ones at the end."""
     count = -(-bits.bit_length() // _WORD_BITS)
     raw = bits.to_bytes(count * 8, "little")
     return [

@@ -1,8 +1,8 @@
-"""A set of small numbers as one int: bit i is set when i is in it.
+"""Sets of small numbers as ints: bit i is set if i is in the set.
 
-Python counts, joins and searches an int of 65,536 bits in about a microsecond, whatever is in it.
-What it cannot do cheaply is to change one bit, or to look at one after another, for each time it
-copies the int: many runs are put together as bytes, and told apart as text.
+Python counts, joins and searches an int of 65,536 bits in about a microsecond, whatever its value.
+Changing or testing single bits is expensive, since each time copies the int: so many runs are
+combined as bytes, and split as text.
 """
 
 import re
@@ -13,14 +13,14 @@ _ONES: Final = re.compile("1+")
 
 
 def first(count: int) -> int:
-    """The first so many numbers: 0 to count - 1."""
+    """The numbers from 0 to count - 1."""
     return (1 << count) - 1
 
 
 def union(runs: Sequence[tuple[int, int]]) -> int:
-    """The numbers of runs, of which first and last are given; in order, and none twice.
+    """The numbers of runs, given as first and last in ascending order, without overlaps.
 
-    A run is a difference: its bits are the one above its last less the one of its first.
+    A run is a difference: the bit above its last number minus the bit of its first.
     """
     size = runs[-1][1] // 8 + 2
     above, lowest = bytearray(size), bytearray(size)
@@ -31,13 +31,13 @@ def union(runs: Sequence[tuple[int, int]]) -> int:
 
 
 def ones_from(bits: int, start: int) -> int:
-    """How many numbers in a row are in the set, from `start` on."""
+    """The number of consecutive members of the set, from `start` on."""
     ahead = bits >> start
     return (~ahead & (ahead + 1)).bit_length() - 1
 
 
 def runs(bits: int) -> Iterator[tuple[int, int]]:
-    """The runs of a set, first and last number of each, in order."""
+    """The runs of a set, as first and last number, ascending."""
     for match in _ONES.finditer(f"{bits:b}"[::-1]):
         start, end = match.span()
         yield start, end - 1

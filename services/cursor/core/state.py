@@ -1,12 +1,12 @@
-"""What is kept of a cursor.
+"""The state of a cursor.
 
-Small things, which change together, are the head. What is acknowledged beyond the mark-delete
-position may be a million holes; it is kept in pages, and a step of the core touches few of them:
+The head has the small values, which change together. The acknowledgements beyond the mark-delete
+position may leave a million holes; they are stored in pages, of which a step touches few:
 
     mark-delete        page 0                    page 1
     --------|  ..#.##..#..#....###..#.#   #.#.#.#.#.#.#.#.#.  ...      # acknowledged
 
-A store hands out both for one step, and makes what the step changed durable, all of it or nothing.
+A store passes both to a step, and makes its changes durable atomically.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,15 +16,15 @@ from typing import Final, NamedTuple, Protocol
 from seqgate.types import Position, TopicName
 
 RESERVED: Final = "#seqgate.internal."
-"""How the names of properties begin that are Seqgate's own: they outlast clearing, and are nothing
-to Pulsar."""
+"""The prefix of Seqgate's own property names. Clearing keeps these properties, and Pulsar ignores
+them."""
 
 PAGE_ENTRIES: Final = 65_536
-"""How many entries of one ledger a page covers."""
+"""The number of entries of a ledger that a page covers."""
 
 
 LEASE_MAX_MS: Final = 3_600_000
-"""How long a lease may be asked for at most, in milliseconds."""
+"""The longest duration of a lease, in milliseconds."""
 
 
 class Lease(NamedTuple):
@@ -38,9 +38,9 @@ class Lease(NamedTuple):
     duration_ms: int = LEASE_MAX_MS
 
     def bounded(self, now_ms: int) -> "Lease":
-        """The lease, by a clock that may not be the one by which it was granted: another process's,
-        or this machine's before it was set back. It never lasts for longer than its duration from
-        now on."""
+        """The lease by the clock of `now_ms`, which may differ from the one by which it was
+        granted: another process's, or this machine's before it was set back. It lasts at most its
+        duration from now on."""
         return self._replace(expires_ms=min(self.expires_ms, now_ms + self.duration_ms))
 
     @property
@@ -49,13 +49,12 @@ class Lease(NamedTuple):
         return self.duration_ms == 0
 
     def lasts(self, now_ms: int) -> bool:
-        """Whether it is not over."""
         return self.bounded(now_ms).expires_ms > now_ms
 
 
 class Batch(NamedTuple):
-    """A batch that is acknowledged in part; bit i of `acknowledged` is message i. `is_guess`: how
-    many messages it really has is not known; all that are not acknowledged are among `size`."""
+    """A partly acknowledged batch; bit i of `acknowledged` is message i. `is_guess`: the real size
+    is unknown, but `size` includes every unacknowledged message."""
 
     size: int
     acknowledged: int
@@ -63,11 +62,11 @@ class Batch(NamedTuple):
 
     @property
     def waiting(self) -> int:
-        """The messages that are not acknowledged, as bits."""
+        """The unacknowledged messages, as bits."""
         return ~self.acknowledged & (1 << self.size) - 1
 
     def sized(self, size: int) -> "Batch | None":
-        """The batch, by how many messages it really has; None: that cannot be."""
+        """The batch with its real size; None: the size is impossible."""
         if not self.is_guess:
             return self if size == self.size else None
         if self.waiting.bit_length() > size:
@@ -77,9 +76,9 @@ class Batch(NamedTuple):
 
 @dataclass(slots=True)
 class Head:
-    """A cursor without its holes. `revision` moves with each change but those of the lease and of
-    what is acknowledged beyond the mark-delete position; `acknowledged` and `partial` count entries
-    and batches there."""
+    """A cursor without its holes. `revision` changes with everything except the lease and the
+    acknowledgements beyond the mark-delete position; `acknowledged` and `partial` count entries and
+    batches there."""
 
     topic: TopicName
     name: str
@@ -94,39 +93,39 @@ class Head:
 
 
 class Holes(Protocol):
-    """What is acknowledged beyond the mark-delete position of one cursor, and what is known of the
-    entries there. Synchronous: it belongs to one step."""
+    """The acknowledgements of one cursor beyond its mark-delete position, and delivery counts
+    there. Synchronous: it belongs to one step."""
 
     def page(self, ledger_id: int, number: int) -> int:
-        """A page: bit i is set when entry number * PAGE_ENTRIES + i is acknowledged; 0: none is."""
+        """A page: bit i is set if entry number * PAGE_ENTRIES + i is acknowledged."""
         ...
 
     def put_page(self, ledger_id: int, number: int, bits: int) -> None:
-        """Keep a page; 0 removes it."""
+        """Store a page; 0 removes it."""
         ...
 
     def pages(self, after: Position | None) -> Iterator[tuple[int, int, int]]:
-        """The pages that may hold something after a position, in order: ledger, number, bits."""
+        """The pages that may have entries after a position, in order: ledger, number, bits."""
         ...
 
     def batch(self, position: Position) -> Batch | None:
-        """A batch that is acknowledged in part."""
+        """A partly acknowledged batch; None: none of its messages is recorded."""
         ...
 
     def put_batch(self, position: Position, batch: Batch | None) -> None:
-        """Keep one; None removes it."""
+        """Store a batch; None removes it."""
         ...
 
     def batches(self, after: Position | None) -> Iterator[tuple[Position, Batch]]:
-        """The batches after a position, in order."""
+        """The partly acknowledged batches after a position, in order."""
         ...
 
     def attempts(self, position: Position) -> int:
-        """How often an entry was delivered, as far as it was counted."""
+        """The number of counted deliveries of an entry."""
         ...
 
     def put_attempts(self, position: Position, count: int) -> None:
-        """Keep a count; 0 removes it."""
+        """Store a count; 0 removes it."""
         ...
 
     def attempted(self, after: Position | None) -> Iterator[tuple[Position, int]]:
@@ -134,26 +133,26 @@ class Holes(Protocol):
         ...
 
     def drop_run(self, first: Position, last_entry: int) -> int:
-        """Remove the batches and the counts of attempts of a run of entries of one ledger. Returns
-        how many batches were removed."""
+        """Remove the batches and delivery counts of a run of entries of one ledger. Returns the
+        number of removed batches."""
         ...
 
     def next_after(self, last: Position) -> Position | None:
-        """The entry after the last one of its ledger, in a later ledger; None: not known."""
+        """The entry after the last one of a ledger, in a later ledger; None: unknown."""
         ...
 
     def put_succession(self, last: Position, following: Position) -> None:
-        """Note that nothing lies between two positions of different ledgers. Known to all cursors
-        of the topic."""
+        """Record that no entry lies between two positions of different ledgers. Known to all
+        cursors of the topic."""
         ...
 
     def spent_epoch(self) -> int:
-        """The highest epoch that a cursor of the topic had which was deleted, at least: what comes
-        in its place goes on from there; 0: there was none."""
+        """A bound on the epochs of the topic's deleted cursors: none was higher. A new cursor
+        continues from it; 0: none was deleted."""
         ...
 
     def drop_through(self, position: Position | None) -> int:
-        """Remove every page that ends at or before a position, and batches and counts of attempts
-        up to it; None: everything of the cursor. Returns how many batches were removed. What a page
-        that the position divides holds up to it is the core's to clear."""
+        """Remove every page that ends at or before a position, and the batches and delivery counts
+        up to it; None: all of the cursor's. Returns the number of removed batches. In a page that
+        contains the position, the core clears the entries up to it."""
         ...
