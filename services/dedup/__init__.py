@@ -1,1 +1,1 @@
-"""The dedup service: which of a producer's messages are new?"""
+"""The dedup service: decides which of a producer's messages are new."""

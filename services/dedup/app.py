@@ -31,7 +31,6 @@ SERVICES = "seqgate.api.dedup.v1.DedupService", "seqgate.api.internal.dedup.v1.D
 
 
 async def run(config: DedupConfig) -> None:
-    """Serve until the process is asked to stop."""
     async with (
         telling(config) as metrics,
         connect_redis(
@@ -46,7 +45,7 @@ async def run(config: DedupConfig) -> None:
 
 @asynccontextmanager
 async def connect_cursors(config: DedupConfig, metrics: Metrics = OFF) -> AsyncIterator[Cursors]:
-    """The cursor service, if there is one."""
+    """A client of the cursor service, or of none if `cursor_target` is empty."""
     if not config.cursor_target:
         yield NoCursors()
         return
@@ -59,7 +58,7 @@ async def connect_cursors(config: DedupConfig, metrics: Metrics = OFF) -> AsyncI
 async def serve(
     config: DedupConfig, store: StateStore, cursors: Cursors, metrics: Metrics = OFF
 ) -> None:
-    """Serve from any store until the process is asked to stop."""
+    """Serve from any store until told to stop."""
     drain = Drain()
     file = PolicyFile(config.policy_file, config.policy_interval_s)
     counts = DedupMetrics(metrics)

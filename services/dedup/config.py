@@ -15,8 +15,6 @@ def _checked(url: str) -> str:
 
 
 class DedupConfig(CallerConfig):
-    """The settings of the dedup service."""
-
     model_config = settings_for("dedup") | {"hide_input_in_errors": True}  # it may have a password
     service: ClassVar[str] = "dedup"
 

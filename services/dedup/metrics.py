@@ -1,7 +1,7 @@
 """The dedup service's metrics; seqgate/telemetry/metrics.py describes each.
 
 The state of topics is in Redis, which all replicas share: each replica surveys it periodically, and
-reports all of it.
+reports the whole.
 """
 
 from collections import Counter
@@ -43,12 +43,12 @@ class DedupMetrics:
         self._tell(metrics)
 
     def called(self, operation: str, outcome: object) -> None:
-        """A call ended with this outcome."""
+        """Count a call by its outcome."""
         name = outcome if isinstance(outcome, str) else type(outcome).__name__.lower()
         self.calls[operation, name] += 1
 
     def judged(self, topic: TopicName, judged: Judged) -> None:
-        """Count verdicts. Most are NEW: these are counted first, and often there are no others."""
+        """Count verdicts. Most are NEW, so these are counted first; often there are no others."""
         label = self._label(topic)
         counts = self.verdicts.get(label)
         if counts is None:
@@ -58,8 +58,8 @@ class DedupMetrics:
 
     @contextmanager
     def unforeseen(self, work: str, of: object = "") -> Iterator[None]:
-        """Contain an unexpected exception in this topic or policy: it is counted and logged, and
-        the process continues."""
+        """Contain an unexpected exception in one topic or policy: count and log it, and
+        continue."""
         try:
             yield
         except DomainError:
@@ -112,12 +112,12 @@ def _each(counts: Counter[str], attribute: told.Attribute) -> Read:
 
 
 UNSAVED_MAX: Final = 10_000
-"""Number of topics without a snapshot whose age is remembered; that of others is reported as 0.
-About 3 MB."""
+"""The number of topics without a snapshot whose age is tracked, about 3 MB; further ones are
+reported as 0."""
 
 
 class Seen(NamedTuple):
-    """The result of a survey for the topics of one label: totals, or the largest value of one."""
+    """A survey's result for the topics of one label: totals, or the largest value of any topic."""
 
     topics: int
     producers: int
@@ -127,7 +127,7 @@ class Seen(NamedTuple):
     snapshot_age_s: float
 
     def with_(self, other: "Seen") -> "Seen":
-        """Both together."""
+        """Combine two results."""
         return Seen(
             self.topics + other.topics,
             self.producers + other.producers,
@@ -153,7 +153,6 @@ class Survey:
     _unsaved_since_ms: dict[TopicName, int] = field(default_factory=dict)
 
     def tell(self) -> None:
-        """Register the metrics of the survey."""
         metrics = self.metrics
         metrics.tell(told.POLICY_FAILING, lambda: [((), int(bool(self.policies.error)))])
         metrics.tell(

@@ -10,16 +10,16 @@ The cursor's name is the last part of the topic's name, or NAMESPACE.
                                                       └─ no ──▶ cursor service: the property
 
 A replica caches a policy under the token that it saw before it read the policy, and uses it as long
-as the state store has that token. Each token is random and set once, so a replaced token does not
-come back. It follows:
+as the state store has that token. Each token is random and set once, so a replaced token never
+comes back. It follows:
 
 - A call after SetPolicy has returned sees its token or a later one. Policies cached under that
   token were read after the property was written.
 - A replica that reads the old value between the two writes caches it under the old token, and
   reads again at the next call. So no new token is needed before the property is written.
 - If a replica or the state store dies between the two writes, SetPolicy has not returned, and its
-  outcome is unknown. The policy is in effect after REREAD_S at the latest, when cached policies are
-  read again; a retry of the call puts it in effect at once.
+  outcome is unknown. The policy takes effect after REREAD_S at the latest, when cached policies are
+  read again; retrying the call puts it in effect at once.
 - If the state store loses the token, the first replica to notice sets another, and all replicas
   read again.
 - Only a state store that returns to an earlier state, as a Redis replica may when it takes over,
@@ -27,7 +27,7 @@ come back. It follows:
 
 While the cursor service is unavailable, policies cached under the current token are used. Without a
 cached policy the call is refused, since deduplication may be switched off: a verdict would treat a
-topic without deduplication as if it had it, and no verdict would store a message twice; a retry
+topic without deduplication as if it had it, and no verdict would store a message twice. A retry
 loses nothing.
 """
 
@@ -48,17 +48,17 @@ from seqgate.types import InvalidNameError, TopicName
 log = structlog.get_logger()
 
 LOCAL: Final = "__dedup_policies"
-"""The last part of the names of the topics whose cursors hold policies."""
+"""The last part of the names of topics whose cursors hold policies."""
 
 NAMESPACE: Final = "@namespace"
-"""The cursor of the namespace's own policy; no topic's name has an @."""
+"""The name of the cursor with the namespace's own policy; no topic's name contains an @."""
 
 PROPERTY: Final = "#seqgate.internal.policy"
-"""The property: a JSON object, its names and values as in a policy file."""
+"""The property with the policy: a JSON object, with names and values as in a policy file."""
 
 CACHED_MAX: Final = 10_000
-"""The most levels cached, those without a policy included: about 5 MB. The least recently used is
-evicted."""
+"""The most levels in the cache, those without a policy included: about 5 MB. The least recently
+used is evicted."""
 
 REREAD_S: Final = 60.0
 """The interval at which all cached policies are read again, in seconds."""
@@ -68,29 +68,27 @@ RETRY_AFTER_S: Final = 0.5
 
 
 class Level(NamedTuple):
-    """The level of a policy: tenant/namespace, and the cursor's name."""
+    """A level that may have a policy: its tenant/namespace, and the name of its cursor."""
 
     namespace: str
     name: str
 
     @classmethod
     def of_topic(cls, topic: TopicName) -> "Level":
-        """A topic's own level."""
         return cls(topic.namespace, topic.local)
 
     @classmethod
     def of_namespace(cls, namespace: str) -> "Level":
-        """A namespace's own level."""
         return cls(namespace, NAMESPACE)
 
     @property
     def is_of_system_topic(self) -> bool:
-        """Whether it is of a topic that never deduplicates."""
+        """Whether it is a system topic, which never deduplicates."""
         return self.name.startswith("__")
 
     @property
     def place(self) -> TopicName | None:
-        """The topic of its cursor; None: the namespace's name is too long for one."""
+        """The topic of the level's cursor; None: the namespace's name is too long for one."""
         try:
             return TopicName.parse(f"{self.namespace}/{LOCAL}")
         except InvalidNameError:
@@ -115,7 +113,7 @@ class DurablePolicies:
         self._cached: OrderedDict[Level, Policy] = OrderedDict()
 
     async def effective(self, topic: TopicName) -> EffectivePolicy:
-        if topic.is_system or not self._cursors.configured:  # no call can have set one
+        if topic.is_system or not self._cursors.configured:  # no call can have set a policy
             return self._file.policies.effective(topic)
         token = await self._store.policy_token()
         for_topic = await self._cached_or_read(token, Level.of_topic(topic))
@@ -159,8 +157,8 @@ class DurablePolicies:
         return await self._read(level)
 
     async def forget(self, topic: TopicName) -> None:
-        """Remove a deleted topic's policy. Without one, the token stays: topics that come and go
-        cause no rereads."""
+        """Remove a deleted topic's policy. If it has none, the token stays, so that short-lived
+        topics cause no rereads."""
         if topic.is_system:
             return
         level = Level.of_topic(topic)
@@ -170,8 +168,7 @@ class DurablePolicies:
         await self.set(level, NOTHING)
 
     async def reread_forever(self, interval_s: float = REREAD_S) -> None:
-        """Read all cached policies again at intervals, until the task is cancelled: this makes up
-        for a lost token."""
+        """Periodically read all cached policies again, which makes up for a lost token."""
         while True:
             await asyncio.sleep(interval_s)
             try:
@@ -181,8 +178,8 @@ class DurablePolicies:
                 log.warning("policies not refreshed", error=str(error))
 
     async def reread(self) -> None:
-        """Read all cached policies again, until a new token clears the cache. A stored policy that
-        is unreadable leaves the cached one, and the others are still read.
+        """Read all cached policies again, until a new token clears the cache. If a stored policy is
+        unreadable, the cached one stays and the others are still read.
 
         Raises:
             CursorsUnavailable: the remaining cached policies stay.
@@ -196,7 +193,7 @@ class DurablePolicies:
                 self._cached[level] = policy
 
     async def _cached_or_read(self, token: str, level: Level) -> Policy:
-        """The policy set on a level, for a caller that has just seen the token."""
+        """The policy set on a level, for a caller that has just seen `token`."""
         if token != self._token:
             self._token = token
             self._cached.clear()
@@ -235,12 +232,12 @@ class DurablePolicies:
 
 
 def new_token() -> str:
-    """A token that was never used."""
+    """A random token, never used before."""
     return secrets.token_hex(16)
 
 
 def _parsed(text: str) -> Policy | None:
-    """The policy in a property; None: it is unreadable. Values of newer releases, unknown here, are
+    """The policy in a property; None: it is unreadable. Unknown values, of newer releases, are
     ignored."""
     try:
         values = json.loads(text)

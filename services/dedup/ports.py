@@ -33,7 +33,7 @@ from seqgate.types import Position, TopicName
 
 
 class StateUnavailable(DomainError):
-    """Redis did not answer in time. The outcome of the request is unknown."""
+    """Redis did not answer in time. The outcome of the call is unknown."""
 
     kind = Kind.UNAVAILABLE
     reason = "STATE_UNAVAILABLE"
@@ -66,11 +66,11 @@ class ProducerPage(NamedTuple):
 
 class StateStore(Protocol):
     """The state of topics. Each method is one atomic step on one topic, with the result of the
-    method of the same name of core.topic.TopicState.
+    same method of core.topic.TopicState.
 
     Raises:
-        Fenced: from admit, confirm and rollback, when the writer was replaced; from load, when the
-            topic has a newer incarnation.
+        Fenced: from admit, confirm and rollback: the writer was replaced; from load: the topic has
+            a newer incarnation.
         StateUnavailable: from every method; the outcome is unknown.
     """
 
@@ -102,20 +102,20 @@ class StateStore(Protocol):
     ) -> None: ...
 
     async def producer(self, topic: TopicName, name: str) -> Tracked | None:
-        """The state of one producer; None: it is not tracked."""
+        """The state of a producer; None: it is not tracked."""
         ...
 
     async def producers(self, topic: TopicName, *, size: int, token: str) -> ProducerPage:
-        """About `size` producers, in no particular order; one that changes meanwhile may be listed
-        twice. Raises InvalidPage for a token that no page returned."""
+        """About `size` producers, unordered. A producer that changes meanwhile may be listed twice.
+        Raises InvalidPage for an invalid token."""
         ...
 
     async def summary(self, topic: TopicName) -> Summary | None:
-        """The topic's state, or None if there is none."""
+        """The topic's state without its producers; None: it has no state."""
         ...
 
     async def freeze(self, topic: TopicName) -> Frozen | None:
-        """The content of a snapshot, as of one moment, or None if there is no state."""
+        """The content of a snapshot, as of one moment; None: the topic has no state."""
         ...
 
     async def record_snapshot(self, topic: TopicName, incarnation: int, saved: Saved) -> None: ...
@@ -138,33 +138,34 @@ class StateStore(Protocol):
         purge: Sequence[tuple[str, int]],
         evict: Sequence[tuple[str, int]],
     ) -> int:
-        """Drop the producers that were not active after the given times, and count them by cause.
+        """Drop producers that were not active after the given times, and count them by cause.
         Returns the number dropped."""
         ...
 
     async def forget_topic(self, topic: TopicName, incarnation: int | None) -> None:
-        """Drop a topic's state unless it is of a newer incarnation; None: of any incarnation."""
+        """Drop a topic's state unless it has a newer incarnation; None: whatever its
+        incarnation."""
         ...
 
     def topics(self) -> AsyncIterator[TopicName]:
-        """All topics with state; one that is created or dropped meanwhile may be missed."""
+        """All topics with state; one created or dropped meanwhile may be missed."""
         ...
 
     async def policy_token(self) -> str:
-        """The token that replicas compare to detect changed policies; created if there is none. No
-        token is used twice."""
+        """The token that replicas compare to detect changed policies, created if missing. No token
+        is used twice."""
         ...
 
     async def set_policy_token(self, token: str) -> None:
-        """Replace the token by one that was never used."""
+        """Replace the token by one never used before."""
         ...
 
     async def now_ms(self) -> int:
-        """The time by the store's clock, which all replicas share."""
+        """The time of the store's clock, which all replicas share."""
         ...
 
     async def check(self) -> None:
-        """Return if the store answers."""
+        """Return if the store answers; raise otherwise."""
         ...
 
 
@@ -177,18 +178,18 @@ class Cursors(Protocol):
 
     @property
     def configured(self) -> bool:
-        """Whether a cursor service is configured; without one, no cursor exists."""
+        """Whether a cursor service is configured. Without one, no cursor exists."""
         ...
 
     async def get(self, topic: TopicName, name: str, *, whole: bool) -> Cursor | None:
-        """A cursor, or None if it does not exist; unless `whole`, without the properties of its
+        """A cursor; None: it does not exist. Without `whole`, it lacks the properties of its
         mark-delete position."""
         ...
 
     async def create(
         self, topic: TopicName, name: str, mark_delete: Position | None = None
     ) -> Cursor:
-        """Create a cursor at a position, None: the earliest, unless it exists. Returns the cursor,
+        """Create a cursor at a position (None: the earliest) unless it exists. Returns the cursor,
         without the properties of its mark-delete position."""
         ...
 
@@ -209,12 +210,12 @@ class Cursors(Protocol):
         ...
 
     async def put_property(self, topic: TopicName, name: str, key: str, value: str | None) -> None:
-        """Set one of the cursor's own properties, and create the cursor if necessary; None: remove
+        """Set one of the cursor's own properties, creating the cursor if necessary; None removes
         the property."""
         ...
 
     async def delete(self, topic: TopicName, name: str) -> None:
-        """Delete a cursor, if it exists."""
+        """Delete a cursor if it exists."""
         ...
 
 
@@ -222,13 +223,11 @@ class GivenPolicies(Protocol):
     """Policies from an operator's file, which may change at any time."""
 
     @property
-    def policies(self) -> Policies:
-        """The policies in use."""
-        ...
+    def policies(self) -> Policies: ...
 
     @property
     def error(self) -> str:
-        """Why the newest policies were rejected; empty: they are in use."""
+        """The reason that the newest file was rejected; empty: it is in use."""
         ...
 
 
@@ -243,11 +242,9 @@ class PolicySource(Protocol):
         """
         ...
 
-    async def forget(self, topic: TopicName) -> None:
-        """Remove the policy of a deleted topic."""
-        ...
+    async def forget(self, topic: TopicName) -> None: ...
 
     @property
     def error(self) -> str:
-        """Why the newest policy file was rejected; empty: it is in use."""
+        """The reason that the newest policy file was rejected; empty: it is in use."""
         ...

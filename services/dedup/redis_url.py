@@ -1,12 +1,13 @@
 """The address of Redis, as a URL.
 
     redis://[user:password@]host[:port][/database]          one server, or one address of several
-    redis+sentinel://[...@]host[:port],.../name[/database]  the master that Sentinels know by a name
-    redis+cluster://[...@]host[:port],...                   a cluster, by some of its nodes
+    redis+sentinel://[...@]host[:port],.../name[/database]  the master of this name, by its
+    Sentinels redis+cluster://[...@]host[:port],...                   a cluster, by some of its
+    nodes
     unix:///path[?db=database]                              one server on this machine
 
-With rediss, rediss+sentinel and rediss+cluster all of it goes over TLS. The user and the password
-are Redis's own; those of Sentinels are among the options, which follow a question mark.
+With rediss, rediss+sentinel and rediss+cluster all connections use TLS. User and password are those
+of Redis; the Sentinels' own are among the options, which follow a question mark.
 """
 
 import re
@@ -36,14 +37,14 @@ class Served(Enum):
 
 
 class Node(NamedTuple):
-    """Where one process listens."""
+    """The address of one process."""
 
     host: str
     port: int
 
 
 class RedisUrl(NamedTuple):
-    """A parsed URL. `options` and `sentinel` are arguments of redis-py's connections, to Redis and
+    """A parsed URL. `options` and `sentinel` are arguments of redis-py's connections to Redis and
     to Sentinels."""
 
     served: Served
@@ -70,7 +71,7 @@ def parse_redis_url(text: str) -> RedisUrl:
     """Parse a URL.
 
     Raises:
-        ValueError: it is invalid; the message does not repeat a password.
+        ValueError: the URL is invalid; the message contains no password.
     """
     form = _FORM.fullmatch(text)
     if form is None or form[1] not in _SCHEMES:

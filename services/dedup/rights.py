@@ -1,7 +1,7 @@
 """The rights that each method of the dedup service needs.
 
-Confirming messages as stored, or withdrawing them, is reserved to the log's keeper: the ledger
-service, a rebuild, or an application with a log of its own (`keep`).
+Confirming and withdrawing messages is reserved for the log's keeper: the ledger service, a rebuild,
+or an application with a log of its own (`keep`).
 """
 
 from collections.abc import Sequence
@@ -80,4 +80,4 @@ RIGHTS: Final[Rights] = table(
     },
     SERVICE.methods_by_name,
 )
-"""By the full names of the methods."""
+"""By full method name."""

@@ -1,6 +1,6 @@
-"""The dedup service behind the wire: policies over the state store.
+"""The dedup service without its wire: policies applied to the state store.
 
-servicer.py translates the wire to these calls; the rules are in core; the store is behind a port.
+servicer.py translates requests to these calls; the rules are in core; the store is behind a port.
 """
 
 import asyncio
@@ -38,18 +38,18 @@ from seqgate.types import Position, TopicName
 log = structlog.get_logger()
 
 EVICTION_ROUNDS_MAX: Final = 3
-"""How often one Admit makes room before it gives up: others may take the room first."""
+"""How often one Admit makes room before it gives up: other calls may take the room first."""
 
 EVICTION_SLACK: Final = 100
-"""An eviction also makes room for one in so many of the limit, so that a full topic with many new
-producers is not scanned for each of them."""
+"""An eviction frees an additional one in this many of the limit, so that a full topic is not
+scanned for each new producer."""
 
 SCAN_PAGE: Final = 1_000
-"""How many producers are read at a time when a topic is scanned."""
+"""The number of producers read at a time in the scan of a topic."""
 
 KEEPS_PER_TIMEOUT: Final = 3
-"""How often connected producers are marked as alive within an inactivity timeout: one call may be
-lost, and another one late."""
+"""How often connected producers are reported as alive within an inactivity timeout: one report may
+be lost, and another one late."""
 
 
 class ProducerNotFound(DomainError):
@@ -63,9 +63,9 @@ Outcome = TypeVar("Outcome", bound=Judged | Applied | Behind | Changed)
 
 
 class TopicStatus(NamedTuple):
-    """A topic's policy and state, and why its last snapshot failed, if it did. `snapshot` is how
-    far the one covers the log that is in the cursor, where the state does not remember any;
-    `snapshot_unknown` if that cannot be found out."""
+    """A topic's policy and state, and the error of its last snapshot, if it failed. `snapshot` is
+    the position of the snapshot in the cursor, set if the state does not record one;
+    `snapshot_unknown`: it could not be determined."""
 
     policy: EffectivePolicy
     policy_error: str
@@ -76,8 +76,8 @@ class TopicStatus(NamedTuple):
 
 
 class LoadOutcome(NamedTuple):
-    """Whether a state was loaded, the confirmed position of the present one (None: there is no
-    state), and how many producers did not fit."""
+    """Whether a state was loaded, the confirmed position of the current state (None: there is
+    none), and the number of producers that did not fit."""
 
     loaded: bool
     confirmed: Position | None
@@ -85,7 +85,7 @@ class LoadOutcome(NamedTuple):
 
 
 class Deduplication:
-    """One instance serves all topics; it keeps no state of theirs between calls."""
+    """Deduplication of all topics. Keeps no topic's state between calls."""
 
     def __init__(
         self,
@@ -109,10 +109,10 @@ class Deduplication:
         confirmation: Confirmation | None,
         claims: Sequence[ProducerClaims],
     ) -> Judged | Behind | Changed | Disabled:
-        """Judge claims; make room where the topic is full and policy says so.
+        """Judge claims. If the topic is full, evict producers if policy allows.
 
         Raises:
-            TooManyProducers: there is no room, and none may be made.
+            TooManyProducers: the topic is full, and policy does not evict.
             Fenced, StateUnavailable: see the store.
         """
         policy = await self._policies.effective(topic)
@@ -141,7 +141,6 @@ class Deduplication:
     async def confirm(
         self, topic: TopicName, writer: Writer, confirmation: Confirmation
     ) -> Applied | Behind | Disabled:
-        """Confirm entries as stored in the log."""
         policy = await self._policies.effective(topic)
         if not policy.enabled.value:
             return self._disabled("confirm")
@@ -157,7 +156,6 @@ class Deduplication:
         confirmation: Confirmation | None,
         withdrawals: Sequence[Withdrawal],
     ) -> Applied | Behind | Disabled:
-        """Withdraw claims."""
         policy = await self._policies.effective(topic)
         if not policy.enabled.value:
             return self._disabled("rollback")
@@ -169,8 +167,8 @@ class Deduplication:
     async def keep(
         self, topic: TopicName, producers: Sequence[str], *, only_due: bool = False
     ) -> int:
-        """Mark producers as alive. Returns the seconds until the next report is due; 0: there is no
-        need for one. With `only_due`, producers active within half of that time are unchanged."""
+        """Report producers as alive. Returns the seconds until the next report is due; 0: none is
+        needed. With `only_due`, producers active within half of that time are left unchanged."""
         policy = await self._policies.effective(topic)
         timeout_minutes = policy.producer_inactivity_timeout_minutes.value
         within_s = timeout_minutes * 60 // KEEPS_PER_TIMEOUT if policy.enabled.value else 0
@@ -179,11 +177,7 @@ class Deduplication:
         return within_s
 
     async def producer(self, topic: TopicName, name: str) -> Tracked:
-        """The state of a producer.
-
-        Raises:
-            ProducerNotFound: it has none.
-        """
+        """The state of a producer. Raises ProducerNotFound."""
         tracked = None
         if (await self._policies.effective(topic)).enabled.value:
             tracked = await self._store.producer(topic, name)
@@ -194,11 +188,9 @@ class Deduplication:
         return tracked
 
     async def producers(self, topic: TopicName, *, size: int, token: str) -> ProducerPage:
-        """A page of producers."""
         return await self._store.producers(topic, size=size, token=token)
 
     async def status(self, topic: TopicName) -> TopicStatus:
-        """A topic's policy and state."""
         policy = await self._policies.effective(topic)
         summary = await self._store.summary(topic)
         snapshot, unknown = None, False
@@ -211,8 +203,8 @@ class Deduplication:
         return TopicStatus(policy, self._policies.error, summary, error, snapshot, unknown)
 
     async def forget_topic(self, topic: TopicName, incarnation: int, *, deleted: bool) -> None:
-        """Drop a topic's state and its snapshot; of a deleted one, its policy, too. Those of a
-        newer incarnation remain."""
+        """Drop a topic's state and snapshot, and a deleted topic's policy. A newer incarnation's
+        are kept."""
         summary = await self._store.summary(topic)
         await self._store.forget_topic(topic, incarnation)
         await self._snapshots.forget(topic, incarnation)
@@ -232,7 +224,7 @@ class Deduplication:
         *,
         replacing: bool,
     ) -> LoadOutcome:
-        """Put a state in the place of one that was lost.
+        """Load a state in place of one that was lost.
 
         Raises:
             Fenced: the topic has a newer incarnation.
@@ -255,7 +247,7 @@ class Deduplication:
     async def explain(
         self, topic: TopicName, producer: str, sequence_id: int
     ) -> tuple[Explanation, Tracked | None, TopicStatus]:
-        """Say how an id would be judged now."""
+        """Explain how an id would be judged now."""
         status = await self.status(topic)
         tracked = await self._store.producer(topic, producer)
         explanation = explain(
@@ -267,8 +259,8 @@ class Deduplication:
         return explanation, tracked, status
 
     async def purge_forever(self, interval_s: float) -> None:
-        """Forget inactive producers, and the state of topics that no longer deduplicate, again and
-        again."""
+        """Periodically forget inactive producers, and the state of topics that no longer
+        deduplicate."""
         while True:
             try:
                 with self._metrics.unforeseen("purge"):
@@ -280,8 +272,8 @@ class Deduplication:
             await asyncio.sleep(interval_s)
 
     async def purge(self, now_ms: int) -> None:
-        """Forget state on every topic as its policy demands. A store clock set forward ages no
-        producer. A topic whose policy is unavailable does not block others."""
+        """Forget what each topic's policy demands. A store clock set forward does not age
+        producers. A topic whose policy is unavailable does not block the others."""
         async for topic in self._store.topics():
             try:
                 with self._metrics.unforeseen("purge", topic):
@@ -292,7 +284,7 @@ class Deduplication:
     async def _purge(self, topic: TopicName, now_ms: int) -> None:
         policy = await self._policies.effective(topic)
         if not policy.enabled.value:
-            # The cursor first: a leftover one would limit trims of the log forever.
+            # The cursor first: a leftover cursor would limit trims of the log forever.
             await self._snapshots.forget(topic, None)
             await self._store.forget_topic(topic, None)
             return
@@ -314,8 +306,8 @@ class Deduplication:
         policy: EffectivePolicy,
         outcome: Outcome,
     ) -> Outcome | Behind:
-        """The outcome of a call: where the state lacks entries, after the snapshot was loaded;
-        where entries were confirmed, after it was seen whether another one is due."""
+        """The outcome of a call, after its consequences: if the state is behind, the snapshot is
+        loaded; if entries were confirmed, a snapshot is taken if due."""
         if isinstance(outcome, Behind):
             confirmed = await self._snapshots.restore(topic, writer, outcome.confirmed)
             return Behind(confirmed)
@@ -329,7 +321,7 @@ class Deduplication:
 
     @contextmanager
     def _called(self, operation: str) -> Iterator[None]:
-        """The store is asked."""
+        """Measure a call to the store."""
         began_s = time.monotonic()
         try:
             yield
@@ -358,7 +350,7 @@ class Deduplication:
             some, others = purge[i : i + SCAN_PAGE], evict[i : i + SCAN_PAGE]
             gone = await self._store.forget_producers(topic, purge=some, evict=others)
             dropped += gone
-            # Of both kinds only their sum is known; some may have become active meanwhile.
+            # Only the sum of both kinds is known; some producers may have become active meanwhile.
             inactive = min(gone, len(some))
             self._metrics.forgotten["inactive"] += inactive
             self._metrics.forgotten["evicted"] += gone - inactive

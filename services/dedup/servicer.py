@@ -1,4 +1,4 @@
-"""The wire of the dedup service: check, translate, call, translate back."""
+"""The wire of the dedup service: parse, call, translate the result."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -35,7 +35,7 @@ from seqgate.times import duration, timestamp
 
 PAGE_DEFAULT: Final = 1_000
 PAGE_MAX: Final = 10_000
-"""How many producers a page holds, unless asked otherwise, and at most."""
+"""The default and the largest page size of ListProducers."""
 
 MINUTE_MS: Final = 60_000
 SECOND_MS: Final = 1_000
@@ -257,7 +257,7 @@ def _to_status(status: TopicStatus) -> pb.GetTopicStatusResponse:
         response.entries_remaining = summary.remaining
         response.producers = summary.producers
         response.entries_since_snapshot = summary.unsaved
-        if summary.saved.position is not None and summary.saved.taken_ms:  # and not let go
+        if summary.saved.position is not None and summary.saved.taken_ms:  # and not dropped
             response.snapshot.ledger_id, response.snapshot.entry_id = summary.saved.position
             response.snapshot_taken.FromMilliseconds(summary.saved.taken_ms)
         counts = summary.counts

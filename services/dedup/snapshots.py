@@ -1,7 +1,7 @@
 """Snapshots: a topic's state, attached to the position of its cursor `seqgate.dedup`.
 
-    confirmed, so often ─┐
-    so much later ───────┤            ┌─ the version of the cursor
+    entries confirmed ───┐
+    time elapsed ────────┤            ┌─ the version of the cursor
     producers forgotten ─┼─▶ take ──▶ ├─ the state, frozen                  ─▶ mark-delete, if the
     a long replay, a load┤            └─ (position, persisted marks)           version is the same
     shutting down ───────┘
@@ -9,11 +9,11 @@
 The version is read before the state, so a snapshot never replaces a newer one, of any replica. A
 failure changes nothing: the previous snapshot remains, and the next attempt follows.
 
-The cursor limits trims of the log, so it is created with a snapshot that fits, and never without
-one. A state that outgrew the limit, which publishers can cause, is reported; when the log is to be
-trimmed, the previous snapshot is dropped, and the cursor moves to the position of the state. Losing
-the state then costs a replay of the log, and trimmed entries still count; a log that is never
-trimmed costs a disk.
+The cursor limits trims of the log, so it is created with the first snapshot that fits, never
+without one. A state that outgrows the limit, which publishers can cause, is reported; when the log
+is to be trimmed, the previous snapshot is dropped and the cursor moves to the position of the
+state. Losing the state then costs a replay of the log, in which trimmed entries still count; never
+trimming the log would fill the disk.
 """
 
 import asyncio
@@ -49,36 +49,35 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 SNAPSHOT_BYTES_MAX: Final = 16 * 1024 * 1024
-"""The limit of a snapshot, names and values together, in bytes: that of a cursor."""
+"""The limit of a snapshot, names and values together, in bytes, which is that of a cursor."""
 
 TAKING_MAX: Final = 4
-"""How many snapshots this process takes at a time."""
+"""The most snapshots that this process takes at a time."""
 
 READING_MAX: Final = 8
-"""Number of snapshots that this process reads at a time; further reads wait. One of
-SNAPSHOT_BYTES_MAX takes up to ten times as much memory while it is read."""
+"""The most snapshots that this process reads at a time; further reads wait. Reading one of
+SNAPSHOT_BYTES_MAX takes up to ten times its size in memory."""
 
 TOPICS_MAX: Final = 10_000
-"""Of how many topics each is remembered that a snapshot is due, that there is something to keep,
-and why the last one failed: some 5 MB. Of more, a snapshot is due again with the next confirmation,
-or by time; and the topic confirmed longest ago has no last one when the process ends."""
+"""The most topics of which this process remembers that a snapshot is due, that there are unsaved
+entries, and the last error: about 5 MB. For further topics, a snapshot is due again with the next
+confirmation or by time; and the topic confirmed longest ago gets no last snapshot at shutdown."""
 
 SHARE: Final = 20
-"""A topic rests for so many times as long as its last snapshot took, so that a topic with many
+"""After a snapshot, a topic rests for this many times its duration, so that a topic with many
 producers and much traffic is not busy with snapshots."""
 
 FAILURE_REST_S: Final = 1.0
 FAILURE_REST_MAX_S: Final = 60.0
-"""How long it rests before one that failed is tried again: doubling from the first to the
-longest."""
+"""The longest pause after a failed snapshot; pauses double from FAILURE_REST_S up to it."""
 
 CONFLICTS_MAX: Final = 3
-"""How often a snapshot is taken again because another replica's came between."""
+"""How often a snapshot is taken again because another replica's was attached first."""
 
-UNFORESEEN: Final = "something unforeseen happened; the service's log has what"
+UNFORESEEN: Final = "unexpected error; see the log of the dedup service"
 
 BEFORE_THE_LOG: Final = 0
-"""The ledger id that a replay without a base puts before the log: no position for a cursor."""
+"""The ledger id of positions that a replay puts before the log; not a position for a cursor."""
 
 
 class SnapshotTooLarge(DomainError):
@@ -96,7 +95,7 @@ class Taken(NamedTuple):
 
 
 class Snapshots:
-    """The snapshots of all topics. One topic has one taken at a time."""
+    """Takes and loads the snapshots of all topics, one at a time per topic."""
 
     def __init__(
         self,
@@ -123,19 +122,19 @@ class Snapshots:
     # ---- when
 
     def confirmed(self, topic: TopicName, policy: EffectivePolicy, unsaved: int) -> None:
-        """Entries of a topic were confirmed: `unsaved` of them since the newest snapshot."""
+        """Record that entries were confirmed, `unsaved` of them since the newest snapshot."""
         if unsaved:
             _remember(self._unsaved, topic, None)
         if 0 < policy.snapshot_entries.value <= unsaved:
             self.soon(topic)
 
     def soon(self, topic: TopicName) -> None:
-        """Take one in the background; a failure is logged."""
+        """Take a snapshot in the background; a failure is logged."""
         if topic not in self._taking and (self._finished or len(self._taking) >= TOPICS_MAX):
             return
         self._wanted.add(topic)
         if topic not in self._taking:
-            # It is not part of the operation that it follows.
+            # Without the context of the operation that it follows.
             self._taking[topic] = self._tasks.create_task(
                 self._take_while_wanted(topic), context=Context()
             )
@@ -157,7 +156,7 @@ class Snapshots:
                 await self._by_time(topic, now_ms)
 
     async def finish(self, timeout_s: float) -> None:
-        """Take the last ones of the topics that this process has confirmed entries of."""
+        """Take last snapshots of the topics of which this process confirmed entries."""
         self._finished = True
         await end(*self._taking.values())
         try:
@@ -167,13 +166,13 @@ class Snapshots:
             log.warning("stopping with unsaved snapshots", count=len(self._unsaved))
 
     def error(self, topic: TopicName) -> str:
-        """Why the last attempt failed; empty: it did not."""
+        """The error of the last attempt; empty: it succeeded."""
         return self._errors.get(topic, "")
 
     async def _by_time(self, topic: TopicName, now_ms: int) -> None:
         try:
             is_time = await self._is_time(topic, now_ms)
-        except CursorsUnavailable as error:  # its policy is unavailable; those of others are not
+        except CursorsUnavailable as error:  # affects this topic's policy only
             log.warning("periodic snapshot skipped", topic=str(topic), error=error.message)
             return
         if is_time:
@@ -187,7 +186,7 @@ class Snapshots:
         summary = await self._store.summary(topic)
         if summary is None or summary.remaining or not summary.unsaved:
             return False
-        # A clock that went back must not put it off.
+        # A clock that went back must not delay the snapshot.
         return not 0 <= now_ms - summary.saved.taken_ms < interval_s * 1000
 
     async def _take_while_wanted(self, topic: TopicName) -> None:
@@ -222,11 +221,11 @@ class Snapshots:
     # ---- how
 
     async def take(self, topic: TopicName, *, let_go: bool = False) -> Taken | None:
-        """Take a snapshot now. Returns the position of the newest one; None: there is no state; or
-        it does not fit, and the previous one was to be dropped.
+        """Take a snapshot now. Returns the newest snapshot; None: there is no state, or it does not
+        fit and `let_go` dropped the previous snapshot.
 
         Raises:
-            SnapshotTooLarge, CursorsUnavailable, StateUnavailable: the previous one remains.
+            SnapshotTooLarge, CursorsUnavailable, StateUnavailable: the previous snapshot remains.
         """
         lock = self._locks.get(topic)
         if lock is None:
@@ -294,7 +293,7 @@ class Snapshots:
         position = _place(frozen)
         before = None if cursor is None else cursor.mark_delete
         if position is None or (before is not None and position < before):
-            # The state is lost, or still behind its snapshot.
+            # The state was lost, or is still behind its snapshot.
             return None if cursor is None else await self._standing(topic)
         assert frozen is not None
         properties = _fitting(frozen)
@@ -310,7 +309,7 @@ class Snapshots:
         return Taken(position, len(frozen.producers))
 
     async def _standing(self, topic: TopicName) -> Taken | None:
-        """The position of the present snapshot."""
+        """The snapshot currently attached to the cursor."""
         async with self._reads_at_a_time:
             cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=True)
             if cursor is None or cursor.mark_delete is None:
@@ -321,7 +320,7 @@ class Snapshots:
             return Taken(cursor.mark_delete, 0 if snapshot is None else len(snapshot.producers))
 
     async def standing(self, topic: TopicName) -> Position | None:
-        """The position of the snapshot in the cursor, regardless of the state; None: there is none.
+        """The position of the snapshot in the cursor, whatever the state; None: there is none.
 
         Raises:
             CursorsUnavailable: it is unknown whether there is one.
@@ -344,7 +343,7 @@ class Snapshots:
                 topic, DEDUP_CURSOR, position, {}, revision=cursor.revision
             )
         except CursorConflict:
-            return  # by a snapshot that fits, or by another replica that dropped it
+            return  # the cursor already moved: by a snapshot that fits, or by another replica
         log.error(
             "snapshot dropped: state too large, and holding back trims",
             topic=str(topic),
@@ -358,8 +357,9 @@ class Snapshots:
         self, topic: TopicName, writer: Writer, confirmed: Position | None
     ) -> Position | None:
         """Load the newest snapshot if it covers more of the writer's log than the state, which ends
-        at `confirmed`. Returns where the state ends now. Without a snapshot, or while the cursor
-        service does not answer, that is where it ended: the writer replays more then."""
+        at `confirmed`. Returns the position at which the state ends now; that is `confirmed`, so
+        the writer must replay more, if there is no snapshot or the cursor service does not
+        answer."""
         try:
             loaded = await self._loaded(topic, writer, confirmed)
         except CursorsUnavailable as error:
@@ -374,7 +374,7 @@ class Snapshots:
     async def _loaded(
         self, topic: TopicName, writer: Writer, confirmed: Position | None
     ) -> Loaded | None:
-        """The outcome of loading the newest snapshot; None: none covers more."""
+        """Load the newest snapshot; None: none covers more."""
         cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=False)
         if cursor is None or not covers_more(cursor.mark_delete, writer, confirmed):
             return None
@@ -404,7 +404,7 @@ class Snapshots:
         return loaded
 
     async def forget(self, topic: TopicName, incarnation: int | None) -> None:
-        """Remove the snapshot, unless it is of a newer incarnation; None: of any incarnation."""
+        """Remove the snapshot unless it has a newer incarnation; None: whatever its incarnation."""
         if incarnation is not None:
             async with self._reads_at_a_time:
                 cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=True)
@@ -415,7 +415,7 @@ class Snapshots:
 
 
 def _remember(what: "OrderedDict[TopicName, T]", topic: TopicName, value: T) -> None:
-    """Remember something of a topic; of too many, the one longest ago is forgotten."""
+    """Remember a value for a topic; beyond TOPICS_MAX topics, the oldest is forgotten."""
     what[topic] = value
     what.move_to_end(topic)
     if len(what) > TOPICS_MAX:
@@ -423,7 +423,7 @@ def _remember(what: "OrderedDict[TopicName, T]", topic: TopicName, value: T) -> 
 
 
 def _place(frozen: Frozen | None) -> Position | None:
-    """Where a snapshot of this state belongs; None: there is nothing to keep."""
+    """The position for a snapshot of this state; None: there is nothing to keep."""
     if frozen is None or frozen.confirmed is None:
         return None
     return None if frozen.confirmed.ledger_id == BEFORE_THE_LOG else frozen.confirmed
@@ -433,7 +433,7 @@ def _fitting(frozen: Frozen) -> dict[str, str]:
     """The properties of a snapshot.
 
     Raises:
-        SnapshotTooLarge: they do not fit.
+        SnapshotTooLarge: they exceed the limits.
     """
     properties = encode(frozen)
     size_bytes = sum(len(text.encode()) for each in properties.items() for text in each)

@@ -1,4 +1,4 @@
-"""The wire of the dedup service for logs: see writer.proto."""
+"""The wire of the dedup service for writers of logs: see writer.proto."""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack
@@ -34,7 +34,7 @@ from seqgate.times import duration
 from seqgate.types import Chunk
 
 LOADED_PRODUCERS_MAX: Final = 100_000
-"""How many producers one LoadState may hold."""
+"""The most producers of one LoadState."""
 
 Context = aio.ServicerContext[Any, Any]
 
@@ -63,7 +63,7 @@ class DedupWriterServicer(pb_grpc.DedupWriterServiceServicer):
     async def Rollback(self, request: pb.RollbackRequest, context: Context) -> pb.RollbackResponse:
         return await self._rollback(request)
 
-    # A coroutine that reads and writes on the context; grpc's stubs know only generators.
+    # A coroutine that reads and writes on the context; grpc's stubs allow only generators.
     async def Exchange(  # type: ignore[override]
         self, request_iterator: AsyncIterator[pb.ExchangeRequest], context: Context
     ) -> None:
@@ -94,7 +94,7 @@ class DedupWriterServicer(pb_grpc.DedupWriterServiceServicer):
         )
         return pb.ForgetTopicResponse()
 
-    # A coroutine that reads on the context: it ends in good order when the caller goes away.
+    # A coroutine that reads on the context, so that it ends cleanly if the caller disconnects.
     async def LoadState(
         self, request_iterator: AsyncIterator[pb.LoadStateRequest], context: Context
     ) -> pb.LoadStateResponse:

@@ -353,7 +353,9 @@ class Dispatcher:
         try:
             await live.close(self._config.call_timeout_s)
         except Exception:  # one subscription must not stop the others
-            log.exception("not let go", topic=str(key[0]), subscription=key[1])
+            log.exception(
+                "releasing the subscription failed", topic=str(key[0]), subscription=key[1]
+            )
 
     async def finish(self, timeout_s: float) -> None:
         """Release all subscriptions and take no more."""

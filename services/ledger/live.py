@@ -658,7 +658,7 @@ class LiveTopic:
                 await asyncio.sleep(seconds)
                 return [] if self.stopped else self._writer.pause_over()
             case _:
-                raise AssertionError(f"not to be awaited: {effect}")
+                raise AssertionError(f"unexpected effect {effect}")
 
     async def _ask(self, call: Admit | Confirm | Rollback) -> list[Effect]:
         writer = self._writer

@@ -426,7 +426,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
         metadata, payload = entry.metadata, entry.payload
         if len(payload) > self._limits.message_bytes:
             raise EntryTooLarge(
-                f"a payload is at most {self._limits.message_bytes:,} bytes",
+                f"payload too large (limit {self._limits.message_bytes:,} bytes)",
                 field="entries.payload",
                 payload_bytes=len(payload),
                 max_message_bytes=self._limits.message_bytes,
@@ -449,7 +449,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
         packed = metadata.SerializeToString()
         if len(packed) > METADATA_BYTES_MAX:
             raise EntryTooLarge(
-                f"metadata is at most {METADATA_BYTES_MAX:,} bytes",
+                f"metadata too large (limit {METADATA_BYTES_MAX:,} bytes)",
                 field="entries.metadata",
                 metadata_bytes=len(packed),
                 metadata_bytes_max=METADATA_BYTES_MAX,
@@ -532,7 +532,7 @@ def _page_token(token: str) -> str:
 def _positions(given: Any) -> list[Position]:
     if not 1 <= len(given) <= POSITIONS_MAX:
         raise InvalidRange(
-            f"a call reads 1 to {POSITIONS_MAX:,} entries",
+            f"positions must have 1 to {POSITIONS_MAX:,} entries",
             field="positions",
             count=len(given),
         )

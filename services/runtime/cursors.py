@@ -131,7 +131,7 @@ class GrpcCursors(CursorClient):
                 await self.create(topic, name)
             else:
                 return
-        raise CursorsUnavailable("the cursor keeps being removed", retry_after_s=RETRY_AFTER_S)
+        raise CursorsUnavailable("the cursor is deleted repeatedly", retry_after_s=RETRY_AFTER_S)
 
     async def delete(self, topic: TopicName, name: str) -> None:
         request = pb.DeleteCursorRequest(topic=str(topic), cursor=name)
@@ -159,7 +159,7 @@ class GrpcCursors(CursorClient):
     def refusal(self, failed: CallFailed) -> DomainError:
         """As in CursorClient, but conflicts become CursorConflict."""
         if failed.reason == NOT_FOUND:
-            return _NotFound("there is no such cursor", because=failed.reason)
+            return _NotFound("cursor not found", because=failed.reason)
         if failed.reason in CONFLICTS:
             return CursorConflict("the cursor has changed", because=failed.reason)
         return super().refusal(failed)

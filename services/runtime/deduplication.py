@@ -246,13 +246,16 @@ def _read_confirmation(
     if given.HasField("after"):
         after = read_position("confirmation.after", given.after, wrong)
     if after is not None and after > through:
-        raise wrong("through lies before after", field="confirmation.through")
+        raise wrong("through must not be before after", field="confirmation.through")
     if writer.position is None or through > writer.position:
-        raise wrong("through lies after the end of the writer's log", field="confirmation.through")
+        raise wrong(
+            "through must not be after the end of the writer's log", field="confirmation.through"
+        )
     producers = tuple(_read_entries(each) for each in given.producers)
     if sum(len(each.highest) for each in producers) > ENTRIES_MAX:
         raise wrong(
-            f"a confirmation lists at most {ENTRIES_MAX:,} entries", field="confirmation.producers"
+            f"too many entries in a confirmation (limit {ENTRIES_MAX:,})",
+            field="confirmation.producers",
         )
     _check_once([each.producer for each in producers], "confirmation.producers", wrong)
     return Confirmation(
@@ -285,7 +288,7 @@ def _read_entries(entries: pb.ProducerEntries) -> ProducerEntries:
 def _read_claims(given: Any) -> list[ProducerClaims]:
     claims = [_read_producer_claims(each) for each in given]
     if sum(len(each.claims) for each in claims) > CLAIMS_MAX:
-        raise InvalidClaim(f"a call holds at most {CLAIMS_MAX:,} claims", field="claims")
+        raise InvalidClaim(f"too many claims (limit {CLAIMS_MAX:,})", field="claims")
     _check_once([each.producer for each in claims], "claims", InvalidClaim)
     return claims
 
@@ -294,7 +297,7 @@ def _read_producer_claims(claims: pb.Claims) -> ProducerClaims:
     lowest, highest = claims.sequence_ids, claims.highest_sequence_ids or claims.sequence_ids
     if not lowest or len(lowest) != len(highest):
         raise InvalidClaim(
-            "a producer claims at least one id, and a highest id for each or for none",
+            "a producer must claim at least one id, with a highest id for each or for none",
             field="claims.highest_sequence_ids",
         )
     read_sequence_id("claims.highest_sequence_ids", max(highest))
@@ -313,15 +316,15 @@ def _read_producer_claims(claims: pb.Claims) -> ProducerClaims:
             claim._replace(chunk=chunks.get(index)) for index, claim in enumerate(ranges)
         )
         if any(claim.chunk and claim.lowest != claim.highest for claim in ranges):
-            raise InvalidClaim("a chunk claims one id", field="claims.highest_sequence_ids")
+            raise InvalidClaim(
+                "a chunk must claim exactly one id", field="claims.highest_sequence_ids"
+            )
     return ProducerClaims(read_producer(claims.producer_name), ranges)
 
 
 def _read_withdrawals(request: pb.RollbackRequest) -> list[Withdrawal]:
     if len(request.withdrawals) > PRODUCERS_MAX:
-        raise InvalidClaim(
-            f"a call withdraws claims of at most {PRODUCERS_MAX:,} producers", field="withdrawals"
-        )
+        raise InvalidClaim(f"too many producers (limit {PRODUCERS_MAX:,})", field="withdrawals")
     field = "withdrawals.keep_through_sequence_id"
     return [
         Withdrawal(
@@ -342,7 +345,7 @@ def _read_chunks(
     for place, chunk in given.items():
         if place >= count:
             raise refusal(
-                f"a chunk's place is below {count}", field=field, given=place, count=count
+                f"chunk index must be below {count}", field=field, given=place, count=count
             )
         chunks[place] = read_chunk(field, chunk, refusal)
     return chunks

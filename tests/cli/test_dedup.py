@@ -149,7 +149,7 @@ async def test_explain_prints_verdict_and_cause(seqgate: CommandLine, stored: st
         "producer": "p",
         "sequence_id": 6,
         "verdict": "NEW",
-        "explanation": "6 is above everything that was let through so far (5).",
+        "explanation": "6 is above every admitted id (highest: 5).",
         "persisted_sequence_id": 5,
         "pushed_sequence_id": 5,
         "unfinished": None,

@@ -20,18 +20,18 @@ INSIDE = Marks(7, 7, SECOND, SECOND)
 @pytest.mark.parametrize(
     ("policy", "marks", "known_topic", "sequence_id", "verdict", "words"),
     [
-        (ON, Marks(4, 7), True, 8, Verdict.NEW, "above everything that was let through so far (7)"),
+        (ON, Marks(4, 7), True, 8, Verdict.NEW, "above every admitted id (highest: 7)"),
         (ON, Marks(4, 7), True, 5, Verdict.IN_FLIGHT, "an earlier copy is being written"),
         (ON, Marks(4, 7), True, 4, Verdict.DUPLICATE, "The log knows which"),
         (ON, None, True, 4, Verdict.NEW, "This producer is unknown"),
         (ON, None, False, 4, Verdict.NEW, "This topic has no deduplication state"),
         (ON, INSIDE, True, 6, Verdict.DUPLICATE, "6 is not above 6, the last durable id"),
-        (ON, INSIDE, True, 7, Verdict.NEW, "7 is a large message of 3 chunks, let through up to"),
+        (ON, INSIDE, True, 7, Verdict.NEW, "7 is a large message of 3 chunks, admitted up to"),
         (ON, INSIDE, True, 7, Verdict.NEW, "from its first chunk, it takes the place of that"),
         (ON, INSIDE, True, 8, Verdict.NEW, "That attempt ends, incomplete, when this is stored"),
-        (ON, Marks(4, 7, None, SECOND), True, 8, Verdict.NEW, "let through up to chunk 1"),
+        (ON, Marks(4, 7, None, SECOND), True, 8, Verdict.NEW, "admitted up to chunk 1"),
         (ON, Marks(4, 7, None, SECOND), True, 7, Verdict.IN_FLIGHT, "an earlier copy is being"),
-        (ON, Marks(7, 8, SECOND), True, 9, Verdict.NEW, "so far (8)"),
+        (ON, Marks(7, 8, SECOND), True, 9, Verdict.NEW, "(highest: 8)"),
         (OFF, Marks(4, 7), True, 4, Verdict.NEW, "off by the namespace's policy"),
     ],
 )

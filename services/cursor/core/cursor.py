@@ -398,7 +398,7 @@ class CursorState:
         lease = self.head.lease
         if lease is None or lease.epoch != epoch:
             held = 0 if lease is None else lease.epoch
-            raise Fenced("epoch is not the lease's", epoch=held, given=epoch)
+            raise Fenced("epoch does not match the lease", epoch=held, given=epoch)
         return lease
 
     def _news(self, successions: Iterable[Succession]) -> dict[Position, Position]:

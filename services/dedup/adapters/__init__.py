@@ -1,1 +1,1 @@
-"""One outside thing each: Redis, and a memory that tests are judged against."""
+"""One external system each: Redis, a policy file, and memory as the reference for tests."""

@@ -1,13 +1,12 @@
-"""Redis Cluster: each command goes to the node that has its key's slot.
+"""Redis Cluster: each command goes to the node that owns its key's slot.
 
-redis-py has a client for clusters, and everything here but the routing is redis-py's. That client
-is not used, because a lost reply must be reported at once: it sends ASKING on another connection
-than the command, so a slot being moved is out of reach; it closes all connections, and waits, when
-one slot is not served; and it asks nodes for the slots one after the other, each for the full
-time-out.
+Only the routing is our own; all else is redis-py's. Its client for clusters is not used, because a
+lost reply must be reported at once: that client sends ASKING on another connection than the
+command, so a slot being moved is unreachable; it closes all connections, and waits, when one slot
+is not served; and it asks nodes for the slots one after the other, each for the full timeout.
 
 Only commands that were not executed are repeated: those that a node answered with MOVED or ASK. Any
-other error goes to the caller, and makes the next command read the map of slots again.
+other error goes to the caller, and makes the next command reload the map of slots.
 """
 
 import asyncio
@@ -32,32 +31,32 @@ from seqgate.services.dedup.redis_url import Node
 SLOTS: Final = 16_384
 
 REDIRECTIONS_MAX: Final = 5
-"""How often a command is sent elsewhere: a slot has at most moved once, and is being moved."""
+"""The most redirections of a command: a slot has moved at most once, and is being moved."""
 
 _KEY_AT: Final = {"EVAL": 3, "EVALSHA": 3}
-"""Where a command's key is; others have it right behind their name."""
+"""The index of a command's key; in all other commands it directly follows the name."""
 
 
 class ClusterRedis:
-    """A cluster, as far as commands with one key go, and a walk over all keys. The methods are
-    those of Redis."""
+    """A cluster, for commands with one key and for scans of all keys. The methods are those of
+    Redis."""
 
     def __init__(
         self, seeds: Sequence[Node], connect: Callable[[Node], Redis], *, timeout_s: float
     ) -> None:
         """
         Args:
-            seeds: some nodes.
-            connect: makes a client of one node, which does not retry.
-            timeout_s: how long a command may take with all its redirections.
+            seeds: some nodes of the cluster.
+            connect: creates a client of one node, which must not retry.
+            timeout_s: the time limit of a command with all its redirections.
         """
         self._seeds = tuple(seeds)
         self._connect = connect
         self._timeout_s = timeout_s
-        self._clients: dict[Node, Any] = {}  # Redis; its types mix synchronous and not
+        self._clients: dict[Node, Any] = {}  # Redis, whose types mix sync and async
         self._owners: list[Node | None] = [None] * SLOTS
         self._learning = asyncio.Lock()
-        self._learned = 0  # how often it was asked where the slots are
+        self._learned = 0  # how often the map of slots was loaded
         self._doubtful = True
 
     async def __aenter__(self) -> Self:
@@ -70,10 +69,10 @@ class ClusterRedis:
     # ---- commands
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        """Run a command where its key is.
+        """Run a command on the node that owns its key.
 
         Raises:
-            RedisError, OSError, TimeoutError: the outcome is not known, or the command was refused.
+            RedisError, OSError, TimeoutError: the command was refused, or the outcome is unknown.
         """
         key = args[_KEY_AT.get(args[0], 1)]
         slot = key_slot(key if isinstance(key, bytes) else key.encode())
@@ -84,19 +83,20 @@ class ClusterRedis:
                 return await self._routed(slot, args, options)
 
     async def time(self) -> tuple[int, int]:
-        """The clock of one node, the same for all replicas: the owner of the policies' slot."""
+        """The clock of the node that owns the policies' slot, so that all replicas use the same
+        one."""
         script = 'return redis.call("TIME")'
         seconds, microseconds = await self.execute_command("EVAL", script, 1, POLICIES)
         return int(seconds), int(microseconds)
 
     async def ping(self) -> bool:
-        """Return if the policies' slot is served. Without it no topic is; that another one is not
-        concerns the topics in that slot, and no others."""
+        """Return if the policies' slot is served. Without it no topic is served; another slot
+        concerns only the topics in it."""
         await self.execute_command("EXISTS", POLICIES)
         return True
 
     async def scan_iter(self, match: str, count: int) -> AsyncIterator[bytes]:
-        """All keys, of all primaries; one that is moved meanwhile may come twice, or not."""
+        """All keys of all primaries; a key that is moved meanwhile may come twice, or never."""
         with self._doubting():
             async with asyncio.timeout(self._timeout_s):
                 await self._learn()
@@ -127,12 +127,12 @@ class ClusterRedis:
             self._clients[node] = self._connect(node)
         return self._clients[node]
 
-    # ---- where the slots are
+    # ---- the map of slots
 
     @contextmanager
     def _doubting(self) -> Iterator[None]:
-        """Mark the map of slots as doubtful when a command fails or is cancelled: it may have gone
-        to a node that no longer has the slot."""
+        """Mark the map of slots as doubtful if a command fails or is cancelled: it may have gone to
+        a node that no longer owns the slot."""
         try:
             yield
         except NoScriptError:
@@ -142,7 +142,7 @@ class ClusterRedis:
             raise
 
     async def _learn(self) -> None:
-        """Look up the slots' owners; concurrent callers share one look-up."""
+        """Load the map of slots; concurrent callers share one load."""
         learned = self._learned
         async with self._learning:
             if self._learned != learned:
@@ -155,9 +155,9 @@ class ClusterRedis:
                 await self._clients.pop(node).aclose()
 
     async def _newest_view(self) -> "_View":
-        """The view of the first node that is connected to most of the cluster; all are asked at
-        once. A partitioned node would forever name itself as the owner of slots that others took
-        over, so its view is used only if no other node answers."""
+        """The view of the first node that is connected to most of the cluster; all nodes are asked
+        at once. A partitioned node would claim forever to own slots that others took over, so its
+        view is used only if no other node answers."""
         asked = {*self._seeds, *self._clients}
         tasks = [asyncio.create_task(_view_of(node, self._client(node))) for node in asked]
         best: _View | None = None
@@ -205,8 +205,8 @@ async def _view_of(node: Node, client: Any) -> _View:
 
 
 async def _asking(client: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
-    """Run a command where its slot is moving to. ASKING counts for the next command on the same
-    connection."""
+    """Run a command on the node to which its slot is moving. ASKING applies to the next command on
+    the same connection."""
     async with client.pipeline(transaction=False) as pipeline:
         pipeline.execute_command("ASKING")
         pipeline.execute_command(*args, **options)
@@ -222,5 +222,5 @@ def _named(error: AskError, by: Node) -> Node:
 
 
 def _at(host: str, port: int, by: Node) -> Node:
-    """A node as another one names it; without a host it is the other one's."""
+    """A node as `by` names it; without a host, it has the host of `by`."""
     return Node(by.host if host in ("", "?") else host, port)

@@ -1,7 +1,7 @@
-"""The way to Redis: one server, the master that Sentinels name, or a cluster.
+"""Connections to Redis: one server, the master that Sentinels name, or a cluster.
 
-In all cases no command is sent twice, and after an error the next one finds the right server:
-broken connections are reopened, Sentinels are asked at each new connection, and a cluster's nodes
+In all cases no command is sent twice, and after an error the next command finds the right server:
+broken connections are reopened, Sentinels are asked on each new connection, and a cluster's nodes
 for the map of slots.
 """
 
@@ -23,8 +23,8 @@ from seqgate.services.dedup.redis_url import Node, RedisUrl, Served, parse_redis
 
 @asynccontextmanager
 async def connect_redis(url: str, *, timeout_s: float, connections_max: int) -> AsyncIterator[Any]:
-    """A client, Redis or ClusterRedis, with a limit of connections (in a cluster, to each node); it
-    neither retries nor waits longer than `timeout_s`."""
+    """A client, Redis or ClusterRedis, with at most `connections_max` connections (in a cluster, to
+    each node). It never retries, and never waits longer than `timeout_s`."""
     at = parse_redis_url(url)
     patience = _patience(timeout_s)
     options: dict[str, Any] = {"max_connections": connections_max, **at.options}
@@ -57,8 +57,8 @@ def _patience(timeout_s: float) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _master(at: RedisUrl, timeout_s: float, options: dict[str, Any]) -> AsyncIterator[Redis]:
-    """The Sentinels are asked one after the other. All of them together, and the connection to the
-    master, have the time that one connection has otherwise, so that one that is silent does not
+    """The master, as Sentinels name it. They are asked one after the other; all of them and the
+    connection to the master share one connection's time limit, so that a silent Sentinel does not
     use it up."""
     share_s = timeout_s / (len(at.nodes) + 1)
     sentinel: Any = Sentinel(  # type: ignore[no-untyped-call]
@@ -74,7 +74,7 @@ async def _master(at: RedisUrl, timeout_s: float, options: dict[str, Any]) -> As
 
 
 async def _to_a_master(connection: Connection) -> None:
-    """The first commands on a connection. Outdated Sentinels may name a demoted master, whose
+    """Check the server on a new connection. Outdated Sentinels may name a demoted master, whose
     answers would be stale."""
     await connection.on_connect()
     await connection.send_command("ROLE")
@@ -84,8 +84,8 @@ async def _to_a_master(connection: Connection) -> None:
 
 
 class _Server(Redis):
-    """One address. The server behind it may change: if one refuses writes, the next connection may
-    lead to its successor."""
+    """One address, behind which the server may change: after one refuses writes, the next
+    connection may lead to its successor."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         try:

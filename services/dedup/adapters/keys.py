@@ -1,22 +1,22 @@
-"""Every key of the dedup service in Redis, and how values are written.
+"""The dedup service's keys in Redis, and the encoding of their values.
 
-One hash holds all of a topic:
+One hash has all of a topic's state:
 
     seqgate:dedup:v1:{tenant/namespace/name}
         meta            MessagePack, see topic.lua
         p:<producer>    "<persisted> <pushed> <term> <active_ms>", the first two being marks
 
-One key, so that nothing a failover, an eviction or a careless DEL takes away can leave half a
-topic behind; the braces keep a topic in one slot of a Redis Cluster. The version in the name
-changes when a layout does: two releases that share a Redis never misread each other.
+With one key, no failover, eviction or careless DEL can leave half a topic behind; the braces keep a
+topic in one slot of a Redis Cluster. The version in the name changes with the layout, so that two
+releases that share a Redis never misread each other.
 
-Lua's numbers are doubles, exact up to 2^53 only, and sequence ids may be epoch nanoseconds. Ids
-therefore travel and rest as text of fixed width, which compares as the numbers would. The mark of
-a producer that has stored nothing is "-": shorter than any id, and replaced by "" where the
-scripts compare, because "" sorts before everything in any locale that Redis may run under.
+Lua's numbers are doubles, exact up to 2^53 only, and sequence ids may be epoch nanoseconds. So ids
+are sent and stored as text of fixed width, which compares as the numbers would. The mark of a
+producer that has stored nothing is "-", shorter than any id; the scripts compare it as "", which
+sorts before everything in any locale that Redis may run under.
 
 A bare id as a mark means that its message is complete. Inside a large message the mark is
-"<id>/<chunk>/<number of chunks>/<bytes>/<uuid>", the uuid percent-encoded.
+"<id>/<chunk>/<number of chunks>/<bytes>/<uuid>", with the uuid percent-encoded.
 """
 
 from typing import Final
@@ -28,7 +28,7 @@ from seqgate.services.deduplication import NEVER
 from seqgate.types import Chunk, Position, TopicName
 
 POLICIES: Final = "seqgate:dedup:v1:policies"
-"""The token of the policies, 32 hexadecimal digits. It is of no topic, and begins as none does."""
+"""The token of the policies, 32 hexadecimal digits. Belongs to no topic, and has another prefix."""
 
 PREFIX: Final = "seqgate:dedup:v1:{"
 SUFFIX: Final = "}"
@@ -37,27 +37,25 @@ PRODUCER: Final = b"p:"
 
 
 def topic_key(topic: TopicName) -> str:
-    """The hash of a topic."""
     return f"{PREFIX}{topic}{SUFFIX}"
 
 
 def topic_of(key: str) -> TopicName:
-    """The topic of a hash."""
     return TopicName.parse(key.removeprefix(PREFIX).removesuffix(SUFFIX))
 
 
 def encode_id(number: int) -> str:
-    """19 digits, or nothing for NEVER."""
+    """19 digits; empty for NEVER."""
     return "" if number == NEVER else f"{number:019d}"
 
 
 def decode_id(text: str) -> int:
-    """The number that encode_id, or a producer's value, wrote."""
+    """The inverse of encode_id; also accepts the form in a producer's value."""
     return NEVER if text in ("", "-") else int(text)
 
 
 def encode_mark(sequence_id: int, chunk: Chunk | None) -> str:
-    """A mark at a message, or inside a large one."""
+    """A mark at a message or, with a chunk, inside a large one."""
     if chunk is None:
         return encode_id(sequence_id)
     uuid, chunk_id, num_chunks, total_bytes = chunk
@@ -65,7 +63,7 @@ def encode_mark(sequence_id: int, chunk: Chunk | None) -> str:
 
 
 def decode_mark(text: str) -> tuple[int, Chunk | None]:
-    """The mark that encode_mark, or a producer's value, wrote."""
+    """The inverse of encode_mark; also accepts the form in a producer's value."""
     if "/" not in text:
         return decode_id(text), None
     sequence_id, chunk_id, num_chunks, total_bytes, uuid = text.split("/")
@@ -73,17 +71,16 @@ def decode_mark(text: str) -> tuple[int, Chunk | None]:
 
 
 def encode_position(position: Position | None) -> str:
-    """38 digits, or nothing for the place before the first entry."""
+    """38 digits; empty for the position before the first entry."""
     return "" if position is None else f"{position.ledger_id:019d}{position.entry_id:019d}"
 
 
 def decode_position(text: str) -> Position | None:
-    """The position that encode_position wrote."""
     return Position(int(text[:19]), int(text[19:])) if text else None
 
 
 def decode_producer(value: str, term: int) -> Tracked:
-    """A producer's value; `term` is the topic's. Claims admitted in an earlier term count as
+    """Decode a producer's value; `term` is the topic's. Claims admitted in an earlier term are
     withdrawn."""
     persisted_text, pushed_text, pushed_term, active_ms = value.split(" ")
     persisted, persisted_chunk = decode_mark(persisted_text)
@@ -94,7 +91,7 @@ def decode_producer(value: str, term: int) -> Tracked:
 
 
 def decode_persisted(field: bytes, value: bytes) -> Persisted | None:
-    """The durable state of a producer, from its field and value; None: it has none."""
+    """A producer's durable state, from its field and value; None: it has stored nothing."""
     mark, _, _, active_ms = value.split(b" ")
     if mark == b"-":
         return None

@@ -1,5 +1,5 @@
-"""A state store that forgets everything when its process ends. For tests, and the yardstick for
-the Redis adapter: it calls the pure functions and nothing else."""
+"""A state store in memory, lost when the process ends. For tests, and the reference for the Redis
+adapter: it only calls the pure functions."""
 
 import re
 import secrets

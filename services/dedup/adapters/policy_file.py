@@ -1,4 +1,4 @@
-"""Policies from a TOML file, reread when it changes.
+"""Policies from a TOML file, reloaded when it changes.
 
     [cluster]
     enabled = true
@@ -10,8 +10,8 @@
     max_producers = 50
     on_full = "refuse"
 
-A file that becomes unreadable or invalid changes nothing: the last valid policies stay in force,
-and each topic's status has the error.
+If the file becomes unreadable or invalid, the last valid policies stay in force, and each topic's
+status has the error.
 """
 
 import tomllib
@@ -30,11 +30,10 @@ class PolicyFile:
     """See dedup.ports.GivenPolicies. Without a file, the built-in defaults apply."""
 
     def __init__(self, path: Path | None, interval_s: float = LOOK_INTERVAL_S) -> None:
-        """Read the file.
-
+        """
         Args:
             path: the file; None: there is none.
-            interval_s: the file is checked for changes at most this often, when it is used.
+            interval_s: the shortest interval between checks for changes, which happen on use.
 
         Raises:
             OSError, ValueError: the file is unreadable or invalid.
@@ -75,6 +74,6 @@ def _read(path: Path) -> Policies:
         raise ValueError(error.message) from error
     except (OSError, ValueError):
         raise
-    except Exception as error:  # a file nested too deeply, for one
+    except Exception as error:  # such as a file nested too deeply
         log.exception("unexpected error in the policy file")
         raise ValueError("unexpected error, see the log") from error

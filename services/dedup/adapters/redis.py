@@ -1,9 +1,10 @@
-"""The state of topics in Redis or Valkey: one hash a topic, one script a verb. One server, a master
-behind Sentinels and a cluster are alike here (connect.py, cluster.py): each command has one key.
+"""The state of topics in Redis or Valkey: one hash per topic, one script per operation. One server,
+a master behind Sentinels and a cluster are alike here (connect.py, cluster.py): each command has
+one key.
 
-No command is retried here. After a lost reply it is not known whether a script ran, and a
-blind second run would judge the first run's claims as copies of themselves. The caller gets
-StateUnavailable, and its next call finds out by position and revision.
+No command is retried here. After a lost reply it is unknown whether a script ran, and a blind
+second run would take the first run's claims for duplicates. The caller gets StateUnavailable, and
+its next call detects the outcome by position and revision.
 """
 
 import hashlib
@@ -67,17 +68,18 @@ RETRY_AFTER_S: Final = 0.2
 """RetryInfo for a caller when Redis does not answer."""
 
 CLOCK_AGE_MAX_S: Final = 10.0
-"""How long one reading of Redis's clock is carried forward by the monotonic clock here."""
+"""How long a reading of Redis's clock is extrapolated by the local monotonic clock."""
 
 LEAP_MAX: Final = 2**40
-"""Revisions wrap around at 2^52: numbers in Lua are doubles."""
+"""The bound of a revision's leaps. Revisions wrap around at 2^52, since Lua's numbers are
+doubles."""
 
 _CURSOR: Final = re.compile(r"[0-9]{0,20}")
 """Redis's scan cursors are 64-bit numbers."""
 
 _CONDITION: Final = re.compile(r"(?!ERR|WRONGTYPE)[A-Z]+ ")
-"""How Redis's errors begin that speak of its condition: MISCONF, OOM, CLUSTERDOWN and so on. Those
-of a mistake begin with ERR, which the client library cuts off."""
+"""Matches Redis's errors about its own condition: MISCONF, OOM, CLUSTERDOWN and so on. Errors about
+mistakes begin with ERR, which the client library cuts off."""
 
 _VERDICTS: Final = {
     "N": Verdict.NEW,
@@ -91,7 +93,7 @@ _VERDICTS: Final = {
 
 
 def script_text(name: str) -> str:
-    """The source of a script, its common beginning included."""
+    """The source of a script, including the common beginning."""
     folder = resources.files("seqgate.services.dedup.adapters") / "lua"
     text = (folder / f"{name}.lua").read_text()
     if name in ("admit", "confirm", "rollback", "load"):
@@ -100,7 +102,7 @@ def script_text(name: str) -> str:
 
 
 class Script:
-    """A script that goes with the key of one topic."""
+    """A script that takes one topic's key."""
 
     def __init__(self, redis: Any, name: str) -> None:
         self._redis = redis
@@ -109,11 +111,11 @@ class Script:
         self._digest = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()
 
     async def __call__(self, topic: TopicName, *args: str | bytes) -> Any:
-        """Run it on a topic. A server that does not know it has run nothing, and is given the whole
-        text, in the same way as any command: a cluster's other nodes are not asked for that.
+        """Run the script on a topic. A server that does not know it has run nothing, and gets the
+        full text as a command like any other: a cluster's other nodes are not contacted.
 
         Raises:
-            StateUnavailable: it is not known whether it ran.
+            StateUnavailable: it is unknown whether the script ran.
         """
         key = topic_key(topic)
         with spans.database(names.REDIS, "EVALSHA", self._name), _translated():
@@ -133,9 +135,9 @@ class RedisStateStore:
     def __init__(
         self, redis: Redis | ClusterRedis, *, leap: Callable[[], int] = _random_leap
     ) -> None:
-        """`leap` is how much further than by one a revision moves when claims are withdrawn: see
-        topic.lua."""
-        self._redis: Any = redis  # its types mix text and bytes, which decode_responses decides
+        """`leap` returns how much further than by one a revision moves when claims are withdrawn:
+        see topic.lua."""
+        self._redis: Any = redis  # its types mix text and bytes, depending on decode_responses
         self._admit = Script(redis, "admit")
         self._confirm = Script(redis, "confirm")
         self._rollback = Script(redis, "rollback")
@@ -310,7 +312,7 @@ class RedisStateStore:
         await self._forget_topic(topic, encode_id(newest))
 
     async def topics(self) -> AsyncIterator[TopicName]:
-        with _translated():  # and no span: it would be current in the caller's loop
+        with _translated():  # without a span, which would be current in the caller's loop
             async for key in self._redis.scan_iter(match=f"{PREFIX}*{SUFFIX}", count=1000):
                 yield topic_of(key.decode())
 
@@ -352,7 +354,7 @@ class RedisStateStore:
         }
 
     async def _command(self, *args: Any) -> Any:
-        """Run a command, as a step of the current operation. Its span has no key and no value."""
+        """Run a command as a step of the current operation. Its span has no key and no value."""
         with spans.database(names.REDIS, args[0]), _translated():
             return await self._redis.execute_command(*args)
 
@@ -427,8 +429,8 @@ def _unpack(packed: bytes) -> Any:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Translate errors of Redis and of the connection to ours. A fault in a script is our defect,
-    and is not translated."""
+    """Translate errors of Redis and of the connection to ours. A fault in a script is our bug, and
+    is not translated."""
     try:
         yield
     except (RedisError, OSError, TimeoutError) as error:

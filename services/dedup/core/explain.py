@@ -1,4 +1,4 @@
-"""Why would this sequence id be judged as it would be?"""
+"""Explains how a sequence id would be judged."""
 
 from typing import NamedTuple
 
@@ -16,8 +16,6 @@ _LEVELS = {
 
 
 class Explanation(NamedTuple):
-    """A verdict, and the reason in words."""
-
     verdict: Verdict
     text: str
 
@@ -25,7 +23,6 @@ class Explanation(NamedTuple):
 def explain(
     policy: EffectivePolicy, marks: Marks | None, sequence_id: int, *, known_topic: bool
 ) -> Explanation:
-    """Judge an id as `admit` would, and say why."""
     enabled, source = policy.enabled
     if not enabled:
         return Explanation(
@@ -52,13 +49,11 @@ def explain(
             )
         case Verdict.NEW if aborts:
             why = (
-                f"{sequence_id} is above everything that was let through so far ({pushed}). "
+                f"{sequence_id} is above every admitted id (highest: {pushed}). "
                 f"{_unfinished(marks)} That attempt ends, incomplete, when this is stored."
             )
         case Verdict.NEW:
-            why = (
-                f"{sequence_id} is above everything that was let through so far ({_mark(pushed)})."
-            )
+            why = f"{sequence_id} is above every admitted id (highest: {_mark(pushed)})."
             if pushed > persisted:
                 why += (
                     f" What is above {_mark(persisted)} is still being written: should that have "
@@ -66,7 +61,7 @@ def explain(
                 )
         case Verdict.IN_FLIGHT:
             why = (
-                f"{sequence_id} is not above {_mark(pushed)}, which was let through, but above "
+                f"{sequence_id} is not above {_mark(pushed)}, the highest admitted id, but above "
                 f"{_mark(persisted)}, the last id that is known to be durable: an earlier copy is "
                 "being written."
             )
@@ -85,7 +80,7 @@ def _unfinished(marks: Marks) -> str:
     chunk = marks.pushed_chunk
     assert chunk is not None
     return (
-        f"{marks.pushed} is a large message of {chunk.num_chunks} chunks, let through up to chunk "
+        f"{marks.pushed} is a large message of {chunk.num_chunks} chunks, admitted up to chunk "
         f"{chunk.chunk_id}."
     )
 

@@ -1,9 +1,9 @@
-"""The fold over many entries at once, for jobs that read whole logs in parts.
+"""The fold over many entries at once, for jobs that read logs in parts.
 
-`advance` takes one entry after the other. With nothing in flight, most of them can be skipped: a
-plain entry, or the first chunk of a large message, is decisive regardless of earlier entries; a
-later chunk continues the one before it, or changes nothing. So of one producer only the last
-decisive entry counts, and the chunks after it:
+`advance` takes one entry at a time. With nothing in flight, most entries can be skipped: a plain
+entry, or the first chunk of a large message, is decisive whatever came before; a later chunk
+continues the one before it, or changes nothing. So only a producer's last decisive entry matters,
+and the chunks after it:
 
       plain 7   chunk 0 of 8   chunk 1   plain 9   chunk 0 of 10   chunk 1   chunk 2
     ---------------------------------------------|---------------------------------->
@@ -21,8 +21,8 @@ from seqgate.types import Chunk
 
 
 class ChunkRun(NamedTuple):
-    """Chunks of one attempt at a message, `first` and its successors through `last`, with nothing
-    of their producer between them; never chunk 0."""
+    """Consecutive chunks of one attempt, `first` through `last`, with no other entry of the
+    producer between them; never chunk 0."""
 
     sequence_id: int
     first: int
@@ -31,10 +31,10 @@ class ChunkRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The fold of one producer's entries in one part of a log.
+    """The fold of one producer's entries in a part of a log.
 
-    `decided` are its marks at the end, if the part has a decisive entry; else `runs` are the chunks
-    there, in order. `last_append_ms` is the time of the last append; 0: there is none.
+    If the part has a decisive entry, `decided` are the marks at its end; otherwise `runs` are its
+    chunks, in order. `last_append_ms` is the time of the last append; 0: there is none.
     """
 
     decided: Marks | None = None
@@ -47,13 +47,13 @@ class Partial:
 
     @classmethod
     def of(cls, highest: int, chunk: Chunk | None = None, append_ms: int = 0) -> "Partial":
-        """One entry. Markers are left out."""
+        """The fold of one entry, which must not be a marker."""
         if chunk is not None and chunk.chunk_id > 0:
             return cls(None, (ChunkRun(highest, chunk.chunk_id, chunk),), append_ms, 1)
         return cls(advance(Marks(), highest, chunk), (), append_ms, 1)
 
     def then(self, later: "Partial") -> "Partial":
-        """This part and the one after it. Associative."""
+        """The fold of this part and the next one. Associative."""
         decided, runs = self.decided, self.runs
         if later.decided is not None:
             decided, runs = later.decided, ()
@@ -68,14 +68,14 @@ class Partial:
         """The marks after this part: `advance` over all its entries.
 
         Args:
-            marks: those before it, with nothing in flight.
+            marks: the marks before the part, with nothing in flight.
         """
         assert not marks.in_flight
         return _followed(marks, self.runs) if self.decided is None else self.decided
 
 
 def folded(parts: Iterable[Partial]) -> Partial:
-    """Parts that follow each other, as one."""
+    """The fold of consecutive parts."""
     whole = Partial()
     for part in parts:
         whole = whole.then(part)
@@ -83,8 +83,8 @@ def folded(parts: Iterable[Partial]) -> Partial:
 
 
 def _followed(marks: Marks, runs: Iterable[ChunkRun]) -> Marks:
-    """The marks after these chunks. Chunks of a run that a mark covers change nothing; later ones
-    continue it."""
+    """The marks after these chunks. Chunks of a run that are already covered change nothing; the
+    rest continue it."""
     for sequence_id, first, last in runs:
         stored = marks.persisted_chunk
         if stored is None or (marks.persisted, stored.layout) != (sequence_id, last.layout):

@@ -1,6 +1,6 @@
-"""Does this topic deduplicate, and within which limits?
+"""Whether a topic deduplicates, and within which limits.
 
-Each value may be set for the cluster, for a namespace and for a topic; the most specific level that
+Each value may be set for the cluster, for a namespace and for a topic. The most specific level that
 sets it wins, value by value (PIP-6, and the precedence of Pulsar's topic policies). On one level, a
 value set by a call wins over one in the policy file:
 
@@ -8,7 +8,7 @@ value set by a call wins over one in the policy file:
         > namespace, by a call > namespace, in the file
             > cluster, in the file > built in
 
-A system topic never deduplicates, regardless of the levels (apache/pulsar#22582).
+A system topic never deduplicates, whatever the levels say (apache/pulsar#22582).
 """
 
 from collections.abc import Mapping
@@ -22,15 +22,15 @@ from seqgate.types import InvalidNameError, TopicName
 T = TypeVar("T")
 
 PRODUCERS_MAX: Final = 100_000
-"""The highest value of max_producers: as many as a snapshot holds, with a property for each. They
-take about 15 MB of Redis memory."""
+"""The highest value of max_producers, about 15 MB of Redis memory: as many as a snapshot can hold,
+with one property each."""
 
 INACTIVITY_TIMEOUT_MINUTES_MAX: Final = 525_600
 """The highest value of producer_inactivity_timeout_minutes: a year."""
 
 SNAPSHOT_ENTRIES_MAX: Final = 1_000_000
-"""The highest value of snapshot_entries: so many entries are read again, at most about a minute,
-when a state is lost just before the next snapshot."""
+"""The highest value of snapshot_entries. If a state is lost just before the next snapshot, this
+many entries are read again, which takes at most about a minute."""
 
 SNAPSHOT_INTERVAL_MAX_S: Final = 86_400
 """The highest value of snapshot_interval_s, in seconds: a day."""
@@ -54,7 +54,7 @@ class Source(Enum):
 
 
 class OnFull(Enum):
-    """The treatment of one more producer on a full topic."""
+    """What a full topic does about one more producer."""
 
     EVICT = "evict"
     REFUSE = "refuse"
@@ -62,7 +62,7 @@ class OnFull(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The values of one level; None leaves a value to the level above."""
+    """The values of one level; None leaves a value to the next level."""
 
     enabled: bool | None = None
     producer_inactivity_timeout_minutes: int | None = None
@@ -73,7 +73,7 @@ class Policy:
 
     @property
     def values(self) -> dict[str, bool | int | str]:
-        """The values that it sets, by name, as `parse` reads them."""
+        """The values that are set, by name, as `parse` reads them."""
         named = ((each.name, getattr(self, each.name)) for each in fields(self))
         return {
             name: value.value if isinstance(value, OnFull) else value
@@ -83,10 +83,10 @@ class Policy:
 
     @classmethod
     def parse(cls, level: str, values: Any) -> "Policy":
-        """Read one table of a policy file, or the values of a call.
+        """Read a table of a policy file, or the values of a call.
 
         Raises:
-            InvalidPolicy: a value is unknown, of the wrong type, or out of its bounds.
+            InvalidPolicy: a value is unknown, of the wrong type, or out of bounds.
         """
         if not isinstance(values, Mapping):
             raise InvalidPolicy(f"{level} must be a table", field=level)
@@ -107,10 +107,10 @@ BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
     "snapshot_entries": (0, SNAPSHOT_ENTRIES_MAX),
     "snapshot_interval_s": (0, SNAPSHOT_INTERVAL_MAX_S),
 }
-"""The lowest and the highest of each value that is a number."""
+"""The lowest and highest value of each number."""
 
 NOTHING: Final = Policy()
-"""Sets nothing."""
+"""A policy that sets nothing."""
 
 
 class Sourced(NamedTuple, Generic[T]):
@@ -129,14 +129,14 @@ class EffectivePolicy:
     max_producers: Sourced[int] = Sourced(10_000, Source.DEFAULT)
     on_full: Sourced[OnFull] = Sourced(OnFull.EVICT, Source.DEFAULT)
     snapshot_entries: Sourced[int] = Sourced(1_000, Source.DEFAULT)
-    """After how many confirmed entries a snapshot is taken; 0: not by count."""
+    """A snapshot is taken after this many confirmed entries; 0: not by count."""
     snapshot_interval_s: Sourced[int] = Sourced(120, Source.DEFAULT)
-    """After how many seconds with new entries a snapshot is taken; 0: not by time."""
+    """A snapshot is taken after this many seconds with new entries; 0: not by time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """All levels, as the policy file sets them."""
+    """The policies of all levels in a policy file."""
 
     cluster: Policy = field(default_factory=Policy)
     namespaces: Mapping[str, Policy] = field(default_factory=dict)
@@ -148,7 +148,7 @@ class Policies:
         `topic."tenant/namespace/name"`.
 
         Raises:
-            InvalidPolicy: see Policy.parse; also for an unknown level or a name that cannot be one.
+            InvalidPolicy: as from Policy.parse; also for an unknown level or an invalid name.
         """
         unknown = set(document) - {"cluster", "namespace", "topic"}
         if unknown:
@@ -168,7 +168,7 @@ class Policies:
     def effective(
         self, topic: TopicName, *, for_topic: Policy = NOTHING, for_namespace: Policy = NOTHING
     ) -> EffectivePolicy:
-        """The values in effect for a topic; the arguments are those set by calls."""
+        """The values in effect for a topic; the arguments are the policies set by calls."""
         levels = (
             (Source.TOPIC, for_topic),
             (Source.TOPIC, self.topics.get(topic, NOTHING)),
@@ -192,10 +192,10 @@ _NAMES: Final = tuple(each.name for each in fields(Policy))
 
 
 def check_namespace(name: str, field: str) -> str:
-    """The name itself, if it is a valid namespace.
+    """The name, if it is a valid namespace.
 
     Raises:
-        InvalidPolicy: it is not tenant/namespace; `field` names its place.
+        InvalidPolicy: it is not tenant/namespace; the error names `field`.
     """
     try:
         TopicName.parse(f"{name}/a")
@@ -207,10 +207,10 @@ def check_namespace(name: str, field: str) -> str:
 
 
 def check_number(name: str, value: Any, field: str) -> int:
-    """The value itself, if it is within its BOUNDS.
+    """The value, if it is within its BOUNDS.
 
     Raises:
-        InvalidPolicy: it is out of its bounds, or no number; `field` names its place.
+        InvalidPolicy: it is out of bounds or not a number; the error names `field`.
     """
     lowest, highest = BOUNDS[name]
     if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:

@@ -1,13 +1,13 @@
-"""Which producers may be forgotten?
+"""Which producers may be forgotten.
 
-A producer costs memory for as long as it is remembered. Two policies bound that: a producer
-without activity for longer than the timeout is *purged*, and where a topic tracks more than its
-limit the least recently active are *evicted*. A producer with claims in flight is never forgotten,
-nor is one that a publish path has reported as connected, since that counts as activity.
+A tracked producer costs memory. Two policies bound that: a producer inactive for longer than the
+timeout is *purged*, and on a topic with more producers than its limit the least recently active are
+*evicted*. A producer with claims in flight is never forgotten, nor is a connected one, since its
+ledger's reports count as activity.
 
 A forgotten producer starts without state: ids that it stored long ago would be NEW again. So ages
-are never overestimated: a clock set forward makes all earlier activity look older, and that much is
-added to timeouts for as long as it matters.
+are never overestimated: a clock set forward makes all earlier activity look older, and timeouts are
+extended by the same amount for as long as it matters.
 """
 
 from collections.abc import Iterable
@@ -16,23 +16,22 @@ from typing import Final, NamedTuple
 from seqgate.services.dedup.core.topic import Tracked
 
 JUMP_MIN_MS: Final = 1_000
-"""How far a clock must have moved against a steady one for that to count as set forward; less adds
-up."""
+"""The smallest advance against a steady clock that counts as set forward; smaller ones add up."""
 
 JUMPS_MAX: Final = 100
-"""Number of separate jumps; beyond that the oldest are merged, at the later time."""
+"""The most separate jumps; beyond that the oldest two are merged, at the later time."""
 
 
 class Jumps:
-    """When the clock by which activity is noted was set forward, and how far, as far as this
-    process could see."""
+    """When, and by how much, the clock of activity was set forward, as far as this process observed
+    it."""
 
     def __init__(self) -> None:
         self._offset_ms: int | None = None
         self._jumps: list[tuple[int, int]] = []
 
     def look(self, now_ms: int, steady_ms: int) -> bool:
-        """Compare the clock with one that does not jump. Whether there was one to compare with."""
+        """Compare the clock with a steady one. Returns whether there was an earlier comparison."""
         offset_ms = now_ms - steady_ms
         before_ms, self._offset_ms = self._offset_ms, offset_ms
         if before_ms is None:
@@ -47,12 +46,12 @@ class Jumps:
         return True
 
     def allowance_ms(self, age_ms: int, steady_ms: int) -> int:
-        """By how much activity younger than this may look too old."""
+        """By how much activity of at most this age may look too old."""
         return sum(far_ms for at_ms, far_ms in self._jumps if steady_ms - at_ms <= age_ms)
 
 
 class Forgettable(NamedTuple):
-    """Producers to drop, each with the activity that was seen, so that a later one saves it."""
+    """Producers to drop, each with its last known activity, so that a later activity saves it."""
 
     purge: list[tuple[str, int]]
     evict: list[tuple[str, int]]
@@ -61,7 +60,7 @@ class Forgettable(NamedTuple):
 def forgettable(
     producers: Iterable[tuple[str, Tracked]], *, inactive_before_ms: int, keep_at_most: int
 ) -> Forgettable:
-    """Choose producers to purge, and to evict so that at most `keep_at_most` stay: the least
+    """Choose producers to purge, and to evict so that at most `keep_at_most` are left: the least
     recently active first, ties by name."""
     everyone = list(producers)
     idle = sorted(

@@ -1,35 +1,34 @@
-"""Which of a producer's messages are new?
+"""Which of a producer's messages are new.
 
-A producer numbers its messages with increasing sequence ids. Two marks are kept for each producer
-(PIP-6's two maps):
+A producer numbers its messages with increasing sequence ids. Each producer has two marks (PIP-6's
+two maps):
 
     persisted   the highest id of the producer's last entry in the log
     pushed      every id up to here has been admitted, durable or not
 
-so an id falls into one of three zones:
+so an id is in one of three zones:
 
       DUPLICATE        IN_FLIGHT          NEW
     ------------|------------------|-------------->
              persisted          pushed
 
-IN_FLIGHT is not caution for its own sake. The earlier copy may still fail to be written: answering
-DUPLICATE would lose the message, answering NEW could store it twice. The caller waits and asks
-again.
+IN_FLIGHT exists because the earlier copy may still fail to be written: answering DUPLICATE would
+lose the message, answering NEW could store it twice. The caller waits and asks again.
 
-A claim is a range, because a batch carries the ids of all its messages. A claim that starts at or
-below `persisted` and ends above it is PARTIAL: some of its messages are in the log, others are
-not, and only the producer can cut it.
+A claim is a range, because a batch has the ids of all its messages. A claim that starts at or below
+`persisted` and ends above it is PARTIAL: some of its messages are in the log, others are not, and
+only the producer can split it.
 
-A large message is claimed chunk by chunk, all under its one sequence id, so a mark that stands at
-such an id also has the chunk that it has reached, and the attempt at the message: the same message
-may be sent again with other chunks after its producer was restarted. The id counts as persisted
-once the last chunk is. (apache/pulsar#21027, completed.)
+A large message is claimed chunk by chunk, all under its one sequence id. A mark at such an id also
+has the last chunk that it covers and the attempt at the message, since a restarted producer may
+send the message again in other chunks. The id counts as persisted once the last chunk is.
+(apache/pulsar#21027, completed.)
 
       id 8 is done      chunk 2 of id 9         the whole of id 9
     -----------------|------------------|----------------------------|------->
 
-adapters/lua/admit.lua and confirm.lua compute the same functions inside Redis, and
-tests/conformance holds the two to the same answers.
+adapters/lua/admit.lua and confirm.lua compute the same functions inside Redis; tests/conformance
+checks that the answers agree.
 """
 
 from collections.abc import Sequence
@@ -42,8 +41,8 @@ from seqgate.types import SEQUENCE_ID_MAX, Chunk
 
 
 class Admitted(NamedTuple):
-    """The verdicts on one producer's claims. `aborts` has, by the index of the claim, the attempts
-    at large messages that a NEW claim aborts."""
+    """The verdicts on one producer's claims. `aborts` has the attempts at large messages that NEW
+    claims abort, by claim index."""
 
     marks: "Marks"
     verdicts: list[Verdict]
@@ -52,8 +51,8 @@ class Admitted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """How far one producer has come. A mark with a chunk stands inside the large message of its id:
-    this chunk is the last one that it covers."""
+    """One producer's marks. A mark with a chunk is inside the large message of its id, and covers
+    its chunks through that one."""
 
     persisted: int = NEVER
     pushed: int = NEVER
@@ -65,23 +64,23 @@ class Marks:
 
     @property
     def in_flight(self) -> bool:
-        """Whether claims were admitted and not yet confirmed."""
+        """Whether some admitted claims are not yet confirmed."""
         return self.pushed > self.persisted or self.pushed_chunk != self.persisted_chunk
 
     @property
     def decided(self) -> int:
-        """The highest id of which nothing more is stored: each up to it is durable or was
+        """The highest id of which nothing more will be stored: all ids up to it are durable or
         overtaken."""
         return self.persisted - 1 if self.persisted_chunk else self.persisted
 
 
 def admit(marks: Marks, claims: Sequence[Claim]) -> Admitted:
-    """Judge one producer's claims in the order in which it sent them.
+    """Judge one producer's claims in the order in which they were sent.
 
-    The returned marks include the admitted claims. After the first claim that must wait, be cut, or
-    be sent again, no later claim of this producer is admitted: it would overtake that one, and so
-    make it stale. (Rules N1 to N4 of Pulsar's MessageDeduplication, with PARTIAL for the batch that
-    Pulsar drops whole, apache/pulsar#6273.)
+    The returned marks include the admitted claims. After the first claim that must wait, be split,
+    or be sent again, no later claim of this producer is admitted, since it would overtake that
+    claim and make it stale. (Rules N1 to N4 of Pulsar's MessageDeduplication, with PARTIAL for the
+    batch that Pulsar drops whole, apache/pulsar#6273.)
     """
     verdicts: list[Verdict] = []
     aborts: dict[int, str] = {}
@@ -108,7 +107,7 @@ def _judge(marks: Marks, claim: Claim) -> Verdict:
         return _judge_chunk(marks, claim.lowest, claim.chunk)
     if claim.highest <= marks.decided:
         return Verdict.DUPLICATE
-    # A message whose first chunks are stored may be sent again in one piece.
+    # A message with only its first chunks stored may be sent again in one piece.
     anew = claim.lowest == marks.pushed and marks.pushed_chunk and not marks.in_flight
     if claim.lowest > marks.pushed or anew:
         return Verdict.NEW
@@ -138,8 +137,8 @@ def _judge_chunk(marks: Marks, sequence_id: int, chunk: Chunk) -> Verdict:
 
 
 def advance(marks: Marks, highest: int, chunk: Chunk | None = None) -> Marks:
-    """Apply one entry of the log. The persisted mark is the fold (`deduplication.advance`); the
-    pushed mark stays while it is ahead of that."""
+    """Apply one entry of the log. The persisted mark follows the fold (`deduplication.advance`);
+    the pushed mark stays while it is ahead."""
     before = Mark(marks.persisted, marks.persisted_chunk)
     stored = deduplication.advance(before, highest, chunk)
     if stored is before:
@@ -151,7 +150,7 @@ def advance(marks: Marks, highest: int, chunk: Chunk | None = None) -> Marks:
 
 
 def _ahead(marks: Marks, after: Marks) -> bool:
-    """Whether the pushed mark is still ahead of the persisted one."""
+    """Whether the pushed mark of `marks` is ahead of the persisted mark of `after`."""
     if marks.pushed != after.persisted:
         return marks.pushed > after.persisted
     reached, stored = marks.pushed_chunk, after.persisted_chunk
@@ -161,7 +160,7 @@ def _ahead(marks: Marks, after: Marks) -> bool:
 
 
 def withdraw(marks: Marks, keep_through: int = NEVER) -> Marks:
-    """Withdraw claims above `keep_through`: those ids are NEW again. The chunks of one message are
+    """Withdraw claims above `keep_through`: their ids are NEW again. The chunks of one message are
     kept or withdrawn together."""
     if marks.pushed <= keep_through:
         return marks

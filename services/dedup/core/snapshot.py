@@ -1,12 +1,12 @@
-"""The form of a topic's state as the properties of a cursor's position.
+"""The form of a topic's state as properties of a cursor's position.
 
     <producer>              "41", or inside a large message "41/<chunk>/<chunks>/<bytes>/<uuid>"
     #seqgate.internal.dedup {"layout": 1, "incarnation": 7, "position": [3, 41], "active_ms": [...]}
 
 Pulsar stores a bare decimal number under the same name, so its snapshots can be read here, and ours
-by Pulsar; `active_ms` has the last activity of each producer, in the order of their names. The
-position is repeated, because a cursor can be moved manually, and keeps its properties. A producer
-name that begins with "#" gets one more.
+by Pulsar. `active_ms` has the last activity of each producer, in the order of their names. The
+position is repeated because a cursor that is moved manually keeps its properties. A producer name
+that begins with "#" gets an additional one.
 """
 
 import json
@@ -19,38 +19,38 @@ from seqgate.services.deduplication import Writer
 from seqgate.types import SEQUENCE_ID_MAX, Chunk, InvalidChunkError, Position, check_chunk
 
 ABOUT: Final = "#seqgate.internal.dedup"
-"""The property that identifies the log and position of the others."""
+"""The property that identifies the log and the position of the others."""
 
 LAYOUT: Final = 1
 
 
 class UnreadableSnapshot(ValueError):
-    """The properties are no snapshot that can be understood; none of it may be used."""
+    """The properties are not a readable snapshot; none of them may be used."""
 
 
 class Snapshot(NamedTuple):
-    """A state, and of which log it is, up to where: None where Pulsar wrote it, which does not
-    say."""
+    """A state with its log's incarnation and position; both are None if Pulsar wrote it, which does
+    not record them."""
 
     incarnation: int | None
     position: Position | None
     producers: list[Persisted]
 
     def is_of(self, incarnation: int, position: Position) -> bool:
-        """Whether this is the state of that log, up to that position."""
+        """Whether this is the state of that log at that position."""
         return self.incarnation in (None, incarnation) and self.position in (None, position)
 
 
 def covers_more(position: Position | None, writer: Writer, confirmed: Position | None) -> bool:
     """Whether a snapshot at a position covers more than a state that ends at `confirmed`, and no
-    more than the writer's log: one that is ahead of it is of a log that was lost."""
+    more than the writer's log: a snapshot beyond that belongs to a log that was lost."""
     if position is None or writer.position is None or position > writer.position:
         return False
     return confirmed is None or confirmed < position
 
 
 def encode(frozen: Frozen) -> dict[str, str]:
-    """The properties for a state that covers something."""
+    """The properties for a state, which must have a confirmed position."""
     assert frozen.confirmed is not None
     producers = sorted(frozen.producers)
     properties = {
@@ -68,11 +68,10 @@ def encode(frozen: Frozen) -> dict[str, str]:
 
 
 def decode(properties: Mapping[str, str], *, now_ms: int) -> Snapshot:
-    """The state in the properties. Where they do not say when a producer was last active, that is
-    now.
+    """The state in the properties. Without a recorded last activity, producers count as active now.
 
     Raises:
-        UnreadableSnapshot: a property is not what `encode` or Pulsar writes.
+        UnreadableSnapshot: a property is in neither our form nor Pulsar's.
     """
     marks = sorted((_unescaped(name), mark) for name, mark in properties.items() if name != ABOUT)
     try:

@@ -1,24 +1,24 @@
-"""Does the state match the writer's view of it, and if so, what are the verdicts?
+"""The gate before the verdicts: does a topic's state match the writer's view of it?
 
-A topic's state covers its log up to the *confirmed* position. Redis may lose the newest part of
-it, or all of it, so each call has the writer (incarnation, epoch) and the end of the log, and both
-are compared before anything is judged:
+A topic's state covers its log up to the *confirmed* position. Redis may lose the newest part of it,
+or all of it, so each call has the writer (incarnation, epoch) and the end of the log, and both are
+compared before any claim is judged:
 
     the state is of an older incarnation    the topic was deleted and recreated: start empty
     the state's epoch is newer              FENCED: this writer was replaced
     the state's epoch is older              a takeover: open claims are withdrawn
-    the state ends before the log           BEHIND: confirm what is missing, then ask again
-    the state ends after the log            FENCED: someone else appended
+    the state ends before the log           BEHIND: confirm the missing entries, then ask again
+    the state ends after the log            FENCED: another writer appended
     the state's revision is not the one     CHANGED: an answer, or its claims, were lost:
       that the writer last saw                roll back, then ask again
     otherwise                               verdicts
 
-Positions protect confirmed entries. The revision protects claims that are only admitted: it moves
+Positions protect confirmed entries. The revision protects claims that are only admitted: it changes
 with each call that admits or withdraws claims.
 
-The confirmed position and the persisted marks change together, so at any moment the pair of them
-equals the fold over the log. A snapshot is that pair; a lost state is loaded as such a pair, and
-the writer confirms the rest.
+The confirmed position and the persisted marks change together, so at any moment they equal the fold
+over the log. A snapshot is such a pair; a lost state is loaded from one, and the writer confirms
+the rest.
 
 adapters/lua/topic.lua is the same gate inside Redis.
 """
@@ -46,16 +46,14 @@ from seqgate.types import Chunk, Position
 
 
 class Full(NamedTuple):
-    """The claims name `wanted` producers that are not tracked, and there is no room for all of
-    them; nothing was judged."""
+    """The claims name `wanted` untracked producers, more than there is room for; nothing was
+    judged."""
 
     tracked: int
     wanted: int
 
 
 class Tracked(NamedTuple):
-    """The state of a producer."""
-
     marks: Marks
     active_ms: int
 
@@ -71,7 +69,7 @@ class Persisted(NamedTuple):
 
 class Frozen(NamedTuple):
     """A topic's state at one moment, without claims in flight: the fold over the log up to
-    `confirmed`. `entries` is the count of confirmed entries then."""
+    `confirmed`. `entries` is the number of entries confirmed so far."""
 
     incarnation: int
     confirmed: Position | None
@@ -80,8 +78,7 @@ class Frozen(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """The newest snapshot, as far as the state remembers; `taken_ms` 0: there is none, or it was
-    dropped."""
+    """The newest snapshot recorded in the state; `taken_ms` 0: there is none, or it was dropped."""
 
     position: Position | None = None
     entries: int = 0
@@ -89,7 +86,7 @@ class Saved(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """Whether a state was loaded, and the confirmed position of the present one."""
+    """Whether a state was loaded, and the confirmed position of the current state."""
 
     loaded: bool
     confirmed: Position
@@ -112,7 +109,7 @@ class Counts:
 
 @dataclass(slots=True)
 class TopicState:
-    """Everything that is remembered of a topic. One owner; the methods change it in place."""
+    """The deduplication state of a topic. One owner; the methods change it in place."""
 
     incarnation: int
     epoch: int
@@ -125,7 +122,7 @@ class TopicState:
 
     @property
     def unsaved(self) -> int:
-        """How many entries were confirmed since the newest snapshot."""
+        """The number of entries confirmed since the newest snapshot."""
         return self.counts.confirmed_entries - self.saved.entries
 
     @classmethod
@@ -139,12 +136,12 @@ class TopicState:
         replacing: bool,
         taken_ms: int | None,
     ) -> "tuple[TopicState, bool]":
-        """The state after loading this one, and whether it was replaced: it is unless the present
-        state covers as much. The writer stays; its open claims are withdrawn. `taken_ms` is given
-        for the newest snapshot.
+        """The state after loading another one, and whether it was replaced: it is with `replacing`,
+        or if the current state covers less. The writer stays; its open claims are withdrawn.
+        `taken_ms` is set when the newest snapshot is loaded.
 
         Raises:
-            Fenced: the state is of a newer incarnation.
+            Fenced: the current state has a newer incarnation.
         """
         if state is not None and state.incarnation > incarnation:
             raise Fenced("the topic has a newer incarnation", epoch=state.epoch)
@@ -163,7 +160,7 @@ class TopicState:
         return state, True
 
     def frozen(self) -> Frozen:
-        """The snapshot of the state, without producers that have stored nothing."""
+        """The content of a snapshot. Producers that have stored nothing are left out."""
         return Frozen(
             self.incarnation,
             self.confirmed,
@@ -176,7 +173,7 @@ class TopicState:
         )
 
     def record_snapshot(self, incarnation: int, saved: Saved) -> None:
-        """A snapshot was taken."""
+        """Record that a snapshot was taken."""
         if incarnation == self.incarnation and not _ends_before(
             saved.position, self.saved.position
         ):
@@ -184,7 +181,7 @@ class TopicState:
 
     @classmethod
     def entered_by(cls, state: "TopicState | None", writer: Writer) -> "TopicState":
-        """The state that the writer's call is about: made, replaced or taken over as needed.
+        """The state for a call by the writer: created, replaced or taken over as needed.
 
         Raises:
             Fenced: the writer was replaced.
@@ -207,7 +204,6 @@ class TopicState:
         now_ms: int,
         max_producers: int,
     ) -> Judged | Behind | Changed | Full:
-        """Apply the confirmation, then judge the claims."""
         behind = self._confirm(confirmation) or self._compare(writer.position)
         if behind is not None:
             return behind
@@ -224,7 +220,6 @@ class TopicState:
         return Judged(self.revision, verdicts, self.unsaved)
 
     def confirm(self, writer: Writer, confirmation: Confirmation) -> Applied | Behind:
-        """Apply the confirmation."""
         behind = self._confirm(confirmation)
         if behind is not None:
             return behind
@@ -234,8 +229,8 @@ class TopicState:
     def rollback(
         self, writer: Writer, confirmation: Confirmation | None, withdrawals: Sequence[Withdrawal]
     ) -> Applied | Behind:
-        """Apply the confirmation, and withdraw, even when the state is behind. No withdrawals means
-        everything."""
+        """Apply the confirmation and withdraw claims, even if the state is behind. No withdrawals
+        mean all claims."""
         behind = self._confirm(confirmation) or self._compare(writer.position)
         if withdrawals:
             for producer, keep_through in withdrawals:
@@ -248,15 +243,15 @@ class TopicState:
         return behind or Applied(self.revision, self.unsaved)
 
     def keep(self, producers: Iterable[str], now_ms: int, slack_ms: int = 0) -> None:
-        """Mark producers as alive, but for those that were active within `slack_ms`."""
+        """Record producers as active, except those that were active within `slack_ms`."""
         for producer in producers:
             tracked = self.producers.get(producer)
             if tracked is not None and now_ms - slack_ms > tracked.active_ms:
                 self.producers[producer] = tracked._replace(active_ms=now_ms)
 
     def forget(self, producers: Iterable[tuple[str, int]]) -> int:
-        """Drop producers, unless they were active since, or something of theirs is in flight.
-        Returns how many were dropped."""
+        """Drop producers unless they were active since, or have claims in flight. Returns the
+        number dropped."""
         gone = [
             producer
             for producer, active_ms in producers
@@ -319,7 +314,7 @@ class TopicState:
         return ProducerVerdicts(verdicts, marks.decided, aborts)
 
     def withdraw_all(self) -> None:
-        """Withdraw all claims that are not confirmed."""
+        """Withdraw all unconfirmed claims."""
         for producer, tracked in self.producers.items():
             if tracked.marks.in_flight:
                 self.producers[producer] = tracked._replace(marks=withdraw(tracked.marks))

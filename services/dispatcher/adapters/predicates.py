@@ -84,7 +84,7 @@ class MemoryLine:
     async def _check(self) -> None:
         await self._filters.answers.wait()
         if not self._filters.available:
-            raise FiltersUnavailable("the filters are away", retry_after_s=0.5)
+            raise FiltersUnavailable("the filter service does not answer", retry_after_s=0.5)
 
     def _predicates(self, rules: Rules) -> list[Predicate]:
         if len(rules.filters) > FILTERS_MAX:

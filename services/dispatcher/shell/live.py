@@ -423,7 +423,7 @@ class Live:
         if given != have:
             raise SubscriptionBusy("consumers are connected with other options")
         if self.options.kind is SubscriptionType.EXCLUSIVE and self.sessions:
-            raise SubscriptionBusy("the subscription is exclusive, and somebody has it")
+            raise SubscriptionBusy("the exclusive subscription already has a consumer")
         if len(self.sessions) >= self._config.consumers_max:
             raise TooManyConsumers(
                 f"too many consumers (limit {self._config.consumers_max:,})",
