@@ -1,21 +1,21 @@
 -- Apply a confirmation, then judge claims.
 --
--- call, beside what topic.lua names:
+-- call, in addition to topic.lua:
 --     revision       a number, or false: not compared
---     claims         {{producer, lowest, highest, lowest, highest, ...}, ...}, each producer once
+--     claims         {{producer, lowest, highest, lowest, highest, ...}, ...}, no producer twice
 --                    highest: an id, or for a chunk the mark that ends with it
 --     now_ms         a number
 --     max_producers  a number
 --
--- Answers, beside what topic.lua names:
+-- Returns, in addition to topic.lua:
 --     {"changed", revision}
 --     {"full", tracked, wanted}
 --     {"judged", revision, {{verdicts, persisted, aborts}, ...}, unsaved}
---         verdicts: one letter a claim: New, In flight, Duplicate, Partial, Held, chunk Gap, layout
+--         verdicts: one letter per claim: New, In flight, Duplicate, Partial, Held, chunk Gap, layout
 --                   Conflict
 --         persisted: a mark or ""
---         aborts: {claim, mark, claim, mark, ...}: the place of a claim from 1, and the mark inside
---                 the large message that it ends
+--         aborts: {claim, mark, claim, mark, ...}: the index of a claim, from 1, and the mark
+--                 inside the large message that it aborts
 --
 -- Same function as core/topic.py:TopicState.admit and core/sequence.py:admit.
 

@@ -1,6 +1,6 @@
 -- Apply a confirmation.
 --
--- Answers, beside what topic.lua names: {"applied", revision, unsaved}
+-- Returns, in addition to topic.lua: {"applied", revision, unsaved}
 --
 -- Same function as core/topic.py:TopicState.confirm.
 

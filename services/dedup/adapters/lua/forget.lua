@@ -1,9 +1,9 @@
--- Drop producers, unless they were active since or something of theirs is in flight.
+-- Drop producers unless they were active since, or have claims in flight.
 --
 -- KEYS[1]  hash  seqgate:dedup:v1:{<topic>}, see topic.lua
 -- ARGV[1]  MessagePack of {purge, evict}, each {{producer, active_ms}, ...}
 --
--- Answers how many were dropped.
+-- Returns the number dropped.
 --
 -- Same function as core/topic.py:TopicState.forget.
 

@@ -1,4 +1,4 @@
--- Mark producers as alive, but for those that were active within slack_ms.
+-- Record producers as active, except those that were active within slack_ms.
 --
 -- KEYS[1]  hash  seqgate:dedup:v1:{<topic>}, see topic.lua
 -- ARGV[1]  MessagePack of {now_ms, {producer, ...}, slack_ms}

@@ -1,14 +1,14 @@
--- Put a state in the place of the one that is there, unless that covers as much.
+-- Replace the state by a loaded one, unless the current state covers as much.
 --
--- call, in place of what topic.lua names:
+-- call, instead of topic.lua's:
 --     incarnation  19 digits
 --     through      38 digits
---     leap         as there
---     replacing    also when the state that is there covers as much, or more
---     taken_ms     false, or when the snapshot that it comes from was taken
+--     leap         as in topic.lua
+--     replacing    replace even a state that covers as much, or more
+--     taken_ms     false, or the time at which the loaded snapshot was taken
 --     producers    {producer, mark, active_ms, ...}
 --
--- Answers, beside what topic.lua names: {"loaded", 1 or 0, confirmed}
+-- Returns, in addition to topic.lua: {"loaded", 1 or 0, confirmed}
 --
 -- Same function as core/topic.py:TopicState.loaded_by.
 

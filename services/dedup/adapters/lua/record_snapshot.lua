@@ -1,4 +1,4 @@
--- A snapshot was taken.
+-- Record that a snapshot was taken.
 --
 -- KEYS[1]  hash  seqgate:dedup:v1:{<topic>}, see topic.lua
 -- ARGV[1]  MessagePack of {incarnation, position, entries, taken_ms}

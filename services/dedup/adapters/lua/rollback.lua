@@ -1,10 +1,10 @@
--- Apply a confirmation and withdraw claims, also when the state is behind.
+-- Apply a confirmation and withdraw claims, even if the state is behind.
 --
--- call, beside what topic.lua names:
---     withdrawals  {{producer, keep_through}, ...}; empty: everything
+-- call, in addition to topic.lua:
+--     withdrawals  {{producer, keep_through}, ...}; empty: all claims
 --                  keep_through: 19 digits or ""
 --
--- Answers, beside what topic.lua names: {"applied", revision, unsaved}
+-- Returns, in addition to topic.lua: {"applied", revision, unsaved}
 --
 -- Same function as core/topic.py:TopicState.rollback.
 

@@ -1,37 +1,37 @@
--- What every script of a topic begins with: reading and writing its hash, and the gate.
+-- The common beginning of all scripts: access to a topic's hash, and the gate.
 --
 -- KEYS[1]  hash  seqgate:dedup:v1:{<topic>}
 --     meta          MessagePack of the table `topic` below
 --     p:<producer>  "<persisted> <pushed> <term> <active_ms>"
 --                   persisted and pushed: marks, or "-" for never
---                   pushed counts only while <term> is the topic's: withdrawing everything is one
---                   step of the topic's term, however many producers there are
+--                   pushed applies only while <term> is the topic's: incrementing the topic's
+--                   term withdraws all claims, however many producers there are
 --
 -- Ids and positions are text of fixed width (19 and 38 digits) or "" for none, because numbers here
--- are doubles. Text compares as the numbers would.
+-- are doubles. The text compares as the numbers would.
 --
 -- A mark is an id; inside a large message "<id>/<chunk>/<layout>", the last chunk that it covers.
 -- The layout is "<number of chunks>/<bytes>/<uuid>", without white space.
 --
 -- ARGV[1]  MessagePack of the table `call`:
 --     incarnation, epoch   19 digits
---     leap                 a number below 2^40, at random: how much further than by one the revision
---                          moves when claims are withdrawn
+--     leap                 a random number below 2^40, by which the revision moves further than by one
+--                          when claims are withdrawn
 --     position             38 digits or ""
 --     confirmation         false, or {after, through, entry_count, remaining,
 --                          {{producer, last_append_ms, entry, entry, ...}, ...}}
 --                          entry: the highest id, or for a chunk the mark that ends with it
---     and what the script adds
+--     and the fields of the script
 --
--- Answers MessagePack of {kind, ...}:
---     {"fenced", epoch} {"behind", confirmed} and what the script adds
+-- Returns MessagePack of {kind, ...}:
+--     {"fenced", epoch} {"behind", confirmed} and the kinds of the script
 --
 -- Same functions as core/topic.py and core/sequence.py: change both or neither.
 
 local KEY = KEYS[1]
-local FIELDS = 1000 -- a HMGET or HSET: Lua's stack bounds unpack()
+local FIELDS = 1000 -- per HMGET or HSET, since Lua's stack bounds unpack()
 local REVISIONS = 2 ^ 52 -- numbers up to twice that are exact
-local ID = 19 -- digits: what is longer stands inside a large message
+local ID = 19 -- digits; a longer mark is inside a large message
 
 local call = cmsgpack.unpack(ARGV[1])
 local topic
@@ -112,9 +112,9 @@ local function new_topic(incarnation, epoch)
   }
 end
 
--- The revision moves by one in core/topic.py, where there is one state. Redis may have two for a while,
--- on a master that was cut off and on its successor, and one writer may meet both: what it has let
--- through on one of them must never be looked for on the other under the same revision.
+-- In core/topic.py, with a single state, the revision moves by one. Redis may temporarily have two, on a
+-- master that was cut off and on its successor, and one writer may meet both: claims admitted on one
+-- must never be looked for on the other under the same revision.
 local function leap()
   topic.revision = (topic.revision + 1 + call.leap) % REVISIONS
   changed = true
@@ -125,7 +125,7 @@ local function withdraw_all()
   leap()
 end
 
--- core/topic.py:TopicState.entered_by. Answers a refusal or nil.
+-- core/topic.py:TopicState.entered_by. Returns a refusal or nil.
 local function enter()
   local meta = redis.call("HGET", KEY, "meta")
   if meta then topic = cmsgpack.unpack(meta) end
@@ -145,7 +145,7 @@ local function enter()
   return nil
 end
 
--- The mark that a chunk of the log leads to; nil: it continues nothing.
+-- The mark after a chunk of the log; nil: the chunk continues nothing.
 local function reached_by(entry, persisted)
   local chunk, layout = chunk_of(entry)
   if chunk > 0 then
@@ -178,7 +178,7 @@ end
 
 local function unsaved() return topic.confirmed_entries - topic.saved_entries end
 
--- core/topic.py:TopicState._confirm. Answers a refusal or nil.
+-- core/topic.py:TopicState._confirm. Returns a refusal or nil.
 local function confirm()
   if not call.confirmation then return nil end
   local after, through, entry_count, remaining, listed = unpack(call.confirmation)
@@ -197,7 +197,7 @@ local function confirm()
   return nil
 end
 
--- core/topic.py:TopicState._compare. Answers a refusal or nil.
+-- core/topic.py:TopicState._compare. Returns a refusal or nil.
 local function compare()
   if topic.confirmed < call.position then return behind() end
   if call.position < topic.confirmed then return { "fenced", topic.epoch } end
