@@ -16,7 +16,7 @@ class CursorsUnavailable(DomainError):
 
 class CursorConflict(DomainError):
     """The cursor has another revision than the given one, is already past the position, or is gone.
-    Never leaves the service."""
+    Stays inside the service."""
 
     kind = Kind.FENCED
     reason = "REVISION_CONFLICT"

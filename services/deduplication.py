@@ -166,7 +166,6 @@ class Judged(NamedTuple):
     unsaved: int = 0
 
     def tally(self) -> Counter[Verdict]:
-        """The number of claims per verdict."""
         return Counter(verdict for each in self.producers for verdict in each.verdicts)
 
 

@@ -90,7 +90,7 @@ class InvalidSequenceId(DomainError):
 
 
 class InvalidPage(DomainError):
-    """A page size is out of range, or the request did not return this page token."""
+    """A page size is out of range, or a page token is not from an earlier page of this list."""
 
     kind = Kind.INVALID
     reason = "INVALID_PAGE"

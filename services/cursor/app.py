@@ -52,8 +52,6 @@ async def serve(
     store: CursorStore,
     metrics: Metrics = OFF,
 ) -> None:
-    """Serve from any store until told to stop."""
-
     def register(server: aio.Server) -> None:
         managed = ManagedCursors(store, import_managed_cursor, export_managed_cursor)
         servicer = CursorServicer(store, managed)

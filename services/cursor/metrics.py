@@ -34,8 +34,6 @@ def _nothing() -> Seen:
 
 
 class Survey:
-    """Surveys all cursors."""
-
     def __init__(self, store: CursorStore, metrics: Metrics) -> None:
         self._store = store
         self._label = metrics.topics.of

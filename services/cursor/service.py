@@ -105,7 +105,6 @@ def _become(state: CursorState, imported: Imported) -> None:
 
 
 def _holes(state: CursorState) -> tuple[list[Range], list[BatchAck]]:
-    """The acknowledged ranges and batches beyond the mark-delete position."""
     ranges: list[Range] = []
     batches: list[BatchAck] = []
     after, numbers = None, 0

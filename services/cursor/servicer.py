@@ -272,7 +272,6 @@ def _importable(imported: Imported) -> Imported:
 
 
 def names(request: Any) -> tuple[TopicName, str]:
-    """The cursor that a request names: its topic and its own name."""
     topic = read_topic(request.topic)
     try:
         return topic, check_cursor_name(request.cursor)
@@ -446,7 +445,6 @@ def _to_cursor(head: Head) -> pb.Cursor:
 
 
 def _to_page(page: list[pb.Cursor]) -> pb.ListCursorsResponse:
-    """A page that is followed by another one."""
     return pb.ListCursorsResponse(cursors=page, next_page_token=f"{page[-1].topic}/{page[-1].name}")
 
 

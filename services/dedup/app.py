@@ -45,7 +45,6 @@ async def run(config: DedupConfig) -> None:
 
 @asynccontextmanager
 async def connect_cursors(config: DedupConfig, metrics: Metrics = OFF) -> AsyncIterator[Cursors]:
-    """A client of the cursor service, or of none if `cursor_target` is empty."""
     if not config.cursor_target:
         yield NoCursors()
         return
@@ -58,7 +57,6 @@ async def connect_cursors(config: DedupConfig, metrics: Metrics = OFF) -> AsyncI
 async def serve(
     config: DedupConfig, store: StateStore, cursors: Cursors, metrics: Metrics = OFF
 ) -> None:
-    """Serve from any store until told to stop."""
     drain = Drain()
     file = PolicyFile(config.policy_file, config.policy_interval_s)
     counts = DedupMetrics(metrics)

@@ -43,7 +43,6 @@ class DedupMetrics:
         self._tell(metrics)
 
     def called(self, operation: str, outcome: object) -> None:
-        """Count a call by its outcome."""
         name = outcome if isinstance(outcome, str) else type(outcome).__name__.lower()
         self.calls[operation, name] += 1
 
@@ -127,7 +126,6 @@ class Seen(NamedTuple):
     snapshot_age_s: float
 
     def with_(self, other: "Seen") -> "Seen":
-        """Combine two results."""
         return Seen(
             self.topics + other.topics,
             self.producers + other.producers,

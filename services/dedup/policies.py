@@ -217,7 +217,6 @@ class DurablePolicies:
         return policy
 
     async def _readable(self, level: Level) -> Policy | None:
-        """The policy set on a level; None: it is unreadable."""
         place = level.place
         if place is None:
             return NOTHING

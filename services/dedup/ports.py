@@ -33,7 +33,7 @@ from seqgate.types import Position, TopicName
 
 
 class StateUnavailable(DomainError):
-    """Redis did not answer in time. The outcome of the call is unknown."""
+    """Redis did not answer in time. The outcome of the request is unknown."""
 
     kind = Kind.UNAVAILABLE
     reason = "STATE_UNAVAILABLE"
@@ -53,7 +53,6 @@ class Summary(NamedTuple):
 
     @property
     def unsaved(self) -> int:
-        """The number of entries confirmed since the newest snapshot."""
         return self.counts.confirmed_entries - self.saved.entries
 
 
@@ -214,9 +213,7 @@ class Cursors(Protocol):
         the property."""
         ...
 
-    async def delete(self, topic: TopicName, name: str) -> None:
-        """Delete a cursor if it exists."""
-        ...
+    async def delete(self, topic: TopicName, name: str) -> None: ...
 
 
 class GivenPolicies(Protocol):

@@ -177,7 +177,6 @@ class Deduplication:
         return within_s
 
     async def producer(self, topic: TopicName, name: str) -> Tracked:
-        """The state of a producer. Raises ProducerNotFound."""
         tracked = None
         if (await self._policies.effective(topic)).enabled.value:
             tracked = await self._store.producer(topic, name)
@@ -212,7 +211,6 @@ class Deduplication:
             await self._policies.forget(topic)
 
     async def snapshot(self, topic: TopicName, *, let_go: bool) -> Taken | None:
-        """Take a snapshot now; see Snapshots.take."""
         return await self._snapshots.take(topic, let_go=let_go)
 
     async def load(
@@ -247,7 +245,6 @@ class Deduplication:
     async def explain(
         self, topic: TopicName, producer: str, sequence_id: int
     ) -> tuple[Explanation, Tracked | None, TopicStatus]:
-        """Explain how an id would be judged now."""
         status = await self.status(topic)
         tracked = await self._store.producer(topic, producer)
         explanation = explain(
@@ -321,7 +318,6 @@ class Deduplication:
 
     @contextmanager
     def _called(self, operation: str) -> Iterator[None]:
-        """Measure a call to the store."""
         began_s = time.monotonic()
         try:
             yield

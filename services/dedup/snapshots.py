@@ -309,7 +309,6 @@ class Snapshots:
         return Taken(position, len(frozen.producers))
 
     async def _standing(self, topic: TopicName) -> Taken | None:
-        """The snapshot currently attached to the cursor."""
         async with self._reads_at_a_time:
             cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=True)
             if cursor is None or cursor.mark_delete is None:

@@ -174,7 +174,6 @@ _SERVICE: Final = pb.DESCRIPTOR.services_by_name["DedupWriterService"].full_name
 
 
 def _trace_verdicts(judged: Judged) -> None:
-    """Record the number of claims by verdict in the span of a traced call."""
     span = get_current_span()
     if span.is_recording():
         for verdict, count in judged.tally().items():

@@ -55,7 +55,6 @@ async def run(config: LedgerConfig) -> None:
 
 @asynccontextmanager
 async def connect_cursors(config: LedgerConfig, metrics: Metrics = OFF) -> AsyncIterator[Cursors]:
-    """A client of the cursor service, or of none if `cursor_target` is empty."""
     if not config.cursor_target:
         yield NoCursors()
         return
@@ -72,7 +71,6 @@ async def serve(
     cursors: Cursors,
     metrics: Metrics = OFF,
 ) -> None:
-    """Serve from any store until the process is told to stop."""
     drain = Drain()
     async with asyncio.TaskGroup() as tasks:
         ledger = Ledger(config, store, dedup, cursors, tasks, metrics)

@@ -261,7 +261,6 @@ class Session:
         return self._messages
 
     def drain(self) -> None:
-        """Ask the producer to reconnect elsewhere."""
         self._draining = True
         self._changed.set()
 
@@ -282,7 +281,6 @@ class Session:
 
     @property
     def closing(self) -> bool:
-        """Whether the session accepts no more publications."""
         return self._closing
 
     @property
@@ -513,7 +511,6 @@ class LiveTopic:
             await self.progress.next.wait()
 
     def drain(self) -> None:
-        """Ask all producers to reconnect elsewhere."""
         for session in self._sessions.values():
             session.drain()
 
@@ -787,7 +784,6 @@ class LiveTopic:
         return effects
 
     def _next_append_ms(self) -> int:
-        """The current time, in milliseconds since 1970; it never goes back."""
         return max(self._last_append_ms, time.time_ns() // 1_000_000)
 
     def _instances_of(self, entries: Sequence[Entry]) -> dict[str, bytes]:

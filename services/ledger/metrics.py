@@ -64,7 +64,6 @@ class LedgerMetrics:
         self._tell(metrics)
 
     def of(self, topic: TopicName) -> TopicCounts:
-        """The counts of a topic's label."""
         label = self.label(topic)
         counts = self._counts.get(label)
         if counts is None:
@@ -72,7 +71,6 @@ class LedgerMetrics:
         return counts
 
     def appended(self, counts: TopicCounts, entries: Sequence[Entry], took_s: float) -> None:
-        """Record a stored group."""
         counts.appended_entries += len(entries)
         if not self.is_on:
             return

@@ -43,7 +43,7 @@ class EntryCorrupt(DomainError):
 
 
 class DedupUnavailable(DomainError):
-    """The dedup service does not answer. The outcome of the call is unknown."""
+    """The dedup service does not answer. The outcome of the request is unknown."""
 
     kind = Kind.UNAVAILABLE
     reason = "DEDUP_UNAVAILABLE"

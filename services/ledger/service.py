@@ -199,7 +199,6 @@ class Ledger:
         self._streams -= 1
 
     def may_create(self, topic: TopicName) -> bool:
-        """Whether publishing creates this topic if it is missing."""
         return any(matches(pattern, topic.namespace) for pattern in self._config.auto_create)
 
     def _written(self) -> list[LiveTopic]:
@@ -233,7 +232,6 @@ class Ledger:
             return live
 
     def refuse(self, opened: Opened, request_id: int, error: DomainError) -> None:
-        """Answer an invalid publication with its error."""
         self._metrics.of(opened.topic.topic).receipts[Status.REFUSED] += 1
         opened.session.answer(request_id, refused(error))
 
@@ -419,7 +417,6 @@ class Ledger:
         return await self._store.topics(prefix=prefix, after=after, limit=limit)
 
     def connected(self, topic: TopicName) -> int:
-        """The number of producers of a topic connected to this process."""
         live = self._live.get(topic)
         return 0 if live is None else len(live.producers)
 
@@ -434,7 +431,6 @@ class Ledger:
         return fate
 
     async def find_time(self, topic: TopicName, append_ms: int) -> Position | None:
-        """See LedgerStore.find_time."""
         return await self._store.find_time(topic, append_ms)
 
     async def trim(self, topic: TopicName, before: Position) -> Trim:
@@ -717,13 +713,11 @@ def _slowest_cursors(mark_deletes: Mapping[str, Position | None], before: Positi
 
 
 def _memory_bytes(entries: Sequence[StoredEntry], *, payloads: bool) -> int:
-    """The approximate memory of entries, in bytes."""
     sizes = (each.size_bytes if payloads else len(each.entry.metadata) for each in entries)
     return sum(sizes) + ENTRY_BYTES * len(entries)
 
 
 def _responses(entries: list[StoredEntry], *, payloads: bool) -> Iterator[list[StoredEntry]]:
-    """Entries grouped by response."""
     some: list[StoredEntry] = []
     size_bytes = 0
     for each in entries:

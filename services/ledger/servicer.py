@@ -192,7 +192,6 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
     async def _send(
         self, context: Context, responses: Callable[[Pages], AsyncGenerator[Any, None]]
     ) -> None:
-        """Send the responses at the reader's pace."""
         readers = self._ledger.readers
         readers.enter()
         # Not earlier: while the reader is slow, the status waits behind the responses.
@@ -505,7 +504,6 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
 
 
 def _ledger_token(token: str) -> int:
-    """The last ledger id of the previous page; see ListLedgers."""
     if not token:
         return -1
     if not _LEDGER_TOKEN.fullmatch(token) or int(token) > SEQUENCE_ID_MAX:
@@ -514,7 +512,6 @@ def _ledger_token(token: str) -> int:
 
 
 def _producer_token(token: str) -> str:
-    """The last producer of the previous page."""
     try:
         return check_producer_name(token) if token else ""
     except InvalidNameError as error:
@@ -522,7 +519,6 @@ def _producer_token(token: str) -> str:
 
 
 def _page_token(token: str) -> str:
-    """The last topic of the previous page."""
     try:
         return str(TopicName.parse(token)) if token else ""
     except InvalidNameError as error:
@@ -684,7 +680,6 @@ def _check_fields(metadata: entry_pb2.EntryMetadata) -> None:
 
 
 def _check_together(entries: list[Entry]) -> None:
-    """Check that entries published together are messages with distinct ids, in order."""
     if any(earlier.highest >= later.highest for earlier, later in pairwise(entries)):
         raise InvalidPublication(
             "entries must be in the order of their highest sequence ids",

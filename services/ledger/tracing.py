@@ -47,8 +47,6 @@ class _TracedPublication(NamedTuple):
 
 
 class TopicTracing:
-    """The spans of one topic."""
-
     def __init__(self, topic: TopicName) -> None:
         self._is_on = exporter_asked_for("TRACES") != NONE
         self._topic = str(topic)
@@ -64,7 +62,6 @@ class TopicTracing:
     # ---- publications
 
     def arrived(self, units: Sequence[Unit]) -> None:
-        """Begin the spans of publications."""
         if not self._is_on:
             return
         for unit in units:
@@ -230,7 +227,6 @@ class TopicTracing:
 
     @contextmanager
     def replaying(self) -> Iterator[Span]:
-        """The span of a page read for a replay."""
         with spans.part(f"{names.REPLAY} {self._topic}", {names.TOPIC: self._topic}) as span:
             yield span
 

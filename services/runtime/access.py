@@ -98,8 +98,6 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One [[rules]] table of the file."""
-
     principals: tuple[str, ...]
     verbs: frozenset[Verb]
     topics: tuple[tuple[str, str, str], ...]
@@ -119,8 +117,6 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """All roles and rules of a file."""
-
     services: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     _decisions: dict[tuple[Principal, Need], bool] = field(

@@ -22,7 +22,6 @@ class Budget:
         return max(0, self.bytes_max - self._used)
 
     def fits(self, size_bytes: int) -> bool:
-        """Whether this many more bytes may be held now."""
         return not self._used or self._used + size_bytes <= self.bytes_max
 
     def take(self, size_bytes: int) -> None:
@@ -30,7 +29,6 @@ class Budget:
         self._used += size_bytes
 
     def give(self, size_bytes: int) -> None:
-        """Release held bytes."""
         self._used -= size_bytes
         assert self._used >= 0
         self._freed.set()

@@ -194,8 +194,6 @@ class ServiceConfig(BaseSettings):
 
 
 class CallerConfig(ServiceConfig):
-    """The settings of a service that calls other services."""
-
     peer_ca_file: Path | None = None
     """The authorities, in PEM, of the services that this one calls; they are then called over TLS.
     None: no TLS."""
@@ -219,7 +217,6 @@ class CallerConfig(ServiceConfig):
 
 
 def settings_for(service: str) -> SettingsConfigDict:
-    """The model_config of a service's settings."""
     return SettingsConfigDict(env_prefix=f"SEQGATE_{service.upper()}_")
 
 

@@ -71,8 +71,6 @@ class CursorClient:
 
 
 class GrpcCursors(CursorClient):
-    """See the ports of dedup and the ledger."""
-
     configured = True
 
     async def get(self, topic: TopicName, name: str, *, whole: bool) -> Cursor | None:

@@ -144,7 +144,6 @@ def confirm_request(
 def rollback_request(
     topic: TopicName, writer: Writer, confirmation: Confirmation | None
 ) -> pb.RollbackRequest:
-    """A Rollback that withdraws every open claim."""
     return pb.RollbackRequest(
         topic=str(topic), writer=_to_writer(writer), confirmation=_to_confirmation(confirmation)
     )
@@ -340,7 +339,6 @@ def _read_withdrawals(request: pb.RollbackRequest) -> list[Withdrawal]:
 def _read_chunks(
     field: str, given: Mapping[int, common_pb2.Chunk], count: int, refusal: type[DomainError]
 ) -> dict[int, Chunk]:
-    """Chunks by index among `count` ids."""
     chunks: dict[int, Chunk] = {}
     for place, chunk in given.items():
         if place >= count:
@@ -362,7 +360,6 @@ def _check_once(producers: Sequence[str], field: str, refusal: type[DomainError]
 def admit_response(
     outcome: Judged | Behind | Changed | Disabled, claims: Sequence[ProducerClaims]
 ) -> pb.AdmitResponse:
-    """The response to an Admit with these claims."""
     match outcome:
         case Judged():
             return pb.AdmitResponse(verdicts=_to_verdicts(outcome, deduplicated=True))

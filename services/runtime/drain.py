@@ -26,7 +26,6 @@ class Drain:
         self._empty.set()
 
     def begin(self) -> None:
-        """Begin the drain, and wake all waiters."""
         self._begun.set()
 
     @property
@@ -35,11 +34,9 @@ class Drain:
 
     @property
     def event(self) -> asyncio.Event:
-        """The event that is set when the drain begins."""
         return self._begun
 
     async def wait(self) -> None:
-        """Wait until the drain begins."""
         await self._begun.wait()
 
     def cut(self) -> None:
@@ -47,7 +44,6 @@ class Drain:
         self._over.set()
 
     async def wait_over(self) -> None:
-        """Wait until the grace period is over."""
         await self._over.wait()
 
     def check(self) -> None:

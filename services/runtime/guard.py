@@ -37,8 +37,6 @@ class PermissionDenied(DomainError):
 
 
 class Guard:
-    """Authenticates the callers of a service, and authorizes their calls."""
-
     def __init__(
         self,
         access: Watched[Access],
@@ -182,7 +180,6 @@ class Judged:
         await self._context.write(message)
 
     def _judge_again(self) -> None:
-        """Authorize the call again after a change of the rules."""
         was_service = self._is_service
         self._access = self._guard.access
         self._is_service = self._access.has_role(self._principal, self._right.roles)

@@ -58,7 +58,6 @@ class Readiness:
             await asyncio.sleep(interval_s)
 
     async def stop(self) -> None:
-        """Report NOT_SERVING from now on."""
         self._stopped = True
         await self._tell(_NOT_SERVING)
 

@@ -123,8 +123,6 @@ def _is_cancelled() -> bool:
 
 
 def translated(refusals: RefusalLog) -> Around:
-    """Turn the handler's exceptions into gRPC statuses."""
-
     @asynccontextmanager
     async def around(method: str, context: Context) -> AsyncIterator[None]:
         try:
@@ -182,7 +180,6 @@ def drained(drain: Drain) -> Around:
 
 @asynccontextmanager
 async def deadlined(method: str, context: Context) -> AsyncIterator[None]:
-    """Record the caller's deadline."""
     deadline.set_remaining_s(context.time_remaining())
     yield
 
@@ -297,7 +294,6 @@ class Interceptor(aio.ServerInterceptor):
             yield stack
 
     def _loaded(self, handler: Any, request: Any, context: Context) -> AbstractContextManager[None]:
-        """Count the call, unary or stream, while it is served."""
         size_bytes, host = 0 if handler.request_streaming else size_of(request), _host(context)
         if handler.request_streaming or handler.response_streaming:
             return self._load.stream(size_bytes, host)

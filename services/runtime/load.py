@@ -45,7 +45,6 @@ class _Places:
         self._of: Counter[str] = Counter()
 
     def has_room(self, host: str) -> bool:
-        """Whether a host may take one more place."""
         free = self._most - self.taken
         return free > self._most // RESERVED or (free > 0 and 2 * self._of[host] < self._most)
 

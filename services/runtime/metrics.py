@@ -153,7 +153,6 @@ class Readings:
         self._failing: set[str] = set()
 
     def add(self, metric: Metric, read: Read) -> None:
-        """Add a metric with its reader."""
         self._reads.append((metric, read))
 
     def age(self) -> None:
@@ -236,7 +235,6 @@ class Metrics:
         make(metric.name, [callback], unit=metric.unit, description=metric.description)
 
     def histogram(self, metric: Metric) -> Recorder:
-        """The function that records a histogram's values."""
         assert metric.kind is Kind.HISTOGRAM
         if self._meter is None:
             return nowhere
@@ -459,7 +457,6 @@ def tell_store(
 
 
 def store_size(path: Path) -> int:
-    """The size of a SQLite database and its write-ahead log, in bytes."""
     size = 0
     for each in (path, path.with_name(f"{path.name}-wal")):
         try:

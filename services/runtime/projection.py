@@ -28,7 +28,6 @@ def _messages_in(metadata: Any) -> int:
 
 
 def field_readers(variables: Iterable[str]) -> list[Read]:
-    """A function for each of these variables, all of them fields."""
     return [
         _messages_in if each == "num_messages" else attrgetter(FIELDS[each]) for each in variables
     ]

@@ -78,7 +78,6 @@ def read_sequence_id(field: str, number: int) -> int:
 
 
 def read_chunk(field: str, chunk: common_pb2.Chunk, refusal: Refusal) -> Chunk:
-    """The chunk that a message of a large message holds."""
     try:
         return check_chunk(Chunk(chunk.uuid, chunk.chunk_id, chunk.num_chunks, chunk.total_bytes))
     except InvalidChunkError as error:

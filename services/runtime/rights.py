@@ -55,7 +55,6 @@ def the_topic(text: str) -> Topics:
 
 
 def topics_from(prefix: str) -> Topics:
-    """All topics whose names start with the prefix."""
     given = prefix.split("/", 2)
     parts = [Part(text) for text in given[:-1]] + [Part(given[-1], is_open=True)]
     tenant, namespace, local = (*parts, EVERY, EVERY)[:3]
@@ -93,7 +92,6 @@ def of_listed(*verbs: Verb) -> NeedsOf:
 
 
 def always(*needs: Need) -> NeedsOf:
-    """The same needs for every message."""
     return lambda _: needs
 
 

@@ -33,7 +33,6 @@ class Room:
         self._writing: dict[Share, float] = {}
 
     def share(self, cut_off: Callable[[], None]) -> "Share":
-        """A share for one stream. `cut_off` is called if its caller does not read."""
         return Share(self, cut_off)
 
     @property
@@ -42,7 +41,6 @@ class Room:
         return bool(self._waiting)
 
     def fits(self, share: "Share", size_bytes: int) -> bool:
-        """Whether a share may take this many more bytes."""
         used_bytes = self.used_bytes
         return used_bytes + size_bytes <= self.bytes_max or used_bytes == share.size_bytes
 
@@ -52,7 +50,6 @@ class Room:
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
 
     async def wait(self, share: "Share", size_bytes: int) -> None:
-        """Wait for room and take it."""
         turn = _Turn(share, size_bytes, asyncio.get_running_loop().create_future())
         self._waiting.append(turn)
         try:
@@ -69,7 +66,6 @@ class Room:
             raise
 
     def begin_writing(self, share: "Share") -> None:
-        """Record that a write to the caller begins."""
         self._writing[share] = asyncio.get_running_loop().time()
 
     def end_writing(self, share: "Share") -> None:

@@ -228,7 +228,6 @@ class Connections:
 
     @property
     def log_bytes(self) -> int:
-        """The size of the write-ahead log, in bytes."""
         try:
             return self._wal.stat().st_size
         except OSError:
@@ -338,7 +337,6 @@ def _connect(path: Path, flags: int) -> apsw.Connection:
 
 
 def _limit(connection: apsw.Connection, share: DiskShare) -> None:
-    """Set the limits of the database and its log."""
     if share.database:
         page_bytes = int(connection.pragma("page_size"))
         connection.pragma("max_page_count", share.database // page_bytes)

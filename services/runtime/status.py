@@ -47,7 +47,6 @@ def status_of(error: DomainError) -> status_pb2.Status:
 
 
 def code_name(kind: Kind) -> str:
-    """The name of the gRPC code for a kind of refusal."""
     return _CODES[kind].name
 
 
@@ -73,7 +72,6 @@ class CallFailed(Exception):
 
 
 def call_failed(error: aio.AioRpcError) -> CallFailed:
-    """Translate the error of a call."""
     return CallFailed(decode_call(error))
 
 

@@ -80,8 +80,6 @@ PublicKey = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
 
 
 class _Key:
-    """A public key with its algorithm and, if it has one, its id."""
-
     def __init__(self, key: Any, key_id: str | None) -> None:
         self.key: PublicKey = key
         self.id = key_id
@@ -100,8 +98,6 @@ def _algorithm(key: Any) -> str:
 
 
 class Tokens:
-    """Verifies tokens against the keys in a file."""
-
     def __init__(self, keys_file: Path, *, audience: str, issuer: str, on_change: OnChange) -> None:
         """
         Args:

@@ -150,7 +150,6 @@ def _entry(data: bytes) -> Record:
 
 
 def _record(stored: pb.ManagedCursorInfo | pb.PositionInfo, mark_delete: Place | None) -> Record:
-    """Parse what both kinds of records have in common."""
     return Record(
         mark_delete=mark_delete,
         strings=_strings(stored.mark_delete_properties),

@@ -64,7 +64,6 @@ class MemoryHoles:
         self._attempts = _Sorted[Position, int]()
 
     def copy(self, successions: dict[Position, Position], spent_epoch: int = 0) -> "MemoryHoles":
-        """A copy with other successions."""
         holes = MemoryHoles(successions, spent_epoch)
         holes._pages = _Sorted(self._pages.values)
         holes._batches = _Sorted(self._batches.values)

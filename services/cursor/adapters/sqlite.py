@@ -494,7 +494,6 @@ class _Holes:
         self._pages[place] = bits
 
     def write(self) -> None:
-        """Write the changed pages."""
         for place in sorted(self._dirty):
             bits = self._pages[place]
             if bits:

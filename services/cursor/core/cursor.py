@@ -371,7 +371,6 @@ class CursorState:
     # ---- checks
 
     def _checked(self, caller: Caller, positions: Iterable[Position]) -> dict[Position, Position]:
-        """Check a caller's view and positions. Returns its successions that are new."""
         if caller.epoch is not None:
             self._lease(caller.epoch)
         if caller.revision is not None and caller.revision != self.head.revision:
@@ -424,7 +423,6 @@ class CursorState:
         return news
 
     def _first(self, successions: Iterable[Succession]) -> Position:
-        """The first entry still in the log, as far as known."""
         told = [following for last, following in successions if last == BEFORE_FIRST]
         return max([self.holes.next_after(BEFORE_FIRST) or FIRST, *told])
 
@@ -543,7 +541,6 @@ class CursorState:
         return following is not None and run.first <= following <= run.last
 
     def _joined(self, ranges: Iterable[Range]) -> list[Range]:
-        """Sort and join ranges, and cut off the part up to the mark-delete position."""
         mark_delete = self.head.mark_delete
         runs: list[Range] = []
         for run in sorted(ranges):
@@ -561,7 +558,6 @@ class CursorState:
         return runs
 
     def _counted(self, position: Position, at_least: int | None) -> int:
-        """Count a delivery of an unacknowledged entry. `at_least` None: one more."""
         known = self.holes.attempts(position)
         count = min(known + 1, ATTEMPTS_MAX) if at_least is None else max(known, at_least)
         if count != known:
@@ -569,7 +565,6 @@ class CursorState:
         return count
 
     def _put_entries(self, runs: Sequence[Range]) -> None:
-        """Record entries beyond the mark-delete position as acknowledged."""
         for (ledger_id, number), parts in groupby(_pieces(runs), itemgetter(0)):
             before = self.holes.page(ledger_id, number)
             bits = before | pages.union([(start, end) for _, start, end in parts])

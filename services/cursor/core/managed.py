@@ -321,7 +321,6 @@ def _run(run: Range) -> Run:
 def _batches(
     batches: Iterable[PartialBatch], mark_delete: Place, ranges: Sequence[Range]
 ) -> Iterator[BatchAck]:
-    """The partly acknowledged batches, in order."""
     whole = iter(ranges)
     run = next(whole, None)
     last: Place | None = None

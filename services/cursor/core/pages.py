@@ -13,7 +13,6 @@ _ONES: Final = re.compile("1+")
 
 
 def first(count: int) -> int:
-    """The numbers from 0 to count - 1."""
     return (1 << count) - 1
 
 

@@ -62,7 +62,6 @@ class Batch(NamedTuple):
 
     @property
     def waiting(self) -> int:
-        """The unacknowledged messages, as bits."""
         return ~self.acknowledged & (1 << self.size) - 1
 
     def sized(self, size: int) -> "Batch | None":

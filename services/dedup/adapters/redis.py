@@ -93,7 +93,6 @@ _VERDICTS: Final = {
 
 
 def script_text(name: str) -> str:
-    """The source of a script, including the common beginning."""
     folder = resources.files("seqgate.services.dedup.adapters") / "lua"
     text = (folder / f"{name}.lua").read_text()
     if name in ("admit", "confirm", "rollback", "load"):
@@ -102,8 +101,6 @@ def script_text(name: str) -> str:
 
 
 class Script:
-    """A script that takes one topic's key."""
-
     def __init__(self, redis: Any, name: str) -> None:
         self._redis = redis
         self._name = name

@@ -75,7 +75,6 @@ class Partial:
 
 
 def folded(parts: Iterable[Partial]) -> Partial:
-    """The fold of consecutive parts."""
     whole = Partial()
     for part in parts:
         whole = whole.then(part)

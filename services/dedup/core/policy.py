@@ -122,8 +122,6 @@ class Sourced(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class EffectivePolicy:
-    """The values in effect for one topic."""
-
     enabled: Sourced[bool] = Sourced(value=True, source=Source.DEFAULT)
     producer_inactivity_timeout_minutes: Sourced[int] = Sourced(360, Source.DEFAULT)
     max_producers: Sourced[int] = Sourced(10_000, Source.DEFAULT)

@@ -64,7 +64,6 @@ class Marks:
 
     @property
     def in_flight(self) -> bool:
-        """Whether some admitted claims are not yet confirmed."""
         return self.pushed > self.persisted or self.pushed_chunk != self.persisted_chunk
 
     @property

@@ -122,7 +122,6 @@ class TopicState:
 
     @property
     def unsaved(self) -> int:
-        """The number of entries confirmed since the newest snapshot."""
         return self.counts.confirmed_entries - self.saved.entries
 
     @classmethod
@@ -173,7 +172,6 @@ class TopicState:
         )
 
     def record_snapshot(self, incarnation: int, saved: Saved) -> None:
-        """Record that a snapshot was taken."""
         if incarnation == self.incarnation and not _ends_before(
             saved.position, self.saved.position
         ):
@@ -314,7 +312,6 @@ class TopicState:
         return ProducerVerdicts(verdicts, marks.decided, aborts)
 
     def withdraw_all(self) -> None:
-        """Withdraw all unconfirmed claims."""
         for producer, tracked in self.producers.items():
             if tracked.marks.in_flight:
                 self.producers[producer] = tracked._replace(marks=withdraw(tracked.marks))

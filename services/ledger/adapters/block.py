@@ -243,7 +243,6 @@ def _chunks(chunks: dict[int, Iterable[Any]]) -> dict[int, Chunk]:
 
 
 def _by_place(values: Iterable[Any]) -> dict[int, Any]:
-    """Rare fields by entry index."""
     return {place: each for place, each in enumerate(values) if each}
 
 
@@ -258,5 +257,4 @@ def _metadata(blob: bytes, size: int) -> list[bytes]:
 
 
 def _cut(blob: bytes, start: int, sizes: Iterable[int]) -> list[bytes]:
-    """Split items that are stored end to end, from an offset on."""
     return [blob[a:b] for a, b in pairwise(accumulate(sizes, initial=start))]

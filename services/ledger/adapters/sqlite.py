@@ -684,7 +684,6 @@ class _Range(NamedTuple):
 
 
 def _producer_ranges(entries: Sequence[Entry]) -> dict[str, _Range]:
-    """The id range of each producer; markers have none."""
     ranges: dict[str, _Range] = {}
     for entry in entries:
         if not entry.marker:
@@ -773,7 +772,6 @@ def _page(
     *,
     payloads: bool,
 ) -> list[StoredEntry]:
-    """See LedgerStore.read."""
     if state.first is None:
         return []
     found: list[StoredEntry] = []
@@ -809,7 +807,6 @@ def _entries(
 def _entries_at(
     db: apsw.Connection, topic_id: int, positions: Sequence[Position], *, payloads: bool
 ) -> Iterator[StoredEntry]:
-    """The entries at ascending positions. Each block is decoded once."""
     columns = _WITH_PAYLOADS if payloads else _WITH_METADATA
     index = 0
     while index < len(positions):
@@ -887,7 +884,6 @@ def _found(
 
 
 def _is_in(wanted: Sequence[int], lowest: int, highest: int) -> bool:
-    """Whether any of these ascending ids lies in a range."""
     return bisect_left(wanted, lowest) < bisect_right(wanted, highest)
 
 
