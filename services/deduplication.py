@@ -37,8 +37,7 @@ class TooManyProducers(DomainError):
 
 
 class Mark(NamedTuple):
-    """A producer's progress in a log: the message `highest`, completely or through this chunk of
-    it."""
+    """A producer's progress in a log: through message `highest`, or through this chunk of it."""
 
     highest: int = NEVER
     chunk: Chunk | None = None
@@ -101,8 +100,7 @@ class ProducerClaims(NamedTuple):
 
 
 class ProducerEntries(NamedTuple):
-    """The highest ids of one producer's entries, in log order; `chunks` has those that are chunks,
-    by index."""
+    """The highest ids of one producer's entries, in log order; `chunks`, by index, are in them."""
 
     producer: str
     highest: tuple[int, ...]

@@ -42,8 +42,7 @@ class InvalidLease(DomainError):
 
 
 class CursorLeaseServicer(pb_grpc.CursorLeaseServiceServicer):
-    """See lease.proto. Responses are built inside the step: afterwards the cursor may have moved
-    on."""
+    """See lease.proto. Responses are built inside the step, before the cursor moves on."""
 
     def __init__(self, store: CursorStore) -> None:
         self._store = store

@@ -57,8 +57,8 @@ class CursorStore(Protocol):
     async def look(
         self, topic: TopicName, name: str, look: Callable[[CursorState], T], *, whole: bool = True
     ) -> T:
-        """Read a cursor in one consistent state. Without `whole`, the properties of its mark-delete
-        position are not read."""
+        """Read a cursor in one consistent state; unless `whole`, without its mark-delete
+        properties."""
         ...
 
     async def cursors(

@@ -94,8 +94,7 @@ class ManagedCursors:
 
 
 def _become(state: CursorState, imported: Imported) -> None:
-    """Replace a cursor by an imported one. Fenced callers stay fenced, and the lease holder becomes
-    fenced, too."""
+    """Replace a cursor by an imported one. Fenced callers stay so; the lease holder becomes so."""
     state.reset(imported.mark_delete, Caller())
     state.head.mark_delete_properties = dict(imported.mark_delete_properties)
     caller = Caller(successions=imported.successions)

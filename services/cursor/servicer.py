@@ -100,8 +100,7 @@ class InvalidCursorName(DomainError):
 
 
 class CursorServicer(pb_grpc.CursorServiceServicer):
-    """See cursor.proto. Responses are built inside the step: afterwards the cursor may have moved
-    on."""
+    """See cursor.proto. Responses are built inside the step, before the cursor moves on."""
 
     def __init__(self, store: CursorStore, managed: ManagedCursors) -> None:
         self._store = store

@@ -57,8 +57,7 @@ class DedupMetrics:
 
     @contextmanager
     def unforeseen(self, work: str, of: object = "") -> Iterator[None]:
-        """Contain an unexpected exception in one topic or policy: count and log it, and
-        continue."""
+        """Contain an unexpected exception in one topic or policy: count and log it."""
         try:
             yield
         except DomainError:
@@ -111,8 +110,7 @@ def _each(counts: Counter[str], attribute: told.Attribute) -> Read:
 
 
 UNSAVED_MAX: Final = 10_000
-"""The number of topics without a snapshot whose age is tracked, about 3 MB; further ones are
-reported as 0."""
+"""The most topics without a snapshot whose age is tracked, about 3 MB; others are reported as 0."""
 
 
 class Seen(NamedTuple):

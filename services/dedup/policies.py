@@ -57,8 +57,7 @@ PROPERTY: Final = "#seqgate.internal.policy"
 """The property with the policy: a JSON object, with names and values as in a policy file."""
 
 CACHED_MAX: Final = 10_000
-"""The most levels in the cache, those without a policy included: about 5 MB. The least recently
-used is evicted."""
+"""The most levels cached, those without a policy included: about 5 MB, least recently used out."""
 
 REREAD_S: Final = 60.0
 """The interval at which all cached policies are read again, in seconds."""
@@ -157,8 +156,7 @@ class DurablePolicies:
         return await self._read(level)
 
     async def forget(self, topic: TopicName) -> None:
-        """Remove a deleted topic's policy. If it has none, the token stays, so that short-lived
-        topics cause no rereads."""
+        """Remove a deleted topic's policy. Without one the token stays, to spare rereads."""
         if topic.is_system:
             return
         level = Level.of_topic(topic)
@@ -236,8 +234,8 @@ def new_token() -> str:
 
 
 def _parsed(text: str) -> Policy | None:
-    """The policy in a property; None: it is unreadable. Unknown values, of newer releases, are
-    ignored."""
+    """The policy in a property; None: it is unreadable. Unknown values are ignored: they are
+    newer."""
     try:
         values = json.loads(text)
         if isinstance(values, dict):

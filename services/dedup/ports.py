@@ -142,8 +142,7 @@ class StateStore(Protocol):
         ...
 
     async def forget_topic(self, topic: TopicName, incarnation: int | None) -> None:
-        """Drop a topic's state unless it has a newer incarnation; None: whatever its
-        incarnation."""
+        """Drop a topic's state unless it has a newer incarnation; None: in any case."""
         ...
 
     def topics(self) -> AsyncIterator[TopicName]:
@@ -151,8 +150,7 @@ class StateStore(Protocol):
         ...
 
     async def policy_token(self) -> str:
-        """The token that replicas compare to detect changed policies, created if missing. No token
-        is used twice."""
+        """The token that shows replicas changed policies; created if missing, never used twice."""
         ...
 
     async def set_policy_token(self, token: str) -> None:
@@ -181,8 +179,7 @@ class Cursors(Protocol):
         ...
 
     async def get(self, topic: TopicName, name: str, *, whole: bool) -> Cursor | None:
-        """A cursor; None: it does not exist. Without `whole`, it lacks the properties of its
-        mark-delete position."""
+        """A cursor; None: it does not exist. Unless `whole`, without its mark-delete properties."""
         ...
 
     async def create(
@@ -209,8 +206,7 @@ class Cursors(Protocol):
         ...
 
     async def put_property(self, topic: TopicName, name: str, key: str, value: str | None) -> None:
-        """Set one of the cursor's own properties, creating the cursor if necessary; None removes
-        the property."""
+        """Set a property of the cursor, created if necessary; None removes the property."""
         ...
 
     async def delete(self, topic: TopicName, name: str) -> None: ...

@@ -44,8 +44,8 @@ class Node(NamedTuple):
 
 
 class RedisUrl(NamedTuple):
-    """A parsed URL. `options` and `sentinel` are arguments of redis-py's connections to Redis and
-    to Sentinels."""
+    """A parsed URL. `options` and `sentinel` are redis-py's arguments, for Redis and for
+    Sentinels."""
 
     served: Served
     nodes: tuple[Node, ...] = ()

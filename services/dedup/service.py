@@ -202,8 +202,8 @@ class Deduplication:
         return TopicStatus(policy, self._policies.error, summary, error, snapshot, unknown)
 
     async def forget_topic(self, topic: TopicName, incarnation: int, *, deleted: bool) -> None:
-        """Drop a topic's state and snapshot, and a deleted topic's policy. A newer incarnation's
-        are kept."""
+        """Drop a topic's state and snapshot, and a deleted one's policy, but no newer
+        incarnation's."""
         summary = await self._store.summary(topic)
         await self._store.forget_topic(topic, incarnation)
         await self._snapshots.forget(topic, incarnation)
@@ -256,8 +256,8 @@ class Deduplication:
         return explanation, tracked, status
 
     async def purge_forever(self, interval_s: float) -> None:
-        """Periodically forget inactive producers, and the state of topics that no longer
-        deduplicate."""
+        """Periodically forget inactive producers, and state of topics that stopped
+        deduplicating."""
         while True:
             try:
                 with self._metrics.unforeseen("purge"):

@@ -328,8 +328,8 @@ class Snapshots:
         return None if taken is None else taken.position
 
     async def _let_go(self, topic: TopicName) -> None:
-        """Move the cursor to the position of the state, without a snapshot, so that the log can be
-        trimmed up to there."""
+        """Move the cursor, without a snapshot, to the position of the state: the log can be
+        trimmed."""
         cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=False)
         frozen = await self._store.freeze(topic)
         position = _place(frozen)
@@ -356,9 +356,8 @@ class Snapshots:
         self, topic: TopicName, writer: Writer, confirmed: Position | None
     ) -> Position | None:
         """Load the newest snapshot if it covers more of the writer's log than the state, which ends
-        at `confirmed`. Returns the position at which the state ends now; that is `confirmed`, so
-        the writer must replay more, if there is no snapshot or the cursor service does not
-        answer."""
+        at `confirmed`. Returns where the state ends now: at `confirmed`, so that the writer replays
+        more, if there is no snapshot or the cursor service does not answer."""
         try:
             loaded = await self._loaded(topic, writer, confirmed)
         except CursorsUnavailable as error:

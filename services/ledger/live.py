@@ -154,8 +154,7 @@ class LastStored(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """The state of a newly connected producer. `last_sequence_id` is None if the topic does not
-    deduplicate."""
+    """A new connection's view of its log; `last_sequence_id` is None without deduplication."""
 
     last_sequence_id: int | None = None
     last_stored: LastStored | None = None
@@ -464,9 +463,8 @@ class LiveTopic:
 
     @contextmanager
     def _contained(self) -> Iterator[None]:
-        """Contain an unexpected exception in this topic. The machine's state is unknown then: drop
-        it and end the topic's streams. The next Open takes the topic again, which aligns it with
-        its log."""
+        """Contain an unexpected exception in this topic: drop the machine, whose state is unknown,
+        and end the streams. The next Open takes the topic again, which aligns it with its log."""
         try:
             yield
         except Exception:
@@ -492,8 +490,8 @@ class LiveTopic:
             self._drop_instance(session.producer)
 
     async def _mark_alive(self, producer: str) -> None:
-        """Refresh a producer before it learns that it is connected, so that it is not forgotten for
-        inactivity in between."""
+        """Keep a producer from being forgotten for inactivity before it learns that it is
+        connected."""
         await self.keep([producer], only_due=True)
 
     async def keep(self, producers: Sequence[str], *, only_due: bool = False) -> None:
@@ -559,8 +557,7 @@ class LiveTopic:
             self._unstored_instances.pop(producer, None)
 
     async def _until_ready(self, producer: str, number: int, timeout_s: float) -> None:
-        """Wait until the topic is live, the producer has no pending unit, and policy query `number`
-        is answered."""
+        """Wait until the topic is live, the producer idle, and policy query `number` answered."""
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -798,8 +795,8 @@ class LiveTopic:
         }
 
     async def _look_up(self, units: Sequence[Repeated]) -> None:
-        """Look up units, batched by producer since a resent stream has many. No producer waits for
-        another's look-up."""
+        """Look up units by producer, since a resent stream has many. Producers do not wait for one
+        another."""
         by_producer: dict[str, list[Repeated]] = {}
         for repeated in units:
             by_producer.setdefault(repeated.unit.producer, []).append(repeated)
@@ -916,16 +913,15 @@ class LiveTopic:
         return [self._alive(each) for each in logged], self._remaining(page)
 
     def _next_place_before_the_log(self) -> Position:
-        """The position of a page of trimmed producers, higher than that of any earlier page,
-        earlier writers' pages included. After a trim, a later page may hold other ids of the same
-        producers; at the position of an earlier page, deduplication would take it for already
-        confirmed."""
+        """The position of a page of trimmed producers, above all earlier pages', earlier writers'
+        included. After a trim, a page may hold other ids of the same producers; at an earlier
+        page's position, deduplication would take it for already confirmed."""
         earlier = self._writer.ledger_id << _TRIMMED_PAGES_BITS
         return Position(BEFORE_THE_LOG, earlier + next(self._trimmed_pages))
 
     def _alive(self, logged: Logged) -> Logged:
-        """The entry as reported to deduplication: a connected producer is active now, however old
-        the entry is."""
+        """The entry for deduplication: a connected producer is active now, however old the
+        entry."""
         if logged.producer not in self._names:
             return logged
         return logged._replace(append_ms=time.time_ns() // 1_000_000)
@@ -1020,8 +1016,7 @@ def _described(outcome: Judged | Applied | Behind | Changed | Disabled) -> dict[
 
 
 class _Postponed(NamedTuple):
-    """A replay that is too long: its first position, and the end and the start of the log when its
-    entries were counted."""
+    """A replay that is too long: its first position, and the log's end and start when counted."""
 
     after: Position | None
     tail: Position | None

@@ -178,8 +178,8 @@ class LedgerStore(Protocol):
         self, topic: TopicName, positions: Sequence[Position], *, bytes_max: int, payloads: bool
     ) -> list[StoredEntry]:
         """The entries at ascending positions that exist and are not trimmed, within the limit but
-        at least one if any exists; the limit cuts off the last ones. Without `payloads`, payloads
-        are empty."""
+        at least one if any exists; the limit cuts off the last. Unless `payloads`, these are
+        empty."""
         ...
 
     async def columns(
@@ -207,14 +207,12 @@ class LedgerStore(Protocol):
     async def find(
         self, topic: TopicName, producer: str, sequence_ids: Sequence[int], *, uuid: str = ""
     ) -> list[Fate]:
-        """The fates of the messages with these ids. An id that was stored twice has the fate of the
-        copy completed last."""
+        """The fates of the messages with these ids; of an id stored twice, the last copy's."""
         ...
 
     async def find_time(self, topic: TopicName, append_ms: int) -> Position | None:
-        """The first entry appended at this time or later; None: there is none. If the clock went
-        back, an entry appended at this time or later that is the first one, or whose predecessor
-        was appended earlier."""
+        """The first entry appended at this time or later; None: there is none. After the clock went
+        back, one appended then or later that is first, or whose predecessor was appended before."""
         ...
 
     async def highest(self, topic: TopicName, ledger_id: int, producer: str) -> int | None:
@@ -294,8 +292,7 @@ class LedgerStore(Protocol):
         ...
 
     async def cuts_unfinished(self, topic: TopicName, before: Position) -> bool:
-        """Whether entries before a position include chunks of a large message that could still be
-        completed."""
+        """Whether a large message that could still be completed has chunks before a position."""
         ...
 
     async def delete(self, topic: TopicName, *, leaves_cursors: bool = False) -> None:
@@ -374,8 +371,7 @@ class Cursors(Protocol):
     """
 
     async def mark_deletes(self, topic: TopicName) -> dict[str, Position | None]:
-        """The mark-delete position of each cursor of a topic, by name; None: nothing is
-        acknowledged."""
+        """The mark-delete position of each cursor, by name; None: nothing is acknowledged."""
         ...
 
     async def delete_all(self, topic: TopicName) -> None: ...

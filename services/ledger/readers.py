@@ -15,8 +15,7 @@ from seqgate.services.runtime.room import Room, Share
 
 PAGE_ENTRIES_MAX: Final = 4_000
 PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
-"""The most bytes of one read from the store; one entry always fits. The store reads whole groups
-for any request."""
+"""The most bytes of one read; one entry always fits. The store reads whole groups in any case."""
 
 SMALL_PAGE_BYTES_MAX: Final = 1024 * 1024
 """PAGE_BYTES_MAX while half of the room is taken, so that more readers can be slow at once."""

@@ -297,9 +297,8 @@ class Ledger:
         entries: Sequence[StoredEntry],
         through: Position | None,
     ) -> Missed | None:
-        """The range trimmed after a position, up to these entries or, if there are none, to the
-        last trimmed entry. Consecutive entry ids prove without a query that there is none, which is
-        the usual case."""
+        """The range trimmed after a position, up to these entries or, without any, to the last
+        trimmed one. Usually consecutive entry ids show, without a query, that there is none."""
         first = following(after)
         if entries and entries[0].position == first:
             return None
@@ -550,8 +549,8 @@ class Ledger:
         await self._store.left(topic)
 
     async def sweep_forever(self, rest_s: float = SWEEP_REST_S) -> None:
-        """Remove the cursors of topics that this or an earlier process deleted while the cursor
-        service did not answer."""
+        """Remove cursors of topics deleted, now or by an earlier process, while the cursor service
+        did not answer."""
         after = ""
         while True:
             after = await self._sweep_from(after)
@@ -627,8 +626,7 @@ class Ledger:
         await asyncio.gather(*(keep(topic, live) for topic, live in topics))
 
     async def trim_forever(self) -> None:
-        """Periodically trim entries that retention does not keep. Returns at once if it keeps
-        all."""
+        """Periodically trim entries that retention does not keep; return if it keeps all."""
         config = self._config
         if config.retention_minutes < 0 and config.retention_bytes < 0:
             return
@@ -704,8 +702,7 @@ NOWHERE: Final = Position(0, 0)
 
 
 def _slowest_cursors(mark_deletes: Mapping[str, Position | None], before: Position) -> list[str]:
-    """The cursors with the lowest mark-delete position; none if all entries before `before` are
-    acknowledged."""
+    """The cursors that have acknowledged the least; none if all have reached `before`."""
     lowest = min((each or NOWHERE for each in mark_deletes.values()), default=before)
     if before <= following(lowest):
         return []

@@ -142,8 +142,7 @@ class InvalidRange(DomainError):
 
 
 class EntryLimits(NamedTuple):
-    """The limits of the service: bytes of payload in an entry and in a large message, and chunks of
-    a large message."""
+    """The limits of the service: payload bytes of an entry and a large message; chunks."""
 
     message_bytes: int
     large_message_bytes: int
@@ -604,8 +603,7 @@ _TOTAL: Final = "total_chunk_msg_size"
 def _chunk(
     metadata: entry_pb2.EntryMetadata, payload_bytes: int, limits: EntryLimits
 ) -> Chunk | None:
-    """The chunk of a large message that an entry holds; None: the message is not chunked, or has
-    only one chunk."""
+    """The chunk that an entry holds; None: none, or the only chunk of its message."""
     has = metadata.HasField  # a hot path: called for every entry
     if not (has("uuid") or has("chunk_id") or has("num_chunks_from_msg") or has(_TOTAL)):
         return None
@@ -647,8 +645,7 @@ def _chunk(
 
 
 def _ends_hold(publication: pb.Publication, error: DomainError) -> bool:
-    """Whether a refused publication still ends a hold. One for another epoch, and so for another
-    stream, does not."""
+    """Whether a refused publication ends a hold: not if it was for another epoch, and so stream."""
     return publication.resume and not isinstance(error, Fenced)
 
 

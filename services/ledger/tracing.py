@@ -202,8 +202,7 @@ class TopicTracing:
     # ---- recoveries
 
     def aligned(self, cause: str, *, is_aligning: bool) -> None:
-        """Record whether the writer aligns after an event, which begins or ends a recovery's
-        span."""
+        """Begin or end a recovery's span if the writer began or stopped to align."""
         if not self._is_on:
             return
         if is_aligning and self._recovery is None:
@@ -232,8 +231,7 @@ class TopicTracing:
 
 
 class ReadTracing:
-    """The spans of one reader of a topic: one per page, a child of its first traced message, linked
-    to the others."""
+    """A reader's spans: one per page, below its first traced message and linked to the others."""
 
     def __init__(self, topic: TopicName) -> None:
         self._is_on = exporter_asked_for("TRACES") != NONE

@@ -90,8 +90,7 @@ def following_channel(
     as_caller: CallerConfig | None = None,
     metrics: Metrics = OFF,
 ) -> FollowingChannel:
-    """Channels to all instances of a peer: each call goes to the instance that owns its topic. See
-    peer_channel."""
+    """Like peer_channel, but each call goes to the instance of the peer that owns its topic."""
     opened = partial(peer_channel, keepalive_s=keepalive_s, as_caller=as_caller, metrics=metrics)
     return FollowingChannel(target, opened)
 

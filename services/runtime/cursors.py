@@ -36,8 +36,7 @@ PAGE_SIZE: Final = 1_000
 """The most cursors per page."""
 
 PUT_ROUNDS_MAX: Final = 3
-"""How often setting a property creates the cursor before giving up: other processes may keep
-deleting it."""
+"""How often setting a property creates a cursor that others keep deleting, before giving up."""
 
 NOT_FOUND: Final = "CURSOR_NOT_FOUND"
 

@@ -5,8 +5,7 @@ To keep * within one part of a name, such as a topic's, match each part by itsel
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether a pattern matches the whole text. Takes at most len(pattern) * len(text) steps,
-    whatever the pattern."""
+    """Whether a pattern matches all of a text, in at most len(pattern) * len(text) steps."""
     at = place = 0
     star, after = -1, 0
     while place < len(text):

@@ -328,10 +328,9 @@ class ResponseTooLarge(Exception):
 
 
 def _bounded(serialize: Callable[[Any], bytes], bytes_max: int) -> Callable[[Any], bytes]:
-    """Raise ResponseTooLarge for a stream's response above the limit, which is a bug of ours. gRPC
-    would fail the call and report it to the handler as over, as if the caller had disconnected. (A
-    unary response above the limit makes gRPC fail with RESOURCE_EXHAUSTED, which callers that read
-    pages handle.)"""
+    """Raise ResponseTooLarge for a stream's response above the limit, which is a bug of ours: gRPC
+    would fail the call and report it as over, as if the caller had disconnected. (A unary response
+    then fails with RESOURCE_EXHAUSTED, which callers that read pages handle.)"""
 
     def bounded(response: Any) -> bytes:
         serialized = serialize(response)

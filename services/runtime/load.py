@@ -105,9 +105,9 @@ class Load:
             yield
 
     def answered(self, size_bytes: int) -> Callable[[object], None]:
-        """Count a unary answer until the call ends, since the caller may read it slowly. An answer
-        may exceed the limit; the next requests are then refused. Returns the callback for the end
-        of the call."""
+        """Count a unary answer until the call ends, since its caller may read slowly. It may exceed
+        the limit; the next requests are then refused. Returns the callback for the end of the
+        call."""
         self._budget.take(size_bytes)
         return lambda _: self._budget.give(size_bytes)
 

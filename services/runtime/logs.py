@@ -70,9 +70,8 @@ def _renderer(format_: LogFormat) -> list[Any]:
 
 
 def _is_of_caller_gone(record: logging.LogRecord) -> bool:
-    """Whether the record is gRPC's error about an answer that it could not send because the caller
-    disconnected, which is no failure. (An answer that is too large is detected earlier, in
-    interceptors.py.)"""
+    """Whether gRPC could not send an answer because the caller disconnected, which is no failure.
+    (An answer that is too large is detected earlier, in interceptors.py.)"""
     error = record.exc_info[1] if record.exc_info else None  # some libraries set False
     return isinstance(error, cygrpc.ExecuteBatchError)
 

@@ -89,8 +89,8 @@ Values = tuple[str, ...]
 """The values of a metric's attributes, in order; trailing ones may be omitted."""
 
 Read = Callable[[], Iterable[tuple[Values, float]]]
-"""Returns the current values of a metric, one per combination of attributes. Runs in the event loop
-and does not wait."""
+"""Returns a metric's values, one per combination of attributes. Must not block: runs in the event
+loop."""
 
 Recorder = Callable[..., None]
 """Records a value of a histogram with the values of its attributes."""
@@ -467,8 +467,7 @@ def store_size(path: Path) -> int:
 
 
 def store_free(path: Path, size_max_bytes: int) -> int:
-    """The bytes by which a database may still grow. `size_max_bytes` 0: limited by the disk
-    only."""
+    """The bytes by which a database may still grow; `size_max_bytes` 0: as the disk allows."""
     disk = os.statvfs(path.parent)
     free = disk.f_bavail * disk.f_frsize
     if not size_max_bytes:

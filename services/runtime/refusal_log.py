@@ -132,8 +132,7 @@ def during(refusals: RefusalLog, method: str, peer: str) -> Iterator[None]:
 
 
 def in_stream(refusal: DomainError) -> status_pb2.Status:
-    """The status with which an open stream refuses one request. Counts as a refusal of the stream's
-    method."""
+    """The status with which an open stream refuses a request, counted for the stream's method."""
     status = status_of(refusal)
     get_current_span().set_attribute(names.REASON, refusal.reason)
     call = _CALL.get()

@@ -80,8 +80,7 @@ class Room:
             turn.come.set_result(None)
 
     def _cut_off(self, missing_bytes: int) -> None:
-        """Cut off callers that have not read for `slow_s`, the slowest first, until the missing
-        bytes are free."""
+        """Cut off callers that have not read for `slow_s`, slowest first, until enough is free."""
         now_s = asyncio.get_running_loop().time()
         for share, since_s in list(self._writing.items()):
             if missing_bytes <= 0 or now_s - since_s < self._slow_s:

@@ -305,8 +305,7 @@ async def connections(
 
 
 async def _recorded(operation: str, done: "asyncio.Future[T]") -> T:
-    """The result of a piece of work, with a span. A refusal is a result, not a failure of the
-    database."""
+    """Await work, with a span. A refusal is a result, not a failure of the database."""
     with spans.database(names.SQLITE, operation):
         try:
             return await done

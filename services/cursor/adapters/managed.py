@@ -106,9 +106,8 @@ def _parts(message: Message) -> Iterator[Message]:
 
 
 def _refuse_other_types(message: Message, field: str) -> None:
-    """Refuse known fields of another wire type. An unknown field may be skipped; but a known number
-    with another type is a different field that took its place, and skipping it would drop the
-    data."""
+    """Refuse known fields of another wire type. Unknown fields may be skipped; but another type
+    means that a different field took the number, and skipping it would drop data."""
     ours = message.DESCRIPTOR.fields_by_number
     unknown = UnknownFieldSet(message)
     for index in range(len(unknown)):

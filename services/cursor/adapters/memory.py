@@ -51,8 +51,7 @@ class _Sorted(Generic[K, V]):
 
 
 class MemoryHoles:
-    """See seqgate.services.cursor.core.state.Holes. `successions` are shared by the topic's
-    cursors."""
+    """See seqgate.services.cursor.core.state.Holes. The topic's cursors share `successions`."""
 
     def __init__(
         self, successions: dict[Position, Position] | None = None, spent_epoch: int = 0

@@ -34,15 +34,14 @@ from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
 T = TypeVar("T")
 
 LAYOUT: Final = 2
-"""The version of the tables below. Opening a database of layout 1 upgrades it; one of any other
-layout is not opened."""
+"""The version of the tables below. Layout 1 is upgraded on opening; any other one is refused."""
 
 APPLICATION_ID: Final = 0x5E96A7C
 """Marks the file as ours (PRAGMA application_id)."""
 
 REMOVE_ROWS_MAX: Final = 1_000
-"""The most rows of each table that one transaction removes for a deleted cursor, so that other
-calls do not wait long."""
+"""The most rows per table and transaction removed for a deleted cursor: other calls must not
+wait."""
 
 PAGES_HELD_MAX: Final = 1_024
 """The most pages, of at most 8 KiB each, that a step holds in memory before it writes them."""

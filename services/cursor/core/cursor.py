@@ -361,9 +361,8 @@ class CursorState:
         self.head.lease = lease._replace(expires_ms=expires_ms, duration_ms=0)
 
     def _next_epoch(self) -> int:
-        """An epoch never used by this cursor or by a deleted one of its name. It leaves one out:
-        with that one, a holder that late requests its next epoch would be taken for the new
-        holder."""
+        """An epoch never used by this cursor or by a deleted one of its name. It leaves one out, or
+        a holder that late requests its next epoch would be taken for the new holder."""
         lease = self.head.lease
         last = self.holes.spent_epoch() if lease is None else lease.epoch
         return last + 2 if last else 1

@@ -77,8 +77,7 @@ class Bitmap(NamedTuple):
 
 
 class PartialBatch(NamedTuple):
-    """Bit i of word w is set if message 64 w + i is not acknowledged. `size` is not in Pulsar's
-    records."""
+    """Bit i of word w is set if message 64 w + i is not acknowledged. Pulsar stores no `size`."""
 
     place: Place
     words: Sequence[int]
@@ -118,8 +117,7 @@ class Imported(NamedTuple):
     batches: tuple[BatchAck, ...]
     successions: tuple[Succession, ...]
     stale: bool
-    """The cursor ledger's entry is lost and the record is older: entries acknowledged since are
-    delivered again."""
+    """The cursor ledger's entry is lost: entries acknowledged since the record come again."""
 
 
 def import_cursor(managed: ManagedCursor) -> Imported:

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple, Protocol
 from seqgate.types import Position, TopicName
 
 RESERVED: Final = "#seqgate.internal."
-"""The prefix of Seqgate's own property names. Clearing keeps these properties, and Pulsar ignores
-them."""
+"""The prefix of Seqgate's own property names, kept when properties are cleared; Pulsar ignores
+it."""
 
 PAGE_ENTRIES: Final = 65_536
 """The number of entries of a ledger that a page covers."""
@@ -38,9 +38,8 @@ class Lease(NamedTuple):
     duration_ms: int = LEASE_MAX_MS
 
     def bounded(self, now_ms: int) -> "Lease":
-        """The lease by the clock of `now_ms`, which may differ from the one by which it was
-        granted: another process's, or this machine's before it was set back. It lasts at most its
-        duration from now on."""
+        """The lease by the clock of `now_ms`, which may not be the one of its grant: another
+        process's, or one set back since. It lasts at most its duration from now on."""
         return self._replace(expires_ms=min(self.expires_ms, now_ms + self.duration_ms))
 
     @property
@@ -75,9 +74,8 @@ class Batch(NamedTuple):
 
 @dataclass(slots=True)
 class Head:
-    """A cursor without its holes. `revision` changes with everything except the lease and the
-    acknowledgements beyond the mark-delete position; `acknowledged` and `partial` count entries and
-    batches there."""
+    """A cursor without its holes. `revision` changes with all but the lease and what lies beyond
+    the mark-delete position; `acknowledged` and `partial` count the entries and batches there."""
 
     topic: TopicName
     name: str
@@ -141,8 +139,8 @@ class Holes(Protocol):
         ...
 
     def put_succession(self, last: Position, following: Position) -> None:
-        """Record that no entry lies between two positions of different ledgers. Known to all
-        cursors of the topic."""
+        """Record, for all cursors of the topic, that no entry lies between two ledgers'
+        positions."""
         ...
 
     def spent_epoch(self) -> int:

@@ -38,8 +38,7 @@ _KEY_AT: Final = {"EVAL": 3, "EVALSHA": 3}
 
 
 class ClusterRedis:
-    """A cluster, for commands with one key and for scans of all keys. The methods are those of
-    Redis."""
+    """A cluster, for commands with one key and for scans. The methods are those of Redis."""
 
     def __init__(
         self, seeds: Sequence[Node], connect: Callable[[Node], Redis], *, timeout_s: float
@@ -83,8 +82,7 @@ class ClusterRedis:
                 return await self._routed(slot, args, options)
 
     async def time(self) -> tuple[int, int]:
-        """The clock of the node that owns the policies' slot, so that all replicas use the same
-        one."""
+        """The clock of the node with the policies' slot, so that all replicas use the same one."""
         script = 'return redis.call("TIME")'
         seconds, microseconds = await self.execute_command("EVAL", script, 1, POLICIES)
         return int(seconds), int(microseconds)
@@ -205,8 +203,8 @@ async def _view_of(node: Node, client: Any) -> _View:
 
 
 async def _asking(client: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
-    """Run a command on the node to which its slot is moving. ASKING applies to the next command on
-    the same connection."""
+    """Run a command on the node to which its slot moves. ASKING applies to the connection's next
+    command."""
     async with client.pipeline(transaction=False) as pipeline:
         pipeline.execute_command("ASKING")
         pipeline.execute_command(*args, **options)

@@ -74,8 +74,8 @@ async def _master(at: RedisUrl, timeout_s: float, options: dict[str, Any]) -> As
 
 
 async def _to_a_master(connection: Connection) -> None:
-    """Check the server on a new connection. Outdated Sentinels may name a demoted master, whose
-    answers would be stale."""
+    """Check a new connection's server. Outdated Sentinels may name a demoted, and so stale,
+    master."""
     await connection.on_connect()
     await connection.send_command("ROLE")
     role, *_ = await connection.read_response()

@@ -80,7 +80,7 @@ def decode_position(text: str) -> Position | None:
 
 
 def decode_producer(value: str, term: int) -> Tracked:
-    """Decode a producer's value; `term` is the topic's. Claims admitted in an earlier term are
+    """Decode a producer's value. Claims of an earlier term than the topic's `term` are
     withdrawn."""
     persisted_text, pushed_text, pushed_term, active_ms = value.split(" ")
     persisted, persisted_chunk = decode_mark(persisted_text)

@@ -71,8 +71,7 @@ CLOCK_AGE_MAX_S: Final = 10.0
 """How long a reading of Redis's clock is extrapolated by the local monotonic clock."""
 
 LEAP_MAX: Final = 2**40
-"""The bound of a revision's leaps. Revisions wrap around at 2^52, since Lua's numbers are
-doubles."""
+"""The bound of a revision's leaps. Revisions wrap at 2^52, since Lua's numbers are doubles."""
 
 _CURSOR: Final = re.compile(r"[0-9]{0,20}")
 """Redis's scan cursors are 64-bit numbers."""
@@ -132,8 +131,7 @@ class RedisStateStore:
     def __init__(
         self, redis: Redis | ClusterRedis, *, leap: Callable[[], int] = _random_leap
     ) -> None:
-        """`leap` returns how much further than by one a revision moves when claims are withdrawn:
-        see topic.lua."""
+        """`leap` draws the number of topic.lua by which a withdrawal moves the revision further."""
         self._redis: Any = redis  # its types mix text and bytes, depending on decode_responses
         self._admit = Script(redis, "admit")
         self._confirm = Script(redis, "confirm")
@@ -426,8 +424,7 @@ def _unpack(packed: bytes) -> Any:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Translate errors of Redis and of the connection to ours. A fault in a script is our bug, and
-    is not translated."""
+    """Translate errors of Redis and of the connection. A script's fault is our bug, and is not."""
     try:
         yield
     except (RedisError, OSError, TimeoutError) as error:

@@ -82,8 +82,7 @@ def folded(parts: Iterable[Partial]) -> Partial:
 
 
 def _followed(marks: Marks, runs: Iterable[ChunkRun]) -> Marks:
-    """The marks after these chunks. Chunks of a run that are already covered change nothing; the
-    rest continue it."""
+    """The marks after these chunks. Chunks already covered change nothing; the rest continue."""
     for sequence_id, first, last in runs:
         stored = marks.persisted_chunk
         if stored is None or (marks.persisted, stored.layout) != (sequence_id, last.layout):

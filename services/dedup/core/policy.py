@@ -22,8 +22,7 @@ from seqgate.types import InvalidNameError, TopicName
 T = TypeVar("T")
 
 PRODUCERS_MAX: Final = 100_000
-"""The highest value of max_producers, about 15 MB of Redis memory: as many as a snapshot can hold,
-with one property each."""
+"""The highest max_producers, about 15 MB in Redis: a snapshot holds as many, a property each."""
 
 INACTIVITY_TIMEOUT_MINUTES_MAX: Final = 525_600
 """The highest value of producer_inactivity_timeout_minutes: a year."""

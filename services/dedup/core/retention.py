@@ -23,8 +23,7 @@ JUMPS_MAX: Final = 100
 
 
 class Jumps:
-    """When, and by how much, the clock of activity was set forward, as far as this process observed
-    it."""
+    """When, and by how much, this process saw the clock of activity set forward."""
 
     def __init__(self) -> None:
         self._offset_ms: int | None = None

@@ -68,8 +68,7 @@ class Marks:
 
     @property
     def decided(self) -> int:
-        """The highest id of which nothing more will be stored: all ids up to it are durable or
-        overtaken."""
+        """The highest id of which nothing more is stored: up to it all are durable or overtaken."""
         return self.persisted - 1 if self.persisted_chunk else self.persisted
 
 

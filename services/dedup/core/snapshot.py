@@ -29,8 +29,7 @@ class UnreadableSnapshot(ValueError):
 
 
 class Snapshot(NamedTuple):
-    """A state with its log's incarnation and position; both are None if Pulsar wrote it, which does
-    not record them."""
+    """A state with its log's incarnation and position; Pulsar's snapshots record neither: None."""
 
     incarnation: int | None
     position: Position | None

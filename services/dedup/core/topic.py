@@ -46,8 +46,7 @@ from seqgate.types import Chunk, Position
 
 
 class Full(NamedTuple):
-    """The claims name `wanted` untracked producers, more than there is room for; nothing was
-    judged."""
+    """The claims name `wanted` untracked producers, more than fit; nothing was judged."""
 
     tracked: int
     wanted: int
@@ -227,8 +226,8 @@ class TopicState:
     def rollback(
         self, writer: Writer, confirmation: Confirmation | None, withdrawals: Sequence[Withdrawal]
     ) -> Applied | Behind:
-        """Apply the confirmation and withdraw claims, even if the state is behind. No withdrawals
-        mean all claims."""
+        """Apply the confirmation and withdraw claims, even if the state is behind; by default
+        all."""
         behind = self._confirm(confirmation) or self._compare(writer.position)
         if withdrawals:
             for producer, keep_through in withdrawals:
@@ -248,8 +247,8 @@ class TopicState:
                 self.producers[producer] = tracked._replace(active_ms=now_ms)
 
     def forget(self, producers: Iterable[tuple[str, int]]) -> int:
-        """Drop producers unless they were active since, or have claims in flight. Returns the
-        number dropped."""
+        """Drop producers unless active since, or with claims in flight. Returns the number
+        dropped."""
         gone = [
             producer
             for producer, active_ms in producers

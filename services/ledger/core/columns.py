@@ -30,8 +30,7 @@ _SPARSE_BYTES: Final = 16
 
 
 class Columns(NamedTuple):
-    """A run of consecutive entries that were appended together. `metadata` is empty unless it was
-    requested."""
+    """Consecutive entries that were appended together. `metadata` is empty unless requested."""
 
     ledger_id: int
     first_entry: int

@@ -39,8 +39,7 @@ class Entry(NamedTuple):
 
     @property
     def message_count(self) -> int:
-        """The number of messages that the entry completes: of a large one, only the last chunk
-        does."""
+        """The number of messages that the entry completes; a large one, with its last chunk."""
         if self.chunk is not None:
             return 1 if self.chunk.is_last else 0
         return 1 if self.messages is None else self.messages

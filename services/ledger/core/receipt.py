@@ -105,8 +105,7 @@ def repeated_ids(repeated: Repeated) -> list[int]:
 
 
 def receipt_of(repeated: Repeated, fates: Sequence[Fate]) -> Receipt:
-    """The receipt of a unit not stored because of its ids; `fates` are in the order of
-    `repeated_ids`."""
+    """The receipt of a unit not stored because of its ids; `fates` are ordered as repeated_ids."""
     unit, first_new, decided = repeated
     if unit.chunk is not None:
         return _chunk_receipt(unit.chunk, fates[0], finished=unit.lowest <= decided)

@@ -193,7 +193,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class ReadLog:
-    """Read the entries after a position, without payloads. Leads to log_read, log_trimmed or
+    """Read entries after a position, without payloads. Leads to log_read, log_trimmed or
     log_failed."""
 
     after: Position | None
@@ -601,8 +601,7 @@ class TopicWriter:
         return [*effects, self._call]
 
     def _ask_where_it_ends(self) -> None:
-        """Make the machine ask deduplication which entries it lacks before it reads more of the
-        log."""
+        """Make the next alignment ask deduplication again which entries it lacks."""
         self._behind = None
         self._unconfirmed.clear()  # the replay reads them, after the entries lacked
 
@@ -726,9 +725,8 @@ class TopicWriter:
         return self._requeue(admitting) + self._next()
 
     def _requeue(self, units: Sequence[Unit]) -> list[Effect]:
-        """Put units back into the queue, in order; those of streams on hold are skipped. Units of
-        an ended stream are dropped: an earlier one may have failed, and the producer resends all of
-        them."""
+        """Put units back into the queue, in order, and skip those on hold. Units of an ended stream
+        are dropped: an earlier one may have failed, and the producer resends all of them."""
         effects: list[Effect] = []
         for unit in reversed(units):
             if unit.session not in self._sessions:
@@ -740,8 +738,8 @@ class TopicWriter:
         return effects
 
     def _refuse(self, units: Iterable[Unit], error: DomainError) -> list[Effect]:
-        """Fail units so that their producers resend them, and hold their streams, so that no later
-        unit overtakes them."""
+        """Fail units so that producers resend them. Their streams go on hold, or later units would
+        overtake these."""
         effects: list[Effect] = []
         for unit in units:
             effects.append(Answer(unit, failed(error)))
@@ -762,8 +760,7 @@ class TopicWriter:
         return [Answer(unit, SKIPPED) for unit in skipped]
 
     def _too_many_producers(self, call: Admit, error: DomainError) -> list[Effect]:
-        """Find the producer that exceeds the limit: admit one producer per group until the units of
-        this group are done."""
+        """Find the producer beyond the limit: admit one per group until these units are done."""
         admitting, self._admitting = self._admitting, []
         if len({unit.producer for unit in call.units}) > 1:
             self._narrow = len(admitting)
