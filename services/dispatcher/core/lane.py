@@ -415,7 +415,6 @@ class Consumer:
     permits: int = 0
     unacked: int = 0
     is_blocked: bool = False
-    is_leaving: bool = False
     joined_at: Position | None = None
     flights: dict[int, Flight] = field(default_factory=dict)
     large: dict[str, Large] = field(default_factory=dict)
@@ -426,7 +425,7 @@ class Consumer:
     @property
     def has_room(self) -> bool:
         """Whether it can be sent a delivery now."""
-        if self.permits <= 0 or self.is_leaving:
+        if self.permits <= 0:
             return False
         return not self.is_blocked or self.unfinished > 0
 
