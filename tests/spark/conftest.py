@@ -15,7 +15,7 @@ from tests.spark.logs import Log, fill, make_log
 from tests.support.depth import deep
 from tests.support.spark_classes import java_options
 
-SMALL_TOPICS = deep(quick=180, full=400)
+SMALL_TOPICS = deep(quick=60, full=400)
 
 
 @pytest.fixture(scope="session")
