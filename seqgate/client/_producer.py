@@ -294,7 +294,8 @@ class Producer:
         count = chunks_of(len(body), chunking.size(limits.max_message_bytes))
         if count > 1 and (len(body) > limits.max_large_message_bytes or count > limits.max_chunks):
             raise MessageTooLargeError(
-                "the message exceeds the service's limit of bytes or chunks",
+                f"message too large: {len(body):,} bytes in {count:,} chunks "
+                f"(limit {limits.max_large_message_bytes:,} bytes in {limits.max_chunks:,} chunks)",
                 details={
                     "max_large_message_bytes": str(limits.max_large_message_bytes),
                     "max_chunks": str(limits.max_chunks),
@@ -454,8 +455,9 @@ class Producer:
             self._outbox.add(messages, entries, now)
             self._wake.set()
             return
+        size_bytes = max(len(entry.payload) for entry in entries)
         error = MessageTooLargeError(
-            "the message exceeds the service's limit of bytes",
+            f"message too large: {size_bytes:,} bytes (limit {max_message_bytes:,})",
             details={"max_message_bytes": str(max_message_bytes)},
         )
         self._resolve([Resolved(message, error) for message in messages])

@@ -178,7 +178,7 @@ async def test_a_refused_message_does_not_affect_others(
 
     assert ended.code == 1
     assert (ended.error["reason"], ended.error["details"]["line"]) == ("ENTRY_TOO_LARGE", "2")
-    assert ended.error["message"].startswith("line 2: the message exceeds the service's limit")
+    assert ended.error["message"].startswith("line 2: message too large")
     assert len(ended.records) == 2
     assert [each.payload for each in await stored(client, topic)] == [b"a", b"b"]
 
@@ -236,7 +236,7 @@ async def test_a_refusal_of_a_file_names_no_line(seqgate: CommandLine, topic: st
 
     assert (ended.code, ended.out) == (1, "")
     assert ended.error["reason"] == "ENTRY_TOO_LARGE"
-    assert ended.error["message"].startswith("the message exceeds the service's limit")
+    assert ended.error["message"].startswith("message too large")
     assert ended.error["details"] == {"max_large_message_bytes": "268435456", "max_chunks": "10000"}
 
 
