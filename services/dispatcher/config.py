@@ -30,18 +30,18 @@ class DispatcherConfig(CallerConfig):
     """The cursor service, as for ledger_target."""
 
     call_timeout_s: Seconds = 5
-    """The time limit of a call to either."""
+    """The time limit of a call to the ledger or cursor service."""
 
     filter_target: str = "127.0.0.1:7705"
     """The filter service, as for ledger_target. Only subscriptions with filters need it."""
 
     filter_timeout_s: Seconds = 1
-    """The time limit of a call to it. Reading a subscription's log waits for verdicts up to this
-    time; then the subscription's policy decides about the entries without one."""
+    """The time limit of a call to the filter service. Reading a subscription's log waits for
+    verdicts up to this time; then the subscription's policy decides about entries without one."""
 
     lease_s: Annotated[float, Field(ge=0.3, le=3600)] = 10
-    """The duration of a subscription's lease, which is renewed in time. When an instance dies, its
-    subscriptions stand still for at most this time."""
+    """The duration of a subscription's lease, which is renewed in time. When an instance dies,
+    delivery on its subscriptions stops for at most this time."""
 
     idle_timeout_s: Seconds = 60
     """The time after which a subscription without consumers is released."""

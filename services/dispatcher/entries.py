@@ -1,4 +1,4 @@
-"""What the machine must know of a stored entry: its metadata only, no payload is opened."""
+"""Translates stored entries for the machine, from their metadata: payloads are never opened."""
 
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.keys import sticky_key
@@ -8,12 +8,11 @@ from seqgate.types import Position
 
 
 def position_of(stored: StoredEntry) -> Position:
-    """Where an entry is."""
     return Position(stored.position.ledger_id, stored.position.entry_id)
 
 
 def entry_of(stored: StoredEntry, verdict: int = ACCEPT) -> Entry:
-    """What the machine must know."""
+    """The machine's view of an entry. A marker has no key."""
     metadata = stored.metadata
     position = position_of(stored)
     if metadata.HasField("marker_type"):

@@ -1,4 +1,4 @@
-"""How the dispatcher says no."""
+"""The dispatcher's refusals."""
 
 from seqgate.services.errors import DomainError, Kind
 
@@ -76,7 +76,7 @@ class SubscriptionBusy(DomainError):
 
 
 class TooManyConsumers(DomainError):
-    """The subscription has as many consumers, or the instance as many subscriptions, as allowed."""
+    """The subscription has too many consumers, or the instance too many subscriptions."""
 
     kind = Kind.EXHAUSTED
     reason = "TOO_MANY_CONSUMERS"
@@ -90,7 +90,7 @@ class TooManyUnanswered(DomainError):
 
 
 class SlowConsumer(DomainError):
-    """A consumer does not read what it is sent."""
+    """A consumer does not read its stream."""
 
     kind = Kind.UNAVAILABLE
     reason = "SLOW_CONSUMER"

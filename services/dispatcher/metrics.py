@@ -1,7 +1,7 @@
-"""What the dispatcher says of itself in numbers; seqgate/telemetry/metrics.py says what each means.
+"""The dispatcher's metrics; seqgate/telemetry/metrics.py describes each.
 
-A subscription's machine counts from when it began, and another one takes its place now and then:
-what is told is the sum of all that there were.
+A subscription counts from 0 each time this instance takes it, so counters include the counts of
+subscriptions that have ended: they never fall.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ REDELIVERIES: Final = {
     "returned": "returned",
     "drained": "drained",
 }
-"""Of what is counted in a machine's totals, what comes back, and how its cause is told."""
+"""A machine's totals that count redeliveries, and the cause that each is reported under."""
 
 TOTALS: Final = {
     told.DELIVERED_ENTRIES: "delivered_entries",
@@ -46,7 +46,7 @@ TOTALS: Final = {
 
 
 class DispatcherMetrics:
-    """What subscriptions tell: those that there are, and those that there were."""
+    """The metrics of all subscriptions, current and past."""
 
     def __init__(self, metrics: Metrics = OFF, now_ms: Callable[[], int] = lambda: 0) -> None:
         self.answer_duration = metrics.histogram(told.ANSWER_DURATION)
@@ -64,14 +64,14 @@ class DispatcherMetrics:
         self._tell_filters(metrics)
         self._tell_state(metrics)
 
-    # ---- which there are
+    # ---- subscriptions
 
     def begin(self, live: Live) -> None:
-        """A subscription is here."""
+        """Start reporting a subscription."""
         self._lives.append(live)
 
     def end(self, live: Live) -> None:
-        """It is not any more, and counts nothing more."""
+        """Stop reporting a subscription, which counts nothing from now on. Its counts are kept."""
         if live not in self._lives:
             return
         self._lives.remove(live)
@@ -84,10 +84,10 @@ class DispatcherMetrics:
 
     @property
     def working(self) -> list[Live]:
-        """The subscriptions that are here, and have not stopped."""
+        """The subscriptions that have not stopped."""
         return [live for live in self._lives if live.stopped is None]
 
-    # ---- what they count
+    # ---- counters
 
     def _tell_counts(self, metrics: Metrics) -> None:
         for metric, name in TOTALS.items():
@@ -118,7 +118,7 @@ class DispatcherMetrics:
             for name, cause in REDELIVERIES.items()
         ]
 
-    # ---- what their filters say
+    # ---- filters
 
     def _tell_filters(self, metrics: Metrics) -> None:
         metrics.tell(told.FILTERED, self._filtered)
@@ -157,7 +157,7 @@ class DispatcherMetrics:
             found.update(live.filtering.lookups)
         return [((result,), found[result]) for result in told.LOOKUP.values]
 
-    # ---- what they are doing
+    # ---- state
 
     def _tell_state(self, metrics: Metrics) -> None:
         metrics.tell(told.SUBSCRIPTIONS, self._subscriptions)
@@ -263,7 +263,7 @@ def _parked_max(machine: Subscription) -> int:
 
 
 def _rows(live: Live) -> Iterable[tuple[str, Row]]:
-    """What all filters of a mode said together."""
+    """The counts of each mode, over all its filters."""
     return [
         ("shadow" if row.is_shadow else "applied", row)
         for row in live.filtering.tallies.rows()
@@ -280,14 +280,14 @@ def _failures_of(live: Live) -> Counter[tuple[str, str]]:
 
 
 class LagSurvey:
-    """Looks how far subscriptions are behind the ends of their logs, again and again."""
+    """Measures how far subscriptions lag behind the ends of their logs."""
 
     def __init__(self, metrics: DispatcherMetrics, ledger: Log) -> None:
         self._metrics = metrics
         self._log = ledger
 
     async def look(self) -> None:
-        """Look once. Of a log that cannot be asked about, what was seen before stays."""
+        """Measure once. While a log is unavailable, its subscriptions keep their last values."""
         logs: dict[TopicName, Sequence[Run]] = {}
         for live in self._metrics.working:
             try:

@@ -27,7 +27,7 @@ def _consume(request: Any) -> Sequence[Need]:
     given = request.subscribe
     needs = [Need(frozenset({CONSUME}), the_topic(given.topic), Part(given.subscription))]
     if given.options.dead_letter_topic:
-        # The dispatcher publishes there with its own rights.
+        # The dispatcher publishes there with its own rights, so the consumer's are checked here.
         letters = the_topic(given.options.dead_letter_topic)
         needs.append(Need(frozenset({PUBLISH}), letters))
     return needs

@@ -42,8 +42,6 @@ PROPERTY_BYTES_MAX: Final = 4 * 1024
 
 
 class Dispatcher:
-    """See the module."""
-
     def __init__(
         self,
         config: DispatcherConfig,
@@ -83,7 +81,7 @@ class Dispatcher:
         return live, await live.subscribe(joining)
 
     async def live(self, topic: TopicName, name: str) -> Live:
-        """A subscription of this instance, taken if it is free.
+        """A subscription of this instance, which takes it if no other instance owns it.
 
         Raises:
             SubscriptionNotFound, NotOwner, TooManyConsumers; Draining: shutting down.
@@ -93,7 +91,7 @@ class Dispatcher:
             before = self._live.get(key)
             if before is not None and before.stopped is None:
                 return before
-            # Count those being taken: other calls may be taking some right now.
+            # Includes the subscriptions that concurrent calls are taking.
             if len((self._live.keys() | self._taking) - {key}) >= self._config.subscriptions_max:
                 raise TooManyConsumers(
                     f"too many subscriptions on this instance "
@@ -121,7 +119,8 @@ class Dispatcher:
         duration_ms = int(self._config.lease_s * 1000)
         cursors, owner = self._ports.cursors, self._ports.owner
         lease = await cursors.acquire(topic, name, owner, duration_ms)
-        # It may be this instance's lease from before a restart, whose deliveries must be stale.
+        # It may be this instance's lease from before a restart: a new epoch makes its deliveries
+        # stale.
         await cursors.release(topic, name, lease.epoch)
         asked_s = asyncio.get_running_loop().time()
         lease = await cursors.acquire(topic, name, owner, duration_ms)
@@ -204,7 +203,7 @@ class Dispatcher:
         """Change a subscription's properties.
 
         Raises:
-            SubscriptionNotFound, NotOwner, InvalidProperty, ServiceBusy; of one with filters
+            SubscriptionNotFound, NotOwner, InvalidProperty, ServiceBusy; with filters also
             InvalidChain, InvalidExpression, FiltersUnavailable.
         """
         _check_properties(put)
@@ -225,8 +224,7 @@ class Dispatcher:
         is_shadow: bool,
         caller: str,
     ) -> Chains:
-        """Apply a chain from a position on; None: from the first unread entry. `caller` names the
-        caller, if known.
+        """Apply a chain from `start` on; None: see `Live`. `caller` is the principal, if known.
 
         Raises:
             SubscriptionNotFound, NotOwner, InvalidStart, InvalidExpression, InvalidChain,
@@ -241,11 +239,7 @@ class Dispatcher:
         return _chains(cursor)
 
     async def filters(self, topic: TopicName, name: str) -> Chains:
-        """A subscription's filters.
-
-        Raises:
-            SubscriptionNotFound.
-        """
+        """Raises SubscriptionNotFound."""
         return _chains(await self._ports.cursors.get(topic, name))
 
     async def analyze(
@@ -277,26 +271,18 @@ class Dispatcher:
     # ---- reading
 
     async def get(self, topic: TopicName, name: str) -> Cursor:
-        """A subscription.
-
-        Raises:
-            SubscriptionNotFound.
-        """
+        """Raises SubscriptionNotFound."""
         return await self._ports.cursors.get(topic, name)
 
     async def page(
         self, topic: TopicName, *, limit: int, token: str
     ) -> tuple[Sequence[Cursor], str]:
-        """A page of a topic's subscriptions, ordered by name."""
+        """A page of a topic's subscriptions by name, shorter by the internal cursors in it."""
         cursors, token = await self._ports.cursors.page(topic, limit=limit, token=token)
         return [each for each in cursors if not each.name.startswith(INTERNAL)], token
 
     async def release_key(self, topic: TopicName, name: str, key: bytes) -> None:
-        """Release a held key.
-
-        Raises:
-            KeyNotHeld: it is not held.
-        """
+        """Raises KeyNotHeld, and what `live` does."""
         live = await self.live(topic, name)
         if not live.release_key(key):
             raise KeyNotHeld("the key is not held")

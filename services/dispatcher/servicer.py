@@ -69,7 +69,7 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
         tasks: list[asyncio.Task[Any]] = [failure]
         try:
             cursor = await self._dispatcher.get(topic, name)
-            # A stream whose first message is cut off, by an error in what comes next, never ends.
+            # Before the tasks start: a stream whose first message an error cuts off never ends.
             await context.write(_subscribed(live, session, cursor))
             sending = asyncio.create_task(self._send(session, context))
             receiving = asyncio.create_task(self._receive(live, session, context))
@@ -84,7 +84,7 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
             await end(*tasks)
             for task in tasks:
                 if not task.cancelled():
-                    task.exception()  # the first is enough
+                    task.exception()  # retrieve it, or asyncio logs it: the first was raised
 
     async def _send(self, session: Session, context: Context) -> None:
         async with aclosing(session.responses()) as responses:
@@ -260,9 +260,8 @@ _UNANSWERED: Final = frozenset({"permit", "leave", "subscribe", None})
 
 
 def _settle(live: Live, session: Session, kind: str, asked: pb.ConsumeRequest) -> None:
-    """Settle deliveries, as the request's name says; those of another epoch are stale. A request
-    that carries a trace has a span until its response, which for acknowledgements waits until they
-    are durable."""
+    """Settle deliveries by a request of this kind; those of another epoch are stale. The span of a
+    request with a trace lasts until its response: for acknowledgements, until they are durable."""
     request = getattr(asked, kind)
     request_id = request.request_id
     span: Span = INVALID_SPAN

@@ -1,8 +1,8 @@
-"""Spans of what takes messages further that carry a trace: to a consumer, or to another topic.
+"""Spans of messages that carry a trace: of their delivery to a consumer or a dead letter topic.
 
-They are children of the span that published the message, and are recorded if that one is: whoever
-publishes decides what is followed. They have a link to that span as well, as the messaging
-conventions want it. Where OTEL_* ask for no spans, nothing is looked at.
+Each is a child of the span that published the message, and is recorded if that one is: the
+publisher decides what is sampled. Each also links to that span, as OpenTelemetry's messaging
+conventions ask. If OTEL_* ask for no spans, no message is inspected.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _TRACER: Final = trace.get_tracer("seqgate.services.dispatcher")
 
 
 class MessageSpans:
-    """The spans of one thing that is done with messages of a topic."""
+    """The spans of one operation on a topic's messages."""
 
     def __init__(
         self,
@@ -28,12 +28,7 @@ class MessageSpans:
         topic: str,
         more: Mapping[str, str],
     ) -> None:
-        """
-        Args:
-            operation: what is done: the first word of the spans' name.
-            topic: with which topic's messages.
-            more: attributes that all spans have.
-        """
+        """`operation` is the first word of the spans' name; `more` are attributes of all spans."""
         self.is_on = exporter_asked_for("TRACES") != NONE
         self._name = f"{operation} {topic}"
         self._attributes: dict[str, AttributeValue] = {
@@ -50,14 +45,8 @@ class MessageSpans:
         about: Mapping[str, str | int],
         failure: str = "",
     ) -> None:
-        """Something was done with a message, from `began_ns` until now.
-
-        Args:
-            properties: of the message's entry; nothing is noted if they carry no sampled trace.
-            began_ns: in nanoseconds since 1970.
-            about: more attributes.
-            failure: the reason for which it failed; empty: it did not.
-        """
+        """Record the operation on a message, from `began_ns` (since 1970) until now, if the entry's
+        properties carry a sampled trace. `failure` is the reason of a failure; empty: success."""
         context = extract(properties)
         if not context.trace_flags.sampled:
             return

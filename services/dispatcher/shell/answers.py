@@ -44,8 +44,6 @@ class _Waiting(NamedTuple):
 
 
 class Answers:
-    """See the module."""
-
     def __init__(self) -> None:
         self._waiting: deque[_Waiting] = deque()
         self._followed: dict[int, list[SpanContext]] = {}
@@ -73,20 +71,20 @@ class Answers:
         return self._followed.get(number, [])
 
     def durable(self, number: int) -> None:
-        """Everything up to this Persist is durable."""
+        """Send the responses that wait for this Persist or one before it: it is durable."""
         for each in [each for each in self._followed if each <= number]:
             del self._followed[each]
         while self._waiting and self._waiting[0].number <= number:
             self._waiting.popleft().give()
 
     def give_all(self) -> None:
-        """Everything is durable."""
+        """Send all waiting responses: everything is durable."""
         self._followed.clear()
         while self._waiting:
             self._waiting.popleft().give()
 
     def stop(self, error: DomainError) -> None:
-        """Nothing becomes durable anymore: end the waiting streams."""
+        """End the streams that wait: nothing becomes durable anymore."""
         for waiting in self._waiting:
             waiting.stream.finish(error)
             spans.fail(waiting.span, error.reason, error.message)

@@ -11,11 +11,7 @@ OVERHEAD_BYTES: Final = 512
 
 
 class Caches:
-    """The total size of all caches of the process, and its limit.
-
-    Attributes:
-        size_bytes, bytes_max: that.
-    """
+    """The total size of all caches of the process, and its limit."""
 
     def __init__(self, bytes_max: int) -> None:
         self.size_bytes = 0
@@ -34,20 +30,18 @@ class EntryCache:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the cached entries, in bytes."""
         return self._bytes
 
     def __contains__(self, position: Position) -> bool:
         return position in self._entries
 
     def peek(self, position: Position) -> StoredEntry | None:
-        """A cached entry, which stays cached; None: it is not cached."""
+        """As `take`, but the entry stays cached."""
         return self._entries.get(position)
 
     def put(self, entry: StoredEntry) -> None:
-        """Cache an entry."""
         position = Position(entry.position.ledger_id, entry.position.entry_id)
-        self.take(position)  # it may be read more than once
+        self.take(position)  # an entry may be read more than once
         self._entries[position] = entry
         self._count(_size(entry))
         while self._entries and self._is_full:
@@ -71,7 +65,6 @@ class EntryCache:
         return entry
 
     def clear(self) -> None:
-        """Drop all entries."""
         self._entries.clear()
         self._count(-self._bytes)
 

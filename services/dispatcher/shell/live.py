@@ -70,21 +70,19 @@ class _Joiner:
 
     @property
     def is_done(self) -> bool:
-        """Whether there is an outcome."""
         return self.session is not None or self.error is not None
 
 
 class Unread(NamedTuple):
-    """The first entry that was not read yet."""
+    """The start of a chain at the first unread entry; see `_from_now_on`."""
 
 
 class Live:
-    """See the module.
+    """A subscription held by this instance.
 
     Attributes:
         sessions: connected consumers, by number.
         idle_since_s: when the last consumer left, by the loop's clock; None while any is connected.
-        filtering: its filters.
         analyzing: held while the backlog is analyzed.
     """
 
@@ -165,7 +163,7 @@ class Live:
 
     @property
     def machine(self) -> Subscription:
-        """The machine, for reading only."""
+        """For reading only: changes go through Performing."""
         return self._performing.machine
 
     @property
@@ -195,17 +193,14 @@ class Live:
 
     @property
     def cache_bytes_max(self) -> int:
-        """The limit of `cache_bytes`."""
         return self._config.cache_bytes_max
 
     @property
     def options(self) -> Options:
-        """How the subscription behaves."""
         return self._performing.options
 
     @property
     def placement(self) -> Placement:
-        """How slots are assigned to consumers."""
         return self._performing.placement
 
     @property
@@ -215,12 +210,10 @@ class Live:
 
     @property
     def failures(self) -> int:
-        """How often it failed unexpectedly."""
         return self._work.failures
 
     @property
     def changes(self) -> int:
-        """The number of queued and running changes."""
         return self._work.changes
 
     @property
@@ -236,7 +229,8 @@ class Live:
         self._work.start(self._waiting.keep)
 
     async def _durable(self) -> Durable:
-        """The durable state, limited to the log as it is. The lease keeps it from changing."""
+        """The durable state, first moved back if it is beyond the end of the log. The lease keeps
+        it from changing."""
         tenure = self._tenure
         cursor = await tenure.get()
         chains = from_properties(cursor.properties).needed_after(cursor.mark_delete)
@@ -413,7 +407,7 @@ class Live:
         )
 
     def _assign(self, sessions: Iterable[Session]) -> None:
-        """These were admitted."""
+        """Assign slots to consumers that were admitted."""
         performing, consumers = self._performing, [each.consumer for each in sessions]
         performing.apply(performing.machine.assign(*consumers, now_ms=performing.now_ms()))
 
@@ -430,15 +424,15 @@ class Live:
                 consumers_max=self._config.consumers_max,
             )
 
-    # ---- another machine
+    # ---- replacing the machine
 
     async def _change_options(self, joining: Joining) -> None:
-        """The first consumer's options differ: replace the machine."""
+        """Replace the machine if the first consumer's options differ."""
         performing = self._performing
         self._graveyard.dead_letter_topic = joining.dead_letter_topic
         if (joining.options, joining.placement) == (self.options, self.placement):
             return
-        await self.cursor()  # it answers: this will not take long
+        await self.cursor()  # the cursor service answers: this will not take long
         await self._performing.all_durable()
         await self._work.end_of_machine()
         try:
@@ -528,8 +522,8 @@ class Live:
         *,
         caller: str,
     ) -> Cursor:
-        """Change the subscription's own properties, which its filters read. Completes once begun,
-        as above.
+        """Change the subscription's own properties, which its filters read. Once begun, the change
+        completes even if its caller is gone.
 
         Raises:
             InvalidProperty, InvalidChain, InvalidExpression, FiltersUnavailable,
@@ -602,7 +596,6 @@ class Live:
         return held is not None and held.after is not AfterDeadLetter.CONTINUE
 
     async def cursor(self) -> Cursor:
-        """The subscription's cursor."""
         return await self._tenure.get()
 
     def buried(self, position: Position) -> TopicName | None:

@@ -60,10 +60,10 @@ from seqgate.types import Position, TopicName
 log = structlog.get_logger()
 
 PASSED_MAX: Final = 10_000
-"""For how many passed-over entries the cause is remembered, for Explain."""
+"""The most passed entries whose cause is remembered, for Explain."""
 
 JUDGED_BYTES_MAX: Final = 4 * 1024 * 1024
-"""How many bytes of metadata are fetched at a time to judge entries again; the rest follows."""
+"""The bytes of metadata fetched at a time to judge entries again; further ones are fetched next."""
 
 
 class _Changing(asyncio.Lock):
@@ -80,12 +80,11 @@ class _Changing(asyncio.Lock):
 
 
 class Performing:
-    """See the module.
+    """A subscription's machine, and its effects.
 
     Attributes:
         options, placement: the machine's settings.
-        machine: decides.
-        generation: counts the machines.
+        generation: counts the machines; outcomes for an earlier one are dropped.
         answers: responses that wait until acknowledgements are durable.
         cache: entries that were read and are not sent yet.
         changing: held while the machine is replaced or the filters change.
@@ -262,7 +261,6 @@ class Performing:
         self._put(consumer, pb.ConsumeResponse(assigned=assigned))
 
     def contained(self) -> AbstractContextManager[None]:
-        """See Work.contained."""
         return self._work.contained()
 
     # ---- time
@@ -365,7 +363,7 @@ class Performing:
         for position, verdict in verdicts.items():
             if verdict == REJECT:
                 self.cache.take(position)
-        verdicts.update(dict.fromkeys(gone, ACCEPT))  # its delivery finds out
+        verdicts.update(dict.fromkeys(gone, ACCEPT))  # the delivery reports it as gone
         self.apply(self.machine.judged(verdicts, self.now_ms()))
 
     # ---- durable effects

@@ -1,9 +1,9 @@
 """Deliveries on their way out: each gets its entry; revoked ones are dropped.
 
-deliveries ──▶ kept, or fetched? ──▶ one message ──▶ sent
+deliveries ──▶ cached, or fetched? ──▶ one message ──▶ sent
                   │ neither  ▲
                   ▼          │
-                fetch some: so many bytes at a time
+                fetch some, within a byte limit
 """
 
 import time
@@ -29,15 +29,13 @@ from seqgate.types import Position, TopicName
 
 RESPONSE_ENTRIES_MAX: Final = 500
 RESPONSE_BYTES_MAX: Final = 2 * 1024 * 1024
-"""How many entries, and bytes of entries, one message to a consumer holds; at least one entry."""
+"""The entries in one message to a consumer, and their bytes, at most; one entry always fits."""
 
 ENTRY_BYTES: Final = 64 * 1024
 """The assumed size of an entry before any was fetched."""
 
 
 class Sending:
-    """See the module."""
-
     def __init__(
         self,
         topic: TopicName,
@@ -87,8 +85,8 @@ class Sending:
             share.give_all()
 
     def _next(self, consumer: int, page: "_Page") -> pb.ConsumeResponse | None:
-        """As many of the first deliveries as one message holds, which are taken off the page; None:
-        the first that counts is not there, or no room for it, or none is left."""
+        """Take as many deliveries off the page as one message holds. None: the first one's entry is
+        missing, or there is no budget for it, or none is left."""
         performing, pending = self._performing, page.pending
         known = performing.machine.consumers.get(consumer)
         response = pb.ConsumeResponse()
@@ -139,7 +137,6 @@ class Sending:
     def _record_span(
         self, delivery: Delivery, entry: ledger_pb2.StoredEntry, began_ns: int
     ) -> None:
-        """A message that carries a trace is on its way to a consumer."""
         about: dict[str, str | int] = {
             names.MESSAGING_MESSAGE_ID: str(MessageId(*delivery.position)),
             names.PRODUCER_NAME: entry.metadata.producer_name,
@@ -149,19 +146,19 @@ class Sending:
         self._spans.record(entry.metadata.properties, began_ns, about)
 
     async def _fetch(self, page: "_Page") -> None:
-        """Have room for the first delivery of a page, or fetch it, and some that follow."""
+        """Wait for the budget that the first delivery lacks, or fetch its entry and some more."""
         share, lacks_bytes = page.share, page.lacks_bytes
         page.lacks_bytes = 0
         if lacks_bytes:
             page.drop()
             await share.take(lacks_bytes)
-            page.reserve_bytes = lacks_bytes  # it may be evicted by now: decide again
+            page.reserve_bytes = lacks_bytes  # the entry may be evicted by now: decide again
             return
         await self._work.repeated(lambda: self._fetch_once(page))
 
     async def _fetch_once(self, page: "_Page") -> None:
-        """Ask the log for entries that are not kept. Room that is taken for a look-up that fails is
-        given back before there is another one."""
+        """Fetch entries that are not cached. An attempt that fails releases its budget before the
+        next one."""
         room_bytes = await self._room_for(page)
         wanted = self._wanted(page, room_bytes)
         try:
@@ -178,8 +175,8 @@ class Sending:
             self._entry_bytes = max(1, fetched_bytes // len(found.entries))
 
     async def _room_for(self, page: "_Page") -> int:
-        """Take budget for a fetch. Returns it in bytes. A delivery that has to wait for it releases
-        the bytes that it holds."""
+        """Take budget for a fetch. Returns it in bytes. A page releases the bytes that it holds
+        before it waits."""
         share = page.share
         left_bytes = self._bytes_max - share.size_bytes
         if page.was_left_out and left_bytes < self._entry_bytes:
@@ -192,8 +189,8 @@ class Sending:
         return self._bytes_max
 
     def _wanted(self, page: "_Page", room_bytes: int) -> list[Position]:
-        """The positions to fetch: that of the first delivery and about as many of the next as there
-        is room for, in the order of the log; or the first alone."""
+        """The positions to fetch, in order: the first delivery's, and about as many of the next as
+        the budget holds; the first alone if it was left out before."""
         cache, first = self._performing.cache, page.pending[0].position
         if page.was_left_out:
             return [first]
@@ -208,16 +205,14 @@ class _Page:
 
     Attributes:
         generation: of the machine that made them.
-        pending: those not sent yet, in their order.
-        share: the budget taken for the entries below, and for those being sent.
-        fetched: entries that were fetched and not sent yet.
+        pending: those not sent yet, in order.
+        share: the budget taken for fetched entries, and for those being sent.
+        fetched: entries not sent yet.
         gone: requested positions at which the log no longer has an entry.
         sending_bytes: the size of the entries being sent.
-        lacks_bytes: the budget that the first lacks, which is cached; 0: none.
-        reserve_bytes: the budget that was waited for and is not used yet.
-        was_left_out: whether the first was requested and missing in the response: it is fetched
-            alone.
-        began_ns: when they were made.
+        lacks_bytes: the budget missing for the first one's cached entry; 0: none.
+        reserve_bytes: budget that was waited for and is not used yet.
+        was_left_out: whether a response left out the first: it is fetched alone next.
     """
 
     generation: int
@@ -232,30 +227,30 @@ class _Page:
     began_ns: int = field(default_factory=time.time_ns)
 
     def take(self, size_bytes: int) -> bool:
-        """Take room for an entry that is kept, if it is there; whether it was."""
+        """Take budget for a cached entry, from the reserve if that suffices. Returns whether there
+        was enough."""
         if size_bytes > self.reserve_bytes:
             return self.share.try_take(size_bytes)
         self.reserve_bytes -= size_bytes
         return True
 
     def give_reserve(self) -> None:
-        """Release the reserve."""
         self.share.give(self.reserve_bytes)
         self.reserve_bytes = 0
 
     def add(self, answered: Sequence[Position], entries: Sequence[ledger_pb2.StoredEntry]) -> None:
-        """Record the response of the log to a request for these positions."""
+        """Record the log's answer about these positions."""
         self.fetched.update((position_of(each), each) for each in entries)
         self.gone.update(each for each in answered if each not in self.fetched)
 
     def forget(self, position: Position) -> None:
-        """An entry is not sent."""
+        """Release an entry that is not sent."""
         entry = self.fetched.pop(position, None)
         if entry is not None:
             self.share.give(entry.ByteSize())
 
     def drop(self) -> None:
-        """Have nothing, to wait for room. It is fetched again."""
+        """Release everything before waiting for budget; it is fetched again."""
         self.fetched.clear()
         self.share.give_all()
 

@@ -25,7 +25,7 @@ OUTBOX_ITEMS_MAX: Final = 100_000
 by its permits; this bounds the rest."""
 
 OUTBOX_BYTES_MAX: Final = 8 * 1024 * 1024
-"""How many bytes of messages other than deliveries may wait for it before it is disconnected."""
+"""How many bytes of messages other than deliveries may wait before it is disconnected."""
 
 UNANSWERED_MAX: Final = 1_000
 """How many unanswered requests a consumer may have before it is disconnected."""
@@ -44,8 +44,6 @@ class Joining(NamedTuple):
 
 
 class Session:
-    """See the module."""
-
     def __init__(
         self,
         consumer: int,
@@ -79,7 +77,6 @@ class Session:
     # ---- outgoing messages
 
     def put(self, *items: Delivery | pb.ConsumeResponse) -> None:
-        """Queue messages, after all queued before."""
         if self._over:
             return
         self._outbox.extend(items)
@@ -91,17 +88,15 @@ class Session:
 
     def _cut_off(self) -> None:
         """Disconnect a consumer that does not read."""
-        error = SlowConsumer("the consumer does not read what it is sent", retry_after_s=0.5)
+        error = SlowConsumer("the consumer does not read its stream", retry_after_s=0.5)
         self.finish(error)
         # Later: the machine's effects are being performed.
         asyncio.get_running_loop().call_soon(self._leave, self)
 
     def forget_deliveries(self) -> None:
-        """Drop queued deliveries."""
         self._outbox = deque(each for each in self._outbox if not isinstance(each, Delivery))
 
     def finish(self, error: Exception | None = None, *, at_once: bool = True) -> None:
-        """End the stream: at once with an error, else after the queued messages."""
         if self._over:
             return
         self._over = True
@@ -173,13 +168,11 @@ class Session:
         self._unanswered += 1
 
     def permit(self, messages: int) -> None:
-        """Grant permits."""
         with self._performing.contained():
             performing, now_ms = self._performing, self._performing.now_ms()
             performing.apply(performing.machine.permit(self.consumer, messages, now_ms))
 
     def acknowledge(self, request_id: int, items: Iterable[Ack], span: Span = INVALID_SPAN) -> None:
-        """Acknowledge deliveries."""
         with self._performing.contained():
             performing, now_ms = self._performing, self._performing.now_ms()
             effects, outcomes, number = performing.machine.acknowledge(self.consumer, items, now_ms)
@@ -199,7 +192,6 @@ class Session:
     def negative_acknowledge(
         self, request_id: int, items: Iterable[Nack], span: Span = INVALID_SPAN
     ) -> None:
-        """Negatively acknowledge deliveries."""
         with self._performing.contained():
             performing, now_ms = self._performing, self._performing.now_ms()
             effects, outcomes = performing.machine.negative_acknowledge(

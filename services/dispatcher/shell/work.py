@@ -40,7 +40,7 @@ request fits alone."""
 
 
 class Work:
-    """See the module.
+    """The tasks of one subscription.
 
     Attributes:
         stopped: why everything stopped; None while it runs.
@@ -200,10 +200,11 @@ class Work:
     async def repeated(
         self, do: Callable[[], Awaitable[T]], *, unless: type[DomainError] | None = None
     ) -> T:
-        """Retry until it succeeds, or is refused in the one expected way.
+        """Retry a call until it succeeds.
 
         Raises:
-            DomainError: that one; or it never will succeed: everything has stopped.
+            DomainError: the refusal `unless`; a final one (neither UNAVAILABLE nor EXHAUSTED),
+                which stops everything; or why everything has stopped.
         """
         backoff_s = BACKOFF_FIRST_S
         while True:
@@ -234,7 +235,7 @@ class Work:
             with self.contained():
                 await work(*arguments)
         except DomainError:
-            if self.stopped is None:  # nothing that is done here is refused for good
+            if self.stopped is None:  # a bug: a final refusal stops everything first
                 self._fail()
 
 
