@@ -69,23 +69,15 @@ class Dispatcher:
         create_at: Start | None,
         properties: Mapping[str, str],
     ) -> tuple[Live, Session]:
-        """Connect a consumer.
-
-        Raises:
-            SubscriptionNotFound, NotOwner, SubscriptionBusy, TooManyConsumers, InvalidKeyRange,
-            RangeConflict, NoSlotsLeft, TopicNotFound, InvalidStart, InvalidProperty.
-        """
+        """Connect a consumer. Raises what `create`, `live` and `Live.subscribe` do."""
         if create_at is not None:
             await self.create(topic, name, create_at, properties)
         live = await self.live(topic, name)
         return live, await live.subscribe(joining)
 
     async def live(self, topic: TopicName, name: str) -> Live:
-        """A subscription of this instance, which takes it if no other instance owns it.
-
-        Raises:
-            SubscriptionNotFound, NotOwner, TooManyConsumers; Draining: shutting down.
-        """
+        """A subscription of this instance, which takes it if no other instance owns it. Raises
+        SubscriptionNotFound, NotOwner, TooManyConsumers, and Draining while shutting down."""
         key = (topic, name)
         async with self._opening.of(key):
             before = self._live.get(key)
@@ -152,11 +144,8 @@ class Dispatcher:
     async def create(
         self, topic: TopicName, name: str, start: Start, properties: Mapping[str, str]
     ) -> tuple[Cursor, bool]:
-        """Create a subscription unless it exists. Returns whether this call created it.
-
-        Raises:
-            TopicNotFound, InvalidStart, InvalidProperty.
-        """
+        """Create a subscription unless it exists. Returns whether this call created it. Raises
+        TopicNotFound, InvalidStart, InvalidProperty."""
         _check_properties(properties)
         try:
             return await self._ports.cursors.get(topic, name), False
@@ -165,11 +154,8 @@ class Dispatcher:
         return await self._ports.cursors.create(topic, name, mark_delete, properties)
 
     async def delete(self, topic: TopicName, name: str, *, force: bool) -> None:
-        """Remove a subscription.
-
-        Raises:
-            SubscriptionNotFound, NotOwner; SubscriptionBusy: consumers are connected.
-        """
+        """Raises SubscriptionNotFound, NotOwner, and SubscriptionBusy unless `force` disconnects
+        its consumers."""
         live = await self.live(topic, name)
         async with live.changing:  # no consumer connects between the check and the deletion
             if live.stopped is not None:
@@ -182,11 +168,7 @@ class Dispatcher:
             live.stop(SubscriptionNotFound("the subscription was deleted"))
 
     async def reset(self, topic: TopicName, name: str, start: Start) -> Cursor:
-        """Move a subscription.
-
-        Raises:
-            SubscriptionNotFound, NotOwner, InvalidStart, ServiceBusy.
-        """
+        """Move a subscription. Raises SubscriptionNotFound, NotOwner, InvalidStart, ServiceBusy."""
         live = await self.live(topic, name)
         await live.reset(await self.resolve(topic, start))
         return await self._ports.cursors.get(topic, name)
@@ -200,12 +182,8 @@ class Dispatcher:
         *,
         caller: str,
     ) -> Cursor:
-        """Change a subscription's properties.
-
-        Raises:
-            SubscriptionNotFound, NotOwner, InvalidProperty, ServiceBusy; with filters also
-            InvalidChain, InvalidExpression, FiltersUnavailable.
-        """
+        """Raises SubscriptionNotFound, NotOwner, InvalidProperty, ServiceBusy; with filters also
+        InvalidChain, InvalidExpression, FiltersUnavailable."""
         _check_properties(put)
         if any(each.startswith(INTERNAL) for each in remove):
             raise InvalidProperty(f"the prefix {INTERNAL} is reserved", field="remove")
@@ -224,12 +202,9 @@ class Dispatcher:
         is_shadow: bool,
         caller: str,
     ) -> Chains:
-        """Apply a chain from `start` on; None: see `Live`. `caller` is the principal, if known.
-
-        Raises:
-            SubscriptionNotFound, NotOwner, InvalidStart, InvalidExpression, InvalidChain,
-            TooManyFilters, FiltersUnavailable, ServiceBusy.
-        """
+        """Apply a chain from `start` on; None: from the first unread or failed entry. `caller` is
+        the principal, if known. Raises SubscriptionNotFound, NotOwner, InvalidStart,
+        InvalidExpression, InvalidChain, TooManyFilters, FiltersUnavailable, ServiceBusy."""
         live = await self.live(topic, name)
         where: Position | Unread | None = Unread()
         if start is not None:
@@ -251,12 +226,9 @@ class Dispatcher:
         entries_max: int,
         seconds_max: float,
     ) -> Analysis:
-        """Try a chain on a subscription's backlog; None: the applied chains.
-
-        Raises:
-            SubscriptionNotFound, NotOwner, TopicNotFound, InvalidExpression, InvalidChain,
-            FiltersUnavailable.
-        """
+        """Try a chain on a subscription's backlog; None: the applied chains. Raises
+        SubscriptionNotFound, NotOwner, TopicNotFound, InvalidExpression, InvalidChain,
+        FiltersUnavailable."""
         live = await self.live(topic, name)
         async with live.analyzing:
             trial = live.filtering.trial(chain)
@@ -288,11 +260,8 @@ class Dispatcher:
             raise KeyNotHeld("the key is not held")
 
     async def resolve(self, topic: TopicName, start: Start) -> Position | None:
-        """The mark-delete position for a start: everything up to it counts as acknowledged.
-
-        Raises:
-            TopicNotFound; InvalidStart: it lies after the end of the log.
-        """
+        """The mark-delete position for a start: everything up to it counts as acknowledged. Raises
+        TopicNotFound, and InvalidStart after the end of the log."""
         ends = await self._ports.log.ends(topic)
         match start:
             case Earliest():

@@ -1,1 +1,1 @@
-"""What the dispatcher stands on."""
+"""The adapters behind the dispatcher's ports."""

@@ -1,6 +1,6 @@
-"""Subscriptions in the cursor service, over the wire: see services/runtime/cursors.py.
+"""Subscriptions in the cursor service over gRPC: see services/runtime/cursors.py.
 
-No call is retried here, but for halves of one that was too large.
+Calls are not retried here, except as halves of one that was too large.
 """
 
 import time
@@ -65,7 +65,7 @@ RIGHTS: Final = frozenset(
         "PERMISSION_DENIED",
     }
 )
-"""Why it does nothing until an operator has mended what is given to the dispatcher."""
+"""Refusals that last until an operator corrects the dispatcher's credentials or rights."""
 
 
 class SubscriptionCursors(CursorClient):
@@ -257,7 +257,7 @@ class SubscriptionCursors(CursorClient):
                     return reply
 
     async def _page(self, method: Any, request: Any) -> Any:
-        """A page of what is read, smaller where the service sends no message so large."""
+        """A page of a list. While the response is too large, the page size is halved."""
         while True:
             try:
                 return await self._call(method, request)
@@ -267,8 +267,8 @@ class SubscriptionCursors(CursorClient):
                 request.page_size //= 2
 
     def refusal(self, failed: CallFailed) -> DomainError:
-        """As a refusal of the subscription's, and nothing is tried again that would be refused
-        again."""
+        """The refusal in the subscription's terms. A call that would be refused again becomes
+        CursorsRefused, which is not retried."""
         match failed.reason:
             case "CURSOR_NOT_FOUND":
                 return SubscriptionNotFound("subscription not found")
@@ -302,17 +302,17 @@ class SubscriptionCursors(CursorClient):
 
 
 class _TooLarge(CursorsRefused):
-    """A message is larger than the service takes, or sends."""
+    """A message exceeds the limit of its sender or receiver."""
 
 
 TOO_LARGE: Final = "message larger than max"
-"""What gRPC says of a message above a limit, at either end."""
+"""Part of gRPC's message for a message above the limit of either end."""
 
 
 def _shares(
     items: Sequence[T], weight: Callable[[T], int], weight_max: int
 ) -> Iterator[Sequence[T]]:
-    """Items in shares of CALL_ITEMS_MAX, and of so much weight together, at most; one at least."""
+    """Items in shares of at most CALL_ITEMS_MAX and `weight_max`; at least one item, and share."""
     start = total = 0
     for index, item in enumerate(items):
         added = weight(item)
@@ -324,7 +324,7 @@ def _shares(
 
 
 def _halves(request: R, *fields: str) -> tuple[R, R] | None:
-    """A request in two, the first with half of what each field has; None: nothing has two."""
+    """A request in two, each with half of the items in `fields`; None: none has two items."""
     if all(len(getattr(request, field)) < 2 for field in fields):
         return None
     first, second = _copied(request), _copied(request)
@@ -336,7 +336,6 @@ def _halves(request: R, *fields: str) -> tuple[R, R] | None:
 
 
 def _copied(request: R) -> R:
-    """The same message again."""
     copy = type(request)()
     copy.CopyFrom(request)
     return copy
@@ -347,7 +346,7 @@ def _entries_of(run: pb.PositionRange) -> int:
 
 
 def _ranges(entries: Iterable[Position]) -> list[pb.PositionRange]:
-    """Runs of neighbours."""
+    """Positions as ranges of neighbours."""
     ranges: list[pb.PositionRange] = []
     for position in sorted(entries):
         last = ranges[-1] if ranges else None

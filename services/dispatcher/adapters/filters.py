@@ -1,8 +1,8 @@
-"""The filter service, over the wire: a stream for each line.
+"""The filter service over gRPC: a stream for each line.
 
-A stream that breaks, or on which an answer is late, is dropped: the next question opens another.
-Where it broke before it was asked anything, or the service says that it is going away, the question
-is asked once more at once: another replica may answer.
+A stream that breaks, or whose answer is late, is dropped, and the next request opens another. If a
+stream breaks that was open before the request, or the service is draining, the request is repeated
+once at once: another replica may answer.
 """
 
 import asyncio
@@ -39,14 +39,14 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 RETRY_AFTER_S: Final = 0.5
-"""What a caller is told to wait when the filter service does not answer."""
+"""The retry delay of refusals while the filter service does not answer, in seconds."""
 
 BATCH_ENTRIES_MAX: Final = 2_000
 BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
-"""How many metadata, and bytes of them, one question holds: a part of what one may."""
+"""How many entries' metadata one request holds, and their bytes: below the service's limits."""
 
 CHAINS_MAX: Final = 16
-"""How many chains the service is told of on a stream; then the oldest is forgotten."""
+"""How many chains a stream holds; then the oldest is replaced."""
 
 METHOD: Final = "seqgate.api.filter.v1.FilterService/Evaluate"
 
@@ -54,12 +54,11 @@ NO_RULES: Final = frozenset({"INVALID_EXPRESSION", "INVALID_CHAIN"})
 
 
 class _Moved(Exception):
-    """The stream is over; what was asked was not answered. Another one may be better."""
+    """The stream ended without an answer; another one may answer."""
 
 
 class _Nonsense(Exception):
-    """What was answered is no answer to what was asked: the service is another version, or broken.
-    Nothing of it counts."""
+    """The answer does not match the request: the service has another version, or is broken."""
 
 
 class GrpcFilters:
@@ -70,7 +69,6 @@ class GrpcFilters:
         self._timeout_s = timeout_s
 
     def line(self) -> "GrpcLine":
-        """See the port."""
         return GrpcLine(self._stub, self._timeout_s)
 
 
@@ -111,7 +109,7 @@ class GrpcLine:
         self._drop()
 
     async def _answered(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """What a question brings, in time, which begins before it is its turn."""
+        """The answer, within the time limit, which includes the wait for earlier requests."""
         try:
             async with asyncio.timeout(self._timeout_s), self._one_by_one:
                 return await self._answered_now(ask)
@@ -121,7 +119,7 @@ class GrpcLine:
             ) from error
 
     async def _answered_now(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """What a question brings, on this stream or on another one."""
+        """The answer, on this stream or on another one."""
         was_open = self._call is not None
         try:
             try:
@@ -143,13 +141,13 @@ class GrpcLine:
             raise FiltersUnavailable(
                 "the filter service sent an invalid answer", retry_after_s=RETRY_AFTER_S
             ) from error
-        except asyncio.CancelledError:  # by whoever asked, or because it takes too long
-            self._drop()  # the answer would be taken for another one
+        except asyncio.CancelledError:  # by the caller, or by the time limit
+            self._drop()  # the next request would read this answer
             raise
 
     async def _told(self, rules: Rules) -> tuple[int, Reads]:
-        """The number of a chain that the service knows on this stream, and what it reads. Where
-        there is no room for it, it takes the place of others of this stream."""
+        """The number of the chain on this stream, and what it reads. If the service has no room for
+        it, it replaces older chains of the stream."""
         known = self._chains.get(rules)
         if known is not None:
             return known
@@ -164,7 +162,7 @@ class GrpcLine:
                 if error.details.get("because") != ServiceBusy.reason:
                     raise
                 if not self._chains:
-                    self._drop()  # and with it what the service still has of this stream
+                    self._drop()  # so the service frees what it still holds of it
                     raise
                 _, (number, _) = self._chains.popitem(last=False)
             else:
@@ -172,7 +170,7 @@ class GrpcLine:
                 return number, reads
 
     async def _tell(self, number: int, rules: Rules) -> Reads:
-        """Give a chain a number: it takes the place of the one that had it."""
+        """Set a chain, which replaces the one that had its number."""
         chain = pb.Chain(
             filters=[
                 pb.Filter(name=each.name, version=each.version, expression=each.expression)
@@ -185,7 +183,7 @@ class GrpcLine:
         return _reads((await self._ask(request, "chain_set")).chain_set.reads)
 
     async def _ask(self, request: pb.EvaluateRequest, wanted: str) -> pb.EvaluateResponse:
-        """An answer of the kind that is wanted."""
+        """Send a request. Its answer must be of the wanted kind, or a refusal, which is raised."""
         with spans.exchange(METHOD):
             if carrier := spans.carrier():
                 request.trace.CopyFrom(TraceContext(**carrier))
@@ -225,7 +223,7 @@ class GrpcLine:
 def _batches(
     metadata: Sequence[entry_pb2.EntryMetadata],
 ) -> Iterator[Sequence[entry_pb2.EntryMetadata]]:
-    """As many at a time as one question holds."""
+    """The metadata in parts that fit one request."""
     some: list[entry_pb2.EntryMetadata] = []
     size_bytes = 0
     for each in metadata:
@@ -248,7 +246,7 @@ def _reads(wire: pb.Reads) -> Reads:
 
 
 def _decisions(verdicts: pb.Verdicts, entries: int, filters: int) -> list[Decision]:
-    """What is said of each of so many entries, by so many filters."""
+    """The decision on each entry, if the answer fits the numbers of entries and filters."""
     outcomes = [_decision(each) for each in verdicts.outcomes]
     which = verdicts.which
     if len(which) != entries or (which and max(which) >= len(outcomes)):
@@ -272,16 +270,18 @@ def _decision(outcome: pb.FilterOutcome) -> Decision:
         case pb.FILTER_VERDICT_RESCHEDULE:
             return Decision(max(1, milliseconds(outcome.delay)), place)
     return Decision(
-        FILTER_FAILED, place, Failure("UNSPECIFIED", "the filter service is newer than this one")
+        FILTER_FAILED, place, Failure("UNSPECIFIED", "the filter service is of a newer version")
     )
 
 
 def _refuse(status: status_pb2.Status) -> NoReturn:
     refused = decode(status)
     if refused.reason not in NO_RULES:
-        log.error("the filter service refused", reason=refused.reason, detail=refused.message)
+        log.error("filter service refused a call", reason=refused.reason, detail=refused.message)
         raise FiltersUnavailable(
-            "the filter service does not judge", retry_after_s=RETRY_AFTER_S, because=refused.reason
+            "the filter service refused the call",
+            retry_after_s=RETRY_AFTER_S,
+            because=refused.reason,
         )
     refusal = InvalidExpression if refused.reason == "INVALID_EXPRESSION" else InvalidChain
     error = refusal(refused.message, field="filters")

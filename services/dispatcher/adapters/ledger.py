@@ -1,6 +1,6 @@
-"""The ledger service, over the wire: the log that subscriptions read.
+"""The ledger service over gRPC: the log that subscriptions read.
 
-Calls are not retried here: the shell repeats what must succeed.
+Calls are not retried here: the shell retries those that must succeed.
 """
 
 from bisect import bisect_right
@@ -35,20 +35,20 @@ log = structlog.get_logger()
 SERVICE: Final = "seqgate.api.ledger.v1.LedgerService"
 
 RETRY_AFTER_S: Final = 0.5
-"""What a caller is told to wait when the ledger does not answer."""
+"""The retry delay of refusals while the ledger does not answer, in seconds."""
 
 READ_TIMEOUT_S: Final = 30.0
-"""How long one page of a log may take."""
+"""The time limit of one page of a log, in seconds."""
 
 RESPONSE_BYTES_MAX: Final = 1024 * 1024
-"""How large what the ledger sends at a time is, about, unless it is one entry."""
+"""The approximate size of one response of the ledger, unless it is a single entry."""
 
 SCAN_BYTES_MAX: Final = 4 * 1024 * 1024
-"""After how many bytes a page of a scan ends, though there is more."""
+"""The bytes after which a page of a scan ends early."""
 
 _BUSY: Final = frozenset({"SERVICE_BUSY", "TOO_MANY_STREAMS", "SLOW_READER"})
 EXPECTED: Final = frozenset({"", "STORE_UNAVAILABLE", "DRAINING", NOT_OWNER}) | _BUSY
-"""Why the ledger does nothing now; for any other reason, somebody has to look."""
+"""Reasons that pass by themselves; any other is logged as an error, for the operator."""
 
 
 class GrpcLog:
@@ -167,7 +167,7 @@ class GrpcLog:
         await check_health(self._channel, SERVICE)
 
     async def _collect(self, call: Any, bytes_max: int | None = None) -> Sequence[pb.StoredEntry]:
-        """The entries of a stream that ends: all of them, or about so many bytes of the first."""
+        """The entries of a finite stream: all, or the first ones of about `bytes_max`."""
         entries: list[pb.StoredEntry] = []
         size_bytes = 0
         try:

@@ -15,22 +15,22 @@ from seqgate.services.runtime.status import call_failed
 from seqgate.types import PRODUCER_NAME_BYTES_MAX
 
 RETRY_AFTER_S: Final = 0.5
-"""How long a letter waits that could not be put."""
+"""The delay before a letter is retried while the ledger is unavailable, in seconds."""
 
 IDS_A_LETTER: Final = 10_000
-"""How many sequence ids a letter has for its messages: as many as a batch may have."""
+"""The sequence ids reserved for a letter's messages: the most that a batch holds."""
 
 ROOM_BYTES: Final = 127 * 1024
-"""How large an entry's metadata may be with them, in bytes: 1 KiB below what the ledger takes."""
+"""The largest metadata of a letter, origin included, in bytes: 1 KiB below the ledger's limit."""
 
 PROPERTIES_MAX: Final = 128
 """How many properties an entry may have (entry.proto)."""
 
 REFUSED_RETRY_AFTER_S: Final = 30.0
-"""How long a letter waits at most that was refused: somebody has to do something about it."""
+"""The longest delay before a refused letter is retried, in seconds: an operator must act first."""
 
 FAILED_RETRY_AFTER_S: Final = 2.0
-"""How long a letter waits at most that could not be stored, in seconds: the next one may be."""
+"""The longest delay before a letter that was not stored is retried, in seconds."""
 
 _REFUSING: Final = frozenset(
     {
@@ -44,7 +44,7 @@ _REFUSING: Final = frozenset(
         StatusCode.DATA_LOSS,
     }
 )
-"""How a stream ends that is not to be opened again with the same."""
+"""The statuses of a stream whose repetition would be refused again."""
 
 _CHUNK_REFUSED: Final = frozenset(
     {
@@ -53,7 +53,7 @@ _CHUNK_REFUSED: Final = frozenset(
         pb.RECEIPT_STATUS_STALE,
     }
 )
-"""What a chunk is told that continues nothing."""
+"""The receipts of a chunk that continues no message."""
 
 _OF_CHUNKS: Final = (
     "uuid",
@@ -64,7 +64,7 @@ _OF_CHUNKS: Final = (
     "compression",
     "uncompressed_size",
 )
-"""What metadata say of a chunk that is not so of a message which is as it is."""
+"""The fields of a chunk that are wrong once it is published as a message of its own."""
 
 _THERE: Final = frozenset({pb.RECEIPT_STATUS_STORED, pb.RECEIPT_STATUS_DUPLICATE})
 
@@ -72,11 +72,10 @@ _THERE: Final = frozenset({pb.RECEIPT_STATUS_STORED, pb.RECEIPT_STATUS_DUPLICATE
 class GrpcDeadLetters:
     """See seqgate.services.dispatcher.ports.DeadLetters.
 
-    A letter is published by a producer that stands for its subscription, under a sequence id that
-    follows from its number. A chunk keeps its message's id and attempt, and has a producer that
-    stands for these, the message's own producer and the letter's round as well: so the message
-    comes together again, also when it dies once more after the subscription was moved, and in
-    whatever order messages die, none has an id that is too low.
+    A letter's producer is named after its subscription, and its sequence id follows from its
+    number. A chunk keeps its message's id and attempt; its producer's name also has the message's
+    producer, its attempt and the letter's round. So the chunks of a message reassemble, even if it
+    is dead-lettered again after a reset, and no id is too low, in whatever order messages fail.
     """
 
     def __init__(self, channel: FollowingChannel, *, timeout_s: float) -> None:
@@ -84,9 +83,8 @@ class GrpcDeadLetters:
         self._timeout_s = timeout_s
 
     async def put(self, letter: Letter) -> bool:
-        """See the port."""
         is_there = await self._put(letter, published(letter))
-        if is_there is None:  # rather a message that tells what it is of than none
+        if is_there is None:  # better a message that names its origin than none
             is_there = await self._put(letter, published(letter, is_alone=True))
         return is_there is True
 
@@ -116,11 +114,11 @@ class GrpcDeadLetters:
             call.cancel()
 
     async def _publish(self, call: Any, letter: Letter, entry: pb.Entry) -> bool | None:
-        """See put; None: it is a chunk, and the topic has not those before it."""
+        """As `put`; None: a chunk, and the topic lacks those before it."""
         producer = entry.metadata.producer_name
         opening = pb.Open(topic=str(letter.topic), producer_name=producer, takeover=True)
         await call.write(pb.PublishRequest(open=opening))
-        # What is written to a stream that is being refused would hide why it is.
+        # Wait for the answer: a write to a stream that is being refused hides the reason.
         if (answer := await call.read()) is aio.EOF or not answer.HasField("opened"):
             raise _closed()
         publication = pb.Publication(request_id=1, entries=[entry])
@@ -164,13 +162,12 @@ def _refused(
 
 
 def is_chunk(entry: pb.Entry) -> bool:
-    """Whether an entry is a chunk of a large message."""
     return entry.metadata.num_chunks_from_msg > 1
 
 
 def published(letter: Letter, *, is_alone: bool = False) -> pb.Entry:
-    """What is published: the entry, with where it comes from among its properties. A chunk that
-    `is_alone` is published as a message of its own, which says what it is a chunk of."""
+    """The entry as published, with its origin in its properties. A chunk that `is_alone` becomes a
+    message of its own, whose properties name its place and its large message."""
     source = letter.entry
     metadata = entry_pb2.EntryMetadata()
     metadata.CopyFrom(source.metadata)
@@ -189,7 +186,7 @@ def published(letter: Letter, *, is_alone: bool = False) -> pb.Entry:
             f"{metadata.chunk_id + 1} of {metadata.num_chunks_from_msg}"
         )
         origin["seqgate.origin.uuid"] = metadata.uuid
-        if metadata.compression:  # a part of it cannot be opened
+        if metadata.compression:  # a part cannot be decompressed
             origin["seqgate.origin.compression"] = entry_pb2.CompressionType.Name(
                 metadata.compression
             )
@@ -198,7 +195,7 @@ def published(letter: Letter, *, is_alone: bool = False) -> pb.Entry:
     for name, value in origin.items():
         metadata.properties[name] = value
         if len(metadata.properties) > PROPERTIES_MAX or metadata.ByteSize() > ROOM_BYTES:
-            del metadata.properties[name]  # rather the letter without it than none
+            del metadata.properties[name]  # better a letter without it than none
     if metadata.num_chunks_from_msg > 1:
         metadata.producer_name = _producer(
             letter, source.metadata.producer_name, source.metadata.uuid, str(letter.round)

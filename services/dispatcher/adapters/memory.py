@@ -21,7 +21,7 @@ from seqgate.types import Position, TopicName
 
 PROPERTIES_MAX: Final = 2_000
 PROPERTY_BYTES_MAX: Final = 4 * 1024
-"""How many properties a cursor may have, and how long one may be with its name."""
+"""How many properties a cursor may have, and the bytes of a name and its value together."""
 
 _START: Final = Position(0, 0)
 """Stands for the start of the log in successions."""
@@ -46,8 +46,8 @@ class _Kept:
         return is_before or position in self.whole
 
     def learn(self, successions: Iterable[tuple[Position, Position]]) -> None:
-        """Note what follows; of two that contradict each other the later, if the log was trimmed
-        up to there."""
+        """Record successions. Of two that contradict each other the later counts, provided that the
+        log was trimmed up to it; otherwise the call is refused."""
         told = dict(self.successions)
         for last, following in successions:
             told[last] = max(following, told.get(last, following))
@@ -60,7 +60,7 @@ class _Kept:
         self.successions = told
 
     def advance(self) -> None:
-        """Move over everything that is acknowledged without a gap."""
+        """Move the mark-delete position up to the first hole."""
         while True:
             at = self.mark_delete
             following = Position(1, 0) if at is None else Position(at.ledger_id, at.entry_id + 1)

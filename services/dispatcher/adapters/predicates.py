@@ -21,7 +21,7 @@ FILTERS_MAX = 16
 
 
 class Predicate(NamedTuple):
-    """What an expression stands for.
+    """The Python function behind an expression.
 
     Attributes:
         judge: the verdict on an entry, as in core.effects; a KeyError means that a property is
@@ -37,8 +37,8 @@ class MemoryFilters:
 
     Attributes:
         available: whether it answers.
-        answers: cleared: answers are late.
-        asked: about how many entries it was asked.
+        answers: while cleared, answers are late.
+        asked: the number of entries judged so far.
     """
 
     def __init__(self, predicates: Mapping[str, Predicate]) -> None:
@@ -49,7 +49,6 @@ class MemoryFilters:
         self.predicates = dict(predicates)
 
     def line(self) -> "MemoryLine":
-        """See the port."""
         return MemoryLine(self)
 
 

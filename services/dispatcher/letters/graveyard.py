@@ -79,11 +79,11 @@ REFUSED_MAX_S: Final = 86_400.0
 """How long a refused letter is retried by default, in seconds."""
 
 GENERATIONS_MAX: Final = 100
-"""Through how many dead letter topics a message goes at most: in a cycle of them, one that always
-fails would be copied forever."""
+"""The most dead letter topics that a message passes through: in a cycle of them, a message that
+always fails would be copied forever."""
 
 REFUSALS_MIN: Final = 3
-"""How often a letter is refused at least before it is given up: it may have waited for others."""
+"""The fewest refusals before a letter is given up: it may have waited for others."""
 
 
 class _Open(NamedTuple):
@@ -98,8 +98,6 @@ class _Open(NamedTuple):
 
 
 class Graveyard:
-    """See the module."""
-
     def __init__(
         self,
         topic: TopicName,
@@ -114,7 +112,7 @@ class Graveyard:
         self.dead_letter_topic = default_topic(topic, subscription)
         """Where new letters go."""
         self.buried: dict[Position, TopicName] = {}
-        """Where the last ones went."""
+        """Where the latest letters went, for Explain."""
         self._topic = topic
         self._subscription = subscription
         self._tenure = tenure
@@ -132,7 +130,7 @@ class Graveyard:
         self._highest = -1  # the highest number that was published here
         self._line = ""
         self._done: set[Position] = set()
-        self._overtaken: dict[Position, int] = {}  # since when, of letters that need another number
+        self._overtaken: dict[Position, int] = {}  # of letters that need another number: since when
         self._one_by_one = asyncio.Lock()
         self._last_of: dict[str, int] = {}  # by a key's property, the number of its last letter
         self._writing = asyncio.Lock()
@@ -181,8 +179,8 @@ class Graveyard:
         return keys
 
     async def bury(self, what: DeadLetter) -> Because | None:
-        """Put an entry into the dead letter topic. May be repeated. Returns why it is given up:
-        refused for too long, or a cycle; None: it is there."""
+        """Publish an entry to the dead letter topic. May be repeated. Returns why the entry is
+        given up: refused for too long, or a cycle; None: it is stored."""
         async with self._one_by_one:
             position = what.position
             if position not in self._open:
@@ -202,7 +200,6 @@ class Graveyard:
             )
 
     def _is_hopeless(self, position: Position) -> bool:
-        """Whether a letter was refused for too long."""
         waited_ms = self._now_ms() - self._since_ms(position)
         is_long = waited_ms >= self._refused_max_s * 1000
         return is_long and self._refusals[position] >= REFUSALS_MIN
@@ -239,7 +236,7 @@ class Graveyard:
         self._round = round_
 
     def acknowledged(self, positions: Iterable[Position]) -> None:
-        """These entries are acknowledged durably."""
+        """Let `tidy` remove the numbers of durably acknowledged entries."""
         if self._open:
             self._done.update(position for position in positions if position in self._open)
 
@@ -253,8 +250,8 @@ class Graveyard:
             self._open.pop(position, None)
 
     async def start_over(self) -> None:
-        """The cursor was moved: entries that fail again get new letters, and until then their keys
-        have no gap."""
+        """Forget the gaps that a reset will deliver again: entries that fail again get new letters,
+        and until then their keys have no gap."""
         cursor = await self._tenure.get()
         gone = [_ROUND] if _ROUND in cursor.properties else []
         for name, value in cursor.properties.items():
@@ -283,9 +280,9 @@ class Graveyard:
         return forget
 
     async def _publish_all(self) -> None:
-        """Publish the unpublished, in the order of their numbers, until one fails: the next may
-        fail too. That one is skipped until it is retried itself, so that none waits for another.
-        A letter that cannot be published under its number anymore loses it."""
+        """Publish unpublished letters in the order of their numbers, until one fails: the next may
+        fail too. The failed one is skipped until its own retry, so that none waits for another. A
+        letter whose number was overtaken loses it."""
         waiting = self._open.keys() - self._published - self._failed.keys()
         published = len(self._published)
         try:
@@ -323,8 +320,8 @@ class Graveyard:
                 self._record_overtaken(position)
 
     def _record_overtaken(self, position: Position) -> None:
-        """Give another number to a letter that cannot be published under its own. If none of ours
-        was higher, another producer uses the name: continue under a new, random one."""
+        """Drop the number of a letter that a higher one overtook: its retry gets a new number. If
+        no number published here was higher, another producer uses the name: take a random one."""
         letter = self._open.pop(position)
         self._overtaken[position] = letter.since_ms
         if letter.number > self._highest and letter.line == self._line:
@@ -355,8 +352,7 @@ class Graveyard:
         return True
 
     async def _put_letter(self, letter: Letter) -> bool:
-        """See DeadLetters.put. A message that carries a trace has a span for each time that it is
-        tried."""
+        """As DeadLetters.put, with a span for each attempt if the message carries a trace."""
         properties = letter.entry.metadata.properties
         if not self._spans.is_on or TRACEPARENT not in properties:
             return await self._letters.put(letter)
@@ -380,7 +376,7 @@ class Graveyard:
 
 
 def _generation(entry: StoredEntry) -> int:
-    """Through how many dead letter topics an entry went, by its own word."""
+    """How many dead letter topics an entry passed through, by its properties."""
     said = entry.metadata.properties.get(GENERATION, "0")
     return int(said) if said.isascii() and said.isdecimal() and len(said) < 10 else 0
 

@@ -296,11 +296,8 @@ class Live:
 
     async def subscribe(self, joining: Joining) -> Session:
         """Connect a consumer. Consumers that wait to connect join together, and slots are
-        reassigned once for all of them.
-
-        Raises:
-            SubscriptionBusy, TooManyConsumers, InvalidKeyRange, RangeConflict, NoSlotsLeft.
-        """
+        reassigned once for all of them. Raises SubscriptionBusy, TooManyConsumers, InvalidKeyRange,
+        RangeConflict, NoSlotsLeft."""
         joiner = _Joiner(joining)
         self._joiners.append(joiner)
         try:
@@ -445,11 +442,8 @@ class Live:
 
     async def reset(self, mark_delete: Position | None) -> None:
         """Continue from another position. Consumers stay connected; their deliveries become stale.
-        Once begun, the reset completes even if its caller is gone.
-
-        Raises:
-            CursorsUnavailable, ServiceBusy: nothing was begun.
-        """
+        Once begun, the reset completes even if its caller is gone. Raises CursorsUnavailable or
+        ServiceBusy if it was not begun."""
         await self.cursor()
         await self._work.finished(lambda: self._reset(mark_delete))
 
@@ -488,12 +482,8 @@ class Live:
         self, chain: Chain, start: Position | Unread | None, *, is_shadow: bool, caller: str
     ) -> Cursor:
         """Apply a chain from a position on. Once begun, the change completes even if its caller is
-        gone.
-
-        Raises:
-            InvalidExpression, InvalidChain, FiltersUnavailable, TooManyFilters,
-            CursorsUnavailable, ServiceBusy: nothing changed.
-        """
+        gone. If it raises InvalidExpression, InvalidChain, FiltersUnavailable, TooManyFilters,
+        CursorsUnavailable or ServiceBusy, nothing changed."""
 
         async def change() -> Cursor:
             await self.filtering.check(chain)
@@ -522,13 +512,8 @@ class Live:
         *,
         caller: str,
     ) -> Cursor:
-        """Change the subscription's own properties, which its filters read. Once begun, the change
-        completes even if its caller is gone.
-
-        Raises:
-            InvalidProperty, InvalidChain, InvalidExpression, FiltersUnavailable,
-            CursorsUnavailable, ServiceBusy: nothing changed.
-        """
+        """Change the subscription's own properties, which its filters read. Completes, and raises,
+        as `set_filters`, with InvalidProperty in place of TooManyFilters."""
 
         async def change() -> Cursor:
             own = (await self.cursor()).own

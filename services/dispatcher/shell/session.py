@@ -112,11 +112,7 @@ class Session:
         return self._error
 
     async def responses(self) -> AsyncGenerator[pb.ConsumeResponse, None]:
-        """The messages to send.
-
-        Raises:
-            DomainError: why the stream ends.
-        """
+        """The messages to send. Raises why the stream ends, unless `failure` reports it."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -155,11 +151,7 @@ class Session:
     # ---- requests; a span covers a request until its answer
 
     def count_request(self) -> None:
-        """Count a request that will be answered.
-
-        Raises:
-            TooManyUnanswered: too many are unanswered.
-        """
+        """Count a request that will be answered. Raises TooManyUnanswered at the limit."""
         if self._unanswered >= UNANSWERED_MAX:
             raise TooManyUnanswered(
                 f"too many unanswered requests (limit {UNANSWERED_MAX:,})",

@@ -70,11 +70,7 @@ class Work:
         self._of_machine: set[asyncio.Task[None]] = set()
 
     def check(self) -> None:
-        """Return unless everything has stopped.
-
-        Raises:
-            DomainError: why it has.
-        """
+        """Raise the reason if everything has stopped."""
         if self.stopped is not None:
             raise self.stopped
 
@@ -156,12 +152,8 @@ class Work:
 
     async def finished(self, change: Callable[[], Awaitable[T]]) -> T:
         """Complete a change even if its caller is gone. It inherits the caller's span but not its
-        deadline, beyond which all its calls would fail.
-
-        Raises:
-            ServiceBusy: too many wait already; nothing was done.
-            DomainError: why it is not done, or why everything has stopped.
-        """
+        deadline, beyond which all its calls would fail. Raises ServiceBusy before the change when
+        too many wait already, else what the change raises, or why everything has stopped."""
         outcome: list[T | DomainError] = []
 
         async def doing() -> None:
@@ -200,12 +192,8 @@ class Work:
     async def repeated(
         self, do: Callable[[], Awaitable[T]], *, unless: type[DomainError] | None = None
     ) -> T:
-        """Retry a call until it succeeds.
-
-        Raises:
-            DomainError: the refusal `unless`; a final one (neither UNAVAILABLE nor EXHAUSTED),
-                which stops everything; or why everything has stopped.
-        """
+        """Retry a call until it succeeds. Raises the refusal `unless`; a final one (neither
+        UNAVAILABLE nor EXHAUSTED), which stops everything; or why everything has stopped."""
         backoff_s = BACKOFF_FIRST_S
         while True:
             self.check()

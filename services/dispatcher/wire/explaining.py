@@ -60,7 +60,7 @@ _VERDICTS: Final = {
     Reason.FILTER_FAILED: FILTER_FAILED,
     Reason.RESCHEDULED: UNJUDGED,
 }
-"""The verdict for which each reason of filters withholds a key."""
+"""The verdict for which a key is withheld, by the filters' reasons."""
 
 
 def explain_key(live: Live, key: bytes) -> pb.ExplainResponse:
@@ -140,7 +140,7 @@ async def explain_position(live: Live, position: Position) -> pb.ExplainResponse
 
 
 async def _of_end(live: Live, entry: StoredEntry) -> list[pb.Explanation]:
-    """Why an entry is acknowledged, if the cause is known and not a consumer."""
+    """Why an entry is acknowledged, if the cause is known and no consumer did it."""
     position = position_of(entry)
     topic = live.buried(position)
     if topic is not None:
@@ -242,7 +242,7 @@ def _of_lane(live: Live, lane: Lane) -> Iterator[pb.Explanation]:
 
 
 def _of_slot(live: Live, key: bytes) -> Iterator[pb.Explanation]:
-    """Why no message is delivered of a key without work."""
+    """Why no message of a key without a lane is delivered."""
     machine = live.machine
     slot = machine.slot_of(key)
     if machine.parking.is_held(key):

@@ -51,32 +51,31 @@ IN_FLIGHT_MAX: Final = 10_000
 
 REDELIVERIES_DEFAULT: Final = 16
 REDELIVERIES_MAX: Final = 1_000
-"""How often a message is delivered again, unless asked otherwise, and at most."""
+"""How often a message is redelivered, by default and at most."""
 
 DRAIN_DEADLINE_MS: Final = 300_000
-"""How long a key that moved waits, unless asked otherwise, in milliseconds: five minutes."""
+"""How long a draining key waits by default, in milliseconds: five minutes."""
 
 PAGE_DEFAULT: Final = 100
 PAGE_MAX: Final = 1_000
-"""How many subscriptions a page holds, unless asked otherwise, and at most."""
+"""How many subscriptions a page holds, by default and at most."""
 
 KEYS_DEFAULT: Final = 20
 KEYS_MAX: Final = 1_000
-"""How many keys a report lists, unless asked otherwise, and at most."""
+"""How many keys a report lists, by default and at most."""
 
 ANALYZED_DEFAULT: Final = 10_000
 ANALYZED_MAX: Final = 100_000
-"""How many entries an analysis looks at, unless asked otherwise, and at most."""
+"""How many entries an analysis judges, by default and at most."""
 
 ANALYSIS_S: Final = 10
 ANALYSIS_MAX_S: Final = 120
-"""How many seconds it takes, unless asked otherwise, and at most."""
+"""How many seconds an analysis takes, by default and at most."""
 
 
 def joining(
     topic: TopicName, name: str, subscribe: pb.Subscribe, config: DispatcherConfig
 ) -> Joining:
-    """The parameters of a subscribe request."""
     given = subscribe.options
     consumer_name = subscribe.consumer_name or f"consumer-{uuid.uuid4().hex[:12]}"
     read_name("consumer_name", consumer_name, InvalidConsumer)
@@ -194,7 +193,7 @@ def chain(request: pb.SetFiltersRequest | pb.AnalyzeBacklogRequest) -> Chain:
 
 
 def names(request: Any) -> tuple[TopicName, str]:
-    """The topic and the subscription that a request is about."""
+    """A request's topic and subscription."""
     return read_topic(request.topic), _subscription_name(request.subscription)
 
 
@@ -219,7 +218,7 @@ def _dead_letter_topic(topic: TopicName, name: str, given: str) -> TopicName:
 
 
 def permits(messages: int, have: int) -> int:
-    """The permits granted to a consumer that has so many."""
+    """The permits granted to a consumer that has `have` already."""
     if not 1 <= messages <= PERMIT_MAX or have + messages > PERMITS_MAX:
         raise InvalidPermits(
             f"messages must be 1 to {PERMIT_MAX:,}, and outstanding permits at most "
@@ -257,7 +256,7 @@ def _item(settlement: pb.Settlement) -> Ack:
 
 
 def through(settlement: pb.Settlement) -> Ack:
-    """The messages of a batch up to the last one that is meant."""
+    """All messages of a batch up to the last one named."""
     item = _item(settlement)
     return Ack(item.delivery, (1 << item.messages.bit_length()) - 1)
 
@@ -270,7 +269,6 @@ def _nack(given: pb.NegativeAcknowledgement) -> Nack:
 
 
 def analysis_s(request: pb.AnalyzeBacklogRequest) -> float:
-    """How long an analysis takes at most, in seconds."""
     if not request.HasField("max_duration"):
         return ANALYSIS_S
     most_ms = ANALYSIS_MAX_S * 1000

@@ -19,7 +19,6 @@ from seqgate.times import duration, timestamp
 
 
 def report(live: Live, max_keys: int) -> pb.ReportResponse:
-    """The report of a subscription."""
     machine = live.machine
     lanes = machine.lanes.values()
     withheld = [lane for lanes_ in machine.withheld.values() for lane in lanes_]
@@ -58,7 +57,6 @@ def report(live: Live, max_keys: int) -> pb.ReportResponse:
 
 
 def filters(chains: Chains) -> pb.SubscriptionFilters:
-    """The filters of a subscription."""
     return pb.SubscriptionFilters(
         applied=map(_stretch, chains.applied),
         shadow=None if chains.shadow is None else _stretch(chains.shadow),
@@ -80,7 +78,6 @@ def filters(chains: Chains) -> pb.SubscriptionFilters:
 
 
 def analysis(found: Analysis) -> pb.AnalyzeBacklogResponse:
-    """The result of an analysis of a backlog."""
     response = pb.AnalyzeBacklogResponse(
         backlog_entries=found.backlog_entries,
         scanned_entries=found.entries,
@@ -107,7 +104,7 @@ def analysis(found: Analysis) -> pb.AnalyzeBacklogResponse:
 
 
 def ranges(live: Live, consumer: int) -> list[pb.KeyRange]:
-    """Which slots a consumer owns."""
+    """The slots that a consumer owns; none unless the subscription is KEY_SHARED."""
     if live.options.kind is not SubscriptionType.KEY_SHARED:
         return []
     owned = live.machine.selector.ranges(consumer)
@@ -137,7 +134,6 @@ def _consumer(live: Live, consumer: Consumer) -> pb.ConsumerReport:
 
 
 def key_report(live: Live, lane: Lane) -> pb.KeyReport:
-    """The report of a key."""
     machine = live.machine
     oldest = min(
         [*lane.flights, *([lane.next_position] if lane.next_position else [])], default=None
@@ -234,16 +230,14 @@ def _options(options: Options, placement: Placement) -> pb.SubscriptionOptions:
 
 
 def reason_of(reason: Reason) -> pb.Reason.ValueType:
-    """A reason, on the wire."""
     return pb.Reason.Value(f"REASON_{reason.name}")
 
 
 def name_of(machine: Subscription, consumer: int | None) -> str:
-    """A consumer's name; empty: there is none."""
+    """A consumer's name; empty: none, or not connected."""
     known = None if consumer is None else machine.consumers.get(consumer)
     return "" if known is None else known.name
 
 
 def _duration_of(seconds: float) -> Duration:
-    """A measured duration, to the nanosecond."""
     return Duration(seconds=int(seconds), nanos=int(seconds % 1 * 1e9))
