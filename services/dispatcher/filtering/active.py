@@ -40,7 +40,7 @@ class Known(NamedTuple):
 
 
 class ActiveChain:
-    """See the module.
+    """A chain in use.
 
     Attributes:
         projection: the fields that it reads; None: not known yet.
@@ -67,14 +67,13 @@ class ActiveChain:
         """Whether its verdicts hold for these properties of the subscription."""
         rules, projection = self.rules, self.projection
         if rules is None or projection is None:
-            return False  # it may just be getting others
+            return False  # `prepare` may be running with other properties
         return _given(projection.reads, properties) == rules.properties
 
     async def ask(
         self, line: Line, asked: Mapping[Hashable, EntryMetadata]
     ) -> dict[Hashable, Known]:
-        """Verdicts of the filter service, by the fields that the chain reads of an entry; some are
-        cached."""
+        """Verdicts of the filter service, by key; those whose keys may recur are cached."""
         projection, rules = self.projection, self.rules
         assert projection is not None
         assert rules is not None
@@ -92,7 +91,6 @@ class ActiveChain:
         return found
 
     def tally(self, place: int | None, verdict: str) -> Tally:
-        """The tally of a filter's verdict."""
         return self._tallies.of(self.names, place, verdict, is_shadow=self._is_shadow)
 
     def _known_by(self, decision: Decision) -> Known:
@@ -110,12 +108,8 @@ class ActiveChain:
 async def prepared(
     line: Line, chain: Chain, topic: TopicName, properties: Mapping[str, str]
 ) -> tuple[Rules, Projection]:
-    """A chain with the subscription's properties and the entries' fields that it reads.
-
-    Raises:
-        InvalidExpression, InvalidChain: the filter service cannot judge by it.
-        FiltersUnavailable: it does not answer.
-    """
+    """A chain with the subscription's properties and the entries' fields that it reads. Raises
+    InvalidExpression or InvalidChain if the filter service refuses it, or FiltersUnavailable."""
     rules = Rules(chain.filters, str(topic))
     reads = await line.reads(rules)
     given = _given(reads, properties)
@@ -126,15 +120,14 @@ async def prepared(
 
 
 def _given(reads: Reads, properties: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Those of the subscription's properties that are read."""
+    """The subscription's properties that are read."""
     names = properties if reads.subscription is None else reads.subscription
     return tuple((name, properties[name]) for name in sorted(names) if name in properties)
 
 
 def _unanswered(policy: Policy) -> int:
-    """The verdict on an entry while the filter service does not answer."""
     return {Policy.ACCEPT: ACCEPT, Policy.REJECT: REJECT}.get(policy, UNJUDGED)
 
 
 UNFILTERED: Final = Known(ACCEPT, Tally())
-"""Of an entry to which no chain applies; it is counted nowhere."""
+"""Of an entry to which no chain applies; not counted."""

@@ -33,21 +33,18 @@ class Backlog(Protocol):
 
     @property
     def acknowledged(self) -> Acknowledged:
-        """The entries that are acknowledged by now."""
+        """The entries acknowledged so far."""
         ...
 
-    async def cursor(self) -> Cursor:
-        """The subscription's cursor."""
-        ...
+    async def cursor(self) -> Cursor: ...
 
 
 class Found(NamedTuple):
     """The entries with one verdict.
 
     Attributes:
-        verdict: "ACCEPT", "REJECT", "RESCHEDULE", or the reason why there is none.
-        is_failure: whether it is such a reason.
-        messages_about: how many messages these hold in all of the backlog.
+        verdict: "ACCEPT", "REJECT", "RESCHEDULE", or the reason of a failure.
+        messages_about: the estimated number of their messages in the whole backlog.
     """
 
     verdict: str
@@ -81,7 +78,7 @@ class _Seen(NamedTuple):
 async def analyze(
     backlog: Backlog, log: Log, trial: Trial, *, entries_max: int, seconds_max: float
 ) -> Analysis:
-    """Judge blocks of the backlog in random order, until there are no more or the time is over."""
+    """Judge blocks of the backlog in random order, until none is left or the time is over."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + seconds_max
     cursor = await backlog.cursor()
@@ -119,7 +116,7 @@ async def analyze(
 async def _block(
     backlog: Backlog, log: Log, runs: Sequence[Run], number: int, limit: int
 ) -> list[StoredEntry]:
-    """The entries of a block that are not acknowledged, and no markers."""
+    """The unacknowledged entries of a block, without markers."""
     acknowledged = backlog.acknowledged
     last = position_at(runs, min(number + limit, size(runs)) - 1)
     at: Position | None = position_at(runs, number)

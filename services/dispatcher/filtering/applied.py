@@ -1,4 +1,4 @@
-"""The filters applied to a subscription: verdicts for its entries, and policies for lack of one.
+"""The filters applied to a subscription: verdicts on its entries, and policies for lack of one.
 
     a page of the log ─▶ the fields that the chain reads ──▶ cached? ──▶ a verdict each
     returned entries ──▶                                       │ no
@@ -10,8 +10,8 @@ are cached by these: most entries need no request, and while the filter service 
 with a cached verdict are still delivered.
 
 Without a verdict the chain's policy decides. With PARK the machine keeps the entry as unjudged and
-requests its verdict again until there is one. While the filter service does not answer it is
-retried with a backoff, and nothing waits for it.
+requests its verdict again until there is one. While the filter service does not answer, requests to
+it back off, and a page that is read meanwhile does not wait for it.
 
 A change of filters never comes between a page's verdicts and the machine: `changing` is held.
 Answers about replaced chains are dropped.
@@ -62,7 +62,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 FAILED_MAX: Final = 10_000
-"""For how many entries at which filters failed the reason is remembered."""
+"""The most entries with a failed filter whose reason is remembered, for Explain."""
 
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
@@ -74,9 +74,7 @@ class Repeated(Protocol):
 
     def __call__(
         self, do: Callable[[], Awaitable[T]], *, unless: type[DomainError] | None = None
-    ) -> Awaitable[T]:
-        """Do something until it succeeds."""
-        ...
+    ) -> Awaitable[T]: ...
 
 
 class Failed(NamedTuple):
@@ -96,16 +94,15 @@ class Outage(NamedTuple):
 
 
 class Filtering:
-    """See the module.
+    """The filters of one subscription.
 
     Attributes:
-        chains: the applied chains.
-        is_on: whether there are any filters.
+        is_on: whether there are any filters, applied or shadow.
         changing: held while a page is judged, or the chains change.
         outage: since when the filter service has not answered; None: it answers, as far as known.
         answers, answers_s, answer_max_s, unanswered: the number of answered requests, their total
             and longest duration, and the number of requests not answered in time.
-        lookups: the numbers of entries whose verdict was cached, and was requested.
+        lookups: the numbers of entries whose verdict was cached, and those whose was requested.
     """
 
     def __init__(
@@ -154,16 +151,16 @@ class Filtering:
             names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: name,
         }
 
-    # ---- which filters there are
+    # ---- chains
 
     @property
     def has_a_say(self) -> bool:
-        """Whether a page must be judged: there are filters, or just now there will be."""
+        """Whether a page must be judged: there are filters, or a change may be adding some."""
         return self.is_on or self.changing.locked()
 
     def use(self, chains: Chains, properties: Mapping[str, str]) -> bool:
-        """These are the chains, and the subscription's own properties. Returns whether any verdict
-        may be another one than before."""
+        """Judge by these chains and own properties of the subscription from now on. Returns whether
+        any verdict may have changed."""
         before = self._active
         stay = before
         if properties != self._properties:
@@ -202,20 +199,11 @@ class Filtering:
             )
 
     async def check(self, chain: Chain) -> None:
-        """Return if the filter service can judge by a chain.
-
-        Raises:
-            InvalidExpression, InvalidChain, FiltersUnavailable.
-        """
+        """Raises InvalidExpression, InvalidChain or FiltersUnavailable, as `prepared`."""
         await self._check([chain], self._properties)
 
     async def check_properties(self, properties: Mapping[str, str]) -> None:
-        """Check that the filter service can judge by the chains with these properties of the
-        subscription. It is not asked about chains that read none of the changed properties.
-
-        Raises:
-            InvalidExpression, InvalidChain, FiltersUnavailable.
-        """
+        """As `check`, for the chains that read any changed property of the subscription."""
         chains = [chain for chain, each in self._active.items() if not each.stays(properties)]
         shadow = self._shadow
         if shadow is not None and not shadow.stays(shadow.stretch, properties):
@@ -223,8 +211,8 @@ class Filtering:
         await self._check(chains, properties)
 
     async def _check(self, chains: Iterable[Chain], properties: Mapping[str, str]) -> None:
-        """Check on a line of its own. Without room for that, check on the line that judges, where
-        the chain replaces another one for a while."""
+        """Check on a separate line. If the service has no room for its chain, check on the line
+        that judges, where the chain replaces another one for a while."""
         given = [chain for chain in chains if chain.filters]
         line = self._filters.line()
         try:
@@ -245,12 +233,9 @@ class Filtering:
     async def change(
         self, stretch: Stretch, repeated: Repeated, *, is_shadow: bool, caller: str
     ) -> tuple[Cursor, bool]:
-        """Make a change durable, and let it count. `changing` is held. Returns the cursor, and
-        whether any verdict may be another one than before.
-
-        Raises:
-            TooManyFilters, InvalidChain: nothing changed.
-        """
+        """Make a change durable and apply it; the caller holds `changing`. Returns the cursor, and
+        whether any verdict may have changed. If it raises TooManyFilters or InvalidChain, nothing
+        changed."""
         assert self.changing.locked()
         cursor = await repeated(self._tenure.get)
         kept = self.chains if is_shadow else self.chains.needed_after(cursor.mark_delete)
@@ -292,12 +277,11 @@ class Filtering:
         return cursor, self.use(chains, cursor.own)
 
     def trial(self, chain: Chain | None) -> Trial:
-        """A chain that is tried; None: those that are applied. It changes nothing here."""
+        """A trial of a chain; None: of the applied chains."""
         chains = self.chains if chain is None else Chains((Stretch(None, chain),))
         return Trial(self._filters.line(), self._topic, chains, self._properties)
 
     async def close(self) -> None:
-        """Nothing more is asked."""
         await self._line.close()
         if self._shadow is not None:
             await self._shadow.close()
@@ -308,7 +292,7 @@ class Filtering:
         self, entries: Sequence[StoredEntry], acknowledged: Acknowledged
     ) -> Sequence[int]:
         """A verdict for each entry of a page, as in core.effects; markers and acknowledged entries
-        are not judged. The caller passes them to the machine before it waits again."""
+        are not judged. The caller passes the verdicts to the machine before it waits again."""
         if not entries:
             return []
         first, highest = position_of(entries[0]), acknowledged.highest
@@ -336,9 +320,8 @@ class Filtering:
                     return verdicts
 
     async def again(self, entries: Sequence[StoredEntry]) -> dict[Position, int]:
-        """Verdicts for those of the entries that wait for them of which there is one; after a pause
-        none, when there is none at all, or the chains change meanwhile: they are asked about
-        again."""
+        """Verdicts on entries that wait for one; the caller asks again about those left out. It
+        returns none if the chains change meanwhile, or, after a pause, if there is no verdict."""
         version = self._version
         found = await self._verdicts(entries)
         some = [place for place, known in enumerate(found) if known.verdict != UNJUDGED]
@@ -353,11 +336,10 @@ class Filtering:
         return {position_of(each): of.verdict for each, of in zip(judged, known, strict=True)}
 
     def why(self, position: Position) -> Failed | None:
-        """Why an entry is parked; None: it is not, or that is not known any more."""
+        """Why a filter failed on an entry; None: none did, or it is forgotten."""
         return self._failed.get(position)
 
     async def _verdicts(self, entries: Sequence[StoredEntry]) -> Sequence[Known]:
-        """The verdict on each entry."""
         applied = self.chains.applied
         if not applied:
             return [UNFILTERED] * len(entries)
@@ -405,8 +387,8 @@ class Filtering:
         keys: Sequence[Hashable],
         entries: Sequence[StoredEntry],
     ) -> Mapping[Hashable, Known] | None:
-        """Verdicts of the filter service on those entries whose keys are requested; None: it did
-        not answer."""
+        """Verdicts of the filter service on the keys in `asked`; None: it did not answer. `keys`
+        and `entries` are for the span."""
 
         def ask() -> Awaitable[Mapping[Hashable, Known]]:
             return active.ask(self._line, asked)
@@ -464,7 +446,7 @@ class Filtering:
         return answer
 
     async def _pause(self) -> None:
-        """Until the filter service is to be asked again, or the chains change."""
+        """Wait until the backoff ends or the chains change."""
         self._news.clear()
         try:
             async with asyncio.timeout_at(self._ask_after_s):
@@ -501,7 +483,6 @@ class Filtering:
 
 
 def _set_verdicts(span: Span, found: Sequence[Known] | None) -> None:
-    """Set the verdicts on a span; None: the filter service did not answer."""
     if found is None:
         spans.fail(span, FiltersUnavailable.reason, "the filter service did not answer")
         return

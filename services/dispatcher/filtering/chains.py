@@ -2,11 +2,11 @@
 
     ── chain A ──┬──── chain B ────┬──── chain C ──▶
                  │  acknowledged ──┤
-                 └ forgotten: nothing that is left needs A
+                 └ dropped: no unacknowledged entry needs A
 
-A change applies from a position on, so an entry has the chain that was meant for it whenever it is
-read or delivered again. Which chains there are is durable in properties of the subscription's
-cursor, all of which change at once: one text, in pieces, since a property is bounded.
+A change applies from a position on, so an entry has the same chain whenever it is read or
+redelivered. The chains are durable in properties of the subscription's cursor, which change
+together: one text, in pieces, since the size of a property is limited.
 """
 
 import json
@@ -20,16 +20,16 @@ from seqgate.services.errors import DomainError, Kind
 from seqgate.types import Position
 
 PREFIX: Final = "seqgate.filter."
-"""How the names of the properties begin."""
+"""The prefix of the properties' names."""
 
 PIECE_BYTES: Final = 4_000
-"""How long a piece is, in bytes: with its name less than a property may be."""
+"""The length of a piece, in bytes: with its name below the limit of a property."""
 
 STRETCHES_MAX: Final = 8
-"""How many chains entries may need that are not acknowledged."""
+"""The most chains that unacknowledged entries may need."""
 
 CHANGES_MAX: Final = 20
-"""How many changes are kept."""
+"""The most changes recorded."""
 
 STATE_BYTES_MAX: Final = 1024 * 1024
 """The limit of the stored text of all chains, in bytes."""
@@ -61,7 +61,7 @@ class Policy(Enum):
 
 
 class Chain(NamedTuple):
-    """Filters in their order, and the policies for lack of a verdict."""
+    """Filters in their order, and the policy for entries without a verdict."""
 
     filters: tuple[Filter, ...] = ()
     policy: Policy = Policy.PARK
@@ -81,20 +81,15 @@ class Stretch(NamedTuple):
         return self.start is None or position >= self.start
 
     def begins_before(self, other: "Stretch") -> bool:
-        """Whether it applies to entries that come before all of another one."""
+        """Whether it starts before the other one does."""
         if other.start is None:
             return False
         return self.start is None or self.start < other.start
 
 
 class Change(NamedTuple):
-    """A change that was made.
-
-    Attributes:
-        filters: names and versions.
-        epoch: of the owner that made it.
-        caller: the principal that requested it, if known.
-    """
+    """A recorded change: the filters' names and versions, the epoch of the owner that made it, and
+    the principal that requested it, if known."""
 
     time_ms: int
     is_shadow: bool
@@ -133,8 +128,8 @@ class Chains:
         return any(stretch.chain.filters for stretch in self.applied)
 
     def needed_after(self, mark_delete: Position | None) -> "Chains":
-        """Without those that only entries need that are acknowledged. The first that is left
-        applies from the beginning: a subscription may be moved back."""
+        """Without the chains that only acknowledged entries need. The first remaining one applies
+        from the beginning: a reset may move the subscription back."""
         if mark_delete is None:
             return self
         after = Position(mark_delete.ledger_id, mark_delete.entry_id + 1)
@@ -151,11 +146,8 @@ class Chains:
         self, stretch: Stretch, *, is_shadow: bool, now_ms: int, epoch: int, caller: str
     ) -> "Chains":
         """Replace all chains from a position on by this one. If the same chain applies there,
-        nothing changes: a repeated request is recorded once.
-
-        Raises:
-            TooManyFilters: the chains exceed the limit of their stored text.
-        """
+        nothing changes: a repeated request is recorded once. Raises TooManyFilters above
+        STRETCHES_MAX or STATE_BYTES_MAX."""
         if is_shadow:
             changed = replace(self, shadow=self._shadow_after(stretch))
         else:
@@ -168,8 +160,8 @@ class Chains:
         return _fitting(replace(changed, changes=(change, *self.changes)[:CHANGES_MAX]))
 
     def other_than(self, chain: Chain, *, is_shadow: bool) -> Filter | None:
-        """A filter of a chain that is stored with the same version and another expression: the
-        counts of that version would mix the verdicts of both."""
+        """A filter of a chain whose version is stored with another expression: the counts of that
+        version would mix the verdicts of both."""
         shadow = () if self.shadow is None else (self.shadow,)
         kept = {
             (each.name, each.version): each.expression
@@ -200,11 +192,7 @@ class Chains:
 
 
 def from_properties(properties: Mapping[str, str]) -> Chains:
-    """The chains in a cursor's properties.
-
-    Raises:
-        UnknownFormat: the properties hold no chains, or in an unknown format.
-    """
+    """The chains in a cursor's properties. Raises UnknownFormat if they are unreadable."""
     pieces = sorted(name for name in properties if name.startswith(PREFIX))
     if not pieces:
         return Chains()
@@ -236,7 +224,7 @@ def to_properties(
 
 
 def _fitting(chains: Chains) -> Chains:
-    """With as many changes as there is room for."""
+    """The chains with as many of the latest changes as fit into STATE_BYTES_MAX."""
     while len(_text(chains)) > STATE_BYTES_MAX:
         if not chains.changes:
             raise TooManyFilters(

@@ -19,10 +19,10 @@ from seqgate.services.dispatcher.ports import Run
 from seqgate.types import Position
 
 BLOCK_ENTRIES: Final = 100
-"""How many neighbours one block has."""
+"""The number of entries in a block."""
 
 CONFIDENCE_Z: Final = 1.96
-"""Of 95 %: how many standard deviations of a normal distribution."""
+"""The standard deviations of a normal distribution for 95 % confidence."""
 
 
 class Block(NamedTuple):
@@ -33,7 +33,7 @@ class Block(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """How many entries of all are meant, about, and with 95 % confidence at least and at most."""
+    """An estimated number of entries, and its bounds at 95 % confidence."""
 
     about: int
     low: int
@@ -54,7 +54,7 @@ def after(ledgers: Sequence[Run], mark_delete: Position | None) -> list[Run]:
 
 
 def size(runs: Sequence[Run]) -> int:
-    """How many entries these are."""
+    """The number of entries in runs."""
     return sum(last_entry_id - first.entry_id + 1 for first, last_entry_id in runs)
 
 
@@ -70,7 +70,7 @@ def starts(total: int, entries_max: int, lots: Sequence[float]) -> list[int]:
 
 
 def position_at(runs: Sequence[Run], number: int) -> Position:
-    """The entry that so many come before."""
+    """The position of the entry with this index, from 0."""
     for first, last_entry_id in runs:
         here = last_entry_id - first.entry_id + 1
         if number < here:
@@ -96,7 +96,7 @@ def estimate(blocks: Sequence[Block], total: int, *, is_complete: bool) -> Estim
 
 
 def wilson(share: float, count: float) -> tuple[float, float]:
-    """The interval in which a share is, when it was found in so many independent entries."""
+    """Wilson's interval for a share that was found in `count` independent entries."""
     z2 = CONFIDENCE_Z**2
     middle = (share + z2 / (2 * count)) / (1 + z2 / count)
     half = CONFIDENCE_Z * math.sqrt(share * (1 - share) / count + z2 / (4 * count**2))
@@ -115,7 +115,7 @@ def _worth(blocks: Sequence[Block], share: float, looked_at: int) -> float:
     variance = off * count / ((count - 1) * looked_at**2)
     if variance == 0.0:
         return looked_at
-    # It is known as well as there are blocks that show it: those with hits, or those with others.
+    # The rarer kind of block tells how well the variance is known: with hits, or with misses.
     hit = sum(block.hits > 0 for block in blocks)
     spared = sum(block.hits < block.entries for block in blocks)
     telling = min(hit, spared)

@@ -11,14 +11,13 @@ from seqgate.services.runtime.projection import FIELDS, PROPERTIES, field_reader
 KeyOf = Callable[[EntryMetadata], Hashable]
 
 _EVER_NEW: Final = frozenset({"sequence_id", "publish_time_ms"})
-"""Variables that hardly any two entries have in common."""
+"""Variables whose value hardly ever recurs."""
 
 
 class Projection:
-    """See the module.
+    """The metadata that rules read.
 
     Attributes:
-        reads: the inputs of the rules.
         key_of: an entry's key; entries with equal keys have the same verdict.
         recurs: whether keys recur often enough to be cached.
     """
@@ -33,7 +32,7 @@ class Projection:
         self.key_of = self._key_of()
 
     def metadata_of(self, metadata: EntryMetadata) -> EntryMetadata:
-        """As much of it as decides."""
+        """The part that the rules read."""
         found = EntryMetadata()
         for variable in self._variables:
             field: Any = FIELDS[variable]
@@ -46,7 +45,7 @@ class Projection:
                 if value is not None:
                     kept[name] = value
             if metadata.HasField("num_messages_in_batch"):
-                # A batch without any properties is another matter than one without these.
+                # A batch without properties is judged differently from one without these.
                 found.num_messages_in_batch = metadata.num_messages_in_batch
                 if properties and not kept:
                     kept[self._other] = ""

@@ -1,7 +1,7 @@
 """A shadow chain: its verdicts are counted, and nothing waits for them or is withheld.
 
 Cached verdicts are counted at once; the filter service judges the rest in the background, on a line
-of its own. If it cannot keep up, entries are counted as skipped.
+of its own. If the service cannot keep up, entries are counted as NOT_ASKED.
 """
 
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
@@ -26,8 +26,6 @@ Spawn = Callable[[Callable[[], Coroutine[Any, Any, None]]], object]
 
 
 class Shadow:
-    """See the module."""
-
     def __init__(
         self,
         stretch: Stretch,
@@ -51,15 +49,13 @@ class Shadow:
         self._ask_later()
 
     def stays(self, stretch: Stretch | None, properties: Mapping[str, str]) -> bool:
-        """Whether it is for this chain, and its verdicts hold for these properties of the
-        subscription."""
+        """Whether its verdicts hold for this chain and these properties of the subscription."""
         if stretch != self.stretch:
             return False
         return properties == self._properties or self._active.stays(properties)
 
     @property
     def names(self) -> Names:
-        """The filters."""
         return self._active.names
 
     def count(self, entries: Sequence[StoredEntry]) -> None:
@@ -88,7 +84,7 @@ class Shadow:
         await self._line.close()
 
     def _keep(self, key: Hashable, metadata: EntryMetadata, messages: int) -> None:
-        """Ask about an entry later."""
+        """Queue an entry for the filter service, or count it as NOT_ASKED."""
         waiting = self._waiting.get(key)
         if waiting is None:
             assert self._active.projection is not None

@@ -19,7 +19,7 @@ Names = tuple[tuple[str, int], ...]
 
 
 class Tally:
-    """Entries, and messages of them."""
+    """A number of entries, and of their messages."""
 
     __slots__ = ("entries", "messages")
 
@@ -28,17 +28,12 @@ class Tally:
         self.messages = 0
 
     def add(self, entries: int, messages: int) -> None:
-        """So many more."""
         self.entries += entries
         self.messages += messages
 
 
 class Row(NamedTuple):
-    """The reported counts of a filter, or, without a name, of a whole mode.
-
-    Attributes:
-        failed: by reason.
-    """
+    """The reported counts of a filter, or, without a name, of a whole mode; failures by reason."""
 
     is_shadow: bool
     name: str
@@ -49,7 +44,7 @@ class Row(NamedTuple):
     failed: dict[str, Tally]
 
     def include(self, said: str, tally: Tally) -> None:
-        """Add verdicts on so many entries and messages."""
+        """Add a tally of a verdict, or of a failure given by its reason."""
         match said:
             case "accepted":
                 mine = self.accepted
@@ -63,18 +58,14 @@ class Row(NamedTuple):
 
     @property
     def processed(self) -> Tally:
-        """All of it."""
         return _sum((self.accepted, self.rejected, self.rescheduled, *self.failed.values()))
 
     @property
     def failed_all(self) -> Tally:
-        """Failures of all reasons."""
         return _sum(self.failed.values())
 
 
 class Tallies:
-    """See the module."""
-
     def __init__(self) -> None:
         self._of: dict[tuple[bool, Names], dict[tuple[int | None, str], Tally]] = {}
         self._past = {is_shadow: _row(is_shadow=is_shadow) for is_shadow in (False, True)}
@@ -96,7 +87,7 @@ class Tallies:
                     self._past[is_shadow].include(said, tally)
 
     def rows(self) -> list[Row]:
-        """All of a mode together, and then each filter, in the order in which they came."""
+        """Of each mode the total, then each filter, in the order in which they were added."""
         rows: dict[tuple[bool, str, int], Row] = {}
         for is_shadow, past in self._past.items():
             row = rows[is_shadow, "", 0] = _row(is_shadow=is_shadow)

@@ -13,8 +13,6 @@ from seqgate.types import TopicName
 
 
 class Trial:
-    """See the module."""
-
     def __init__(
         self, line: Line, topic: TopicName, chains: Chains, properties: Mapping[str, str]
     ) -> None:
@@ -26,21 +24,13 @@ class Trial:
         self._known: dict[tuple[Chain, Hashable], Decision] = {}
 
     async def check(self) -> None:
-        """Return if the filter service can judge by all of them.
-
-        Raises:
-            InvalidExpression, InvalidChain, FiltersUnavailable.
-        """
+        """Check all chains at the filter service. Raises as `prepared`."""
         for stretch in self._chains.applied:
             if stretch.chain.filters:
                 await self._of(stretch.chain)
 
     async def judge(self, entries: Sequence[StoredEntry]) -> Sequence[Decision]:
-        """Their verdicts on entries.
-
-        Raises:
-            InvalidExpression, InvalidChain, FiltersUnavailable.
-        """
+        """The chains' decisions on entries. Raises as `prepared`."""
         found: list[Decision] = [Decision(ACCEPT)] * len(entries)
         places: dict[Chain, list[int]] = {}
         for place, each in enumerate(entries):
@@ -53,7 +43,6 @@ class Trial:
         return found
 
     async def close(self) -> None:
-        """Nothing more is asked."""
         await self._line.close()
 
     async def _of(self, chain: Chain) -> tuple[Rules, Projection]:
