@@ -202,9 +202,9 @@ class Dispatcher:
         is_shadow: bool,
         caller: str,
     ) -> Chains:
-        """Apply a chain from `start` on; None: from the first unread or failed entry. `caller` is
-        the principal, if known. Raises SubscriptionNotFound, NotOwner, InvalidStart,
-        InvalidExpression, InvalidChain, TooManyFilters, FiltersUnavailable, ServiceBusy."""
+        """Apply a chain from `start` on; None: as `Live.set_filters` for Unread. `caller` is the
+        principal, if known. Raises SubscriptionNotFound, NotOwner, InvalidStart, InvalidExpression,
+        InvalidChain, TooManyFilters, FiltersUnavailable, ServiceBusy."""
         live = await self.live(topic, name)
         where: Position | Unread | None = Unread()
         if start is not None:

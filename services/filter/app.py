@@ -24,7 +24,6 @@ async def run(config: FilterConfig) -> None:
 
 
 async def serve(config: FilterConfig, metrics: Metrics) -> None:
-    """Serve until the process is asked to stop."""
     drain = Drain()
     memo = Memo(config.decisions_max, config.decision_bytes_max)
     filters = Filters(

@@ -21,8 +21,8 @@ class FilterConfig(ServiceConfig):
     program_bytes_max: Annotated[int, Field(ge=1024 * 1024, le=16 * 1024 * 1024 * 1024)] = (
         128 * 1024 * 1024
     )
-    """The most memory that they take, in bytes, approximately. Expressions in a stream's chains
-    stay as long as the stream does."""
+    """The most memory of compiled expressions, in bytes, approximately. Expressions in a stream's
+    chains stay as long as the stream does."""
 
     chain_bytes_max: Annotated[int, Field(ge=1024, le=64 * 1024 * 1024 * 1024)] = 512 * 1024 * 1024
     """The most memory that the chains of all streams take, in bytes, approximately. A chain beyond
@@ -33,4 +33,4 @@ class FilterConfig(ServiceConfig):
     """The most decisions cached, for all chains together; 0: none."""
 
     decision_bytes_max: Annotated[int, Field(ge=0, le=64 * 1024 * 1024 * 1024)] = 128 * 1024 * 1024
-    """The most memory that they take, in bytes, approximately."""
+    """The most memory of cached decisions, in bytes, approximately."""

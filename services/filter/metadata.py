@@ -1,4 +1,4 @@
-"""From an entry's metadata to the key under which a chain remembers its decision."""
+"""Makes the key of an entry's metadata, under which a chain's decision is cached."""
 
 from typing import Any
 
@@ -7,7 +7,6 @@ from seqgate.services.runtime.projection import field_readers, properties_reader
 
 
 def reader_of(chain: Chain) -> ReadKey:
-    """Makes the keys of entries for a chain."""
     digest = chain.digest
     properties = properties_reader(chain.names) if chain.reads_properties else lambda _: ()
     if not chain.fields:

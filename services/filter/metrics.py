@@ -30,8 +30,8 @@ class FilterMetrics:
     def judged(
         self, decisions: Sequence[Decision], which: Sequence[int], *, evaluated: int, took_s: float
     ) -> None:
-        """A batch was judged: each entry has the decision of its place; so many of them had to be
-        evaluated."""
+        """Count a judged batch. `which` has the index in `decisions` for each entry; `evaluated`
+        entries had no cached decision."""
         for place, count in Counter(which).items():
             result = decisions[place].result
             if isinstance(result, Failure):

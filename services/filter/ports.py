@@ -12,9 +12,9 @@ class Engine(Protocol):
     """CEL, the Common Expression Language, with the variables of `core.reads`."""
 
     def compile(self, text: str) -> Compiled:
-        """Parse and type-check an expression that is no longer than one may be.
+        """Parse and type-check an expression of at most EXPRESSION_BYTES_MAX.
 
         Raises:
-            InvalidExpression: it is none, or comes to neither a bool nor a duration.
+            InvalidExpression: it is malformed, or its type is neither bool nor duration.
         """
         ...

@@ -1,5 +1,5 @@
-"""The filter service behind the wire: expressions become programs, and filters chains. Programs are
-cached by their text, decisions by their chain's content; both caches are bounded."""
+"""The filter service behind the wire: compiles expressions into programs, and filters into chains.
+Programs are cached by their text, decisions by their chain's content; both caches are bounded."""
 
 import asyncio
 import hashlib
@@ -44,8 +44,6 @@ class Filter:
 
 
 class Filters:
-    """See the module."""
-
     def __init__(
         self,
         engine: Engine,
@@ -58,7 +56,6 @@ class Filters:
     ) -> None:
         self.memo = memo
         self.chain_room = ChainRoom(chain_bytes_max)
-        """Of the chains of all streams."""
         self.metrics = metrics or FilterMetrics()
         self._engine = engine
         self._programs_max = programs_max
@@ -67,11 +64,7 @@ class Filters:
         self._program_bytes = 0
 
     def program(self, text: str) -> Program:
-        """An expression that may be a filter.
-
-        Raises:
-            InvalidExpression: it may not.
-        """
+        """Compile an expression, or find it in the cache. Raises InvalidExpression."""
         program = self._programs.get(text)
         if program is not None:
             self._programs.move_to_end(text)
@@ -90,12 +83,8 @@ class Filters:
     async def chain(
         self, filters: Sequence[Filter], topic: str, subscription: Mapping[str, str]
     ) -> Chain:
-        """A chain that judges entries. Others have their turn between filters.
-
-        Raises:
-            InvalidChain: there are too many filters, or properties; or together they cost too much.
-            InvalidExpression: one of the filters is wrong.
-        """
+        """Compile a chain; other tasks run between its filters. Raises InvalidChain above a limit
+        of filters, properties or cost, and InvalidExpression for a filter."""
         if len(filters) > FILTERS_MAX:
             raise InvalidChain(
                 f"too many filters (limit {FILTERS_MAX})", field="filters", count=len(filters)
@@ -133,12 +122,12 @@ class Filters:
 
     @property
     def kept(self) -> tuple[int, int]:
-        """How many programs are kept, and their bytes."""
+        """The number of cached programs, and their bytes."""
         return len(self._programs), self._program_bytes
 
 
 def chain_of(programs: Sequence[Program], topic: str, subscription: Mapping[str, str]) -> Chain:
-    """A chain of programs. Its digest covers all that decides besides the entry."""
+    """A chain of programs. Its digest covers all inputs of a decision except the entry."""
     digest = hashlib.blake2b(digest_size=16)
     pairs = [part for pair in sorted(subscription.items()) for part in pair]
     for part in (str(len(programs)), *(each.text for each in programs), topic, *pairs):
@@ -149,11 +138,7 @@ def chain_of(programs: Sequence[Program], topic: str, subscription: Mapping[str,
 
 
 def check_subscription(properties: Mapping[str, str]) -> None:
-    """Return if expressions may be given these properties of a subscription.
-
-    Raises:
-        InvalidChain: they are too many, or too large.
-    """
+    """Raises InvalidChain if a subscription's properties are too many or too large for filters."""
     size = sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
     if len(properties) > SUBSCRIPTION_PROPERTIES_MAX or size > SUBSCRIPTION_BYTES_MAX:
         raise InvalidChain(

@@ -1,4 +1,4 @@
-"""The wire of the filter service: check, translate, call, translate back."""
+"""The gRPC servicer: parse, call the service, translate back."""
 
 import asyncio
 import time
@@ -39,7 +39,7 @@ CHAINS_MAX: Final = 1_000
 """How many chains a stream may have; their numbers are below this."""
 
 CHAIN_BYTES_MAX: Final = 64 * 1024 * 1024
-"""How much memory the chains of a stream may take, in bytes, roughly."""
+"""The most memory of a stream's chains, in bytes, approximately."""
 
 ENTRIES_MAX: Final = 10_000
 """How many entries a batch may hold."""
@@ -48,7 +48,7 @@ BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
 """How large a batch may be, in bytes, serialized."""
 
 TURN_STEPS: Final = 500_000
-"""How much of a batch is judged before others have their turn, in steps; and at least one entry."""
+"""The steps of a batch before other requests have their turn; at least one entry is judged."""
 
 METHOD: Final = "seqgate.api.filter.v1.FilterService/Evaluate"
 
@@ -65,15 +65,11 @@ class InvalidBatch(DomainError):
 
 
 class _Over(Exception):
-    """The stream has given up its chains, to make room for others'."""
+    """The stream was evicted to make room for the chains of others."""
 
 
 class _Chains:
-    """The chains of a stream, by number.
-
-    Attributes:
-        over: set when the stream was evicted, since others need the room.
-    """
+    """The chains of a stream, by number; `over` is set when the stream is evicted."""
 
     def __init__(self) -> None:
         self.ready: dict[int, Ready] = {}
@@ -81,11 +77,7 @@ class _Chains:
         self.over = asyncio.Event()
 
     def check(self) -> None:
-        """Return unless the stream is over.
-
-        Raises:
-            _Over: it is.
-        """
+        """Raises _Over if the stream was evicted."""
         if self.share.is_over:
             raise _Over
 
@@ -143,7 +135,7 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
     async def _answer(
         self, chains: _Chains, request: pb.EvaluateRequest, span: Span
     ) -> pb.EvaluateResponse | None:
-        """None: the stream is over, and the caller should repeat the request on another one."""
+        """None: the stream was evicted, and its caller should repeat the request on another one."""
         request_id = request.request_id
         try:
             chains.check()
@@ -218,7 +210,7 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
 
 
 def _topic(text: str) -> str:
-    """A topic's name; empty: there is none."""
+    """A topic's name; empty: none."""
     return str(read_topic(text)) if text else ""
 
 
@@ -257,7 +249,7 @@ _ASKED: Final = spans.rpc_attributes(METHOD)
 def _said(
     decisions: Sequence[Decision], which: Sequence[int], different: int, evaluated: int
 ) -> dict[str, int]:
-    """Record the numbers of a batch's entries by verdict in its span."""
+    """The attributes of a batch's span: its numbers of entries, by verdict and source."""
     said: Counter[str] = Counter()
     for place, count in Counter(which).items():
         result = decisions[place].result

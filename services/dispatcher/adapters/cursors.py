@@ -312,7 +312,8 @@ TOO_LARGE: Final = "message larger than max"
 def _shares(
     items: Sequence[T], weight: Callable[[T], int], weight_max: int
 ) -> Iterator[Sequence[T]]:
-    """Items in shares of at most CALL_ITEMS_MAX and `weight_max`; at least one item, and share."""
+    """Items in shares of at most CALL_ITEMS_MAX and `weight_max`, or of one item above it. Without
+    items there is one empty share."""
     start = total = 0
     for index, item in enumerate(items):
         added = weight(item)

@@ -1,7 +1,7 @@
 """The engine: CEL's C++ implementation, as the package cel-expr-python wraps it.
 
-An error is a value there, and its plain form a text: a result that is neither a bool nor a duration
-is an error.
+It returns an error as a value, whose plain form is a text: a result that is neither a bool nor a
+duration is an error.
 """
 
 import re
@@ -26,14 +26,14 @@ MESSAGE_CHARACTERS_MAX: Final = 300
 """The length of the message of a fault, in characters."""
 
 SIZE_FACTOR: Final = 24
-"""How much more memory a program takes than its serialized form: message, tree and plan."""
+"""The memory of a program, as a multiple of its serialized form: message, tree and plan."""
 
 ARENA_EVALUATIONS: Final = 64
-"""Number of evaluations that share one arena, which is cheaper than one for each."""
+"""Number of evaluations that share one arena, which is cheaper than an arena for each."""
 
 _MAKERS: Final = frozenset({"_+_", "string", "bytes"})
-"""Functions that make texts and lists, which may be large: with them, or with a loop, an expression
-has its arena for itself."""
+"""Functions that make texts and lists, which may be large. An expression with one of them, or with
+a loop, shares no arena."""
 
 _STRINGS: Final = cel.Type.Map(cel.Type.STRING, cel.Type.STRING)
 _VARIABLES: Final = {
@@ -60,7 +60,6 @@ class CelEngine:
         self._arenas = _shared_arenas()
 
     def compile(self, text: str) -> "CelProgram":
-        """See `ports.Engine`."""
         try:
             expression = self._environment.compile(text)
         except RuntimeError as error:
@@ -73,7 +72,7 @@ class CelEngine:
 
 
 def _shared_arenas() -> Iterator[Any]:
-    """The arena of evaluations; freed after some of them."""
+    """Yields an arena ARENA_EVALUATIONS times, then the next one."""
     while True:
         arena = cel.Arena()
         for _ in range(ARENA_EVALUATIONS):
@@ -104,7 +103,6 @@ class CelProgram:
         self.size_bytes = SIZE_FACTOR * len(serialized) + len(text)
 
     def check_constants(self) -> None:
-        """See `core.program.Compiled`."""
         nodes = list(_constant_parts(self.tree))
         if not nodes or not self._failing([node.id for node in nodes]):
             return
@@ -114,7 +112,6 @@ class CelProgram:
                 raise InvalidExpression.of([Fault.at(self._text, node.at or 0, message)])
 
     def evaluate(self, values: Values) -> bool | int | Failure:
-        """See `core.program.Compiled`."""
         try:
             # By position, which is quicker: no activation, the values, no functions, the arena.
             value = self._evaluate(None, values, None, self._next_arena()).value()
@@ -127,7 +124,6 @@ class CelProgram:
         return _failure(str(value))
 
     def show(self, node: Node, values: Values) -> Shown:
-        """See `core.program.Compiled`."""
         part = self._environment.deserialize(self._checked.part(node.id))
         name = _shown_type(part.return_type().name())
         try:
@@ -140,13 +136,13 @@ class CelProgram:
         return Shown(name, _shown(plain)[:SHOWN_CHARACTERS_MAX], is_failure=False)
 
     def _failing(self, ids: list[int]) -> str:
-        """Why a list of parts cannot be evaluated; nothing when it can."""
+        """Why a list of parts cannot be evaluated; empty: it can."""
         value = self._environment.deserialize(self._checked.parts(ids)).eval(data={})
         return "" if value.type() != cel.Type.ERROR else _failure(str(value.plain_value())).message
 
 
 def _constant_parts(root: Node) -> Iterable[Node]:
-    """The largest calls that depend on nothing, and regular expressions, which may not be any."""
+    """The largest calls without variables, and every `matches`, whose pattern may be malformed."""
     if isinstance(root, Call) and (root.function == "matches" or not _depends(root)):
         yield root
         return

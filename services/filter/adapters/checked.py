@@ -39,7 +39,7 @@ _FIELDS: Final = {
     "CheckedExpr": "expr:4:Expr source_info:5:SourceInfo",
 }
 _KINDS: Final = {"Constant": "_value", "Expr": "_expr"}
-"""Of which exactly one field is set, and how the names of those end."""
+"""Messages with a oneof, and the suffix of its fields' names."""
 
 
 def _message_class(name: str) -> Any:
@@ -84,7 +84,7 @@ _CheckedExpr: Final = _message_class("CheckedExpr")
 
 
 class Checked:
-    """A checked expression, and others made of its parts."""
+    """A checked expression, from whose parts others can be made."""
 
     def __init__(self, serialized: bytes) -> None:
         packed = any_pb2.Any.FromString(serialized)
@@ -92,11 +92,8 @@ class Checked:
         self._message = _CheckedExpr.FromString(packed.value)
 
     def tree(self, text: str) -> Node:
-        """The expression as the core knows it.
-
-        Raises:
-            InvalidExpression: it has a construct that filters do not support.
-        """
+        """The core's tree of the expression. Raises InvalidExpression for a construct that filters
+        do not support."""
         places = {each.key: each.value for each in self._message.source_info.positions}
         return _Tree(text, places).of(self._message.expr)
 
@@ -105,8 +102,8 @@ class Checked:
         return self._with(self._find(id_))
 
     def parts(self, ids: list[int]) -> bytes:
-        """A list of parts of it, serialized. Of a call of `matches` only the pattern counts: it is
-        asked about an empty text."""
+        """A list of its parts, serialized. A call of `matches` is applied to an empty text: only
+        its pattern is checked."""
         whole = type(self._message.expr)()
         whole.id = 0
         whole.list_expr.SetInParent()

@@ -26,9 +26,8 @@ DELAY_MAX_MS: Final = 86_400_000
 
 MICROSECONDS: Final = 1_000
 """In a millisecond."""
-
 NUMBER_MAX: Final = 2**63 - 1
-"""The largest number that expressions know."""
+"""The largest integer of expressions."""
 
 TOPIC: Final = "topic"
 CONSTANT: Final = frozenset({TOPIC, SUBSCRIPTION})
@@ -36,18 +35,13 @@ CONSTANT: Final = frozenset({TOPIC, SUBSCRIPTION})
 
 
 NUMBERS: Final = frozenset({"sequence_id", "publish_time_ms", "num_messages"})
-"""Variables that are numbers."""
 
 
 class Verdict(Enum):
-    """The verdict on an entry."""
-
     ACCEPT = auto()
-    """It is delivered."""
     REJECT = auto()
-    """It is not delivered."""
     RESCHEDULE = auto()
-    """It is asked about again, later."""
+    """Judge the entry again after a delay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +49,6 @@ class Decision:
     """The decision of a chain on an entry.
 
     Attributes:
-        result: the verdict; or the failure.
         filter: the index in the chain of the deciding filter, from 0; None: all accepted.
         delay_ms: with RESCHEDULE, the delay; 1 to DELAY_MAX_MS.
     """
@@ -76,21 +69,17 @@ class Chain:
     def __init__(
         self, digest: bytes, programs: Sequence[Program], constants: Mapping[str, object]
     ) -> None:
-        """
-        Args:
-            digest: of the content: chains with equal ones decide alike.
-            programs: the filters.
-            constants: the values of `topic` and `subscription`.
-        """
+        """`digest` covers the content: chains with equal digests decide alike. `constants` are the
+        values of `topic` and `subscription`."""
         self.digest = digest
         self.programs = tuple(programs)
         self.reads = Reads.together(each.reads for each in programs)
         self.steps = sum(each.cost.steps for each in programs)
         """The upper bound of a decision's cost."""
         self.size_bytes = sum(each.compiled.size_bytes for each in programs)
-        """How much memory the filters take, roughly."""
+        """The memory of the filters, approximately."""
         self.names = None if self.reads.properties is None else sorted(self.reads.properties)
-        """The properties that keys hold; None: all there are, with their names."""
+        """The properties that keys hold; None: all of the entry's, with their names."""
         self.fields = sorted(self.reads.variables - CONSTANT - {PROPERTIES})
         """The other variables that keys hold."""
         self._constants = {
@@ -101,16 +90,15 @@ class Chain:
             (each.compiled.evaluate, PROPERTIES in each.reads.variables) for each in programs
         ]
         self._is_bounded = self.names is not None and not NUMBERS.intersection(self.fields)
-        """Whether only the texts of a key can be too large."""
+        """Whether only the texts of a key can exceed a limit."""
         self._rejected = [Decision(Verdict.REJECT, index) for index in range(len(programs))]
 
     @property
     def reads_properties(self) -> bool:
-        """Whether an entry's properties matter."""
         return PROPERTIES in self.reads.variables
 
     def decide(self, key: Key, weight: int) -> Decision:
-        """The decision for all entries with this key, which has this weight."""
+        """The decision for all entries with this key; `weight` is its `weight_of`."""
         if weight > TEXT_BYTES_MAX or not self._is_bounded:
             wrong = self._wrong(key, weight)
             if wrong is not None:
@@ -133,7 +121,7 @@ class Chain:
         return ACCEPTED
 
     def can_ask(self, key: Key) -> bool:
-        """Whether all filters can be asked about entries with this key."""
+        """Whether all filters can be evaluated for this key."""
         return key[1] is not None and self._wrong(key, weight_of(key)) is None
 
     def values(self, key: Key) -> dict[str, object]:
@@ -143,7 +131,7 @@ class Chain:
             values.update(zip(self.fields, key[2:], strict=True))
         properties: Any = key[1]
         if properties:
-            # Built in one step where nothing is absent: this is done for each entry that is new.
+            # Built in one step if no property is absent: this runs for each entry not cached.
             found = dict(properties if self.names is None else zip(self.names, properties))  # noqa: B905
             if None in properties:
                 found = {name: value for name, value in found.items() if value is not None}
@@ -182,7 +170,7 @@ def _needed(value: object, names: frozenset[str] | None) -> object:
 
 
 def delay_ms_of(microseconds: int) -> int | Failure:
-    """After how many milliseconds an entry is asked about again; 0: it is accepted."""
+    """The delay in milliseconds, rounded up, after which an entry is judged again; 0: accept."""
     if not 0 <= microseconds <= DELAY_MAX_MS * MICROSECONDS:
         return Failure(
             FailureReason.INVALID_DELAY,
@@ -193,7 +181,7 @@ def delay_ms_of(microseconds: int) -> int | Failure:
 
 
 def weight_of(key: Key) -> int:
-    """How much memory the texts of a key take, in bytes; in UTF-8 they are no longer."""
+    """The memory of a key's texts, in bytes: at least their length in UTF-8, and quicker."""
     weight = 0
     for part in key:
         for each in part if isinstance(part, tuple) else (part,):
@@ -205,7 +193,7 @@ def weight_of(key: Key) -> int:
 
 
 def text_bytes(part: object) -> int:
-    """How long the texts of a key are together, in bytes of UTF-8."""
+    """The length of a key's texts together, in bytes of UTF-8."""
     match part:
         case str():
             return len(part.encode())

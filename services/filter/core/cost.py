@@ -36,20 +36,20 @@ COST_MAX: Final = 500_000
 nanoseconds, so this is 25 milliseconds."""
 
 ITERATIONS_MAX: Final = 10_000
-"""How many elements the loops of an expression may look at together; the engine's own limit."""
+"""How many elements the loops of an expression may visit together; the engine's own limit."""
 
 DEPTH_MAX: Final = 64
-"""How many sub-expressions may stand on each other, macros written out. The engine's parser stops
-earlier: at 32, as it counts."""
+"""The deepest nesting of sub-expressions, macros expanded. The engine's parser stops earlier: at
+32, by its own count."""
 
 LOOPS_MAX: Final = 3
-"""How many macros may be inside each other."""
+"""The deepest nesting of macros."""
 
 REGEX_SIZE_MAX: Final = 2_000
-"""How large the program of a regular expression may be, in instructions."""
+"""The largest program of a regular expression, in instructions."""
 
 PROPERTIES_MAX: Final = 128
-"""How many properties an entry may have; entry.proto."""
+"""The most properties of an entry (entry.proto)."""
 
 TEXT_BYTES_MAX: Final = 32 * 1024
 """The limit of the texts that a chain reads of an entry, in total bytes of UTF-8. Fields that it
@@ -57,21 +57,21 @@ does not read may be longer."""
 
 SUBSCRIPTION_PROPERTIES_MAX: Final = 2_000
 SUBSCRIPTION_BYTES_MAX: Final = 64 * 1024
-"""How many properties of a subscription expressions may be given, and their bytes together."""
+"""The most properties of a subscription that expressions may read, and their total bytes."""
 
 BYTES_A_STEP: Final = 64
-"""How many bytes are compared or copied in a step."""
+"""The bytes compared or copied in a step."""
 
 NUMBER_BYTES_MAX: Final = 400
-"""How long the text of a number or a time may be, in bytes."""
+"""The longest text of a number or a time, in bytes."""
 
 REGEX_STEPS: Final = 100
 REGEX_STEPS_AN_INSTRUCTION: Final = 10
 """The cost of compiling a regular expression: the engine does so each time."""
 
 REGEX_BYTES_A_STEP: Final = 8
-"""How many bytes an instruction of a regular expression looks at in a step, at worst: where each
-byte leads RE2 into a state that it has not seen."""
+"""The bytes that an instruction of a regular expression reads in a step, at worst: when each byte
+leads RE2 into a new state."""
 
 LOOK_UP_STEPS: Final = 10
 """The cost of looking up a key of a map, or of a loop's step to the next element."""
@@ -79,14 +79,13 @@ LOOK_UP_STEPS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large a value may be.
+    """The largest size of a value.
 
     Attributes:
-        size: bytes of text, of everything that is inside together.
+        size: bytes of text, including all that it contains.
         count: elements of a list, or keys of a map.
         inner: the largest element; of a map, the largest key or value.
-        is_map: whether it is one.
-        drawn: of which map it is a key, if it is known to be one.
+        drawn: the map of which it is known to be a key; empty: none.
     """
 
     size: float = 0
@@ -97,7 +96,7 @@ class Shape:
 
     @property
     def weight(self) -> float:
-        """How many values it holds, itself included."""
+        """The number of values that it holds, itself included."""
         return 1 + self.count * (self.inner.weight if self.inner else 0)
 
 
@@ -123,8 +122,6 @@ SHAPES: Final[Mapping[str, Shape]] = {
 
 
 class Cost(NamedTuple):
-    """The upper bound of an expression's cost."""
-
     steps: int
     iterations: int
 
@@ -141,11 +138,8 @@ Scope = Mapping[str, Shape]
 
 
 def cost_of(text: str, root: Node) -> Cost:
-    """The cost of an expression.
-
-    Raises:
-        InvalidExpression: it is above a limit, or calls a function without a price.
-    """
+    """Raises InvalidExpression if the expression exceeds a limit, or calls a function without a
+    price."""
     if depth(root) > DEPTH_MAX:
         raise _invalid(text, root, f"expression nested too deeply (limit {DEPTH_MAX})")
     if loops(root) > LOOPS_MAX:
@@ -176,7 +170,6 @@ class _Pricing:
         self._text = text
 
     def of(self, node: Node, scope: Scope) -> Bound:
-        """The cost of a node where names have these shapes."""
         match node:
             case Constant():
                 return Bound(1, 0, _constant(node))
@@ -278,14 +271,14 @@ class _Pricing:
             iterations += times * (condition.iterations + step.iterations + 1)
             growth.append((times, step.shape))
         grown = _grown(start.shape, growth)
-        steps += grown.count * whole.count  # a list is copied to be made longer
+        steps += grown.count * whole.count  # appending to a list copies it
         steps += _scan(grown.size) * whole.count
         result = self.of(node.result, {**scope, node.accumulator: grown})
         return Bound(steps + result.steps, iterations + result.iterations, result.shape)
 
 
 def _sized(element: Shape, size: float, drawn: str) -> Shape:
-    """An element that has so much of the text."""
+    """The element with this much text."""
     return Shape(size, element.count, element.inner, is_map=element.is_map, drawn=drawn)
 
 
@@ -299,8 +292,8 @@ def _grown(start: Shape, growth: Sequence[tuple[int, Shape]]) -> Shape:
 
 
 def _found(node: Call, shapes: Sequence[Shape]) -> Shape:
-    """The value of a key. That of a key which was drawn from the same map belongs to the same
-    element, and is priced with it."""
+    """The value of a key. The value of a key drawn from the same map belongs to the same element,
+    and has the key's size."""
     place = node.arguments[0]
     inner = shapes[0].inner or NOTHING
     if isinstance(place, Variable) and shapes[1].drawn == place.name:

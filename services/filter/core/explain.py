@@ -9,21 +9,15 @@ from seqgate.services.filter.core.spans import Span, spans_of
 from seqgate.services.filter.core.syntax import Constant, Loop, Node, children
 
 STEPS_MAX: Final = 200
-"""How many sub-expressions are shown, the outer ones first."""
+"""The most sub-expressions shown, outer ones first."""
 
 SHOWN_CHARACTERS_MAX: Final = 1_000
-"""How much is shown of a value, in characters."""
+"""The longest shown value, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A sub-expression.
-
-    Attributes:
-        span: its place in the text.
-        depth: the number of sub-expressions that contain it.
-        value: its value.
-    """
+    """A sub-expression; `depth` is the number of sub-expressions that contain it."""
 
     span: Span
     depth: int
@@ -33,8 +27,8 @@ class Step:
 def steps_of(program: Program, values: Values) -> Iterator[Step]:
     """The sub-expressions in the order of the text, outer ones before their parts.
 
-    Literals are left out, since they show their value themselves; so is the body of a macro, which
-    has a value for each element.
+    Literals are left out, since they show their own value; so is the body of a macro, which has a
+    value for each element.
     """
     root = program.compiled.tree
     spans = spans_of(program.text, root)
@@ -45,7 +39,7 @@ def steps_of(program: Program, values: Values) -> Iterator[Step]:
 
 
 def _outer_first(root: Node) -> list[tuple[Node, int]]:
-    """The nodes that are shown. Where there are too many, whole levels count before parts."""
+    """The nodes to show, with their depths. If there are too many, the outer levels are kept."""
     levels: list[list[tuple[Node, int]]] = []
 
     def visit(node: Node, depth: int) -> None:

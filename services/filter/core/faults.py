@@ -9,14 +9,7 @@ from seqgate.services.errors import DomainError, Kind
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong.
-
-    Attributes:
-        offset: where, in characters from 0.
-        line: the same, from 1.
-        column: in that line, in characters from 1.
-        message: one sentence for people.
-    """
+    """A fault of an expression; `offset` is in characters from 0, `line` and `column` from 1."""
 
     offset: int
     line: int
@@ -25,15 +18,14 @@ class Fault:
 
     @classmethod
     def at(cls, text: str, offset: int, message: str) -> Self:
-        """A fault at a place of the text."""
         before = text[:offset]
         line = before.count("\n") + 1
         return cls(offset, line, offset - (before.rfind("\n") + 1) + 1, message)
 
     @classmethod
     def in_line(cls, text: str, line: int, column: int, message: str) -> Self:
-        """A fault at a place that is given by line and column, both from 1; a place that the text
-        does not have is its beginning or its end."""
+        """A fault at a line and column, both from 1. A place outside of the text is moved to its
+        beginning or end."""
         lines = text.split("\n")
         if line < 1:
             return cls.at(text, 0, message)
@@ -47,11 +39,10 @@ class InvalidExpression(DomainError):
     kind = Kind.INVALID
     reason = "INVALID_EXPRESSION"
     faults: tuple[Fault, ...] = ()
-    """All that is wrong with it; the refusal names the first."""
+    """All faults; the message names the first."""
 
     @classmethod
     def of(cls, faults: Sequence[Fault], *, field: str = "expression", **details: object) -> Self:
-        """The refusal of an expression that has these faults."""
         first = faults[0]
         refusal = cls(
             f"line {first.line}, column {first.column}: {first.message}",

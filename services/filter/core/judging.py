@@ -1,5 +1,5 @@
-"""A batch of entries that is judged some steps at a time, so that the caller can serve others in
-between. A step is one of `cost`; an entry with a cached decision takes a few.
+"""A batch of entries that is judged some steps at a time, so that the caller can serve other
+requests in between. A step is one of `cost`; an entry with a cached decision takes a few.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,19 +13,17 @@ REMEMBERED_STEPS: Final = 20
 
 
 class Judging:
-    """See the module."""
-
     def __init__(self, chain: Chain, read: ReadKey, memo: Memo, entries: Sequence[object]) -> None:
         self._chain = chain
         self._read = read
         self._memo = memo
         self._left: Iterator[object] = iter(entries)
         self._count = len(entries)
-        self._numbers: dict[int, int] = {}  # of decisions, by their identity: that is quick
+        self._numbers: dict[int, int] = {}  # by id() of a decision, which is quicker than its hash
         self._decisions: list[Decision] = []
         self._which: list[int] = []
         self.evaluated = 0
-        """Of how many entries the decision was not remembered."""
+        """The number of entries without a cached decision."""
 
     def outcomes(self) -> tuple[list[Decision], list[int]]:
         """The distinct decisions, and for each entry the index of its own."""
@@ -36,8 +34,7 @@ class Judging:
         return list(places), [renumbered[each] for each in self._which]
 
     def go_on(self, steps: int) -> bool:
-        """Judge entries until so many steps are spent, or none is left; whether any is left.
-        One is judged in any case."""
+        """Judge entries, at least one, until the steps are spent. Returns whether any is left."""
         chain, read, memo = self._chain, self._read, self._memo
         young = memo.young
         numbers, decisions, which = self._numbers, self._decisions, self._which

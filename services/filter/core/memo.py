@@ -14,14 +14,8 @@ KEY_BYTES: Final = 400
 
 
 class Memo:
-    """Decisions by key."""
-
     def __init__(self, entries_max: int, bytes_max: int) -> None:
-        """
-        Args:
-            entries_max: how many decisions are remembered, at most.
-            bytes_max: how much memory they take, at most; roughly.
-        """
+        """`bytes_max` limits the approximate memory of keys and decisions."""
         self._entries_half = entries_max // 2
         self._bytes_half = bytes_max // 2
         self.young: dict[Key, Decision] = {}
@@ -35,11 +29,10 @@ class Memo:
 
     @property
     def size_bytes(self) -> int:
-        """How much memory they take, roughly."""
+        """The approximate memory of the cached decisions."""
         return self._young_bytes + self._old_bytes
 
     def get(self, key: Key) -> Decision | None:
-        """The decision; None: not remembered."""
         decision = self.young.get(key)
         if decision is None:
             decision = self._old.get(key)
@@ -48,7 +41,7 @@ class Memo:
         return decision
 
     def put(self, key: Key, decision: Decision, weight: int) -> None:
-        """Remember the decision for a key of this weight."""
+        """Cache a decision, unless its key's weight exceeds half of the memory."""
         size = KEY_BYTES + weight
         if size > self._bytes_half or not self._entries_half:
             return

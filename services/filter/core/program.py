@@ -16,35 +16,33 @@ EXPRESSION_BYTES_MAX: Final = 4 * 1024
 _BLANK: Final = "\t\n\r"
 
 Values = Mapping[str, object]
-"""The values of the variables that are read."""
+"""The values of variables."""
 
 
 class Type(Enum):
     """The type of an expression."""
 
     BOOL = auto()
-    """Whether an entry is wanted."""
+    """True accepts an entry, false rejects it."""
     DURATION = auto()
-    """After how long an entry is asked about again; zero: it is wanted."""
+    """The delay after which an entry is judged again; zero accepts it."""
 
 
 class FailureReason(Enum):
     """Why there is no verdict."""
 
     PROPERTY_ABSENT = auto()
-    """A property was looked up that the entry does not have."""
+    """The filter looked up a property that the entry lacks."""
     EVALUATION_FAILED = auto()
-    """A text is no number, a division by zero, a number out of its bounds, ..."""
+    """An invalid conversion, a division by zero, a number out of range, ..."""
     INVALID_DELAY = auto()
-    """A delay is negative, or longer than a day."""
+    """The delay is negative, or longer than a day."""
     INVALID_METADATA = auto()
     """The metadata that the chain reads exceeds the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """There is no verdict, and why."""
-
     reason: FailureReason
     message: str
 
@@ -62,26 +60,18 @@ class Compiled(Protocol):
     """An expression, compiled by an engine."""
 
     @property
-    def type(self) -> Type:
-        """The type of its value."""
-        ...
+    def type(self) -> Type: ...
 
     @property
-    def tree(self) -> Node:
-        """Its tree."""
-        ...
+    def tree(self) -> Node: ...
 
     @property
     def size_bytes(self) -> int:
-        """How much memory it takes, roughly."""
+        """Its approximate memory."""
         ...
 
     def check_constants(self) -> None:
-        """Return if no part that depends on nothing must fail.
-
-        Raises:
-            InvalidExpression: one must; with its place.
-        """
+        """Raises InvalidExpression, with its place, for a constant part that always fails."""
         ...
 
     def evaluate(self, values: Values) -> bool | int | Failure:
@@ -89,14 +79,12 @@ class Compiled(Protocol):
         ...
 
     def show(self, node: Node, values: Values) -> Shown:
-        """The value of a part of it; one outside of loops."""
+        """The value of a sub-expression outside of loops."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """See the module."""
-
     text: str
     compiled: Compiled
     reads: Reads
@@ -104,16 +92,11 @@ class Program:
 
     @property
     def type(self) -> Type:
-        """The type of its value."""
         return self.compiled.type
 
 
 def check_text(text: str) -> None:
-    """Return if the text may be handed to an engine.
-
-    Raises:
-        InvalidExpression: it is too long, or holds control characters.
-    """
+    """Raises InvalidExpression if the text is too long, or has control characters."""
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > EXPRESSION_BYTES_MAX:
         message = f"expression is {size:,} bytes long (limit {EXPRESSION_BYTES_MAX:,})"
@@ -124,11 +107,8 @@ def check_text(text: str) -> None:
 
 
 def program_of(text: str, compiled: Compiled) -> Program:
-    """The compiled expression, if it is a valid filter.
-
-    Raises:
-        InvalidExpression: it costs too much, or a constant part of it always fails.
-    """
+    """Raises InvalidExpression if the expression costs too much, or a constant part always
+    fails."""
     cost = cost_of(text, compiled.tree)
     compiled.check_constants()
     return Program(text, compiled, Reads.of(compiled.tree), cost)

@@ -1,5 +1,5 @@
-"""The fields of an entry that an expression reads: no others can change its verdict, so no others
-are inspected, or belong into the key under which a verdict is cached."""
+"""The fields of an entry that an expression reads. No others can change its verdict, so no others
+are inspected, or are part of the key under which a verdict is cached."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -28,7 +28,6 @@ VARIABLES: Final = (
     "topic",
     SUBSCRIPTION,
 )
-"""The variables of expressions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +35,9 @@ class Reads:
     """The inputs that are read.
 
     Attributes:
-        variables: those of VARIABLES.
-        properties: the names that are looked up in `properties`; None: any, or all.
-        subscription: the same in `subscription`.
+        variables: a part of VARIABLES.
+        properties: the names looked up in the variable `properties`; None: any, or all.
+        subscription: the same for the variable `subscription`.
     """
 
     variables: frozenset[str] = frozenset()
@@ -47,7 +46,6 @@ class Reads:
 
     @classmethod
     def of(cls, root: Node) -> Self:
-        """The reads of an expression."""
         found = _Found()
         found.visit(root, frozenset())
         return cls(
@@ -60,7 +58,6 @@ class Reads:
 
     @classmethod
     def together(cls, all_: Iterable["Reads"]) -> Self:
-        """The union of their reads."""
         variables: frozenset[str] = frozenset()
         properties: frozenset[str] | None = frozenset()
         subscription: frozenset[str] | None = frozenset()
@@ -83,7 +80,7 @@ class _Found:
         self.names: dict[str, set[str] | None] = {PROPERTIES: set(), SUBSCRIPTION: set()}
 
     def visit(self, node: Node, bound: frozenset[str]) -> None:
-        """Look at a node, where loops around it have bound these names."""
+        """Add a node's reads; `bound` are the names bound by the loops around it."""
         looked_up = _look_up(node)
         if looked_up is not None and looked_up[0].name not in bound:
             variable, name = looked_up
@@ -108,7 +105,7 @@ class _Found:
 
 
 def _look_up(node: Node) -> tuple[Variable, str] | None:
-    """The map and the name, where one property is looked up by a name that stands there."""
+    """The map and the name, if the node looks up one property by a literal name."""
     match node:
         case Select(operand=Variable() as variable, field=name):
             pass

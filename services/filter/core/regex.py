@@ -9,13 +9,13 @@ from typing import Final
 
 LETTER: Final = 1
 CLASS: Final = 12
-"""Of a class of characters beyond ASCII: their UTF-8 has a few forms."""
+"""Of a class of characters beyond ASCII, whose UTF-8 has a few forms."""
 
 UNICODE_CLASS: Final = 600
 """Of a class such as \\pL, which has hundreds of ranges."""
 
 FOLDED: Final = 4
-"""How many forms a letter has where upper and lower case are the same."""
+"""The most forms of a letter where case is ignored."""
 
 _COUNTED: Final = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 _RANGE: Final = re.compile(r"[^\\\]\[]-[^\\\]\[]", re.DOTALL)
@@ -23,11 +23,8 @@ _FOLDS: Final = re.compile(r"\(\?[A-Za-z]*i")
 
 
 def program_size(pattern: str) -> int:
-    """An upper bound of the number of instructions of the pattern.
-
-    Raises:
-        ValueError: it has a quotation (\\Q), whose end is not searched.
-    """
+    """An upper bound of a pattern's number of instructions. Raises ValueError for a quotation
+    (\\Q), whose end is not searched."""
     sums = [0]  # of the groups that are open
     last = 0  # the operand of a repetition
     at = 0
@@ -76,7 +73,8 @@ def _atom(pattern: str, at: int) -> tuple[int, int]:
 
 
 def _class(pattern: str, start: int) -> tuple[int, int]:
-    """A class counts by its ranges; one that is turned round, as if each had many forms."""
+    """The size of a class, and its end: the sum over its ranges. Ranges of a negated class count
+    as beyond ASCII."""
     at = start + 1
     each = LETTER
     if pattern[at : at + 1] == "^":

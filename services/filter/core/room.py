@@ -15,22 +15,21 @@ KEPT_S: Final = 1.0
 """How long a stream keeps its room at least, in seconds."""
 
 UNUSED_S: Final = 10.0
-"""How long one keeps it that judges nothing, in seconds."""
+"""How long a stream that judges nothing keeps its room at least, in seconds."""
 
 
 class ChainShare:
     """The share of one stream's chains.
 
     Attributes:
-        size_bytes: its size.
-        used_s: when it last judged, or got its first chain.
-        is_over: whether it was evicted. The stream ends.
+        used_s: when the stream last judged, or set its first chain.
+        is_over: whether the stream was evicted: it ends.
     """
 
     __slots__ = ("_end", "_has_judged", "_since_s", "is_over", "size_bytes", "used_s")
 
     def __init__(self, end: Callable[[], object]) -> None:
-        """`end` is called when others have it."""
+        """`end` is called when the stream is evicted."""
         self.size_bytes = 0
         self.is_over = False
         self._end = end
@@ -39,28 +38,25 @@ class ChainShare:
         self._has_judged = False
 
     def begin(self, now_s: float) -> None:
-        """It is the stream's from now on."""
+        """Record the stream's first chain."""
         self._since_s = self.used_s = now_s
         self._has_judged = False
 
     def judged(self, now_s: float) -> None:
-        """A batch was judged."""
         self.used_s = now_s
         self._has_judged = True
 
     def may_end(self, now_s: float) -> bool:
-        """Whether others may have it."""
+        """Whether the stream may be evicted."""
         return now_s >= self._since_s + (KEPT_S if self._has_judged else UNUSED_S)
 
     def end(self) -> None:
-        """Others have it."""
+        """Evict the stream."""
         self.is_over = True
         self._end()
 
 
 class ChainRoom:
-    """See the module."""
-
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self._used = 0
@@ -68,12 +64,12 @@ class ChainRoom:
 
     @property
     def used(self) -> int:
-        """How many bytes the chains of all streams take."""
+        """The size of all chains, in bytes."""
         return self._used
 
     def take(self, share: ChainShare, size_bytes: int, before: int, now_s: float) -> bool:
-        """Have a chain of this size in the place of one of that size, or of none. False: there is
-        no room for it now."""
+        """Take room for a chain of `size_bytes` in place of one of `before` bytes (0: none), and
+        evict other streams if needed. False: there is no room now."""
         assert not share.is_over
         added = size_bytes - before
         missing = self._used + added - self.bytes_max
@@ -103,7 +99,7 @@ class ChainRoom:
     def _leaving(
         self, share: ChainShare, missing: int, now_s: float
     ) -> Sequence[ChainShare] | None:
-        """Which others give up theirs, so that there is room for so much; None: there is not."""
+        """The streams to evict for `missing` bytes of room; None: too few may be evicted now."""
         leaving: list[ChainShare] = []
         others = [each for each in self._shares if each is not share and each.may_end(now_s)]
         for each in sorted(others, key=lambda each: each.used_s):

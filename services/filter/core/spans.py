@@ -42,7 +42,7 @@ class Token(NamedTuple):
 
 
 def spans_of(text: str, root: Node) -> Mapping[int, Span]:
-    """The span of each node that has a place, by its id."""
+    """The span of each node that has a place in the text, by its id."""
     return _Spans(text).of(root)
 
 
@@ -62,7 +62,7 @@ class _Spans:
         return self._spans
 
     def _pair(self) -> dict[int, int]:
-        """The other half of each bracket, by the token's number."""
+        """The partner of each bracket, by token index."""
         partners: dict[int, int] = {}
         is_open: list[int] = []
         for index, token in enumerate(self._tokens):
@@ -105,7 +105,7 @@ class _Spans:
         return Span(self._tokens[first].start, self._tokens[last].end)
 
     def _balanced(self, span: Span) -> Span:
-        """The span, with the other halves of its brackets."""
+        """The span, extended to the partners of its brackets."""
         start, end = span
         first = max(0, bisect_right(self._starts, start) - 1)
         last = max(0, bisect_right(self._starts, end - 1) - 1)

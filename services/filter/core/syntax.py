@@ -12,12 +12,7 @@ from itertools import chain
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One sub-expression.
-
-    Attributes:
-        id: its number in the expression.
-        at: where its own token is in the text, in characters from 0; None: it has none.
-    """
+    """A sub-expression; `at` is the place of its own token, in characters from 0; None: none."""
 
     id: int
     at: int | None
@@ -25,14 +20,12 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Constant(Node):
-    """A literal."""
-
     value: bool | int | float | str | bytes | None
 
 
 @dataclass(frozen=True, slots=True)
 class Variable(Node):
-    """A name: of the entry's metadata, or bound by a loop around it."""
+    """A variable of VARIABLES (reads.py), or one bound by a loop around it."""
 
     name: str
 
@@ -100,18 +93,18 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """A node, and everything below it."""
+    """A node and its descendants."""
     yield node
     for child in children(node):
         yield from walk(child)
 
 
 def depth(node: Node) -> int:
-    """How many nodes stand on each other, at most."""
+    """The height of a tree, in nodes."""
     return 1 + max(map(depth, children(node)), default=0)
 
 
 def loops(node: Node) -> int:
-    """How many loops are inside each other, at most."""
+    """The deepest nesting of loops."""
     inner = max(map(loops, children(node)), default=0)
     return inner + isinstance(node, Loop)
