@@ -6,8 +6,8 @@ The path of a delivery, by folder:
     shell      live: a subscription; session: a consumer's stream
     core       the machine decides: an event in, effects out
     shell      performing: effects become calls; sending: deliveries get their entries
-    filtering  verdicts for what was read
-    letters    what failed too often goes to the dead letter topic
-    cursor     what must outlast the process
+    filtering  verdicts on the entries that were read
+    letters    entries that failed too often go to the dead letter topic
+    cursor     the subscription's durable state
     adapters   the log, cursors, filters and dead letter topics over gRPC
 """

@@ -150,7 +150,7 @@ async def test_an_explanation_names_the_filter_that_failed(
     assert (reason["filter"], reason["filter_version"]) == ("number", 1)
     assert sentence.out.startswith(
         "A filter failed on it: it waits until filters or properties change: "
-        "number (version 1) says EVALUATION_FAILED: "
+        "number (version 1) failed with EVALUATION_FAILED: "
     )
 
 

@@ -28,7 +28,7 @@ VERDICT_BYTES_MAX: Final = 1_024
 
 UNAVAILABLE: Final = "UNAVAILABLE"
 NOT_ASKED: Final = "NOT_ASKED"
-"""Why there is no verdict, besides the reasons that the filter service gives."""
+"""Reasons of a missing verdict, besides those of the filter service."""
 
 
 class Known(NamedTuple):

@@ -320,8 +320,9 @@ class Filtering:
                     return verdicts
 
     async def again(self, entries: Sequence[StoredEntry]) -> dict[Position, int]:
-        """Verdicts on entries that wait for one; the caller asks again about those left out. It
-        returns none if the chains change meanwhile, or, after a pause, if there is no verdict."""
+        """Verdicts on entries that wait for one. Entries without a verdict are left out, for the
+        caller to retry: all of them if the chains change meanwhile. If none has a verdict, this
+        returns after the backoff."""
         version = self._version
         found = await self._verdicts(entries)
         some = [place for place, known in enumerate(found) if known.verdict != UNJUDGED]

@@ -105,7 +105,7 @@ class Shadow:
 
     async def _ask(self) -> None:
         """Judge the waiting entries. Those without an answer are counted as unanswered, and the
-        service is asked again when more entries were read."""
+        next request follows the next entries that are read."""
         active = self._active
         try:
             await active.prepare(self._line, self._topic, self._properties)

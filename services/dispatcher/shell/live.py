@@ -360,8 +360,9 @@ class Live:
         self._work.check()
 
     def leave(self, session: Session) -> None:
-        """A stream ended without Leave. Streams that end together, as those of one process do,
-        leave together: reassigning slots for each of a thousand takes longer than a lease."""
+        """Disconnect a consumer whose stream ended without Leave. Streams that end together, as
+        those of one process do, leave together: reassigning slots for each of a thousand takes
+        longer than a lease."""
         if self._forget(session) and self.stopped is None:
             if not self._leaving:
                 asyncio.get_running_loop().call_soon(self._let_leave)

@@ -31,7 +31,7 @@ FAILED_RETRY_AFTER_S: Final = 0.5
 """The delay after which consumers reconnect to a subscription that failed unexpectedly."""
 
 WAITING_CHANGES_MAX: Final = 100
-"""Number of queued and running changes of a subscription. Each completes even if its caller has
+"""The most queued and running changes of a subscription. Each completes even if its caller has
 gone, so calls_max does not bound them."""
 
 WAITING_CHANGES_BYTES_MAX: Final = 64 * 1024 * 1024

@@ -181,7 +181,9 @@ def _of_filters(
         failed = None if position is None else live.filtering.why(position)
         if failed is not None:
             reason, message = failed.failure
-            why.text += f": {failed.filter} (version {failed.version}) says {reason}: {message}"
+            why.text += (
+                f": {failed.filter} (version {failed.version}) failed with {reason}: {message}"
+            )
             why.filter, why.filter_version = failed.filter, failed.version
             why.since.CopyFrom(timestamp(failed.since_ms))
         return why

@@ -26,13 +26,13 @@ DELAY_MAX_MS: Final = 86_400_000
 
 MICROSECONDS: Final = 1_000
 """In a millisecond."""
+
 NUMBER_MAX: Final = 2**63 - 1
 """The largest integer of expressions."""
 
 TOPIC: Final = "topic"
 CONSTANT: Final = frozenset({TOPIC, SUBSCRIPTION})
 """Variables that are the same for all entries of a chain: its digest covers them."""
-
 
 NUMBERS: Final = frozenset({"sequence_id", "publish_time_ms", "num_messages"})
 
