@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 POLL_FIRST_S = 0.01
 POLL_LAST_S = 0.1
-"""The polling interval grows from the first to the last: polls took a fifth of the suite's processor
-time, and slowed what they waited for."""
+"""The polling interval grows from the first to the last: polls took a fifth of the suite's
+processor time, and slowed what they waited for."""
 
 WITHIN_S = 60.0
 """The default limit, which allows for a busy machine."""

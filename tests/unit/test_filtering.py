@@ -297,6 +297,15 @@ async def test_the_outage_policy_decides_on_uncached_entries(
     assert world.counts()["UNAVAILABLE"] == 2
 
 
+async def test_an_outage_ends_with_the_filters(world: World) -> None:
+    world.use(chain("eu"))
+    world.filters.available = False
+    await world.page(*entries("eu"))
+    assert world.filtering.outage is not None
+    world.use(Chain())
+    assert world.filtering.outage is None
+
+
 async def test_waiting_pages_are_judged_when_the_service_returns(world: World) -> None:
     world.use(chain("eu"))
     world.filters.available = False

@@ -98,10 +98,9 @@ async def _begun(work: Work, over: asyncio.Event) -> int:
         except ServiceBusy as refusal:
             refused.append(refusal)
     (last,) = refused
-    assert (last.retry_after_s, last.details) == (
-        RETRY_AFTER_S,
-        {"limit": "WAITING_CHANGES_MAX"},
-    )
+    by_count = work.changes == limits.WAITING_CHANGES_MAX
+    limit = "WAITING_CHANGES_MAX" if by_count else "WAITING_CHANGES_BYTES_MAX"
+    assert (last.retry_after_s, last.details) == (RETRY_AFTER_S, {"limit": limit})
     return work.changes
 
 

@@ -169,6 +169,8 @@ class Filtering:
         self._properties = dict(properties)
         self.chains = chains
         self.is_on = chains.filters_any or chains.shadow is not None
+        if not chains.filters_any:
+            self.outage = None  # nothing is asked any more
         self._active = {
             chain: stay.get(chain) or ActiveChain(chain, self.tallies, is_shadow=False)
             for chain in (stretch.chain for stretch in chains.applied)

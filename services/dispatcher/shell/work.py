@@ -178,8 +178,13 @@ class Work:
     def _begin_change(self) -> Callable[[object], None]:
         """Count a change until the returned function is called."""
         size_bytes = ASKED_BYTES.get()
-        if self.changes >= WAITING_CHANGES_MAX or not self._asked.fits(size_bytes):
+        if self.changes >= WAITING_CHANGES_MAX:
             raise busy("too many changes of subscriptions waiting", limit="WAITING_CHANGES_MAX")
+        if not self._asked.fits(size_bytes):
+            raise busy(
+                "changes of subscriptions that wait are too large",
+                limit="WAITING_CHANGES_BYTES_MAX",
+            )
         self._asked.take(size_bytes)
         self.changes += 1
 

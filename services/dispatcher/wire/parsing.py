@@ -113,10 +113,9 @@ def _drain_deadline_ms(given: pb.SubscriptionOptions) -> int:
 def _options(given: pb.SubscriptionOptions, config: DispatcherConfig) -> Options:
     if given.type not in _KINDS:
         raise InvalidOptions("options.type is required", field="options.type")
-    if given.placement not in _PLACEMENTS or given.after_dead_letter not in _AFTER:
-        raise InvalidOptions(
-            "options.placement or options.after_dead_letter is unknown", field="options"
-        )
+    for field, known in (("placement", _PLACEMENTS), ("after_dead_letter", _AFTER)):
+        if getattr(given, field) not in known:
+            raise InvalidOptions(f"options.{field} is unknown", field=f"options.{field}")
     defaults = Options()
     limits = {
         "max_in_flight_per_key": IN_FLIGHT_MAX,
@@ -187,8 +186,9 @@ def chain(request: pb.SetFiltersRequest | pb.AnalyzeBacklogRequest) -> Chain:
     filters = tuple(Filter(each.name, each.version, each.expression) for each in request.filters)
     if isinstance(request, pb.AnalyzeBacklogRequest):
         return Chain(filters)
-    if request.policy not in _POLICIES or request.mode not in _MODES:
-        raise InvalidChain("policy or mode is unknown", field="policy")
+    for field, known in (("policy", _POLICIES), ("mode", _MODES)):
+        if getattr(request, field) not in known:
+            raise InvalidChain(f"{field} is unknown", field=field)
     return Chain(filters, _POLICIES[request.policy])
 
 
