@@ -1,5 +1,5 @@
-"""The rights that each method of the filter service needs. The service keeps no state, so any right
-at all suffices to try an expression."""
+"""The rights that each method of the filter service needs. The service keeps no state, so a caller
+with any right at all may try an expression."""
 
 from collections.abc import Sequence
 from typing import Any, Final

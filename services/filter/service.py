@@ -23,7 +23,7 @@ CHAIN_COST_MAX: Final = 1_000_000
 """The most that the filters of a chain may cost together, in steps, at the largest entry."""
 
 _SIZE: Final = 8
-"""Bytes of the length before each text that goes into a digest."""
+"""The bytes of the length that precedes each text in a digest."""
 
 
 class InvalidChain(DomainError):

@@ -36,19 +36,19 @@ from seqgate.telemetry import names, spans
 from seqgate.times import duration
 
 CHAINS_MAX: Final = 1_000
-"""How many chains a stream may have; their numbers are below this."""
+"""The most chains of a stream; their numbers are below this."""
 
 CHAIN_BYTES_MAX: Final = 64 * 1024 * 1024
 """The most memory of a stream's chains, in bytes, approximately."""
 
 ENTRIES_MAX: Final = 10_000
-"""How many entries a batch may hold."""
+"""The most entries of a batch."""
 
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
-"""How large a batch may be, in bytes, serialized."""
+"""The largest batch, in bytes, serialized."""
 
 TURN_STEPS: Final = 500_000
-"""The steps of a batch before other requests have their turn; at least one entry is judged."""
+"""The steps after which a batch yields to other requests; at least one entry is judged."""
 
 METHOD: Final = "seqgate.api.filter.v1.FilterService/Evaluate"
 
@@ -65,7 +65,7 @@ class InvalidBatch(DomainError):
 
 
 class _Over(Exception):
-    """The stream was evicted to make room for the chains of others."""
+    """The stream was evicted to make room for the chains of other streams."""
 
 
 class _Chains:

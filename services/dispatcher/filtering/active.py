@@ -21,7 +21,7 @@ from seqgate.services.dispatcher.ports import Decision, Line, Reads, Rules
 from seqgate.types import TopicName
 
 VERDICTS_MAX: Final = 10_000
-"""How many verdicts of a chain are cached."""
+"""The most verdicts cached for a chain."""
 
 VERDICT_BYTES_MAX: Final = 1_024
 """The longest metadata, in bytes, by which a verdict is cached."""
@@ -59,7 +59,7 @@ class ActiveChain:
         self.unanswered = Known(_unanswered(chain.policy), self.tally(None, UNAVAILABLE))
 
     async def prepare(self, line: Line, topic: TopicName, properties: Mapping[str, str]) -> None:
-        """Ask which fields the chain reads, unless that is known."""
+        """Ask the filter service which fields the chain reads, unless they are known."""
         if self.projection is None:
             self.rules, self.projection = await prepared(line, self.chain, topic, properties)
 
@@ -109,7 +109,8 @@ async def prepared(
     line: Line, chain: Chain, topic: TopicName, properties: Mapping[str, str]
 ) -> tuple[Rules, Projection]:
     """A chain with the subscription's properties and the entries' fields that it reads. Raises
-    InvalidExpression or InvalidChain if the filter service refuses it, or FiltersUnavailable."""
+    InvalidExpression or InvalidChain if the filter service refuses the chain, FiltersUnavailable if
+    the service does not answer."""
     rules = Rules(chain.filters, str(topic))
     reads = await line.reads(rules)
     given = _given(reads, properties)

@@ -14,7 +14,7 @@ requests its verdict again until there is one. While the filter service does not
 it back off, and a page that is read meanwhile does not wait for it.
 
 A change of filters never comes between a page's verdicts and the machine: `changing` is held.
-Answers about replaced chains are dropped.
+Verdicts of replaced chains are dropped.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ FAILED_MAX: Final = 10_000
 
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
-"""The backoff after the filter service did not answer, doubling from the first to the longest."""
+"""The backoff while the filter service does not answer, doubling from the first to the longest."""
 
 
 class Repeated(Protocol):
@@ -78,7 +78,7 @@ class Repeated(Protocol):
 
 
 class Failed(NamedTuple):
-    """Which filter failed at an entry, why, and since when it waits."""
+    """The filter that failed on an entry, the failure, and when the entry began to wait."""
 
     filter: str
     version: int
@@ -87,7 +87,7 @@ class Failed(NamedTuple):
 
 
 class Outage(NamedTuple):
-    """Since when the filter service has not answered, and why."""
+    """The start and the cause of an outage of the filter service."""
 
     since_ms: int
     because: str
@@ -99,7 +99,7 @@ class Filtering:
     Attributes:
         is_on: whether there are any filters, applied or shadow.
         changing: held while a page is judged, or the chains change.
-        outage: since when the filter service has not answered; None: it answers, as far as known.
+        outage: the filter service's current outage; None: it answers, as far as known.
         answers, answers_s, answer_max_s, unanswered: the number of answered requests, their total
             and longest duration, and the number of requests not answered in time.
         lookups: the numbers of entries whose verdict was cached, and those whose was requested.
@@ -414,7 +414,7 @@ class Filtering:
         return await self._answer(prepare) is not None
 
     async def _answer(self, ask: Callable[[], Awaitable[T]]) -> T | None:
-        """The answer of the filter service; None: it does not answer, or did not a moment ago."""
+        """The filter service's answer; None: it does not answer, or the backoff is not over."""
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
         if asked_s < self._ask_after_s:

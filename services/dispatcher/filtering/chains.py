@@ -71,13 +71,13 @@ NO_FILTERS: Final = Chain()
 
 
 class Stretch(NamedTuple):
-    """A chain, and from which entry on it applies; None: from the beginning."""
+    """A chain, and the first entry to which it applies; None: the start of the log."""
 
     start: Position | None
     chain: Chain
 
     def covers(self, position: Position) -> bool:
-        """Whether it applies there, unless a later one does."""
+        """Whether the chain applies at a position, unless a later one does."""
         return self.start is None or position >= self.start
 
     def begins_before(self, other: "Stretch") -> bool:
@@ -128,8 +128,8 @@ class Chains:
         return any(stretch.chain.filters for stretch in self.applied)
 
     def needed_after(self, mark_delete: Position | None) -> "Chains":
-        """Without the chains that only acknowledged entries need. The first remaining one applies
-        from the beginning: a reset may move the subscription back."""
+        """Without the chains that only acknowledged entries need. The first remaining one then
+        applies from the start of the log: a reset may move the subscription back."""
         if mark_delete is None:
             return self
         after = Position(mark_delete.ledger_id, mark_delete.entry_id + 1)
@@ -213,7 +213,7 @@ def from_properties(properties: Mapping[str, str]) -> Chains:
 def to_properties(
     chains: Chains, properties: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Which of a cursor's properties to put, and which to remove, so that they hold the chains."""
+    """The properties to put, and the names to remove, for a cursor to store the chains."""
     text = "" if chains == Chains() else _text(chains)
     put = {
         f"{PREFIX}{start // PIECE_BYTES:04}": text[start : start + PIECE_BYTES]

@@ -1,4 +1,4 @@
-"""A shadow chain: its verdicts are counted, and nothing waits for them or is withheld.
+"""A shadow chain: its verdicts are only counted, and no delivery waits for them.
 
 Cached verdicts are counted at once; the filter service judges the rest in the background, on a line
 of its own. If the service cannot keep up, entries are counted as NOT_ASKED.
@@ -19,8 +19,7 @@ from seqgate.types import TopicName
 
 WAITING_MAX: Final = 10_000
 WAITING_BYTES_MAX: Final = 8 * 1024 * 1024
-"""The limits of entries that wait for the filter service: about how many distinct ones, and their
-bytes."""
+"""The limits of the queue for the filter service: distinct entries, approximately, and bytes."""
 
 Spawn = Callable[[Callable[[], Coroutine[Any, Any, None]]], object]
 
@@ -78,7 +77,7 @@ class Shadow:
             self._ask_later()
 
     async def close(self) -> None:
-        """Send no more requests, and do not count the entries that still wait."""
+        """Send no more requests, and drop the queued entries without counting them."""
         self._is_closed = True
         self._waiting = {}
         await self._line.close()
@@ -104,8 +103,8 @@ class Shadow:
             self._spawn(self._ask)
 
     async def _ask(self) -> None:
-        """Judge the waiting entries. Those without an answer are counted as unanswered, and the
-        next request follows the next entries that are read."""
+        """Judge the queued entries. Without an answer they are counted as unanswered, and the next
+        page read triggers the next request."""
         active = self._active
         try:
             await active.prepare(self._line, self._topic, self._properties)

@@ -12,7 +12,7 @@ REJECTED: Final = "rejected"
 RESCHEDULED: Final = "rescheduled"
 
 CHAINS_MAX: Final = 100
-"""Number of chains with counts for each filter; older ones not in use are counted together."""
+"""The most chains counted by filter; the counts of older ones not in use are merged."""
 
 Names = tuple[tuple[str, int], ...]
 """Names and versions of a chain's filters."""

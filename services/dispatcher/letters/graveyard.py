@@ -3,16 +3,16 @@
     number it durably, with ──▶ publish it under ──▶ acknowledge ──▶ forget its
     the state of its key        that number          it              number
 
-The numbers and the keys are properties of the subscription's cursor. A letter that is published
-again has its number, so the dead letter topic's deduplication finds it. A new owner dead-letters
-every numbered entry and delivers it to no consumer; and only the owner can assign numbers. Only a
+The numbers and the states of keys are properties of the subscription's cursor. A letter published
+again keeps its number, so the dead letter topic's deduplication discards the copy. Only the owner
+assigns numbers; a new owner dead-letters every numbered entry and delivers none of them. Only a
 letter's own key waits for the dead letter topic.
 
-Letters are published in the order of their numbers, since the dead letter topic accepts no number
-below one that it has. A later owner's numbers are higher than those of all owners before it. A
-letter that cannot be published is skipped: its key waits, and the letter is retried, under its
-number unless a higher one was published meanwhile. One that is refused for too long is abandoned,
-and its entry skipped.
+Letters are published in the order of their numbers, since the dead letter topic's deduplication
+rejects a number below its last one. An owner's numbers are higher than those of all earlier owners.
+A letter that cannot be published is skipped: its key waits, and the letter is retried, under its
+number unless a higher one was published meanwhile. A letter refused for too long is given up, and
+its entry passed.
 """
 
 import asyncio
@@ -70,20 +70,21 @@ NUMBERS_AN_EPOCH: Final = 1_000_000
 """The least distance between the first numbers of two epochs."""
 
 BURIED_MAX: Final = 10_000
-"""How many published letters are remembered, for Explain."""
+"""The most published letters remembered, for Explain."""
 
 RETRY_AFTER_S: Final = 0.5
 """The delay after which a failed letter is retried."""
 
 REFUSED_MAX_S: Final = 86_400.0
-"""How long a refused letter is retried by default, in seconds."""
+"""The default time for which a refused letter is retried, in seconds."""
 
 GENERATIONS_MAX: Final = 100
 """The most dead letter topics that a message passes through: in a cycle of them, a message that
 always fails would be copied forever."""
 
 REFUSALS_MIN: Final = 3
-"""The fewest refusals before a letter is given up: it may have waited for others."""
+"""The fewest refusals before a letter is given up: its age alone may be time spent waiting behind
+other letters."""
 
 
 class _Open(NamedTuple):
@@ -108,7 +109,7 @@ class Graveyard:
         now_ms: Callable[[], int] = lambda: 0,
         refused_max_s: float = REFUSED_MAX_S,
     ) -> None:
-        """`refused_max_s` is how long a refused letter is retried, in seconds."""
+        """`refused_max_s` is the time for which a refused letter is retried, in seconds."""
         self.dead_letter_topic = default_topic(topic, subscription)
         """Where new letters go."""
         self.buried: dict[Position, TopicName] = {}
@@ -119,7 +120,7 @@ class Graveyard:
         self._log = log
         self._letters = letters
         self._next = 1
-        self._round = 0  # the number of the first letter since the cursor was made or moved
+        self._round = 0  # the number of the first letter since the cursor was created or reset
         self._open: dict[Position, _Open] = {}
         self._published: set[Position] = set()
         self._failed: dict[Position, DomainError] = {}
@@ -127,10 +128,10 @@ class Graveyard:
         self._given_up: dict[Position, Because] = {}
         self._now_ms = now_ms
         self._refused_max_s = refused_max_s
-        self._highest = -1  # the highest number that was published here
+        self._highest = -1  # the highest number published by this instance
         self._line = ""
         self._done: set[Position] = set()
-        self._overtaken: dict[Position, int] = {}  # of letters that need another number: since when
+        self._overtaken: dict[Position, int] = {}  # `since_ms` of letters that lost their number
         self._one_by_one = asyncio.Lock()
         self._last_of: dict[str, int] = {}  # by a key's property, the number of its last letter
         self._writing = asyncio.Lock()
@@ -139,16 +140,16 @@ class Graveyard:
 
     @property
     def has_done(self) -> bool:
-        """Whether there are numbers to remove."""
+        """Whether `tidy` has numbers to remove."""
         return bool(self._done)
 
     @property
     def begun(self) -> frozenset[Position]:
-        """Entries with a number that are not acknowledged: they are never delivered."""
+        """The numbered, unacknowledged entries: they are never delivered."""
         return frozenset(self._open.keys() - self._done)
 
     async def load(self, cursor: Cursor, acknowledged: Acknowledged) -> dict[bytes, KeyState]:
-        """Start from durable state. Returns the states of keys."""
+        """Replace the state by the cursor's durable one. Returns the states of keys."""
         async with self._one_by_one:
             self._open, self._published, self._done = {}, set(), set()
             self._failed = {}
@@ -266,8 +267,8 @@ class Graveyard:
             self._last_of.pop(name, None)
 
     def forgetting(self, key: bytes) -> Callable[[], Awaitable[None]]:
-        """Returns a function that durably forgets a key. It may be repeated, and does nothing if
-        another letter of the key was numbered meanwhile."""
+        """Returns a function that durably forgets a key's state. It is idempotent, and does nothing
+        if another letter of the key was numbered meanwhile."""
         name = _key_name(remembered(key))
         number = self._last_of.get(name)
 
@@ -339,7 +340,8 @@ class Graveyard:
             del self.buried[next(iter(self.buried))]
 
     async def _publish(self, position: Position) -> bool:
-        """Publish a letter. Returns whether it is stored, or the log no longer has the entry."""
+        """Publish a letter. Returns false if its number was overtaken, and true if it is stored or
+        never can be: the log no longer has the entry, or it is given up."""
         number, attempts, topic, _, line, round_ = self._open[position]
         for entry in await self._log.fetch(self._topic, [position]):
             generation = 1 + _generation(entry)
@@ -382,7 +384,7 @@ def _generation(entry: StoredEntry) -> int:
 
 
 def default_topic(topic: TopicName, subscription: str) -> TopicName:
-    """The default dead letter topic: Pulsar's name; if that is not a valid topic name, one with a
+    """The default dead letter topic: Pulsar's name, or, if that is no valid topic name, one with a
     digest in place of the invalid part."""
     digest = blake2b(f"{topic} {subscription}".encode(), digest_size=8).hexdigest()
     for name in (f"{topic}-{subscription}-DLQ", f"{topic}-{digest}-DLQ"):

@@ -20,16 +20,16 @@ from seqgate.services.filter.core.reads import PROPERTIES, SUBSCRIPTION
 from seqgate.services.filter.core.syntax import Call, Loop, Node, Variable, children, walk
 
 FAULTS_MAX: Final = 20
-"""Number of reported faults of an expression."""
+"""The most faults reported of an expression."""
 
 MESSAGE_CHARACTERS_MAX: Final = 300
-"""The length of the message of a fault, in characters."""
+"""The longest message of a fault, in characters."""
 
 SIZE_FACTOR: Final = 24
 """The memory of a program, as a multiple of its serialized form: message, tree and plan."""
 
 ARENA_EVALUATIONS: Final = 64
-"""Number of evaluations that share one arena, which is cheaper than an arena for each."""
+"""The evaluations that share one arena, which is cheaper than an arena for each."""
 
 _MAKERS: Final = frozenset({"_+_", "string", "bytes"})
 """Functions that make texts and lists, which may be large. An expression with one of them, or with
@@ -162,7 +162,7 @@ def _depends(node: Node) -> bool:
 
 
 def _faults(text: str, message: str) -> Iterable[Fault]:
-    """The faults reported by the engine, without the lines of the text that it repeats."""
+    """The faults in the engine's message, without the lines of the text that it quotes."""
     pieces = _FAULT.split(message)
     if len(pieces) == 1:
         yield Fault.at(text, 0, _sentence(message))

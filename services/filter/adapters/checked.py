@@ -84,7 +84,7 @@ _CheckedExpr: Final = _message_class("CheckedExpr")
 
 
 class Checked:
-    """A checked expression, from whose parts others can be made."""
+    """A checked expression, whose parts can be made into separate expressions."""
 
     def __init__(self, serialized: bytes) -> None:
         packed = any_pb2.Any.FromString(serialized)

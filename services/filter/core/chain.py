@@ -19,7 +19,7 @@ from seqgate.services.filter.core.program import Failure, FailureReason, Program
 from seqgate.services.filter.core.reads import PROPERTIES, SUBSCRIPTION, Reads
 
 FILTERS_MAX: Final = 16
-"""How many filters a chain may have."""
+"""The most filters of a chain."""
 
 DELAY_MAX_MS: Final = 86_400_000
 """The longest delay, in milliseconds: a day."""
@@ -125,7 +125,7 @@ class Chain:
         return key[1] is not None and self._wrong(key, weight_of(key)) is None
 
     def values(self, key: Key) -> dict[str, object]:
-        """The values of the variables; without the properties of a batch that has none."""
+        """The values of the variables. Those of a batch without properties lack `properties`."""
         values = self._constants.copy()
         if self.fields:
             values.update(zip(self.fields, key[2:], strict=True))
@@ -181,7 +181,7 @@ def delay_ms_of(microseconds: int) -> int | Failure:
 
 
 def weight_of(key: Key) -> int:
-    """The memory of a key's texts, in bytes: at least their length in UTF-8, and quicker."""
+    """An upper bound of `text_bytes`, and of the texts' memory, that is quicker to compute."""
     weight = 0
     for part in key:
         for each in part if isinstance(part, tuple) else (part,):
@@ -193,7 +193,7 @@ def weight_of(key: Key) -> int:
 
 
 def text_bytes(part: object) -> int:
-    """The length of a key's texts together, in bytes of UTF-8."""
+    """The total length of a key's texts, in bytes of UTF-8."""
     match part:
         case str():
             return len(part.encode())

@@ -1,7 +1,7 @@
 """An upper bound of the size of a regular expression's program.
 
-RE2's time is proportional to text times program, and counted repetitions make a large program of a
-short pattern. This module counts their expansion; RE2 itself checks the syntax.
+RE2's time is proportional to text times program, and counted repetitions expand a short pattern
+into a large program. This module counts the expansion; RE2 itself checks the syntax.
 """
 
 import re

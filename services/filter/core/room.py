@@ -1,21 +1,21 @@
 """The memory budget for the chains of all streams, and the eviction of streams.
 
 The chains of all streams share one budget; a single chain of any size fits alone. A stream without
-room evicts others, the longest idle first. Evicted streams end, and their callers set their chains
-again on the next one. So with more chains than fit, all callers are slow, and none waits forever.
+room evicts others, the longest idle first. An evicted stream ends, and its caller sets its chains
+again on a new one. So with more chains than fit, all callers are slow, and none waits forever.
 
-A stream keeps its room for a while, and until it has judged something: if streams evicted one
-another at once, none of them would judge anything.
+From its first chain on, a stream keeps its room for KEPT_S, or for UNUSED_S while it has judged
+nothing: streams that evicted one another at once would never judge anything.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Final
 
 KEPT_S: Final = 1.0
-"""How long a stream keeps its room at least, in seconds."""
+"""The shortest time for which a stream keeps its room, in seconds."""
 
 UNUSED_S: Final = 10.0
-"""How long a stream that judges nothing keeps its room at least, in seconds."""
+"""The same for a stream that has judged nothing, in seconds."""
 
 
 class ChainShare:

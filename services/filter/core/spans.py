@@ -1,8 +1,7 @@
 """The span of each sub-expression in the text: from its first character to after its last.
 
-The engine gives one place for a node, that of its own token: an operator, a dot, a bracket. The
-node's span covers that token, the spans of its parts, and the brackets that would otherwise be
-unbalanced.
+The engine reports one place for a node, that of its own token: an operator, a dot, a bracket. The
+node's span covers that token, the spans of its parts, and the partners of their brackets.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""An expression as a tree: as parsed by the engine that runs it, not by us.
+"""An expression as a tree, as parsed by the engine that runs it.
 
 Limits, costs and reads are computed from this tree alone, so no part of an expression can be priced
 in one way and run in another. Macros (`all`, `exists`, `map`, ...) are loops here, as they are for
