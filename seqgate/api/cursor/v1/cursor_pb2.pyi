@@ -84,7 +84,7 @@ class Cursor(_message.Message):
     """1 to 255 bytes of UTF-8, no control characters; unique in its topic."""
     revision: _builtins.int
     """Grows by one with each change of the mark-delete position, of its properties,
-    or of the cursor's own properties. Never goes back.
+    or of the cursor's own properties. Never decreases.
     """
     acknowledged_entries: _builtins.int
     """The number of entries acknowledged beyond the mark-delete position."""
@@ -155,7 +155,7 @@ class Lease(_message.Message):
     epoch: _builtins.int
     """The fencing epoch. Grows with each new holder, and at the holder's request.
     Calls with an older epoch are fenced, even after the lease has expired or was
-    released, and even if the cursor was deleted and created again: epochs continue
+    released, and even if the cursor was deleted and recreated: epochs continue
     after those of the topic's deleted cursors.
     """
     @_builtins.property
@@ -310,9 +310,9 @@ class CreateCursorRequest(_message.Message):
     """The cursor's name."""
     @_builtins.property
     def mark_delete(self) -> _common_pb2.Position:
-        """Everything up to here counts as acknowledged; absent: nothing does, so the
-        cursor starts at the earliest entry. (To start at the latest, set the log's
-        current last entry.)
+        """Everything up to here counts as acknowledged. Absent: nothing does, and the
+        cursor starts at the earliest entry. To start at the latest, set the log's
+        current last entry.
         """
 
     @_builtins.property
@@ -655,7 +655,7 @@ class MarkDeleteRequest(_message.Message):
 
     @_builtins.property
     def successions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Succession]:
-        """Ends of ledgers that the caller has not reported before. At most 10,000."""
+        """The ends of ledgers that the caller has not reported yet. At most 10,000."""
 
     def __init__(
         self,
@@ -937,7 +937,7 @@ class UpdateCursorPropertiesRequest(_message.Message):
     @_builtins.property
     def put(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Properties to set or replace. The bounds of CreateCursorRequest apply to all
-        properties of the cursor after the call; a cursor that exceeds them already
+        properties of the cursor after the call; a cursor that already exceeds them
         may keep its properties.
         """
 

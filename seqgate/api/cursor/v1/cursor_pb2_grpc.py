@@ -27,30 +27,31 @@ if _version_not_supported:
 
 class CursorServiceStub:
     """CursorService stores named cursors of topics. It does not read the log: callers
-    provide facts about it.
+    supply the log's end and the order of its ledgers.
 
     A cursor has a mark-delete position: everything up to it is acknowledged.
     Beyond it, single entries and single messages of a batch may be acknowledged.
-    The holes between them are durable, whatever their number. The mark-delete
-    position and the properties attached to it change together.
+    Any number of holes between them is durable. The mark-delete position and the
+    properties attached to it change together.
 
-    Entries of one ledger are adjacent if their entry ids are. The first entry
-    after the end of a ledger is given by a Succession, once while the topic has
-    cursors; until then the mark-delete position does not pass the end of the
-    ledger. Of two contradictory Successions the later one counts if the log was
-    trimmed up to there, which is expressed by a Succession from 0:0.
+    Entries of one ledger are adjacent if their entry ids are. A caller reports the
+    entry that follows the last one of a ledger in a Succession, once for as long
+    as the topic has cursors; until then the mark-delete position does not pass the
+    end of that ledger. Of two contradictory Successions the one with the later
+    `next` applies if the log was trimmed up to there, which a Succession from 0:0
+    reports; otherwise the call is refused with INVALID_POSITION.
 
-    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or INVALID_TOPIC_NAME, INVALID_CURSOR_NAME,
-    INVALID_POSITION or INVALID_PROPERTY when the request is wrong; UNAVAILABLE with
-    reason STORE_UNAVAILABLE and RetryInfo when the store does not answer;
-    RESOURCE_EXHAUSTED with reason STORE_FULL. For every method that names a
-    cursor: NOT_FOUND with reason CURSOR_NOT_FOUND. For every method that takes an
-    epoch: ABORTED with reason FENCED when the cursor's lease has a newer one, or
-    that one was never granted.
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
+    message cannot be parsed, or INVALID_TOPIC_NAME, INVALID_CURSOR_NAME,
+    INVALID_POSITION or INVALID_PROPERTY; UNAVAILABLE with reason STORE_UNAVAILABLE
+    and RetryInfo when the store does not answer; RESOURCE_EXHAUSTED with reason
+    STORE_FULL. For every method that names a cursor: NOT_FOUND with reason
+    CURSOR_NOT_FOUND. For every method that takes an epoch: ABORTED with reason
+    FENCED when the cursor's lease has a newer epoch, or the given one was never
+    granted.
 
-    After FAILED_PRECONDITION with reason NOT_OWNER a caller repeats the call on the
-    instance that the detail `owner` names. A single instance never returns it.
+    FAILED_PRECONDITION with reason NOT_OWNER is a redirect: its `owner` names the
+    instance to call instead. A single-instance service never returns it.
     """
 
     def __init__(self, channel):
@@ -118,30 +119,31 @@ class CursorServiceStub:
 
 class CursorServiceServicer:
     """CursorService stores named cursors of topics. It does not read the log: callers
-    provide facts about it.
+    supply the log's end and the order of its ledgers.
 
     A cursor has a mark-delete position: everything up to it is acknowledged.
     Beyond it, single entries and single messages of a batch may be acknowledged.
-    The holes between them are durable, whatever their number. The mark-delete
-    position and the properties attached to it change together.
+    Any number of holes between them is durable. The mark-delete position and the
+    properties attached to it change together.
 
-    Entries of one ledger are adjacent if their entry ids are. The first entry
-    after the end of a ledger is given by a Succession, once while the topic has
-    cursors; until then the mark-delete position does not pass the end of the
-    ledger. Of two contradictory Successions the later one counts if the log was
-    trimmed up to there, which is expressed by a Succession from 0:0.
+    Entries of one ledger are adjacent if their entry ids are. A caller reports the
+    entry that follows the last one of a ledger in a Succession, once for as long
+    as the topic has cursors; until then the mark-delete position does not pass the
+    end of that ledger. Of two contradictory Successions the one with the later
+    `next` applies if the log was trimmed up to there, which a Succession from 0:0
+    reports; otherwise the call is refused with INVALID_POSITION.
 
-    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or INVALID_TOPIC_NAME, INVALID_CURSOR_NAME,
-    INVALID_POSITION or INVALID_PROPERTY when the request is wrong; UNAVAILABLE with
-    reason STORE_UNAVAILABLE and RetryInfo when the store does not answer;
-    RESOURCE_EXHAUSTED with reason STORE_FULL. For every method that names a
-    cursor: NOT_FOUND with reason CURSOR_NOT_FOUND. For every method that takes an
-    epoch: ABORTED with reason FENCED when the cursor's lease has a newer one, or
-    that one was never granted.
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
+    message cannot be parsed, or INVALID_TOPIC_NAME, INVALID_CURSOR_NAME,
+    INVALID_POSITION or INVALID_PROPERTY; UNAVAILABLE with reason STORE_UNAVAILABLE
+    and RetryInfo when the store does not answer; RESOURCE_EXHAUSTED with reason
+    STORE_FULL. For every method that names a cursor: NOT_FOUND with reason
+    CURSOR_NOT_FOUND. For every method that takes an epoch: ABORTED with reason
+    FENCED when the cursor's lease has a newer epoch, or the given one was never
+    granted.
 
-    After FAILED_PRECONDITION with reason NOT_OWNER a caller repeats the call on the
-    instance that the detail `owner` names. A single instance never returns it.
+    FAILED_PRECONDITION with reason NOT_OWNER is a redirect: its `owner` names the
+    instance to call instead. A single-instance service never returns it.
     """
 
     def CreateCursor(self, request, context):
@@ -172,7 +174,8 @@ class CursorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteCursor(self, request, context):
-        """DeleteCursor removes a cursor. Retry: safe; one that is gone is NOT_FOUND.
+        """DeleteCursor removes a cursor. Retry: safe; a cursor already deleted returns
+        NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -193,8 +196,8 @@ class CursorServiceServicer:
         properties attached to it.
 
         Retry: safe. Errors: FAILED_PRECONDITION with reason ALREADY_MARK_DELETED
-        when the cursor is past the position; the same position is no error, and
-        replaces the properties. ABORTED with reason REVISION_CONFLICT.
+        when the cursor is past the position. Repeating the current position is no
+        error, and replaces the properties. ABORTED with reason REVISION_CONFLICT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -203,7 +206,7 @@ class CursorServiceServicer:
     def Acknowledge(self, request, context):
         """Acknowledge acknowledges single entries, or single messages of batches. The
         properties of the mark-delete position stay. Repeated acknowledgements are no
-        error. All of a call is durable, or nothing.
+        error. A call is durable as a whole, or not at all.
 
         Retry: safe.
         """
@@ -225,9 +228,9 @@ class CursorServiceServicer:
         """UpdateCursorProperties changes the cursor's own properties, which stay when it
         moves.
 
-        Retry: safe. Errors: ABORTED with reason REVISION_CONFLICT. With `clear`,
-        INVALID_PROPERTY also for names that begin with "#seqgate.internal.": put
-        those without it.
+        Retry: safe. Errors: ABORTED with reason REVISION_CONFLICT. INVALID_PROPERTY
+        also when `clear` is set and `put` has names that begin with
+        "#seqgate.internal.": put those in a call without `clear`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -324,30 +327,31 @@ def add_CursorServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class CursorService:
     """CursorService stores named cursors of topics. It does not read the log: callers
-    provide facts about it.
+    supply the log's end and the order of its ledgers.
 
     A cursor has a mark-delete position: everything up to it is acknowledged.
     Beyond it, single entries and single messages of a batch may be acknowledged.
-    The holes between them are durable, whatever their number. The mark-delete
-    position and the properties attached to it change together.
+    Any number of holes between them is durable. The mark-delete position and the
+    properties attached to it change together.
 
-    Entries of one ledger are adjacent if their entry ids are. The first entry
-    after the end of a ledger is given by a Succession, once while the topic has
-    cursors; until then the mark-delete position does not pass the end of the
-    ledger. Of two contradictory Successions the later one counts if the log was
-    trimmed up to there, which is expressed by a Succession from 0:0.
+    Entries of one ledger are adjacent if their entry ids are. A caller reports the
+    entry that follows the last one of a ledger in a Succession, once for as long
+    as the topic has cursors; until then the mark-delete position does not pass the
+    end of that ledger. Of two contradictory Successions the one with the later
+    `next` applies if the log was trimmed up to there, which a Succession from 0:0
+    reports; otherwise the call is refused with INVALID_POSITION.
 
-    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or INVALID_TOPIC_NAME, INVALID_CURSOR_NAME,
-    INVALID_POSITION or INVALID_PROPERTY when the request is wrong; UNAVAILABLE with
-    reason STORE_UNAVAILABLE and RetryInfo when the store does not answer;
-    RESOURCE_EXHAUSTED with reason STORE_FULL. For every method that names a
-    cursor: NOT_FOUND with reason CURSOR_NOT_FOUND. For every method that takes an
-    epoch: ABORTED with reason FENCED when the cursor's lease has a newer one, or
-    that one was never granted.
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
+    message cannot be parsed, or INVALID_TOPIC_NAME, INVALID_CURSOR_NAME,
+    INVALID_POSITION or INVALID_PROPERTY; UNAVAILABLE with reason STORE_UNAVAILABLE
+    and RetryInfo when the store does not answer; RESOURCE_EXHAUSTED with reason
+    STORE_FULL. For every method that names a cursor: NOT_FOUND with reason
+    CURSOR_NOT_FOUND. For every method that takes an epoch: ABORTED with reason
+    FENCED when the cursor's lease has a newer epoch, or the given one was never
+    granted.
 
-    After FAILED_PRECONDITION with reason NOT_OWNER a caller repeats the call on the
-    instance that the detail `owner` names. A single instance never returns it.
+    FAILED_PRECONDITION with reason NOT_OWNER is a redirect: its `owner` names the
+    instance to call instead. A single-instance service never returns it.
     """
 
     @staticmethod

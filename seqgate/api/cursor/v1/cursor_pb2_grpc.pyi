@@ -28,30 +28,31 @@ GRPC_VERSION: str
 
 class CursorServiceStub:
     """CursorService stores named cursors of topics. It does not read the log: callers
-    provide facts about it.
+    supply the log's end and the order of its ledgers.
 
     A cursor has a mark-delete position: everything up to it is acknowledged.
     Beyond it, single entries and single messages of a batch may be acknowledged.
-    The holes between them are durable, whatever their number. The mark-delete
-    position and the properties attached to it change together.
+    Any number of holes between them is durable. The mark-delete position and the
+    properties attached to it change together.
 
-    Entries of one ledger are adjacent if their entry ids are. The first entry
-    after the end of a ledger is given by a Succession, once while the topic has
-    cursors; until then the mark-delete position does not pass the end of the
-    ledger. Of two contradictory Successions the later one counts if the log was
-    trimmed up to there, which is expressed by a Succession from 0:0.
+    Entries of one ledger are adjacent if their entry ids are. A caller reports the
+    entry that follows the last one of a ledger in a Succession, once for as long
+    as the topic has cursors; until then the mark-delete position does not pass the
+    end of that ledger. Of two contradictory Successions the one with the later
+    `next` applies if the log was trimmed up to there, which a Succession from 0:0
+    reports; otherwise the call is refused with INVALID_POSITION.
 
-    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or INVALID_TOPIC_NAME, INVALID_CURSOR_NAME,
-    INVALID_POSITION or INVALID_PROPERTY when the request is wrong; UNAVAILABLE with
-    reason STORE_UNAVAILABLE and RetryInfo when the store does not answer;
-    RESOURCE_EXHAUSTED with reason STORE_FULL. For every method that names a
-    cursor: NOT_FOUND with reason CURSOR_NOT_FOUND. For every method that takes an
-    epoch: ABORTED with reason FENCED when the cursor's lease has a newer one, or
-    that one was never granted.
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
+    message cannot be parsed, or INVALID_TOPIC_NAME, INVALID_CURSOR_NAME,
+    INVALID_POSITION or INVALID_PROPERTY; UNAVAILABLE with reason STORE_UNAVAILABLE
+    and RetryInfo when the store does not answer; RESOURCE_EXHAUSTED with reason
+    STORE_FULL. For every method that names a cursor: NOT_FOUND with reason
+    CURSOR_NOT_FOUND. For every method that takes an epoch: ABORTED with reason
+    FENCED when the cursor's lease has a newer epoch, or the given one was never
+    granted.
 
-    After FAILED_PRECONDITION with reason NOT_OWNER a caller repeats the call on the
-    instance that the detail `owner` names. A single instance never returns it.
+    FAILED_PRECONDITION with reason NOT_OWNER is a redirect: its `owner` names the
+    instance to call instead. A single-instance service never returns it.
     """
 
     @_typing.overload
@@ -73,7 +74,9 @@ class CursorServiceStub:
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
     """
     DeleteCursor: _grpc.UnaryUnaryMultiCallable[_cursor_pb2.DeleteCursorRequest, _cursor_pb2.DeleteCursorResponse]
-    """DeleteCursor removes a cursor. Retry: safe; one that is gone is NOT_FOUND."""
+    """DeleteCursor removes a cursor. Retry: safe; a cursor already deleted returns
+    NOT_FOUND.
+    """
     ResetCursor: _grpc.UnaryUnaryMultiCallable[_cursor_pb2.ResetCursorRequest, _cursor_pb2.ResetCursorResponse]
     """ResetCursor moves a cursor to a position, forwards or backwards, and drops
     acknowledgements beyond it, counts of deliveries, and the properties of the
@@ -85,13 +88,13 @@ class CursorServiceStub:
     properties attached to it.
 
     Retry: safe. Errors: FAILED_PRECONDITION with reason ALREADY_MARK_DELETED
-    when the cursor is past the position; the same position is no error, and
-    replaces the properties. ABORTED with reason REVISION_CONFLICT.
+    when the cursor is past the position. Repeating the current position is no
+    error, and replaces the properties. ABORTED with reason REVISION_CONFLICT.
     """
     Acknowledge: _grpc.UnaryUnaryMultiCallable[_cursor_pb2.AcknowledgeRequest, _cursor_pb2.AcknowledgeResponse]
     """Acknowledge acknowledges single entries, or single messages of batches. The
     properties of the mark-delete position stay. Repeated acknowledgements are no
-    error. All of a call is durable, or nothing.
+    error. A call is durable as a whole, or not at all.
 
     Retry: safe.
     """
@@ -105,9 +108,9 @@ class CursorServiceStub:
     """UpdateCursorProperties changes the cursor's own properties, which stay when it
     moves.
 
-    Retry: safe. Errors: ABORTED with reason REVISION_CONFLICT. With `clear`,
-    INVALID_PROPERTY also for names that begin with "#seqgate.internal.": put
-    those without it.
+    Retry: safe. Errors: ABORTED with reason REVISION_CONFLICT. INVALID_PROPERTY
+    also when `clear` is set and `put` has names that begin with
+    "#seqgate.internal.": put those in a call without `clear`.
     """
     ImportManagedCursor: _grpc.UnaryUnaryMultiCallable[_cursor_pb2.ImportManagedCursorRequest, _cursor_pb2.ImportManagedCursorResponse]
     """ImportManagedCursor creates a cursor from the records of Pulsar's metadata
@@ -128,30 +131,31 @@ class CursorServiceStub:
 @_typing.type_check_only
 class CursorServiceAsyncStub(CursorServiceStub):
     """CursorService stores named cursors of topics. It does not read the log: callers
-    provide facts about it.
+    supply the log's end and the order of its ledgers.
 
     A cursor has a mark-delete position: everything up to it is acknowledged.
     Beyond it, single entries and single messages of a batch may be acknowledged.
-    The holes between them are durable, whatever their number. The mark-delete
-    position and the properties attached to it change together.
+    Any number of holes between them is durable. The mark-delete position and the
+    properties attached to it change together.
 
-    Entries of one ledger are adjacent if their entry ids are. The first entry
-    after the end of a ledger is given by a Succession, once while the topic has
-    cursors; until then the mark-delete position does not pass the end of the
-    ledger. Of two contradictory Successions the later one counts if the log was
-    trimmed up to there, which is expressed by a Succession from 0:0.
+    Entries of one ledger are adjacent if their entry ids are. A caller reports the
+    entry that follows the last one of a ledger in a Succession, once for as long
+    as the topic has cursors; until then the mark-delete position does not pass the
+    end of that ledger. Of two contradictory Successions the one with the later
+    `next` applies if the log was trimmed up to there, which a Succession from 0:0
+    reports; otherwise the call is refused with INVALID_POSITION.
 
-    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or INVALID_TOPIC_NAME, INVALID_CURSOR_NAME,
-    INVALID_POSITION or INVALID_PROPERTY when the request is wrong; UNAVAILABLE with
-    reason STORE_UNAVAILABLE and RetryInfo when the store does not answer;
-    RESOURCE_EXHAUSTED with reason STORE_FULL. For every method that names a
-    cursor: NOT_FOUND with reason CURSOR_NOT_FOUND. For every method that takes an
-    epoch: ABORTED with reason FENCED when the cursor's lease has a newer one, or
-    that one was never granted.
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
+    message cannot be parsed, or INVALID_TOPIC_NAME, INVALID_CURSOR_NAME,
+    INVALID_POSITION or INVALID_PROPERTY; UNAVAILABLE with reason STORE_UNAVAILABLE
+    and RetryInfo when the store does not answer; RESOURCE_EXHAUSTED with reason
+    STORE_FULL. For every method that names a cursor: NOT_FOUND with reason
+    CURSOR_NOT_FOUND. For every method that takes an epoch: ABORTED with reason
+    FENCED when the cursor's lease has a newer epoch, or the given one was never
+    granted.
 
-    After FAILED_PRECONDITION with reason NOT_OWNER a caller repeats the call on the
-    instance that the detail `owner` names. A single instance never returns it.
+    FAILED_PRECONDITION with reason NOT_OWNER is a redirect: its `owner` names the
+    instance to call instead. A single-instance service never returns it.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -170,7 +174,9 @@ class CursorServiceAsyncStub(CursorServiceStub):
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
     """
     DeleteCursor: _aio.UnaryUnaryMultiCallable[_cursor_pb2.DeleteCursorRequest, _cursor_pb2.DeleteCursorResponse]  # type: ignore[assignment]
-    """DeleteCursor removes a cursor. Retry: safe; one that is gone is NOT_FOUND."""
+    """DeleteCursor removes a cursor. Retry: safe; a cursor already deleted returns
+    NOT_FOUND.
+    """
     ResetCursor: _aio.UnaryUnaryMultiCallable[_cursor_pb2.ResetCursorRequest, _cursor_pb2.ResetCursorResponse]  # type: ignore[assignment]
     """ResetCursor moves a cursor to a position, forwards or backwards, and drops
     acknowledgements beyond it, counts of deliveries, and the properties of the
@@ -182,13 +188,13 @@ class CursorServiceAsyncStub(CursorServiceStub):
     properties attached to it.
 
     Retry: safe. Errors: FAILED_PRECONDITION with reason ALREADY_MARK_DELETED
-    when the cursor is past the position; the same position is no error, and
-    replaces the properties. ABORTED with reason REVISION_CONFLICT.
+    when the cursor is past the position. Repeating the current position is no
+    error, and replaces the properties. ABORTED with reason REVISION_CONFLICT.
     """
     Acknowledge: _aio.UnaryUnaryMultiCallable[_cursor_pb2.AcknowledgeRequest, _cursor_pb2.AcknowledgeResponse]  # type: ignore[assignment]
     """Acknowledge acknowledges single entries, or single messages of batches. The
     properties of the mark-delete position stay. Repeated acknowledgements are no
-    error. All of a call is durable, or nothing.
+    error. A call is durable as a whole, or not at all.
 
     Retry: safe.
     """
@@ -202,9 +208,9 @@ class CursorServiceAsyncStub(CursorServiceStub):
     """UpdateCursorProperties changes the cursor's own properties, which stay when it
     moves.
 
-    Retry: safe. Errors: ABORTED with reason REVISION_CONFLICT. With `clear`,
-    INVALID_PROPERTY also for names that begin with "#seqgate.internal.": put
-    those without it.
+    Retry: safe. Errors: ABORTED with reason REVISION_CONFLICT. INVALID_PROPERTY
+    also when `clear` is set and `put` has names that begin with
+    "#seqgate.internal.": put those in a call without `clear`.
     """
     ImportManagedCursor: _aio.UnaryUnaryMultiCallable[_cursor_pb2.ImportManagedCursorRequest, _cursor_pb2.ImportManagedCursorResponse]  # type: ignore[assignment]
     """ImportManagedCursor creates a cursor from the records of Pulsar's metadata
@@ -224,30 +230,31 @@ class CursorServiceAsyncStub(CursorServiceStub):
 
 class CursorServiceServicer(metaclass=_abc_1.ABCMeta):
     """CursorService stores named cursors of topics. It does not read the log: callers
-    provide facts about it.
+    supply the log's end and the order of its ledgers.
 
     A cursor has a mark-delete position: everything up to it is acknowledged.
     Beyond it, single entries and single messages of a batch may be acknowledged.
-    The holes between them are durable, whatever their number. The mark-delete
-    position and the properties attached to it change together.
+    Any number of holes between them is durable. The mark-delete position and the
+    properties attached to it change together.
 
-    Entries of one ledger are adjacent if their entry ids are. The first entry
-    after the end of a ledger is given by a Succession, once while the topic has
-    cursors; until then the mark-delete position does not pass the end of the
-    ledger. Of two contradictory Successions the later one counts if the log was
-    trimmed up to there, which is expressed by a Succession from 0:0.
+    Entries of one ledger are adjacent if their entry ids are. A caller reports the
+    entry that follows the last one of a ledger in a Succession, once for as long
+    as the topic has cursors; until then the mark-delete position does not pass the
+    end of that ledger. Of two contradictory Successions the one with the later
+    `next` applies if the log was trimmed up to there, which a Succession from 0:0
+    reports; otherwise the call is refused with INVALID_POSITION.
 
-    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or INVALID_TOPIC_NAME, INVALID_CURSOR_NAME,
-    INVALID_POSITION or INVALID_PROPERTY when the request is wrong; UNAVAILABLE with
-    reason STORE_UNAVAILABLE and RetryInfo when the store does not answer;
-    RESOURCE_EXHAUSTED with reason STORE_FULL. For every method that names a
-    cursor: NOT_FOUND with reason CURSOR_NOT_FOUND. For every method that takes an
-    epoch: ABORTED with reason FENCED when the cursor's lease has a newer one, or
-    that one was never granted.
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
+    message cannot be parsed, or INVALID_TOPIC_NAME, INVALID_CURSOR_NAME,
+    INVALID_POSITION or INVALID_PROPERTY; UNAVAILABLE with reason STORE_UNAVAILABLE
+    and RetryInfo when the store does not answer; RESOURCE_EXHAUSTED with reason
+    STORE_FULL. For every method that names a cursor: NOT_FOUND with reason
+    CURSOR_NOT_FOUND. For every method that takes an epoch: ABORTED with reason
+    FENCED when the cursor's lease has a newer epoch, or the given one was never
+    granted.
 
-    After FAILED_PRECONDITION with reason NOT_OWNER a caller repeats the call on the
-    instance that the detail `owner` names. A single instance never returns it.
+    FAILED_PRECONDITION with reason NOT_OWNER is a redirect: its `owner` names the
+    instance to call instead. A single-instance service never returns it.
     """
 
     @_abc_1.abstractmethod
@@ -288,7 +295,9 @@ class CursorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _cursor_pb2.DeleteCursorRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_cursor_pb2.DeleteCursorResponse, _abc.Awaitable[_cursor_pb2.DeleteCursorResponse]]:
-        """DeleteCursor removes a cursor. Retry: safe; one that is gone is NOT_FOUND."""
+        """DeleteCursor removes a cursor. Retry: safe; a cursor already deleted returns
+        NOT_FOUND.
+        """
 
     @_abc_1.abstractmethod
     def ResetCursor(
@@ -312,8 +321,8 @@ class CursorServiceServicer(metaclass=_abc_1.ABCMeta):
         properties attached to it.
 
         Retry: safe. Errors: FAILED_PRECONDITION with reason ALREADY_MARK_DELETED
-        when the cursor is past the position; the same position is no error, and
-        replaces the properties. ABORTED with reason REVISION_CONFLICT.
+        when the cursor is past the position. Repeating the current position is no
+        error, and replaces the properties. ABORTED with reason REVISION_CONFLICT.
         """
 
     @_abc_1.abstractmethod
@@ -324,7 +333,7 @@ class CursorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_cursor_pb2.AcknowledgeResponse, _abc.Awaitable[_cursor_pb2.AcknowledgeResponse]]:
         """Acknowledge acknowledges single entries, or single messages of batches. The
         properties of the mark-delete position stay. Repeated acknowledgements are no
-        error. All of a call is durable, or nothing.
+        error. A call is durable as a whole, or not at all.
 
         Retry: safe.
         """
@@ -350,9 +359,9 @@ class CursorServiceServicer(metaclass=_abc_1.ABCMeta):
         """UpdateCursorProperties changes the cursor's own properties, which stay when it
         moves.
 
-        Retry: safe. Errors: ABORTED with reason REVISION_CONFLICT. With `clear`,
-        INVALID_PROPERTY also for names that begin with "#seqgate.internal.": put
-        those without it.
+        Retry: safe. Errors: ABORTED with reason REVISION_CONFLICT. INVALID_PROPERTY
+        also when `clear` is set and `put` has names that begin with
+        "#seqgate.internal.": put those in a call without `clear`.
         """
 
     @_abc_1.abstractmethod

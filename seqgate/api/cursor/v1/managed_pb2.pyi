@@ -40,8 +40,8 @@ class ManagedCursorInfo(_message.Message):
     MARK_DELETE_PROPERTIES_FIELD_NUMBER: _builtins.int
     cursors_ledger_id: _builtins.int
     """Required. The cursor ledger, whose last entry, a PositionInfo, has the
-    cursor's position; -1: none, since the cursor was closed cleanly or its ledger
-    could not be written, and this record has the position.
+    cursor's position; -1: none, because the cursor was closed cleanly or its
+    ledger could not be written; then this record has the position.
     """
     mark_delete_ledger_id: _builtins.int
     """The mark-delete position; with a cursor ledger, an older one."""
@@ -66,7 +66,7 @@ class ManagedCursorInfo(_message.Message):
     @_builtins.property
     def mark_delete_properties(self) -> _containers.RepeatedCompositeFieldContainer[Global___ManagedStringProperty]:
         """Attached to the mark-delete position: the new form. If present, the legacy
-        form is not read.
+        form is ignored.
         """
 
     def __init__(

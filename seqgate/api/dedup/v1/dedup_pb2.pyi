@@ -647,8 +647,8 @@ class TakeSnapshotRequest(_message.Message):
     let_go: _builtins.bool
     """If the state does not fit, delete the previous snapshot, so that its cursor
     does not hold trims back, and answer without a position instead of with
-    SNAPSHOT_TOO_LARGE. The ledger sets this before a trim. A state that is then
-    lost takes a replay of the whole log.
+    SNAPSHOT_TOO_LARGE. The ledger sets this before a trim. If Redis then loses
+    the state, recovery replays the whole log.
     """
     def __init__(
         self,
@@ -754,9 +754,11 @@ class GetTopicStatusResponse(_message.Message):
     the state now.
     """
     snapshot_error: _builtins.str
-    """Why this replica's last attempt at a snapshot failed; empty: it did not."""
+    """Why this replica's last attempt at a snapshot failed; empty: it succeeded, or
+    there was none.
+    """
     snapshot_unknown: _builtins.bool
-    """It is unknown whether there is a snapshot: Redis has no record of one, and the
+    """Whether there is a snapshot is unknown: Redis has no record of one, and the
     cursor service does not answer.
     """
     @_builtins.property

@@ -28,11 +28,11 @@ if _version_not_supported:
 class DedupServiceStub:
     """DedupService describes the deduplication of topics, and sets policies.
 
-    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME or
-    INVALID_SEQUENCE_ID when the request is wrong, and UNAVAILABLE with reason
-    STATE_UNAVAILABLE and RetryInfo when Redis does not answer in time. After
-    UNAVAILABLE the outcome is unknown; each method documents its retry.
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
+    message cannot be parsed, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME or
+    INVALID_SEQUENCE_ID; UNAVAILABLE with reason STATE_UNAVAILABLE and RetryInfo
+    when Redis does not answer in time. After UNAVAILABLE the outcome is unknown;
+    each method documents its retry.
     """
 
     def __init__(self, channel):
@@ -81,11 +81,11 @@ class DedupServiceStub:
 class DedupServiceServicer:
     """DedupService describes the deduplication of topics, and sets policies.
 
-    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME or
-    INVALID_SEQUENCE_ID when the request is wrong, and UNAVAILABLE with reason
-    STATE_UNAVAILABLE and RetryInfo when Redis does not answer in time. After
-    UNAVAILABLE the outcome is unknown; each method documents its retry.
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
+    message cannot be parsed, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME or
+    INVALID_SEQUENCE_ID; UNAVAILABLE with reason STATE_UNAVAILABLE and RetryInfo
+    when Redis does not answer in time. After UNAVAILABLE the outcome is unknown;
+    each method documents its retry.
     """
 
     def GetProducer(self, request, context):
@@ -117,10 +117,10 @@ class DedupServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def TakeSnapshot(self, request, context):
-        """TakeSnapshot attaches the current state to the topic's cursor `seqgate.dedup`,
-        at the confirmed position. The service also takes snapshots by itself: after
-        snapshot_entries, after snapshot_interval, when producers were forgotten, and
-        when it shuts down.
+        """TakeSnapshot attaches the current state to the topic's cursor
+        `seqgate.dedup`, at the confirmed position. The service also takes snapshots
+        on its own: after snapshot_entries, after snapshot_interval, after forgetting
+        producers, and when it shuts down.
 
         Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
         RetryInfo when the cursor service does not answer; RESOURCE_EXHAUSTED with
@@ -144,7 +144,8 @@ class DedupServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetPolicy(self, request, context):
-        """GetPolicy returns the values that SetPolicy set; none is no error.
+        """GetPolicy returns the values that SetPolicy set. A level without a policy
+        returns empty values.
 
         Retry: safe. Errors: as for SetPolicy.
         """
@@ -209,11 +210,11 @@ def add_DedupServiceServicer_to_server(servicer, server):
 class DedupService:
     """DedupService describes the deduplication of topics, and sets policies.
 
-    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME or
-    INVALID_SEQUENCE_ID when the request is wrong, and UNAVAILABLE with reason
-    STATE_UNAVAILABLE and RetryInfo when Redis does not answer in time. After
-    UNAVAILABLE the outcome is unknown; each method documents its retry.
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
+    message cannot be parsed, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME or
+    INVALID_SEQUENCE_ID; UNAVAILABLE with reason STATE_UNAVAILABLE and RetryInfo
+    when Redis does not answer in time. After UNAVAILABLE the outcome is unknown;
+    each method documents its retry.
     """
 
     @staticmethod

@@ -32,11 +32,11 @@ GRPC_VERSION: str
 class DedupServiceStub:
     """DedupService describes the deduplication of topics, and sets policies.
 
-    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME or
-    INVALID_SEQUENCE_ID when the request is wrong, and UNAVAILABLE with reason
-    STATE_UNAVAILABLE and RetryInfo when Redis does not answer in time. After
-    UNAVAILABLE the outcome is unknown; each method documents its retry.
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
+    message cannot be parsed, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME or
+    INVALID_SEQUENCE_ID; UNAVAILABLE with reason STATE_UNAVAILABLE and RetryInfo
+    when Redis does not answer in time. After UNAVAILABLE the outcome is unknown;
+    each method documents its retry.
     """
 
     @_typing.overload
@@ -60,10 +60,10 @@ class DedupServiceStub:
     how far its state covers the log. Retry: safe.
     """
     TakeSnapshot: _grpc.UnaryUnaryMultiCallable[_dedup_pb2.TakeSnapshotRequest, _dedup_pb2.TakeSnapshotResponse]
-    """TakeSnapshot attaches the current state to the topic's cursor `seqgate.dedup`,
-    at the confirmed position. The service also takes snapshots by itself: after
-    snapshot_entries, after snapshot_interval, when producers were forgotten, and
-    when it shuts down.
+    """TakeSnapshot attaches the current state to the topic's cursor
+    `seqgate.dedup`, at the confirmed position. The service also takes snapshots
+    on its own: after snapshot_entries, after snapshot_interval, after forgetting
+    producers, and when it shuts down.
 
     Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
     RetryInfo when the cursor service does not answer; RESOURCE_EXHAUSTED with
@@ -79,7 +79,8 @@ class DedupServiceStub:
     with reason CURSORS_UNAVAILABLE when the outcome is unknown.
     """
     GetPolicy: _grpc.UnaryUnaryMultiCallable[_dedup_pb2.GetPolicyRequest, _dedup_pb2.GetPolicyResponse]
-    """GetPolicy returns the values that SetPolicy set; none is no error.
+    """GetPolicy returns the values that SetPolicy set. A level without a policy
+    returns empty values.
 
     Retry: safe. Errors: as for SetPolicy.
     """
@@ -92,11 +93,11 @@ class DedupServiceStub:
 class DedupServiceAsyncStub(DedupServiceStub):
     """DedupService describes the deduplication of topics, and sets policies.
 
-    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME or
-    INVALID_SEQUENCE_ID when the request is wrong, and UNAVAILABLE with reason
-    STATE_UNAVAILABLE and RetryInfo when Redis does not answer in time. After
-    UNAVAILABLE the outcome is unknown; each method documents its retry.
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
+    message cannot be parsed, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME or
+    INVALID_SEQUENCE_ID; UNAVAILABLE with reason STATE_UNAVAILABLE and RetryInfo
+    when Redis does not answer in time. After UNAVAILABLE the outcome is unknown;
+    each method documents its retry.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -117,10 +118,10 @@ class DedupServiceAsyncStub(DedupServiceStub):
     how far its state covers the log. Retry: safe.
     """
     TakeSnapshot: _aio.UnaryUnaryMultiCallable[_dedup_pb2.TakeSnapshotRequest, _dedup_pb2.TakeSnapshotResponse]  # type: ignore[assignment]
-    """TakeSnapshot attaches the current state to the topic's cursor `seqgate.dedup`,
-    at the confirmed position. The service also takes snapshots by itself: after
-    snapshot_entries, after snapshot_interval, when producers were forgotten, and
-    when it shuts down.
+    """TakeSnapshot attaches the current state to the topic's cursor
+    `seqgate.dedup`, at the confirmed position. The service also takes snapshots
+    on its own: after snapshot_entries, after snapshot_interval, after forgetting
+    producers, and when it shuts down.
 
     Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
     RetryInfo when the cursor service does not answer; RESOURCE_EXHAUSTED with
@@ -136,7 +137,8 @@ class DedupServiceAsyncStub(DedupServiceStub):
     with reason CURSORS_UNAVAILABLE when the outcome is unknown.
     """
     GetPolicy: _aio.UnaryUnaryMultiCallable[_dedup_pb2.GetPolicyRequest, _dedup_pb2.GetPolicyResponse]  # type: ignore[assignment]
-    """GetPolicy returns the values that SetPolicy set; none is no error.
+    """GetPolicy returns the values that SetPolicy set. A level without a policy
+    returns empty values.
 
     Retry: safe. Errors: as for SetPolicy.
     """
@@ -148,11 +150,11 @@ class DedupServiceAsyncStub(DedupServiceStub):
 class DedupServiceServicer(metaclass=_abc_1.ABCMeta):
     """DedupService describes the deduplication of topics, and sets policies.
 
-    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME or
-    INVALID_SEQUENCE_ID when the request is wrong, and UNAVAILABLE with reason
-    STATE_UNAVAILABLE and RetryInfo when Redis does not answer in time. After
-    UNAVAILABLE the outcome is unknown; each method documents its retry.
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
+    message cannot be parsed, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME or
+    INVALID_SEQUENCE_ID; UNAVAILABLE with reason STATE_UNAVAILABLE and RetryInfo
+    when Redis does not answer in time. After UNAVAILABLE the outcome is unknown;
+    each method documents its retry.
     """
 
     @_abc_1.abstractmethod
@@ -195,10 +197,10 @@ class DedupServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _dedup_pb2.TakeSnapshotRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_dedup_pb2.TakeSnapshotResponse, _abc.Awaitable[_dedup_pb2.TakeSnapshotResponse]]:
-        """TakeSnapshot attaches the current state to the topic's cursor `seqgate.dedup`,
-        at the confirmed position. The service also takes snapshots by itself: after
-        snapshot_entries, after snapshot_interval, when producers were forgotten, and
-        when it shuts down.
+        """TakeSnapshot attaches the current state to the topic's cursor
+        `seqgate.dedup`, at the confirmed position. The service also takes snapshots
+        on its own: after snapshot_entries, after snapshot_interval, after forgetting
+        producers, and when it shuts down.
 
         Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
         RetryInfo when the cursor service does not answer; RESOURCE_EXHAUSTED with
@@ -226,7 +228,8 @@ class DedupServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _dedup_pb2.GetPolicyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_dedup_pb2.GetPolicyResponse, _abc.Awaitable[_dedup_pb2.GetPolicyResponse]]:
-        """GetPolicy returns the values that SetPolicy set; none is no error.
+        """GetPolicy returns the values that SetPolicy set. A level without a policy
+        returns empty values.
 
         Retry: safe. Errors: as for SetPolicy.
         """

@@ -103,7 +103,7 @@ class _AfterDeadLetterEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_After
     """
 
 class AfterDeadLetter(_AfterDeadLetter, metaclass=_AfterDeadLetterEnumTypeWrapper):
-    """AfterDeadLetter is the state of a key after one of its messages was
+    """AfterDeadLetter is the rule for a key after one of its messages was
     dead-lettered.
     """
 
@@ -160,10 +160,11 @@ class _FailurePolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure
     FAILURE_POLICY_UNSPECIFIED: _FailurePolicy.ValueType  # 0
     """The default: PARK."""
     FAILURE_POLICY_PARK: _FailurePolicy.ValueType  # 1
-    """It waits, and so do later entries of its key. If the filter service did not
-    answer, it waits until the service does. If the filter failed, it waits until
-    the filters or the subscription's properties change, at most the dispatcher's
-    filter_failed_max_s, by default a day; then it goes to the dead letter topic.
+    """The entry waits, and so do later entries of its key. If the filter service
+    did not answer, it waits until the service does. If the filter failed, it
+    waits until the filters or the subscription's properties change, or, after
+    the dispatcher's filter_failed_max_s, by default a day, goes to the dead
+    letter topic.
     """
     FAILURE_POLICY_ACCEPT: _FailurePolicy.ValueType  # 2
     """It is delivered."""
@@ -171,17 +172,18 @@ class _FailurePolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure
     """It is not delivered, and counts as acknowledged."""
 
 class FailurePolicy(_FailurePolicy, metaclass=_FailurePolicyEnumTypeWrapper):
-    """FailurePolicy is the treatment of an entry without a verdict, since its filter
-    failed or the filter service did not answer in time.
+    """FailurePolicy is the treatment of an entry without a verdict: its filter
+    failed, or the filter service did not answer in time.
     """
 
 FAILURE_POLICY_UNSPECIFIED: FailurePolicy.ValueType  # 0
 """The default: PARK."""
 FAILURE_POLICY_PARK: FailurePolicy.ValueType  # 1
-"""It waits, and so do later entries of its key. If the filter service did not
-answer, it waits until the service does. If the filter failed, it waits until
-the filters or the subscription's properties change, at most the dispatcher's
-filter_failed_max_s, by default a day; then it goes to the dead letter topic.
+"""The entry waits, and so do later entries of its key. If the filter service
+did not answer, it waits until the service does. If the filter failed, it
+waits until the filters or the subscription's properties change, or, after
+the dispatcher's filter_failed_max_s, by default a day, goes to the dead
+letter topic.
 """
 FAILURE_POLICY_ACCEPT: FailurePolicy.ValueType  # 2
 """It is delivered."""
@@ -201,8 +203,8 @@ class _FilterModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FilterMode
     """Verdicts decide whether entries are delivered."""
     FILTER_MODE_SHADOW: _FilterMode.ValueType  # 2
     """Verdicts are only counted. A subscription may have a shadow chain beside the
-    applied one. Deliveries do not wait for it: entries for which it is too slow are
-    counted as failed.
+    applied one. Deliveries do not wait for it: entries that it cannot keep up
+    with are counted as failed.
     """
 
 class FilterMode(_FilterMode, metaclass=_FilterModeEnumTypeWrapper):
@@ -214,8 +216,8 @@ FILTER_MODE_APPLIED: FilterMode.ValueType  # 1
 """Verdicts decide whether entries are delivered."""
 FILTER_MODE_SHADOW: FilterMode.ValueType  # 2
 """Verdicts are only counted. A subscription may have a shadow chain beside the
-applied one. Deliveries do not wait for it: entries for which it is too slow are
-counted as failed.
+applied one. Deliveries do not wait for it: entries that it cannot keep up
+with are counted as failed.
 """
 Global___FilterMode: _TypeAlias = FilterMode  # noqa: Y015
 
@@ -228,13 +230,13 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     REASON_UNSPECIFIED: _Reason.ValueType  # 0
     """Never sent."""
     REASON_READY: _Reason.ValueType  # 1
-    """Nothing withholds it: it is delivered soon."""
+    """Nothing withholds it: it is about to be delivered."""
     REASON_DRAINING: _Reason.ValueType  # 2
     """Its key is in flight at a consumer that no longer owns it."""
     REASON_IN_FLIGHT_LIMIT: _Reason.ValueType  # 3
     """Its key has reached max_in_flight_per_key."""
     REASON_RETRY_DELAY: _Reason.ValueType  # 4
-    """It failed, and its delay is not over."""
+    """It failed, and its redelivery delay is not over."""
     REASON_RETRY: _Reason.ValueType  # 5
     """An earlier message of its key failed, and is in flight again."""
     REASON_RECORDING: _Reason.ValueType  # 6
@@ -246,7 +248,9 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     REASON_HELD: _Reason.ValueType  # 9
     """Its key is held until ReleaseKey."""
     REASON_JOINING: _Reason.ValueType  # 10
-    """Its owner joined, and messages from before are unacknowledged."""
+    """Its owner joined, and messages from before the join are unacknowledged
+    (classic_join).
+    """
     REASON_SUBSCRIPTION_LIMIT: _Reason.ValueType  # 11
     """The subscription has reached max_unacked."""
     REASON_NO_OWNER: _Reason.ValueType  # 12
@@ -278,7 +282,7 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     properties change, by default for at most a day (FAILURE_POLICY_PARK).
     """
     REASON_RESCHEDULED: _Reason.ValueType  # 25
-    """A filter put it off, and judges it again later."""
+    """A filter rescheduled it: it is judged again after the delay."""
     REASON_REJECTED: _Reason.ValueType  # 26
     """Follows ACKNOWLEDGED or SETTLING: a filter rejects it, by the current chain at
     its position and the subscription's current properties.
@@ -288,13 +292,13 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     remembers the last 10,000.
     """
     REASON_PASSED: _Reason.ValueType  # 28
-    """Follows ACKNOWLEDGED or SETTLING: it was acknowledged without a delivery, since
-    none was possible, for the cause in the text. The instance remembers the last
-    10,000.
+    """Follows ACKNOWLEDGED or SETTLING: it was acknowledged without delivery,
+    because none was possible; the text names the cause. The instance remembers
+    the last 10,000.
     """
     REASON_INCOMPLETE: _Reason.ValueType  # 29
-    """It is a chunk of a large message that a consumer had no room for, and waits for
-    the message's last chunk.
+    """It is a chunk for which a consumer had no room (GiveBack.no_room), and waits
+    for its message's last chunk.
     """
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
@@ -303,13 +307,13 @@ class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
 REASON_UNSPECIFIED: Reason.ValueType  # 0
 """Never sent."""
 REASON_READY: Reason.ValueType  # 1
-"""Nothing withholds it: it is delivered soon."""
+"""Nothing withholds it: it is about to be delivered."""
 REASON_DRAINING: Reason.ValueType  # 2
 """Its key is in flight at a consumer that no longer owns it."""
 REASON_IN_FLIGHT_LIMIT: Reason.ValueType  # 3
 """Its key has reached max_in_flight_per_key."""
 REASON_RETRY_DELAY: Reason.ValueType  # 4
-"""It failed, and its delay is not over."""
+"""It failed, and its redelivery delay is not over."""
 REASON_RETRY: Reason.ValueType  # 5
 """An earlier message of its key failed, and is in flight again."""
 REASON_RECORDING: Reason.ValueType  # 6
@@ -321,7 +325,9 @@ REASON_DEAD_LETTERING: Reason.ValueType  # 8
 REASON_HELD: Reason.ValueType  # 9
 """Its key is held until ReleaseKey."""
 REASON_JOINING: Reason.ValueType  # 10
-"""Its owner joined, and messages from before are unacknowledged."""
+"""Its owner joined, and messages from before the join are unacknowledged
+(classic_join).
+"""
 REASON_SUBSCRIPTION_LIMIT: Reason.ValueType  # 11
 """The subscription has reached max_unacked."""
 REASON_NO_OWNER: Reason.ValueType  # 12
@@ -353,7 +359,7 @@ REASON_FILTER_FAILED: Reason.ValueType  # 24
 properties change, by default for at most a day (FAILURE_POLICY_PARK).
 """
 REASON_RESCHEDULED: Reason.ValueType  # 25
-"""A filter put it off, and judges it again later."""
+"""A filter rescheduled it: it is judged again after the delay."""
 REASON_REJECTED: Reason.ValueType  # 26
 """Follows ACKNOWLEDGED or SETTLING: a filter rejects it, by the current chain at
 its position and the subscription's current properties.
@@ -363,13 +369,13 @@ REASON_DEAD_LETTERED: Reason.ValueType  # 27
 remembers the last 10,000.
 """
 REASON_PASSED: Reason.ValueType  # 28
-"""Follows ACKNOWLEDGED or SETTLING: it was acknowledged without a delivery, since
-none was possible, for the cause in the text. The instance remembers the last
-10,000.
+"""Follows ACKNOWLEDGED or SETTLING: it was acknowledged without delivery,
+because none was possible; the text names the cause. The instance remembers
+the last 10,000.
 """
 REASON_INCOMPLETE: Reason.ValueType  # 29
-"""It is a chunk of a large message that a consumer had no room for, and waits for
-the message's last chunk.
+"""It is a chunk for which a consumer had no room (GiveBack.no_room), and waits
+for its message's last chunk.
 """
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
@@ -398,45 +404,48 @@ class SubscriptionOptions(_message.Message):
     placement: Global___Placement.ValueType
     """How slots are assigned; for KEY_SHARED."""
     allow_out_of_order_delivery: _builtins.bool
-    """Pulsar's allowOutOfOrderDelivery, for KEY_SHARED: keys are placed, but their
-    order is not kept when consumers come and go, or on redelivery.
+    """Pulsar's allowOutOfOrderDelivery, for KEY_SHARED: slots still place each key
+    at one consumer, but a key's order is lost when consumers join or leave, and
+    on redelivery.
     """
     max_in_flight_per_key: _builtins.int
     """The most entries of a key in flight, 0 to 10,000; 0: no limit."""
     max_unacked_per_consumer: _builtins.int
-    """The most unacknowledged messages of a consumer: 0 to 1,000,000. Absent: 50,000;
-    0: no limit. At the limit, deliveries stop until half of it is left.
+    """The most unacknowledged messages of a consumer: 0 to 1,000,000. Absent:
+    50,000; 0: no limit. At the limit, deliveries stop until the number has
+    fallen to half of it.
     """
     max_unacked: _builtins.int
     """The most unacknowledged messages of all consumers: 0 to 1,000,000. Absent:
     200,000; 0: no limit. Redeliveries may exceed it.
     """
     max_redeliveries: _builtins.int
-    """The most redeliveries of a message before it goes to the dead letter topic: 0 to
-    1,000; absent: 16, which takes eleven minutes. A delivery to a consumer that
-    crashes counts; one given back unprocessed, or revoked at the drain deadline,
-    does not.
+    """The most redeliveries of a message before it goes to the dead letter topic: 0
+    to 1,000; absent: 16, which the default delays reach after eleven minutes. A
+    delivery to a consumer that crashes counts; a delivery given back
+    unprocessed, or revoked at the drain deadline, does not.
     """
     dead_letter_topic: _builtins.str
     """The dead letter topic, tenant/namespace/name, other than the topic itself;
-    empty: the topic's name with -<subscription>-DLQ. A message that went through
-    100 dead letter topics does not go to another one: it is passed.
+    empty: the topic's name with -<subscription>-DLQ. A message that has passed
+    through 100 dead letter topics goes to no further one: it is acknowledged
+    without delivery (Totals.passed_entries).
     """
     after_dead_letter: Global___AfterDeadLetter.ValueType
-    """The state of its key then."""
+    """The rule for a key after one of its messages was dead-lettered."""
     delay_holds_key: _builtins.bool
-    """Whether a delayed message holds later messages of its key."""
+    """Whether a delayed message holds back later messages of its key."""
     classic_join: _builtins.bool
-    """Pulsar's rule before 4.0 (PIP-319's rememberUnackedMessageKeys=false): a joining
-    consumer gets no message after the read position of that moment, until all
-    before it are acknowledged. For comparison only.
+    """Pulsar's rule before 4.0 (PIP-319's rememberUnackedMessageKeys=false): a
+    joining consumer gets no message after the read position at its join until
+    all messages up to there are acknowledged. For comparison only.
     """
     @_builtins.property
     def drain_deadline(self) -> _duration_pb2.Duration:
-        """How long a key that moved to another consumer waits for acknowledgements of the
-        previous one: 1 ms to a day; absent: 5 minutes. Then its deliveries are revoked,
-        which does not count as a failure, and late settlements are STALE. (Pulsar waits
-        for ever.)
+        """The time that a key moved to another consumer waits for acknowledgements from
+        the previous one: 1 ms to a day; absent: 5 minutes. Then the previous
+        consumer's deliveries are revoked, which does not count as a failure, and its
+        late settlements are STALE. (Pulsar waits forever.)
         """
 
     def __init__(
@@ -645,7 +654,7 @@ class Subscribe(_message.Message):
 
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyRange]:
-        """With STICKY, the slots that the consumer takes: at most 1,000 ranges."""
+        """With STICKY, the slots that the consumer chooses: at most 1,000 ranges."""
 
     @_builtins.property
     def ack_timeout(self) -> _duration_pb2.Duration:
@@ -682,7 +691,9 @@ class Permit(_message.Message):
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     messages: _builtins.int
-    """The number of messages, 1 to 1,000,000; a consumer may have 10,000,000 permits."""
+    """The number of messages, 1 to 1,000,000. A consumer may have at most
+    10,000,000 permits.
+    """
     def __init__(
         self,
         *,
@@ -726,7 +737,9 @@ Global___Settlement: _TypeAlias = Settlement  # noqa: Y015
 
 @_typing.final
 class Acknowledge(_message.Message):
-    """Acknowledge settles deliveries. It is answered by Settled when it is durable."""
+    """Acknowledge settles deliveries. Settled answers it once the acknowledgements
+    are durable.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -867,11 +880,11 @@ class GiveBack(_message.Message):
     epoch: _builtins.int
     """The epoch of the tokens."""
     no_room: _builtins.bool
-    """The deliveries are chunks of large messages that do not fit beside others. No
-    other deliveries are revoked, and later ones continue. The position of a large
-    message is that of its last chunk: when that is due, all chunks are delivered
-    one after the other. A chunk that is not followed by its message's last chunk
-    within a day goes to the dead letter topic.
+    """The deliveries are chunks of large messages for which the consumer has no
+    room beside others. No other deliveries are revoked, and later ones continue.
+    A large message has the position of its last chunk: once that chunk is due,
+    all chunks are delivered consecutively. A chunk whose message's last chunk
+    does not follow within a day goes to the dead letter topic.
     """
     @_builtins.property
     def deliveries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -1006,8 +1019,8 @@ class ConsumeResponse(_message.Message):
 
     @_builtins.property
     def moved(self) -> Global___Moved:
-        """Deliveries whose keys now belong to consumers that wait for them: give back
-        those not started.
+        """Deliveries whose keys moved to other consumers, which wait for them: give
+        back those not started.
         """
 
     @_builtins.property
@@ -1173,7 +1186,9 @@ class Delivery(_message.Message):
 
     @_builtins.property
     def gap(self) -> Global___Gap:
-        """The dead-lettered message that is missing before it in its key; absent: none."""
+        """The dead-lettered message of the same key that is missing before this one;
+        absent: none.
+        """
 
     def __init__(
         self,
@@ -1263,7 +1278,7 @@ Global___Settled: _TypeAlias = Settled  # noqa: Y015
 
 @_typing.final
 class Revoked(_message.Message):
-    """Revoked names deliveries whose tokens are stale."""
+    """Revoked names deliveries whose tokens have become stale."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1878,15 +1893,14 @@ class SetFiltersRequest(_message.Message):
     """The chain to set, applied or shadow; the other one stays unchanged."""
     @_builtins.property
     def filters(self) -> _containers.RepeatedCompositeFieldContainer[_filter_pb2.Filter]:
-        """The chain, with the bounds of filter.v1.Chain; empty: no filters. A delay is at
-        most an hour, and an entry is rescheduled at most 100 times in a row: then it is
-        delivered.
+        """The chain, with the bounds of filter.v1.Chain; empty: no filters. A delay is
+        at most an hour. After 100 reschedules in a row an entry is delivered.
         """
 
     @_builtins.property
     def start(self) -> _common_pb2.Start:
-        """The start of the chain; absent: the first entry that waits because a filter
-        failed, or, if none does, and with SHADOW, the first unread entry.
+        """The start of the chain. Absent: the first entry that waits because a filter
+        failed; if none does, or with SHADOW, the first unread entry.
         """
 
     def __init__(
@@ -1992,9 +2006,10 @@ class SubscriptionFilters(_message.Message):
     CHANGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def applied(self) -> _containers.RepeatedCompositeFieldContainer[Global___FilterStretch]:
-        """The chains that unacknowledged entries may still need, in the order of the log:
-        each applies up to the start of the next one. At most 8, and 1 MiB with all else
-        in this message. Before the first, entries are not filtered.
+        """The chains that unacknowledged entries may still need, in the order of the
+        log: each applies up to the start of the next one. At most 8; with the rest
+        of this message, at most 1 MiB. Entries before the first chain are not
+        filtered.
         """
 
     @_builtins.property
@@ -2033,8 +2048,9 @@ class FilterStretch(_message.Message):
     """The treatment of entries without a verdict."""
     @_builtins.property
     def start(self) -> _common_pb2.Position:
-        """The first entry to which it applies; absent: the start of the log. If the
-        subscription is moved back before it, the first remaining chain applies there.
+        """The first entry to which it applies; absent: the start of the log. If a reset
+        moves the subscription back before it, the first remaining chain applies
+        there.
         """
 
     @_builtins.property
@@ -2192,7 +2208,7 @@ class AnalyzeBacklogResponse(_message.Message):
 
     @_builtins.property
     def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___BacklogVerdict]:
-        """The counts of each verdict or failure. Those of no entry are left out."""
+        """The counts of each verdict or failure that at least one entry has."""
 
     def __init__(
         self,
@@ -2246,8 +2262,8 @@ class BacklogVerdict(_message.Message):
     estimated_entries: _builtins.int
     """The estimated number of entries with it in the whole backlog."""
     estimated_entries_low: _builtins.int
-    """The lower bound at 95 % confidence. (Wilson's interval, for the number of
-    independent entries to which the blocks amount: adjacent entries are alike.)
+    """The lower bound at 95 % confidence. (Wilson's interval. Adjacent entries are
+    alike, so it counts the independent entries that the blocks are worth.)
     """
     estimated_entries_high: _builtins.int
     """The upper bound at 95 % confidence."""
@@ -2341,14 +2357,17 @@ class ReportResponse(_message.Message):
     active_keys: _builtins.int
     """The number of keys with work."""
     parked_entries: _builtins.int
-    """The number of waiting entries in memory, without delayed ones that hold no key."""
+    """The number of waiting entries in memory, except delayed entries that do not
+    hold their key.
+    """
     lagging: _builtins.int
-    """The number of keys and slots with entries that are read again when there is
-    room.
+    """The number of keys and slots whose further entries are read again when there
+    is room in memory.
     """
     delayed_entries: _builtins.int
-    """The number of delayed entries. Those that hold their keys, and the entries
-    behind them, count only if there was no room for them in memory.
+    """The number of delayed entries. With delay_holds_key, only the delayed
+    entries, and the entries behind them, that had no room in memory;
+    parked_entries has the others.
     """
     failed_entries: _builtins.int
     """The number of entries that failed and are not acknowledged yet."""
@@ -2359,7 +2378,7 @@ class ReportResponse(_message.Message):
     filter_failed_entries: _builtins.int
     """The number of entries that wait because a filter failed."""
     put_off_entries: _builtins.int
-    """The number of entries that a filter put off."""
+    """The number of entries that a filter rescheduled."""
     payloads_opened: _builtins.int
     """The number of batches whose payloads the instance has opened since it started,
     of all subscriptions and for any purpose: 0, since it uses metadata only.
@@ -2390,7 +2409,7 @@ class ReportResponse(_message.Message):
 
     @_builtins.property
     def totals(self) -> Global___Totals:
-        """Counts since the instance owns the subscription."""
+        """Counts since the instance took the subscription."""
 
     @_builtins.property
     def filtering(self) -> Global___FilteringReport:
@@ -2438,9 +2457,9 @@ Global___ReportResponse: _TypeAlias = ReportResponse  # noqa: Y015
 
 @_typing.final
 class FilteringReport(_message.Message):
-    """FilteringReport has the counts of verdicts since the instance owns the
-    subscription. An entry counts each time it is judged, with or without a verdict:
-    when it is read, read again, or redelivered.
+    """FilteringReport has the counts of verdicts since the instance took the
+    subscription. An entry counts each time it is judged, with or without a
+    verdict: when it is read, read again, or redelivered.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -2457,7 +2476,7 @@ class FilteringReport(_message.Message):
     answer may serve many entries.)
     """
     unanswered: _builtins.int
-    """The number of calls without an answer, or without one in time."""
+    """The number of calls that the filter service did not answer, or not in time."""
     unanswered_because: _builtins.str
     """Why it does not answer."""
     @_builtins.property
@@ -2752,7 +2771,7 @@ class KeyReport(_message.Message):
     """The number of its waiting entries in memory."""
     @_builtins.property
     def since(self) -> _timestamp_pb2.Timestamp:
-        """Since when."""
+        """When that reason began."""
 
     @_builtins.property
     def oldest(self) -> _common_pb2.Position:
@@ -2760,7 +2779,7 @@ class KeyReport(_message.Message):
 
     @_builtins.property
     def next_retry(self) -> _timestamp_pb2.Timestamp:
-        """When it is tried again at the latest; absent: at the next event."""
+        """The latest time of the next attempt; absent: only an event triggers it."""
 
     def __init__(
         self,
@@ -2820,7 +2839,9 @@ class Totals(_message.Message):
     lost_consumers: _builtins.int
     """Deliveries that came back because their consumer crashed."""
     returned: _builtins.int
-    """Deliveries given back unprocessed, or revoked with another one."""
+    """Deliveries given back unprocessed, or revoked together with another one of
+    their key or large message.
+    """
     drained: _builtins.int
     """Deliveries revoked at the drain deadline."""
     dead_lettered: _builtins.int
@@ -2832,11 +2853,11 @@ class Totals(_message.Message):
     rejected_entries: _builtins.int
     """Entries acknowledged because filters rejected them."""
     put_off: _builtins.int
-    """Verdicts that put an entry off."""
+    """RESCHEDULE verdicts."""
     passed_entries: _builtins.int
-    """Entries acknowledged without a delivery, since none was possible: such as
-    chunks of a large message without its first chunk, because the subscription
-    starts after it, or it was trimmed or acknowledged. Each is logged.
+    """Entries acknowledged without delivery, because none was possible: for
+    example, chunks of a large message whose first chunk was trimmed,
+    acknowledged, or is before the subscription's start. Each is logged.
     """
     def __init__(
         self,
@@ -2975,7 +2996,7 @@ class Explanation(_message.Message):
 
     @_builtins.property
     def until(self) -> _timestamp_pb2.Timestamp:
-        """When it ends by itself; absent: at the next event."""
+        """When it ends by itself; absent: only an event ends it."""
 
     def __init__(
         self,

@@ -34,25 +34,25 @@ class DispatcherServiceStub:
     service owns it at a time, by a lease on the cursor. The lease's epoch is a part
     of every token, so that tokens from an earlier owner are stale.
 
-    A key's consumer is determined by the key's hash slot, as in Pulsar. Order and
-    waiting are determined by the key itself: a blocked message withholds its own
-    key, and no other.
+    The hash slot of a key determines its consumer, as in Pulsar. The key itself,
+    not its slot, determines order and waiting: a blocked message withholds its own
+    key and no other.
 
-    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or INVALID_TOPIC_NAME or INVALID_SUBSCRIPTION_NAME;
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
+    message cannot be parsed, or INVALID_TOPIC_NAME or INVALID_SUBSCRIPTION_NAME;
     UNAVAILABLE with reason CURSORS_UNAVAILABLE or LEDGER_UNAVAILABLE and RetryInfo
-    when a service behind this one does not answer, or DRAINING. For every method
-    that names a subscription: NOT_FOUND with reason SUBSCRIPTION_NOT_FOUND; and,
-    except for GetSubscription, ListSubscriptions, CreateSubscription and GetFilters,
-    FAILED_PRECONDITION with reason NOT_OWNER when another instance owns it, with its
-    address as `owner`, and RetryInfo.
+    when the cursor service or the ledger does not answer, or DRAINING. For every
+    method that names a subscription: NOT_FOUND with reason SUBSCRIPTION_NOT_FOUND;
+    and, except for GetSubscription, ListSubscriptions, CreateSubscription and
+    GetFilters, FAILED_PRECONDITION with reason NOT_OWNER when another instance
+    owns it, with its address as `owner`, and RetryInfo.
 
-    A subscription may have filters (see filter.proto): entries that they reject are
-    acknowledged as they are read, and take no permits. A chain applies from a
+    A subscription may have filters (see filter.proto): entries that they reject
+    are acknowledged as they are read, and take no permits. A chain applies from a
     position on. The owner has the filter service judge entries as they are read,
     and again before each redelivery; a message that reached max_redeliveries goes
-    to the dead letter topic unjudged. While the filter service does not answer, only
-    entries that wait for its verdicts stand still.
+    to the dead letter topic unjudged. While the filter service does not answer,
+    only the entries that need its verdict are held up.
     """
 
     @_typing.overload
@@ -62,12 +62,13 @@ class DispatcherServiceStub:
     Consume: _grpc.StreamStreamMultiCallable[_dispatcher_pb2.ConsumeRequest, _dispatcher_pb2.ConsumeResponse]
     """Consume is a consumer's connection.
 
-    The first request subscribes, and is answered by Subscribed. The consumer then
-    grants permits, one for each message, and receives deliveries. It settles each
-    one: it acknowledges it, refuses it (a negative acknowledgement), or gives it
-    back unprocessed. The end of the stream without Leave counts as a crash:
-    deliveries in flight go to other consumers, and the first message of each key
-    counts as failed. (With SHARED, and without order, every message does.)
+    The first request subscribes, and is answered by Subscribed. The consumer
+    then grants permits, one for each message, and receives deliveries. It
+    settles each delivery: it acknowledges it, refuses it (a negative
+    acknowledgement), or gives it back unprocessed. A stream that ends without
+    Leave counts as a crash: deliveries in flight go to other consumers, and the
+    first message of each key counts as failed. (With SHARED or
+    allow_out_of_order_delivery, every message counts as failed.)
 
     Retry: open a new stream. Deliveries in flight on the old one are redelivered
     to the current owners of their keys; the old tokens are stale.
@@ -79,9 +80,10 @@ class DispatcherServiceStub:
     options, or the subscription is EXCLUSIVE and has a consumer, or
     RANGE_CONFLICT; RESOURCE_EXHAUSTED with reason NO_SLOTS_LEFT,
     TOO_MANY_CONSUMERS, or TOO_MANY_UNANSWERED; ABORTED with reason FENCED when
-    another instance took the subscription; NOT_FOUND with reason TOPIC_NOT_FOUND;
-    UNAVAILABLE with reason DRAINING, SLOW_CONSUMER (it does not read its
-    deliveries), or SILENT_STREAM (no Subscribe within 30 s).
+    another instance took the subscription; NOT_FOUND with reason
+    TOPIC_NOT_FOUND; UNAVAILABLE with reason DRAINING, SLOW_CONSUMER (the
+    consumer does not read its deliveries), or SILENT_STREAM (no Subscribe within
+    30 s).
     """
     CreateSubscription: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.CreateSubscriptionRequest, _dispatcher_pb2.CreateSubscriptionResponse]
     """CreateSubscription creates a subscription unless it exists.
@@ -113,8 +115,9 @@ class DispatcherServiceStub:
     UpdateSubscriptionProperties: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.UpdateSubscriptionPropertiesRequest, _dispatcher_pb2.UpdateSubscriptionPropertiesResponse]
     """UpdateSubscriptionProperties changes a subscription's properties.
 
-    Filters see the new values at once. Entries that wait because a filter failed or
-    put them off are judged again if the filters read a property that has changed.
+    Filters see the new values at once. Entries that wait because a filter failed
+    on them or rescheduled them are judged again if the filters read a property
+    that has changed.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PROPERTY; with
     filters, those of SetFilters.
@@ -131,11 +134,11 @@ class DispatcherServiceStub:
     invalid, the call is refused, and nothing changes.
 
     If the position was read already, waiting entries from there on are judged
-    again. Entries in flight stay in flight; on redelivery they are judged by the
-    new chain.
+    again. Entries in flight stay in flight; the new chain judges them before a
+    redelivery.
 
     A filter's name and version identify one expression as long as the chain is
-    needed: another expression under the same version is refused with
+    needed. Another expression under the same version is refused with
     INVALID_CHAIN, since verdicts are counted by version.
 
     Retry: safe; if the chain is in effect already, waiting entries are judged again,
@@ -175,37 +178,38 @@ class DispatcherServiceAsyncStub(DispatcherServiceStub):
     service owns it at a time, by a lease on the cursor. The lease's epoch is a part
     of every token, so that tokens from an earlier owner are stale.
 
-    A key's consumer is determined by the key's hash slot, as in Pulsar. Order and
-    waiting are determined by the key itself: a blocked message withholds its own
-    key, and no other.
+    The hash slot of a key determines its consumer, as in Pulsar. The key itself,
+    not its slot, determines order and waiting: a blocked message withholds its own
+    key and no other.
 
-    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or INVALID_TOPIC_NAME or INVALID_SUBSCRIPTION_NAME;
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
+    message cannot be parsed, or INVALID_TOPIC_NAME or INVALID_SUBSCRIPTION_NAME;
     UNAVAILABLE with reason CURSORS_UNAVAILABLE or LEDGER_UNAVAILABLE and RetryInfo
-    when a service behind this one does not answer, or DRAINING. For every method
-    that names a subscription: NOT_FOUND with reason SUBSCRIPTION_NOT_FOUND; and,
-    except for GetSubscription, ListSubscriptions, CreateSubscription and GetFilters,
-    FAILED_PRECONDITION with reason NOT_OWNER when another instance owns it, with its
-    address as `owner`, and RetryInfo.
+    when the cursor service or the ledger does not answer, or DRAINING. For every
+    method that names a subscription: NOT_FOUND with reason SUBSCRIPTION_NOT_FOUND;
+    and, except for GetSubscription, ListSubscriptions, CreateSubscription and
+    GetFilters, FAILED_PRECONDITION with reason NOT_OWNER when another instance
+    owns it, with its address as `owner`, and RetryInfo.
 
-    A subscription may have filters (see filter.proto): entries that they reject are
-    acknowledged as they are read, and take no permits. A chain applies from a
+    A subscription may have filters (see filter.proto): entries that they reject
+    are acknowledged as they are read, and take no permits. A chain applies from a
     position on. The owner has the filter service judge entries as they are read,
     and again before each redelivery; a message that reached max_redeliveries goes
-    to the dead letter topic unjudged. While the filter service does not answer, only
-    entries that wait for its verdicts stand still.
+    to the dead letter topic unjudged. While the filter service does not answer,
+    only the entries that need its verdict are held up.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Consume: _aio.StreamStreamMultiCallable[_dispatcher_pb2.ConsumeRequest, _dispatcher_pb2.ConsumeResponse]  # type: ignore[assignment]
     """Consume is a consumer's connection.
 
-    The first request subscribes, and is answered by Subscribed. The consumer then
-    grants permits, one for each message, and receives deliveries. It settles each
-    one: it acknowledges it, refuses it (a negative acknowledgement), or gives it
-    back unprocessed. The end of the stream without Leave counts as a crash:
-    deliveries in flight go to other consumers, and the first message of each key
-    counts as failed. (With SHARED, and without order, every message does.)
+    The first request subscribes, and is answered by Subscribed. The consumer
+    then grants permits, one for each message, and receives deliveries. It
+    settles each delivery: it acknowledges it, refuses it (a negative
+    acknowledgement), or gives it back unprocessed. A stream that ends without
+    Leave counts as a crash: deliveries in flight go to other consumers, and the
+    first message of each key counts as failed. (With SHARED or
+    allow_out_of_order_delivery, every message counts as failed.)
 
     Retry: open a new stream. Deliveries in flight on the old one are redelivered
     to the current owners of their keys; the old tokens are stale.
@@ -217,9 +221,10 @@ class DispatcherServiceAsyncStub(DispatcherServiceStub):
     options, or the subscription is EXCLUSIVE and has a consumer, or
     RANGE_CONFLICT; RESOURCE_EXHAUSTED with reason NO_SLOTS_LEFT,
     TOO_MANY_CONSUMERS, or TOO_MANY_UNANSWERED; ABORTED with reason FENCED when
-    another instance took the subscription; NOT_FOUND with reason TOPIC_NOT_FOUND;
-    UNAVAILABLE with reason DRAINING, SLOW_CONSUMER (it does not read its
-    deliveries), or SILENT_STREAM (no Subscribe within 30 s).
+    another instance took the subscription; NOT_FOUND with reason
+    TOPIC_NOT_FOUND; UNAVAILABLE with reason DRAINING, SLOW_CONSUMER (the
+    consumer does not read its deliveries), or SILENT_STREAM (no Subscribe within
+    30 s).
     """
     CreateSubscription: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.CreateSubscriptionRequest, _dispatcher_pb2.CreateSubscriptionResponse]  # type: ignore[assignment]
     """CreateSubscription creates a subscription unless it exists.
@@ -251,8 +256,9 @@ class DispatcherServiceAsyncStub(DispatcherServiceStub):
     UpdateSubscriptionProperties: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.UpdateSubscriptionPropertiesRequest, _dispatcher_pb2.UpdateSubscriptionPropertiesResponse]  # type: ignore[assignment]
     """UpdateSubscriptionProperties changes a subscription's properties.
 
-    Filters see the new values at once. Entries that wait because a filter failed or
-    put them off are judged again if the filters read a property that has changed.
+    Filters see the new values at once. Entries that wait because a filter failed
+    on them or rescheduled them are judged again if the filters read a property
+    that has changed.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PROPERTY; with
     filters, those of SetFilters.
@@ -269,11 +275,11 @@ class DispatcherServiceAsyncStub(DispatcherServiceStub):
     invalid, the call is refused, and nothing changes.
 
     If the position was read already, waiting entries from there on are judged
-    again. Entries in flight stay in flight; on redelivery they are judged by the
-    new chain.
+    again. Entries in flight stay in flight; the new chain judges them before a
+    redelivery.
 
     A filter's name and version identify one expression as long as the chain is
-    needed: another expression under the same version is refused with
+    needed. Another expression under the same version is refused with
     INVALID_CHAIN, since verdicts are counted by version.
 
     Retry: safe; if the chain is in effect already, waiting entries are judged again,
@@ -312,25 +318,25 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
     service owns it at a time, by a lease on the cursor. The lease's epoch is a part
     of every token, so that tokens from an earlier owner are stale.
 
-    A key's consumer is determined by the key's hash slot, as in Pulsar. Order and
-    waiting are determined by the key itself: a blocked message withholds its own
-    key, and no other.
+    The hash slot of a key determines its consumer, as in Pulsar. The key itself,
+    not its slot, determines order and waiting: a blocked message withholds its own
+    key and no other.
 
-    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or INVALID_TOPIC_NAME or INVALID_SUBSCRIPTION_NAME;
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
+    message cannot be parsed, or INVALID_TOPIC_NAME or INVALID_SUBSCRIPTION_NAME;
     UNAVAILABLE with reason CURSORS_UNAVAILABLE or LEDGER_UNAVAILABLE and RetryInfo
-    when a service behind this one does not answer, or DRAINING. For every method
-    that names a subscription: NOT_FOUND with reason SUBSCRIPTION_NOT_FOUND; and,
-    except for GetSubscription, ListSubscriptions, CreateSubscription and GetFilters,
-    FAILED_PRECONDITION with reason NOT_OWNER when another instance owns it, with its
-    address as `owner`, and RetryInfo.
+    when the cursor service or the ledger does not answer, or DRAINING. For every
+    method that names a subscription: NOT_FOUND with reason SUBSCRIPTION_NOT_FOUND;
+    and, except for GetSubscription, ListSubscriptions, CreateSubscription and
+    GetFilters, FAILED_PRECONDITION with reason NOT_OWNER when another instance
+    owns it, with its address as `owner`, and RetryInfo.
 
-    A subscription may have filters (see filter.proto): entries that they reject are
-    acknowledged as they are read, and take no permits. A chain applies from a
+    A subscription may have filters (see filter.proto): entries that they reject
+    are acknowledged as they are read, and take no permits. A chain applies from a
     position on. The owner has the filter service judge entries as they are read,
     and again before each redelivery; a message that reached max_redeliveries goes
-    to the dead letter topic unjudged. While the filter service does not answer, only
-    entries that wait for its verdicts stand still.
+    to the dead letter topic unjudged. While the filter service does not answer,
+    only the entries that need its verdict are held up.
     """
 
     @_abc_1.abstractmethod
@@ -341,12 +347,13 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_dispatcher_pb2.ConsumeResponse], _abc.AsyncIterator[_dispatcher_pb2.ConsumeResponse]]:
         """Consume is a consumer's connection.
 
-        The first request subscribes, and is answered by Subscribed. The consumer then
-        grants permits, one for each message, and receives deliveries. It settles each
-        one: it acknowledges it, refuses it (a negative acknowledgement), or gives it
-        back unprocessed. The end of the stream without Leave counts as a crash:
-        deliveries in flight go to other consumers, and the first message of each key
-        counts as failed. (With SHARED, and without order, every message does.)
+        The first request subscribes, and is answered by Subscribed. The consumer
+        then grants permits, one for each message, and receives deliveries. It
+        settles each delivery: it acknowledges it, refuses it (a negative
+        acknowledgement), or gives it back unprocessed. A stream that ends without
+        Leave counts as a crash: deliveries in flight go to other consumers, and the
+        first message of each key counts as failed. (With SHARED or
+        allow_out_of_order_delivery, every message counts as failed.)
 
         Retry: open a new stream. Deliveries in flight on the old one are redelivered
         to the current owners of their keys; the old tokens are stale.
@@ -358,9 +365,10 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
         options, or the subscription is EXCLUSIVE and has a consumer, or
         RANGE_CONFLICT; RESOURCE_EXHAUSTED with reason NO_SLOTS_LEFT,
         TOO_MANY_CONSUMERS, or TOO_MANY_UNANSWERED; ABORTED with reason FENCED when
-        another instance took the subscription; NOT_FOUND with reason TOPIC_NOT_FOUND;
-        UNAVAILABLE with reason DRAINING, SLOW_CONSUMER (it does not read its
-        deliveries), or SILENT_STREAM (no Subscribe within 30 s).
+        another instance took the subscription; NOT_FOUND with reason
+        TOPIC_NOT_FOUND; UNAVAILABLE with reason DRAINING, SLOW_CONSUMER (the
+        consumer does not read its deliveries), or SILENT_STREAM (no Subscribe within
+        30 s).
         """
 
     @_abc_1.abstractmethod
@@ -428,8 +436,9 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_dispatcher_pb2.UpdateSubscriptionPropertiesResponse, _abc.Awaitable[_dispatcher_pb2.UpdateSubscriptionPropertiesResponse]]:
         """UpdateSubscriptionProperties changes a subscription's properties.
 
-        Filters see the new values at once. Entries that wait because a filter failed or
-        put them off are judged again if the filters read a property that has changed.
+        Filters see the new values at once. Entries that wait because a filter failed
+        on them or rescheduled them are judged again if the filters read a property
+        that has changed.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PROPERTY; with
         filters, those of SetFilters.
@@ -458,11 +467,11 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
         invalid, the call is refused, and nothing changes.
 
         If the position was read already, waiting entries from there on are judged
-        again. Entries in flight stay in flight; on redelivery they are judged by the
-        new chain.
+        again. Entries in flight stay in flight; the new chain judges them before a
+        redelivery.
 
         A filter's name and version identify one expression as long as the chain is
-        needed: another expression under the same version is refused with
+        needed. Another expression under the same version is refused with
         INVALID_CHAIN, since verdicts are counted by version.
 
         Retry: safe; if the chain is in effect already, waiting entries are judged again,

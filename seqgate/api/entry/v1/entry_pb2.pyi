@@ -40,7 +40,7 @@ class _CompressionType:
 class _CompressionTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CompressionType.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     COMPRESSION_TYPE_UNSPECIFIED: _CompressionType.ValueType  # 0
-    """Not compressed. (Pulsar's zero value is a real choice, and so is ours.)"""
+    """Not compressed: a valid value, as Pulsar's zero is."""
     COMPRESSION_TYPE_LZ4: _CompressionType.ValueType  # 1
     """LZ4, block format without a size prefix."""
     COMPRESSION_TYPE_ZLIB: _CompressionType.ValueType  # 2
@@ -54,7 +54,7 @@ class CompressionType(_CompressionType, metaclass=_CompressionTypeEnumTypeWrappe
     """
 
 COMPRESSION_TYPE_UNSPECIFIED: CompressionType.ValueType  # 0
-"""Not compressed. (Pulsar's zero value is a real choice, and so is ours.)"""
+"""Not compressed: a valid value, as Pulsar's zero is."""
 COMPRESSION_TYPE_LZ4: CompressionType.ValueType  # 1
 """LZ4, block format without a size prefix."""
 COMPRESSION_TYPE_ZLIB: CompressionType.ValueType  # 2
@@ -85,7 +85,7 @@ class MessageIdData(_message.Message):
     partition: _builtins.int
     """Absent: not partitioned."""
     batch_index: _builtins.int
-    """The message's place in its batch; absent: the entry is no batch."""
+    """The message's index in its batch, from 0; absent: the entry is not a batch."""
     batch_size: _builtins.int
     """The number of messages in the batch."""
     @_builtins.property
@@ -206,20 +206,20 @@ class EntryMetadata(_message.Message):
     is compressed.
     """
     num_messages_in_batch: _builtins.int
-    """The number of messages in the batch, 1 to 10,000; absent: the payload is no
-    batch.
+    """The number of messages in the batch, 1 to 10,000; absent: the payload is not
+    a batch.
     """
     event_time: _builtins.int
     """The application's own time of the event, in milliseconds since 1970 (UTC)."""
     partition_key_b64_encoded: _builtins.bool
-    """The key is bytes, and partition_key is their base64 (RFC 4648, padded);
-    otherwise the entry is refused.
+    """The key is bytes, and partition_key is their base64 (RFC 4648, padded). An
+    entry whose partition_key is not valid base64 is then refused.
     """
     ordering_key: _builtins.bytes
     """Orders messages where it differs from partition_key."""
     deliver_at_time: _builtins.int
     """The earliest delivery of the entry, in milliseconds since 1970 (UTC), 0 or
-    more. Honoured by the dispatcher service: a reader of the log gets the entry
+    more. The dispatcher service observes it; a reader of the log gets the entry
     at once.
     """
     marker_type: _builtins.int
@@ -243,7 +243,7 @@ class EntryMetadata(_message.Message):
     """The chunk's number, from 0. A chunk is never empty."""
     payload_crc32c: _builtins.int
     """The CRC-32C (Castagnoli) of the payload as sent and stored. Checked if
-    present: a damaged entry is refused before any state changes.
+    present: an entry that does not match is refused before any state changes.
     """
     message_crc32c: _builtins.int
     """Of a chunk: the CRC-32C of all chunks end to end. Readers and consumers check

@@ -25,8 +25,8 @@ for it: `has(properties.region) && properties.region == 'eu'`, or
 `'region' in properties`. As in CEL, an operand that decides alone hides a
 failure of the other: `false && ...` is false.
 
-A batch (an entry with num_messages_in_batch) without properties is accepted by
-filters that read `properties`: those of its messages are unknown.
+Filters that read `properties` accept a batch (an entry with
+num_messages_in_batch) without properties: those of its messages are unknown.
 
 Equal expressions and metadata always have equal verdicts: expressions have no
 access to time or random numbers.
@@ -375,7 +375,7 @@ class Batch(_message.Message):
     METADATA_FIELD_NUMBER: _builtins.int
     WHICH_FIELD_NUMBER: _builtins.int
     chain_id: _builtins.int
-    """The number that SetChain gave."""
+    """SetChain.chain_id."""
     @_builtins.property
     def metadata(self) -> _containers.RepeatedCompositeFieldContainer[_entry_pb2.EntryMetadata]:
         """The entries' metadata: at most 10,000, together at most 8 MiB serialized. Only
@@ -418,7 +418,7 @@ class EvaluateResponse(_message.Message):
     """The request's; 0 with `draining`."""
     @_builtins.property
     def chain_set(self) -> Global___ChainSet:
-        """The chain has its number."""
+        """The chain is set."""
 
     @_builtins.property
     def verdicts(self) -> Global___Verdicts:
@@ -426,8 +426,9 @@ class EvaluateResponse(_message.Message):
 
     @_builtins.property
     def error(self) -> _status_pb2.Status:
-        """The request was refused: the status, with details, as of a call.
-        INVALID_EXPRESSION names the filter (details: filter, version).
+        """The request was refused: the status that a unary call would return, with
+        its details. INVALID_EXPRESSION names the filter (details: filter,
+        version).
         """
 
     @_builtins.property
@@ -562,9 +563,7 @@ Global___FilterOutcome: _TypeAlias = FilterOutcome  # noqa: Y015
 
 @_typing.final
 class Failure(_message.Message):
-    """Failure is given instead of a verdict. It is as permanent: a retry gives the
-    same.
-    """
+    """Failure takes the place of a verdict, and is as permanent: a retry fails alike."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -800,7 +799,7 @@ Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
 
 @_typing.final
 class ExplainResponse(_message.Message):
-    """ExplainResponse is the verdict on the entry, and how it came about."""
+    """ExplainResponse is the outcome for the entry, and the steps that led to it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -30,9 +30,9 @@ class FilterServiceStub:
     answers, and every call is safe to retry.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
-    message cannot be read, or with INVALID_EXPRESSION (details: line, column,
-    offset, as in Fault), INVALID_CHAIN, INVALID_BATCH or INVALID_TOPIC_NAME when
-    the request is wrong; UNAVAILABLE with reason DRAINING.
+    message cannot be parsed, or with INVALID_EXPRESSION (details: line, column,
+    offset, as in Fault), INVALID_CHAIN, INVALID_BATCH or INVALID_TOPIC_NAME;
+    UNAVAILABLE with reason DRAINING.
     """
 
     def __init__(self, channel):
@@ -63,9 +63,9 @@ class FilterServiceServicer:
     answers, and every call is safe to retry.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
-    message cannot be read, or with INVALID_EXPRESSION (details: line, column,
-    offset, as in Fault), INVALID_CHAIN, INVALID_BATCH or INVALID_TOPIC_NAME when
-    the request is wrong; UNAVAILABLE with reason DRAINING.
+    message cannot be parsed, or with INVALID_EXPRESSION (details: line, column,
+    offset, as in Fault), INVALID_CHAIN, INVALID_BATCH or INVALID_TOPIC_NAME;
+    UNAVAILABLE with reason DRAINING.
     """
 
     def Evaluate(self, request_iterator, context):
@@ -74,8 +74,8 @@ class FilterServiceServicer:
         refused request is answered in its place, and the stream continues. When the
         service drains, it answers the requests that it has read, sends Draining, and
         ends the stream. It also ends a stream, with OK, when other streams need the
-        memory of its chains. Open another stream, set the chains, and repeat the
-        unanswered requests.
+        memory of its chains. In both cases open another stream, set the chains
+        again, and repeat the unanswered requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,9 +128,9 @@ class FilterService:
     answers, and every call is safe to retry.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
-    message cannot be read, or with INVALID_EXPRESSION (details: line, column,
-    offset, as in Fault), INVALID_CHAIN, INVALID_BATCH or INVALID_TOPIC_NAME when
-    the request is wrong; UNAVAILABLE with reason DRAINING.
+    message cannot be parsed, or with INVALID_EXPRESSION (details: line, column,
+    offset, as in Fault), INVALID_CHAIN, INVALID_BATCH or INVALID_TOPIC_NAME;
+    UNAVAILABLE with reason DRAINING.
     """
 
     @staticmethod

@@ -25,8 +25,8 @@ for it: `has(properties.region) && properties.region == 'eu'`, or
 `'region' in properties`. As in CEL, an operand that decides alone hides a
 failure of the other: `false && ...` is false.
 
-A batch (an entry with num_messages_in_batch) without properties is accepted by
-filters that read `properties`: those of its messages are unknown.
+Filters that read `properties` accept a batch (an entry with
+num_messages_in_batch) without properties: those of its messages are unknown.
 
 Equal expressions and metadata always have equal verdicts: expressions have no
 access to time or random numbers.
@@ -60,9 +60,9 @@ class FilterServiceStub:
     answers, and every call is safe to retry.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
-    message cannot be read, or with INVALID_EXPRESSION (details: line, column,
-    offset, as in Fault), INVALID_CHAIN, INVALID_BATCH or INVALID_TOPIC_NAME when
-    the request is wrong; UNAVAILABLE with reason DRAINING.
+    message cannot be parsed, or with INVALID_EXPRESSION (details: line, column,
+    offset, as in Fault), INVALID_CHAIN, INVALID_BATCH or INVALID_TOPIC_NAME;
+    UNAVAILABLE with reason DRAINING.
     """
 
     @_typing.overload
@@ -75,8 +75,8 @@ class FilterServiceStub:
     refused request is answered in its place, and the stream continues. When the
     service drains, it answers the requests that it has read, sends Draining, and
     ends the stream. It also ends a stream, with OK, when other streams need the
-    memory of its chains. Open another stream, set the chains, and repeat the
-    unanswered requests.
+    memory of its chains. In both cases open another stream, set the chains
+    again, and repeat the unanswered requests.
     """
     Compile: _grpc.UnaryUnaryMultiCallable[_filter_pb2.CompileRequest, _filter_pb2.CompileResponse]
     """Compile checks an expression. An invalid one is no error of the call: the
@@ -93,9 +93,9 @@ class FilterServiceAsyncStub(FilterServiceStub):
     answers, and every call is safe to retry.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
-    message cannot be read, or with INVALID_EXPRESSION (details: line, column,
-    offset, as in Fault), INVALID_CHAIN, INVALID_BATCH or INVALID_TOPIC_NAME when
-    the request is wrong; UNAVAILABLE with reason DRAINING.
+    message cannot be parsed, or with INVALID_EXPRESSION (details: line, column,
+    offset, as in Fault), INVALID_CHAIN, INVALID_BATCH or INVALID_TOPIC_NAME;
+    UNAVAILABLE with reason DRAINING.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -105,8 +105,8 @@ class FilterServiceAsyncStub(FilterServiceStub):
     refused request is answered in its place, and the stream continues. When the
     service drains, it answers the requests that it has read, sends Draining, and
     ends the stream. It also ends a stream, with OK, when other streams need the
-    memory of its chains. Open another stream, set the chains, and repeat the
-    unanswered requests.
+    memory of its chains. In both cases open another stream, set the chains
+    again, and repeat the unanswered requests.
     """
     Compile: _aio.UnaryUnaryMultiCallable[_filter_pb2.CompileRequest, _filter_pb2.CompileResponse]  # type: ignore[assignment]
     """Compile checks an expression. An invalid one is no error of the call: the
@@ -122,9 +122,9 @@ class FilterServiceServicer(metaclass=_abc_1.ABCMeta):
     answers, and every call is safe to retry.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when a
-    message cannot be read, or with INVALID_EXPRESSION (details: line, column,
-    offset, as in Fault), INVALID_CHAIN, INVALID_BATCH or INVALID_TOPIC_NAME when
-    the request is wrong; UNAVAILABLE with reason DRAINING.
+    message cannot be parsed, or with INVALID_EXPRESSION (details: line, column,
+    offset, as in Fault), INVALID_CHAIN, INVALID_BATCH or INVALID_TOPIC_NAME;
+    UNAVAILABLE with reason DRAINING.
     """
 
     @_abc_1.abstractmethod
@@ -138,8 +138,8 @@ class FilterServiceServicer(metaclass=_abc_1.ABCMeta):
         refused request is answered in its place, and the stream continues. When the
         service drains, it answers the requests that it has read, sends Draining, and
         ends the stream. It also ends a stream, with OK, when other streams need the
-        memory of its chains. Open another stream, set the chains, and repeat the
-        unanswered requests.
+        memory of its chains. In both cases open another stream, set the chains
+        again, and repeat the unanswered requests.
         """
 
     @_abc_1.abstractmethod

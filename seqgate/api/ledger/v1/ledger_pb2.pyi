@@ -453,8 +453,8 @@ class LastStored(_message.Message):
     """
     whole_sequence_id: _builtins.int
     """The last id whose message is completely in the log, or was trimmed. Less than
-    sequence_id if that is the id before a partly stored message and was never
-    sent itself. Absent: there is none, or more than 10,000 chunks of messages
+    sequence_id if that is the id before a partly stored message and was itself
+    never sent. Absent: there is none, or more than 10,000 chunks of messages
     that were never completed follow it.
     """
     def __init__(
@@ -847,7 +847,7 @@ class StoredEntry(_message.Message):
     aborts: _builtins.str
     """The uuid of an attempt at a large message, by the same producer, that this
     entry aborts: the attempt's earlier chunks never become a message. Empty: it
-    aborts none; with deduplication off, it may abort one all the same.
+    aborts none, or deduplication is off and records none.
     """
     @_builtins.property
     def position(self) -> _common_pb2.Position:

@@ -153,14 +153,14 @@ class LedgerServiceServicer:
         INVALID_PRODUCER_NAME or INVALID_SEQUENCE_ID (of Open), INVALID_PUBLICATION
         (no publication, or a request id still unanswered), or MALFORMED_REQUEST;
         FAILED_PRECONDITION with reason PRODUCER_BUSY when the name is in use;
-        ABORTED with reason PRODUCER_TAKEN_OVER when another stream took the name,
-        or FENCED when another writer took the topic; RESOURCE_EXHAUSTED with
-        reason WINDOW_EXCEEDED, TOO_MANY_STREAMS, or RECEIPTS_UNREAD when receipts
-        stay unread, 10,000 beyond the window's messages; UNAVAILABLE with
-        reason DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its
-        entries), INVALID_ENTRY, INVALID_SEQUENCE_ID, ENTRY_TOO_LARGE,
-        CHECKSUM_MISMATCH, FENCED (REFUSED); STORE_FULL, STORE_UNAVAILABLE,
-        DEDUP_UNAVAILABLE, RECOVERING, TOO_MANY_PRODUCERS (FAILED).
+        ABORTED with reason PRODUCER_TAKEN_OVER when another stream took the name, or
+        FENCED when another writer took the topic; RESOURCE_EXHAUSTED with reason
+        WINDOW_EXCEEDED, TOO_MANY_STREAMS, or RECEIPTS_UNREAD when more than 10,000
+        receipts beyond the window's messages are unread; UNAVAILABLE with reason
+        DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its entries),
+        INVALID_ENTRY, INVALID_SEQUENCE_ID, ENTRY_TOO_LARGE, CHECKSUM_MISMATCH,
+        FENCED (REFUSED); STORE_FULL, STORE_UNAVAILABLE, DEDUP_UNAVAILABLE,
+        RECOVERING, TOO_MANY_PRODUCERS (FAILED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -67,14 +67,14 @@ class LedgerServiceStub:
     INVALID_PRODUCER_NAME or INVALID_SEQUENCE_ID (of Open), INVALID_PUBLICATION
     (no publication, or a request id still unanswered), or MALFORMED_REQUEST;
     FAILED_PRECONDITION with reason PRODUCER_BUSY when the name is in use;
-    ABORTED with reason PRODUCER_TAKEN_OVER when another stream took the name,
-    or FENCED when another writer took the topic; RESOURCE_EXHAUSTED with
-    reason WINDOW_EXCEEDED, TOO_MANY_STREAMS, or RECEIPTS_UNREAD when receipts
-    stay unread, 10,000 beyond the window's messages; UNAVAILABLE with
-    reason DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its
-    entries), INVALID_ENTRY, INVALID_SEQUENCE_ID, ENTRY_TOO_LARGE,
-    CHECKSUM_MISMATCH, FENCED (REFUSED); STORE_FULL, STORE_UNAVAILABLE,
-    DEDUP_UNAVAILABLE, RECOVERING, TOO_MANY_PRODUCERS (FAILED).
+    ABORTED with reason PRODUCER_TAKEN_OVER when another stream took the name, or
+    FENCED when another writer took the topic; RESOURCE_EXHAUSTED with reason
+    WINDOW_EXCEEDED, TOO_MANY_STREAMS, or RECEIPTS_UNREAD when more than 10,000
+    receipts beyond the window's messages are unread; UNAVAILABLE with reason
+    DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its entries),
+    INVALID_ENTRY, INVALID_SEQUENCE_ID, ENTRY_TOO_LARGE, CHECKSUM_MISMATCH,
+    FENCED (REFUSED); STORE_FULL, STORE_UNAVAILABLE, DEDUP_UNAVAILABLE,
+    RECOVERING, TOO_MANY_PRODUCERS (FAILED).
     """
     Read: _grpc.UnaryStreamMultiCallable[_ledger_pb2.ReadRequest, _ledger_pb2.ReadResponse]
     """Read returns a topic's entries in order, from a given start.
@@ -198,14 +198,14 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     INVALID_PRODUCER_NAME or INVALID_SEQUENCE_ID (of Open), INVALID_PUBLICATION
     (no publication, or a request id still unanswered), or MALFORMED_REQUEST;
     FAILED_PRECONDITION with reason PRODUCER_BUSY when the name is in use;
-    ABORTED with reason PRODUCER_TAKEN_OVER when another stream took the name,
-    or FENCED when another writer took the topic; RESOURCE_EXHAUSTED with
-    reason WINDOW_EXCEEDED, TOO_MANY_STREAMS, or RECEIPTS_UNREAD when receipts
-    stay unread, 10,000 beyond the window's messages; UNAVAILABLE with
-    reason DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its
-    entries), INVALID_ENTRY, INVALID_SEQUENCE_ID, ENTRY_TOO_LARGE,
-    CHECKSUM_MISMATCH, FENCED (REFUSED); STORE_FULL, STORE_UNAVAILABLE,
-    DEDUP_UNAVAILABLE, RECOVERING, TOO_MANY_PRODUCERS (FAILED).
+    ABORTED with reason PRODUCER_TAKEN_OVER when another stream took the name, or
+    FENCED when another writer took the topic; RESOURCE_EXHAUSTED with reason
+    WINDOW_EXCEEDED, TOO_MANY_STREAMS, or RECEIPTS_UNREAD when more than 10,000
+    receipts beyond the window's messages are unread; UNAVAILABLE with reason
+    DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its entries),
+    INVALID_ENTRY, INVALID_SEQUENCE_ID, ENTRY_TOO_LARGE, CHECKSUM_MISMATCH,
+    FENCED (REFUSED); STORE_FULL, STORE_UNAVAILABLE, DEDUP_UNAVAILABLE,
+    RECOVERING, TOO_MANY_PRODUCERS (FAILED).
     """
     Read: _aio.UnaryStreamMultiCallable[_ledger_pb2.ReadRequest, _ledger_pb2.ReadResponse]  # type: ignore[assignment]
     """Read returns a topic's entries in order, from a given start.
@@ -332,14 +332,14 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         INVALID_PRODUCER_NAME or INVALID_SEQUENCE_ID (of Open), INVALID_PUBLICATION
         (no publication, or a request id still unanswered), or MALFORMED_REQUEST;
         FAILED_PRECONDITION with reason PRODUCER_BUSY when the name is in use;
-        ABORTED with reason PRODUCER_TAKEN_OVER when another stream took the name,
-        or FENCED when another writer took the topic; RESOURCE_EXHAUSTED with
-        reason WINDOW_EXCEEDED, TOO_MANY_STREAMS, or RECEIPTS_UNREAD when receipts
-        stay unread, 10,000 beyond the window's messages; UNAVAILABLE with
-        reason DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its
-        entries), INVALID_ENTRY, INVALID_SEQUENCE_ID, ENTRY_TOO_LARGE,
-        CHECKSUM_MISMATCH, FENCED (REFUSED); STORE_FULL, STORE_UNAVAILABLE,
-        DEDUP_UNAVAILABLE, RECOVERING, TOO_MANY_PRODUCERS (FAILED).
+        ABORTED with reason PRODUCER_TAKEN_OVER when another stream took the name, or
+        FENCED when another writer took the topic; RESOURCE_EXHAUSTED with reason
+        WINDOW_EXCEEDED, TOO_MANY_STREAMS, or RECEIPTS_UNREAD when more than 10,000
+        receipts beyond the window's messages are unread; UNAVAILABLE with reason
+        DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its entries),
+        INVALID_ENTRY, INVALID_SEQUENCE_ID, ENTRY_TOO_LARGE, CHECKSUM_MISMATCH,
+        FENCED (REFUSED); STORE_FULL, STORE_UNAVAILABLE, DEDUP_UNAVAILABLE,
+        RECOVERING, TOO_MANY_PRODUCERS (FAILED).
         """
 
     @_abc_1.abstractmethod

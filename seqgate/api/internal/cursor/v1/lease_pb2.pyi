@@ -4,8 +4,8 @@ isort:skip_file
 The dispatcher service's calls to the cursor service, beyond those of the
 public CursorService: leases of cursors, and counts of deliveries.
 
-A contract between Seqgate's services: those of one minor version and the
-next understand each other.
+An internal contract between Seqgate's services: services of adjacent minor
+versions are compatible.
 """
 
 from collections import abc as _abc
@@ -108,8 +108,8 @@ class RenewLeaseRequest(_message.Message):
     """The lease's epoch."""
     next_epoch: _builtins.bool
     """Move to the next epoch: calls with the current one that are still in flight
-    are fenced, and cannot follow the holder's later calls. A retry with the same
-    epoch after a lost answer gets the same next epoch.
+    are fenced, and cannot take effect after the holder's later calls. A retry
+    with the same epoch after a lost answer gets the same next epoch.
     """
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
@@ -228,9 +228,8 @@ class RecordAttemptsRequest(_message.Message):
     @_builtins.property
     def attempts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The caller's count of deliveries of each entry: the stored count becomes at
-        least this. One for each position, or empty: then each count grows by one (and
-        a retry counts again). Any other number is refused with reason
-        INVALID_POSITION.
+        least this. One for each position; any other number is refused with reason
+        INVALID_POSITION. Empty: each count grows by one, and a retry counts again.
         """
 
     def __init__(

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class CursorLeaseServiceStub:
-    """CursorLeaseService makes its caller the only one that moves a cursor.
-    Errors are those of CursorService.
+    """CursorLeaseService grants the exclusive right to move a cursor, and counts
+    deliveries. Errors are those of CursorService.
     """
 
     def __init__(self, channel):
@@ -64,12 +64,12 @@ class CursorLeaseServiceStub:
 
 
 class CursorLeaseServiceServicer:
-    """CursorLeaseService makes its caller the only one that moves a cursor.
-    Errors are those of CursorService.
+    """CursorLeaseService grants the exclusive right to move a cursor, and counts
+    deliveries. Errors are those of CursorService.
     """
 
     def AcquireLease(self, request, context):
-        """AcquireLease grants the exclusive right to move a cursor, for a time.
+        """AcquireLease grants the exclusive right to move a cursor for `duration`.
 
         Retry: safe for the same owner; its epoch stays while the lease lasts.
         Errors: INVALID_ARGUMENT with reason INVALID_LEASE when the owner or the
@@ -91,8 +91,8 @@ class CursorLeaseServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseLease(self, request, context):
-        """ReleaseLease ends a lease early. Its epoch stays fenced for later owners.
-        Retry: safe.
+        """ReleaseLease ends a lease early. Its epoch is never granted again. Retry:
+        safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,8 +155,8 @@ def add_CursorLeaseServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CursorLeaseService:
-    """CursorLeaseService makes its caller the only one that moves a cursor.
-    Errors are those of CursorService.
+    """CursorLeaseService grants the exclusive right to move a cursor, and counts
+    deliveries. Errors are those of CursorService.
     """
 
     @staticmethod

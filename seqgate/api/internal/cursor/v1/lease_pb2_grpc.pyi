@@ -4,8 +4,8 @@ isort:skip_file
 The dispatcher service's calls to the cursor service, beyond those of the
 public CursorService: leases of cursors, and counts of deliveries.
 
-A contract between Seqgate's services: those of one minor version and the
-next understand each other.
+An internal contract between Seqgate's services: services of adjacent minor
+versions are compatible.
 """
 
 from collections import abc as _abc
@@ -32,8 +32,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class CursorLeaseServiceStub:
-    """CursorLeaseService makes its caller the only one that moves a cursor.
-    Errors are those of CursorService.
+    """CursorLeaseService grants the exclusive right to move a cursor, and counts
+    deliveries. Errors are those of CursorService.
     """
 
     @_typing.overload
@@ -41,7 +41,7 @@ class CursorLeaseServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> CursorLeaseServiceAsyncStub: ...
     AcquireLease: _grpc.UnaryUnaryMultiCallable[_lease_pb2.AcquireLeaseRequest, _lease_pb2.AcquireLeaseResponse]
-    """AcquireLease grants the exclusive right to move a cursor, for a time.
+    """AcquireLease grants the exclusive right to move a cursor for `duration`.
 
     Retry: safe for the same owner; its epoch stays while the lease lasts.
     Errors: INVALID_ARGUMENT with reason INVALID_LEASE when the owner or the
@@ -55,8 +55,8 @@ class CursorLeaseServiceStub:
     reason FENCED when the lease was lost or released.
     """
     ReleaseLease: _grpc.UnaryUnaryMultiCallable[_lease_pb2.ReleaseLeaseRequest, _lease_pb2.ReleaseLeaseResponse]
-    """ReleaseLease ends a lease early. Its epoch stays fenced for later owners.
-    Retry: safe.
+    """ReleaseLease ends a lease early. Its epoch is never granted again. Retry:
+    safe.
     """
     RecordAttempts: _grpc.UnaryUnaryMultiCallable[_lease_pb2.RecordAttemptsRequest, _lease_pb2.RecordAttemptsResponse]
     """RecordAttempts counts deliveries of entries. An entry's count is dropped when
@@ -73,13 +73,13 @@ class CursorLeaseServiceStub:
 
 @_typing.type_check_only
 class CursorLeaseServiceAsyncStub(CursorLeaseServiceStub):
-    """CursorLeaseService makes its caller the only one that moves a cursor.
-    Errors are those of CursorService.
+    """CursorLeaseService grants the exclusive right to move a cursor, and counts
+    deliveries. Errors are those of CursorService.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     AcquireLease: _aio.UnaryUnaryMultiCallable[_lease_pb2.AcquireLeaseRequest, _lease_pb2.AcquireLeaseResponse]  # type: ignore[assignment]
-    """AcquireLease grants the exclusive right to move a cursor, for a time.
+    """AcquireLease grants the exclusive right to move a cursor for `duration`.
 
     Retry: safe for the same owner; its epoch stays while the lease lasts.
     Errors: INVALID_ARGUMENT with reason INVALID_LEASE when the owner or the
@@ -93,8 +93,8 @@ class CursorLeaseServiceAsyncStub(CursorLeaseServiceStub):
     reason FENCED when the lease was lost or released.
     """
     ReleaseLease: _aio.UnaryUnaryMultiCallable[_lease_pb2.ReleaseLeaseRequest, _lease_pb2.ReleaseLeaseResponse]  # type: ignore[assignment]
-    """ReleaseLease ends a lease early. Its epoch stays fenced for later owners.
-    Retry: safe.
+    """ReleaseLease ends a lease early. Its epoch is never granted again. Retry:
+    safe.
     """
     RecordAttempts: _aio.UnaryUnaryMultiCallable[_lease_pb2.RecordAttemptsRequest, _lease_pb2.RecordAttemptsResponse]  # type: ignore[assignment]
     """RecordAttempts counts deliveries of entries. An entry's count is dropped when
@@ -110,8 +110,8 @@ class CursorLeaseServiceAsyncStub(CursorLeaseServiceStub):
     """
 
 class CursorLeaseServiceServicer(metaclass=_abc_1.ABCMeta):
-    """CursorLeaseService makes its caller the only one that moves a cursor.
-    Errors are those of CursorService.
+    """CursorLeaseService grants the exclusive right to move a cursor, and counts
+    deliveries. Errors are those of CursorService.
     """
 
     @_abc_1.abstractmethod
@@ -120,7 +120,7 @@ class CursorLeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lease_pb2.AcquireLeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lease_pb2.AcquireLeaseResponse, _abc.Awaitable[_lease_pb2.AcquireLeaseResponse]]:
-        """AcquireLease grants the exclusive right to move a cursor, for a time.
+        """AcquireLease grants the exclusive right to move a cursor for `duration`.
 
         Retry: safe for the same owner; its epoch stays while the lease lasts.
         Errors: INVALID_ARGUMENT with reason INVALID_LEASE when the owner or the
@@ -146,8 +146,8 @@ class CursorLeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lease_pb2.ReleaseLeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lease_pb2.ReleaseLeaseResponse, _abc.Awaitable[_lease_pb2.ReleaseLeaseResponse]]:
-        """ReleaseLease ends a lease early. Its epoch stays fenced for later owners.
-        Retry: safe.
+        """ReleaseLease ends a lease early. Its epoch is never granted again. Retry:
+        safe.
         """
 
     @_abc_1.abstractmethod

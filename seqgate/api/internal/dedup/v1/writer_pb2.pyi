@@ -11,13 +11,13 @@ The protocol for one topic, with one writer at a time:
   2. Confirm the appended entries, in log order, or Rollback the others. The
      next Admit may carry the confirmation.
 
-Each call has the writer's epoch and the log's last durable position. So a state
-that Redis lost or rolled back is detected before it gives a wrong verdict: the
-answer is Behind, and the caller confirms the missing entries and repeats the
-call.
+Each call has the writer's epoch and the log's last durable position, so that a
+state that Redis lost or rolled back is detected before it gives a wrong
+verdict: the service answers Behind, and the caller confirms the missing
+entries and repeats the call.
 
-A contract between Seqgate's services: those of one minor version and the
-next understand each other.
+An internal contract between Seqgate's services: services of adjacent minor
+versions are compatible.
 """
 
 from collections import abc as _abc
@@ -299,9 +299,9 @@ Global___Behind: _TypeAlias = Behind  # noqa: Y015
 
 @_typing.final
 class Changed(_message.Message):
-    """Changed: the state is not the one that the caller last saw, since an earlier
-    answer or the state was lost. Nothing was judged. Wait for appends in progress,
-    roll back everything, then repeat the call.
+    """Changed: the state is not the one that the caller last saw, because an earlier
+    answer or the state itself was lost. Nothing was judged. Wait for appends in
+    progress, roll back everything, then repeat the call.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -676,7 +676,7 @@ class RollbackResponse(_message.Message):
 
     @_builtins.property
     def behind(self) -> Global___Behind:
-        """The state lacks entries of the log. The claims are withdrawn all the same."""
+        """The state lacks entries of the log. The claims are withdrawn nevertheless."""
 
     def __init__(
         self,

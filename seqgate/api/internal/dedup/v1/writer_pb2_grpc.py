@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class DedupWriterServiceStub:
-    """DedupWriterService judges claims and records their outcomes. Errors are those of
-    DedupService, and INVALID_ARGUMENT with reason INVALID_CLAIM, INVALID_WRITER or
-    INVALID_CONFIRMATION when the request is wrong.
+    """DedupWriterService judges claims and records their outcomes. Errors are those
+    of DedupService, and INVALID_ARGUMENT with reason INVALID_CLAIM, INVALID_WRITER
+    or INVALID_CONFIRMATION when the request is invalid.
     """
 
     def __init__(self, channel):
@@ -75,18 +75,18 @@ class DedupWriterServiceStub:
 
 
 class DedupWriterServiceServicer:
-    """DedupWriterService judges claims and records their outcomes. Errors are those of
-    DedupService, and INVALID_ARGUMENT with reason INVALID_CLAIM, INVALID_WRITER or
-    INVALID_CONFIRMATION when the request is wrong.
+    """DedupWriterService judges claims and records their outcomes. Errors are those
+    of DedupService, and INVALID_ARGUMENT with reason INVALID_CLAIM, INVALID_WRITER
+    or INVALID_CONFIRMATION when the request is invalid.
     """
 
     def Admit(self, request, context):
         """Admit judges claims, in the given order for each producer, and keeps the
         admitted ones open until they are confirmed or rolled back.
 
-        Retry: after a lost answer, claims that were admitted answer IN_FLIGHT. Roll
-        back those not appended, then retry. A writer that sets the revision it last
-        saw gets Changed instead.
+        Retry: after a lost answer, claims that were admitted are IN_FLIGHT. Roll
+        back those not appended, then retry. A writer that sets the revision that it
+        last saw gets Changed instead.
 
         Errors: ABORTED with reason FENCED when a newer writer has the topic;
         RESOURCE_EXHAUSTED with reason TOO_MANY_PRODUCERS when the topic cannot track
@@ -97,8 +97,8 @@ class DedupWriterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Confirm(self, request, context):
-        """Confirm reports the entries that the log holds after a position. A lost state
-        is also rebuilt with it, page by page.
+        """Confirm reports the entries that the log holds after a position. It also
+        rebuilds a lost state, page by page.
 
         Retry: safe; entries confirmed before are skipped.
         Errors: ABORTED with reason FENCED.
@@ -140,8 +140,8 @@ class DedupWriterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LoadState(self, request_iterator, context):
-        """LoadState replaces a lost state, as a whole, after the caller closed its side,
-        or not at all. Open claims are withdrawn; the writer detects the change, and
+        """LoadState replaces a lost state atomically, once the caller half-closes the
+        stream. Open claims are withdrawn; the writer detects the change, and
         confirms the entries after the state.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_STATE; ABORTED with
@@ -152,8 +152,9 @@ class DedupWriterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ForgetTopic(self, request, context):
-        """ForgetTopic drops the state of a topic, and its snapshot. A writer of the same
-        or a newer incarnation can continue: it gets Behind. Retry: safe.
+        """ForgetTopic drops the state of a topic, and its snapshot. A writer of the
+        same or a newer incarnation can continue: it gets Behind, and confirms the
+        log. Retry: safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -206,9 +207,9 @@ def add_DedupWriterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DedupWriterService:
-    """DedupWriterService judges claims and records their outcomes. Errors are those of
-    DedupService, and INVALID_ARGUMENT with reason INVALID_CLAIM, INVALID_WRITER or
-    INVALID_CONFIRMATION when the request is wrong.
+    """DedupWriterService judges claims and records their outcomes. Errors are those
+    of DedupService, and INVALID_ARGUMENT with reason INVALID_CLAIM, INVALID_WRITER
+    or INVALID_CONFIRMATION when the request is invalid.
     """
 
     @staticmethod

@@ -11,13 +11,13 @@ The protocol for one topic, with one writer at a time:
   2. Confirm the appended entries, in log order, or Rollback the others. The
      next Admit may carry the confirmation.
 
-Each call has the writer's epoch and the log's last durable position. So a state
-that Redis lost or rolled back is detected before it gives a wrong verdict: the
-answer is Behind, and the caller confirms the missing entries and repeats the
-call.
+Each call has the writer's epoch and the log's last durable position, so that a
+state that Redis lost or rolled back is detected before it gives a wrong
+verdict: the service answers Behind, and the caller confirms the missing
+entries and repeats the call.
 
-A contract between Seqgate's services: those of one minor version and the
-next understand each other.
+An internal contract between Seqgate's services: services of adjacent minor
+versions are compatible.
 """
 
 from collections import abc as _abc
@@ -44,9 +44,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class DedupWriterServiceStub:
-    """DedupWriterService judges claims and records their outcomes. Errors are those of
-    DedupService, and INVALID_ARGUMENT with reason INVALID_CLAIM, INVALID_WRITER or
-    INVALID_CONFIRMATION when the request is wrong.
+    """DedupWriterService judges claims and records their outcomes. Errors are those
+    of DedupService, and INVALID_ARGUMENT with reason INVALID_CLAIM, INVALID_WRITER
+    or INVALID_CONFIRMATION when the request is invalid.
     """
 
     @_typing.overload
@@ -57,17 +57,17 @@ class DedupWriterServiceStub:
     """Admit judges claims, in the given order for each producer, and keeps the
     admitted ones open until they are confirmed or rolled back.
 
-    Retry: after a lost answer, claims that were admitted answer IN_FLIGHT. Roll
-    back those not appended, then retry. A writer that sets the revision it last
-    saw gets Changed instead.
+    Retry: after a lost answer, claims that were admitted are IN_FLIGHT. Roll
+    back those not appended, then retry. A writer that sets the revision that it
+    last saw gets Changed instead.
 
     Errors: ABORTED with reason FENCED when a newer writer has the topic;
     RESOURCE_EXHAUSTED with reason TOO_MANY_PRODUCERS when the topic cannot track
     another producer.
     """
     Confirm: _grpc.UnaryUnaryMultiCallable[_writer_pb2.ConfirmRequest, _writer_pb2.ConfirmResponse]
-    """Confirm reports the entries that the log holds after a position. A lost state
-    is also rebuilt with it, page by page.
+    """Confirm reports the entries that the log holds after a position. It also
+    rebuilds a lost state, page by page.
 
     Retry: safe; entries confirmed before are skipped.
     Errors: ABORTED with reason FENCED.
@@ -93,23 +93,24 @@ class DedupWriterServiceStub:
     and from then on within keep_within. Unknown names are ignored. Retry: safe.
     """
     LoadState: _grpc.StreamUnaryMultiCallable[_writer_pb2.LoadStateRequest, _writer_pb2.LoadStateResponse]
-    """LoadState replaces a lost state, as a whole, after the caller closed its side,
-    or not at all. Open claims are withdrawn; the writer detects the change, and
+    """LoadState replaces a lost state atomically, once the caller half-closes the
+    stream. Open claims are withdrawn; the writer detects the change, and
     confirms the entries after the state.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_STATE; ABORTED with
     reason FENCED when a newer incarnation of the topic has state.
     """
     ForgetTopic: _grpc.UnaryUnaryMultiCallable[_writer_pb2.ForgetTopicRequest, _writer_pb2.ForgetTopicResponse]
-    """ForgetTopic drops the state of a topic, and its snapshot. A writer of the same
-    or a newer incarnation can continue: it gets Behind. Retry: safe.
+    """ForgetTopic drops the state of a topic, and its snapshot. A writer of the
+    same or a newer incarnation can continue: it gets Behind, and confirms the
+    log. Retry: safe.
     """
 
 @_typing.type_check_only
 class DedupWriterServiceAsyncStub(DedupWriterServiceStub):
-    """DedupWriterService judges claims and records their outcomes. Errors are those of
-    DedupService, and INVALID_ARGUMENT with reason INVALID_CLAIM, INVALID_WRITER or
-    INVALID_CONFIRMATION when the request is wrong.
+    """DedupWriterService judges claims and records their outcomes. Errors are those
+    of DedupService, and INVALID_ARGUMENT with reason INVALID_CLAIM, INVALID_WRITER
+    or INVALID_CONFIRMATION when the request is invalid.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -117,17 +118,17 @@ class DedupWriterServiceAsyncStub(DedupWriterServiceStub):
     """Admit judges claims, in the given order for each producer, and keeps the
     admitted ones open until they are confirmed or rolled back.
 
-    Retry: after a lost answer, claims that were admitted answer IN_FLIGHT. Roll
-    back those not appended, then retry. A writer that sets the revision it last
-    saw gets Changed instead.
+    Retry: after a lost answer, claims that were admitted are IN_FLIGHT. Roll
+    back those not appended, then retry. A writer that sets the revision that it
+    last saw gets Changed instead.
 
     Errors: ABORTED with reason FENCED when a newer writer has the topic;
     RESOURCE_EXHAUSTED with reason TOO_MANY_PRODUCERS when the topic cannot track
     another producer.
     """
     Confirm: _aio.UnaryUnaryMultiCallable[_writer_pb2.ConfirmRequest, _writer_pb2.ConfirmResponse]  # type: ignore[assignment]
-    """Confirm reports the entries that the log holds after a position. A lost state
-    is also rebuilt with it, page by page.
+    """Confirm reports the entries that the log holds after a position. It also
+    rebuilds a lost state, page by page.
 
     Retry: safe; entries confirmed before are skipped.
     Errors: ABORTED with reason FENCED.
@@ -153,22 +154,23 @@ class DedupWriterServiceAsyncStub(DedupWriterServiceStub):
     and from then on within keep_within. Unknown names are ignored. Retry: safe.
     """
     LoadState: _aio.StreamUnaryMultiCallable[_writer_pb2.LoadStateRequest, _writer_pb2.LoadStateResponse]  # type: ignore[assignment]
-    """LoadState replaces a lost state, as a whole, after the caller closed its side,
-    or not at all. Open claims are withdrawn; the writer detects the change, and
+    """LoadState replaces a lost state atomically, once the caller half-closes the
+    stream. Open claims are withdrawn; the writer detects the change, and
     confirms the entries after the state.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_STATE; ABORTED with
     reason FENCED when a newer incarnation of the topic has state.
     """
     ForgetTopic: _aio.UnaryUnaryMultiCallable[_writer_pb2.ForgetTopicRequest, _writer_pb2.ForgetTopicResponse]  # type: ignore[assignment]
-    """ForgetTopic drops the state of a topic, and its snapshot. A writer of the same
-    or a newer incarnation can continue: it gets Behind. Retry: safe.
+    """ForgetTopic drops the state of a topic, and its snapshot. A writer of the
+    same or a newer incarnation can continue: it gets Behind, and confirms the
+    log. Retry: safe.
     """
 
 class DedupWriterServiceServicer(metaclass=_abc_1.ABCMeta):
-    """DedupWriterService judges claims and records their outcomes. Errors are those of
-    DedupService, and INVALID_ARGUMENT with reason INVALID_CLAIM, INVALID_WRITER or
-    INVALID_CONFIRMATION when the request is wrong.
+    """DedupWriterService judges claims and records their outcomes. Errors are those
+    of DedupService, and INVALID_ARGUMENT with reason INVALID_CLAIM, INVALID_WRITER
+    or INVALID_CONFIRMATION when the request is invalid.
     """
 
     @_abc_1.abstractmethod
@@ -180,9 +182,9 @@ class DedupWriterServiceServicer(metaclass=_abc_1.ABCMeta):
         """Admit judges claims, in the given order for each producer, and keeps the
         admitted ones open until they are confirmed or rolled back.
 
-        Retry: after a lost answer, claims that were admitted answer IN_FLIGHT. Roll
-        back those not appended, then retry. A writer that sets the revision it last
-        saw gets Changed instead.
+        Retry: after a lost answer, claims that were admitted are IN_FLIGHT. Roll
+        back those not appended, then retry. A writer that sets the revision that it
+        last saw gets Changed instead.
 
         Errors: ABORTED with reason FENCED when a newer writer has the topic;
         RESOURCE_EXHAUSTED with reason TOO_MANY_PRODUCERS when the topic cannot track
@@ -195,8 +197,8 @@ class DedupWriterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _writer_pb2.ConfirmRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_writer_pb2.ConfirmResponse, _abc.Awaitable[_writer_pb2.ConfirmResponse]]:
-        """Confirm reports the entries that the log holds after a position. A lost state
-        is also rebuilt with it, page by page.
+        """Confirm reports the entries that the log holds after a position. It also
+        rebuilds a lost state, page by page.
 
         Retry: safe; entries confirmed before are skipped.
         Errors: ABORTED with reason FENCED.
@@ -246,8 +248,8 @@ class DedupWriterServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_writer_pb2.LoadStateRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_writer_pb2.LoadStateResponse, _abc.Awaitable[_writer_pb2.LoadStateResponse]]:
-        """LoadState replaces a lost state, as a whole, after the caller closed its side,
-        or not at all. Open claims are withdrawn; the writer detects the change, and
+        """LoadState replaces a lost state atomically, once the caller half-closes the
+        stream. Open claims are withdrawn; the writer detects the change, and
         confirms the entries after the state.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_STATE; ABORTED with
@@ -260,8 +262,9 @@ class DedupWriterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _writer_pb2.ForgetTopicRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_writer_pb2.ForgetTopicResponse, _abc.Awaitable[_writer_pb2.ForgetTopicResponse]]:
-        """ForgetTopic drops the state of a topic, and its snapshot. A writer of the same
-        or a newer incarnation can continue: it gets Behind. Retry: safe.
+        """ForgetTopic drops the state of a topic, and its snapshot. A writer of the
+        same or a newer incarnation can continue: it gets Behind, and confirms the
+        log. Retry: safe.
         """
 
 def add_DedupWriterServiceServicer_to_server(servicer: DedupWriterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
