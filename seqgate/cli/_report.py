@@ -180,7 +180,7 @@ def _report_fields(shown: dict[str, Any]) -> Fields:
         ("  failed before", shown["failed_entries"]),
         ("  for a verdict", shown["unjudged_entries"]),
         ("  because a filter failed", shown["filter_failed_entries"]),
-        ("  put off by a filter", shown["put_off_entries"]),
+        ("  rescheduled by a filter", shown["rescheduled_entries"]),
         ("Keys and slots to be read again", shown["lagging"]),
         *[(words(name).capitalize(), count) for name, count in shown["totals"].items()],
     ]

@@ -193,7 +193,7 @@ KEY_REASON: Final = _closed(
 )
 """The reasons of dispatcher.proto; READY: the key is not withheld."""
 WITHHELD_REASON: Final = _closed("reason", *KEY_REASON.values[1:])
-WAITING: Final = _closed("cause", "delayed", "unjudged", "filter_failed", "put_off")
+WAITING: Final = _closed("cause", "delayed", "unjudged", "filter_failed", "rescheduled")
 REDELIVERY: Final = _closed(
     "cause", "negative_acknowledgement", "timed_out", "lost_consumer", "returned", "drained"
 )

@@ -246,7 +246,7 @@ def _waiting_of(machine: Subscription) -> Counter[str]:
         delayed=machine.delayed,
         unjudged=machine.unjudged,
         filter_failed=machine.filter_failed,
-        put_off=machine.put_off,
+        rescheduled=machine.rescheduled,
     )
 
 

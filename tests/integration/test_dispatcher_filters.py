@@ -295,7 +295,7 @@ async def test_a_rescheduled_entry_is_delivered_later_and_its_key_waits(
         assert reason.HasField("until")
         assert await sub.why(at(1)) == ["IN_ORDER", "RESCHEDULED"]
         report = await sub.report()
-        assert (report.put_off_entries, report.totals.put_off) == (1, 1)
+        assert (report.rescheduled_entries, report.totals.rescheduled) == (1, 1)
         assert await consumer.still() == 0
         await sub.set(
             "properties.region == 'later' ? duration('0.05s') : duration('0s')",
@@ -330,7 +330,7 @@ async def test_a_rescheduled_entry_keeps_its_time_across_unrelated_changes(
         await sub.set(mode=SHADOW)
         (after,) = (await sub.explain(at(0))).reasons
         assert (after.reason, after.until) == (before.reason, before.until)
-        assert (await sub.report()).totals.put_off == 1
+        assert (await sub.report()).totals.rescheduled == 1
         await sub.update(remove=["late"], put={"late": "no"})
         assert await take(consumer, 1) == [0]
 

@@ -722,7 +722,7 @@ async def test_rescheduled_and_failed_entries_are_counted_as_waiting(
         await take(consumer, 1)
         await tell.says(told.FILTERED, 1, topic=topic, mode="applied", verdict="rescheduled")
         await tell.says(told.FILTERED, 2, topic=topic, mode="applied", verdict="failed")
-        await tell.says(told.WAITING_ENTRIES, 1, topic=topic, cause="put_off")
+        await tell.says(told.WAITING_ENTRIES, 1, topic=topic, cause="rescheduled")
         await tell.says(told.WAITING_ENTRIES, 2, topic=topic, cause="filter_failed")
         await tell.says(told.KEYS, 1, topic=topic, reason="RESCHEDULED")
         await tell.says(told.KEYS, 2, topic=topic, reason="FILTER_FAILED")

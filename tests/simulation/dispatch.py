@@ -340,7 +340,7 @@ class World:
         self.back: dict[bytes, Position] = {}
         self.draining: dict[bytes, int] = {}
         self.said: dict[Position, int] = {}
-        self.put_off: Counter[Position] = Counter()
+        self.rescheduled: Counter[Position] = Counter()
         self.rejected: set[Position] = set()
         self.rejecting: set[str] = set()
         self.accepting: set[str] = set()
@@ -931,7 +931,7 @@ class World:
                 self.said.pop(position, None)
             elif said != ACCEPT or (start is not None and start <= position):
                 self.said[position] = UNJUDGED
-            self.put_off.pop(position, None)
+            self.rescheduled.pop(position, None)
         self.do(self.sub.refilter(self.now_ms, is_filtered=is_filtered, start=start))
 
     def _verdict(self) -> int:
@@ -953,7 +953,7 @@ class World:
             if entry.key is not None:
                 entry = entry._replace(verdict=UNJUDGED if late else self._verdict())
                 if entry.position not in (known or self.store.done):
-                    self.put_off.pop(entry.position, None)
+                    self.rescheduled.pop(entry.position, None)
                     self._say(entry.position, entry.verdict)
             judged.append(entry)
         return judged
@@ -966,9 +966,9 @@ class World:
         if verdict == ACCEPT or self._is_beyond(position):
             verdict = ACCEPT
         elif verdict > 0:
-            self.put_off[position] += 1
+            self.rescheduled[position] += 1
             parts = [position] if chunk is None else self.chunks_of[chunk.attempt]
-            if sum(self.put_off[each] for each in parts) > self.options.reschedules_max:
+            if sum(self.rescheduled[each] for each in parts) > self.options.reschedules_max:
                 verdict = ACCEPT
             else:
                 verdict = self.now_ms + min(verdict, self.options.reschedule_max_ms)
@@ -983,7 +983,7 @@ class World:
             verdicts[position] = UNJUDGED if self.random.random() < 0.1 else self._verdict()
             if verdicts[position] == UNJUDGED and self.random.random() < 0.5:
                 del verdicts[position]
-        waiting, before = self._waiting(), Counter(self.put_off)
+        waiting, before = self._waiting(), Counter(self.rescheduled)
         asked = self.sub.verdicts._pending or {}
         for position, verdict in verdicts.items():
             if verdict == UNJUDGED or self.asks_anew or position not in waiting:
@@ -992,8 +992,10 @@ class World:
                 continue  # it was postponed and read again meanwhile
             if self._said(self.sub.lanes[self.own[position]], position) == UNJUDGED:
                 self._say(position, verdict)
-                put_off = self.said[position] > 0
-                self.totals["put_off"] += put_off and self.put_off[position] > before[position]
+                rescheduled = self.said[position] > 0
+                self.totals["rescheduled"] += (
+                    rescheduled and self.rescheduled[position] > before[position]
+                )
         self.asks_anew = False
         worked = {each: lane for each, lane in self.sub.lanes.items() if not lane.is_idle}
         self.do(self.sub.judged(verdicts, self.now_ms))
@@ -1002,7 +1004,7 @@ class World:
 
     def _unjudge(self, position: Position) -> None:
         """Require a new verdict on an entry that was in flight."""
-        self.put_off.pop(position, None)
+        self.rescheduled.pop(position, None)
         if self.filtered:
             self.said[position] = UNJUDGED
         else:
@@ -1032,10 +1034,10 @@ class World:
             known |= {*lane.flights, *([] if lane.dead is None else [lane.dead])}
         return known | self.store.done
 
-    def _count_put_off(self, entries: Sequence[Entry], known: set[Position]) -> None:
+    def _count_rescheduled(self, entries: Sequence[Entry], known: set[Position]) -> None:
         """Count the rescheduled entries among those newly read and kept."""
         kept = self._known() - known
-        self.totals["put_off"] += sum(
+        self.totals["rescheduled"] += sum(
             each.verdict > 0 and each.position in kept and self.said.get(each.position, 0) > 0
             for each in entries
         )
@@ -1163,7 +1165,7 @@ class World:
             states.count(FILTER_FAILED),
             sum(each > 0 for each in states),
         )
-        if (verdicts.unjudged, verdicts.failed, verdicts.put_off) != counts:
+        if (verdicts.unjudged, verdicts.failed, verdicts.rescheduled) != counts:
             raise Broken(f"entries that wait for filters are miscounted, not {counts}")
         if any(0 < each <= self.now_ms for each in states):
             raise Broken("an entry is rescheduled for longer than filters asked")
@@ -1239,7 +1241,7 @@ class World:
                 self.pending.remove(effect)
                 entries = self._judged_page(entries)
                 self.do(self.sub.read(entries, self.now_ms))
-                self._count_put_off(entries, set())
+                self._count_rescheduled(entries, set())
             case Scan(at, after, limit):
                 self.pending.remove(effect)
                 start = 0 if after is None else bisect_right(self.positions, after)
@@ -1253,7 +1255,7 @@ class World:
                 self.paged = {each.position: each.verdict for each in page}
                 self.do(self.sub.scanned(page, self.now_ms))
                 self.paged = {}
-                self._count_put_off(page, known)
+                self._count_rescheduled(page, known)
             case Persist():
                 self._store(effect)
                 if not lost:
@@ -1501,7 +1503,7 @@ class World:
         totals = dict(self.sub.totals)
         totals["back"] = sum(totals.pop(each) for each in ("returned", "timed_out", "drained"))
         if self.chunks or self.delays:  # an entry may be kept only briefly
-            del totals["put_off"]
+            del totals["rescheduled"]
         for name, count in totals.items():
             if count != self.totals[name]:
                 raise Broken(f"{name}: {count}, not {self.totals[name]}")

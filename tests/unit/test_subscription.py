@@ -749,7 +749,7 @@ def test_a_rescheduled_message_holds_only_its_key() -> None:
     it.wait(50)
     assert it.got(1) == [0, 1]
     assert it.tokens[0].attempts == 0
-    assert it.sub.totals["put_off"] == 2
+    assert it.sub.totals["rescheduled"] == 2
 
 
 def test_rescheduling_is_bounded_in_time_and_number() -> None:
@@ -759,7 +759,7 @@ def test_rescheduling_is_bounded_in_time_and_number() -> None:
     for expected in ([], [], [0]):
         assert it.got(1) == expected
         it.wait(10)
-    assert it.sub.totals["put_off"] == 2
+    assert it.sub.totals["rescheduled"] == 2
     it = filtered(reschedules_max=0)
     it.publish(A, verdict=1_000)
     assert it.got(1) == [0]
@@ -773,7 +773,7 @@ def test_without_key_order_unjudged_entries_hold_nothing() -> None:
             it.publish(A, verdict=verdict)
         it.publish(A)
         assert it.got(1) == [3]
-        assert (it.sub.put_off, it.sub.filter_failed, it.sub.unjudged) == (1, 1, 1)
+        assert (it.sub.rescheduled, it.sub.filter_failed, it.sub.unjudged) == (1, 1, 1)
         assert it.sub.parked == 3
         it.holds = ()
         it.answer(Position(1, 2))

@@ -159,7 +159,7 @@ class Judging:
             elif verdict == UNJUDGED:
                 self._verdicts.record(lane, each, verdict)
             elif verdict > 0 and times <= self._options.reschedules_max:
-                self._verdicts.record_put_off(lane, each, until_ms, times)
+                self._verdicts.record_rescheduled(lane, each, until_ms, times)
             else:
                 self._parking.accept(lane, each)
 

@@ -401,7 +401,7 @@ class Parking:
     def _record_verdict(self, lane: Lane, entry: Entry, now_ms: int) -> None:
         if entry.verdict > 0:
             until_ms = now_ms + min(entry.verdict, self._options.reschedule_max_ms)
-            self.verdicts.record_put_off(lane, entry.position, until_ms)
+            self.verdicts.record_rescheduled(lane, entry.position, until_ms)
         elif entry.verdict == FILTER_FAILED:
             self.verdicts.record_failed(lane, entry.position, now_ms)
         else:

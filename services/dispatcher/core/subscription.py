@@ -85,7 +85,7 @@ TOTALS: Final = (
     "stale",
     "scanned_entries",
     "rejected_entries",
-    "put_off",
+    "rescheduled",
     "passed_entries",
 )
 """Counters since the machine started; dispatcher.proto describes each."""
@@ -199,8 +199,8 @@ class Subscription:
         return self.verdicts.failed
 
     @property
-    def put_off(self) -> int:
-        return self.verdicts.put_off
+    def rescheduled(self) -> int:
+        return self.verdicts.rescheduled
 
     @property
     def is_waiting_for_filters(self) -> bool:

@@ -99,7 +99,7 @@ JUDGE_ENTRIES: Final = 1_000
 UNJUDGED_MAX: Final = 10_000
 """Limit of unjudged entries at which reading stops: further ones could not be delivered."""
 
-_PUT_OFF: Final = 1
+_RESCHEDULED: Final = 1
 """The state under which rescheduled entries are counted, regardless of their times."""
 
 
@@ -128,7 +128,7 @@ class Verdicts:
         )
         self._to_ask: dict[Lane, None] = {}
         self._pending: dict[Position, Lane] | None = None
-        self._counts = {UNJUDGED: 0, FILTER_FAILED: 0, _PUT_OFF: 0}
+        self._counts = {UNJUDGED: 0, FILTER_FAILED: 0, _RESCHEDULED: 0}
 
     @property
     def unjudged(self) -> int:
@@ -139,8 +139,8 @@ class Verdicts:
         return self._counts[FILTER_FAILED]
 
     @property
-    def put_off(self) -> int:
-        return self._counts[_PUT_OFF]
+    def rescheduled(self) -> int:
+        return self._counts[_RESCHEDULED]
 
     @property
     def is_full(self) -> bool:
@@ -182,13 +182,15 @@ class Verdicts:
             state == UNJUDGED and self._waits.failed_before(position, is_chunk=is_chunk)
         )
 
-    def record_put_off(self, lane: Lane, position: Position, until_ms: int, times: int = 1) -> None:
+    def record_rescheduled(
+        self, lane: Lane, position: Position, until_ms: int, times: int = 1
+    ) -> None:
         """Reschedule a waiting entry, for the `times`-th time in a row."""
         self.record(lane, position, until_ms)
         assert lane.undecided is not None
         lane.undecided.times[position] = times
         self._waits.over(position)
-        self._totals["put_off"] += 1
+        self._totals["rescheduled"] += 1
         self._timers.look_at(lane, until_ms)
 
     def judge_anew(self, lane: Lane, position: Position) -> None:
@@ -236,7 +238,7 @@ class Verdicts:
 
     def _count(self, state: int | None, entries: int) -> None:
         if state is not None:
-            self._counts[min(state, _PUT_OFF)] += entries
+            self._counts[min(state, _RESCHEDULED)] += entries
 
     # ---- requested verdicts
 

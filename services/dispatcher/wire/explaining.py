@@ -47,7 +47,7 @@ TEXTS: Final = {
     pb.REASON_NO_ENTRY: "the log has no such entry",
     pb.REASON_FILTERING: "it waits for the verdict of the subscription's filters",
     pb.REASON_FILTER_FAILED: "a filter failed on it: it waits until filters or properties change",
-    pb.REASON_RESCHEDULED: "a filter put it off, and judges it again later",
+    pb.REASON_RESCHEDULED: "a filter rescheduled it, and judges it again later",
     pb.REASON_REJECTED: "its filters reject it",
     pb.REASON_DEAD_LETTERED: "it went to the dead letter topic",
     pb.REASON_PASSED: "it was passed (acknowledged without a delivery)",

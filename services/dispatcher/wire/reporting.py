@@ -51,7 +51,7 @@ def report(live: Live, max_keys: int) -> pb.ReportResponse:
         filtering=_filtering(live.filtering),
         unjudged_entries=machine.unjudged,
         filter_failed_entries=machine.filter_failed,
-        put_off_entries=machine.put_off,
+        rescheduled_entries=machine.rescheduled,
         payloads_opened=batches_opened(),
     )
 

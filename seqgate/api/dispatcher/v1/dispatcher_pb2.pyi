@@ -2346,7 +2346,7 @@ class ReportResponse(_message.Message):
     FILTERING_FIELD_NUMBER: _builtins.int
     UNJUDGED_ENTRIES_FIELD_NUMBER: _builtins.int
     FILTER_FAILED_ENTRIES_FIELD_NUMBER: _builtins.int
-    PUT_OFF_ENTRIES_FIELD_NUMBER: _builtins.int
+    RESCHEDULED_ENTRIES_FIELD_NUMBER: _builtins.int
     PAYLOADS_OPENED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The subscription's epoch."""
@@ -2377,7 +2377,7 @@ class ReportResponse(_message.Message):
     """The number of entries that wait for a verdict."""
     filter_failed_entries: _builtins.int
     """The number of entries that wait because a filter failed."""
-    put_off_entries: _builtins.int
+    rescheduled_entries: _builtins.int
     """The number of entries that a filter rescheduled."""
     payloads_opened: _builtins.int
     """The number of batches whose payloads the instance has opened since it started,
@@ -2437,12 +2437,12 @@ class ReportResponse(_message.Message):
         filtering: Global___FilteringReport | None = ...,
         unjudged_entries: _builtins.int = ...,
         filter_failed_entries: _builtins.int = ...,
-        put_off_entries: _builtins.int = ...,
+        rescheduled_entries: _builtins.int = ...,
         payloads_opened: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_mark_delete", b"_mark_delete", "_read_position", b"_read_position", "filtering", b"filtering", "mark_delete", b"mark_delete", "options", b"options", "read_position", b"read_position", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mark_delete", b"_mark_delete", "_read_position", b"_read_position", "active_keys", b"active_keys", "assignment_revision", b"assignment_revision", "blocked_on_unacked", b"blocked_on_unacked", "consumers", b"consumers", "delayed_entries", b"delayed_entries", "epoch", b"epoch", "failed_entries", b"failed_entries", "filter_failed_entries", b"filter_failed_entries", "filtering", b"filtering", "keys", b"keys", "lagging", b"lagging", "mark_delete", b"mark_delete", "options", b"options", "parked_entries", b"parked_entries", "payloads_opened", b"payloads_opened", "put_off_entries", b"put_off_entries", "read_position", b"read_position", "totals", b"totals", "unacked_messages", b"unacked_messages", "unjudged_entries", b"unjudged_entries", "withheld", b"withheld"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mark_delete", b"_mark_delete", "_read_position", b"_read_position", "active_keys", b"active_keys", "assignment_revision", b"assignment_revision", "blocked_on_unacked", b"blocked_on_unacked", "consumers", b"consumers", "delayed_entries", b"delayed_entries", "epoch", b"epoch", "failed_entries", b"failed_entries", "filter_failed_entries", b"filter_failed_entries", "filtering", b"filtering", "keys", b"keys", "lagging", b"lagging", "mark_delete", b"mark_delete", "options", b"options", "parked_entries", b"parked_entries", "payloads_opened", b"payloads_opened", "read_position", b"read_position", "rescheduled_entries", b"rescheduled_entries", "totals", b"totals", "unacked_messages", b"unacked_messages", "unjudged_entries", b"unjudged_entries", "withheld", b"withheld"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__mark_delete: _TypeAlias = _typing.Literal["mark_delete"]  # noqa: Y015
     _WhichOneofArgType__mark_delete: _TypeAlias = _typing.Literal["_mark_delete", b"_mark_delete"]  # noqa: Y015
@@ -2824,7 +2824,7 @@ class Totals(_message.Message):
     STALE_FIELD_NUMBER: _builtins.int
     SCANNED_ENTRIES_FIELD_NUMBER: _builtins.int
     REJECTED_ENTRIES_FIELD_NUMBER: _builtins.int
-    PUT_OFF_FIELD_NUMBER: _builtins.int
+    RESCHEDULED_FIELD_NUMBER: _builtins.int
     PASSED_ENTRIES_FIELD_NUMBER: _builtins.int
     delivered_entries: _builtins.int
     """Delivered entries."""
@@ -2852,7 +2852,7 @@ class Totals(_message.Message):
     """Entries read again because there was no room for them in memory."""
     rejected_entries: _builtins.int
     """Entries acknowledged because filters rejected them."""
-    put_off: _builtins.int
+    rescheduled: _builtins.int
     """RESCHEDULE verdicts."""
     passed_entries: _builtins.int
     """Entries acknowledged without delivery, because none was possible: for
@@ -2874,12 +2874,12 @@ class Totals(_message.Message):
         stale: _builtins.int = ...,
         scanned_entries: _builtins.int = ...,
         rejected_entries: _builtins.int = ...,
-        put_off: _builtins.int = ...,
+        rescheduled: _builtins.int = ...,
         passed_entries: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_entries", b"acknowledged_entries", "dead_lettered", b"dead_lettered", "delivered_entries", b"delivered_entries", "delivered_messages", b"delivered_messages", "drained", b"drained", "lost_consumers", b"lost_consumers", "negative_acknowledgements", b"negative_acknowledgements", "passed_entries", b"passed_entries", "put_off", b"put_off", "rejected_entries", b"rejected_entries", "returned", b"returned", "scanned_entries", b"scanned_entries", "stale", b"stale", "timed_out", b"timed_out"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_entries", b"acknowledged_entries", "dead_lettered", b"dead_lettered", "delivered_entries", b"delivered_entries", "delivered_messages", b"delivered_messages", "drained", b"drained", "lost_consumers", b"lost_consumers", "negative_acknowledgements", b"negative_acknowledgements", "passed_entries", b"passed_entries", "rejected_entries", b"rejected_entries", "rescheduled", b"rescheduled", "returned", b"returned", "scanned_entries", b"scanned_entries", "stale", b"stale", "timed_out", b"timed_out"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
