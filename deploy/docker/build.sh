@@ -1,17 +1,17 @@
 #!/bin/sh
 # Build the images: deploy/docker/build.sh [options] [-- options for the builder]
 #
-#   --target services|jobs|all   which; default: all
+#   --target services|jobs|all   images to build; default: all
 #   --tag TAG                    default: the version in pyproject.toml
 #   --name NAME                  default: localhost/seqgate; the jobs' image is NAME-jobs
 #   --base python|debian|auto    python: python:3.11-slim from its registry, or PYTHON_IMAGE.
-#                                debian: a Debian of one's own, made by debootstrap (as root), for
-#                                machines that reach a Debian mirror but no registry.
-#                                auto, the default: python if it can be had, else debian
-#   --cache DIR                  where the Debian is kept; default: build/image
+#                                debian: a Debian made by debootstrap (as root), for machines that
+#                                reach a Debian mirror but no registry.
+#                                auto, the default: python if available, else debian
+#   --cache DIR                  where the Debian is made; default: build/image
 #
-# It needs buildah, podman or docker (BUILDER says which; the first that is installed otherwise).
-# PIP_INDEX_URL and PIP_EXTRA_INDEX_URL are passed on; so is PIP_CERT, the file included.
+# Needs buildah, podman or docker: BUILDER, or else the first of them that is installed.
+# Passes on PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and, except with docker, PIP_CERT and its file.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -35,7 +35,7 @@ for each in ${BUILDER:-buildah podman docker}; do
 done
 [ "${builder:-}" ] || { echo "buildah, podman or docker is needed" >&2 && exit 1; }
 
-# A Debian with Python, twice: to build in, and to run in.
+# Two images of a Debian with Python: one to build in, one to run in.
 debian_image() {
     built=localhost/seqgate-debian:build runs=localhost/seqgate-debian:run
     if ! "$builder" inspect --type image "$built" >/dev/null 2>&1 ||
@@ -62,7 +62,7 @@ make_debian() {
     find "$1/var/lib/apt/lists" -type f -delete
 }
 
-# The folder becomes an image of one layer.
+# Make the Debian's folder an image of one layer.
 in_image() {
     printf 'FROM scratch\nCOPY . /\n' >"$cache/Dockerfile"
     "$builder" build -t "$1" -f "$cache/Dockerfile" "$cache/debian" >&2

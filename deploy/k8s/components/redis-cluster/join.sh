@@ -1,6 +1,7 @@
-# Every pod, again and again: meet whoever is not known, at the address that it has now; have the slots
-# dealt out once, by the first pod, when all are there; and who has none is a replica of its partner,
-# three pods further. The argument is how many seconds to wait between two rounds.
+# Each pod repeats this round: while it sees fewer than six healthy nodes, it meets every pod at its
+# current address. When it sees all, the first pod assigns the slots, once; then each master without
+# slots becomes a replica of its partner, three pods on. The argument is the pause between rounds, in
+# seconds.
 set -eu
 me=${HOSTNAME##*-}
 of() { echo "seqgate-valkey-$1.seqgate-valkey"; }

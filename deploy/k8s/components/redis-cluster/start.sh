@@ -1,4 +1,4 @@
-# A folder of its own: what a single server left would be taken for slots of this one.
+# Use a separate folder: a single server's leftover data would be taken for this node's slots.
 set -eu
 mkdir -p /data/cluster
 exec valkey-server /etc/valkey/valkey.conf --include /etc/seqgate/cluster.conf \

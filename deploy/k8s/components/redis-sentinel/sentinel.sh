@@ -1,4 +1,4 @@
-# A Sentinel writes what it learns, and who it is, into its file: that must outlast the pod.
+# A Sentinel writes its identity and its view into its configuration file, which must outlast the pod.
 set -eu
 file=/data/sentinel.conf
 if [ ! -s "$file" ]; then

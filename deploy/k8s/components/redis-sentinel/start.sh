@@ -1,4 +1,5 @@
-# Follow the master that a Sentinel names. Where none answers there is none yet: the first pod is it.
+# Follow the master that a Sentinel names. If none names one, there is no master yet: the first pod
+# becomes it.
 set -eu
 me=$HOSTNAME.seqgate-valkey
 master=seqgate-valkey-0.seqgate-valkey
