@@ -248,7 +248,7 @@ async def test_metrics_are_compared_with_none(bench: Run) -> None:
 async def test_terminated_benchmarks_leave_no_process(bench: Run) -> None:
     process = await bench.start("--seconds-per-measurement", "30", "--only", "price")
     await eventually(
-        lambda: any("tools.bench.load" in each for each in bench.processes), within_s=60
+        lambda: any("tools.bench.rounds" in each for each in bench.processes), within_s=60
     )
     process.terminate()
     async with asyncio.timeout(30):

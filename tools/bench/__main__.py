@@ -17,19 +17,18 @@ from typing import Any, Final, NamedTuple
 from rich.console import Console
 
 from tools.bench import (
-    claims,
     clients,
-    dispatch,
+    delivery,
     filtered,
     filtering,
-    limits,
+    machines,
+    parts,
     prices,
     rebuild,
     recovery,
     report,
-    store,
 )
-from tools.bench.bench import SECONDS, UNDEDUPLICATED, Bench, null_ledger
+from tools.bench.bench import SECONDS, Bench
 from tools.bench.figures import Measurement
 from tools.bench.rounds import BenchError
 from tools.stack.child import ChildFailed, cancel_on_sigterm
@@ -37,29 +36,34 @@ from tools.stack.stack import Stack, StackError
 
 WIDTH: Final = 160  # of tables, without a terminal
 INTERRUPTED: Final = 130
+NULL_LEDGER: Final = {"ledger": (sys.executable, "-m", "tools.bench.null_ledger")}
+
+
+async def dispatch(bench: Bench) -> list[Measurement]:
+    return [*await machines.machine(bench), *await delivery.end_to_end(bench)]
 
 
 class Group(NamedTuple):
-    """Figures that are measured together, and the limits that they need."""
+    """Figures that are measured together, and the groups that measure their limits."""
 
     measure: Callable[[Bench], Coroutine[Any, Any, list[Measurement]]]
     needs: tuple[str, ...] = ()
 
 
 GROUPS: Final = {
-    "disk": Group(limits.disk),
-    "redis": Group(limits.redis),
-    "grpc": Group(limits.grpc),
-    "admit": Group(claims.unary, needs=("redis", "grpc")),
-    "exchange": Group(claims.exchange, needs=("redis", "grpc")),
-    "store": Group(store.append, needs=("disk",)),
+    "disk": Group(parts.disk),
+    "redis": Group(parts.redis),
+    "grpc": Group(parts.grpc),
+    "admit": Group(parts.unary, needs=("redis", "grpc")),
+    "exchange": Group(parts.exchange, needs=("redis", "grpc")),
+    "store": Group(parts.append, needs=("disk",)),
     "publish": Group(clients.publish, needs=("disk", "redis", "grpc")),
     "read": Group(clients.read),
     "price": Group(prices.price),
     "tracing": Group(prices.tracing),
     "metrics": Group(prices.metrics),
     "large": Group(clients.large, needs=("disk",)),
-    "dispatch": Group(dispatch.dispatch),
+    "dispatch": Group(dispatch),
     "filter": Group(filtering.filtering),
     "filtered": Group(filtered.filtered),
     "recovery": Group(recovery.recovery),
@@ -74,11 +78,11 @@ async def run(options: argparse.Namespace, console: Console) -> str:
     scratch.mkdir(parents=True, exist_ok=True)
     # Beside the project: a temporary file system may be memory, where fdatasync costs nothing.
     with tempfile.TemporaryDirectory(dir=scratch, prefix="stack-") as name:
-        folder = Path(name)
-        stack = Stack(folder)
-        stack.policy_file.write_text(f'[namespace."{UNDEDUPLICATED}"]\nenabled = false\n')
-        async with stack, null_ledger() as null:
-            bench = Bench(stack, folder, null, options.seconds_per_measurement)
+        stack = Stack(Path(name))
+        stack.policy_file.write_text(prices.POLICIES)
+        null = Stack(Path(name) / "null", services=("ledger",), commands=NULL_LEDGER)
+        async with stack, null:
+            bench = Bench(stack, null, options.seconds_per_measurement)
             done: list[tuple[str, Sequence[Measurement]]] = []
             for group in options.groups:
                 measurements = await stack.while_running(GROUPS[group].measure(bench))

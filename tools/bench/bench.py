@@ -6,32 +6,27 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from tools.bench.figures import Limit, Measurement, in_series
-from tools.bench.load import Workload, figures
+from tools.bench.figures import Measurement, figures, in_series
 from tools.bench.logs import Logs, fill
-from tools.bench.rounds import ROUNDS, BenchError, Round
-from tools.stack.child import python_process
+from tools.bench.rounds import ROUNDS, Case, Limit, Round, take_turns
 from tools.stack.stack import Stack
 from tools.stack.worker import in_worker
 
 SECONDS: Final = 0.4  # a round, unless asked otherwise
-UNDEDUPLICATED: Final = "bench/off"  # the namespace where policy switches deduplication off
-
-
-class NullLedger(NamedTuple):
-    """See tools.bench.null_ledger."""
-
-    address: str
-    pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
+    """
+    Attributes:
+        null: the services that only answer, as a ledger: see tools.bench.null_ledger.
+        seconds: how long a round takes.
+    """
+
     stack: Stack
-    folder: Path
-    null: NullLedger
+    null: Stack
     seconds: float
     _found: dict[str, Measurement] = field(default_factory=dict)
 
@@ -39,10 +34,17 @@ class Bench:
         """Have measurements serve as limits."""
         self._found.update((each.name, each) for each in measurements)
 
+    def address(self, service: str) -> str:
+        """Where a service listens, or `null`."""
+        return self.null.address("ledger") if service == "null" else self.stack.address(service)
+
     def pids(self, *processes: str) -> dict[str, int]:
-        """Process ids by name; `null` is the null ledger's."""
-        running: Any = self.stack.endpoints["pids"]
-        return {name: self.null.pid if name == "null" else running[name] for name in processes}
+        """Ids of processes of the stack, or of `null`, by name."""
+        found = {
+            name: self.null.pid("ledger") if name == "null" else self.stack.pid(name)
+            for name in processes
+        }
+        return {name: pid for name, pid in found.items() if pid is not None}
 
     def limit(self, name: str, *, each: float = 1) -> Limit:
         """A rate that was found, as the limit of something of which one call does `each`."""
@@ -56,27 +58,32 @@ class Bench:
         """Less of something where rounds are shorter than usual."""
         return math.ceil(number * min(1.0, self.seconds / SECONDS))
 
-    async def load(
+    async def measure(
+        self, cases: Sequence[Case], *, seconds: float | None = None, paired: bool = False
+    ) -> list[Measurement]:
+        """The figures of these in turn, each beside its limits."""
+        rounds = await take_turns(cases, ROUNDS, seconds or self.seconds)
+        return figures(cases, rounds, paired=paired)
+
+    async def measure_client(
+        self, cases: Sequence[Case], *, paired: bool = False, **how: Any
+    ) -> list[Measurement]:
+        """The same, by a client process; `how`: see `client_rounds`."""
+        return figures(cases, await self.client_rounds(cases, **how), paired=paired)
+
+    async def client_rounds(
         self,
-        workloads: Sequence[Workload],
+        cases: Sequence[Case],
         *,
         rounds: int = ROUNDS,
         seconds: float | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> dict[str, list[Round]]:
-        """Have a client process do these in turn. Returns their rounds by name."""
-        arguments = (list(workloads), rounds, seconds or self.seconds)
+        arguments = (list(cases), rounds, seconds or self.seconds)
         done: dict[str, list[Round]] = await in_worker(
-            "tools.bench.load", *arguments, environment=environment
+            "tools.bench.rounds", *arguments, environment=environment
         )
         return done
-
-    async def compare(
-        self, workloads: Sequence[Workload], *, paired: bool = False, **how: Any
-    ) -> list[Measurement]:
-        """What these workloads do a second, each beside its limits; `how`: see `load`."""
-        rounds = await self.load(workloads, **how)
-        return list(figures(workloads, rounds, paired=paired).values())
 
     @asynccontextmanager
     async def another(
@@ -89,21 +96,10 @@ class Bench:
             policies: the policy file.
             services: how to start its stack.
         """
-        with tempfile.TemporaryDirectory(dir=self.folder) as name:
+        with tempfile.TemporaryDirectory(dir=self.stack.folder) as name:
             stack = Stack(Path(name), **services)
             stack.policy_file.write_text(policies)
             if logs:
                 await fill(stack.store("ledger"), logs)
             async with stack:
-                yield Bench(stack, stack.folder, self.null, self.seconds)
-
-
-@asynccontextmanager
-async def null_ledger() -> AsyncIterator[NullLedger]:
-    """The services that only answer, in a process of their own."""
-    async with python_process("tools.bench.null_ledger") as process:
-        assert process.stdout is not None
-        port = (await process.stdout.readline()).decode().strip()
-        if not port:
-            raise BenchError("the null ledger did not start")
-        yield NullLedger(f"127.0.0.1:{port}", process.pid)
+                yield Bench(stack, self.null, self.seconds)

@@ -4,25 +4,43 @@ Workloads also run against the null ledger, which only answers: that limit has t
 messages and gRPC in it. Another limit of publishing is the disk.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+import asyncio
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from random import Random
 from typing import Any, Final, TypeVar
 
-from seqgate.services.ledger.adapters.sqlite import open_sqlite_store
-from tools.bench import limits, store
+from seqgate.client import Batching, Chunking, Client, Producer, Receipt, connect
+from tools.bench import parts
 from tools.bench.bench import Bench
-from tools.bench.figures import Limit, Measurement, latency
-from tools.bench.load import OneAtATime, Publish, Read, Resend, Workload, figures
+from tools.bench.figures import MEDIAN, Measurement
+from tools.bench.rounds import CALLS_MAX, BenchError, Case, Limit, Meter, Round, one_round
 
-W = TypeVar("W", bound=Workload)
+W = TypeVar("W", bound="Workload")
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 
-PAYLOAD_BYTES: Final = 100  # of a small message, as in Kafka's and Pulsar's own benchmarks
-ENTRY_BYTES: Final = PAYLOAD_BYTES + 50  # with its metadata, alone or in a batch, about
-DISK_BLOCK_BYTES: Final = 100_000
+PENDING_MAX: Final = 10_000  # entries that a producer has pending: the client's own default
+PENDING_BYTES_MAX: Final = 20 * MIB
+"""Bytes that they have together: what the service lets be unanswered, and a burst."""
+
+BURST_MESSAGES: Final = 100
+BURST_BYTES: Final = 4 * MIB
+"""A producer looks at receipts after so many messages or bytes; after one message in any case."""
+
+RESEND_MESSAGES: Final = 20_000
+READ_MESSAGES: Final = 20_000
+READ_BYTES: Final = 20 * MIB  # of a topic that is read, whichever comes first
 READ_PAYLOAD_BYTES: Final = (100, 1_000)
+BATCHING: Final = Batching(messages_max=1_000, bytes_max=MIB, delay_s=0.01)
+"""Batches are full: a producer that sends all it can waits for no clock."""
+
+ENTRY_BYTES: Final = 150  # a small message with its metadata, alone or in a batch, about
+DISK_BLOCK_BYTES: Final = 100_000
 
 LARGE_BYTES: Final = 4 * MIB
 CHUNK_BYTES: Final = (MIB, 64 * KIB)
@@ -31,6 +49,151 @@ CHUNK_BYTES: Final = (MIB, 64 * KIB)
 COMMIT_BYTES: Final = 8 * MIB  # of a commit of the service, by default
 LARGE_SECONDS_MAX: Final = 0.15
 """Rounds of large messages are short: there are many, and one writes some ten megabytes."""
+
+
+@dataclass(kw_only=True)
+class Workload(Case):
+    """Messages, of the service at `address`. Small ones are as large as in Kafka's and Pulsar's own
+    benchmarks."""
+
+    address: str
+    topic: str
+    units: Mapping[str, float] = field(default_factory=lambda: {"messages": 1})
+
+
+@dataclass(kw_only=True)
+class Publish(Workload):
+    """New messages, as many as may be pending.
+
+    Attributes:
+        chunk_bytes: the size of chunks that messages are cut into; 0: none.
+    """
+
+    batched: bool = False
+    producers: int = 1
+    chunk_bytes: int = 0
+
+    async def round(self, meter: Meter) -> Round:
+        async with connect(self.address) as client:
+            producers = [self.producer(client) for _ in range(self.producers)]
+            for producer in producers:
+                await producer.open()
+                await self.pump(producer, until=0, count_max=1)  # a burst, to warm up
+            with meter:
+                until = time.perf_counter() + self.seconds
+                counts = await asyncio.gather(*(self.pump(each, until=until) for each in producers))
+            for producer in producers:
+                await producer.close()
+            return meter.round(sum(counts))
+
+    def producer(self, client: Client, name: str | None = None) -> Producer:
+        """A producer that is not open yet."""
+        return client.producer(
+            self.topic,
+            name=name,
+            batching=BATCHING if self.batched else None,
+            chunking=Chunking(self.chunk_bytes) if self.chunk_bytes else None,
+            max_pending_messages=PENDING_MAX,
+        )
+
+    @property
+    def payload(self) -> bytes:
+        """Bytes that do not compress. Zeros would be one page of memory, and never leave the
+        cache."""
+        return Random(0).randbytes(self.payload_bytes)
+
+    async def pump(
+        self,
+        producer: Producer,
+        *,
+        until: float,
+        count_max: int = CALLS_MAX,
+        numbered: bool = False,
+        duplicate: bool = False,
+    ) -> int:
+        """Send bursts, as much as may be pending, until it is time or enough, and wait until all of
+        it is stored: as new, or each as a duplicate. `numbered`: with sequence ids from 0."""
+        payload = self.payload
+        burst = max(1, min(BURST_MESSAGES, BURST_BYTES // self.payload_bytes))
+        entry_bytes = self.chunk_bytes or self.payload_bytes
+        entries = burst * -(-self.payload_bytes // entry_bytes)
+        pending_max = min(PENDING_MAX, PENDING_BYTES_MAX // entry_bytes) - entries
+        waiting: deque[asyncio.Future[Receipt]] = deque()
+        count = 0
+        more = True
+        while more or waiting:
+            if more:
+                for number in range(count, count + burst):
+                    sequence_id = number if numbered else None
+                    waiting.append(producer.send_nowait(payload, sequence_id=sequence_id))
+                count += burst
+                more = count < count_max and time.perf_counter() < until
+                await asyncio.sleep(0)
+            while waiting and (
+                not more or waiting[0].done() or producer.pending_messages > pending_max
+            ):
+                receipt = await waiting.popleft()
+                if receipt.duplicate != duplicate:
+                    raise BenchError(f"a message came back as {receipt}")
+        return count
+
+
+class Resend(Publish):
+    """Messages that are stored already, by a producer that starts again and sends all of them, as
+    often as there is time."""
+
+    async def prepare(self) -> None:
+        async with connect(self.address) as client, self.producer(client, "resender") as producer:
+            until = float("inf")
+            await self.pump(producer, until=until, count_max=RESEND_MESSAGES, numbered=True)
+
+    async def round(self, meter: Meter) -> Round:
+        count = 0
+        async with connect(self.address) as client:
+            while meter.elapsed_s < self.seconds and count < CALLS_MAX:
+                async with self.producer(client, "resender") as producer:
+                    with meter:
+                        count += await self.pump(
+                            producer,
+                            until=time.perf_counter() + self.seconds - meter.elapsed_s,
+                            count_max=RESEND_MESSAGES,
+                            numbered=True,
+                            duplicate=True,
+                        )
+        return meter.round(count)
+
+
+class OneAtATime(Publish):
+    """Each message waits for the receipt of the one before it."""
+
+    async def round(self, meter: Meter) -> Round:
+        async with connect(self.address) as client, self.producer(client) as producer:
+            send = partial(producer.send, self.payload)
+            await send()
+            return await one_round(send, self.seconds, meter)
+
+
+class Read(Publish):
+    """A topic, from its start, as often as there is time."""
+
+    async def prepare(self) -> None:
+        async with connect(self.address) as client, self.producer(client) as producer:
+            count_max = min(READ_MESSAGES, READ_BYTES // self.payload_bytes)
+            until = time.perf_counter() + self.seconds
+            await self.pump(producer, until=until, count_max=count_max)
+
+    async def round(self, meter: Meter) -> Round:
+        count = 0
+        async with connect(self.address) as client:
+            with meter:
+                until = time.perf_counter() + self.seconds
+                while time.perf_counter() < until and count < CALLS_MAX:
+                    async with client.reader(self.topic, follow=False) as reader:
+                        async for message in reader:
+                            if len(message.payload) != self.payload_bytes:
+                                raise BenchError("a message is not what was published")
+                            count += 1
+        return meter.round(count)
 
 
 def small(
@@ -45,18 +208,17 @@ def small(
     name = f"publish, {text}"
     return kind(
         name=name,
-        address=bench.stack.address("ledger"),
+        address=bench.address("ledger"),
         topic=f"{namespace}/{name.replace(', ', '-').replace(' ', '_')}",
         pids=bench.pids("ledger", "dedup", "redis"),
-        payload_bytes=PAYLOAD_BYTES,
         batched=text.startswith("batched"),
         **more,
     )
 
 
-def beside_null(bench: Bench, workload: W) -> list[W]:
+def _beside_null(bench: Bench, workload: W) -> list[W]:
     """The same load on the null ledger, and a load that is held against that."""
-    name, address = f"{workload.name}, null ledger", bench.null.address
+    name, address = f"{workload.name}, null ledger", bench.address("null")
     null = replace(workload, name=name, address=address, pids=bench.pids("null"), limits=())
     return [null, replace(workload, limits=(name, *workload.limits))]
 
@@ -64,25 +226,20 @@ def beside_null(bench: Bench, workload: W) -> list[W]:
 async def publish(bench: Bench) -> list[Measurement]:
     """New messages, resent messages, and single messages."""
     # One block after the other, with nothing in it but entries.
-    block = limits.fdatasync(DISK_BLOCK_BYTES)
+    block = parts.fdatasync(DISK_BLOCK_BYTES)
     disk = bench.limit(block, each=DISK_BLOCK_BYTES / ENTRY_BYTES)
     workloads: list[Publish] = []
     for shape in ("unbatched", "batched"):
-        alone = beside_null(bench, small(bench, shape, limits=[disk]))
+        alone = _beside_null(bench, small(bench, shape, limits=[disk]))
         four = small(bench, f"{shape}, 4 producers", producers=4, limits=[disk])
         again = small(bench, f"{shape}, all duplicates", Resend, limits=[alone[0].name])
-        workloads += [*alone, *beside_null(bench, four), again]
+        workloads += [*alone, *_beside_null(bench, four), again]
     # One after the other: to the ledger and back, to deduplication and back, script, disk.
-    names = (limits.STREAM, limits.STREAM, limits.admit_script(1), limits.fdatasync(ENTRY_BYTES))
+    names = (parts.STREAM, parts.STREAM, parts.admit_script(1), parts.fdatasync(ENTRY_BYTES))
     in_turn = bench.series("2 stream ping-pongs + admit script + fdatasync", *names)
-    one = small(bench, "one at a time", OneAtATime, limits=[in_turn])
-    workloads.append(one)
-    rounds = await bench.load(workloads)
-    return [
-        *figures(workloads, rounds).values(),
-        latency(one.name, 0.5, rounds[one.name], in_turn.floor),
-        latency(one.name, 0.99, rounds[one.name]),
-    ]
+    shares = (MEDIAN, 0.99)
+    workloads.append(small(bench, "one at a time", OneAtATime, limits=[in_turn], shares=shares))
+    return await bench.measure_client(workloads)
 
 
 async def read(bench: Bench) -> list[Measurement]:
@@ -92,15 +249,15 @@ async def read(bench: Bench) -> list[Measurement]:
         for payload_bytes in READ_PAYLOAD_BYTES:
             real = Read(
                 name=f"read, {shape} of {payload_bytes:,} B",
-                address=bench.stack.address("ledger"),
+                address=bench.address("ledger"),
                 topic=f"bench/read/{shape.split()[0]}-{payload_bytes}",
                 pids=bench.pids("ledger"),
                 payload_bytes=payload_bytes,
                 in_bytes=True,
                 batched=shape == "batches",
             )
-            workloads += beside_null(bench, real)
-    return await bench.compare(workloads)
+            workloads += _beside_null(bench, real)
+    return await bench.measure_client(workloads)
 
 
 async def large(bench: Bench) -> list[Measurement]:
@@ -110,46 +267,41 @@ async def large(bench: Bench) -> list[Measurement]:
     in chunks  <  single messages of a chunk's size  <  the store alone, the null ledger
     """
     seconds = min(bench.seconds, LARGE_SECONDS_MAX)
-    async with open_sqlite_store(bench.folder / "large.db") as log:
-        stored = [
-            await store.commits(bench, log, COMMIT_BYTES // chunk_bytes, chunk_bytes, seconds)
-            for chunk_bytes in CHUNK_BYTES
-        ]
+    shapes = [(COMMIT_BYTES // chunk_bytes, chunk_bytes) for chunk_bytes in CHUNK_BYTES]
+    stored = await parts.commits(bench, shapes, seconds)
     workloads: list[Publish] = []
     for chunk_bytes, alone in zip(CHUNK_BYTES, stored, strict=True):
-        disk = Limit(alone.name, alone.value)
-        workloads += _chunked(bench, Publish, chunk_bytes, ("ledger", "dedup", "redis"), [disk])
-        workloads += _chunked(bench, Read, chunk_bytes, ("ledger",), [])
-    return [*stored, *await bench.compare(workloads, seconds=seconds)]
+        kinds: list[tuple[type[Publish], dict[str, int], list[Limit]]] = [
+            (Publish, bench.pids("ledger", "dedup", "redis"), [Limit(alone.name, alone.value)]),
+            (Read, bench.pids("ledger"), []),
+        ]
+        for kind, pids, limits in kinds:
+            verb = kind.__name__.lower()
+            single = kind(
+                name=f"{verb}, single messages of {_size(chunk_bytes)}",
+                address=bench.address("ledger"),
+                topic=f"bench/large/{verb}-single-{chunk_bytes}",
+                pids=pids,
+                limits=limits,
+                payload_bytes=chunk_bytes,
+                in_bytes=True,
+            )
+            workloads += _chunked(bench, single)
+    return [*stored, *await bench.measure_client(workloads, seconds=seconds)]
 
 
-def _chunked(
-    bench: Bench,
-    kind: type[Publish],
-    chunk_bytes: int,
-    services: Sequence[str],
-    disk: Sequence[Limit],
-) -> list[Publish]:
+def _chunked(bench: Bench, single: Publish) -> list[Publish]:
     """Single messages, and large ones in chunks of their size; each on the null ledger, too."""
-    text, size = kind.__name__.lower(), _size(chunk_bytes)
-    single = kind(
-        name=f"{text}, single messages of {size}",
-        address=bench.stack.address("ledger"),
-        topic=f"bench/large/{text}-single-{chunk_bytes}",
-        pids=bench.pids(*services),
-        limits=disk,
-        payload_bytes=chunk_bytes,
-        in_bytes=True,
-    )
     chunked = replace(
         single,
-        name=f"{text}, {_size(LARGE_BYTES)} in chunks of {size}",
-        topic=f"bench/large/{text}-chunked-{chunk_bytes}",
+        name=single.name.replace("single messages of", f"{_size(LARGE_BYTES)} in chunks of"),
+        topic=single.topic.replace("single", "chunked"),
         payload_bytes=LARGE_BYTES,
-        chunk_bytes=chunk_bytes,
+        chunk_bytes=single.payload_bytes,
+        limits=(),
     )
-    single_null, single = beside_null(bench, single)
-    chunked_null, chunked = beside_null(bench, chunked)
+    single_null, single = _beside_null(bench, single)
+    chunked_null, chunked = _beside_null(bench, chunked)
     chunked_null.limits, chunked.limits = [single_null.name], [single.name]
     return [single_null, chunked_null, single, chunked]
 

@@ -8,9 +8,11 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from tools.bench.rounds import Round
+from tools.bench.rounds import Case, Limit, Round
+
+MEDIAN: Final = 0.5
 
 # ---- statistics
 
@@ -58,18 +60,6 @@ def in_series(*rates: float) -> float:
 # ---- figures
 
 
-class Limit(NamedTuple):
-    """The most that a figure can reach, in its unit; of a latency, the least."""
-
-    name: str
-    value: float
-
-    @property
-    def floor(self) -> "Limit":
-        """A rate of calls as the least latency of one, in milliseconds."""
-        return Limit(self.name, 1000 / self.value)
-
-
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """A figure.
@@ -115,6 +105,39 @@ class Measurement:
             return pairs.value
         lower_is_better = not self.unit.endswith("/s")
         return ratio(self.value, self.limit.value, lower_is_better=lower_is_better)
+
+
+def figures(
+    cases: Sequence[Case], rounds: Mapping[str, Sequence[Round]], *, paired: bool = False
+) -> list[Measurement]:
+    """The rates and latencies of each case, beside its limits. `paired`: ratios are of rounds."""
+    found: dict[tuple[str, str | float], Measurement] = {}
+    for case in cases:
+        own = rounds[case.name]
+        for unit, each in case.units.items():
+            found[case.name, unit] = rate(
+                case.name,
+                unit,
+                own,
+                *(
+                    found[limit, unit]
+                    if isinstance(limit, str)
+                    else limit._replace(value=limit.value * each)
+                    for limit in case.limits
+                ),
+                each=each,
+                payload_bytes=case.payload_bytes if case.in_bytes else None,
+                paired=paired,
+            )
+        for share in case.shares:
+            least: Limit | Measurement | None = None
+            for limit in case.limits:
+                if isinstance(limit, str):
+                    least = found[limit, share]
+                elif share == MEDIAN:  # a rate of calls, as the least latency of one
+                    least = Limit(limit.name, 1000 / limit.value)
+            found[case.name, share] = latency(case.name, share, own, least)
+    return list(found.values())
 
 
 def rate(

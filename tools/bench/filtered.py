@@ -11,8 +11,7 @@ from typing import Final, NamedTuple
 
 from tools.bench.bench import Bench
 from tools.bench.delivery import BATCH_MESSAGES, Backlog, Deliver
-from tools.bench.figures import Measurement, computing
-from tools.bench.load import figures
+from tools.bench.figures import Measurement, computing, figures
 from tools.bench.opening import ANSWER, PROPERTY, WANTED
 
 BATCHES: Final = 4_000  # batches of a topic
@@ -32,7 +31,6 @@ class Way(NamedTuple):
         computes: whether the dispatcher's time is held against that of the limit.
     """
 
-    name: str
     expression: str = ""
     limit: str = ""
     share: float = 1
@@ -40,77 +38,63 @@ class Way(NamedTuple):
     computes: bool = True
 
 
-NO_FILTER: Final = Way("delivered, no filter")
-ALL: Final = Way("delivered, all accepted", f"properties.{PROPERTY} != 'none'", NO_FILTER.name)
-HALF: Final = Way(
-    "judged, half rejected",
-    f"properties.{PROPERTY}.startsWith('{WANTED}')",
-    NO_FILTER.name,
-    share=0.5,
-    computes=False,
-)
-WAYS: Final = (
-    NO_FILTER,
-    ALL,
-    Way(f"{ALL.name}, batches opened", f"properties.{ANSWER} != ''", ALL.name, opens=True),
-    HALF,
-    Way(
-        f"{HALF.name}, batches opened",
-        f"properties.{ANSWER} == 'all'",
-        HALF.name,
-        share=0.5,
-        opens=True,
-    ),
-)
+NO_FILTER: Final = "delivered, no filter"
+ALL: Final = "delivered, all accepted"
+HALF: Final = "judged, half rejected"
+HALF_WANTED: Final = f"properties.{PROPERTY}.startsWith('{WANTED}')"
+WAYS: Final = {
+    NO_FILTER: Way(),
+    ALL: Way(f"properties.{PROPERTY} != 'none'", NO_FILTER),
+    f"{ALL}, batches opened": Way(f"properties.{ANSWER} != ''", ALL, opens=True),
+    HALF: Way(HALF_WANTED, NO_FILTER, share=0.5, computes=False),
+    f"{HALF}, batches opened": Way(f"properties.{ANSWER} == 'all'", HALF, share=0.5, opens=True),
+}
 
 
 async def filtered(bench: Bench) -> list[Measurement]:
     """A backlog in each way, of few and of many property sets."""
     targets = {
-        f"SEQGATE_DISPATCHER_{each.upper()}_TARGET": bench.stack.address(each)
+        f"SEQGATE_DISPATCHER_{each.upper()}_TARGET": bench.address(each)
         for each in ("ledger", "cursor", "filter")
     }
     command = (sys.executable, "-m", "tools.bench.opening")
     batches = -(-bench.scaled(BATCHES) // 2) * 2
-    kinds = {f"{FEW} property sets": FEW, "all distinct": batches}
     async with bench.another(
         services=("dispatcher",), environment=targets, commands={"dispatcher": command}
     ) as opening:
-        workloads = {
-            kind: [_deliver(bench, opening, way, kind, batches, sets) for way in WAYS]
-            for kind, sets in kinds.items()
-        }
-        everything = [each for own in workloads.values() for each in own]
-        rounds = await bench.load(everything, rounds=bench.scaled(TURNS))
-    found: list[Measurement] = []
-    for own in workloads.values():
-        found += figures(own, rounds, paired=True).values()
-        computed: dict[str, Measurement] = {}
-        for way, each in zip(WAYS, own, strict=True):
-            computed[way.name] = computing(
-                f"dispatcher computes: {each.name}",
-                "message",
-                rounds[each.name],
-                "opening" if way.opens else "dispatcher",
-                computed.get(way.limit) if way.computes else None,
-            )
-        found += computed.values()
-    return found
+        cases = [
+            _deliver(bench, opening, name, kind, batches, sets)
+            for kind, sets in ((f"{FEW} property sets", FEW), ("all distinct", batches))
+            for name in WAYS
+        ]
+        rounds = await bench.client_rounds(cases, rounds=bench.scaled(TURNS))
+    computed: dict[str, Measurement] = {}
+    for case in cases:
+        way = WAYS[case.name.rpartition(", ")[0]]
+        computed[case.name] = computing(
+            f"dispatcher computes: {case.name}",
+            "message",
+            rounds[case.name],
+            "opening" if way.opens else "dispatcher",
+            computed[str(case.limits[0])] if way.limit and way.computes else None,
+        )
+    return [*figures(cases, rounds, paired=True), *computed.values()]
 
 
 def _deliver(
-    bench: Bench, opening: Bench, way: Way, kind: str, batches: int, property_sets: int
+    bench: Bench, opening: Bench, name: str, kind: str, batches: int, property_sets: int
 ) -> Deliver:
+    way = WAYS[name]
     pids = {"opening": opening.pids("dispatcher")["dispatcher"]}
     topic = f"bench/filtered/{'few' if property_sets == FEW else 'distinct'}"
-    ledger, messages = bench.stack.address("ledger"), batches * BATCH_MESSAGES
+    messages = batches * BATCH_MESSAGES
     return Deliver(
-        name=f"{way.name}, {kind}",
-        address=(opening if way.opens else bench).stack.address("dispatcher"),
+        name=f"{name}, {kind}",
+        address=(opening if way.opens else bench).address("dispatcher"),
         topic=topic,
         limits=[f"{way.limit}, {kind}"] if way.limit else [],
         pids=pids | bench.pids("dispatcher", "filter", "ledger", "cursor"),
-        backlog=Backlog(ledger, topic, messages, KEYS, property_sets),
+        backlog=Backlog(bench.address("ledger"), topic, messages, KEYS, property_sets),
         consumers=CONSUMERS,
         expression=way.expression,
         share=way.share,

@@ -1,15 +1,11 @@
 """Verdicts a second.
 
-  a Python function over dicts          the same decision, without a language
-    engine                              the expression, evaluated again and again
-  the service, over its stream          beside a stream that accepts everything
-
-Few property sets: decisions are remembered. All distinct: each batch is for a new chain, so that
-nothing was seen before.
+a Python function over dicts          the same decision, without a language
+engine                                the expression, evaluated again and again
+the service, over its stream          beside a stream that accepts everything
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from grpc import aio
@@ -19,8 +15,8 @@ from seqgate.api.filter.v1 import filter_pb2 as pb
 from seqgate.api.filter.v1.filter_pb2_grpc import FilterServiceStub
 from seqgate.services.filter.adapters.cel import CelEngine
 from tools.bench.bench import Bench
-from tools.bench.figures import Measurement, rate
-from tools.bench.rounds import BenchError, Call, Round, in_turn
+from tools.bench.figures import Measurement
+from tools.bench.rounds import BenchError, Call, Repeated
 
 BATCH: Final = 1_000  # entries in a batch
 FEW: Final = 10  # property sets, where there are few
@@ -30,68 +26,71 @@ EXPRESSION: Final = "properties.origin == 'JFK' && properties.carrier != 'UA'"
 
 
 class Kind(NamedTuple):
-    """Kinds of entries; `is_shared`: metadata is sent once for all entries that share it."""
+    """Kinds of entries.
+
+    Attributes:
+        are_distinct: each batch is for a new chain, so that nothing was seen before; else decisions
+            are remembered.
+        is_shared: metadata is sent once for all entries that share it.
+    """
 
     name: str
     are_distinct: bool = False
     is_shared: bool = False
 
     @property
-    def topics(self) -> Iterator[str]:
-        if self.are_distinct:
-            return (f"bench/filter/t{number}" for number in itertools.count())
-        return itertools.repeat("bench/filter/t")
-
-    @property
-    def metadata(self) -> list[EntryMetadata]:
+    def batch(self) -> pb.Batch:
         if self.is_shared:
-            return [EntryMetadata(properties=_properties(number)) for number in range(FEW)]
-        return [
-            EntryMetadata(
-                producer_name="bench",
-                sequence_id=number,
-                publish_time=1_700_000_000_000 + number,
-                properties=_properties(number if self.are_distinct else number % FEW),
-                partition_key=f"N{number:05}",
-                payload_crc32c=number,
-            )
-            for number in range(BATCH)
-        ]
+            shared = [EntryMetadata(properties=_properties(number)) for number in range(FEW)]
+            return pb.Batch(metadata=shared, which=[number % FEW for number in range(BATCH)])
+        return pb.Batch(
+            metadata=[
+                EntryMetadata(
+                    producer_name="bench",
+                    sequence_id=number,
+                    publish_time=1_700_000_000_000 + number,
+                    properties=_properties(number if self.are_distinct else number % FEW),
+                    partition_key=f"N{number:05}",
+                    payload_crc32c=number,
+                )
+                for number in range(BATCH)
+            ]
+        )
 
 
-FEW_SETS: Final = Kind(f"{FEW} property sets")
-FEW_SHARED: Final = Kind(f"{FEW_SETS.name}, shared metadata", is_shared=True)
-DISTINCT: Final = Kind("all distinct", are_distinct=True)
+KINDS: Final = (
+    Kind(f"{FEW} property sets"),
+    Kind(f"{FEW} property sets, shared metadata", is_shared=True),
+    Kind("all distinct", are_distinct=True),
+)
 
 
 async def filtering(bench: Bench) -> list[Measurement]:
     found = await _alone(bench)
-    for kind in (FEW_SETS, FEW_SHARED, DISTINCT):
+    for kind in KINDS:
         async with (
-            aio.insecure_channel(bench.stack.address("filter")) as service,
-            aio.insecure_channel(bench.null.address) as null,
+            aio.insecure_channel(bench.address("filter")) as service,
+            aio.insecure_channel(bench.address("null")) as null,
         ):
-            bare, stream = f"bare stream, {kind.name}", f"stream, {kind.name}"
-            volleys = {
-                bare: _volley(kind, null, with_chains=False),
-                stream: _volley(kind, service, with_chains=True),
-            }
-            pids = {bare: bench.pids("null"), stream: bench.pids("filter")}
-            found += _beside(await in_turn(volleys, bench.seconds, pids), BATCH * VOLLEY)
+            bare = Repeated(
+                f"bare stream, {kind.name}",
+                _volley(kind, null, with_chains=False),
+                units={"verdicts": BATCH * VOLLEY},
+                pids=bench.pids("null"),
+            )
+            judged = Repeated(
+                f"stream, {kind.name}",
+                _volley(kind, service, with_chains=True),
+                units=bare.units,
+                limits=[bare.name],
+                pids=bench.pids("filter"),
+            )
+            found += await bench.measure([bare, judged], paired=True)
     return found
 
 
-def _beside(rounds: Mapping[str, list[Round]], each: int) -> list[Measurement]:
-    """The rate of the least work, and that of all the work beside it."""
-    (least, those), (name, these) = rounds.items()
-    limit = rate(least, "verdicts", those, each=each)
-    return [limit, rate(name, "verdicts", these, limit, each=each, paired=True)]
-
-
-# ---- in this process
-
-
 async def _alone(bench: Bench) -> list[Measurement]:
+    """In this process."""
     program = CelEngine().compile(EXPRESSION)
     entries = [_properties(number) for number in range(BATCH)]
     values = [{"properties": each} for each in entries]
@@ -104,23 +103,26 @@ async def _alone(bench: Bench) -> list[Measurement]:
         for each in values:
             program.evaluate(each)
 
-    calls = {"Python function": by_function, "engine": by_engine}
-    return _beside(await in_turn(calls, bench.seconds), BATCH)
-
-
-# ---- over the stream
+    units = {"verdicts": BATCH}
+    least = Repeated("Python function", by_function, units=units)
+    engine = Repeated("engine", by_engine, units=units, limits=[least.name])
+    return await bench.measure([least, engine], paired=True)
 
 
 def _volley(kind: Kind, channel: aio.Channel, *, with_chains: bool) -> Call:
     """A call that has VOLLEY batches judged, WINDOW at a time, over a stream that ends with its
     channel."""
-    stub = FilterServiceStub(channel)
-    stream = stub.Evaluate()
-    requests = _requests(kind, with_chains=with_chains)
+    stream = FilterServiceStub(channel).Evaluate()
+    batch = pb.EvaluateRequest(batch=kind.batch)
+    filters = [pb.Filter(name="bench", expression=EXPRESSION)]
+    numbers = itertools.count()
 
     async def send() -> None:
-        for each in next(requests):
-            await stream.write(each)
+        number = next(numbers)
+        if with_chains and (kind.are_distinct or number == 0):
+            chain = pb.Chain(filters=filters, topic=f"bench/filter/t{number}")
+            await stream.write(pb.EvaluateRequest(set_chain=pb.SetChain(chain=chain)))
+        await stream.write(batch)
 
     async def receive() -> None:
         answer = await stream.read()
@@ -137,20 +139,6 @@ def _volley(kind: Kind, channel: aio.Channel, *, with_chains: bool) -> Call:
                 await send()
 
     return volley
-
-
-def _requests(kind: Kind, *, with_chains: bool) -> Iterator[list[pb.EvaluateRequest]]:
-    """A batch, again and again, after its chain where that is a new one."""
-    filters = [pb.Filter(name="bench", expression=EXPRESSION)]
-    metadata = kind.metadata
-    which = [number % len(metadata) for number in range(BATCH)] if kind.is_shared else []
-    batch = pb.EvaluateRequest(batch=pb.Batch(metadata=metadata, which=which))
-    last = None
-    for topic in kind.topics:
-        chain = pb.SetChain(chain=pb.Chain(filters=filters, topic=topic))
-        is_new = with_chains and topic != last
-        yield [*([pb.EvaluateRequest(set_chain=chain)] if is_new else []), batch]
-        last = topic
 
 
 def _properties(number: int) -> dict[str, str]:

@@ -1,15 +1,17 @@
-"""The machine of a subscription alone, with a log that is numbers, and the least that Python can do
-for the same entries.
+"""The machine of a subscription alone, with a log that is numbers, beside the least that Python can
+do for the same entries.
 
 Times are of the processor: the machine never waits, and the neighbours must not count.
 """
 
 import asyncio
 import time
+import tracemalloc
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from heapq import heappush
-from typing import Final
+from typing import Any, Final
 
 from seqgate.services.dispatcher.core.effects import (
     DeadLetter,
@@ -26,7 +28,17 @@ from seqgate.services.dispatcher.core.selectors import Ring
 from seqgate.services.dispatcher.core.settling import Durable
 from seqgate.services.dispatcher.core.subscription import Subscription
 from seqgate.types import Position
-from tools.bench.rounds import BenchError, Took
+from tools.bench.bench import Bench
+from tools.bench.figures import MEDIAN, Measurement, latency, over_rounds
+from tools.bench.rounds import ROUNDS, BenchError, Call, Repeated, Took, check, take_turns
+
+USUAL_KEYS: Final = 10_000
+PARKED: Final = ((1_000_000, USUAL_KEYS), (100_000, 100_000))
+"""Messages, and their keys, that wait when a consumer joins."""
+
+IN_FLIGHT: Final = 50_000  # messages that a consumer has when it leaves: as many as it may
+MEMORY_ENTRIES: Final = 100_000  # messages, or keys, that memory is divided by
+MEMORY_KEYS: Final = 1_000  # keys of the messages that wait
 
 PAGE_ENTRIES: Final = 500  # read at a time: the service's own default
 PLENTY: Final = 10_000_000  # never reached
@@ -36,36 +48,68 @@ ROOMY: Final = Options(
 """No limit on remembered entries."""
 
 NOW_MS: Final = 1_700_000_000_000
+HOLDER: Final = 2  # the consumer that has entries in flight
+PASSER: Final = 9  # the consumer that joins and goes
 
 
-class Log:
-    """Entries whose keys take turns."""
+async def machine(bench: Bench) -> list[Measurement]:
+    """Joining, leaving and memory."""
+    flights = bench.scaled(IN_FLIGHT)
+    first = "machine, join, 0 parked"
+    heaps = f"{flights:,} entries from a dict into heaps"
+    timed = [(first, "", _joins(0, USUAL_KEYS))]
+    for waiting, keys in PARKED:
+        entries = bench.scaled(waiting)
+        name = f"machine, join, {entries:,} parked of {keys:,} keys"
+        timed.append((name, first, _joins(entries, keys)))
+    timed.append((heaps, "", _heaps(flights)))
+    timed.append((f"machine, leave, {flights:,} in flight", heaps, _leaves(flights)))
+    found: dict[str, Measurement] = {}
+    # One after the other: the collector visits what the others hold.
+    for name, limit, made in timed:
+        case = Repeated(name, await made)
+        rounds = await take_turns([case], ROUNDS, bench.seconds)
+        found[name] = latency(name, MEDIAN, rounds[name], found.get(limit))
 
-    def __init__(self, keys: int) -> None:
-        self._keys = keys
-        self._next = 0
+    entries = -(-bench.scaled(MEMORY_ENTRIES) // PAGE_ENTRIES) * PAGE_ENTRIES
+    for noun, keys in (("message parked", MEMORY_KEYS), ("active key, a message each", entries)):
+        plain, parked = f"positions in deques, {noun}", f"machine, {noun}"
+        for name, made_of in ((plain, _deques), (parked, _parked)):
+            values = [await _bytes(made_of(entries, keys)) / entries for _ in range(ROUNDS)]
+            found[name] = Measurement(name, "B", over_rounds(values), values, found.get(plain))
+    return list(found.values())
 
-    def page(self, entries: int = PAGE_ENTRIES) -> list[Entry]:
-        numbers = range(self._next, self._next + entries)
-        self._next = numbers.stop
-        return [Entry(Position(1, each), b"key-%d" % (each % self._keys)) for each in numbers]
+
+async def _bytes(making: Awaitable[object]) -> int:
+    """The memory that something takes."""
+    tracemalloc.start()
+    try:
+        made = await making
+        size_bytes, _ = tracemalloc.get_traced_memory()
+        del made
+    finally:
+        tracemalloc.stop()
+    return size_bytes
 
 
 class Machine:
-    """One subscription with two consumers, which take nothing yet."""
+    """One subscription with two consumers, which take nothing yet, and a log of entries whose keys
+    take turns."""
 
     def __init__(self, keys: int) -> None:
         self.subscription = Subscription(ROOMY, Ring(), Durable(Acknowledged(None)))
-        self.log = Log(keys)
+        self._keys = keys
+        self._next = 0
         self.join(1)
-        self.join(2)
+        self.join(HOLDER)
 
     def join(self, consumer: int) -> None:
         self.subscription.join(consumer, name=f"consumer-{consumer}", now_ms=NOW_MS)
 
     def read(self, entries: int) -> None:
-        """Read the log's next entries, and deliver none."""
-        page = self.log.page(entries)
+        """Read the log's next entries."""
+        page = _entries(self._next, entries, self._keys)
+        self._next += entries
         self.perform(self.subscription.read(page, NOW_MS))
 
     def perform(self, effects: Sequence[Effect]) -> None:
@@ -79,65 +123,77 @@ class Machine:
                 raise BenchError("the machine acknowledged or scanned entries")
 
 
-async def parked(entries: int, keys: int) -> Machine:
-    """A machine that has read these entries, with two consumers that take none."""
+def _entries(first: int, count: int, keys: int) -> list[Entry]:
+    numbers = range(first, first + count)
+    return [Entry(Position(1, each), b"key-%d" % (each % keys)) for each in numbers]
+
+
+async def _parked(entries: int, keys: int) -> Machine:
+    """A machine that has read these entries."""
     machine = Machine(keys)
     for first in range(0, entries, SCAN_ENTRIES):
         await asyncio.sleep(0)  # a signal is to be heard
         machine.read(min(SCAN_ENTRIES, entries - first))
-    if machine.subscription.parked != entries:
-        raise BenchError(f"{machine.subscription.parked} entries wait, and not {entries}")
+    check(machine.subscription.parked, entries)
     return machine
 
 
-async def deques(entries: int, keys: int) -> dict[bytes | None, deque[Position]]:
+async def _deques(entries: int, keys: int) -> dict[bytes | None, deque[Position]]:
     """The same entries as plainly as can be: their positions, by key."""
     found: dict[bytes | None, deque[Position]] = {}
-    log = Log(keys)
-    for _ in range(0, entries, PAGE_ENTRIES):
-        for entry in log.page():
+    for first in range(0, entries, PAGE_ENTRIES):
+        for entry in _entries(first, PAGE_ENTRIES, keys):
             found.setdefault(entry.key, deque()).append(entry.position)
     return found
 
 
-def in_flight(entries: int, keys: int) -> Machine:
-    """A machine with two consumers: the first takes nothing, and the second has these entries in
-    flight."""
-    machine = Machine(keys)
-    machine.perform(machine.subscription.permit(2, entries, NOW_MS))
-    while machine.subscription.consumers[2].permits > 0:
-        machine.read(PAGE_ENTRIES)
-    return machine
+async def _joins(entries: int, keys: int) -> Call:
+    """A consumer joins, and goes again."""
+    machine = await _parked(entries, keys)
+
+    def close(_: object) -> None:
+        machine.perform(machine.subscription.close(PASSER, NOW_MS))
+
+    return _timed(partial(machine.join, PASSER), close)
 
 
-async def join(machine: Machine) -> Took:
-    """Have a consumer join, which is timed, and go again."""
-    began = time.process_time()
-    machine.join(9)
-    took = Took(time.process_time() - began)
-    machine.perform(machine.subscription.close(9, NOW_MS))
-    return took
-
-
-async def leave(machine: Machine) -> Took:
-    """Disconnect the second consumer, which is timed, and have it come back."""
+async def _leaves(entries: int) -> Call:
+    """The consumer that has entries in flight is disconnected, and comes back."""
+    machine = Machine(USUAL_KEYS)
     subscription = machine.subscription
-    entries = len(subscription.consumers[2].flights)
-    began = time.process_time()
-    effects = subscription.leave(2, now_ms=NOW_MS)
-    took = Took(time.process_time() - began)
-    machine.perform(effects)
-    machine.join(2)
-    machine.perform(subscription.permit(2, entries, NOW_MS))
-    if len(subscription.consumers[2].flights) != entries:
-        raise BenchError("not everything is in flight again")
-    return took
+    machine.perform(subscription.permit(HOLDER, entries, NOW_MS))
+    while subscription.consumers[HOLDER].permits > 0:
+        machine.read(PAGE_ENTRIES)
+
+    def come_back(effects: Sequence[Effect]) -> None:
+        machine.perform(effects)
+        machine.join(HOLDER)
+        machine.perform(subscription.permit(HOLDER, entries, NOW_MS))
+        check(len(subscription.consumers[HOLDER].flights), entries)
+
+    return _timed(partial(subscription.leave, HOLDER, now_ms=NOW_MS), come_back)
 
 
-async def heaps(flights: dict[int, Entry]) -> Took:
-    """Put entries from a dict into a heap for each key, timed."""
-    returned: dict[bytes | None, list[Position]] = {}
-    began = time.process_time()
-    for entry in flights.values():
-        heappush(returned.setdefault(entry.key, []), entry.position)
-    return Took(time.process_time() - began)
+async def _heaps(entries: int) -> Call:
+    """Entries go from a dict into a heap for each key."""
+    flights = dict(enumerate(_entries(0, entries, USUAL_KEYS)))
+
+    def put() -> None:
+        returned: dict[bytes | None, list[Position]] = {}
+        for entry in flights.values():
+            heappush(returned.setdefault(entry.key, []), entry.position)
+
+    return _timed(put, lambda _: None)
+
+
+def _timed(act: Callable[[], Any], undo: Callable[[Any], None]) -> Call:
+    """A call that takes as long as `act`. `undo` gets its result."""
+
+    async def call() -> Took:
+        began = time.process_time()
+        result = act()
+        took = Took(time.process_time() - began)
+        undo(result)
+        return took
+
+    return call

@@ -1,18 +1,19 @@
 """Services that only answer, in one process: python -m tools.bench.null_ledger
 
 Publishing to this ledger, reading from it, consuming from this dispatcher and having entries judged
-by this filter service cost what the client, the messages and gRPC cost, and nothing else. The
-process writes its port to standard output, and ends when its standard input does.
+by this filter service cost what the client, the messages and gRPC cost, and nothing else. A
+stack starts the process as its ledger.
 """
 
 import asyncio
-import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from itertools import count, cycle, islice
 from typing import Any, Final
 
 from grpc import aio
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
 
 from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
@@ -143,6 +144,7 @@ async def main() -> None:
             ("grpc.max_send_message_length", config.message_bytes_max),
         ]
     )
+    health_pb2_grpc.add_HealthServicer_to_server(health_aio.HealthServicer(), server)
     null = NullServices(config)
     ledger = pb.DESCRIPTOR.services_by_name["LedgerService"]
     dispatcher = dispatcher_pb2.DESCRIPTOR.services_by_name["DispatcherService"]
@@ -154,11 +156,9 @@ async def main() -> None:
             handlers(filters, Evaluate=null.evaluate),
         ]
     )
-    port = server.add_insecure_port("127.0.0.1:0")
+    server.add_insecure_port(config.listen)
     await server.start()
-    print(port, flush=True)
-    await asyncio.to_thread(sys.stdin.read)
-    await server.stop(None)
+    await server.wait_for_termination()
 
 
 if __name__ == "__main__":

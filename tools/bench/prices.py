@@ -12,23 +12,27 @@ from contextlib import asynccontextmanager, suppress
 from http.client import HTTPException
 from typing import Final
 
-from tools.bench.bench import UNDEDUPLICATED, Bench
-from tools.bench.clients import small
-from tools.bench.figures import Limit, Measurement
-from tools.bench.load import OneAtATime, Publish
-from tools.bench.rounds import BenchError
+from tools.bench.bench import Bench
+from tools.bench.clients import OneAtATime, Publish, small
+from tools.bench.figures import Measurement
+from tools.bench.rounds import BenchError, Limit
 from tools.stack.ports import free_ports
 from tools.trace.receiver import otlp_receiver
 
+UNDEDUPLICATED: Final = "bench/off"
+POLICIES: Final = f'[namespace."{UNDEDUPLICATED}"]\nenabled = false\n'
+"""Policies that switch deduplication off in one namespace."""
+
 SERVICES: Final = ("cursor", "dedup", "ledger")
 """What publishing needs, in the order of their start."""
+
+SHAPES: Final = ("unbatched", "batched")
 
 SAMPLED: Final = {"0": "0 percent", "0.01": "1 percent", "1": "100 percent"}
 """Shares of messages that are traced."""
 
 SCRAPE_INTERVAL_S: Final = 1.0  # Prometheus scrapes every 15 seconds or every minute
 SCRAPE_TIMEOUT_S: Final = 10.0
-
 SCRAPED_LENGTH: Final = 3  # times the length of other rounds, so that each has a scrape in it
 
 
@@ -38,7 +42,7 @@ async def price(bench: Bench) -> list[Measurement]:
         off = small(bench, f"{text}, deduplication off", kind, namespace=UNDEDUPLICATED)
         on = small(bench, f"{text}, deduplication on", kind, limits=[off.name])
         workloads += [off, on]
-    return await bench.compare(workloads)
+    return await bench.measure_client(workloads)
 
 
 async def tracing(bench: Bench) -> list[Measurement]:
@@ -60,9 +64,9 @@ async def _traced(
     async with bench.another(services=SERVICES, environment=environment) as own:
         workloads = [
             small(own, f"{shape}, {text}", limits=limits[number : number + 1])
-            for number, shape in enumerate(("unbatched", "batched"))
+            for number, shape in enumerate(SHAPES)
         ]
-        return await own.compare(workloads, environment=environment)
+        return await own.measure_client(workloads, environment=environment)
 
 
 async def metrics(bench: Bench) -> list[Measurement]:
@@ -78,17 +82,17 @@ async def metrics(bench: Bench) -> list[Measurement]:
     async with (
         bench.another(services=SERVICES) as plain,
         bench.another(services=SERVICES, environment=environment) as telling,
+        _scraping(ports),
     ):
         workloads: list[Publish] = []
-        for shape in ("unbatched", "batched"):
+        for shape in SHAPES:
             without = small(plain, f"{shape}, no metrics")
             text = f"{shape}, metrics, scraped every second"
             scraped = small(telling, text, limits=[without.name])
             scraped.pids = {f"telling {name}": pid for name, pid in scraped.pids.items()}
             workloads += [without, scraped]
-        async with _scraping(ports):
-            seconds = bench.seconds * SCRAPED_LENGTH
-            return await plain.compare(workloads, seconds=seconds, paired=True)
+        seconds = bench.seconds * SCRAPED_LENGTH
+        return await plain.measure_client(workloads, seconds=seconds, paired=True)
 
 
 @asynccontextmanager
@@ -98,26 +102,28 @@ async def _scraping(ports: Iterable[int]) -> AsyncIterator[None]:
     Raises:
         BenchError: one did not answer, so nothing was measured.
     """
-    over = asyncio.Event()
 
     async def scrape(port: int) -> None:
-        while not over.is_set():
-            try:
-                await asyncio.to_thread(_get_metrics, port)
-            except (OSError, HTTPException) as error:
-                raise BenchError(f"no metrics at port {port}: {error}") from error
-            with suppress(TimeoutError):
-                await asyncio.wait_for(over.wait(), SCRAPE_INTERVAL_S)
+        while True:
+            await asyncio.to_thread(_get_metrics, port)
+            await asyncio.sleep(SCRAPE_INTERVAL_S)
 
     scraping = [asyncio.create_task(scrape(port)) for port in ports]
     try:
         yield
     finally:
-        over.set()
-        await asyncio.gather(*scraping)
+        for each in scraping:
+            each.cancel()
+        await asyncio.wait(scraping)
+    for each in scraping:
+        with suppress(asyncio.CancelledError):
+            each.result()
 
 
 def _get_metrics(port: int) -> None:
     url = f"http://127.0.0.1:{port}/metrics"
-    with urllib.request.urlopen(url, timeout=SCRAPE_TIMEOUT_S) as answer:
-        answer.read()
+    try:
+        with urllib.request.urlopen(url, timeout=SCRAPE_TIMEOUT_S) as answer:
+            answer.read()
+    except (OSError, HTTPException) as error:
+        raise BenchError(f"no metrics at port {port}: {error}") from error

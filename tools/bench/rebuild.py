@@ -8,7 +8,6 @@ session is in a worker. Beside Spark: DuckDB, over the batches that the data sou
 
 import io
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
@@ -28,10 +27,9 @@ from seqgate.spark._columns import Range, connected, read_blocks
 from seqgate.spark._source import Options, SeqgateReader
 from tools.bench import recovery
 from tools.bench.bench import Bench
-from tools.bench.figures import Limit, Measurement, in_series, rate
+from tools.bench.figures import Measurement, in_series, rate
 from tools.bench.logs import PRODUCERS, Logs
-from tools.bench.machine import family_cpu_s
-from tools.bench.rounds import ROUNDS, BenchError, Meter, Round
+from tools.bench.rounds import ROUNDS, Limit, Meter, Round, check, family_cpu_s
 from tools.stack.worker import in_worker
 
 TOPICS: Final = 1_000
@@ -56,7 +54,7 @@ async def rebuild(bench: Bench) -> list[Measurement]:
     """Entries a second, of reading, folding and rebuilding."""
     logs = Logs("bench/rebuild/log-", bench.scaled(TOPICS), ENTRIES)
     async with bench.another(logs=[logs]) as own:
-        ledger, dedup, cursor = map(own.stack.address, ("ledger", "dedup", "cursor"))
+        ledger, dedup, cursor = map(own.address, ("ledger", "dedup", "cursor"))
         services = Services(ledger, dedup, cursor, TIMEOUT_S)
         pids = own.pids("ledger", "dedup", "redis")
         arguments = (services, own.stack.redis_url, logs, pids)
@@ -79,23 +77,21 @@ def run(
     client; their Java ends with this process."""
     spark = local_session("seqgate bench")
     register(spark)
-    try:
-        work = _Work(services, logs, spark)
-        calls = {COUNTED: work.count, READ: work.read, DUCKDB: work.group, REBUILT: work.rebuild}
-        work.rebuild()
-        work.read()
-        done: dict[str, list[Round]] = {name: [] for name in calls}
-        for _ in range(ROUNDS):
-            with Redis.from_url(redis_url) as redis:
-                redis.flushall()
-            for name, call in calls.items():
-                meter = Meter(pids, ours=partial(family_cpu_s, os.getpid()))
-                with meter:
-                    call()
-                done[name].append(meter.round(logs.topics * logs.entries))
-        return done
-    finally:
-        spark.stop()
+    work = _Work(services, logs, spark)
+    calls = {COUNTED: work.count, READ: work.read, DUCKDB: work.group, REBUILT: work.rebuild}
+    work.rebuild()
+    work.read()
+    done: dict[str, list[Round]] = {name: [] for name in calls}
+    for _ in range(ROUNDS):
+        with Redis.from_url(redis_url) as redis:
+            redis.flushall()
+        for name, call in calls.items():
+            meter = Meter(pids, ours=family_cpu_s)
+            with meter:
+                call()
+            done[name].append(meter.round(logs.topics * logs.entries))
+    spark.stop()
+    return done
 
 
 class _Work:
@@ -103,23 +99,23 @@ class _Work:
 
     def __init__(self, services: Services, logs: Logs, spark: SparkSession) -> None:
         self._services = services
+        self._logs = logs
+        self._spark = spark
         self._topics = f"{logs.prefix}*"
         self._options = {"ledger": services.ledger, "topics": self._topics}
-        self._outcomes = {"loaded": logs.topics}
-        self._entries = logs.topics * logs.entries
         self._producers = logs.topics * PRODUCERS
-        self._spark = spark
-        self._cores = spark.sparkContext.defaultParallelism
         with Stubs(services) as stubs:
             found = plans(stubs, [self._topics], Source.EARLIEST, comparing=False)
             self._plans = [each for each in found if isinstance(each, TopicPlan)]
-        _check(len(self._plans), logs.topics)
+        check(len(self._plans), logs.topics)
 
     def count(self) -> None:
         """Read as many at a time as Spark does, and look at nothing."""
         ranges = [each for plan in self._plans for each in plan.ranges]
-        with connected(self._services.ledger) as stub, ThreadPoolExecutor(self._cores) as pool:
-            _check(sum(pool.map(partial(_counted, stub), ranges)), self._entries)
+        cores = self._spark.sparkContext.defaultParallelism
+        with connected(self._services.ledger) as stub, ThreadPoolExecutor(cores) as pool:
+            counted = sum(pool.map(partial(_counted, stub), ranges))
+        check(counted, self._logs.topics * self._logs.entries)
 
     def read(self) -> None:
         """Have Spark read, and drop it."""
@@ -133,28 +129,21 @@ class _Work:
         batches = (batch for share in reader.partitions() for batch in reader.read(share))
         with duckdb.connect() as database:
             database.register("entries", pa.RecordBatchReader.from_batches(COLUMNS, batches))
-            ((groups,),) = database.execute(GROUPED).fetchall()
-        _check(groups, self._producers)
+            check(database.execute(GROUPED).fetchall(), [(self._producers,)])
 
     def rebuild(self) -> None:
         """The command, as it is."""
         ledger, dedup, cursor, _ = self._services
-        arguments = [f"--ledger={ledger}", f"--dedup={dedup}", f"--cursor={cursor}"]
+        addresses = [f"--ledger={ledger}", f"--dedup={dedup}", f"--cursor={cursor}"]
+        arguments = [*addresses, "--from=earliest", "--json", self._topics]
         wrote = io.StringIO()
         with redirect_stdout(wrote), redirect_stderr(io.StringIO()):
-            status = rebuild_main(
-                [*arguments, "--from=earliest", "--json", self._topics], self._spark
-            )
+            status = rebuild_main(arguments, self._spark)
         summary = json.loads(wrote.getvalue().splitlines()[-1])
         found = (status, summary["outcomes"], summary["producers"])
-        _check(found, (0, self._outcomes, self._producers))
+        check(found, (0, {"loaded": self._logs.topics}, self._producers))
 
 
 def _counted(stub: LedgerServiceStub, wanted: Range) -> int:
     blocks = read_blocks(stub, wanted, timeout_s=TIMEOUT_S)
     return sum(block.count for group in blocks for block in group)
-
-
-def _check(found: object, expected: object) -> None:
-    if found != expected:
-        raise BenchError(f"there is {found} where {expected} was expected")

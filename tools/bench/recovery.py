@@ -8,13 +8,12 @@ a publish after a loss against one after none:
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from grpc import aio
-from redis.asyncio import Redis
 
 from seqgate.api.common.v1 import common_pb2
 from seqgate.api.cursor.v1 import cursor_pb2
@@ -23,7 +22,7 @@ from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
 from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.api.internal.dedup.v1.writer_pb2_grpc import DedupWriterServiceStub
-from seqgate.client import Client, Producer, connect
+from seqgate.client import Producer, connect
 from seqgate.client._channel import open_channel
 from seqgate.services.dedup.adapters.connect import connect_redis
 from seqgate.services.dedup.adapters.keys import topic_key
@@ -33,9 +32,9 @@ from seqgate.times import timestamp
 from seqgate.types import DEDUP_CURSOR, Position, TopicName
 from tools.bench import logs
 from tools.bench.bench import Bench
-from tools.bench.figures import Measurement, latency, rate
+from tools.bench.figures import MEDIAN, Measurement, latency
 from tools.bench.logs import INCARNATION, LEDGER_ID, Logs
-from tools.bench.rounds import ROUNDS, BenchError, Took, in_turn, one_round, rounds_of
+from tools.bench.rounds import ROUNDS, BenchError, Meter, Repeated, Took, check, one_round
 
 PRODUCERS: Final = (10, 1_000, 10_000, 100_000)
 """How many producers a topic has whose snapshot is taken."""
@@ -71,28 +70,19 @@ def loading(states: int) -> str:
 async def recovery(bench: Bench) -> list[Measurement]:
     losses = [Loss(snapshot=True, replayed=bench.scaled(each)) for each in TAILS]
     losses += [Loss(snapshot=False, replayed=bench.scaled(each)) for each in WHOLE]
-    found = []
     stored = [each.logs for each in losses]
     async with (
         bench.another(logs=stored, policies=POLICIES, environment=PATIENT) as own,
-        open_channel(own.stack.address("dedup")) as dedup,
-        open_channel(own.stack.address("cursor")) as cursor,
-        connect_redis(own.stack.redis_url, timeout_s=REDIS_TIMEOUT_S, connections_max=1) as redis,
-        connect(own.stack.address("ledger")) as client,
+        open_channel(own.address("dedup")) as dedup,
+        open_channel(own.address("cursor")) as cursor,
     ):
-        services = _Services(
-            DedupServiceStub(dedup),
-            DedupWriterServiceStub(dedup),
-            CursorServiceStub(cursor),
-            redis,
-            client,
-            bench.seconds,
-        )
+        work = _Work(own, dedup, cursor)
+        found = []
         for states in (logs.PRODUCERS, bench.scaled(LOADED_MAX)):
-            found += await services.loads(states)
+            found += await work.loads(states)
         for producers in PRODUCERS:
-            found += await services.snapshots(bench.scaled(producers))
-        return [*found, *await services.recoveries(losses)]
+            found += await work.snapshots(bench.scaled(producers))
+        return [*found, *await work.recoveries(losses)]
 
 
 class Loss(NamedTuple):
@@ -117,50 +107,60 @@ class Loss(NamedTuple):
         return f"publish after a loss, {kind} {self.replayed:,} entries"
 
 
-class _Services(NamedTuple):
-    """Stubs and clients of the stack, and how long a round takes."""
+class _Work:
+    """What is measured, on a stack."""
 
-    dedup: Any
-    dedup_writer: Any
-    cursor: Any
-    redis: Redis
-    client: Client
-    seconds: float
+    def __init__(self, bench: Bench, dedup: aio.Channel, cursor: aio.Channel) -> None:
+        self._bench = bench
+        self._dedup = DedupServiceStub(dedup)
+        self._dedup_writer = DedupWriterServiceStub(dedup)
+        self._cursor = CursorServiceStub(cursor)
+        self._redis = partial(
+            connect_redis, bench.stack.redis_url, timeout_s=REDIS_TIMEOUT_S, connections_max=1
+        )
 
     async def loads(self, states: int) -> list[Measurement]:
         """A load in the place of the one before, by the service and by its adapter alone."""
         marks = [(logs.producer(number), number) for number in range(states)]
         now_ms = time.time_ns() // 1_000_000
-        store = RedisStateStore(self.redis)
         alone = TopicName.parse(f"bench/load/{states}-alone")
         through = Position(LEDGER_ID, states)
         persisted = [Persisted(producer, highest, None, now_ms) for producer, highest in marks]
-
-        async def run_script() -> None:
-            await store.load(alone, INCARNATION, through, persisted, replacing=True, taken_ms=None)
-
-        load = partial(self._load, list(_pages(f"bench/load/{states}", states, marks)))
-        script = f"Redis load script, {states:,} states a call"
-        rounds = await in_turn({script: run_script, loading(states): load}, self.seconds)
-        limit = rate(script, "states", rounds[script], each=states)
-        return [limit, rate(loading(states), "states", rounds[loading(states)], limit, each=states)]
+        pages = list(_pages(f"bench/load/{states}", states, marks))
+        async with self._redis() as redis:
+            script = Repeated(
+                f"Redis load script, {states:,} states a call",
+                partial(
+                    RedisStateStore(redis).load,
+                    *(alone, INCARNATION, through, persisted),
+                    replacing=True,
+                    taken_ms=None,
+                ),
+                units={"states": states},
+            )
+            load = Repeated(
+                loading(states),
+                partial(self._load, pages),
+                units=script.units,
+                limits=[script.name],
+            )
+            return await self._bench.measure([script, load])
 
     async def snapshots(self, producers: int) -> list[Measurement]:
         """A snapshot after another, of a state that does not change."""
         topic, bare = f"bench/snapshot/{producers}", f"bench/snapshot/{producers}-bare"
         marks = [(logs.producer(number), number) for number in range(producers)]
-        await self._load(list(_pages(topic, producers, marks)))
+        await self._load(_pages(topic, producers, marks))
 
         async def take() -> None:
             request = dedup_pb2.TakeSnapshotRequest(topic=topic)
-            if (await self.dedup.TakeSnapshot(request)).producers != producers:
-                raise BenchError(f"the snapshot of {topic} lacks producers")
+            check((await self._dedup.TakeSnapshot(request)).producers, producers)
 
         await take()
         snapshot = cursor_pb2.GetCursorRequest(topic=topic, cursor=DEDUP_CURSOR)
-        cursor = (await self.cursor.GetCursor(snapshot)).cursor
+        cursor = (await self._cursor.GetCursor(snapshot)).cursor
         create = cursor_pb2.CreateCursorRequest(topic=bare, cursor=DEDUP_CURSOR)
-        await self.cursor.CreateCursor(create)
+        await self._cursor.CreateCursor(create)
         move = cursor_pb2.MarkDeleteRequest(
             topic=bare,
             cursor=DEDUP_CURSOR,
@@ -169,25 +169,35 @@ class _Services(NamedTuple):
         )
 
         async def mark_delete() -> None:
-            await self.cursor.MarkDelete(move)
+            await self._cursor.MarkDelete(move)
 
         noun = f"{producers:,} producers"
-        moving, taking = f"MarkDelete with the properties of {noun}", f"TakeSnapshot, {noun}"
-        rounds = await in_turn({moving: mark_delete, taking: take}, self.seconds)
-        limit = latency(moving, 0.5, rounds[moving])
-        return [limit, latency(taking, 0.5, rounds[taking], limit)]
+        moving = f"MarkDelete with the properties of {noun}"
+        cases = [
+            Repeated(moving, mark_delete, units={}, shares=[MEDIAN]),
+            Repeated(
+                f"TakeSnapshot, {noun}",
+                take,
+                units={},
+                shares=[MEDIAN],
+                limits=[moving],
+            ),
+        ]
+        return await self._bench.measure(cases)
 
-    async def recoveries(self, losses: Sequence[Loss]) -> list[Measurement]:
+    async def recoveries(self, losses: Iterable[Loss]) -> list[Measurement]:
         """A publish after each loss, beside one after none."""
-        async with self.client.producer("bench/recovery/nothing-lost") as producer:
-            rounds = await rounds_of(partial(producer.send, b""), self.seconds)
-        nothing = latency("publish, nothing lost", 0.5, rounds)
-        found = [nothing]
-        for loss in losses:
-            async with self.client.producer(loss.topic, name="bench") as producer:
-                lose = partial(self._lose, loss, producer)
-                rounds = [await one_round(lose, 0) for _ in range(ROUNDS)]
-            found.append(latency(loss.name, 0.5, rounds, nothing))
+        async with connect(self._bench.address("ledger")) as client:
+            async with client.producer("bench/recovery/nothing-lost") as producer:
+                send = partial(producer.send, b"")
+                name = "publish, nothing lost"
+                case = Repeated(name, send, units={}, shares=[MEDIAN])
+                (nothing,) = found = await self._bench.measure([case])
+            for loss in losses:
+                async with client.producer(loss.topic, name="bench") as producer:
+                    lose = partial(self._lose, loss, producer)
+                    rounds = [await one_round(lose, 0, Meter({})) for _ in range(ROUNDS)]
+                found.append(latency(loss.name, MEDIAN, rounds, nothing))
         return found
 
     async def _lose(self, loss: Loss, producer: Producer) -> Took:
@@ -196,9 +206,8 @@ class _Services(NamedTuple):
         receipt = await producer.send(b"")
         if loss.snapshot:
             await self._snapshot(loss, receipt.message_id.entry_id)
-        key = topic_key(TopicName.parse(loss.topic))
-        if not await self.redis.delete(key):
-            raise BenchError(f"there is no {key}")
+        async with self._redis() as redis:
+            check(await redis.delete(topic_key(TopicName.parse(loss.topic))), 1)
         began = time.perf_counter()
         await producer.send(b"")
         return Took(time.perf_counter() - began)
@@ -213,14 +222,14 @@ class _Services(NamedTuple):
             if loss.replayed:
                 there = cursor_pb2.DeleteCursorRequest(topic=loss.topic, cursor=DEDUP_CURSOR)
                 with suppress(aio.AioRpcError):  # the first time, it is not
-                    await self.cursor.DeleteCursor(there)
-                await self._load(list(_pages(loss.topic, covered, logs.highest(covered + 1))))
-            if (await self.dedup.TakeSnapshot(request)).position.entry_id == covered:
+                    await self._cursor.DeleteCursor(there)
+                await self._load(_pages(loss.topic, covered, logs.highest(covered + 1)))
+            if (await self._dedup.TakeSnapshot(request)).position.entry_id == covered:
                 return
         raise BenchError(f"there is no snapshot of {loss.topic} at {covered}")
 
-    async def _load(self, pages: Sequence[writer_pb2.LoadStateRequest]) -> None:
-        answer = await self.dedup_writer.LoadState(iter(pages))
+    async def _load(self, pages: Iterable[writer_pb2.LoadStateRequest]) -> None:
+        answer = await self._dedup_writer.LoadState(iter(pages))
         if not answer.loaded or answer.left_out:
             raise BenchError(f"a load was answered with {answer}")
 

@@ -1,13 +1,17 @@
 """Figures as tables, and as JSON."""
 
 import json
-from collections.abc import Sequence
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
+import apsw
+import grpc
 from rich.console import Console
 from rich.table import Table
 
-from tools.bench import machine
 from tools.bench.figures import Measurement
 
 BUSY_PERCENT: Final = 85.0
@@ -19,12 +23,12 @@ NUMBERS: Final = ("value", "min … max", "MB/s", "ratio")
 
 def as_json(groups: Sequence[tuple[str, Sequence[Measurement]]]) -> str:
     measurements = [_fields(group, each) for group, found in groups for each in found]
-    return json.dumps({"machine": machine.description(), "measurements": measurements}, indent=2)
+    return json.dumps({"machine": _machine(), "measurements": measurements}, indent=2)
 
 
 def print_group(console: Console, group: str, measurements: Sequence[Measurement]) -> None:
     """The table of a group, without columns that would be empty."""
-    rows = [_cells(each) for each in measurements]
+    rows = [_cells(_fields(group, each)) for each in measurements]
     table = Table(title=group, title_justify="left", title_style="bold")
     shown = [name for name in rows[0] if name == "limit" or any(row[name] for row in rows)]
     for name in shown:
@@ -34,10 +38,19 @@ def print_group(console: Console, group: str, measurements: Sequence[Measurement
     console.print(table)
 
 
-def busy(measurement: Measurement) -> str:
-    """Which processes could hardly compute more; "none" when all of them wait for something."""
-    cpu = measurement.cpu or {}
-    return " and ".join(name for name, each in cpu.items() if each >= BUSY_PERCENT) or "none"
+def _machine() -> dict[str, object]:
+    """What a reader of the figures must know; nothing that says whose machine it is."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return {
+        "cpus": len(os.sched_getaffinity(0)),
+        "cpu_model": next(models, "unknown"),
+        "architecture": platform.machine(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "grpc": grpc.__version__,
+        "sqlite": apsw.sqlite_lib_version(),
+    }
 
 
 def _fields(group: str, measurement: Measurement) -> dict[str, Any]:
@@ -59,25 +72,29 @@ def _fields(group: str, measurement: Measurement) -> dict[str, Any]:
     if measurement.mb_per_s is not None:
         fields["mb_per_s"] = _rounded(measurement.mb_per_s)
     if measurement.cpu is not None:
+        # Which processes could hardly compute more; "none" when all wait for something.
+        busy = [name for name, each in measurement.cpu.items() if each >= BUSY_PERCENT]
         fields["cpu_percent"] = {name: round(each, 1) for name, each in measurement.cpu.items()}
-        fields["busy"] = busy(measurement)
+        fields["busy"] = " and ".join(busy) or "none"
     return fields
 
 
-def _cells(measurement: Measurement) -> dict[str, str]:
-    limit, ratio, pairs = measurement.limit, measurement.ratio, measurement.pairs
-    _, lowest, highest = measurement.spread
-    shares = ", ".join(f"{name} {each:.0f}" for name, each in (measurement.cpu or {}).items())
-    between = f"\n{pairs.lowest:.0%} … {pairs.highest:.0%}" if pairs else ""
+def _cells(fields: Mapping[str, Any]) -> dict[str, str]:
+    """A measurement's row, from its fields in the report."""
+    limit, ratio, speed = fields["limit"], fields["ratio"], fields.get("mb_per_s")
+    shares = ", ".join(f"{name} {each:.0f}" for name, each in fields.get("cpu_percent", {}).items())
+    pairs = (
+        f"\n{fields['ratio_min']:.0%} … {fields['ratio_max']:.0%}" if "ratio_min" in fields else ""
+    )
     return {
-        "figure": measurement.name,
-        "value": _number(measurement.value),
-        "unit": measurement.unit,
-        "min … max": f"{_number(lowest)} … {_number(highest)}",
-        "MB/s": _number(measurement.mb_per_s) if measurement.mb_per_s else "",
-        "limit": f"{_number(limit.value)}  {limit.name}" if limit else "",
-        "ratio": "" if ratio is None else f"{ratio:.0%}{between}",
-        "% of a core: who is busy": f"{shares}: {busy(measurement)}" if shares else "",
+        "figure": fields["name"],
+        "value": _number(fields["value"]),
+        "unit": fields["unit"],
+        "min … max": f"{_number(fields['min'])} … {_number(fields['max'])}",
+        "MB/s": _number(speed) if speed else "",
+        "limit": f"{_number(limit['value'])}  {limit['name']}" if limit else "",
+        "ratio": "" if ratio is None else f"{ratio:.0%}{pairs}",
+        "% of a core: who is busy": f"{shares}: {fields['busy']}" if shares else "",
     }
 
 

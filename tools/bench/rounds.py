@@ -1,12 +1,18 @@
-"""Rounds of calls that follow one another, with their time and the processor time meanwhile."""
+"""Rounds of cases that take turns, with their time and the processor time meanwhile.
+
+What disturbs the machine meanwhile disturbs all cases. Each round is bounded in time and in calls.
+"""
 
 import asyncio
+import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import nullcontext
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from typing import Final, NamedTuple
 
-from tools.bench.machine import busy_s, cpu_s
+from seqgate.telemetry import tracing
 
 ROUNDS: Final = 3
 CALLS_MAX: Final = 200_000  # calls in a round
@@ -17,9 +23,23 @@ YIELD_S: Final = 0.001
 CLIENT: Final = "client"  # this process, in figures of processor time
 OTHERS: Final = "others"  # everything else on the machine: neighbours, and the kernel's work for us
 
+TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
+
 
 class BenchError(Exception):
     """The benchmark did not measure what it meant to."""
+
+
+def check(found: object, expected: object) -> None:
+    if found != expected:
+        raise BenchError(f"there is {found} where {expected} was expected")
+
+
+class Limit(NamedTuple):
+    """The most that a figure can reach, in its unit; of a latency, the least."""
+
+    name: str
+    value: float
 
 
 class Round(NamedTuple):
@@ -36,19 +56,9 @@ class Round(NamedTuple):
         return self.calls / self.elapsed_s
 
 
-class Took(NamedTuple):
-    """The result of a call that keeps time itself, to leave out its preparation."""
-
-    seconds: float
-    calls: int = 1
-
-
-Call = Callable[[], Awaitable[object]]
-
-
 class Meter:
-    """Times a round, and the processor time of these processes meanwhile. Entered again, it adds
-    up."""
+    """Times a round, and the processor time meanwhile of the client and these processes, if any.
+    Entered again, it adds up."""
 
     def __init__(
         self, pids: Mapping[str, int], ours: Callable[[], float] = time.process_time
@@ -67,46 +77,146 @@ class Meter:
         for name, seconds in self._now().items():
             self._cpu_s[name] = self._cpu_s.get(name, 0.0) + seconds - self._before[name]
 
-    def round(self, calls: int, latencies_s: Sequence[float] = ()) -> Round:
-        return Round(calls, self.elapsed_s, latencies_s, self._cpu_s)
+    def round(self, calls: int) -> Round:
+        return Round(calls, self.elapsed_s, cpu_s=self._cpu_s)
 
     def _now(self) -> dict[str, float]:
+        if not self._pids:
+            return {}
         known = {CLIENT: self._ours()}
-        known |= {name: cpu_s(pid) for name, pid in self._pids.items()}
-        return known | {OTHERS: busy_s() - sum(known.values())}
+        known |= {name: _cpu_s(pid) for name, pid in self._pids.items()}
+        return known | {OTHERS: _busy_s() - sum(known.values())}
 
 
-async def one_round(call: Call, seconds: float, meter: Meter | None = None) -> Round:
+@dataclass
+class Case(ABC):
+    """Something to measure, and the figures to make of its rounds.
+
+    Attributes:
+        units: what a call does, and how many of each; the rate of each is a figure.
+        shares: the percentiles of a call's latency that are figures.
+        limits: rates of calls, and names of earlier cases with the same figures.
+        payload_bytes: of one message or entry.
+        in_bytes: rates are in MB/s, too.
+        pids: whose processor time is metered, beside the client's; none: no one's is.
+        seconds: of a round; set when it runs.
+    """
+
+    name: str
+    _: KW_ONLY
+    units: Mapping[str, float] = field(default_factory=lambda: {"calls": 1})
+    shares: Sequence[float] = ()
+    limits: Sequence[Limit | str] = ()
+    payload_bytes: int = 100
+    in_bytes: bool = False
+    pids: Mapping[str, int] = field(default_factory=dict)
+    seconds: float = 0
+
+    async def prepare(self) -> None:  # noqa: B027 - most have nothing to prepare
+        """Do what no round is to be charged with."""
+
+    @abstractmethod
+    async def round(self, meter: Meter) -> Round:
+        """One round."""
+
+
+class Took(NamedTuple):
+    """The result of a call that keeps time itself, to leave out its preparation."""
+
+    seconds: float
+
+
+Call = Callable[[], Awaitable[object]]
+
+
+@dataclass
+class Repeated(Case):
+    """A call again and again, after one to warm up."""
+
+    call: Call
+
+    async def prepare(self) -> None:
+        await self.call()
+
+    async def round(self, meter: Meter) -> Round:
+        return await one_round(self.call, self.seconds, meter)
+
+
+async def one_round(call: Call, seconds: float, meter: Meter) -> Round:
     """Call for `seconds`, at least once, one call at a time."""
-    calls, latencies_s = 0, list[float]()
-    with meter or nullcontext():
+    latencies_s: list[float] = []
+    with meter:
         until = time.perf_counter() + seconds
-        while not calls or (time.perf_counter() < until and len(latencies_s) < CALLS_MAX):
+        while not latencies_s or (time.perf_counter() < until and len(latencies_s) < CALLS_MAX):
             began = time.perf_counter()
             took = await call()
-            if not isinstance(took, Took):
-                took = Took(time.perf_counter() - began)
-            calls += took.calls
-            latencies_s.append(took.seconds)
-            if len(latencies_s) % YIELD_CALLS == 0 or took.seconds > YIELD_S:
+            latencies_s.append(
+                took.seconds if isinstance(took, Took) else time.perf_counter() - began
+            )
+            if len(latencies_s) % YIELD_CALLS == 0 or latencies_s[-1] > YIELD_S:
                 await asyncio.sleep(0)  # the call may never wait, and signals must get through
-    return meter.round(calls, latencies_s) if meter else Round(calls, sum(latencies_s), latencies_s)
+    calls = len(latencies_s)
+    return meter.round(calls)._replace(elapsed_s=sum(latencies_s), latencies_s=latencies_s)
 
 
-async def in_turn(
-    calls: Mapping[str, Call], seconds: float, pids: Mapping[str, Mapping[str, int]] | None = None
+async def take_turns(
+    cases: Sequence[Case],
+    rounds: int,
+    seconds: float,
+    ours: Callable[[], float] = time.process_time,
 ) -> dict[str, list[Round]]:
-    """Rounds of each call by its name, after a call to warm up. The calls take turns: a disturbance
-    of one disturbs the others too. `pids`: for each, whose processor time is metered."""
-    for call in calls.values():
-        await call()
-    done: dict[str, list[Round]] = {name: [] for name in calls}
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            done[name].append(await one_round(call, seconds, Meter(pids[name]) if pids else None))
+    """The rounds of each case by its name. `ours`: the client's processor time."""
+    done: dict[str, list[Round]] = {each.name: [] for each in cases}
+    for each in cases:
+        each.seconds = seconds
+        await each.prepare()
+    for number in range(rounds):
+        # To and fro, so that none always has the same neighbours.
+        for each in cases if number % 2 == 0 else reversed(cases):
+            done[each.name].append(await each.round(Meter(each.pids, ours)))
     return done
 
 
-async def rounds_of(call: Call, seconds: float) -> list[Round]:
-    """Rounds of one call, after a call to warm up."""
-    return (await in_turn({"": call}, seconds))[""]
+def run(cases: Sequence[Case], rounds: int, seconds: float) -> dict[str, list[Round]]:
+    """The same, in a process of its own: see tools.stack.worker."""
+    with tracing("bench"):
+        return asyncio.run(take_turns(cases, rounds, seconds))
+
+
+# ---- processor time
+
+
+def family_cpu_s() -> float:
+    """Processor seconds of this process and all that it started, ended ones included."""
+    parents: dict[int, list[int]] = {}
+    ticks: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = _stat(stat)
+        except OSError:
+            continue  # it has ended
+        member = int(stat.parent.name)
+        parents.setdefault(int(fields[1]), []).append(member)
+        ticks[member] = sum(map(int, fields[11:15]))  # its own, and of children that have ended
+    family = [os.getpid()]
+    for member in family:
+        family += parents.get(member, [])
+    return sum(ticks.get(member, 0) for member in family) / TICKS_A_SECOND
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor seconds of a process, all threads, user and system."""
+    return sum(map(int, _stat(Path(f"/proc/{pid}/stat"))[11:13])) / TICKS_A_SECOND
+
+
+def _stat(file: Path) -> list[str]:
+    """The fields behind the name, which is in parentheses and may hold anything."""
+    return file.read_text().rpartition(")")[2].split()
+
+
+def _busy_s() -> float:
+    """Processor seconds of the whole machine, what its host took from it included."""
+    first = Path("/proc/stat").read_text().splitlines()[0].split()
+    user, nice, system, _idle, _waiting, interrupts, soft_interrupts, stolen = map(int, first[1:9])
+    ticks = user + nice + system + interrupts + soft_interrupts + stolen
+    return ticks / TICKS_A_SECOND

@@ -1,0 +1,263 @@
+"""Parts alone: what the machine, Redis and gRPC allow, and beside that the ledger's store and the
+dedup service."""
+
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from grpc import aio
+from grpc_health.v1 import health_pb2
+
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.internal.dedup.v1.writer_pb2_grpc import DedupWriterServiceStub
+from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
+from seqgate.services.dedup.adapters.connect import connect_redis
+from seqgate.services.dedup.adapters.redis import RedisStateStore
+from seqgate.services.deduplication import (
+    Applied,
+    Claim,
+    Confirmation,
+    Judged,
+    ProducerClaims,
+    ProducerEntries,
+    Verdict,
+    Writer,
+)
+from seqgate.services.ledger.adapters.dedup import GrpcDeduplicator
+from seqgate.services.ledger.adapters.sqlite import open_sqlite_store
+from seqgate.services.ledger.ports import LedgerStore
+from seqgate.services.runtime import deduplication as wire
+from seqgate.services.runtime.channels import health_check
+from seqgate.types import Position, TopicName
+from tools.bench.bench import Bench
+from tools.bench.figures import MEDIAN, Measurement
+from tools.bench.logs import METADATA, entry
+from tools.bench.rounds import BenchError, Call, Repeated
+
+BLOCK_BYTES: Final = (1_000, 20_000, 100_000, 1_000_000)  # the sizes that are written at a time
+RING_BYTES: Final = 16 * 1024 * 1024
+"""How large the file is that is written over and over: as SQLite's write-ahead log, which it copies
+to the database when it has become so large."""
+
+COMMIT_ENTRIES: Final = (1, 100, 1_000)
+PAYLOAD_BYTES: Final = (100, 1_000)
+
+CLAIMS: Final = {1: "1 claim", 100: "100 claims", 1_000: "1,000 claims"}  # in a call
+PRODUCER: Final = "p"
+LEDGER_ID: Final = 1
+PRODUCERS_MAX: Final = 10_000
+REDIS_TIMEOUT_S: Final = 5.0
+DEDUP_TIMEOUT_S: Final = 30.0
+
+UNARY: Final = "gRPC unary ping-pong"
+STREAM: Final = "gRPC stream ping-pong"
+
+
+def fdatasync(size_bytes: int) -> str:
+    """The name of the limit for blocks of about this size."""
+    nearest = min(BLOCK_BYTES, key=lambda each: abs(each - size_bytes))
+    return f"write and fdatasync {nearest // 1000:,} kB"
+
+
+def admit_script(claims: int) -> str:
+    return f"Redis admit script, {CLAIMS[claims]}"
+
+
+# ---- limits
+
+
+async def disk(bench: Bench) -> list[Measurement]:
+    """How often a block can be made durable, one after the other."""
+    path = bench.stack.folder / "ring"
+    with path.open("wb", buffering=0) as ring:
+        # Written once, so that no later write has to allocate: SQLite's log is used again, too.
+        ring.write(bytes(RING_BYTES))
+        os.fsync(ring.fileno())
+
+        async def write(block: bytes) -> None:
+            if ring.tell() + len(block) > RING_BYTES:
+                ring.seek(0)
+            ring.write(block)
+            os.fdatasync(ring.fileno())
+
+        blocks = {fdatasync(each): os.urandom(each) for each in BLOCK_BYTES}
+        calls = [Repeated(name, partial(write, block)) for name, block in blocks.items()]
+        return await bench.measure(calls)
+
+
+async def redis(bench: Bench) -> list[Measurement]:
+    """How often Redis answers on one connection, one call at a time."""
+    url = bench.stack.redis_url
+    async with connect_redis(url, timeout_s=REDIS_TIMEOUT_S, connections_max=1) as connection:
+        client: Any = connection  # its types mix text and bytes
+        store = RedisStateStore(connection)
+
+        async def align(name: TopicName, writer: Writer, confirmation: None) -> object:
+            return await store.rollback(name, writer, confirmation, [])
+
+        async def admit(*group: Any) -> object:
+            now_ms = time.time_ns() // 1_000_000
+            return await store.admit(*group, now_ms=now_ms, max_producers=PRODUCERS_MAX)
+
+        calls: dict[str, Call] = {
+            "Redis PING": client.ping,
+            "Redis script that returns 1": client.register_script("return 1"),
+        }
+        for claims in CLAIMS:
+            call = await _groups(f"bench/raw/admit-{claims}", claims, align, admit)
+            calls[admit_script(claims)] = call
+        return await bench.measure([Repeated(name, call) for name, call in calls.items()])
+
+
+async def grpc(bench: Bench) -> list[Measurement]:
+    """How often gRPC goes there and back, one call at a time: a health check of the ledger service,
+    and a small publication that a ledger acknowledges without storing it."""
+    async with (
+        aio.insecure_channel(bench.address("ledger")) as ledger,
+        aio.insecure_channel(bench.address("null")) as null_ledger,
+    ):
+        check = partial(health_check(ledger), health_pb2.HealthCheckRequest())
+        stream = pb_grpc.LedgerServiceStub(null_ledger).Publish()
+        await stream.write(pb.PublishRequest(open=pb.Open(topic="bench/null/ping-pong")))
+        await stream.read()
+        entry = pb.Entry(metadata=entry_pb2.EntryMetadata(producer_name="p", sequence_id=0))
+        publications = pb.Publications(publications=[pb.Publication(request_id=1, entries=[entry])])
+        request = pb.PublishRequest(publications=publications)
+
+        async def publish() -> None:
+            await stream.write(request)
+            await stream.read()
+
+        return await bench.measure(
+            [
+                Repeated(UNARY, check, shares=[MEDIAN]),
+                Repeated(STREAM, publish, shares=[MEDIAN]),
+            ]
+        )
+
+
+# ---- the ledger's store
+
+
+async def append(bench: Bench) -> list[Measurement]:
+    """Durable commits of different sizes, one after the other."""
+    shapes = [(count, size) for size in PAYLOAD_BYTES for count in COMMIT_ENTRIES]
+    return await commits(bench, shapes, bench.seconds)
+
+
+async def commits(
+    bench: Bench, shapes: Sequence[tuple[int, int]], seconds: float
+) -> list[Measurement]:
+    """Commits of so many entries with payloads of so many bytes, beside a write and fdatasync of as
+    many bytes."""
+    async with open_sqlite_store(bench.stack.folder / "store.db") as store:
+        cases = [await _commit(bench, store, *shape) for shape in shapes]
+        return await bench.measure(cases, seconds=seconds)
+
+
+async def _commit(bench: Bench, store: LedgerStore, count: int, payload_bytes: int) -> Repeated:
+    topic = TopicName.parse(f"bench/store/{count}x{payload_bytes}")
+    log = await store.take(topic, create=True)
+    tail, stored = log.tail, 0
+    payload = os.urandom(payload_bytes)
+    entries = [entry("p", number, payload) for number in range(count)]
+
+    async def commit() -> None:
+        nonlocal tail, stored
+        await store.append(topic, log.ledger_id, tail, entries, time.time_ns() // 1_000_000)
+        stored += count
+        tail = Position(log.ledger_id, stored - 1)
+
+    block_bytes = count * (payload_bytes + len(METADATA))
+    share = min(1.0, BLOCK_BYTES[-1] / block_bytes)  # more is written in several blocks
+    noun = "entry" if count == 1 else "entries"
+    return Repeated(
+        f"store append, {count:,} {noun} of {payload_bytes:,} B a commit",
+        commit,
+        units={"entries": count},
+        limits=[bench.limit(fdatasync(block_bytes), each=share)],
+        payload_bytes=payload_bytes,
+        in_bytes=True,
+    )
+
+
+# ---- the dedup service
+
+
+async def unary(bench: Bench) -> list[Measurement]:
+    return await _claims(bench, "Admit", UNARY)
+
+
+async def exchange(bench: Bench) -> list[Measurement]:
+    return await _claims(bench, "Exchange", STREAM)
+
+
+async def _claims(bench: Bench, name: str, ping_pong: str) -> list[Measurement]:
+    """Claims a second, through Admit or over an Exchange stream."""
+    async with aio.insecure_channel(bench.address("dedup")) as channel:
+        stub = DedupWriterServiceStub(channel)
+        dedup = GrpcDeduplicator(channel, timeout_s=DEDUP_TIMEOUT_S)
+
+        async def admit(*group: Any) -> object:
+            return wire.read_admit_response(await stub.Admit(wire.admit_request(*group)))
+
+        cases = []
+        for claims, noun in CLAIMS.items():
+            topic = f"bench/{name.lower()}/admit-{claims}"
+            way = admit if ping_pong == UNARY else dedup.admit
+            case = Repeated(
+                f"{name}, {noun}",
+                await _groups(topic, claims, dedup.rollback, way),
+                units={"calls": 1, **({"claims": claims} if claims > 1 else {})},
+                shares=(MEDIAN, 0.99),
+                limits=[
+                    bench.series(f"{ping_pong} + admit script", ping_pong, admit_script(claims))
+                ],
+            )
+            cases.append(case)
+        return await bench.measure(cases)
+
+
+# ---- a writer, as deduplication sees it: its log exists only as numbers
+
+
+async def _groups(
+    topic: str,
+    claims: int,
+    align: Callable[[TopicName, Writer, None], Awaitable[object]],
+    admit: Callable[..., Awaitable[object]],
+) -> Call:
+    """A call that admits the next group of an aligned writer's claims, and confirms the group
+    before it, as the ledger does. Each needs the revision in the answer before it.
+
+    One producer numbers its messages from 0 and each is an entry, so that sequence ids and entry
+    ids are the same.
+    """
+    name = TopicName.parse(topic)
+    aligned = await align(name, Writer(1, LEDGER_ID, None), None)
+    if not isinstance(aligned, Applied):
+        raise BenchError(f"a rollback was answered with {aligned}")
+    revision, stored = aligned.revision, range(0)
+
+    async def call() -> None:
+        nonlocal revision, stored
+        confirmation, tail = None, _last(stored.stop)
+        if tail is not None:
+            entries = ProducerEntries(PRODUCER, tuple(stored), time.time_ns() // 1_000_000)
+            confirmation = Confirmation(_last(stored.start), tail, (entries,), len(stored))
+        writer = Writer(1, LEDGER_ID, tail, revision)
+        group = range(stored.stop, stored.stop + claims)
+        wanted = [ProducerClaims(PRODUCER, tuple(map(Claim, group, group)))]
+        answer = await admit(name, writer, confirmation, wanted)
+        if not isinstance(answer, Judged) or answer.producers[0].verdicts[-1] is not Verdict.NEW:
+            raise BenchError(f"an Admit was answered with {answer}")
+        revision, stored = answer.revision, group
+
+    return call
+
+
+def _last(stop: int) -> Position | None:
+    return Position(LEDGER_ID, stop - 1) if stop else None
