@@ -19,7 +19,6 @@ from rich.console import Console
 from tools.bench import (
     clients,
     delivery,
-    filtered,
     filtering,
     machines,
     parts,
@@ -65,7 +64,7 @@ GROUPS: Final = {
     "large": Group(clients.large, needs=("disk",)),
     "dispatch": Group(dispatch),
     "filter": Group(filtering.filtering),
-    "filtered": Group(filtered.filtered),
+    "filtered": Group(delivery.filtered),
     "recovery": Group(recovery.recovery),
     "rebuild": Group(rebuild.rebuild, needs=("recovery",)),
 }

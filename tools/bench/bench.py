@@ -40,11 +40,9 @@ class Bench:
 
     def pids(self, *processes: str) -> dict[str, int]:
         """Ids of processes of the stack, or of `null`, by name."""
-        found = {
-            name: self.null.pid("ledger") if name == "null" else self.stack.pid(name)
-            for name in processes
-        }
-        return {name: pid for name, pid in found.items() if pid is not None}
+        running = {name: self.stack.pid(name) for name in processes}
+        running |= {"null": self.null.pid("ledger")} if "null" in processes else {}
+        return {name: pid for name, pid in running.items() if pid is not None}
 
     def limit(self, name: str, *, each: float = 1) -> Limit:
         """A rate that was found, as the limit of something of which one call does `each`."""
@@ -79,9 +77,9 @@ class Bench:
         seconds: float | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> dict[str, list[Round]]:
-        arguments = (list(cases), rounds, seconds or self.seconds)
+        work = (list(cases), rounds, seconds or self.seconds)
         done: dict[str, list[Round]] = await in_worker(
-            "tools.bench.rounds", *arguments, environment=environment
+            "tools.bench.rounds", *work, environment=environment
         )
         return done
 
@@ -89,13 +87,8 @@ class Bench:
     async def another(
         self, *, logs: Sequence[Logs] = (), policies: str = "", **services: Any
     ) -> AsyncIterator["Bench"]:
-        """A bench with services and a folder of its own, for as long as it is used.
-
-        Args:
-            logs: what the ledger's store has at the start.
-            policies: the policy file.
-            services: how to start its stack.
-        """
+        """A bench with a stack and a folder of its own, for as long as it is used; `logs` are in
+        the ledger's store at the start."""
         with tempfile.TemporaryDirectory(dir=self.stack.folder) as name:
             stack = Stack(Path(name), **services)
             stack.policy_file.write_text(policies)

@@ -5,13 +5,14 @@ messages and gRPC in it. Another limit of publishing is the disk.
 """
 
 import asyncio
+import re
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from seqgate.client import Batching, Chunking, Client, Producer, Receipt, connect
 from tools.bench import parts
@@ -19,18 +20,14 @@ from tools.bench.bench import Bench
 from tools.bench.figures import MEDIAN, Measurement
 from tools.bench.rounds import CALLS_MAX, BenchError, Case, Limit, Meter, Round, one_round
 
-W = TypeVar("W", bound="Workload")
+W = TypeVar("W", bound="Publish")
 
-KIB: Final = 1024
-MIB: Final = 1024 * KIB
+MIB: Final = 1024 * 1024
 
 PENDING_MAX: Final = 10_000  # entries that a producer has pending: the client's own default
-PENDING_BYTES_MAX: Final = 20 * MIB
-"""Bytes that they have together: what the service lets be unanswered, and a burst."""
-
-BURST_MESSAGES: Final = 100
-BURST_BYTES: Final = 4 * MIB
-"""A producer looks at receipts after so many messages or bytes; after one message in any case."""
+PENDING_BYTES_MAX: Final = 20 * MIB  # what the service lets be unanswered, and a burst
+BURST_MESSAGES: Final = 100  # after which a producer looks at receipts
+BURST_BYTES: Final = 4 * MIB  # after which it does, too, though always after a message
 
 RESEND_MESSAGES: Final = 20_000
 READ_MESSAGES: Final = 20_000
@@ -43,12 +40,11 @@ ENTRY_BYTES: Final = 150  # a small message with its metadata, alone or in a bat
 DISK_BLOCK_BYTES: Final = 100_000
 
 LARGE_BYTES: Final = 4 * MIB
-CHUNK_BYTES: Final = (MIB, 64 * KIB)
+CHUNK_BYTES: Final = {MIB: "1 MiB", MIB // 16: "64 KiB"}
 """A fifth of the largest entry that the service takes, and far less."""
 
 COMMIT_BYTES: Final = 8 * MIB  # of a commit of the service, by default
-LARGE_SECONDS_MAX: Final = 0.15
-"""Rounds of large messages are short: there are many, and one writes some ten megabytes."""
+LARGE_SECONDS_MAX: Final = 0.15  # of a round: there are many, and one writes some ten megabytes
 
 
 @dataclass(kw_only=True)
@@ -69,6 +65,8 @@ class Publish(Workload):
         chunk_bytes: the size of chunks that messages are cut into; 0: none.
     """
 
+    verb: ClassVar = "publish"
+    services: ClassVar[Sequence[str]] = ("ledger", "dedup", "redis")
     batched: bool = False
     producers: int = 1
     chunk_bytes: int = 0
@@ -119,22 +117,23 @@ class Publish(Workload):
         entries = burst * -(-self.payload_bytes // entry_bytes)
         pending_max = min(PENDING_MAX, PENDING_BYTES_MAX // entry_bytes) - entries
         waiting: deque[asyncio.Future[Receipt]] = deque()
+
+        async def settle() -> None:
+            receipt = await waiting.popleft()
+            if receipt.duplicate != duplicate:
+                raise BenchError(f"a message came back as {receipt}")
+
         count = 0
-        more = True
-        while more or waiting:
-            if more:
-                for number in range(count, count + burst):
-                    sequence_id = number if numbered else None
-                    waiting.append(producer.send_nowait(payload, sequence_id=sequence_id))
-                count += burst
-                more = count < count_max and time.perf_counter() < until
-                await asyncio.sleep(0)
-            while waiting and (
-                not more or waiting[0].done() or producer.pending_messages > pending_max
-            ):
-                receipt = await waiting.popleft()
-                if receipt.duplicate != duplicate:
-                    raise BenchError(f"a message came back as {receipt}")
+        while not count or (count < count_max and time.perf_counter() < until):
+            for number in range(count, count + burst):
+                sequence_id = number if numbered else None
+                waiting.append(producer.send_nowait(payload, sequence_id=sequence_id))
+            count += burst
+            await asyncio.sleep(0)
+            while waiting and (waiting[0].done() or producer.pending_messages > pending_max):
+                await settle()
+        while waiting:
+            await settle()
         return count
 
 
@@ -176,6 +175,9 @@ class OneAtATime(Publish):
 class Read(Publish):
     """A topic, from its start, as often as there is time."""
 
+    verb = "read"
+    services = ("ledger",)
+
     async def prepare(self) -> None:
         async with connect(self.address) as client, self.producer(client) as producer:
             count_max = min(READ_MESSAGES, READ_BYTES // self.payload_bytes)
@@ -196,23 +198,18 @@ class Read(Publish):
         return meter.round(count)
 
 
-def small(
-    bench: Bench,
-    text: str,
-    kind: type[Publish] = Publish,
-    *,
-    namespace: str = "bench/publish",
-    **more: Any,
-) -> Publish:
-    """Publishing of small messages to a bench's own ledger; batched, if `text` begins so."""
-    name = f"publish, {text}"
+def workload(
+    bench: Bench, kind: type[W], text: str, *, namespace: str = "bench/clients", **more: Any
+) -> W:
+    """A load on a bench's own ledger, with a topic of its own; batched, if `text` begins so."""
+    name = f"{kind.verb}, {text}"
+    topic = f"{namespace}/{re.sub(r'[^a-zA-Z0-9]+', '-', name)}"
     return kind(
-        name=name,
+        name,
         address=bench.address("ledger"),
-        topic=f"{namespace}/{name.replace(', ', '-').replace(' ', '_')}",
-        pids=bench.pids("ledger", "dedup", "redis"),
-        batched=text.startswith("batched"),
-        **more,
+        topic=topic,
+        pids=bench.pids(*kind.services),
+        **{"batched": text.startswith("batch"), **more},
     )
 
 
@@ -230,32 +227,25 @@ async def publish(bench: Bench) -> list[Measurement]:
     disk = bench.limit(block, each=DISK_BLOCK_BYTES / ENTRY_BYTES)
     workloads: list[Publish] = []
     for shape in ("unbatched", "batched"):
-        alone = _beside_null(bench, small(bench, shape, limits=[disk]))
-        four = small(bench, f"{shape}, 4 producers", producers=4, limits=[disk])
-        again = small(bench, f"{shape}, all duplicates", Resend, limits=[alone[0].name])
+        alone = _beside_null(bench, workload(bench, Publish, shape, limits=[disk]))
+        four = workload(bench, Publish, f"{shape}, 4 producers", producers=4, limits=[disk])
+        again = workload(bench, Resend, f"{shape}, all duplicates", limits=[alone[0].name])
         workloads += [*alone, *_beside_null(bench, four), again]
     # One after the other: to the ledger and back, to deduplication and back, script, disk.
     names = (parts.STREAM, parts.STREAM, parts.admit_script(1), parts.fdatasync(ENTRY_BYTES))
     in_turn = bench.series("2 stream ping-pongs + admit script + fdatasync", *names)
     shares = (MEDIAN, 0.99)
-    workloads.append(small(bench, "one at a time", OneAtATime, limits=[in_turn], shares=shares))
-    return await bench.measure_client(workloads)
+    one = workload(bench, OneAtATime, "one at a time", limits=[in_turn], shares=shares)
+    return await bench.measure_client([*workloads, one])
 
 
 async def read(bench: Bench) -> list[Measurement]:
     """A topic from its start, again and again; the null ledger sends one page again and again."""
     workloads: list[Read] = []
     for shape in ("single messages", "batches"):
-        for payload_bytes in READ_PAYLOAD_BYTES:
-            real = Read(
-                name=f"read, {shape} of {payload_bytes:,} B",
-                address=bench.address("ledger"),
-                topic=f"bench/read/{shape.split()[0]}-{payload_bytes}",
-                pids=bench.pids("ledger"),
-                payload_bytes=payload_bytes,
-                in_bytes=True,
-                batched=shape == "batches",
-            )
+        for size_bytes in READ_PAYLOAD_BYTES:
+            text = f"{shape} of {size_bytes:,} B"
+            real = workload(bench, Read, text, payload_bytes=size_bytes, in_bytes=True)
             workloads += _beside_null(bench, real)
     return await bench.measure_client(workloads)
 
@@ -267,44 +257,31 @@ async def large(bench: Bench) -> list[Measurement]:
     in chunks  <  single messages of a chunk's size  <  the store alone, the null ledger
     """
     seconds = min(bench.seconds, LARGE_SECONDS_MAX)
-    shapes = [(COMMIT_BYTES // chunk_bytes, chunk_bytes) for chunk_bytes in CHUNK_BYTES]
-    stored = await parts.commits(bench, shapes, seconds)
+    commits = [(COMMIT_BYTES // chunk_bytes, chunk_bytes) for chunk_bytes in CHUNK_BYTES]
+    stored = await parts.commits(bench, commits, seconds)
     workloads: list[Publish] = []
-    for chunk_bytes, alone in zip(CHUNK_BYTES, stored, strict=True):
-        kinds: list[tuple[type[Publish], dict[str, int], list[Limit]]] = [
-            (Publish, bench.pids("ledger", "dedup", "redis"), [Limit(alone.name, alone.value)]),
-            (Read, bench.pids("ledger"), []),
-        ]
-        for kind, pids, limits in kinds:
-            verb = kind.__name__.lower()
-            single = kind(
-                name=f"{verb}, single messages of {_size(chunk_bytes)}",
-                address=bench.address("ledger"),
-                topic=f"bench/large/{verb}-single-{chunk_bytes}",
-                pids=pids,
+    for (chunk_bytes, size), alone in zip(CHUNK_BYTES.items(), stored, strict=True):
+        disk = Limit(alone.name, alone.value)
+        kinds: dict[type[Publish], list[Limit]] = {Publish: [disk], Read: []}
+        for kind, limits in kinds.items():
+            single = workload(
+                bench,
+                kind,
+                f"single messages of {size}",
                 limits=limits,
                 payload_bytes=chunk_bytes,
                 in_bytes=True,
             )
-            workloads += _chunked(bench, single)
+            chunked = workload(
+                bench,
+                kind,
+                f"4 MiB in chunks of {size}",
+                payload_bytes=LARGE_BYTES,
+                in_bytes=True,
+                chunk_bytes=chunk_bytes,
+            )
+            single_null, single = _beside_null(bench, single)
+            chunked_null, chunked = _beside_null(bench, chunked)
+            chunked_null.limits, chunked.limits = [single_null.name], [single.name]
+            workloads += [single_null, chunked_null, single, chunked]
     return [*stored, *await bench.measure_client(workloads, seconds=seconds)]
-
-
-def _chunked(bench: Bench, single: Publish) -> list[Publish]:
-    """Single messages, and large ones in chunks of their size; each on the null ledger, too."""
-    chunked = replace(
-        single,
-        name=single.name.replace("single messages of", f"{_size(LARGE_BYTES)} in chunks of"),
-        topic=single.topic.replace("single", "chunked"),
-        payload_bytes=LARGE_BYTES,
-        chunk_bytes=single.payload_bytes,
-        limits=(),
-    )
-    single_null, single = _beside_null(bench, single)
-    chunked_null, chunked = _beside_null(bench, chunked)
-    chunked_null.limits, chunked.limits = [single_null.name], [single.name]
-    return [single_null, chunked_null, single, chunked]
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes // MIB} MiB" if size_bytes >= MIB else f"{size_bytes // KIB} KiB"

@@ -1,6 +1,4 @@
-"""Subscriptions: the rate of delivery, and the cost of a stuck consumer for the others.
-
-Beside a plain read of the log, and a stream on which a dispatcher that only answers sends the same.
+"""Subscriptions: the rate of delivery, the cost of a stuck consumer to others, and that of filters.
 
 A backlog is delivered to bare streams, which acknowledge each response at once and grant as many
 permits again. All streams of a subscription join before any grants permits, so that each key goes
@@ -9,9 +7,9 @@ to the same one in every round.
 
 import asyncio
 import itertools
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -27,32 +25,34 @@ from seqgate.client import Batching, Compression, Consumer, Reader, Received, co
 from seqgate.client._channel import open_channel
 from tools.bench.bench import Bench
 from tools.bench.clients import Workload
-from tools.bench.figures import MEDIAN, Measurement
-from tools.bench.opening import PROPERTY, WANTED
+from tools.bench.figures import MEDIAN, Measurement, computing, figures
+from tools.bench.opening import ANSWER, PROPERTY, WANTED
 from tools.bench.rounds import BenchError, Meter, Round, check, one_round
 
 if TYPE_CHECKING:
     from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceAsyncStub
 
 MESSAGES: Final = 20_000  # of a backlog
-PAYLOAD_BYTES: Final = 100
+SHAPES: Final = ((1, 10_000), (4, 10_000), (16, 10_000), (4, 10), (4, 1_000_000))
+"""Consumers, and the keys that they share; a million are more than there are messages."""
+
+STUCK_SHAPE: Final = (4, 10_000)  # where one consumer is stuck
+
+BATCHES: Final = 4_000  # of a backlog of batches, each of one key
 BATCH_MESSAGES: Final = 10
-
-USUAL_KEYS: Final = 10_000
-MANY_KEYS: Final = 1_000_000  # more than there are messages
-SHAPES: Final = (
-    *((consumers, USUAL_KEYS) for consumers in (1, 4, 16)),
-    *((4, keys) for keys in (10, MANY_KEYS)),
+BATCHES_SHAPE: Final = (4, 1_000)
+BATCHING: Final = Batching(
+    messages_max=1_000,
+    bytes_max=1024 * 1024,
+    delay_s=0.01,
+    by_key=True,
+    filter_properties=(PROPERTY,),
 )
-"""Consumers, and the keys that they share."""
-
-STUCK_SHAPE: Final = (4, USUAL_KEYS)  # where one consumer is stuck
+FEW: Final = 10  # property sets, where there are few
+TURNS: Final = 5  # rounds of subscriptions with filters, where they are as long as usual
 
 PERMITS: Final = 1_000
 """Messages that a consumer takes before it acknowledges: the client's own default."""
-
-PARCEL_MESSAGES: Final = 1_000
-"""Messages that are published at a time: whole batches, so that none is cut by a clock."""
 
 WITHIN_S: Final = 60.0  # how long one delivery of a topic may take
 EARLIEST: Final = common_pb2.Start(earliest=common_pb2.Earliest())
@@ -60,31 +60,30 @@ EARLIEST: Final = common_pb2.Start(earliest=common_pb2.Earliest())
 _subscriptions = itertools.count()
 
 
+# ---- without filters, beside a plain read of the log, and a stream on which a dispatcher that only
+# answers sends the same
+
+
 async def end_to_end(bench: Bench) -> list[Measurement]:
     plain = ReadLog(
-        name="plain read of the log, metadata and payloads",
+        "plain read of the log, metadata and payloads",
+        **_backlog(bench, 10_000),
         address=bench.address("ledger"),
-        topic=_topic(USUAL_KEYS),
-        pids=bench.pids("dispatcher", "ledger", "cursor"),
-        backlog=_backlog(bench, USUAL_KEYS, "ledger"),
     )
-    workloads: list[Workload] = [plain]
+    cases: list[Workload] = [plain]
     for shape in SHAPES:
         answered = _deliver(bench, f"bare stream, {_noun(*shape)}", *shape, null=True)
-        delivered = _deliver(bench, f"delivered, {_noun(*shape)}", *shape)
-        delivered.limits = [plain.name, answered.name]
-        workloads += [answered, delivered]
+        limits = [plain.name, answered.name]
+        cases += [answered, _deliver(bench, f"delivered, {_noun(*shape)}", *shape, limits=limits)]
 
     noun = f"delivered, what {STUCK_SHAPE[0] - 1} of {_noun(*STUCK_SHAPE)} get"
-    none = _deliver(bench, f"{noun}, none stuck", *STUCK_SHAPE)
-    one = _deliver(bench, f"{noun}, one stuck", *STUCK_SHAPE)
-    none.of_others = one.of_others = one.stuck = True
-    one.limits = [none.name]
+    none = _deliver(bench, f"{noun}, none stuck", *STUCK_SHAPE, of_others=True)
+    one = replace(none, name=f"{noun}, one stuck", stuck=True, limits=[none.name])
 
     followed = Arrive(
-        name="published until a plain read has it",
+        "published until a plain read has it",
         address=bench.address("ledger"),
-        topic=_topic(0),
+        topic="bench/dispatch/0-keys",
         units={},
         shares=(MEDIAN, 0.99),
     )
@@ -94,79 +93,152 @@ async def end_to_end(bench: Bench) -> list[Measurement]:
         dispatcher=bench.address("dispatcher"),
         limits=[followed.name],
     )
-    return await bench.measure_client([*workloads, none, one, followed, arrived])
+    return await bench.measure_client([*cases, none, one, followed, arrived])
 
 
 def _deliver(
-    bench: Bench, name: str, consumers: int, keys: int, *, null: bool = False
+    bench: Bench, name: str, consumers: int, keys: int, *, null: bool = False, **more: Any
 ) -> "Deliver":
-    return Deliver(
-        name=name,
-        address=bench.address("null" if null else "dispatcher"),
-        topic=_topic(keys),
-        pids=bench.pids("dispatcher", "ledger", "cursor"),
-        backlog=_backlog(bench, keys, "null" if null else "ledger"),
-        consumers=consumers,
-    )
+    backlog = _backlog(bench, keys, "null" if null else "ledger")
+    address = bench.address("null" if null else "dispatcher")
+    return Deliver(name, **backlog, address=address, consumers=consumers, **more)
 
 
-def _backlog(bench: Bench, keys: int, ledger: str) -> "Backlog":
-    return Backlog(bench.address(ledger), _topic(keys), bench.scaled(MESSAGES), keys)
-
-
-def _topic(keys: int) -> str:
-    return f"bench/dispatch/{keys}-keys"
+def _backlog(bench: Bench, keys: int, ledger: str = "ledger") -> dict[str, Any]:
+    return {
+        "ledger": bench.address(ledger),
+        "topic": f"bench/dispatch/{keys}-keys",
+        "messages": bench.scaled(MESSAGES),
+        "keys": keys,
+        "pids": bench.pids("dispatcher", "ledger", "cursor"),
+    }
 
 
 def _noun(consumers: int, keys: int) -> str:
     return f"{consumers} consumer{'s' if consumers > 1 else ''}, {keys:,} keys"
 
 
+# ---- with filters: what judging costs, and what opening batches would
+
+
+class Way(NamedTuple):
+    """A way to deliver a backlog.
+
+    Attributes:
+        limit: the way that it is held against.
+        share: the part of the messages that the filter accepts.
+        opens: whether a dispatcher delivers that opens every batch to decide.
+        computes: whether the dispatcher's time is held against that of the limit.
+    """
+
+    name: str
+    expression: str = ""
+    limit: str = ""
+    share: float = 1
+    opens: bool = False
+    computes: bool = True
+
+
+NO_FILTER: Final = "delivered, no filter"
+ALL: Final = "delivered, all accepted"
+HALF: Final = "judged, half rejected"
+HALF_WANTED: Final = f"properties.{PROPERTY}.startsWith('{WANTED}')"
+WAYS: Final = (
+    Way(NO_FILTER),
+    Way(ALL, f"properties.{PROPERTY} != 'none'", NO_FILTER),
+    Way(f"{ALL}, batches opened", f"properties.{ANSWER} != ''", ALL, opens=True),
+    Way(HALF, HALF_WANTED, NO_FILTER, share=0.5, computes=False),
+    Way(f"{HALF}, batches opened", f"properties.{ANSWER} == 'all'", HALF, share=0.5, opens=True),
+)
+
+
+async def filtered(bench: Bench) -> list[Measurement]:
+    """Batches in each way, of few and of many property sets."""
+    targets = {
+        f"SEQGATE_DISPATCHER_{each.upper()}_TARGET": bench.address(each)
+        for each in ("ledger", "cursor", "filter")
+    }
+    command = (sys.executable, "-m", "tools.bench.opening")
+    batches = -(-bench.scaled(BATCHES) // 2) * 2
+    consumers, keys = BATCHES_SHAPE
+    cases: list[tuple[Way, Deliver]] = []
+    async with bench.another(
+        services=("dispatcher",), environment=targets, commands={"dispatcher": command}
+    ) as opening:
+        pids = {"opening": opening.pids("dispatcher")["dispatcher"]}
+        pids |= bench.pids("dispatcher", "filter", "ledger", "cursor")
+        for kind, sets in ((f"{FEW} property sets", FEW), ("all distinct", batches)):
+            for way in WAYS:
+                case = Deliver(
+                    f"{way.name}, {kind}",
+                    address=(opening if way.opens else bench).address("dispatcher"),
+                    ledger=bench.address("ledger"),
+                    topic=f"bench/filtered/{kind.replace(' ', '-')}",
+                    limits=[f"{way.limit}, {kind}"] if way.limit else [],
+                    pids=pids,
+                    messages=batches * BATCH_MESSAGES,
+                    keys=keys,
+                    property_sets=sets,
+                    consumers=consumers,
+                    expression=way.expression,
+                    share=way.share,
+                )
+                cases.append((way, case))
+        workloads = [case for _, case in cases]
+        rounds = await bench.client_rounds(workloads, rounds=bench.scaled(TURNS))
+    computed: dict[str, Measurement] = {}
+    for way, case in cases:
+        limit = computed[str(case.limits[0])] if case.limits and way.computes else None
+        process = "opening" if way.opens else "dispatcher"
+        name, own = f"dispatcher computes: {case.name}", rounds[case.name]
+        computed[case.name] = computing(name, "message", own, process, limit)
+    return [*figures(workloads, rounds, paired=True), *computed.values()]
+
+
 # ---- workloads
 
 
-class Backlog(NamedTuple):
-    """Messages that are stored before they are delivered. Keys take turns.
+@dataclass(kw_only=True)
+class ReadLog(Workload):
+    """A backlog, by a plain read of the log. Its keys take turns.
 
     Attributes:
-        address: of the ledger.
+        ledger: the address of the ledger.
         property_sets: messages have the property PROPERTY, with this many values, of which every
-            other one is wanted, in batches of one key and value; 0: no property, no batches.
+            other one is wanted, in batches of one key and value, compressed by LZ4; 0: no property,
+            no batches.
     """
 
-    address: str
-    topic: str
+    ledger: str
     messages: int
     keys: int
     property_sets: int = 0
 
-    async def fill(self) -> None:
-        """Publish it, unless that is done. The last batch is wanted, so that everything was judged
-        when everything wanted has come."""
-        if self in _filled:
+    async def prepare(self) -> None:
+        """Publish the backlog, unless that is done. The last batch is wanted, so that everything
+        was judged when everything wanted has come."""
+        if (self.ledger, self.topic) in _published:
             return
-        _filled.add(self)
-        batching = Batching(
-            messages_max=PARCEL_MESSAGES,
-            bytes_max=1024 * 1024,
-            delay_s=0.01,
-            by_key=True,
-            filter_properties=(PROPERTY,),
-        )
-        batched: dict[str, Any] = {"batching": batching, "compression": Compression.LZ4}
-        payload = partial(Random(0).randbytes, PAYLOAD_BYTES // 2)
+        _published.add((self.ledger, self.topic))
+        batched: dict[str, Any] = {"batching": BATCHING, "compression": Compression.LZ4}
+        payloads = Random(0)
         async with (
-            connect(self.address) as client,
+            connect(self.ledger) as client,
             client.producer(
-                self.topic, name="p", **(batched if self.property_sets else {})
+                self.topic,
+                name="p",
+                max_pending_messages=self.messages,
+                **(batched if self.property_sets else {}),
             ) as producer,
         ):
-            for first in range(0, self.messages, PARCEL_MESSAGES):
-                sends = [
-                    producer.send_nowait(payload().hex().encode(), **self._message(number))
-                    for number in range(first, min(first + PARCEL_MESSAGES, self.messages))
-                ]
-                await asyncio.gather(*sends)
+            sends = [
+                producer.send_nowait(
+                    payloads.randbytes(self.payload_bytes // 2).hex().encode(),
+                    **self._message(number),
+                )
+                for number in range(self.messages)
+            ]
+            await asyncio.gather(*sends)
 
     def _message(self, number: int) -> dict[str, Any]:
         if not self.property_sets:
@@ -174,19 +246,6 @@ class Backlog(NamedTuple):
         batch = number // BATCH_MESSAGES
         value = f"{WANTED if batch % 2 else 'B'}{batch % self.property_sets}"
         return {"key": f"key-{batch % self.keys}", "properties": {PROPERTY: value}}
-
-
-_filled: set[Backlog] = set()
-
-
-@dataclass(kw_only=True)
-class ReadLog(Workload):
-    """The backlog, by a plain read of the log."""
-
-    backlog: Backlog
-
-    async def prepare(self) -> None:
-        await self.backlog.fill()
 
     async def round(self, meter: Meter) -> Round:
         request = ledger_pb2.ReadRequest(topic=self.topic, start=EARLIEST, follow=False)
@@ -196,8 +255,12 @@ class ReadLog(Workload):
             with meter:
                 async for response in stub.Read(request, timeout=WITHIN_S):
                     count += len(response.entries.entries)
-        check(count, self.backlog.messages)
+        check(count, self.messages)
         return meter.round(count)
+
+
+_published: set[tuple[str, str]] = set()
+"""Ledgers and topics of backlogs."""
 
 
 @dataclass(kw_only=True)
@@ -218,7 +281,7 @@ class Deliver(ReadLog):
     stuck: bool = False
 
     async def round(self, meter: Meter) -> Round:
-        wanted = round(self.backlog.messages * self.share)
+        wanted = round(self.messages * self.share)
         names: dict[str, Any] = {"topic": self.topic, "subscription": f"s{next(_subscriptions)}"}
         async with open_channel(self.address) as channel:
             stub = DispatcherServiceStub(channel)
@@ -235,7 +298,7 @@ class Deliver(ReadLog):
                 report = await stub.Report(pb.ReportRequest(**names), timeout=WITHIN_S)
                 totals = report.filtering.filters[0]
                 check(totals.accepted.messages, wanted)
-                check(totals.rejected.messages, self.backlog.messages - wanted)
+                check(totals.rejected.messages, self.messages - wanted)
         return meter.round(round(settled / self.share))
 
     async def _take(self, streams: list["Stream"], messages: int) -> int:
@@ -266,7 +329,7 @@ class Arrive(Workload):
     dispatcher: str | None = None
 
     async def round(self, meter: Meter) -> Round:
-        payload = bytes(PAYLOAD_BYTES)
+        payload = bytes(self.payload_bytes)
         async with (
             connect(self.address, self.dispatcher) as client,
             client.producer(self.topic) as producer,
@@ -314,7 +377,7 @@ async def _settled(stream: Stream, *, stuck: bool) -> AsyncIterator[int]:
     """Acknowledge a stream's deliveries. Yields the number of messages of each durable
     acknowledgement."""
     call, epoch = stream
-    await call.write(_permit(PERMITS))
+    await call.write(pb.ConsumeRequest(permit=pb.Permit(messages=PERMITS)))
     unsettled: dict[int, int] = {}
     for request_id in itertools.count(1):
         response = await _next(call)
@@ -323,12 +386,12 @@ async def _settled(stream: Stream, *, stuck: bool) -> AsyncIterator[int]:
         elif (deliveries := response.deliveries.deliveries) and not stuck:
             count = sum(each.metadata.num_messages_in_batch or 1 for each in deliveries)
             unsettled[request_id] = count
-            settlements = [pb.Settlement(delivery=each.delivery) for each in deliveries]
-            acknowledge = pb.Acknowledge(
-                request_id=request_id, epoch=epoch, settlements=settlements
-            )
-            await call.write(pb.ConsumeRequest(acknowledge=acknowledge))
-            await call.write(_permit(count))
+            request = pb.ConsumeRequest()
+            request.acknowledge.request_id, request.acknowledge.epoch = request_id, epoch
+            for each in deliveries:
+                request.acknowledge.settlements.add(delivery=each.delivery)
+            await call.write(request)
+            await call.write(pb.ConsumeRequest(permit=pb.Permit(messages=count)))
 
 
 async def _next(call: Any) -> pb.ConsumeResponse:
@@ -337,7 +400,3 @@ async def _next(call: Any) -> pb.ConsumeResponse:
         raise BenchError(f"a consumer was cut off: {await call.details()}")
     assert isinstance(response, pb.ConsumeResponse)
     return response
-
-
-def _permit(messages: int) -> pb.ConsumeRequest:
-    return pb.ConsumeRequest(permit=pb.Permit(messages=messages))

@@ -18,8 +18,6 @@ MEDIAN: Final = 0.5
 
 
 class Spread(NamedTuple):
-    """A figure, and its lowest and highest round."""
-
     value: float
     lowest: float
     highest: float
@@ -35,7 +33,6 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def over_rounds(values: Sequence[float]) -> Spread:
-    """The median of one value a round."""
     return Spread(statistics.median(values), min(values), max(values))
 
 
@@ -67,9 +64,8 @@ class Measurement:
     Attributes:
         unit: of a rate, `.../s`; of any other figure, less is better.
         values: the figure of each round.
-        limit: None: it has none, or is a limit itself.
-        paired: the limit's rounds were measured in turn with these; ratios are of the pairs.
         payload_bytes: payload of one message or entry; None: no figure in MB/s.
+        paired: ratios are of the limit's rounds and these, one by one.
     """
 
     name: str
@@ -91,7 +87,6 @@ class Measurement:
 
     @property
     def pairs(self) -> Spread | None:
-        """The ratios of rounds that were measured in turn."""
         if not self.paired:
             return None
         assert isinstance(self.limit, Measurement)
@@ -101,8 +96,8 @@ class Measurement:
     def ratio(self) -> float | None:
         if self.limit is None:
             return None
-        if (pairs := self.pairs) is not None:
-            return pairs.value
+        if self.pairs:
+            return self.pairs.value
         lower_is_better = not self.unit.endswith("/s")
         return ratio(self.value, self.limit.value, lower_is_better=lower_is_better)
 
@@ -110,24 +105,20 @@ class Measurement:
 def figures(
     cases: Sequence[Case], rounds: Mapping[str, Sequence[Round]], *, paired: bool = False
 ) -> list[Measurement]:
-    """The rates and latencies of each case, beside its limits. `paired`: ratios are of rounds."""
+    """The rates and latencies of each case, beside its limits."""
     found: dict[tuple[str, str | float], Measurement] = {}
     for case in cases:
         own = rounds[case.name]
+        payload_bytes = case.payload_bytes if case.in_bytes else None
         for unit, each in case.units.items():
+            limits = [
+                found[limit, unit]
+                if isinstance(limit, str)
+                else Limit(limit.name, limit.value * each)
+                for limit in case.limits
+            ]
             found[case.name, unit] = rate(
-                case.name,
-                unit,
-                own,
-                *(
-                    found[limit, unit]
-                    if isinstance(limit, str)
-                    else limit._replace(value=limit.value * each)
-                    for limit in case.limits
-                ),
-                each=each,
-                payload_bytes=case.payload_bytes if case.in_bytes else None,
-                paired=paired,
+                case.name, unit, own, *limits, each=each, payload_bytes=payload_bytes, paired=paired
             )
         for share in case.shares:
             least: Limit | Measurement | None = None
@@ -149,8 +140,7 @@ def rate(
     payload_bytes: int | None = None,
     paired: bool = False,
 ) -> Measurement:
-    """`unit` a second, where a call does `each` of them, beside the lowest limit. `paired` counts
-    where there is one."""
+    """`unit` a second, where a call does `each` of them, beside the lowest limit, if any."""
     values = [one.rate * each for one in rounds]
     comparable = [_per_message(limit, payload_bytes) for limit in limits]
     return Measurement(
@@ -158,7 +148,7 @@ def rate(
         f"{unit}/s",
         over_rounds(values),
         values,
-        min(comparable, key=lambda limit: limit.value, default=None),
+        limit=min(comparable, key=lambda limit: limit.value, default=None),
         cpu=_cpu_percent(rounds),
         payload_bytes=payload_bytes,
         paired=paired and bool(limits),

@@ -6,7 +6,7 @@ the service, over its stream          beside a stream that accepts everything
 """
 
 import itertools
-from typing import Final, NamedTuple
+from typing import Final
 
 from grpc import aio
 
@@ -25,67 +25,26 @@ VOLLEY: Final = 20  # batches of a call
 EXPRESSION: Final = "properties.origin == 'JFK' && properties.carrier != 'UA'"
 
 
-class Kind(NamedTuple):
-    """Kinds of entries.
-
-    Attributes:
-        are_distinct: each batch is for a new chain, so that nothing was seen before; else decisions
-            are remembered.
-        is_shared: metadata is sent once for all entries that share it.
-    """
-
-    name: str
-    are_distinct: bool = False
-    is_shared: bool = False
-
-    @property
-    def batch(self) -> pb.Batch:
-        if self.is_shared:
-            shared = [EntryMetadata(properties=_properties(number)) for number in range(FEW)]
-            return pb.Batch(metadata=shared, which=[number % FEW for number in range(BATCH)])
-        return pb.Batch(
-            metadata=[
-                EntryMetadata(
-                    producer_name="bench",
-                    sequence_id=number,
-                    publish_time=1_700_000_000_000 + number,
-                    properties=_properties(number if self.are_distinct else number % FEW),
-                    partition_key=f"N{number:05}",
-                    payload_crc32c=number,
-                )
-                for number in range(BATCH)
-            ]
-        )
-
-
-KINDS: Final = (
-    Kind(f"{FEW} property sets"),
-    Kind(f"{FEW} property sets, shared metadata", is_shared=True),
-    Kind("all distinct", are_distinct=True),
-)
+SHARED: Final = f"{FEW} property sets, shared metadata"  # sent once for all entries that share it
+DISTINCT: Final = "all distinct"  # each batch is for a new chain, so that nothing was seen before
+KINDS: Final = (f"{FEW} property sets", SHARED, DISTINCT)
 
 
 async def filtering(bench: Bench) -> list[Measurement]:
     found = await _alone(bench)
+    units = {"verdicts": BATCH * VOLLEY}
     for kind in KINDS:
         async with (
             aio.insecure_channel(bench.address("filter")) as service,
             aio.insecure_channel(bench.address("null")) as null,
         ):
-            bare = Repeated(
-                f"bare stream, {kind.name}",
-                _volley(kind, null, with_chains=False),
-                units={"verdicts": BATCH * VOLLEY},
-                pids=bench.pids("null"),
-            )
-            judged = Repeated(
-                f"stream, {kind.name}",
-                _volley(kind, service, with_chains=True),
-                units=bare.units,
-                limits=[bare.name],
-                pids=bench.pids("filter"),
-            )
-            found += await bench.measure([bare, judged], paired=True)
+            bare, stream = f"bare stream, {kind}", f"stream, {kind}"
+            every, judged = _volley(kind, null, chains=False), _volley(kind, service, chains=True)
+            cases = [
+                Repeated(bare, every, units=units, pids=bench.pids("null")),
+                Repeated(stream, judged, units=units, limits=[bare], pids=bench.pids("filter")),
+            ]
+            found += await bench.measure(cases, paired=True)
     return found
 
 
@@ -109,17 +68,17 @@ async def _alone(bench: Bench) -> list[Measurement]:
     return await bench.measure([least, engine], paired=True)
 
 
-def _volley(kind: Kind, channel: aio.Channel, *, with_chains: bool) -> Call:
+def _volley(kind: str, channel: aio.Channel, *, chains: bool) -> Call:
     """A call that has VOLLEY batches judged, WINDOW at a time, over a stream that ends with its
     channel."""
     stream = FilterServiceStub(channel).Evaluate()
-    batch = pb.EvaluateRequest(batch=kind.batch)
+    batch = pb.EvaluateRequest(batch=_batch(kind))
     filters = [pb.Filter(name="bench", expression=EXPRESSION)]
     numbers = itertools.count()
 
     async def send() -> None:
         number = next(numbers)
-        if with_chains and (kind.are_distinct or number == 0):
+        if chains and (kind == DISTINCT or number == 0):
             chain = pb.Chain(filters=filters, topic=f"bench/filter/t{number}")
             await stream.write(pb.EvaluateRequest(set_chain=pb.SetChain(chain=chain)))
         await stream.write(batch)
@@ -139,6 +98,23 @@ def _volley(kind: Kind, channel: aio.Channel, *, with_chains: bool) -> Call:
                 await send()
 
     return volley
+
+
+def _batch(kind: str) -> pb.Batch:
+    if kind == SHARED:
+        shared = [EntryMetadata(properties=_properties(number)) for number in range(FEW)]
+        return pb.Batch(metadata=shared, which=[number % FEW for number in range(BATCH)])
+    batch = pb.Batch()
+    for number in range(BATCH):
+        batch.metadata.add(
+            producer_name="bench",
+            sequence_id=number,
+            publish_time=1_700_000_000_000 + number,
+            properties=_properties(number if kind == DISTINCT else number % FEW),
+            partition_key=f"N{number:05}",
+            payload_crc32c=number,
+        )
+    return batch
 
 
 def _properties(number: int) -> dict[str, str]:

@@ -41,20 +41,18 @@ class Kept:
 
     def add(self, entry: pb.Entry) -> None:
         """Keep an entry, if there is room."""
-        chunks = entry.metadata.num_chunks_from_msg
-        if self._is_full or (chunks > 1 and entry.metadata.chunk_id != self._entries):
+        metadata = entry.metadata
+        chunks = metadata.num_chunks_from_msg
+        if self._is_full or (chunks > 1 and metadata.chunk_id != self._entries):
             return
-        fits = self.pages and self.pages[-1].ByteSize() + entry.ByteSize() <= READ_BYTES_MAX
-        if self.pages and chunks <= 1 and not fits:
-            self._is_full = True
-            return
-        if not fits:
+        if not self.pages or self.pages[-1].ByteSize() + entry.ByteSize() > READ_BYTES_MAX:
+            if self.pages and chunks <= 1:
+                self._is_full = True
+                return
             self.pages.append(pb.ReadResponse())
+        position = common_pb2.Position(ledger_id=1, entry_id=self._entries)
         self.pages[-1].entries.entries.add(
-            position=common_pb2.Position(ledger_id=1, entry_id=self._entries),
-            metadata=entry.metadata,
-            payload=entry.payload,
-            append_time=timestamp(1),
+            position=position, metadata=metadata, payload=entry.payload, append_time=timestamp(1)
         )
         self._entries += 1
         self._is_full = self._entries >= (chunks if chunks > 1 else READ_ENTRIES_MAX)
@@ -137,25 +135,22 @@ class NullServices:
 
 async def main() -> None:
     config = LedgerConfig()
-    server = aio.server(
-        options=[
-            ("grpc.so_reuseport", 0),
-            ("grpc.max_receive_message_length", config.message_bytes_max),
-            ("grpc.max_send_message_length", config.message_bytes_max),
-        ]
-    )
-    health_pb2_grpc.add_HealthServicer_to_server(health_aio.HealthServicer(), server)
     null = NullServices(config)
+    bytes_max = config.message_bytes_max
+    options = [
+        ("grpc.max_receive_message_length", bytes_max),
+        ("grpc.max_send_message_length", bytes_max),
+    ]
     ledger = pb.DESCRIPTOR.services_by_name["LedgerService"]
     dispatcher = dispatcher_pb2.DESCRIPTOR.services_by_name["DispatcherService"]
     filters = filter_pb2.DESCRIPTOR.services_by_name["FilterService"]
-    server.add_generic_rpc_handlers(
-        [
-            handlers(ledger, Publish=null.publish, Read=null.read),
-            handlers(dispatcher, Consume=null.consume),
-            handlers(filters, Evaluate=null.evaluate),
-        ]
-    )
+    served = [
+        handlers(ledger, Publish=null.publish, Read=null.read),
+        handlers(dispatcher, Consume=null.consume),
+        handlers(filters, Evaluate=null.evaluate),
+    ]
+    server = aio.server(handlers=served, options=options)
+    health_pb2_grpc.add_HealthServicer_to_server(health_aio.HealthServicer(), server)
     server.add_insecure_port(config.listen)
     await server.start()
     await server.wait_for_termination()

@@ -14,18 +14,9 @@ from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.internal.dedup.v1.writer_pb2_grpc import DedupWriterServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
+from seqgate.services import deduplication as dedup
 from seqgate.services.dedup.adapters.connect import connect_redis
 from seqgate.services.dedup.adapters.redis import RedisStateStore
-from seqgate.services.deduplication import (
-    Applied,
-    Claim,
-    Confirmation,
-    Judged,
-    ProducerClaims,
-    ProducerEntries,
-    Verdict,
-    Writer,
-)
 from seqgate.services.ledger.adapters.dedup import GrpcDeduplicator
 from seqgate.services.ledger.adapters.sqlite import open_sqlite_store
 from seqgate.services.ledger.ports import LedgerStore
@@ -83,33 +74,34 @@ async def disk(bench: Bench) -> list[Measurement]:
             ring.write(block)
             os.fdatasync(ring.fileno())
 
-        blocks = {fdatasync(each): os.urandom(each) for each in BLOCK_BYTES}
-        calls = [Repeated(name, partial(write, block)) for name, block in blocks.items()]
-        return await bench.measure(calls)
+        blocks = map(os.urandom, BLOCK_BYTES)
+        cases = [Repeated(fdatasync(len(block)), partial(write, block)) for block in blocks]
+        return await bench.measure(cases)
 
 
 async def redis(bench: Bench) -> list[Measurement]:
     """How often Redis answers on one connection, one call at a time."""
-    url = bench.stack.redis_url
-    async with connect_redis(url, timeout_s=REDIS_TIMEOUT_S, connections_max=1) as connection:
+    async with connect_redis(
+        bench.stack.redis_url, timeout_s=REDIS_TIMEOUT_S, connections_max=1
+    ) as connection:
         client: Any = connection  # its types mix text and bytes
         store = RedisStateStore(connection)
 
-        async def align(name: TopicName, writer: Writer, confirmation: None) -> object:
+        async def align(name: TopicName, writer: dedup.Writer, confirmation: None) -> object:
             return await store.rollback(name, writer, confirmation, [])
 
         async def admit(*group: Any) -> object:
             now_ms = time.time_ns() // 1_000_000
             return await store.admit(*group, now_ms=now_ms, max_producers=PRODUCERS_MAX)
 
-        calls: dict[str, Call] = {
-            "Redis PING": client.ping,
-            "Redis script that returns 1": client.register_script("return 1"),
-        }
+        cases = [
+            Repeated("Redis PING", client.ping),
+            Repeated("Redis script that returns 1", client.register_script("return 1")),
+        ]
         for claims in CLAIMS:
             call = await _groups(f"bench/raw/admit-{claims}", claims, align, admit)
-            calls[admit_script(claims)] = call
-        return await bench.measure([Repeated(name, call) for name, call in calls.items()])
+            cases.append(Repeated(admit_script(claims), call))
+        return await bench.measure(cases)
 
 
 async def grpc(bench: Bench) -> list[Measurement]:
@@ -131,12 +123,9 @@ async def grpc(bench: Bench) -> list[Measurement]:
             await stream.write(request)
             await stream.read()
 
-        return await bench.measure(
-            [
-                Repeated(UNARY, check, shares=[MEDIAN]),
-                Repeated(STREAM, publish, shares=[MEDIAN]),
-            ]
-        )
+        calls: dict[str, Call] = {UNARY: check, STREAM: publish}
+        cases = [Repeated(name, call, shares=[MEDIAN]) for name, call in calls.items()]
+        return await bench.measure(cases)
 
 
 # ---- the ledger's store
@@ -199,7 +188,7 @@ async def _claims(bench: Bench, name: str, ping_pong: str) -> list[Measurement]:
     """Claims a second, through Admit or over an Exchange stream."""
     async with aio.insecure_channel(bench.address("dedup")) as channel:
         stub = DedupWriterServiceStub(channel)
-        dedup = GrpcDeduplicator(channel, timeout_s=DEDUP_TIMEOUT_S)
+        line = GrpcDeduplicator(channel, timeout_s=DEDUP_TIMEOUT_S)
 
         async def admit(*group: Any) -> object:
             return wire.read_admit_response(await stub.Admit(wire.admit_request(*group)))
@@ -207,57 +196,51 @@ async def _claims(bench: Bench, name: str, ping_pong: str) -> list[Measurement]:
         cases = []
         for claims, noun in CLAIMS.items():
             topic = f"bench/{name.lower()}/admit-{claims}"
-            way = admit if ping_pong == UNARY else dedup.admit
-            case = Repeated(
-                f"{name}, {noun}",
-                await _groups(topic, claims, dedup.rollback, way),
-                units={"calls": 1, **({"claims": claims} if claims > 1 else {})},
-                shares=(MEDIAN, 0.99),
-                limits=[
-                    bench.series(f"{ping_pong} + admit script", ping_pong, admit_script(claims))
-                ],
+            way = admit if ping_pong == UNARY else line.admit
+            call = await _groups(topic, claims, line.rollback, way)
+            units = {"calls": 1} if claims == 1 else {"calls": 1, "claims": claims}
+            limit = bench.series(f"{ping_pong} + admit script", ping_pong, admit_script(claims))
+            shares = (MEDIAN, 0.99)
+            cases.append(
+                Repeated(f"{name}, {noun}", call, units=units, shares=shares, limits=[limit])
             )
-            cases.append(case)
         return await bench.measure(cases)
-
-
-# ---- a writer, as deduplication sees it: its log exists only as numbers
 
 
 async def _groups(
     topic: str,
     claims: int,
-    align: Callable[[TopicName, Writer, None], Awaitable[object]],
+    align: Callable[[TopicName, dedup.Writer, None], Awaitable[object]],
     admit: Callable[..., Awaitable[object]],
 ) -> Call:
     """A call that admits the next group of an aligned writer's claims, and confirms the group
     before it, as the ledger does. Each needs the revision in the answer before it.
 
-    One producer numbers its messages from 0 and each is an entry, so that sequence ids and entry
-    ids are the same.
+    The log exists only as numbers: one producer numbers its messages from 0 and each is an entry,
+    so that sequence ids and entry ids are the same.
     """
     name = TopicName.parse(topic)
-    aligned = await align(name, Writer(1, LEDGER_ID, None), None)
-    if not isinstance(aligned, Applied):
-        raise BenchError(f"a rollback was answered with {aligned}")
+    aligned = await align(name, dedup.Writer(1, LEDGER_ID, None), None)
+    assert isinstance(aligned, dedup.Applied)
     revision, stored = aligned.revision, range(0)
+    before: Position | None = None
+    tail: Position | None = None
 
     async def call() -> None:
-        nonlocal revision, stored
-        confirmation, tail = None, _last(stored.stop)
+        nonlocal revision, stored, before, tail
+        confirmation = None
         if tail is not None:
-            entries = ProducerEntries(PRODUCER, tuple(stored), time.time_ns() // 1_000_000)
-            confirmation = Confirmation(_last(stored.start), tail, (entries,), len(stored))
-        writer = Writer(1, LEDGER_ID, tail, revision)
+            entries = dedup.ProducerEntries(PRODUCER, tuple(stored), time.time_ns() // 1_000_000)
+            confirmation = dedup.Confirmation(before, tail, (entries,), len(stored))
         group = range(stored.stop, stored.stop + claims)
-        wanted = [ProducerClaims(PRODUCER, tuple(map(Claim, group, group)))]
-        answer = await admit(name, writer, confirmation, wanted)
-        if not isinstance(answer, Judged) or answer.producers[0].verdicts[-1] is not Verdict.NEW:
+        wanted = [dedup.ProducerClaims(PRODUCER, tuple(map(dedup.Claim, group, group)))]
+        answer = await admit(name, dedup.Writer(1, LEDGER_ID, tail, revision), confirmation, wanted)
+        if (
+            not isinstance(answer, dedup.Judged)
+            or answer.producers[0].verdicts[-1] is not dedup.Verdict.NEW
+        ):
             raise BenchError(f"an Admit was answered with {answer}")
         revision, stored = answer.revision, group
+        before, tail = tail, Position(LEDGER_ID, group[-1])
 
     return call
-
-
-def _last(stop: int) -> Position | None:
-    return Position(LEDGER_ID, stop - 1) if stop else None

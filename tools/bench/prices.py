@@ -7,13 +7,12 @@ metrics         two sets of services, whose loads take turns
 
 import asyncio
 import urllib.request
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterable, Sequence
 from http.client import HTTPException
 from typing import Final
 
 from tools.bench.bench import Bench
-from tools.bench.clients import OneAtATime, Publish, small
+from tools.bench.clients import OneAtATime, Publish, workload
 from tools.bench.figures import Measurement
 from tools.bench.rounds import BenchError, Limit
 from tools.stack.ports import free_ports
@@ -39,8 +38,8 @@ SCRAPED_LENGTH: Final = 3  # times the length of other rounds, so that each has 
 async def price(bench: Bench) -> list[Measurement]:
     workloads: list[Publish] = []
     for text, kind in (("unbatched", Publish), ("batched", Publish), ("one at a time", OneAtATime)):
-        off = small(bench, f"{text}, deduplication off", kind, namespace=UNDEDUPLICATED)
-        on = small(bench, f"{text}, deduplication on", kind, limits=[off.name])
+        off = workload(bench, kind, f"{text}, deduplication off", namespace=UNDEDUPLICATED)
+        on = workload(bench, kind, f"{text}, deduplication on", limits=[off.name])
         workloads += [off, on]
     return await bench.measure_client(workloads)
 
@@ -60,12 +59,10 @@ async def tracing(bench: Bench) -> list[Measurement]:
 async def _traced(
     bench: Bench, text: str, environment: dict[str, str], without: Iterable[Measurement] = ()
 ) -> list[Measurement]:
-    limits = [Limit(each.name, each.value) for each in without]
     async with bench.another(services=SERVICES, environment=environment) as own:
-        workloads = [
-            small(own, f"{shape}, {text}", limits=limits[number : number + 1])
-            for number, shape in enumerate(SHAPES)
-        ]
+        workloads = [workload(own, Publish, f"{shape}, {text}") for shape in SHAPES]
+        for each, limit in zip(workloads, without, strict=False):
+            each.limits = [Limit(limit.name, limit.value)]
         return await own.measure_client(workloads, environment=environment)
 
 
@@ -82,42 +79,29 @@ async def metrics(bench: Bench) -> list[Measurement]:
     async with (
         bench.another(services=SERVICES) as plain,
         bench.another(services=SERVICES, environment=environment) as telling,
-        _scraping(ports),
     ):
         workloads: list[Publish] = []
         for shape in SHAPES:
-            without = small(plain, f"{shape}, no metrics")
+            without = workload(plain, Publish, f"{shape}, no metrics")
             text = f"{shape}, metrics, scraped every second"
-            scraped = small(telling, text, limits=[without.name])
+            scraped = workload(telling, Publish, text, limits=[without.name])
             scraped.pids = {f"telling {name}": pid for name, pid in scraped.pids.items()}
             workloads += [without, scraped]
-        seconds = bench.seconds * SCRAPED_LENGTH
-        return await plain.measure_client(workloads, seconds=seconds, paired=True)
+        scraping = asyncio.create_task(_scrape(ports))
+        try:
+            seconds = bench.seconds * SCRAPED_LENGTH
+            found = await plain.measure_client(workloads, seconds=seconds, paired=True)
+            if scraping.done():
+                await scraping  # raises what ended it
+            return found
+        finally:
+            scraping.cancel()
 
 
-@asynccontextmanager
-async def _scraping(ports: Iterable[int]) -> AsyncIterator[None]:
-    """Scrape these ports meanwhile.
-
-    Raises:
-        BenchError: one did not answer, so nothing was measured.
-    """
-
-    async def scrape(port: int) -> None:
-        while True:
-            await asyncio.to_thread(_get_metrics, port)
-            await asyncio.sleep(SCRAPE_INTERVAL_S)
-
-    scraping = [asyncio.create_task(scrape(port)) for port in ports]
-    try:
-        yield
-    finally:
-        for each in scraping:
-            each.cancel()
-        await asyncio.wait(scraping)
-    for each in scraping:
-        with suppress(asyncio.CancelledError):
-            each.result()
+async def _scrape(ports: Sequence[int]) -> None:
+    while True:
+        await asyncio.gather(*(asyncio.to_thread(_get_metrics, port) for port in ports))
+        await asyncio.sleep(SCRAPE_INTERVAL_S)
 
 
 def _get_metrics(port: int) -> None:

@@ -8,12 +8,13 @@ a publish after a loss against one after none:
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
 from grpc import aio
+from redis.asyncio import Redis
 
 from seqgate.api.common.v1 import common_pb2
 from seqgate.api.cursor.v1 import cursor_pb2
@@ -22,7 +23,7 @@ from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
 from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.api.internal.dedup.v1.writer_pb2_grpc import DedupWriterServiceStub
-from seqgate.client import Producer, connect
+from seqgate.client import Producer, Receipt, connect
 from seqgate.client._channel import open_channel
 from seqgate.services.dedup.adapters.connect import connect_redis
 from seqgate.services.dedup.adapters.keys import topic_key
@@ -60,7 +61,7 @@ producer_inactivity_timeout_minutes = 0
 snapshot_entries = 0
 snapshot_interval_s = 0
 """
-"""Snapshots are taken when they are asked for, and after a load."""
+"""Snapshots are taken when they are asked for, and after a LoadState."""
 
 
 def loading(states: int) -> str:
@@ -68,15 +69,22 @@ def loading(states: int) -> str:
 
 
 async def recovery(bench: Bench) -> list[Measurement]:
-    losses = [Loss(snapshot=True, replayed=bench.scaled(each)) for each in TAILS]
-    losses += [Loss(snapshot=False, replayed=bench.scaled(each)) for each in WHOLE]
+    losses: list[Loss] = []
+    for tail in map(bench.scaled, TAILS):
+        name = f"publish after a loss, a snapshot and {tail:,} entries"
+        entries = max(logs.PRODUCERS, tail) + tail
+        losses.append(Loss(name, Logs(f"bench/snapshot/{tail}-", 1, entries), tail))
+    for whole in map(bench.scaled, WHOLE):
+        name = f"publish after a loss, no snapshot, {whole:,} entries"
+        losses.append(Loss(name, Logs(f"bench/whole/{whole}-", 1, whole)))
     stored = [each.logs for each in losses]
     async with (
         bench.another(logs=stored, policies=POLICIES, environment=PATIENT) as own,
         open_channel(own.address("dedup")) as dedup,
         open_channel(own.address("cursor")) as cursor,
+        connect_redis(own.stack.redis_url, timeout_s=REDIS_TIMEOUT_S, connections_max=1) as redis,
     ):
-        work = _Work(own, dedup, cursor)
+        work = _Work(own, dedup, cursor, redis)
         found = []
         for states in (logs.PRODUCERS, bench.scaled(LOADED_MAX)):
             found += await work.loads(states)
@@ -86,71 +94,59 @@ async def recovery(bench: Bench) -> list[Measurement]:
 
 
 class Loss(NamedTuple):
-    """A topic that Redis loses: whether there is a snapshot, and how many entries are replayed."""
+    """A topic that Redis loses. `tail`: how many entries its log has after the snapshot, if any."""
 
-    snapshot: bool
-    replayed: int
-
-    @property
-    def logs(self) -> Logs:
-        covered = max(logs.PRODUCERS, self.replayed) if self.snapshot else 0
-        kind = "snapshot" if self.snapshot else "whole"
-        return Logs(f"bench/{kind}/{self.replayed}-", 1, covered + self.replayed)
+    name: str
+    logs: Logs
+    tail: int | None = None
 
     @property
     def topic(self) -> str:
         return f"{self.logs.prefix}0"
 
-    @property
-    def name(self) -> str:
-        kind = "a snapshot and" if self.snapshot else "no snapshot,"
-        return f"publish after a loss, {kind} {self.replayed:,} entries"
-
 
 class _Work:
     """What is measured, on a stack."""
 
-    def __init__(self, bench: Bench, dedup: aio.Channel, cursor: aio.Channel) -> None:
+    def __init__(self, bench: Bench, dedup: aio.Channel, cursor: aio.Channel, redis: Redis) -> None:
         self._bench = bench
         self._dedup = DedupServiceStub(dedup)
         self._dedup_writer = DedupWriterServiceStub(dedup)
         self._cursor = CursorServiceStub(cursor)
-        self._redis = partial(
-            connect_redis, bench.stack.redis_url, timeout_s=REDIS_TIMEOUT_S, connections_max=1
-        )
+        self._redis = redis
 
     async def loads(self, states: int) -> list[Measurement]:
         """A load in the place of the one before, by the service and by its adapter alone."""
-        marks = [(logs.producer(number), number) for number in range(states)]
-        now_ms = time.time_ns() // 1_000_000
-        alone = TopicName.parse(f"bench/load/{states}-alone")
-        through = Position(LEDGER_ID, states)
-        persisted = [Persisted(producer, highest, None, now_ms) for producer, highest in marks]
-        pages = list(_pages(f"bench/load/{states}", states, marks))
-        async with self._redis() as redis:
-            script = Repeated(
-                f"Redis load script, {states:,} states a call",
-                partial(
-                    RedisStateStore(redis).load,
-                    *(alone, INCARNATION, through, persisted),
-                    replacing=True,
-                    taken_ms=None,
-                ),
-                units={"states": states},
-            )
-            load = Repeated(
-                loading(states),
-                partial(self._load, pages),
-                units=script.units,
-                limits=[script.name],
-            )
-            return await self._bench.measure([script, load])
+        topic, producers = f"bench/load/{states}", _producers(states)
+        through = common_pb2.Position(ledger_id=LEDGER_ID, entry_id=states)
+        header = writer_pb2.LoadHeader(
+            topic=topic, incarnation=INCARNATION, through=through, replace=True
+        )
+        pages = [writer_pb2.LoadStateRequest(header=header)]
+        for first in range(0, states, PAGE_PRODUCERS):
+            page = writer_pb2.LoadStateRequest()
+            for name, highest, _, active_ms in producers[first : first + PAGE_PRODUCERS]:
+                active = timestamp(active_ms)
+                page.producers.add(name=name, highest_sequence_id=highest, last_active=active)
+            pages.append(page)
+
+        async def load() -> None:
+            answer = await self._dedup_writer.LoadState(iter(pages))
+            if not answer.loaded or answer.left_out:
+                raise BenchError(f"a load was answered with {answer}")
+
+        alone = partial(self._load, f"{topic}-alone", states, producers)
+        script, units = f"Redis load script, {states:,} states a call", {"states": states}
+        cases = [
+            Repeated(script, alone, units=units),
+            Repeated(loading(states), load, units=units, limits=[script]),
+        ]
+        return await self._bench.measure(cases)
 
     async def snapshots(self, producers: int) -> list[Measurement]:
         """A snapshot after another, of a state that does not change."""
         topic, bare = f"bench/snapshot/{producers}", f"bench/snapshot/{producers}-bare"
-        marks = [(logs.producer(number), number) for number in range(producers)]
-        await self._load(_pages(topic, producers, marks))
+        await self._load(topic, producers, _producers(producers))
 
         async def take() -> None:
             request = dedup_pb2.TakeSnapshotRequest(topic=topic)
@@ -171,17 +167,11 @@ class _Work:
         async def mark_delete() -> None:
             await self._cursor.MarkDelete(move)
 
-        noun = f"{producers:,} producers"
+        noun, median = f"{producers:,} producers", [MEDIAN]
         moving = f"MarkDelete with the properties of {noun}"
         cases = [
-            Repeated(moving, mark_delete, units={}, shares=[MEDIAN]),
-            Repeated(
-                f"TakeSnapshot, {noun}",
-                take,
-                units={},
-                shares=[MEDIAN],
-                limits=[moving],
-            ),
+            Repeated(moving, mark_delete, units={}, shares=median),
+            Repeated(f"TakeSnapshot, {noun}", take, units={}, shares=median, limits=[moving]),
         ]
         return await self._bench.measure(cases)
 
@@ -190,8 +180,7 @@ class _Work:
         async with connect(self._bench.address("ledger")) as client:
             async with client.producer("bench/recovery/nothing-lost") as producer:
                 send = partial(producer.send, b"")
-                name = "publish, nothing lost"
-                case = Repeated(name, send, units={}, shares=[MEDIAN])
+                case = Repeated("publish, nothing lost", send, units={}, shares=[MEDIAN])
                 (nothing,) = found = await self._bench.measure([case])
             for loss in losses:
                 async with client.producer(loss.topic, name="bench") as producer:
@@ -204,51 +193,40 @@ class _Work:
         """Lose a topic's state, and publish, which is timed. What was published after the losses
         before is replayed as well: an entry each."""
         receipt = await producer.send(b"")
-        if loss.snapshot:
-            await self._snapshot(loss, receipt.message_id.entry_id)
-        async with self._redis() as redis:
-            check(await redis.delete(topic_key(TopicName.parse(loss.topic))), 1)
+        if loss.tail is not None:
+            await self._snapshot(loss.topic, loss.logs.entries, loss.tail, receipt)
+        check(await self._redis.delete(topic_key(TopicName.parse(loss.topic))), 1)
         began = time.perf_counter()
         await producer.send(b"")
         return Took(time.perf_counter() - began)
 
-    async def _snapshot(self, loss: Loss, last: int) -> None:
+    async def _snapshot(self, topic: str, entries: int, tail: int, last: Receipt) -> None:
         """Have a snapshot at the log's last entry, or one that leaves entries to be replayed.
         Stored entries are confirmed a little later, which moves a state loaded meanwhile."""
-        covered = loss.logs.entries - loss.replayed - 1 if loss.replayed else last
-        request = dedup_pb2.TakeSnapshotRequest(topic=loss.topic)
+        covered = entries - tail - 1 if tail else last.message_id.entry_id
+        request = dedup_pb2.TakeSnapshotRequest(topic=topic)
         until = time.monotonic() + CONFIRMED_WITHIN_S
         while time.monotonic() < until:
-            if loss.replayed:
-                there = cursor_pb2.DeleteCursorRequest(topic=loss.topic, cursor=DEDUP_CURSOR)
+            if tail:
+                there = cursor_pb2.DeleteCursorRequest(topic=topic, cursor=DEDUP_CURSOR)
                 with suppress(aio.AioRpcError):  # the first time, it is not
                     await self._cursor.DeleteCursor(there)
-                await self._load(_pages(loss.topic, covered, logs.highest(covered + 1)))
+                await self._load(topic, covered, _states(logs.highest(covered + 1)))
             if (await self._dedup.TakeSnapshot(request)).position.entry_id == covered:
                 return
-        raise BenchError(f"there is no snapshot of {loss.topic} at {covered}")
+        raise BenchError(f"there is no snapshot of {topic} at {covered}")
 
-    async def _load(self, pages: Iterable[writer_pb2.LoadStateRequest]) -> None:
-        answer = await self._dedup_writer.LoadState(iter(pages))
-        if not answer.loaded or answer.left_out:
-            raise BenchError(f"a load was answered with {answer}")
+    async def _load(self, topic: str, last: int, states: list[Persisted]) -> None:
+        """Load a state that covers the log up to the entry `last`, without the service."""
+        name, through = TopicName.parse(topic), Position(LEDGER_ID, last)
+        store = RedisStateStore(self._redis)
+        await store.load(name, INCARNATION, through, states, replacing=True, taken_ms=None)
 
 
-def _pages(
-    topic: str, last: int, marks: Iterable[tuple[str, int]]
-) -> Iterator[writer_pb2.LoadStateRequest]:
-    """What LoadState takes; the state covers the log up to the entry `last`."""
-    through = common_pb2.Position(ledger_id=LEDGER_ID, entry_id=last)
-    header = writer_pb2.LoadHeader(
-        topic=topic, incarnation=INCARNATION, through=through, replace=True
-    )
-    yield writer_pb2.LoadStateRequest(header=header)
+def _producers(count: int) -> list[Persisted]:
+    return _states((logs.producer(number), number) for number in range(count))
+
+
+def _states(marks: Iterable[tuple[str, int]]) -> list[Persisted]:
     now_ms = time.time_ns() // 1_000_000
-    states = [
-        writer_pb2.ProducerState(
-            name=producer, highest_sequence_id=highest, last_active=timestamp(now_ms)
-        )
-        for producer, highest in marks
-    ]
-    for first in range(0, len(states), PAGE_PRODUCERS):
-        yield writer_pb2.LoadStateRequest(producers=states[first : first + PAGE_PRODUCERS])
+    return [Persisted(producer, highest, None, now_ms) for producer, highest in marks]

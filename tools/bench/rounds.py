@@ -16,13 +16,8 @@ from seqgate.telemetry import tracing
 
 ROUNDS: Final = 3
 CALLS_MAX: Final = 200_000  # calls in a round
-YIELD_CALLS: Final = 100
-YIELD_S: Final = 0.001
-"""After how many calls, or a call of how many seconds, other tasks run."""
-
-CLIENT: Final = "client"  # this process, in figures of processor time
-OTHERS: Final = "others"  # everything else on the machine: neighbours, and the kernel's work for us
-
+YIELD_CALLS: Final = 100  # calls after which other tasks run
+YIELD_S: Final = 0.001  # a call after which they do, if it takes longer
 TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -43,8 +38,7 @@ class Limit(NamedTuple):
 
 
 class Round(NamedTuple):
-    """Calls, how long they took together, how long each took (where known), and the processor time
-    of each process meanwhile (where metered)."""
+    """Calls, how long all and each took, and the processor time of each process meanwhile."""
 
     calls: int
     elapsed_s: float
@@ -57,15 +51,15 @@ class Round(NamedTuple):
 
 
 class Meter:
-    """Times a round, and the processor time meanwhile of the client and these processes, if any.
-    Entered again, it adds up."""
+    """Times a round, and the processor time meanwhile of these processes, if any, of this one, and
+    of others: the neighbours, and the kernel's work for us. Entered again, it adds up."""
 
     def __init__(
         self, pids: Mapping[str, int], ours: Callable[[], float] = time.process_time
     ) -> None:
         self._pids = pids
         self._ours = ours
-        self._cpu_s: dict[str, float] = {}
+        self.cpu_s: dict[str, float] = {}
         self.elapsed_s = 0.0
 
     def __enter__(self) -> None:
@@ -75,17 +69,17 @@ class Meter:
     def __exit__(self, *_: object) -> None:
         self.elapsed_s += time.perf_counter() - self._began
         for name, seconds in self._now().items():
-            self._cpu_s[name] = self._cpu_s.get(name, 0.0) + seconds - self._before[name]
+            self.cpu_s[name] = self.cpu_s.get(name, 0.0) + seconds - self._before[name]
 
     def round(self, calls: int) -> Round:
-        return Round(calls, self.elapsed_s, cpu_s=self._cpu_s)
+        return Round(calls, self.elapsed_s, cpu_s=self.cpu_s)
 
     def _now(self) -> dict[str, float]:
         if not self._pids:
             return {}
-        known = {CLIENT: self._ours()}
+        known = {"client": self._ours()}
         known |= {name: _cpu_s(pid) for name, pid in self._pids.items()}
-        return known | {OTHERS: _busy_s() - sum(known.values())}
+        return known | {"others": _busy_s() - sum(known.values())}
 
 
 @dataclass
@@ -116,8 +110,7 @@ class Case(ABC):
         """Do what no round is to be charged with."""
 
     @abstractmethod
-    async def round(self, meter: Meter) -> Round:
-        """One round."""
+    async def round(self, meter: Meter) -> Round: ...
 
 
 class Took(NamedTuple):
@@ -149,14 +142,12 @@ async def one_round(call: Call, seconds: float, meter: Meter) -> Round:
         until = time.perf_counter() + seconds
         while not latencies_s or (time.perf_counter() < until and len(latencies_s) < CALLS_MAX):
             began = time.perf_counter()
-            took = await call()
-            latencies_s.append(
-                took.seconds if isinstance(took, Took) else time.perf_counter() - began
-            )
-            if len(latencies_s) % YIELD_CALLS == 0 or latencies_s[-1] > YIELD_S:
+            result = await call()
+            took_s = result.seconds if isinstance(result, Took) else time.perf_counter() - began
+            latencies_s.append(took_s)
+            if len(latencies_s) % YIELD_CALLS == 0 or took_s > YIELD_S:
                 await asyncio.sleep(0)  # the call may never wait, and signals must get through
-    calls = len(latencies_s)
-    return meter.round(calls)._replace(elapsed_s=sum(latencies_s), latencies_s=latencies_s)
+    return Round(len(latencies_s), sum(latencies_s), latencies_s, meter.cpu_s)
 
 
 async def take_turns(
@@ -205,7 +196,6 @@ def family_cpu_s() -> float:
 
 
 def _cpu_s(pid: int) -> float:
-    """Processor seconds of a process, all threads, user and system."""
     return sum(map(int, _stat(Path(f"/proc/{pid}/stat"))[11:13])) / TICKS_A_SECOND
 
 
@@ -216,7 +206,6 @@ def _stat(file: Path) -> list[str]:
 
 def _busy_s() -> float:
     """Processor seconds of the whole machine, what its host took from it included."""
-    first = Path("/proc/stat").read_text().splitlines()[0].split()
-    user, nice, system, _idle, _waiting, interrupts, soft_interrupts, stolen = map(int, first[1:9])
-    ticks = user + nice + system + interrupts + soft_interrupts + stolen
-    return ticks / TICKS_A_SECOND
+    _, *ticks = Path("/proc/stat").read_text().splitlines()[0].split()
+    user, nice, system, _idle, _waiting, *others = map(int, ticks[:8])
+    return (user + nice + system + sum(others)) / TICKS_A_SECOND
