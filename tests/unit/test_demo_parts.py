@@ -18,9 +18,8 @@ from tools.demo.dataset import (
     load_weather,
     months_for,
 )
-from tools.demo.faults import Kind, plan
 from tools.demo.publisher import Progress, note_receipts
-from tools.demo.publishing import CHUNK_BYTES
+from tools.demo.publishing import CHUNK_BYTES, Kind, plan
 from tools.demo.relay import Gate, one_by_one
 from tools.stack.journal import Journal
 

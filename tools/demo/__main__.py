@@ -17,7 +17,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,9 +25,8 @@ from tools.demo.dataset import Original, by_carrier, load_flights, load_weather,
 from tools.demo.delivery import chosen, deliver
 from tools.demo.filtering import filter_flights
 from tools.demo.journey import following
-from tools.demo.proof import batches_cut, prove
+from tools.demo.proof import batches_cut, prove, recover
 from tools.demo.publishing import publish
-from tools.demo.rebuilding import recover
 from tools.demo.report import Screen, broken, show_result
 from tools.stack.application import ApplicationFailed
 from tools.stack.child import ChildFailed
@@ -102,15 +101,6 @@ async def run(folder: Path, seed: int, flights_max: int | None, *, is_traced: bo
     return 1 if broken(report) else 0
 
 
-def _each(failure: BaseException) -> Iterator[BaseException]:
-    """The failures in a group, and in the groups in it."""
-    if not isinstance(failure, BaseExceptionGroup):
-        yield failure
-        return
-    for each in failure.exceptions:
-        yield from _each(each)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.demo",
@@ -125,9 +115,13 @@ def main() -> int:
     try:
         return asyncio.run(run(given.dir, given.seed, given.flights, is_traced=given.trace))
     except* (ApplicationFailed, ChildFailed, StackError, FileNotFoundError, TimeoutError) as failed:
-        for failure in _each(failed):
-            why = str(failure) or f"it took longer than {TIME_LIMIT_S} s"
-            print(f"the demo failed: {why}", file=sys.stderr)
+        failures: list[BaseException] = [failed]
+        for failure in failures:
+            if isinstance(failure, BaseExceptionGroup):
+                failures += failure.exceptions
+            else:
+                why = str(failure) or f"it took longer than {TIME_LIMIT_S} s"
+                print(f"the demo failed: {why}", file=sys.stderr)
     return 1
 
 

@@ -62,7 +62,6 @@ class Crew:
 async def run(
     ledger: str, dispatcher: str, folder: Path, name: str, share_refused: float, seed: str
 ) -> None:
-    """Work until SIGTERM."""
     crew = Crew(Journal(folder, name), share_refused, Random(f"{seed}/{name}"))
     async with connect(ledger, dispatcher) as client:
         consumer = client.consumer(

@@ -14,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from seqgate.client import MessageId, connect
+from seqgate.client import Batching, Client, MessageId, Receipt, connect
 from seqgate.types import Position
 from tools.demo.crew import TOPIC
 from tools.demo.dataset import Original
@@ -23,9 +23,7 @@ from tools.stack.application import Application
 from tools.stack.journal import Tail, path_of
 from tools.stack.stack import Stack
 
-FLIGHTS_MAX: Final = 40_000
-"""Flights that are delivered: a crew works longer on one than it takes to publish it."""
-
+FLIGHTS_MAX: Final = 40_000  # a crew works longer on one than it takes to publish it
 IN_FLIGHT_MAX: Final = 100_000  # flights that are being published at a time
 SHARE_REFUSED: Final = 0.01
 STUCK: Final = "crew-3"
@@ -33,13 +31,10 @@ STUCK: Final = "crew-3"
 POLL_S: Final = 0.05
 PATIENCE_S: Final = 30.0  # when no crew has ended a flight for so long, none will
 
-WINDOW_NS: Final = 2_000_000_000
-"""Over how long the other crews' speed is measured, before one sticks and after."""
+WINDOW_NS: Final = 2_000_000_000  # of the other crews' speed, before one sticks and after
 
 
 class Note(NamedTuple):
-    """A line of a crew's journal."""
-
     at_ns: int
     what: str
     crew: str
@@ -52,20 +47,27 @@ def chosen(flights: Sequence[Original]) -> list[Original]:
     return [each for each in flights[: min(FLIGHTS_MAX, len(flights) // 2)] if each.key]
 
 
-async def deliver(
-    stack: Stack, folder: Path, flights: Sequence[Original], seed: int, screen: Screen
-) -> dict[str, Any]:
-    """Publish flights, have them delivered, and return the figures."""
-    async with (
-        connect(stack.address("ledger")) as client,
-        client.producer(TOPIC, name="tower", max_pending_messages=IN_FLIGHT_MAX) as producer,
-    ):
-        await asyncio.gather(
+async def publish_all(
+    client: Client, topic: str, flights: Sequence[Original], batching: Batching | None = None
+) -> list[Receipt]:
+    """Publish flights in their order."""
+    async with client.producer(
+        topic, name="tower", batching=batching, max_pending_messages=IN_FLIGHT_MAX
+    ) as producer:
+        return await asyncio.gather(
             *(
                 producer.send_nowait(each.payload, key=each.key, properties=each.properties)
                 for each in flights
             )
         )
+
+
+async def deliver(
+    stack: Stack, folder: Path, flights: Sequence[Original], seed: int, screen: Screen
+) -> dict[str, Any]:
+    """Publish flights, have them delivered, and return the figures."""
+    async with connect(stack.address("ledger")) as client:
+        await publish_all(client, TOPIC, flights)
     crews = _Crews(stack, folder, seed, flights, screen.step("delivering", len(flights)))
     started = time.monotonic()
     try:
@@ -101,11 +103,11 @@ async def _deliver(stack: Stack, crews: "_Crews", screen: Screen) -> tuple[int, 
     await crews.until(0.6)
     screen.tell("one crew sticks on one flight")
     stuck_ns = time.monotonic_ns()
-    crews.send(STUCK, signal.SIGUSR1)
+    crews.running[STUCK].send(signal.SIGUSR1)
     await crews.until(enough=lambda: len(crews.left) <= crews.stuck)
     waiting = len(crews.left)
     screen.tell(f"everything else is delivered; {waiting} aircraft wait; the crew goes on")
-    crews.send(STUCK, signal.SIGUSR2)
+    crews.running[STUCK].send(signal.SIGUSR2)
     await crews.until()
     return stuck_ns, waiting
 
@@ -121,7 +123,7 @@ class _Crews:
         self._seed = seed
         self._total = len(flights)
         self._step = step
-        self._running: dict[str, Application] = {}
+        self.running: dict[str, Application] = {}
         self._journals: dict[str, Tail] = {}
         self._ended: set[Position] = set()
         self.notes: list[Note] = []  # each crew's in its order
@@ -133,20 +135,17 @@ class _Crews:
         addresses = [self._stack.address(each) for each in ("ledger", "dispatcher")]
         arguments = [*addresses, self._folder, name, share_refused, self._seed]
         log = self._folder / f"{name}.log"
-        self._running[name] = Application("tools.demo.crew", lambda: arguments, log)
-        await self._running[name].start()
+        crew = self.running[name] = Application("tools.demo.crew", lambda: arguments, log)
+        await crew.start()
         self._journals[name] = Tail(path_of(self._folder, name))
 
     async def kill(self, name: str) -> None:
-        await self._running.pop(name).end()
+        await self.running.pop(name).end()
         self.killed_ns[name] = time.monotonic_ns()
-
-    def send(self, name: str, number: signal.Signals) -> None:
-        self._running[name].send(number)
 
     async def end(self) -> None:
         """End all in good order, and read the rest of their journals."""
-        await asyncio.gather(*(each.end(signal.SIGTERM) for each in self._running.values()))
+        await asyncio.gather(*(each.end(signal.SIGTERM) for each in self.running.values()))
         self._read()
 
     async def until(self, share: float = 1, enough: Callable[[], bool] | None = None) -> None:
@@ -158,7 +157,7 @@ class _Crews:
         """
         before, since = -1, time.monotonic()
         while time.monotonic() - since <= PATIENCE_S:
-            for crew in self._running.values():
+            for crew in self.running.values():
                 crew.check()
             await asyncio.to_thread(self._read)
             ended = len(self._ended)

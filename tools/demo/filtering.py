@@ -21,16 +21,17 @@ from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc as pb_grpc
 from seqgate.api.filter.v1 import filter_pb2
-from seqgate.client import Batching, Client, Consumer, MessageId, connect
+from seqgate.client import Batching, Consumer, MessageId, connect
 from seqgate.errors import StaleTokenError
 from tools.demo.dataset import Original
-from tools.demo.delivery import IN_FLIGHT_MAX
+from tools.demo.delivery import publish_all
 from tools.demo.report import Screen, Step
 from tools.stack.stack import Stack
 
 TOPIC: Final = "nyc/2013/departures"
 NAMES: Final[dict[str, Any]] = {"topic": TOPIC, "subscription": "newark"}
 ORIGIN: Final = "EWR"  # the airport whose flights are wanted
+EXPRESSION: Final = f"properties.origin == '{ORIGIN}'"
 FLIGHTS_MAX: Final = 20_000  # flights that are published for it
 OUTAGE_S: Final = 2.0  # of the filter service
 PATIENCE_S: Final = 15.0  # without a flight: then none is left
@@ -54,9 +55,14 @@ async def filter_flights(
         aio.insecure_channel(stack.address("dispatcher")) as channel,
         connect(stack.address("ledger"), stack.address("dispatcher")) as client,
     ):
-        entries = await _publish(client, flights)
+        batching = Batching(filter_properties=("origin",))  # batches end where the airport changes
+        receipts = await publish_all(client, TOPIC, flights, batching)
+        entries = len({receipt.message_id.position for receipt in receipts})
         stub = pb_grpc.DispatcherServiceStub(channel)
-        await _subscribe(stub)
+        start = common_pb2.Start(earliest=common_pb2.Earliest())
+        await stub.CreateSubscription(pb.CreateSubscriptionRequest(**NAMES, start=start))
+        origin = filter_pb2.Filter(name="origin", version=1, expression=EXPRESSION)
+        await stub.SetFilters(pb.SetFiltersRequest(**NAMES, filters=[origin]))
         screen.tell(
             f"{len(flights):,} flights are in {entries:,} entries; only those from {ORIGIN} are "
             "wanted; the filter service is away"
@@ -88,30 +94,6 @@ async def filter_flights(
         "outages": 2,
         "seconds": round(time.monotonic() - started, 1),
     }
-
-
-async def _publish(client: Client, flights: Sequence[Original]) -> int:
-    """Publish flights in their order, in batches that end where the airport changes. Returns how
-    many entries that made."""
-    producer = client.producer(
-        TOPIC,
-        name="tower",
-        batching=Batching(filter_properties=("origin",)),
-        max_pending_messages=IN_FLIGHT_MAX,
-    )
-    async with producer:
-        receipts = await asyncio.gather(
-            *(producer.send_nowait(each.payload, properties=each.properties) for each in flights)
-        )
-    return len({receipt.message_id.position for receipt in receipts})
-
-
-async def _subscribe(stub: "pb_grpc.DispatcherServiceAsyncStub") -> None:
-    start = common_pb2.Start(earliest=common_pb2.Earliest())
-    await stub.CreateSubscription(pb.CreateSubscriptionRequest(**NAMES, start=start))
-    expression = f"properties.origin == '{ORIGIN}'"
-    origin = filter_pb2.Filter(name="origin", version=1, expression=expression)
-    await stub.SetFilters(pb.SetFiltersRequest(**NAMES, filters=[origin]))
 
 
 class _Arrivals:

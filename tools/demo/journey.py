@@ -6,8 +6,8 @@ printed as a tree; all spans are in trace.jsonl, one JSON object a line.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -32,11 +32,8 @@ class Following:
     def __init__(self, received: Received | None) -> None:
         self._received = received
         self._trace_id = ""
-
-    @property
-    def environment(self) -> Mapping[str, str]:
+        self.environment = {} if received is None else received.environment(FOLLOWED)
         """The stack's settings."""
-        return {} if self._received is None else self._received.environment(FOLLOWED)
 
     async def travel(self, stack: Stack) -> None:
         """Send one message through the services.
@@ -63,11 +60,8 @@ class Following:
 @asynccontextmanager
 async def following(*, wanted: bool) -> AsyncIterator[Following]:
     """Receive spans, if wanted, while the context lasts."""
-    if wanted:
-        async with otlp_receiver() as received:
-            yield Following(received)
-    else:
-        yield Following(None)
+    async with otlp_receiver() if wanted else nullcontext() as received:
+        yield Following(received)
 
 
 def run(ledger: str, dispatcher: str) -> str:

@@ -1,16 +1,20 @@
 """Is every message in the log, once, in order, unaltered, and where its receipt says?
 
-`prove` collects the evidence: the log as a reader gets it and entry by entry, the producers'
-receipts, and the deduplication state. Two machines hold it against the data set: MessageProof
-judges messages; ChunkProof judges the attempts to publish large messages. Nothing is believed that
-a service or a producer says about itself.
+`recover` brings back what Redis has lost. `prove` collects the evidence: the log as a reader gets
+it and entry by entry, the producers' receipts, and the deduplication state. Two machines hold it
+against the data set: MessageProof judges messages; ChunkProof judges the attempts to publish large
+messages. Nothing is believed that a service or a producer says about itself.
 """
 
-from collections.abc import AsyncIterator, Iterable
+import json
+import time
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
+from io import StringIO
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from grpc import aio
 
@@ -23,8 +27,16 @@ from tools.demo.publisher import TOPIC, Progress
 from tools.demo.relay import Crashes, Stalled
 from tools.demo.report import Screen
 from tools.stack.stack import Stack
+from tools.stack.worker import in_worker
 
 EXAMPLES_MAX: Final = 3  # examples of each broken promise that are kept
+PRODUCERS_MAX: Final = 1_000  # far more than there are
+
+REBUILT: Final = ("topics", "producers", "entries", "seconds")
+AUDITED: Final = ("topics", "producers", "entries", "messages", "findings")
+"""The fields of the jobs' summaries that are reported."""
+
+Fields = dict[str, Any]
 
 
 async def prove(
@@ -55,8 +67,12 @@ async def prove(
             if seen % 1_000 == 0:
                 step(seen)
     step(seen)
-    async for stored in _entries(stack):
-        of_chunks.see_entry(stored)
+    async with aio.insecure_channel(stack.address("ledger")) as channel:
+        request = ledger_pb2.ReadRequest(topic=TOPIC, metadata_only=True)
+        request.start.earliest.SetInParent()
+        async for response in ledger_pb2_grpc.LedgerServiceStub(channel).Read(request):
+            for stored in response.entries.entries:
+                of_chunks.see_entry(stored)
     persisted = await marks(stack)
     for proof, producers in ((of_flights, carriers), (of_weather, airports)):
         for name in producers:
@@ -65,17 +81,6 @@ async def prove(
             proof.see_mark(name, persisted.get(name))
     messages = of_weather.findings()
     return of_flights.findings(), of_chunks.findings(messages, len(weather), crashes)
-
-
-async def _entries(stack: Stack) -> AsyncIterator[ledger_pb2.StoredEntry]:
-    """The log, entry by entry, without payloads."""
-    async with aio.insecure_channel(stack.address("ledger")) as channel:
-        stub = ledger_pb2_grpc.LedgerServiceStub(channel)
-        request = ledger_pb2.ReadRequest(topic=TOPIC, metadata_only=True)
-        request.start.earliest.SetInParent()
-        async for response in stub.Read(request):
-            for stored in response.entries.entries:
-                yield stored
 
 
 async def batches_cut(stack: Stack) -> int:
@@ -88,18 +93,69 @@ async def batches_cut(stack: Stack) -> int:
 
 async def marks(stack: Stack) -> dict[str, int | None]:
     """The last id of each producer that deduplication knows to be stored."""
-    found: dict[str, int | None] = {}
-    request = dedup_pb2.ListProducersRequest(topic=TOPIC)
     async with aio.insecure_channel(stack.address("dedup")) as channel:
         stub = dedup_pb2_grpc.DedupServiceStub(channel)
-        while True:
-            page = await stub.ListProducers(request, timeout=10)
-            for each in page.producers:
-                known = each.HasField("persisted_sequence_id")
-                found[each.name] = each.persisted_sequence_id if known else None
-            if not page.next_page_token:
-                return found
-            request.page_token = page.next_page_token
+        request = dedup_pb2.ListProducersRequest(topic=TOPIC, page_size=PRODUCERS_MAX)
+        producers = (await stub.ListProducers(request, timeout=10)).producers
+    return {
+        each.name: each.persisted_sequence_id if each.HasField("persisted_sequence_id") else None
+        for each in producers
+    }
+
+
+async def recover(stack: Stack) -> tuple[Fields, Fields]:
+    """Have Spark jobs rebuild the lost state, from snapshots and the log after them; compare it
+    with the whole log; and audit the log. They share a process and a session.
+
+    Returns:
+        The rebuild's figures: `differences` counts producers that then differ from the log, and
+        `failed` topics that were not rebuilt. And the audit's figures.
+
+    Raises:
+        ChildFailed: a job did not run to its end.
+    """
+    addresses = map(stack.address, ("ledger", "dedup", "cursor"))
+    found: tuple[Fields, Fields] = await in_worker(__name__, *addresses)
+    return found
+
+
+def run(ledger: str, dedup: str, cursor: str) -> tuple[Fields, Fields]:
+    # The demo itself has no Spark.
+    from seqgate.jobs.audit.__main__ import main as audit
+    from seqgate.jobs.rebuild.__main__ import main as rebuild
+    from seqgate.spark import local_session
+
+    log = ["--json", "--ledger", ledger]
+    everything = [*log, "--dedup", dedup, "--cursor", cursor]
+    spark = local_session("seqgate demo")
+    rebuilt = _lines("rebuild", lambda: rebuild(everything, spark))
+    compared = _lines("compare", lambda: rebuild([*everything, "--dry-run", "--diff", "*"], spark))
+    started = time.monotonic()
+    audited = _lines("audit", lambda: audit(log, spark))
+    seconds = round(time.monotonic() - started, 1)
+    topics = [line for line in compared if line["kind"] == "topic"]
+    failed = [line for line in rebuilt if line["kind"] == "topic" and line["outcome"] != "loaded"]
+    failed += [line for line in topics if line["outcome"] not in ("equal", "different")]
+    differences = sum(line["differing"] for line in topics)
+    return (
+        _summary(rebuilt, REBUILT) | {"differences": differences, "failed": len(failed)},
+        _summary(audited, AUDITED) | {"seconds": seconds},
+    )
+
+
+def _lines(name: str, job: Callable[[], int]) -> list[Fields]:
+    """The JSON lines that a job prints."""
+    printed = StringIO()
+    with redirect_stdout(printed):
+        status = job()
+    if status not in (0, 1):  # 1: it found differences, or what it is there to find
+        raise SystemExit(f"{name} ended with {status}: {printed.getvalue()}")
+    return list(map(json.loads, printed.getvalue().splitlines()))
+
+
+def _summary(lines: list[Fields], names: tuple[str, ...]) -> Fields:
+    summary = next(line for line in lines if line["kind"] == "summary")
+    return {name: summary[name] for name in names}
 
 
 class Findings:
@@ -169,14 +225,14 @@ class MessageProof:
 
 @dataclass(slots=True)
 class _Attempt:
-    """An attempt to publish a message, by its producer's name and its uuid."""
+    """An attempt to publish a message, by its producer's name and its uuid. `reported`: a reader
+    reported that it dropped the chunks."""
 
     name: tuple[str, str]
     num_chunks: int = 0
     chunk_ids: list[int] = field(default_factory=list)
     aborted: bool = False
     reported: bool = False
-    """A reader reported that it dropped the chunks."""
 
     @property
     def complete(self) -> bool:
@@ -196,7 +252,6 @@ class ChunkProof:
         self._read: list[Position] = []
 
     def see_entry(self, stored: ledger_pb2.StoredEntry) -> None:
-        """Take the next entry of the log."""
         metadata = stored.metadata
         if stored.aborts:
             self._attempt(metadata.producer_name, stored.aborts).aborted = True

@@ -32,13 +32,10 @@ TOPIC: Final = "nyc/2013/flights"
 LEG_FLIGHTS: Final = (1_500, 8_000)  # at least and at most
 REWIND_FLIGHTS_MAX: Final = 400
 REWIND_PROBABILITY: Final = 0.6  # before a leg
-STRETCH_FLIGHTS: Final = 500
+STRETCH_FLIGHTS: Final = 500  # of a leg; the checkpoint moves when a stretch is stored
 STRETCHES_IN_FLIGHT_MAX: Final = 6
-"""A leg is sent in stretches; the checkpoint moves when one is stored."""
-
-LATE_PROBABILITY: Final = 0.3
+LATE_PROBABILITY: Final = 0.3  # that flights of a stretch are sent once more, each alone
 LATE_FLIGHTS_MAX: Final = 5
-"""How often, and how many, flights of the latest stretch are sent once more, each alone."""
 
 BATCH_MESSAGES: Final = (1, 10, 50, 100, 500, 1_000)
 
@@ -71,8 +68,6 @@ class Progress:
 
 
 class Publisher:
-    """One producer, with its messages and its journal."""
-
     def __init__(self, client: Client, folder: Path, name: str) -> None:
         self._client = client
         self._name = name
@@ -92,17 +87,15 @@ class Publisher:
         )
 
     def _send(self, producer: Producer, numbers: Sequence[int]) -> Sends:
-        sends = []
-        for number in numbers:
-            original = self._originals[number]
-            sends.append(
-                producer.send_nowait(
-                    original.payload,
-                    key=original.key,
-                    properties=original.properties,
-                    sequence_id=original.sequence_id,
-                )
+        sends = [
+            producer.send_nowait(
+                each.payload,
+                key=each.key,
+                properties=each.properties,
+                sequence_id=each.sequence_id,
             )
+            for each in (self._originals[number] for number in numbers)
+        ]
         self._journal.write("sent", messages=len(sends))
         return sends
 
@@ -164,7 +157,6 @@ def note_receipts(journal: Journal, receipts: Sequence[Receipt], checkpoint: int
 
 
 def keep_originals(folder: Path, producer: str, originals: Sequence[Original]) -> None:
-    """Write a producer's messages to the file that its process reads."""
     originals_of(folder, producer).write_bytes(pickle.dumps(list(originals)))
 
 
@@ -175,7 +167,6 @@ def originals_of(folder: Path, producer: str) -> Path:
 async def run(
     kind: type[Airline | Station], ledger: str, folder: Path, option: str, names: Sequence[str]
 ) -> None:
-    """Publish until everything is stored."""
     async with connect(ledger) as client, asyncio.TaskGroup() as tasks:
         for name in names:
             tasks.create_task(kind(client, folder, name).publish(option))

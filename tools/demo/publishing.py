@@ -9,13 +9,13 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import cycle
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tools.demo.dataset import Originals
-from tools.demo.faults import Fault, Kind, plan
 from tools.demo.publisher import Progress, keep_originals
 from tools.demo.relay import Crashes, Relay
 from tools.demo.report import Screen
@@ -47,6 +47,70 @@ async def publish(
         return await publishing.run(random), publishing.crashes
 
 
+class Kind(Enum):
+    """A fault: its text on the screen, and the processes of the stack that are killed, in this
+    order, and restarted in reverse."""
+
+    KILL_AIRLINE = ("kill -9 of an airline's process",)
+    KILL_STATIONS = ("kill -9 of the weather stations' process",)
+    KILL_LEDGER = "kill -9 of the ledger", "ledger"
+    KILL_DEDUP = "kill -9 of dedup", "dedup"
+    KILL_BOTH = "kill -9 of the ledger and an airline", "ledger"
+    KILL_ALL = "kill -9 of the ledger, dedup and Redis", "ledger", "dedup", "redis"
+    COPY_REDIS = ("a copy of Redis's files is put aside",)
+    WIPE_REDIS = ("Redis loses everything (FLUSHALL)",)
+    RESTORE_REDIS = "kill -9 of Redis, and back comes the older copy", "redis"
+
+    def __init__(self, text: str, *killed: str) -> None:
+        self.text = text
+        self.killed = killed
+
+    @property
+    def interrupts_stations(self) -> bool:
+        """Whether it crashes the weather stations, or a service that they publish to."""
+        return self not in (Kind.KILL_AIRLINE, Kind.COPY_REDIS)
+
+
+class Fault(NamedTuple):
+    """What goes wrong, when this share of flights is known to be stored."""
+
+    at: float
+    kind: Kind
+
+
+_ORDER: Final = (
+    Kind.KILL_AIRLINE,
+    Kind.KILL_STATIONS,
+    Kind.KILL_DEDUP,
+    Kind.COPY_REDIS,
+    Kind.KILL_LEDGER,
+    Kind.KILL_AIRLINE,
+    Kind.WIPE_REDIS,
+    Kind.KILL_STATIONS,
+    Kind.KILL_BOTH,
+    Kind.KILL_DEDUP,
+    Kind.RESTORE_REDIS,
+    Kind.KILL_AIRLINE,
+    Kind.KILL_LEDGER,
+    Kind.KILL_STATIONS,
+    Kind.KILL_ALL,
+    Kind.KILL_AIRLINE,
+    Kind.KILL_LEDGER,
+)
+"""The stations are killed before anything that they publish to: a small demo ends early, and needs
+an aborted attempt."""
+
+
+def plan(random: Random) -> list[Fault]:
+    """Place each fault near the middle of one of equal parts of the way. The seed moves them; their
+    order stays, so that each run has all of them."""
+    width = 1 / (len(_ORDER) + 1)
+    return [
+        Fault(round((i + 0.5 + random.uniform(-0.3, 0.3)) * width, 4), kind)
+        for i, kind in enumerate(_ORDER)
+    ]
+
+
 class _Publishers:
     """Producers of one kind, spread over processes, each with another option at each start."""
 
@@ -75,11 +139,7 @@ class _Publishers:
         self._applications = [application(each) for each in range(min(processes, len(names)))]
 
     async def run(self) -> None:
-        """Run the processes until everything is published; they do not outlive this call.
-
-        Raises:
-            ApplicationFailed: one failed.
-        """
+        """Run the processes until everything is published; they do not outlive this call."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for application in self._applications:
@@ -96,14 +156,12 @@ class _Publishers:
             self.crashes += 1
 
     def read(self) -> dict[str, Progress]:
-        """Each producer's progress, up to now."""
         return {name: each.read() for name, each in self._progress.items()}
 
     def stored(self) -> int:
         return sum(each.checkpoint for each in self.read().values())
 
     def unfinished(self) -> set[str]:
-        """The producers that have not published everything."""
         return {name for name, each in self.read().items() if each.checkpoint < self._counts[name]}
 
 
@@ -120,7 +178,6 @@ class _Publishing:
     crashes: Crashes = field(default_factory=list)
 
     async def run(self, random: Random) -> dict[str, Any]:
-        """Publish, and return the figures when everything is acknowledged."""
         started = time.monotonic()
         step = self.screen.step("publishing", self.airlines.messages)
         async with asyncio.TaskGroup() as tasks:
@@ -139,21 +196,8 @@ class _Publishing:
             while self._unfinished():
                 step(self.airlines.stored())
                 await asyncio.sleep(POLL_S)
+        publish_s = time.monotonic() - started
         step(self.airlines.messages)
-        return self._figures(time.monotonic() - started)
-
-    def _unfinished(self) -> set[str]:
-        return self.airlines.unfinished() | self.stations.unfinished()
-
-    def _is_due(self, fault: Fault) -> bool:
-        """Whether a fault's time has come, and every station that it is to interrupt is within a
-        message. Once everything is stored, every fault is due."""
-        if self.airlines.stored() < fault.at * self.airlines.messages:
-            return False
-        stalled = {attempt.producer for attempt in self.relay.stalled}
-        return not fault.kind.interrupts_stations or self.stations.unfinished() <= stalled
-
-    def _figures(self, publish_s: float) -> dict[str, Any]:
         messages, progress = self.airlines.messages, self.airlines.read().values()
         sent = sum(each.sent for each in progress)
         return {
@@ -168,6 +212,17 @@ class _Publishing:
             "publish_s": round(publish_s, 1),
             "messages_per_s": round(sent / publish_s),
         }
+
+    def _unfinished(self) -> set[str]:
+        return self.airlines.unfinished() | self.stations.unfinished()
+
+    def _is_due(self, fault: Fault) -> bool:
+        """Whether a fault's time has come, and every station that it is to interrupt is within a
+        message. Once everything is stored, every fault is due."""
+        if self.airlines.stored() < fault.at * self.airlines.messages:
+            return False
+        stalled = {attempt.producer for attempt in self.relay.stalled}
+        return not fault.kind.interrupts_stations or self.stations.unfinished() <= stalled
 
     async def _happen(self, kind: Kind, random: Random) -> None:
         """Make a fault happen; returns when everything runs again."""

@@ -24,12 +24,6 @@ from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from tools.stack.handlers import handlers
 
-RECONNECT_QUICKLY: Final = (
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 200),
-)
-"""Channel options: a killed ledger is back soon."""
-
 POLL_S: Final = 0.01
 
 
@@ -62,20 +56,18 @@ class Gate:
         return chunk.chunk_id >= self._stops[chunk.uuid]
 
     def release(self, uuids: Iterable[str]) -> None:
-        """Let these attempts pass from now on."""
         self._released.update(uuids)
 
     def open(self) -> None:
-        """Let everything pass from now on."""
         self._open = True
 
 
 class Relay:
-    """Relays Publish streams while its context lasts."""
-
     def __init__(self, ledger: str, random: Random) -> None:
         self.gate = Gate(random)
-        self._channel = aio.insecure_channel(ledger, options=RECONNECT_QUICKLY)
+        # A killed ledger is back soon.
+        backoff = [(f"grpc.{each}_reconnect_backoff_ms", 100) for each in ("initial", "max")]
+        self._channel = aio.insecure_channel(ledger, options=backoff)
         self._stub = pb_grpc.LedgerServiceStub(self._channel)
         self._server = aio.server()
         self._streams: dict[_Stream, asyncio.Task[None]] = {}
@@ -106,7 +98,6 @@ class Relay:
         requests: AsyncIterator[pb.PublishRequest],
         context: aio.ServicerContext[pb.PublishRequest, pb.PublishResponse],
     ) -> None:
-        """Relay one stream, with the status that it ends with."""
         call: Any = self._stub.Publish()
         stream = _Stream(self.gate, call)
         sending = self._streams[stream] = asyncio.create_task(stream.send(requests))
@@ -138,7 +129,6 @@ class _Stream:
         self._settled = False
 
     async def send(self, requests: AsyncIterator[pb.PublishRequest]) -> None:
-        """Pass on what arrives, one publication at a time."""
         try:
             async for request in requests:
                 for each in one_by_one(request):
@@ -158,7 +148,6 @@ class _Stream:
                 self._settled = True
 
     async def _pass(self, publication: pb.Publication) -> None:
-        """Wait until a publication may pass."""
         chunk = publication.entries[0].metadata
         if publication.resume or chunk.uuid != self._attempt:
             self._attempt, self._settled = chunk.uuid, False
@@ -174,8 +163,7 @@ def one_by_one(request: pb.PublishRequest) -> Iterator[pb.PublishRequest]:
     """Split a request by publication; a request that has none stays as it is."""
     if not request.HasField("publications"):
         yield request
-    for publication in request.publications.publications:
-        alone = pb.Publications(
-            publications=[publication], ledger_id=request.publications.ledger_id
-        )
+    ledger_id = request.publications.ledger_id
+    for each in request.publications.publications:
+        alone = pb.Publications(publications=[each], ledger_id=ledger_id)
         yield pb.PublishRequest(publications=alone)

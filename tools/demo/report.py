@@ -4,15 +4,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, Self
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table
 
 LABELS: Final = {
@@ -95,9 +88,8 @@ def broken(report: Mapping[str, object]) -> list[str]:
 
 def show_result(report: Mapping[str, object]) -> None:
     figures, wrong = flat(report), broken(report)
-    table = Table(show_header=False, title="a year of flights, stored exactly once")
-    table.add_column(justify="left")
-    table.add_column(justify="right")
+    table = Table("", "", show_header=False, title="a year of flights, stored exactly once")
+    table.columns[1].justify = "right"
     for path, label in LABELS.items():
         value = figures[path]
         text = f"{value:,}" if isinstance(value, int | float) else str(value)
@@ -118,8 +110,7 @@ def flat(report: Mapping[str, object]) -> dict[str, object]:
     return found
 
 
-Step = Callable[[int], None]
-"""Shows how much of a part of the way is done."""
+Step = Callable[[int], None]  # shows how much of a part of the way is done
 
 
 class Screen:
@@ -127,12 +118,12 @@ class Screen:
 
     def __init__(self) -> None:
         self._console = Console()
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TaskProgressColumn(),
-            TimeElapsedColumn(),
+        self._progress = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=None),
+            progress.MofNCompleteColumn(),
+            progress.TaskProgressColumn(),
+            progress.TimeElapsedColumn(),
             console=self._console,
             expand=True,
         )
@@ -150,6 +141,5 @@ class Screen:
         return lambda completed: self._progress.update(task, completed=completed)
 
     def tell(self, text: str) -> None:
-        """A line that stays."""
         line = f"{time.monotonic() - self._started:6.1f} s  {text}"
         self._console.print(line, highlight=False, soft_wrap=True)
