@@ -12,21 +12,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from rich.console import Console
 
-from tools.bench import (
-    clients,
-    delivery,
-    filtering,
-    machines,
-    parts,
-    prices,
-    rebuild,
-    recovery,
-    report,
-)
+from tools.bench import clients, delivery, parts, rebuild, recovery, report
 from tools.bench.bench import SECONDS, Bench
 from tools.bench.figures import Measurement
 from tools.bench.rounds import BenchError
@@ -38,36 +28,34 @@ INTERRUPTED: Final = 130
 NULL_LEDGER: Final = {"ledger": (sys.executable, "-m", "tools.bench.null_ledger")}
 
 
-async def dispatch(bench: Bench) -> list[Measurement]:
-    return [*await machines.machine(bench), *await delivery.end_to_end(bench)]
-
-
-class Group(NamedTuple):
-    """Figures that are measured together, and the groups that measure their limits."""
-
-    measure: Callable[[Bench], Coroutine[Any, Any, list[Measurement]]]
-    needs: tuple[str, ...] = ()
-
-
-GROUPS: Final = {
-    "disk": Group(parts.disk),
-    "redis": Group(parts.redis),
-    "grpc": Group(parts.grpc),
-    "admit": Group(parts.unary, needs=("redis", "grpc")),
-    "exchange": Group(parts.exchange, needs=("redis", "grpc")),
-    "store": Group(parts.append, needs=("disk",)),
-    "publish": Group(clients.publish, needs=("disk", "redis", "grpc")),
-    "read": Group(clients.read),
-    "price": Group(prices.price),
-    "tracing": Group(prices.tracing),
-    "metrics": Group(prices.metrics),
-    "large": Group(clients.large, needs=("disk",)),
-    "dispatch": Group(dispatch),
-    "filter": Group(filtering.filtering),
-    "filtered": Group(delivery.filtered),
-    "recovery": Group(recovery.recovery),
-    "rebuild": Group(rebuild.rebuild, needs=("recovery",)),
+GROUPS: Final[dict[str, Callable[[Bench], Coroutine[Any, Any, list[Measurement]]]]] = {
+    "disk": parts.disk,
+    "redis": parts.redis,
+    "grpc": parts.grpc,
+    "admit": parts.unary,
+    "exchange": parts.exchange,
+    "store": parts.append,
+    "publish": clients.publish,
+    "read": clients.read,
+    "price": clients.price,
+    "tracing": clients.tracing,
+    "metrics": clients.metrics,
+    "large": clients.large,
+    "dispatch": delivery.dispatch,
+    "filter": parts.filtering,
+    "filtered": delivery.filtered,
+    "recovery": recovery.recovery,
+    "rebuild": rebuild.rebuild,
 }
+NEEDS: Final = {
+    "admit": ("redis", "grpc"),
+    "exchange": ("redis", "grpc"),
+    "store": ("disk",),
+    "publish": ("disk", "redis", "grpc"),
+    "large": ("disk",),
+    "rebuild": ("recovery",),
+}
+"""The groups that measure a group's limits."""
 
 
 async def run(options: argparse.Namespace, console: Console) -> str:
@@ -78,13 +66,13 @@ async def run(options: argparse.Namespace, console: Console) -> str:
     # Beside the project: a temporary file system may be memory, where fdatasync costs nothing.
     with tempfile.TemporaryDirectory(dir=scratch, prefix="stack-") as name:
         stack = Stack(Path(name))
-        stack.policy_file.write_text(prices.POLICIES)
+        stack.policy_file.write_text(clients.POLICIES)
         null = Stack(Path(name) / "null", services=("ledger",), commands=NULL_LEDGER)
         async with stack, null:
             bench = Bench(stack, null, options.seconds_per_measurement)
             done: list[tuple[str, Sequence[Measurement]]] = []
             for group in options.groups:
-                measurements = await stack.while_running(GROUPS[group].measure(bench))
+                measurements = await stack.while_running(GROUPS[group](bench))
                 bench.note(measurements)
                 done.append((group, measurements))
                 report.print_group(console, group, measurements)
@@ -121,7 +109,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"no such group: {', '.join(unknown)}")
     if not 0 < given.seconds_per_measurement <= 60:
         parser.error("a round takes more than 0 and at most 60 seconds")
-    wanted = {*asked, *(need for name in asked for need in GROUPS[name].needs)}
+    wanted = {*asked, *(need for name in asked for need in NEEDS.get(name, ()))}
     given.groups = [name for name in GROUPS if name in wanted]
     return given
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tools.bench.figures import Measurement, figures, in_series
 from tools.bench.logs import Logs, fill
-from tools.bench.rounds import ROUNDS, Case, Limit, Round, take_turns
+from tools.bench.rounds import ROUNDS, Case, Limit, Repeated, Round, take_turns
 from tools.stack.stack import Stack
 from tools.stack.worker import in_worker
 
@@ -57,19 +57,12 @@ class Bench:
         return math.ceil(number * min(1.0, self.seconds / SECONDS))
 
     async def measure(
-        self, cases: Sequence[Case], *, seconds: float | None = None, paired: bool = False
-    ) -> list[Measurement]:
-        """The figures of these in turn, each beside its limits."""
-        rounds = await take_turns(cases, ROUNDS, seconds or self.seconds)
-        return figures(cases, rounds, paired=paired)
-
-    async def measure_client(
         self, cases: Sequence[Case], *, paired: bool = False, **how: Any
     ) -> list[Measurement]:
-        """The same, by a client process; `how`: see `client_rounds`."""
-        return figures(cases, await self.client_rounds(cases, **how), paired=paired)
+        """The figures of these in turn, each beside its limits; `how`: see `rounds`."""
+        return figures(cases, await self.rounds(cases, **how), paired=paired)
 
-    async def client_rounds(
+    async def rounds(
         self,
         cases: Sequence[Case],
         *,
@@ -77,7 +70,11 @@ class Bench:
         seconds: float | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> dict[str, list[Round]]:
+        """Calls run in this process; other cases travel to a client process, which has more of an
+        environment."""
         work = (list(cases), rounds, seconds or self.seconds)
+        if isinstance(cases[0], Repeated):
+            return await take_turns(*work)
         done: dict[str, list[Round]] = await in_worker(
             "tools.bench.rounds", *work, environment=environment
         )

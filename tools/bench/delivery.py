@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from grpc import aio
 
@@ -23,6 +23,7 @@ from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.client import Batching, Compression, Consumer, Reader, Received, connect
 from seqgate.client._channel import open_channel
+from tools.bench import machines
 from tools.bench.bench import Bench
 from tools.bench.clients import Workload
 from tools.bench.figures import MEDIAN, Measurement, computing, figures
@@ -32,11 +33,11 @@ from tools.bench.rounds import BenchError, Meter, Round, check, one_round
 if TYPE_CHECKING:
     from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceAsyncStub
 
+L = TypeVar("L", bound="ReadLog")
+
 MESSAGES: Final = 20_000  # of a backlog
 SHAPES: Final = ((1, 10_000), (4, 10_000), (16, 10_000), (4, 10), (4, 1_000_000))
 """Consumers, and the keys that they share; a million are more than there are messages."""
-
-STUCK_SHAPE: Final = (4, 10_000)  # where one consumer is stuck
 
 BATCHES: Final = 4_000  # of a backlog of batches, each of one key
 BATCH_MESSAGES: Final = 10
@@ -64,26 +65,27 @@ _subscriptions = itertools.count()
 # answers sends the same
 
 
-async def end_to_end(bench: Bench) -> list[Measurement]:
-    plain = ReadLog(
-        "plain read of the log, metadata and payloads",
-        **_backlog(bench, 10_000),
-        address=bench.address("ledger"),
-    )
+async def dispatch(bench: Bench) -> list[Measurement]:
+    found = await machines.machine(bench)
+    plain = _read(bench, ReadLog, "plain read of the log, metadata and payloads", 10_000)
     cases: list[Workload] = [plain]
-    for shape in SHAPES:
-        answered = _deliver(bench, f"bare stream, {_noun(*shape)}", *shape, null=True)
-        limits = [plain.name, answered.name]
-        cases += [answered, _deliver(bench, f"delivered, {_noun(*shape)}", *shape, limits=limits)]
+    for consumers, keys in SHAPES:
+        noun = f"{consumers} consumer{'s' if consumers > 1 else ''}, {keys:,} keys"
+        bare, name = f"bare stream, {noun}", f"delivered, {noun}"
+        cases.append(_read(bench, Deliver, bare, keys, null=True, consumers=consumers))
+        limits = [plain.name, bare]
+        cases.append(_read(bench, Deliver, name, keys, consumers=consumers, limits=limits))
 
-    noun = f"delivered, what {STUCK_SHAPE[0] - 1} of {_noun(*STUCK_SHAPE)} get"
-    none = _deliver(bench, f"{noun}, none stuck", *STUCK_SHAPE, of_others=True)
-    one = replace(none, name=f"{noun}, one stuck", stuck=True, limits=[none.name])
+    noun = "delivered, what 3 of 4 consumers, 10,000 keys get"
+    none, stuck = f"{noun}, none stuck", f"{noun}, one stuck"
+    others: dict[str, Any] = {"consumers": 4, "of_others": True}
+    cases.append(_read(bench, Deliver, none, 10_000, **others))
+    cases.append(_read(bench, Deliver, stuck, 10_000, **others, stuck=True, limits=[none]))
 
     followed = Arrive(
         "published until a plain read has it",
         address=bench.address("ledger"),
-        topic="bench/dispatch/0-keys",
+        topic="bench/dispatch/arriving",
         units={},
         shares=(MEDIAN, 0.99),
     )
@@ -93,62 +95,45 @@ async def end_to_end(bench: Bench) -> list[Measurement]:
         dispatcher=bench.address("dispatcher"),
         limits=[followed.name],
     )
-    return await bench.measure_client([*cases, none, one, followed, arrived])
+    return [*found, *await bench.measure([*cases, followed, arrived])]
 
 
-def _deliver(
-    bench: Bench, name: str, consumers: int, keys: int, *, null: bool = False, **more: Any
-) -> "Deliver":
-    backlog = _backlog(bench, keys, "null" if null else "ledger")
-    address = bench.address("null" if null else "dispatcher")
-    return Deliver(name, **backlog, address=address, consumers=consumers, **more)
-
-
-def _backlog(bench: Bench, keys: int, ledger: str = "ledger") -> dict[str, Any]:
-    return {
-        "ledger": bench.address(ledger),
-        "topic": f"bench/dispatch/{keys}-keys",
-        "messages": bench.scaled(MESSAGES),
-        "keys": keys,
-        "pids": bench.pids("dispatcher", "ledger", "cursor"),
-    }
-
-
-def _noun(consumers: int, keys: int) -> str:
-    return f"{consumers} consumer{'s' if consumers > 1 else ''}, {keys:,} keys"
+def _read(
+    bench: Bench, kind: type[L], name: str, keys: int, *, null: bool = False, **more: Any
+) -> L:
+    service = "dispatcher" if kind is Deliver else "ledger"
+    return kind(
+        name,
+        address=bench.address("null" if null else service),
+        ledger=bench.address("null" if null else "ledger"),
+        topic=f"bench/dispatch/{keys}-keys",
+        messages=bench.scaled(MESSAGES),
+        keys=keys,
+        pids=bench.pids("dispatcher", "ledger", "cursor"),
+        **more,
+    )
 
 
 # ---- with filters: what judging costs, and what opening batches would
 
 
 class Way(NamedTuple):
-    """A way to deliver a backlog.
-
-    Attributes:
-        limit: the way that it is held against.
-        share: the part of the messages that the filter accepts.
-        opens: whether a dispatcher delivers that opens every batch to decide.
-        computes: whether the dispatcher's time is held against that of the limit.
-    """
+    """A filter that accepts a share of the messages, and the way that it is held against."""
 
     name: str
     expression: str = ""
     limit: str = ""
     share: float = 1
-    opens: bool = False
-    computes: bool = True
 
 
-NO_FILTER: Final = "delivered, no filter"
-ALL: Final = "delivered, all accepted"
-HALF: Final = "judged, half rejected"
-HALF_WANTED: Final = f"properties.{PROPERTY}.startsWith('{WANTED}')"
-WAYS: Final = (
-    Way(NO_FILTER),
-    Way(ALL, f"properties.{PROPERTY} != 'none'", NO_FILTER),
-    Way(f"{ALL}, batches opened", f"properties.{ANSWER} != ''", ALL, opens=True),
-    Way(HALF, HALF_WANTED, NO_FILTER, share=0.5, computes=False),
-    Way(f"{HALF}, batches opened", f"properties.{ANSWER} == 'all'", HALF, share=0.5, opens=True),
+NONE: Final = Way("delivered, no filter")
+ALL: Final = Way("delivered, all accepted", f"properties.{PROPERTY} != 'none'", NONE.name)
+HALF: Final = Way(
+    "judged, half rejected", f"properties.{PROPERTY}.startsWith('{WANTED}')", NONE.name, 0.5
+)
+OPENED: Final = (
+    Way(f"{ALL.name}, batches opened", f"properties.{ANSWER} != ''", ALL.name),
+    Way(f"{HALF.name}, batches opened", f"properties.{ANSWER} == 'all'", HALF.name, 0.5),
 )
 
 
@@ -168,10 +153,10 @@ async def filtered(bench: Bench) -> list[Measurement]:
         pids = {"opening": opening.pids("dispatcher")["dispatcher"]}
         pids |= bench.pids("dispatcher", "filter", "ledger", "cursor")
         for kind, sets in ((f"{FEW} property sets", FEW), ("all distinct", batches)):
-            for way in WAYS:
+            for way in (NONE, ALL, OPENED[0], HALF, OPENED[1]):
                 case = Deliver(
                     f"{way.name}, {kind}",
-                    address=(opening if way.opens else bench).address("dispatcher"),
+                    address=(opening if way in OPENED else bench).address("dispatcher"),
                     ledger=bench.address("ledger"),
                     topic=f"bench/filtered/{kind.replace(' ', '-')}",
                     limits=[f"{way.limit}, {kind}"] if way.limit else [],
@@ -185,11 +170,13 @@ async def filtered(bench: Bench) -> list[Measurement]:
                 )
                 cases.append((way, case))
         workloads = [case for _, case in cases]
-        rounds = await bench.client_rounds(workloads, rounds=bench.scaled(TURNS))
+        rounds = await bench.rounds(workloads, rounds=bench.scaled(TURNS))
     computed: dict[str, Measurement] = {}
     for way, case in cases:
-        limit = computed[str(case.limits[0])] if case.limits and way.computes else None
-        process = "opening" if way.opens else "dispatcher"
+        # That of half the messages is not comparable with that of all of them.
+        held = case.limits and way is not HALF
+        limit = computed[str(case.limits[0])] if held else None
+        process = "opening" if way in OPENED else "dispatcher"
         name, own = f"dispatcher computes: {case.name}", rounds[case.name]
         computed[case.name] = computing(name, "message", own, process, limit)
     return [*figures(workloads, rounds, paired=True), *computed.values()]
@@ -355,10 +342,7 @@ class Arrive(Workload):
 
 # ---- a consumer's bare stream, which ends with its channel
 
-
-class Stream(NamedTuple):
-    call: Any
-    epoch: int
+Stream = tuple[Any, int]  # the call, and the subscription's epoch
 
 
 async def _joined(stub: "DispatcherServiceAsyncStub", names: dict[str, Any], number: int) -> Stream:
@@ -370,7 +354,7 @@ async def _joined(stub: "DispatcherServiceAsyncStub", names: dict[str, Any], num
     )
     call = stub.Consume()
     await call.write(pb.ConsumeRequest(subscribe=subscribe))
-    return Stream(call, (await _next(call)).subscribed.epoch)
+    return call, (await _next(call)).subscribed.epoch
 
 
 async def _settled(stream: Stream, *, stuck: bool) -> AsyncIterator[int]:

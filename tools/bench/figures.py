@@ -65,7 +65,7 @@ class Measurement:
         unit: of a rate, `.../s`; of any other figure, less is better.
         values: the figure of each round.
         payload_bytes: payload of one message or entry; None: no figure in MB/s.
-        paired: ratios are of the limit's rounds and these, one by one.
+        pairs: the ratios of rounds that were measured in turn with the limit's.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Measurement:
     limit: "Limit | Measurement | None" = None
     cpu: Mapping[str, float] | None = None
     payload_bytes: int | None = None
-    paired: bool = False
+    pairs: Spread | None = None
 
     @property
     def value(self) -> float:
@@ -84,13 +84,6 @@ class Measurement:
     @property
     def mb_per_s(self) -> float | None:
         return None if self.payload_bytes is None else self.value * self.payload_bytes / 1e6
-
-    @property
-    def pairs(self) -> Spread | None:
-        if not self.paired:
-            return None
-        assert isinstance(self.limit, Measurement)
-        return over_rounds(list(map(ratio, self.values, self.limit.values)))
 
     @property
     def ratio(self) -> float | None:
@@ -143,16 +136,12 @@ def rate(
     """`unit` a second, where a call does `each` of them, beside the lowest limit, if any."""
     values = [one.rate * each for one in rounds]
     comparable = [_per_message(limit, payload_bytes) for limit in limits]
-    return Measurement(
-        name,
-        f"{unit}/s",
-        over_rounds(values),
-        values,
-        limit=min(comparable, key=lambda limit: limit.value, default=None),
-        cpu=_cpu_percent(rounds),
-        payload_bytes=payload_bytes,
-        paired=paired and bool(limits),
-    )
+    limit = min(comparable, key=lambda limit: limit.value, default=None)
+    pairs = None
+    if paired and isinstance(limit, Measurement):
+        pairs = over_rounds(list(map(ratio, values, limit.values)))
+    cpu, spread = _cpu_percent(rounds), over_rounds(values)
+    return Measurement(name, f"{unit}/s", spread, values, limit, cpu, payload_bytes, pairs)
 
 
 def latency(
@@ -185,7 +174,6 @@ def _per_message(limit: Limit | Measurement, payload_bytes: int | None) -> Limit
 def _cpu_percent(rounds: Sequence[Round]) -> Mapping[str, float] | None:
     """By process, in percent of one core, over all rounds."""
     elapsed_s = sum(one.elapsed_s for one in rounds)
-    names = rounds[0].cpu_s
-    totals = {name: sum(one.cpu_s[name] for one in rounds) for name in names}
+    totals = {name: sum(one.cpu_s[name] for one in rounds) for name in rounds[0].cpu_s}
     # Clocks tick: the time of others is a small difference of large numbers.
     return {name: max(0.0, 100 * each / elapsed_s) for name, each in totals.items()} or None

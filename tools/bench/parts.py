@@ -1,6 +1,6 @@
-"""Parts alone: what the machine, Redis and gRPC allow, and beside that the ledger's store and the
-dedup service."""
+"""Parts alone: what the machine, Redis and gRPC allow, and beside it store, dedup and filter."""
 
+import itertools
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,12 +11,15 @@ from grpc import aio
 from grpc_health.v1 import health_pb2
 
 from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.filter.v1 import filter_pb2
+from seqgate.api.filter.v1.filter_pb2_grpc import FilterServiceStub
 from seqgate.api.internal.dedup.v1.writer_pb2_grpc import DedupWriterServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from seqgate.services import deduplication as dedup
 from seqgate.services.dedup.adapters.connect import connect_redis
 from seqgate.services.dedup.adapters.redis import RedisStateStore
+from seqgate.services.filter.adapters.cel import CelEngine
 from seqgate.services.ledger.adapters.dedup import GrpcDeduplicator
 from seqgate.services.ledger.adapters.sqlite import open_sqlite_store
 from seqgate.services.ledger.ports import LedgerStore
@@ -35,6 +38,14 @@ to the database when it has become so large."""
 
 COMMIT_ENTRIES: Final = (1, 100, 1_000)
 PAYLOAD_BYTES: Final = (100, 1_000)
+
+BATCH: Final = 1_000  # entries in a batch that is judged
+WINDOW: Final = 4  # batches that are under way at a time
+VOLLEY: Final = 20  # batches of a call
+EXPRESSION: Final = "properties.origin == 'JFK' && properties.carrier != 'UA'"
+FEW: Final = 10  # property sets, where there are few
+SHARED: Final = f"{FEW} property sets, shared metadata"  # sent once for all entries that share it
+DISTINCT: Final = "all distinct"  # each batch is for a new chain, so that nothing was seen before
 
 CLAIMS: Final = {1: "1 claim", 100: "100 claims", 1_000: "1,000 claims"}  # in a call
 PRODUCER: Final = "p"
@@ -244,3 +255,103 @@ async def _groups(
         before, tail = tail, Position(LEDGER_ID, group[-1])
 
     return call
+
+
+# ---- the filter service
+
+
+async def filtering(bench: Bench) -> list[Measurement]:
+    """Verdicts a second, beside a stream that accepts everything."""
+    found = await _alone(bench)
+    units = {"verdicts": BATCH * VOLLEY}
+    for kind in (f"{FEW} property sets", SHARED, DISTINCT):
+        async with (
+            aio.insecure_channel(bench.address("filter")) as service,
+            aio.insecure_channel(bench.address("null")) as null,
+        ):
+            bare, stream = f"bare stream, {kind}", f"stream, {kind}"
+            every, judged = _volley(kind, null, chains=False), _volley(kind, service, chains=True)
+            cases = [
+                Repeated(bare, every, units=units, pids=bench.pids("null")),
+                Repeated(stream, judged, units=units, limits=[bare], pids=bench.pids("filter")),
+            ]
+            found += await bench.measure(cases, paired=True)
+    return found
+
+
+async def _alone(bench: Bench) -> list[Measurement]:
+    """Verdicts in this process: of the expression, beside the same decision without a language."""
+    program = CelEngine().compile(EXPRESSION)
+    entries = [_properties(number) for number in range(BATCH)]
+    values = [{"properties": each} for each in entries]
+
+    async def by_function() -> None:
+        verdicts = [each["origin"] == "JFK" and each["carrier"] != "UA" for each in entries]
+        assert len(verdicts) == BATCH
+
+    async def by_engine() -> None:
+        for each in values:
+            program.evaluate(each)
+
+    units = {"verdicts": BATCH}
+    least = Repeated("Python function", by_function, units=units)
+    engine = Repeated("engine", by_engine, units=units, limits=[least.name])
+    return await bench.measure([least, engine], paired=True)
+
+
+def _volley(kind: str, channel: aio.Channel, *, chains: bool) -> Call:
+    """A call that has VOLLEY batches judged, WINDOW at a time, over a stream that ends with its
+    channel."""
+    stream = FilterServiceStub(channel).Evaluate()
+    batch = filter_pb2.EvaluateRequest(batch=_batch(kind))
+    filters = [filter_pb2.Filter(name="bench", expression=EXPRESSION)]
+    numbers = itertools.count()
+
+    async def send() -> None:
+        number = next(numbers)
+        if chains and (kind == DISTINCT or number == 0):
+            chain = filter_pb2.Chain(filters=filters, topic=f"bench/filter/t{number}")
+            await stream.write(
+                filter_pb2.EvaluateRequest(set_chain=filter_pb2.SetChain(chain=chain))
+            )
+        await stream.write(batch)
+
+    async def receive() -> None:
+        answer = await stream.read()
+        while isinstance(answer, filter_pb2.EvaluateResponse) and answer.HasField("chain_set"):
+            answer = await stream.read()
+        if (
+            not isinstance(answer, filter_pb2.EvaluateResponse)
+            or len(answer.verdicts.which) != BATCH
+        ):
+            raise BenchError(f"not judged: {answer}")
+
+    async def volley() -> None:
+        for number in range(VOLLEY + WINDOW):
+            if number >= WINDOW:
+                await receive()
+            if number < VOLLEY:
+                await send()
+
+    return volley
+
+
+def _batch(kind: str) -> filter_pb2.Batch:
+    if kind == SHARED:
+        shared = [entry_pb2.EntryMetadata(properties=_properties(number)) for number in range(FEW)]
+        return filter_pb2.Batch(metadata=shared, which=[number % FEW for number in range(BATCH)])
+    batch = filter_pb2.Batch()
+    for number in range(BATCH):
+        batch.metadata.add(
+            producer_name="bench",
+            sequence_id=number,
+            publish_time=1_700_000_000_000 + number,
+            properties=_properties(number if kind == DISTINCT else number % FEW),
+            partition_key=f"N{number:05}",
+            payload_crc32c=number,
+        )
+    return batch
+
+
+def _properties(number: int) -> dict[str, str]:
+    return {"origin": "JFK" if number % 3 else f"A{number:03}", "carrier": f"C{number:03}"}

@@ -84,7 +84,7 @@ async def recovery(bench: Bench) -> list[Measurement]:
         open_channel(own.address("cursor")) as cursor,
         connect_redis(own.stack.redis_url, timeout_s=REDIS_TIMEOUT_S, connections_max=1) as redis,
     ):
-        work = _Work(own, dedup, cursor, redis)
+        work = _Recovering(own, dedup, cursor, redis)
         found = []
         for states in (logs.PRODUCERS, bench.scaled(LOADED_MAX)):
             found += await work.loads(states)
@@ -105,7 +105,7 @@ class Loss(NamedTuple):
         return f"{self.logs.prefix}0"
 
 
-class _Work:
+class _Recovering:
     """What is measured, on a stack."""
 
     def __init__(self, bench: Bench, dedup: aio.Channel, cursor: aio.Channel, redis: Redis) -> None:
@@ -163,14 +163,10 @@ class _Work:
             position=cursor.mark_delete,
             properties=cursor.mark_delete_properties,
         )
-
-        async def mark_delete() -> None:
-            await self._cursor.MarkDelete(move)
-
         noun, median = f"{producers:,} producers", [MEDIAN]
         moving = f"MarkDelete with the properties of {noun}"
         cases = [
-            Repeated(moving, mark_delete, units={}, shares=median),
+            Repeated(moving, partial(self._cursor.MarkDelete, move), units={}, shares=median),
             Repeated(f"TakeSnapshot, {noun}", take, units={}, shares=median, limits=[moving]),
         ]
         return await self._bench.measure(cases)

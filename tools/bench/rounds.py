@@ -52,24 +52,21 @@ class Round(NamedTuple):
 
 class Meter:
     """Times a round, and the processor time meanwhile of these processes, if any, of this one, and
-    of others: the neighbours, and the kernel's work for us. Entered again, it adds up."""
+    of others: the neighbours, and the kernel's work for us."""
 
     def __init__(
         self, pids: Mapping[str, int], ours: Callable[[], float] = time.process_time
     ) -> None:
         self._pids = pids
         self._ours = ours
-        self.cpu_s: dict[str, float] = {}
-        self.elapsed_s = 0.0
 
     def __enter__(self) -> None:
         self._before = self._now()
         self._began = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self.elapsed_s += time.perf_counter() - self._began
-        for name, seconds in self._now().items():
-            self.cpu_s[name] = self.cpu_s.get(name, 0.0) + seconds - self._before[name]
+        self.elapsed_s = time.perf_counter() - self._began
+        self.cpu_s = {name: now - self._before[name] for name, now in self._now().items()}
 
     def round(self, calls: int) -> Round:
         return Round(calls, self.elapsed_s, cpu_s=self.cpu_s)
@@ -101,7 +98,7 @@ class Case(ABC):
     units: Mapping[str, float] = field(default_factory=lambda: {"calls": 1})
     shares: Sequence[float] = ()
     limits: Sequence[Limit | str] = ()
-    payload_bytes: int = 100
+    payload_bytes: int = 0
     in_bytes: bool = False
     pids: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0
@@ -150,13 +147,8 @@ async def one_round(call: Call, seconds: float, meter: Meter) -> Round:
     return Round(len(latencies_s), sum(latencies_s), latencies_s, meter.cpu_s)
 
 
-async def take_turns(
-    cases: Sequence[Case],
-    rounds: int,
-    seconds: float,
-    ours: Callable[[], float] = time.process_time,
-) -> dict[str, list[Round]]:
-    """The rounds of each case by its name. `ours`: the client's processor time."""
+async def take_turns(cases: Sequence[Case], rounds: int, seconds: float) -> dict[str, list[Round]]:
+    """The rounds of each case by its name."""
     done: dict[str, list[Round]] = {each.name: [] for each in cases}
     for each in cases:
         each.seconds = seconds
@@ -164,12 +156,11 @@ async def take_turns(
     for number in range(rounds):
         # To and fro, so that none always has the same neighbours.
         for each in cases if number % 2 == 0 else reversed(cases):
-            done[each.name].append(await each.round(Meter(each.pids, ours)))
+            done[each.name].append(await each.round(Meter(each.pids)))
     return done
 
 
 def run(cases: Sequence[Case], rounds: int, seconds: float) -> dict[str, list[Round]]:
-    """The same, in a process of its own: see tools.stack.worker."""
     with tracing("bench"):
         return asyncio.run(take_turns(cases, rounds, seconds))
 
