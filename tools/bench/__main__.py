@@ -11,6 +11,7 @@ import asyncio
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,9 +33,9 @@ GROUPS: Final[dict[str, Callable[[Bench], Coroutine[Any, Any, list[Measurement]]
     "disk": parts.disk,
     "redis": parts.redis,
     "grpc": parts.grpc,
-    "admit": parts.unary,
-    "exchange": parts.exchange,
-    "store": parts.append,
+    "admit": partial(parts.claims_by, name="Admit"),
+    "exchange": partial(parts.claims_by, name="Exchange"),
+    "store": parts.commits,
     "publish": clients.publish,
     "read": clients.read,
     "price": clients.price,

@@ -35,7 +35,6 @@ class Bench:
         self._found.update((each.name, each) for each in measurements)
 
     def address(self, service: str) -> str:
-        """Where a service listens, or `null`."""
         return self.null.address("ledger") if service == "null" else self.stack.address(service)
 
     def pids(self, *processes: str) -> dict[str, int]:

@@ -96,7 +96,6 @@ class Publish(Workload):
             return meter.round(sum(counts))
 
     def producer(self, client: Client, name: str | None = None) -> Producer:
-        """A producer that is not open yet."""
         return client.producer(
             self.topic,
             name=name,
@@ -232,7 +231,6 @@ def _beside_null(bench: Bench, workload: W) -> list[W]:
 
 
 async def publish(bench: Bench) -> list[Measurement]:
-    """New messages, resent messages, and single messages."""
     # One block after the other, with nothing in it but entries.
     block = parts.fdatasync(DISK_BLOCK_BYTES)
     disk = bench.limit(block, each=DISK_BLOCK_BYTES / ENTRY_BYTES)

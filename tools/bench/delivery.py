@@ -21,11 +21,11 @@ from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
 from seqgate.api.filter.v1.filter_pb2 import Filter
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
-from seqgate.client import Batching, Compression, Consumer, Reader, Received, connect
+from seqgate.client import Compression, connect
 from seqgate.client._channel import open_channel
 from tools.bench import machines
 from tools.bench.bench import Bench
-from tools.bench.clients import Workload
+from tools.bench.clients import BATCHING, Workload
 from tools.bench.figures import MEDIAN, Measurement, computing, figures
 from tools.bench.opening import ANSWER, PROPERTY, WANTED
 from tools.bench.rounds import BenchError, Meter, Round, check, one_round
@@ -42,19 +42,11 @@ SHAPES: Final = ((1, 10_000), (4, 10_000), (16, 10_000), (4, 10), (4, 1_000_000)
 BATCHES: Final = 4_000  # of a backlog of batches, each of one key
 BATCH_MESSAGES: Final = 10
 BATCHES_SHAPE: Final = (4, 1_000)
-BATCHING: Final = Batching(
-    messages_max=1_000,
-    bytes_max=1024 * 1024,
-    delay_s=0.01,
-    by_key=True,
-    filter_properties=(PROPERTY,),
-)
+BY_KEY: Final = replace(BATCHING, by_key=True, filter_properties=(PROPERTY,))
 FEW: Final = 10  # property sets, where there are few
 TURNS: Final = 5  # rounds of subscriptions with filters, where they are as long as usual
 
-PERMITS: Final = 1_000
-"""Messages that a consumer takes before it acknowledges: the client's own default."""
-
+PERMITS: Final = 1_000  # that a consumer grants at first: the client's own default
 WITHIN_S: Final = 60.0  # how long one delivery of a topic may take
 EARLIEST: Final = common_pb2.Start(earliest=common_pb2.Earliest())
 
@@ -85,14 +77,16 @@ async def dispatch(bench: Bench) -> list[Measurement]:
     followed = Arrive(
         "published until a plain read has it",
         address=bench.address("ledger"),
+        dispatcher=bench.address("dispatcher"),
         topic="bench/dispatch/arriving",
+        reads=True,
         units={},
         shares=(MEDIAN, 0.99),
     )
     arrived = replace(
         followed,
         name="published until it is delivered",
-        dispatcher=bench.address("dispatcher"),
+        reads=False,
         limits=[followed.name],
     )
     return [*found, *await bench.measure([*cases, followed, arrived])]
@@ -207,7 +201,7 @@ class ReadLog(Workload):
         if (self.ledger, self.topic) in _published:
             return
         _published.add((self.ledger, self.topic))
-        batched: dict[str, Any] = {"batching": BATCHING, "compression": Compression.LZ4}
+        batched: dict[str, Any] = {"batching": BY_KEY, "compression": Compression.LZ4}
         payloads = Random(0)
         async with (
             connect(self.ledger) as client,
@@ -218,21 +212,17 @@ class ReadLog(Workload):
                 **(batched if self.property_sets else {}),
             ) as producer,
         ):
-            sends = [
-                producer.send_nowait(
+            sends = []
+            for number in range(self.messages):
+                batch = number // BATCH_MESSAGES if self.property_sets else number
+                value = f"{WANTED if batch % 2 else 'B'}{batch % (self.property_sets or 1)}"
+                send = producer.send_nowait(
                     payloads.randbytes(self.payload_bytes // 2).hex().encode(),
-                    **self._message(number),
+                    key=f"key-{batch % self.keys}",
+                    properties={PROPERTY: value} if self.property_sets else None,
                 )
-                for number in range(self.messages)
-            ]
+                sends.append(send)
             await asyncio.gather(*sends)
-
-    def _message(self, number: int) -> dict[str, Any]:
-        if not self.property_sets:
-            return {"key": f"key-{number % self.keys}"}
-        batch = number // BATCH_MESSAGES
-        value = f"{WANTED if batch % 2 else 'B'}{batch % self.property_sets}"
-        return {"key": f"key-{batch % self.keys}", "properties": {PROPERTY: value}}
 
     async def round(self, meter: Meter) -> Round:
         request = ledger_pb2.ReadRequest(topic=self.topic, start=EARLIEST, follow=False)
@@ -246,8 +236,7 @@ class ReadLog(Workload):
         return meter.round(count)
 
 
-_published: set[tuple[str, str]] = set()
-"""Ledgers and topics of backlogs."""
+_published: set[tuple[str, str]] = set()  # ledgers and topics of backlogs
 
 
 @dataclass(kw_only=True)
@@ -311,9 +300,10 @@ class Deliver(ReadLog):
 
 @dataclass(kw_only=True)
 class Arrive(Workload):
-    """One message at a time: how long until a reader has it or, with a dispatcher, a consumer."""
+    """One message at a time: how long until a consumer has it or, if it `reads`, a reader."""
 
-    dispatcher: str | None = None
+    dispatcher: str
+    reads: bool = False
 
     async def round(self, meter: Meter) -> Round:
         payload = bytes(self.payload_bytes)
@@ -322,20 +312,19 @@ class Arrive(Workload):
             client.producer(self.topic) as producer,
         ):
             start = (await producer.send(payload)).message_id
-            arriving: Reader | Consumer = client.reader(self.topic, start=start, inclusive=False)
-            if self.dispatcher is not None:
-                name = f"s{next(_subscriptions)}"
-                arriving = client.consumer(self.topic, name, start=start)
+            reader = client.reader(self.topic, start=start, inclusive=False)
+            consumer = client.consumer(self.topic, f"s{next(_subscriptions)}", start=start)
 
             async def send() -> None:
                 sent = producer.send_nowait(payload)
                 async with asyncio.timeout(WITHIN_S):
-                    message = await anext(arriving)
-                    if isinstance(arriving, Consumer) and isinstance(message, Received):
-                        arriving.ack_nowait(message)
+                    if self.reads:
+                        await anext(reader)
+                    else:
+                        consumer.ack_nowait(await anext(consumer))
                     await sent
 
-            async with arriving:
+            async with reader if self.reads else consumer:
                 await send()
                 return await one_round(send, self.seconds, meter)
 

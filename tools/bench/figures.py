@@ -14,8 +14,6 @@ from tools.bench.rounds import Case, Limit, Round
 
 MEDIAN: Final = 0.5
 
-# ---- statistics
-
 
 class Spread(NamedTuple):
     value: float
@@ -52,9 +50,6 @@ def ratio(value: float, limit: float, *, lower_is_better: bool = False) -> float
 def in_series(*rates: float) -> float:
     """The rate of doing things one after the other, each of which alone has one of these rates."""
     return 1 / sum(1 / rate for rate in rates)
-
-
-# ---- figures
 
 
 @dataclass(frozen=True, slots=True)

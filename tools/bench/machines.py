@@ -24,9 +24,7 @@ from tools.bench.figures import MEDIAN, Measurement, latency, over_rounds
 from tools.bench.rounds import ROUNDS, BenchError, Call, Repeated, Took, check, take_turns
 
 KEYS: Final = 10_000
-PARKED: Final = ((1_000_000, KEYS), (100_000, 100_000))
-"""Messages, and their keys, that wait when a consumer joins."""
-
+PARKED: Final = ((1_000_000, KEYS), (100_000, 100_000))  # messages, and keys, that wait
 IN_FLIGHT: Final = 50_000  # messages that a consumer has when it leaves: as many as it may
 MEMORY_ENTRIES: Final = 100_000  # messages, or keys, that memory is divided by
 MEMORY_KEYS: Final = 1_000  # keys of the messages that wait
@@ -40,7 +38,6 @@ NOW_MS: Final = 1_700_000_000_000
 
 
 async def machine(bench: Bench) -> list[Measurement]:
-    """Joining, leaving and memory."""
     idle, flights = "machine, join, 0 parked", bench.scaled(IN_FLIGHT)
     heaps = f"{flights:,} entries from a dict into heaps"
     timed = [(idle, "", partial(_join, 0, KEYS))]
@@ -86,7 +83,6 @@ class Machine:
         self.subscription.join(consumer, name=f"consumer-{consumer}", now_ms=NOW_MS)
 
     def read(self, entries: int) -> None:
-        """Read the log's next entries."""
         self.perform(self.subscription.read(_log(self._next, entries, self._keys), NOW_MS))
         self._next += entries
 

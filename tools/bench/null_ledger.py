@@ -25,37 +25,36 @@ from seqgate.services.ledger.service import READ_BYTES_MAX, READ_ENTRIES_MAX
 from seqgate.times import timestamp
 from tools.stack.handlers import handlers
 
+KEPT_BYTES_MAX: Final = 4 * 1024 * 1024  # of a topic: one large message
 PAGES: Final = 20  # times that a read repeats a topic's kept entries
 
 Context = aio.ServicerContext[Any, Any]
 
 
 class Kept:
-    """The first entries of a topic: as many as one answer to a reader holds, or the chunks of the
-    first large message."""
+    """The first entries of a topic: of small messages as many as one answer to a reader holds, and
+    of large ones the chunks of the first."""
 
     def __init__(self) -> None:
         self.pages: list[pb.ReadResponse] = []
         self._entries = 0
-        self._is_full = False
+        self._bytes = 0
 
     def add(self, entry: pb.Entry) -> None:
         """Keep an entry, if there is room."""
-        metadata = entry.metadata
-        chunks = metadata.num_chunks_from_msg
-        if self._is_full or (chunks > 1 and metadata.chunk_id != self._entries):
+        size_bytes = len(entry.payload)
+        if self._entries == READ_ENTRIES_MAX or self._bytes + size_bytes > KEPT_BYTES_MAX:
             return
         if not self.pages or self.pages[-1].ByteSize() + entry.ByteSize() > READ_BYTES_MAX:
-            if self.pages and chunks <= 1:
-                self._is_full = True
-                return
             self.pages.append(pb.ReadResponse())
-        position = common_pb2.Position(ledger_id=1, entry_id=self._entries)
         self.pages[-1].entries.entries.add(
-            position=position, metadata=metadata, payload=entry.payload, append_time=timestamp(1)
+            position=common_pb2.Position(ledger_id=1, entry_id=self._entries),
+            metadata=entry.metadata,
+            payload=entry.payload,
+            append_time=timestamp(1),
         )
         self._entries += 1
-        self._is_full = self._entries >= (chunks if chunks > 1 else READ_ENTRIES_MAX)
+        self._bytes += size_bytes
 
     def deliveries(self) -> list[dispatcher_pb2.Delivery]:
         kept = [entry for page in self.pages for entry in page.entries.entries]

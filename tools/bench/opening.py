@@ -20,29 +20,21 @@ from seqgate.types import Position, TopicName
 
 PROPERTY: Final = "origin"  # of each message, that is looked at
 WANTED: Final = "A"  # how it begins where a message is wanted
-ANSWER: Final = "wanted"
-"""The property of an entry with its verdict: `all` or `none` of its messages are wanted."""
+ANSWER: Final = "wanted"  # the property of an entry that says whether all or none are
 
 
 class OpeningLog(GrpcLog):
-    """A log whose batches are opened as they are read."""
-
     async def follow(
         self, topic: TopicName, after: Position | None
     ) -> AsyncIterator[Sequence[StoredEntry]]:
         async for page in super().follow(topic, after):
             for each in page:
-                each.metadata.properties[ANSWER] = answer_of(each)
+                messages = open_batch(each.metadata, each.payload)
+                properties = (message.metadata.properties.get(PROPERTY, "") for message in messages)
+                wanted = sum(value.startswith(WANTED) for value in properties)
+                assert wanted in (0, len(messages))
+                each.metadata.properties[ANSWER] = "all" if wanted else "none"
             yield page
-
-
-def answer_of(entry: StoredEntry) -> str:
-    """What the messages of a batch say, each of which is looked at."""
-    messages = open_batch(entry.metadata, entry.payload)
-    properties = (each.metadata.properties.get(PROPERTY, "") for each in messages)
-    wanted = sum(each.startswith(WANTED) for each in properties)
-    assert wanted in (0, len(messages))
-    return "all" if wanted else "none"
 
 
 if __name__ == "__main__":

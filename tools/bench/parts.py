@@ -32,12 +32,8 @@ from tools.bench.logs import METADATA, entry
 from tools.bench.rounds import BenchError, Call, Repeated
 
 BLOCK_BYTES: Final = (1_000, 20_000, 100_000, 1_000_000)  # the sizes that are written at a time
-RING_BYTES: Final = 16 * 1024 * 1024
-"""How large the file is that is written over and over: as SQLite's write-ahead log, which it copies
-to the database when it has become so large."""
-
-COMMIT_ENTRIES: Final = (1, 100, 1_000)
-PAYLOAD_BYTES: Final = (100, 1_000)
+RING_BYTES: Final = 16 * 1024 * 1024  # of the file written over and over: as SQLite's log at most
+COMMITS: Final = tuple((count, size) for size in (100, 1_000) for count in (1, 100, 1_000))
 
 BATCH: Final = 1_000  # entries in a batch that is judged
 WINDOW: Final = 4  # batches that are under way at a time
@@ -142,14 +138,8 @@ async def grpc(bench: Bench) -> list[Measurement]:
 # ---- the ledger's store
 
 
-async def append(bench: Bench) -> list[Measurement]:
-    """Durable commits of different sizes, one after the other."""
-    shapes = [(count, size) for size in PAYLOAD_BYTES for count in COMMIT_ENTRIES]
-    return await commits(bench, shapes, bench.seconds)
-
-
 async def commits(
-    bench: Bench, shapes: Sequence[tuple[int, int]], seconds: float
+    bench: Bench, shapes: Sequence[tuple[int, int]] = COMMITS, seconds: float | None = None
 ) -> list[Measurement]:
     """Commits of so many entries with payloads of so many bytes, beside a write and fdatasync of as
     many bytes."""
@@ -187,16 +177,9 @@ async def _commit(bench: Bench, store: LedgerStore, count: int, payload_bytes: i
 # ---- the dedup service
 
 
-async def unary(bench: Bench) -> list[Measurement]:
-    return await _claims(bench, "Admit", UNARY)
-
-
-async def exchange(bench: Bench) -> list[Measurement]:
-    return await _claims(bench, "Exchange", STREAM)
-
-
-async def _claims(bench: Bench, name: str, ping_pong: str) -> list[Measurement]:
-    """Claims a second, through Admit or over an Exchange stream."""
+async def claims_by(bench: Bench, *, name: str) -> list[Measurement]:
+    """Claims a second, by the unary call Admit or over an Exchange stream."""
+    ping_pong = UNARY if name == "Admit" else STREAM
     async with aio.insecure_channel(bench.address("dedup")) as channel:
         stub = DedupWriterServiceStub(channel)
         line = GrpcDeduplicator(channel, timeout_s=DEDUP_TIMEOUT_S)

@@ -37,12 +37,8 @@ from tools.bench.figures import MEDIAN, Measurement, latency
 from tools.bench.logs import INCARNATION, LEDGER_ID, Logs
 from tools.bench.rounds import ROUNDS, BenchError, Meter, Repeated, Took, check, one_round
 
-PRODUCERS: Final = (10, 1_000, 10_000, 100_000)
-"""How many producers a topic has whose snapshot is taken."""
-
-LOADED_MAX: Final = 100_000
-"""How many states a load has: as many as a topic of the group `rebuild` has, or as it may have."""
-
+PRODUCERS: Final = (10, 1_000, 10_000, 100_000)  # of a topic whose snapshot is taken
+LOADED_MAX: Final = 100_000  # states of a load: as many as a topic may have
 TAILS: Final = (0, 1_000, 10_000)  # entries of the log after the snapshot
 WHOLE: Final = (10_000, 100_000)  # entries of the log, without a snapshot
 PAGE_PRODUCERS: Final = 5_000  # producers in a message of LoadState

@@ -83,9 +83,8 @@ def _cells(fields: Mapping[str, Any]) -> dict[str, str]:
     """A measurement's row, from its fields in the report."""
     limit, ratio, speed = fields["limit"], fields["ratio"], fields.get("mb_per_s")
     shares = ", ".join(f"{name} {each:.0f}" for name, each in fields.get("cpu_percent", {}).items())
-    pairs = (
-        f"\n{fields['ratio_min']:.0%} … {fields['ratio_max']:.0%}" if "ratio_min" in fields else ""
-    )
+    least = fields.get("ratio_min")
+    pairs = "" if least is None else f"\n{least:.0%} … {fields['ratio_max']:.0%}"
     return {
         "figure": fields["name"],
         "value": _number(fields["value"]),
