@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from tools.bench import clients, delivery, parts, rebuild, recovery, report
+from tools.bench import clients, delivery, parts, rebuild, recovery
 from tools.bench.bench import SECONDS, Bench
-from tools.bench.figures import Measurement
+from tools.bench.figures import Measurement, as_json, print_group
 from tools.bench.rounds import BenchError
 from tools.stack.child import ChildFailed, cancel_on_sigterm
 from tools.stack.stack import Stack, StackError
@@ -76,8 +76,8 @@ async def run(options: argparse.Namespace, console: Console) -> str:
                 measurements = await stack.while_running(GROUPS[group](bench))
                 bench.note(measurements)
                 done.append((group, measurements))
-                report.print_group(console, group, measurements)
-            return report.as_json(done)
+                print_group(console, group, measurements)
+            return as_json(done)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

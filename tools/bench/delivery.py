@@ -59,20 +59,20 @@ _subscriptions = itertools.count()
 
 async def dispatch(bench: Bench) -> list[Measurement]:
     found = await machines.machine(bench)
-    plain = _read(bench, ReadLog, "plain read of the log, metadata and payloads", 10_000)
+    plain = _of_backlog(bench, ReadLog, "plain read of the log, metadata and payloads", 10_000)
     cases: list[Workload] = [plain]
     for consumers, keys in SHAPES:
         noun = f"{consumers} consumer{'s' if consumers > 1 else ''}, {keys:,} keys"
         bare, name = f"bare stream, {noun}", f"delivered, {noun}"
-        cases.append(_read(bench, Deliver, bare, keys, null=True, consumers=consumers))
+        cases.append(_of_backlog(bench, Deliver, bare, keys, null=True, consumers=consumers))
         limits = [plain.name, bare]
-        cases.append(_read(bench, Deliver, name, keys, consumers=consumers, limits=limits))
+        cases.append(_of_backlog(bench, Deliver, name, keys, consumers=consumers, limits=limits))
 
     noun = "delivered, what 3 of 4 consumers, 10,000 keys get"
     none, stuck = f"{noun}, none stuck", f"{noun}, one stuck"
     others: dict[str, Any] = {"consumers": 4, "of_others": True}
-    cases.append(_read(bench, Deliver, none, 10_000, **others))
-    cases.append(_read(bench, Deliver, stuck, 10_000, **others, stuck=True, limits=[none]))
+    cases.append(_of_backlog(bench, Deliver, none, 10_000, **others))
+    cases.append(_of_backlog(bench, Deliver, stuck, 10_000, **others, stuck=True, limits=[none]))
 
     followed = Arrive(
         "published until a plain read has it",
@@ -92,7 +92,7 @@ async def dispatch(bench: Bench) -> list[Measurement]:
     return [*found, *await bench.measure([*cases, followed, arrived])]
 
 
-def _read(
+def _of_backlog(
     bench: Bench, kind: type[L], name: str, keys: int, *, null: bool = False, **more: Any
 ) -> L:
     service = "dispatcher" if kind is Deliver else "ledger"

@@ -11,7 +11,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2
 
 from seqgate.api.entry.v1 import entry_pb2
-from seqgate.api.filter.v1 import filter_pb2
+from seqgate.api.filter.v1 import filter_pb2 as filter_pb
 from seqgate.api.filter.v1.filter_pb2_grpc import FilterServiceStub
 from seqgate.api.internal.dedup.v1.writer_pb2_grpc import DedupWriterServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
@@ -29,7 +29,7 @@ from seqgate.types import Position, TopicName
 from tools.bench.bench import Bench
 from tools.bench.figures import MEDIAN, Measurement
 from tools.bench.logs import METADATA, entry
-from tools.bench.rounds import BenchError, Call, Repeated
+from tools.bench.rounds import BenchError, Call, Repeated, check
 
 BLOCK_BYTES: Final = (1_000, 20_000, 100_000, 1_000_000)  # the sizes that are written at a time
 RING_BYTES: Final = 16 * 1024 * 1024  # of the file written over and over: as SQLite's log at most
@@ -118,7 +118,7 @@ async def grpc(bench: Bench) -> list[Measurement]:
         aio.insecure_channel(bench.address("ledger")) as ledger,
         aio.insecure_channel(bench.address("null")) as null_ledger,
     ):
-        check = partial(health_check(ledger), health_pb2.HealthCheckRequest())
+        ask = partial(health_check(ledger), health_pb2.HealthCheckRequest())
         stream = pb_grpc.LedgerServiceStub(null_ledger).Publish()
         await stream.write(pb.PublishRequest(open=pb.Open(topic="bench/null/ping-pong")))
         await stream.read()
@@ -130,7 +130,7 @@ async def grpc(bench: Bench) -> list[Measurement]:
             await stream.write(request)
             await stream.read()
 
-        calls: dict[str, Call] = {UNARY: check, STREAM: publish}
+        calls: dict[str, Call] = {UNARY: ask, STREAM: publish}
         cases = [Repeated(name, call, shares=[MEDIAN]) for name, call in calls.items()]
         return await bench.measure(cases)
 
@@ -286,28 +286,24 @@ def _volley(kind: str, channel: aio.Channel, *, chains: bool) -> Call:
     """A call that has VOLLEY batches judged, WINDOW at a time, over a stream that ends with its
     channel."""
     stream = FilterServiceStub(channel).Evaluate()
-    batch = filter_pb2.EvaluateRequest(batch=_batch(kind))
-    filters = [filter_pb2.Filter(name="bench", expression=EXPRESSION)]
+    batch = filter_pb.EvaluateRequest(batch=_batch(kind))
+    filters = [filter_pb.Filter(name="bench", expression=EXPRESSION)]
     numbers = itertools.count()
 
     async def send() -> None:
         number = next(numbers)
         if chains and (kind == DISTINCT or number == 0):
-            chain = filter_pb2.Chain(filters=filters, topic=f"bench/filter/t{number}")
-            await stream.write(
-                filter_pb2.EvaluateRequest(set_chain=filter_pb2.SetChain(chain=chain))
-            )
+            chain = filter_pb.Chain(filters=filters, topic=f"bench/filter/t{number}")
+            await stream.write(filter_pb.EvaluateRequest(set_chain=filter_pb.SetChain(chain=chain)))
         await stream.write(batch)
 
     async def receive() -> None:
         answer = await stream.read()
-        while isinstance(answer, filter_pb2.EvaluateResponse) and answer.HasField("chain_set"):
+        while isinstance(answer, filter_pb.EvaluateResponse) and answer.HasField("chain_set"):
             answer = await stream.read()
-        if (
-            not isinstance(answer, filter_pb2.EvaluateResponse)
-            or len(answer.verdicts.which) != BATCH
-        ):
+        if not isinstance(answer, filter_pb.EvaluateResponse):
             raise BenchError(f"not judged: {answer}")
+        check(len(answer.verdicts.which), BATCH)
 
     async def volley() -> None:
         for number in range(VOLLEY + WINDOW):
@@ -319,11 +315,11 @@ def _volley(kind: str, channel: aio.Channel, *, chains: bool) -> Call:
     return volley
 
 
-def _batch(kind: str) -> filter_pb2.Batch:
+def _batch(kind: str) -> filter_pb.Batch:
     if kind == SHARED:
         shared = [entry_pb2.EntryMetadata(properties=_properties(number)) for number in range(FEW)]
-        return filter_pb2.Batch(metadata=shared, which=[number % FEW for number in range(BATCH)])
-    batch = filter_pb2.Batch()
+        return filter_pb.Batch(metadata=shared, which=[number % FEW for number in range(BATCH)])
+    batch = filter_pb.Batch()
     for number in range(BATCH):
         batch.metadata.add(
             producer_name="bench",
