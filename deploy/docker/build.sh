@@ -76,7 +76,7 @@ debian) debian_image ;;
 auto)
     if ! "$builder" inspect --type image "$PYTHON_IMAGE" >/dev/null 2>&1 &&
         ! "$builder" pull "$PYTHON_IMAGE" >/dev/null 2>&1; then
-        echo "$PYTHON_IMAGE cannot be had: building from a Debian" >&2
+        echo "cannot pull $PYTHON_IMAGE: building from a Debian" >&2
         debian_image
     fi
     ;;

@@ -1,12 +1,12 @@
 """Snapshots: a topic's state, attached to the position of its cursor `seqgate.dedup`.
 
     entries confirmed ───┐
-    time elapsed ────────┤            ┌─ the version of the cursor
+    time elapsed ────────┤            ┌─ the cursor's revision
     producers forgotten ─┼─▶ take ──▶ ├─ the state, frozen                  ─▶ mark-delete, if the
-    a long replay, a load┤            └─ (position, persisted marks)           version is the same
+    a long replay, a load┤            └─ (position, persisted marks)           revision is the same
     shutting down ───────┘
 
-The version is read before the state, so a snapshot never replaces a newer one, of any replica. A
+The revision is read before the state, so a snapshot never replaces a newer one, of any replica. A
 failure changes nothing: the previous snapshot remains, and the next attempt follows.
 
 The cursor limits trims of the log, so it is created with the first snapshot that fits, never
