@@ -63,9 +63,15 @@ class RawConsumer:
 
     async def write(self, **request: Any) -> None:
         """Send a request. On an ended stream this does nothing; see `ended`."""
-        with suppress(aio.AioRpcError, asyncio.InvalidStateError):
-            async with asyncio.timeout(WAIT_S):
-                await self._call.write(pb.ConsumeRequest(**request))
+        try:
+            with suppress(aio.AioRpcError, asyncio.InvalidStateError):
+                async with asyncio.timeout(WAIT_S):
+                    await self._call.write(pb.ConsumeRequest(**request))
+        except asyncio.CancelledError:
+            # gRPC raises it if the call, and not this task, was cancelled during the write.
+            task = asyncio.current_task()
+            if task is None or task.cancelling() or not self._call.cancelled():
+                raise
 
     async def permit(self, messages: int) -> None:
         """Grant permits."""
