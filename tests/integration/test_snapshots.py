@@ -71,11 +71,16 @@ async def test_a_snapshot_is_reported_after_redis_lost_its_state(
 
 
 async def snapshot_at(services: Services, topic: str, entry_id: int) -> cursor_pb2.Cursor:
-    """Wait for a snapshot at an entry of the first ledger."""
+    """Wait for a snapshot at an entry of the first ledger. Its cursor is created without one."""
+    position = Position(ledger_id=1, entry_id=entry_id)
 
     async def there() -> bool:
         found = await snapshot(services, topic)
-        return found is not None and found.mark_delete == Position(ledger_id=1, entry_id=entry_id)
+        return (
+            found is not None
+            and found.mark_delete == position
+            and ABOUT in found.mark_delete_properties
+        )
 
     await eventually(there, f"a snapshot at {entry_id}")
     found = await snapshot(services, topic)
