@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+CLASSES := .venv/spark-classes/spark.jsa
 # mypy takes one core for as long as the rest takes another.
 CHECKS := $(MAKE) --no-print-directory --output-sync --jobs=2 types rules
 
@@ -10,7 +11,7 @@ CHECKS := $(MAKE) --no-print-directory --output-sync --jobs=2 types rules
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep lint types rules compiled classes format bench protos errors locks clean
+.PHONY: help setup demo test test-deep lint types rules compiled format bench protos errors locks clean
 
 help:
 	@echo "make demo    publish a year of flights through crashes, and prove that each is stored once"
@@ -35,7 +36,7 @@ demo: setup
 
 # A file's tests share what they start, so they stay together.
 test: setup
-	@$(CHECKS) compiled classes
+	@$(CHECKS) compiled $(CLASSES)
 	@$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --durations=20
 
 test-deep: lint
@@ -63,7 +64,7 @@ compiled:
 	@$(BIN)/python -m pytest -q --collect-only >/dev/null
 
 # Otherwise each JVM of the tests would read Spark's classes from jar files.
-classes:
+$(CLASSES): $(READY)
 	@$(BIN)/python -m tests.support.spark_classes >/dev/null 2>&1 || echo "Spark's classes are not archived"
 
 format: setup

@@ -362,30 +362,15 @@ async def test_switching_under_constant_publishing_leaves_no_hole(
     slow_switches, quick_switches, group = 8, 100, 20
     enough = asyncio.Event()
     await services.ledger.CreateTopic(pb.CreateTopicRequest(topic=topic))
-
-    async def publish(name: str) -> int:
-        """Publish group after group; returns the number of messages."""
-        async with publishing(services.ledger, topic, name) as publisher:
-            sequence_ids = itertools.count()
-            while not enough.is_set():
-                some = [next(sequence_ids) for _ in range(group)]
-                await publisher.send(*(single(each, each) for each in some))
-                for each in some:
-                    assert (await publisher.receipt(each)).status == STORED
-            return next(sequence_ids)
-
-    async def come_and_go(name: str) -> int:
-        """Publish as one producer after the other; returns their number."""
-        for count in itertools.count():
-            if enough.is_set():
-                return count
-            async with publishing(services.ledger, topic, f"{name}-{count}") as publisher:
-                assert (await publisher.store(single(1, 0))).status == STORED
-        raise AssertionError
-
     async with asyncio.TaskGroup() as tasks:
-        steady = {name: tasks.create_task(publish(name)) for name in ("p", "q")}
-        brief = {name: tasks.create_task(come_and_go(name)) for name in ("r", "s", "t")}
+        steady = {
+            name: tasks.create_task(publish_groups(services, topic, name, group, enough))
+            for name in ("p", "q")
+        }
+        brief = {
+            name: tasks.create_task(publish_once_each(services, topic, name, enough))
+            for name in ("r", "s", "t")
+        }
         for switch in range(slow_switches):
             await policed.set(off(topic) if switch % 2 == 0 else "")
             so_far = (await get_topic(services, topic)).entries
@@ -400,28 +385,60 @@ async def test_switching_under_constant_publishing_leaves_no_hole(
         await policed.set("")
         enough.set()
 
-    entries = await services.read(topic, metadata_only=True)
-    stored: dict[str, list[int]] = {}
-    for entry in entries:
-        metadata = entry.metadata
-        stored.setdefault(metadata.producer_name, []).append(metadata.sequence_id)
     sent = {name: list(range(task.result())) for name, task in steady.items()}
     for name, task in brief.items():
         sent |= {f"{name}-{each}": [0] for each in range(task.result())}
-    assert stored == sent, "all of it, once, in order"
-
-    async def send_again(name: str) -> None:
-        async with publishing(services.ledger, topic, name) as publisher:
-            assert publisher.opened.last_sequence_id == sent[name][-1]
-            await publisher.send(*(single(each, each) for each in sent[name]))
-            for each in sent[name]:
-                assert (await publisher.receipt(each)).status == DUPLICATE, (name, each)
-
+    assert await ids_by_producer(services, topic) == sent, "all of it, once, in order"
     for some in batched(sorted(sent), 100):
-        await asyncio.gather(*(send_again(name) for name in some))
+        await asyncio.gather(*(resend(services, topic, name, sent[name]) for name in some))
     status = await services.settled(topic)
     assert status.state == dedup_pb2.TOPIC_STATE_ACTIVE
-    assert (await get_topic(services, topic)).entries == len(entries)
+    assert await ids_by_producer(services, topic) == sent
+
+
+async def publish_groups(
+    services: Services, topic: str, name: str, group: int, enough: asyncio.Event
+) -> int:
+    """Publish groups of messages until it is enough. Returns the number of messages."""
+    async with publishing(services.ledger, topic, name) as publisher:
+        sequence_ids = itertools.count()
+        while not enough.is_set():
+            some = [next(sequence_ids) for _ in range(group)]
+            await publisher.send(*(single(each, each) for each in some))
+            for each in some:
+                assert (await publisher.receipt(each)).status == STORED
+        return next(sequence_ids)
+
+
+async def publish_once_each(
+    services: Services, topic: str, prefix: str, enough: asyncio.Event
+) -> int:
+    """Publish one message each of many producers, one after the other, until it is enough. Returns
+    the number of producers."""
+    for count in itertools.count():
+        if enough.is_set():
+            return count
+        async with publishing(services.ledger, topic, f"{prefix}-{count}") as publisher:
+            assert (await publisher.store(single(1, 0))).status == STORED
+    raise AssertionError
+
+
+async def resend(services: Services, topic: str, name: str, sent: list[int]) -> None:
+    """Send a producer's messages again: all of them are duplicates."""
+    async with publishing(services.ledger, topic, name) as publisher:
+        assert publisher.opened.last_sequence_id == sent[-1]
+        await publisher.send(*(single(each, each) for each in sent))
+        for each in sent:
+            assert (await publisher.receipt(each)).status == DUPLICATE, (name, each)
+
+
+async def ids_by_producer(services: Services, topic: str) -> dict[str, list[int]]:
+    """The sequence ids in the log, in order."""
+    stored: dict[str, list[int]] = {}
+    for entry in await services.read(topic, metadata_only=True):
+        metadata = entry.metadata
+        stored.setdefault(metadata.producer_name, []).append(metadata.sequence_id)
+    return stored
 
 
 def batched(names: list[str], size: int) -> Iterator[list[str]]:

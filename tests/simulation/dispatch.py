@@ -226,6 +226,34 @@ class Broken(AssertionError):
     """A broken promise."""
 
 
+def drawn_options(random: Random) -> Options:
+    """Options of a subscription; limits are small as often as they are out of reach."""
+    kind = random.choice(
+        (SubscriptionType.KEY_SHARED,) * 5 + (SubscriptionType.SHARED, SubscriptionType.EXCLUSIVE)
+    )
+    return Options(
+        kind=kind,
+        in_order=random.random() < 0.85,
+        max_in_flight_per_key=random.choice((0, 0, 1, 2)),
+        consumer_unacked_max=random.choice((0, 4, 1000)),
+        unacked_max=random.choice((0, 0, 8, 1000)),
+        key_parked_max=random.choice((1, 3, 1000)),
+        consumer_parked_max=random.choice((2, 5, 1000)),
+        delayed_max=random.choice((1, 2, 4, 1000)),
+        delayed_bytes_max=random.choice((1, 4_000, 1_000_000)),
+        returned_max=random.choice((0, 0, 3, 1000)),
+        classic_join=random.random() < 0.15,
+        delay_holds_key=random.random() < 0.5,
+        drain_deadline_ms=random.choice((0, 0, 500)),
+        redeliveries_max=random.choice((None, None, 0, 2)),
+        after_dead_letter=random.choice(list(AfterDeadLetter)),
+        retry_first_ms=10,
+        retry_max_ms=100,
+        reschedule_max_ms=random.choice((50, 200)),
+        reschedules_max=random.choice((0, 1, 3)),
+    )
+
+
 class World:
     """A subscription's machine, with everything around it.
 
@@ -244,36 +272,10 @@ class World:
     ) -> None:
         self.random = random = Random(seed)
         self.machine, self.set = machine, acknowledged
-        kind = random.choice(
-            (SubscriptionType.KEY_SHARED,) * 5
-            + (SubscriptionType.SHARED, SubscriptionType.EXCLUSIVE)
-        )
-        self.options = Options(
-            kind=kind,
-            in_order=random.random() < 0.85,
-            max_in_flight_per_key=random.choice((0, 0, 1, 2)),
-            consumer_unacked_max=random.choice((0, 4, 1000)),
-            unacked_max=random.choice((0, 0, 8, 1000)),
-            key_parked_max=random.choice((1, 3, 1000)),
-            consumer_parked_max=random.choice((2, 5, 1000)),
-            delayed_max=random.choice((1, 2, 4, 1000)),
-            delayed_bytes_max=random.choice((1, 4_000, 1_000_000)),
-            returned_max=random.choice((0, 0, 3, 1000)),
-            classic_join=random.random() < 0.15,
-            delay_holds_key=random.random() < 0.5,
-            drain_deadline_ms=random.choice((0, 0, 500)),
-            redeliveries_max=random.choice((None, None, 0, 2)),
-            after_dead_letter=random.choice(list(AfterDeadLetter)),
-            retry_first_ms=10,
-            retry_max_ms=100,
-            reschedule_max_ms=random.choice((50, 200)),
-            reschedules_max=random.choice((0, 1, 3)),
-        )
         of_options = {each: forced.pop(each) for each in set(forced) & OPTIONS}
-        self.options = replace(self.options, **of_options)
-        kind = self.options.kind
+        self.options = replace(drawn_options(random), **of_options)
         self.mode = random.choice((Ring, Ring, AutoSplit, Sticky))
-        if kind is not SubscriptionType.KEY_SHARED:
+        if self.options.kind is not SubscriptionType.KEY_SHARED:
             self.mode = Ring
         self.ordered = self.options.orders_keys
         self.keys = [b"key-%d" % each for each in range(random.choice((1, 3, 8)))]

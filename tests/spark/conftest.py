@@ -3,17 +3,16 @@
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import pytest
 import pytest_asyncio
 from pyspark.sql import DataFrame, SparkSession
 
-from seqgate.spark import local_session, register
+from seqgate.spark import register
 from tests.integration.services import Services, running
 from tests.spark.logs import Log, fill, make_log
 from tests.support.depth import deep
-from tests.support.spark_classes import java_options
+from tests.support.spark_classes import java_options, spark_session
 
 SMALL_TOPICS = deep(quick=60, full=400)
 
@@ -21,20 +20,10 @@ SMALL_TOPICS = deep(quick=60, full=400)
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A session that starts and compiles quickly."""
-    settings = {
-        "spark.master": "local[2]",
-        "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": " ".join(java_options()),
-        "spark.sql.shuffle.partitions": "2",
-    }
-    session = local_session("tests", **settings)
-    register(session)
-    gateway: Any = session.sparkContext._gateway
-    yield session
-    session.stop()
-    gateway.shutdown()
-    with gateway.proc as java:  # it ends when its standard input closes
-        java.stdin.close()
+    settings = {"spark.master": "local[2]", "spark.driver.memory": "512m"}
+    with spark_session("tests", *java_options(), **settings) as session:
+        register(session)
+        yield session
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Spark's classes, archived once for each virtual environment: a JVM that maps the archive is up in
 half the time, and the tests start about twenty.
 
-    python -m tests.support.spark_classes    create the archive unless it exists
+    python -m tests.support.spark_classes    create the archive
 
 Without it, or with a Java that it does not fit, a JVM loads its classes from the jar files.
 """
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,15 +34,10 @@ QUICK: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 def java_options() -> list[str]:
     """Arguments with which a JVM starts quickly. It logs nothing: a warning about an archive that
     does not fit would go to standard output."""
-    if not is_archived():
+    if not all(each.exists() for each in ARCHIVES):
         return [*QUICK]
     joined = ":".join(map(str, ARCHIVES))
     return [*QUICK, "-Xlog:disable", f"-XX:SharedArchiveFile={joined}"]
-
-
-def is_archived() -> bool:
-    """Whether the archive is complete."""
-    return all(each.exists() for each in ARCHIVES)
 
 
 def create() -> None:
@@ -53,24 +49,32 @@ def create() -> None:
     dump = [str(executable), *QUICK, "-Xshare:dump", f"-XX:SharedArchiveFile={java}"]
     subprocess.run(dump, check=True, capture_output=True)
     unfinished = spark.with_suffix(".unfinished")
-    options = [
-        *QUICK,
-        "-Xlog:disable",
-        f"-XX:SharedArchiveFile={java}",
-        f"-XX:ArchiveClassesAtExit={unfinished}",
-    ]
-    _run_job(" ".join(options))
+    base, top = f"-XX:SharedArchiveFile={java}", f"-XX:ArchiveClassesAtExit={unfinished}"
+    with spark_session("classes", *QUICK, "-Xlog:disable", base, top) as session:
+        _run_job(session)
     unfinished.rename(spark)
 
 
-def _run_job(java_options: str) -> None:
-    settings = {
-        "spark.master": "local[1]",
-        "spark.driver.extraJavaOptions": java_options,
-        "spark.sql.shuffle.partitions": "1",
-    }
-    session: SparkSession = local_session("classes", **settings)
+@contextmanager
+def spark_session(name: str, *java_options: str, **settings: str) -> Iterator[SparkSession]:
+    """A session with a small shuffle, whose JVM ends with the context."""
+    session = local_session(
+        name,
+        **settings,
+        **{
+            "spark.driver.extraJavaOptions": " ".join(java_options),
+            "spark.sql.shuffle.partitions": "2",
+        },
+    )
     gateway: Any = session.sparkContext._gateway
+    yield session
+    session.stop()
+    gateway.shutdown()
+    with gateway.proc as java:  # ends with its standard input
+        java.stdin.close()
+
+
+def _run_job(session: SparkSession) -> None:
     numbers = session.createDataFrame(
         [(each, f"a{each % 3}") for each in range(10)], "n int, k string"
     )
@@ -79,10 +83,6 @@ def _run_job(java_options: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         numbers.write.mode("overwrite").parquet(folder)
         assert session.read.parquet(folder).count() == 10
-    session.stop()
-    gateway.shutdown()
-    with gateway.proc as process:  # ends with its standard input
-        process.stdin.close()
 
 
 def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -90,5 +90,4 @@ def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 if __name__ == "__main__":
-    if not is_archived():
-        create()
+    create()

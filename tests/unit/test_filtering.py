@@ -306,6 +306,19 @@ async def test_an_outage_ends_with_the_filters(world: World) -> None:
     assert world.filtering.outage is None
 
 
+async def test_a_request_that_outlives_the_filters_begins_no_outage(world: World) -> None:
+    world.use(chain("eu"))
+    world.filters.available = False
+    world.filters.answers.clear()
+    page = asyncio.create_task(world.page(*entries("eu")))
+    await asyncio.sleep(0)
+    world.use(Chain())
+    world.filters.answers.set()
+    assert await page == [ACCEPT]
+    assert world.filtering.unanswered == 1
+    assert world.filtering.outage is None
+
+
 async def test_waiting_pages_are_judged_when_the_service_returns(world: World) -> None:
     world.use(chain("eu"))
     world.filters.available = False

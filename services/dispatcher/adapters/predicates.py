@@ -91,7 +91,7 @@ class MemoryLine:
         for each in rules.filters:
             if each.expression not in self._filters.predicates:
                 raise InvalidExpression(
-                    "nothing has this name", field="filters", filter=each.name, version=each.version
+                    "no such predicate", field="filters", filter=each.name, version=each.version
                 )
         return [self._filters.predicates[each.expression] for each in rules.filters]
 

@@ -426,7 +426,7 @@ class Filtering:
             self._answered(loop.time() - asked_s, "failed")
             self._backoff_s = min(self._backoff_s * 2 or BACKOFF_FIRST_S, BACKOFF_MAX_S)
             self._ask_after_s = loop.time() + self._backoff_s
-            if self.outage is None:
+            if self.outage is None and self.chains.filters_any:
                 log.warning(
                     "filter service unavailable",
                     topic=str(self._topic),

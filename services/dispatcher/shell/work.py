@@ -182,7 +182,7 @@ class Work:
             raise busy("too many changes of subscriptions waiting", limit="WAITING_CHANGES_MAX")
         if not self._asked.fits(size_bytes):
             raise busy(
-                "changes of subscriptions that wait are too large",
+                "waiting changes of subscriptions too large",
                 limit="WAITING_CHANGES_BYTES_MAX",
             )
         self._asked.take(size_bytes)
