@@ -347,8 +347,8 @@ class Letter(NamedTuple):
         line: which of the subscription's producers publishes it, each with numbers of its own;
             empty: the first.
         generation: the number of dead letter topics that it has passed through, with this one.
-        round: the number of the first letter since the subscription was created or moved: an entry
-            that dies again after that is a new letter, not a duplicate.
+        round: the number of the first letter since the subscription was created or reset: an entry
+            that is dead-lettered again after that is a new letter, not a duplicate.
     """
 
     topic: TopicName

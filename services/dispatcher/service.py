@@ -202,7 +202,8 @@ class Dispatcher:
         is_shadow: bool,
         caller: str,
     ) -> Chains:
-        """Apply a chain from `start` on; None: as `Live.set_filters` for Unread. `caller` is the
+        """Apply a chain from `start` on; None: from the first entry that waits because a filter
+        failed, or else the first unread one; a shadow chain always from the latter. `caller` is the
         principal, if known. Raises SubscriptionNotFound, NotOwner, InvalidStart, InvalidExpression,
         InvalidChain, TooManyFilters, FiltersUnavailable, ServiceBusy."""
         live = await self.live(topic, name)

@@ -251,8 +251,8 @@ class Delays:
     # ---- kept entries
 
     def takes(self, when_ms: int, position: Position, key: bytes) -> bool:
-        """Whether to keep a message: it is due before all postponed ones, and there is room, or a
-        kept one is due later."""
+        """Whether to keep a message: there is room, or a kept one is due later; and it is due
+        before all postponed ones, or, during a pass, before those postponed since it began."""
         if self.postponed and when_ms >= self._horizon_ms:
             return False
         if self._has_room(KEPT_BYTES + len(key)):
@@ -309,7 +309,8 @@ class Delays:
         self._most = max(self._most, len(self._kept))
 
     def drop(self, position: Position) -> None:
-        """Remove an undeliverable entry. A pass, due at once, finds the entries that it held."""
+        """Remove an entry that will not be delivered, if it is postponed. If it may have held its
+        key, a pass is due at once, which finds the entries that it held."""
         if position in self.postponed:
             self.postponed.discard(position)
             if self.holds_keys:

@@ -137,8 +137,8 @@ class Delivering:
             parking.wake(lane)
 
     def _skip_undeliverable(self, lane: Lane, position: Position) -> bool:
-        """Whether an entry needs no delivery: acknowledged, or a useless chunk, which this
-        skips."""
+        """Acknowledge a chunk of an aborted attempt, and skip a useless one. Returns whether the
+        entry needs no delivery: it was one of these, or was acknowledged while it waited."""
         if position in self._settling.acknowledged:
             return True
         if self._is_over(lane, position):

@@ -54,12 +54,14 @@ class Options:
         in_order: whether a key's messages are always delivered in order; false is Pulsar's
             allowOutOfOrderDelivery. Without effect on SHARED and EXCLUSIVE.
         max_in_flight_per_key: limit of a key's unacknowledged entries; 0: none.
-        consumer_unacked_max, unacked_max: limits of unacknowledged messages; 0: none.
-        key_parked_max, consumer_parked_max: limits of parked entries; further ones are read again.
+        consumer_unacked_max, unacked_max: limits of unacknowledged messages, of a consumer and of
+            the subscription; 0: none.
+        key_parked_max, consumer_parked_max: limits of parked entries, of a key and of all keys of a
+            consumer; further ones are read again.
         delayed_max, delayed_bytes_max: limits of delayed messages in memory, and of their
             approximate bytes: those due soonest are kept, the others read again.
-        returned_max: entries awaiting redelivery at which a consumer's first deliveries pause; 0:
-            any.
+        returned_max: limit of entries of a consumer's keys that await redelivery, at which their
+            first deliveries pause; 0: none.
         classic_join: whether a consumer that joins waits until all entries read before are
             acknowledged (rememberUnackedMessageKeys=false).
         delay_holds_key: whether a delayed message holds later messages of its key.

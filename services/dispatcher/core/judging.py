@@ -188,7 +188,7 @@ class Judging:
             self._parking.accept(lane, position)
 
     def first_failed(self) -> Position | None:
-        """The first waiting entry at which filters failed, even if judged again; None: none."""
+        """The first waiting entry at which filters failed, even if judged once more; None: none."""
         failed = (
             position
             for lane in self._parking.lanes.values()

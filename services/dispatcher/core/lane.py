@@ -58,7 +58,7 @@ class Reason(Enum):
     FILTER_FAILED = auto()
     """The filters failed at a message, which waits until they are changed or retried."""
     RESCHEDULED = auto()
-    """The filters put a message off, and it holds its key."""
+    """The filters rescheduled a message, and it holds its key."""
 
 
 class Chunk(NamedTuple):

@@ -24,8 +24,9 @@ UNFINISHED_MAX: Final = 10_000
 and from then on chunks without a known first chunk are delivered, and may fail."""
 
 FINISHED_MAX: Final = 1_000
-"""Limit of those whose last chunk was read and is not acknowledged: their chunks may be read again.
-Beyond it the oldest is forgotten, and such chunks are delivered up to its end."""
+"""Limit of remembered messages whose last chunk was read and is not acknowledged: their chunks may
+be read again. Beyond it the oldest is forgotten, and up to its end chunks without a known first
+chunk are delivered."""
 
 OVER_MAX: Final = 1_000
 """Limit of remembered attempts that the log aborts, some 400 bytes each."""

@@ -261,7 +261,8 @@ class Parking:
         return None
 
     def gone(self, last: Position, found: Set[Position]) -> list[Position]:
-        """Returns postponed entries within a page of a scan that the log no longer has."""
+        """Remove and return postponed entries, within a page of a scan, that the log no longer
+        has."""
         return self.delays.gone(last, found) if self.delays.is_passing else []
 
     def _slot(self, key: bytes) -> Slot:
@@ -565,7 +566,8 @@ class Parking:
         self._count_parked(lane, 1)
 
     def due(self, now_ms: int) -> None:
-        """Give delayed entries their turn. Those that hold their key have timers of their own."""
+        """Make delayed entries that are due wait for their turn. Those that hold their key have
+        timers of their own."""
         for when_ms, position, messages, lane in self.delays.due(now_ms):
             if lane.rare is not None and lane.rare.later.pop(position, None) == when_ms:
                 self._push(lane, Returned(position, messages))

@@ -54,7 +54,7 @@ class Durable(NamedTuple):
         partial: of partly acknowledged batches, the unacknowledged messages (bits).
         keys: keys of which a message was dead-lettered, in the form of `remembered`.
         doomed: entries on their way to the dead letter topic.
-        waits: when waits that must end began.
+        waits: the start times of the oldest waits that must end.
     """
 
     acknowledged: Acknowledged

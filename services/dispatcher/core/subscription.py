@@ -673,8 +673,8 @@ class Subscription:
     def dead_lettered(
         self, position: Position, key: bytes, now_ms: int, because: Because | None = None
     ) -> list[Effect]:
-        """Complete a DeadLetter: the letter is durable, or abandoned for a reason, and the entry is
-        skipped."""
+        """Complete a DeadLetter: the letter is durable; or it is given up for a reason, and the
+        entry is skipped."""
         lane = self.lanes[key]
         assert lane.dead == position
         lane.dead = None
@@ -695,7 +695,8 @@ class Subscription:
         return self._effects(now_ms)
 
     def release_key(self, key: bytes, now_ms: int) -> list[Effect]:
-        """Release a key that is held or dead-letters its messages; `key` is a message's."""
+        """Release a key that is held, or whose messages are all dead-lettered. `key` is that of a
+        message, not of a lane."""
         key = self.lane_key(key)
         lane, forgotten = self.lanes.get(key), self.gaps.forget(key)
         self.out.add(forgotten)
@@ -723,7 +724,8 @@ class Subscription:
         self.parking.drop_if_idle(lane)
 
     def _end_chunk(self, lane: Lane, chunk: Chunk | None) -> None:
-        """After the last chunk of a message, its kept-back chunks are not needed: drop them."""
+        """Once the last chunk of a message is durably acknowledged, drop its kept-back chunks: they
+        are no longer needed."""
         if chunk is None or not chunk.is_last or lane.rare is None:
             return
         self.large.record_done(chunk.attempt)

@@ -213,8 +213,8 @@ class Filtering:
         await self._check(chains, properties)
 
     async def _check(self, chains: Iterable[Chain], properties: Mapping[str, str]) -> None:
-        """Check on a separate line. If the service has no room for its chain, check on the line
-        that judges, where the chain replaces another one for a while."""
+        """Check on a separate line. If the service has no room for more chains, check on the line
+        that judges, where each replaces another one for a while."""
         given = [chain for chain in chains if chain.filters]
         line = self._filters.line()
         try:

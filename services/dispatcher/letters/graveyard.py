@@ -251,8 +251,8 @@ class Graveyard:
             self._open.pop(position, None)
 
     async def start_over(self) -> None:
-        """Forget the gaps that a reset will deliver again: entries that fail again get new letters,
-        and until then their keys have no gap."""
+        """Forget the gaps whose messages are delivered again after a reset: those that fail again
+        get new letters, and until then their keys have no gap."""
         cursor = await self._tenure.get()
         gone = [_ROUND] if _ROUND in cursor.properties else []
         for name, value in cursor.properties.items():

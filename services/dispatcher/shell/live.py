@@ -74,7 +74,7 @@ class _Joiner:
 
 
 class Unread(NamedTuple):
-    """The start of a chain at the first unread entry; see `_from_now_on`."""
+    """Stands for the start of a change that names none; see `_from_now_on`."""
 
 
 class Live:

@@ -97,6 +97,8 @@ class Session:
         self._outbox = deque(each for each in self._outbox if not isinstance(each, Delivery))
 
     def finish(self, error: Exception | None = None, *, at_once: bool = True) -> None:
+        """End the stream: with an error at once, unless `at_once` is false, else after the queued
+        messages."""
         if self._over:
             return
         self._over = True
