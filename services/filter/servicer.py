@@ -249,7 +249,8 @@ _ASKED: Final = spans.rpc_attributes(METHOD)
 def _said(
     decisions: Sequence[Decision], which: Sequence[int], different: int, evaluated: int
 ) -> dict[str, int]:
-    """The attributes of a batch's span: its numbers of entries, by verdict and source."""
+    """The attributes of a batch's span: its number of entries, in total and by verdict, and of its
+    distinct entries how many were evaluated and how many had a cached decision."""
     said: Counter[str] = Counter()
     for place, count in Counter(which).items():
         result = decisions[place].result

@@ -293,7 +293,7 @@ def _grown(start: Shape, growth: Sequence[tuple[int, Shape]]) -> Shape:
 
 def _found(node: Call, shapes: Sequence[Shape]) -> Shape:
     """The value of a key. The value of a key drawn from the same map belongs to the same element,
-    and has the key's size."""
+    and is priced at the key's size."""
     place = node.arguments[0]
     inner = shapes[0].inner or NOTHING
     if isinstance(place, Variable) and shapes[1].drawn == place.name:

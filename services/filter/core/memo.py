@@ -41,7 +41,8 @@ class Memo:
         return decision
 
     def put(self, key: Key, decision: Decision, weight: int) -> None:
-        """Cache a decision, unless its key's weight exceeds half of the memory."""
+        """Cache a decision, unless it alone takes more than half of the memory, or fewer than two
+        decisions may be cached."""
         size = KEY_BYTES + weight
         if size > self._bytes_half or not self._entries_half:
             return

@@ -71,7 +71,7 @@ class Compiled(Protocol):
         ...
 
     def check_constants(self) -> None:
-        """Raises InvalidExpression, with its place, for a constant part that always fails."""
+        """Raises InvalidExpression, with the part's place, if a constant part always fails."""
         ...
 
     def evaluate(self, values: Values) -> bool | int | Failure:

@@ -73,8 +73,8 @@ def _atom(pattern: str, at: int) -> tuple[int, int]:
 
 
 def _class(pattern: str, start: int) -> tuple[int, int]:
-    """The size of a class, and its end: the sum over its ranges. Ranges of a negated class count
-    as beyond ASCII."""
+    """The size of a class, which is the sum over its ranges, and its end. Ranges of a negated class
+    count as beyond ASCII."""
     at = start + 1
     each = LETTER
     if pattern[at : at + 1] == "^":
