@@ -40,7 +40,8 @@ class FilterMetrics:
             else:
                 self._verdicts[result.name] += count
         self._sources["evaluated"] += evaluated
-        self._sources["remembered"] += len(which) - evaluated
+        # A batch may have metadata that no entry refers to.
+        self._sources["remembered"] += max(0, len(which) - evaluated)
         self.batch_entries(len(which))
         self.batch_duration(took_s)
 

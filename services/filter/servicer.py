@@ -191,16 +191,12 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
             await asyncio.sleep(0)
             chains.check()
             is_left = judging.go_on(TURN_STEPS)
-        decisions, which = judging.outcomes()
+        decisions, of_metadata = judging.outcomes()
+        which = [of_metadata[each] for each in batch.which] or of_metadata
         now_s = time.monotonic()
         took_s = now_s - began_s
         chains.share.judged(now_s)
         self._filters.metrics.judged(decisions, which, evaluated=judging.evaluated, took_s=took_s)
-        if batch.which:
-            try:
-                which = list(map(which.__getitem__, batch.which))
-            except IndexError:
-                raise InvalidBatch("which must be indexes of metadata", field="which") from None
         if span.is_recording():
             span.set_attributes(_said(decisions, which, len(batch.metadata), judging.evaluated))
         return pb.Verdicts(outcomes=map(_to_outcome, decisions), which=which)
@@ -238,6 +234,8 @@ def _check_batch(batch: pb.Batch) -> None:
         raise InvalidBatch(
             f"batch too large (limit {BATCH_BYTES_MAX:,} bytes)", field="metadata", bytes=size
         )
+    if batch.which and max(batch.which) >= len(batch.metadata):
+        raise InvalidBatch("which must be indexes of metadata", field="which")
 
 
 # ---- translating back

@@ -22,6 +22,7 @@ from redis.asyncio import Redis
 
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.api.filter.v1 import filter_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.services.dispatcher.config import DispatcherConfig
 from seqgate.services.filter.config import FilterConfig
@@ -42,6 +43,8 @@ from tests.integration.test_dispatcher_filters import (
     publish,
     take,
 )
+from tests.integration.test_filter_api import of as in_region
+from tests.integration.test_filter_api import streaming
 from tests.integration.test_snapshots import load, state
 from tests.support.otlp import Received, otel_variables, otlp_receiver
 from tests.support.publisher import batch, publishing, single
@@ -659,6 +662,24 @@ async def test_filter_verdicts_failures_and_cache_hits_are_counted(tell: Told, t
     assert remembered + asked == 7
     assert remembered >= 2  # at least those added later
     assert looked_up.value(told.ANSWER_DURATION, outcome="answered") >= 1
+
+
+async def test_each_entry_of_a_batch_counts_though_they_share_metadata(tell: Told) -> None:
+    before = await tell.scrape("filter")
+    async with streaming(tell.services.filter) as stream:
+        await stream.set_chain("properties.region == 'counted'")  # of no other test
+        await stream.judge(in_region("counted"), which=[0, 0, 0])
+        invalid = filter_pb2.Batch(metadata=[in_region("refused")], which=[1])
+        await stream.refuses("INVALID_BATCH", batch=invalid)
+    after = await tell.scrape("filter")
+
+    def grew(metric: Metric, **labels: str) -> float:
+        return after.value(metric, **labels) - before.value(metric, **labels)
+
+    assert grew(told.FILTER_VERDICTS, verdict="ACCEPT") == 3
+    assert grew(told.DECISIONS, source="evaluated") == 1
+    assert grew(told.DECISIONS, source="remembered") == 2
+    assert after.sum(told.BATCH_ENTRIES) - before.sum(told.BATCH_ENTRIES) == 3
 
 
 async def test_equal_chains_of_subscriptions_share_verdicts(tell: Told, topic: str) -> None:
