@@ -238,7 +238,7 @@ class Session:
         return len(self._receipts) > self._window.messages + UNREAD_RECEIPTS_MAX
 
     def forget(self, request_id: int) -> None:
-        """Release a publication that gets no receipt."""
+        """Release a publication's share of the window and of the budget, without a receipt."""
         share = self._unanswered.pop(request_id, None)
         if share is not None:
             self._messages -= share.messages

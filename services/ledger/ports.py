@@ -178,7 +178,7 @@ class LedgerStore(Protocol):
         self, topic: TopicName, positions: Sequence[Position], *, bytes_max: int, payloads: bool
     ) -> list[StoredEntry]:
         """The entries at ascending positions that exist and are not trimmed, within the limit but
-        at least one if any exists; the limit cuts off the last. Unless `payloads`, these are
+        at least one if any exists; the limit cuts off the last. Without `payloads`, payloads are
         empty."""
         ...
 
@@ -207,12 +207,14 @@ class LedgerStore(Protocol):
     async def find(
         self, topic: TopicName, producer: str, sequence_ids: Sequence[int], *, uuid: str = ""
     ) -> list[Fate]:
-        """The fates of the messages with these ids; of an id stored twice, the last copy's."""
+        """The fates of the messages with these ids; of an id stored twice, that of the copy
+        completed last."""
         ...
 
     async def find_time(self, topic: TopicName, append_ms: int) -> Position | None:
-        """The first entry appended at this time or later; None: there is none. After the clock went
-        back, one appended then or later that is first, or whose predecessor was appended before."""
+        """The first entry appended at this time or later; None: the last entry was appended before,
+        or there is none. If the clock went back, an entry appended at this time or later that is
+        the first one, or whose predecessor was appended before."""
         ...
 
     async def highest(self, topic: TopicName, ledger_id: int, producer: str) -> int | None:

@@ -645,7 +645,8 @@ def _chunk(
 
 
 def _ends_hold(publication: pb.Publication, error: DomainError) -> bool:
-    """Whether a refused publication ends a hold: not if it was for another epoch, and so stream."""
+    """Whether a refused publication ends a hold: not one for another epoch, and so for another
+    stream."""
     return publication.resume and not isinstance(error, Fenced)
 
 

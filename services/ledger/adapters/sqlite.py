@@ -197,8 +197,8 @@ _LOG: Final = """name, incarnation, ledger_id, created_ms, first_ledger, first_e
 async def open_sqlite_store(
     path: Path, *, readers: int = 2, size_max_bytes: int = 0
 ) -> AsyncIterator["SqliteLedgerStore"]:
-    """Open the database, or create it. With `size_max_bytes`, the database and its write-ahead log
-    together never exceed that size."""
+    """Open the database, or create it. With `size_max_bytes`, it refuses to grow beyond that size,
+    its write-ahead log included; see `connections`."""
 
     def prepare(connection: apsw.Connection) -> None:
         ((version,),) = _rows(connection, "PRAGMA user_version")

@@ -66,7 +66,7 @@ REPLAY_PAGE_ENTRIES: Final = 5_000
 """The most entries of one replay page."""
 
 SURPRISES_MAX: Final = 3
-"""The number of surprises in a row after which the machine pauses before it aligns again."""
+"""The most surprises in a row after which the machine aligns at once; after more, it pauses."""
 
 
 class Limits(NamedTuple):
@@ -603,7 +603,7 @@ class TopicWriter:
     def _ask_where_it_ends(self) -> None:
         """Make the next alignment ask deduplication again which entries it lacks."""
         self._behind = None
-        self._unconfirmed.clear()  # the replay reads them, after the entries lacked
+        self._unconfirmed.clear()  # the replay reads them, after the missing ones
 
     def _surprised(self) -> list[Effect]:
         """Align, since the state is not as expected; after a pause if that repeats."""
