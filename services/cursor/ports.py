@@ -58,7 +58,7 @@ class CursorStore(Protocol):
         self, topic: TopicName, name: str, look: Callable[[CursorState], T], *, whole: bool = True
     ) -> T:
         """Read a cursor in one consistent state; unless `whole`, without its mark-delete
-        properties."""
+        properties, which are not loaded then."""
         ...
 
     async def cursors(

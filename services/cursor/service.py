@@ -94,7 +94,8 @@ class ManagedCursors:
 
 
 def _become(state: CursorState, imported: Imported) -> None:
-    """Replace a cursor by an imported one. Fenced callers stay so; the lease holder becomes so."""
+    """Replace a cursor by an imported one. Fenced callers stay fenced, and so is the lease
+    holder now."""
     state.reset(imported.mark_delete, Caller())
     state.head.mark_delete_properties = dict(imported.mark_delete_properties)
     caller = Caller(successions=imported.successions)

@@ -74,7 +74,7 @@ CURSORS_MAX: Final = 1_000
 """The default and the largest page size of ListCursors."""
 
 CURSORS_BYTES_MAX: Final = 4 * 1024 * 1024
-"""The size, in bytes, at which a page of cursors ends; one cursor always fits."""
+"""The most bytes of a page of cursors; one cursor always fits."""
 
 CURSORS_STEP: Final = 8
 """The number of cursors read at a time: each may have 4 MiB."""

@@ -40,8 +40,8 @@ APPLICATION_ID: Final = 0x5E96A7C
 """Marks the file as ours (PRAGMA application_id)."""
 
 REMOVE_ROWS_MAX: Final = 1_000
-"""The most rows per table and transaction removed for a deleted cursor: other calls must not
-wait."""
+"""The most rows per table and transaction removed for a deleted cursor, so that other calls never
+wait long."""
 
 PAGES_HELD_MAX: Final = 1_024
 """The most pages, of at most 8 KiB each, that a step holds in memory before it writes them."""
@@ -57,8 +57,8 @@ PROPERTIES_HELD_BYTES_MAX: Final = 32 * 2**20
 
 SPENT_TOPICS_MAX: Final = 10_000
 """The number of topics for which the highest epoch of their deleted cursors is kept, a hundred
-bytes each. For more topics, the lowest of these is moved to all topics, whose new cursors then
-begin with higher epochs, which is harmless."""
+bytes each. Beyond that, the lowest of these epochs applies to every topic: new cursors then begin
+with higher epochs, which is harmless."""
 
 TABLES: Final = """
 CREATE TABLE cursor (
@@ -199,8 +199,8 @@ _BEFORE_ALL: Final = Position(-1, -1)
 async def open_sqlite_store(
     path: Path, *, readers: int = 2, size_max_bytes: int = 0, clock: Clock | None = None
 ) -> AsyncIterator["SqliteCursorStore"]:
-    """Open the database, or create it. With `size_max_bytes`, the database and its write-ahead log
-    together never exceed that size.
+    """Open the database, or create it. With `size_max_bytes`, it refuses to grow beyond that size,
+    its write-ahead log included; see `connections`.
 
     Raises:
         StoreUnavailable: SQLite cannot open it, or it has another layout.

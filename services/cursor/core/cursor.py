@@ -36,7 +36,7 @@ PROPERTIES_MAX: Final = 2_000
 """The most properties of a cursor's own."""
 
 PROPERTIES_BYTES_MAX: Final = 4 * 1024 * 1024
-"""The most bytes of them together, names and values, in UTF-8."""
+"""The most bytes of a cursor's own properties together, names and values, in UTF-8."""
 
 ATTEMPTS_MAX: Final = 2**32 - 1
 """The largest count of an entry's deliveries; it stays there."""
@@ -304,8 +304,8 @@ class CursorState:
 
     def acquire_lease(self, owner: str, now_ms: int, duration_ms: int) -> Lease:
         """Acquire the lease, the right to move the cursor. A clock that goes back does not end
-        another owner's lease; Lease.bounded limits how long that lasts. A recreated cursor
-        continues the epochs of the deleted one.
+        another owner's lease; Lease.bounded limits how long the lease lasts then. A recreated
+        cursor continues the epochs of the deleted one.
 
         Raises:
             LeaseHeld: another `owner` holds it, for `remaining_ms` more.
@@ -351,7 +351,7 @@ class CursorState:
 
     def release_lease(self, epoch: int, now_ms: int) -> None:
         """End the lease, also by a clock that is behind. The next owner gets a new epoch, even if
-        it is the same one.
+        that is the same owner.
 
         Raises:
             Fenced: the lease has another epoch.
@@ -370,6 +370,7 @@ class CursorState:
     # ---- checks
 
     def _checked(self, caller: Caller, positions: Iterable[Position]) -> dict[Position, Position]:
+        """Compare the caller's view with the cursor. Returns the caller's new successions."""
         if caller.epoch is not None:
             self._lease(caller.epoch)
         if caller.revision is not None and caller.revision != self.head.revision:
@@ -422,6 +423,7 @@ class CursorState:
         return news
 
     def _first(self, successions: Iterable[Succession]) -> Position:
+        """The first entry that is left in the log, as far as known."""
         told = [following for last, following in successions if last == BEFORE_FIRST]
         return max([self.holes.next_after(BEFORE_FIRST) or FIRST, *told])
 

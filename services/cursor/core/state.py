@@ -139,8 +139,8 @@ class Holes(Protocol):
         ...
 
     def put_succession(self, last: Position, following: Position) -> None:
-        """Record, for all cursors of the topic, that no entry lies between two ledgers'
-        positions."""
+        """Record, for all cursors of the topic, that no entry lies between two positions of
+        different ledgers."""
         ...
 
     def spent_epoch(self) -> int:
