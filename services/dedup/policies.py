@@ -57,7 +57,8 @@ PROPERTY: Final = "#seqgate.internal.policy"
 """The property with the policy: a JSON object, with names and values as in a policy file."""
 
 CACHED_MAX: Final = 10_000
-"""The most levels cached, those without a policy included: about 5 MB, least recently used out."""
+"""The most levels cached, those without a policy included: about 5 MB. The least recently used is
+evicted."""
 
 REREAD_S: Final = 60.0
 """The interval at which all cached policies are read again, in seconds."""
@@ -234,8 +235,8 @@ def new_token() -> str:
 
 
 def _parsed(text: str) -> Policy | None:
-    """The policy in a property; None: it is unreadable. Unknown values are ignored: they are
-    newer."""
+    """The policy in a property; None: it is unreadable. Unknown values are ignored: a newer release
+    set them."""
     try:
         values = json.loads(text)
         if isinstance(values, dict):

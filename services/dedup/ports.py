@@ -150,7 +150,8 @@ class StateStore(Protocol):
         ...
 
     async def policy_token(self) -> str:
-        """The token that shows replicas changed policies; created if missing, never used twice."""
+        """The token by which replicas detect changed policies; created if missing. No token is used
+        twice."""
         ...
 
     async def set_policy_token(self, token: str) -> None:
@@ -206,7 +207,8 @@ class Cursors(Protocol):
         ...
 
     async def put_property(self, topic: TopicName, name: str, key: str, value: str | None) -> None:
-        """Set a property of the cursor, created if necessary; None removes the property."""
+        """Set one of the cursor's own properties, and create the cursor if necessary; None removes
+        the property."""
         ...
 
     async def delete(self, topic: TopicName, name: str) -> None: ...

@@ -1,9 +1,8 @@
 """The address of Redis, as a URL.
 
     redis://[user:password@]host[:port][/database]          one server, or one address of several
-    redis+sentinel://[...@]host[:port],.../name[/database]  the master of this name, by its
-    Sentinels redis+cluster://[...@]host[:port],...                   a cluster, by some of its
-    nodes
+    redis+sentinel://[...@]host[:port],.../name[/database]  the master of a name, by its Sentinels
+    redis+cluster://[...@]host[:port],...                   a cluster, by some of its nodes
     unix:///path[?db=database]                              one server on this machine
 
 With rediss, rediss+sentinel and rediss+cluster all connections use TLS. User and password are those

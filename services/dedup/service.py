@@ -41,7 +41,7 @@ EVICTION_ROUNDS_MAX: Final = 3
 """How often one Admit makes room before it gives up: other calls may take the room first."""
 
 EVICTION_SLACK: Final = 100
-"""An eviction frees an additional one in this many of the limit, so that a full topic is not
+"""An eviction also makes room for one in this many of the limit, so that a full topic is not
 scanned for each new producer."""
 
 SCAN_PAGE: Final = 1_000
@@ -112,7 +112,8 @@ class Deduplication:
         """Judge claims. If the topic is full, evict producers if policy allows.
 
         Raises:
-            TooManyProducers: the topic is full, and policy does not evict.
+            TooManyProducers: the topic is full, and policy does not evict, or too few producers can
+                be evicted.
             Fenced, StateUnavailable: see the store.
         """
         policy = await self._policies.effective(topic)
@@ -202,8 +203,8 @@ class Deduplication:
         return TopicStatus(policy, self._policies.error, summary, error, snapshot, unknown)
 
     async def forget_topic(self, topic: TopicName, incarnation: int, *, deleted: bool) -> None:
-        """Drop a topic's state and snapshot, and a deleted one's policy, but no newer
-        incarnation's."""
+        """Drop a topic's state and snapshot and, with `deleted`, its policy, unless they belong to
+        a newer incarnation."""
         summary = await self._store.summary(topic)
         await self._store.forget_topic(topic, incarnation)
         await self._snapshots.forget(topic, incarnation)

@@ -166,7 +166,7 @@ class Snapshots:
             log.warning("stopping with unsaved snapshots", count=len(self._unsaved))
 
     def error(self, topic: TopicName) -> str:
-        """The error of the last attempt; empty: it succeeded."""
+        """The error of the last attempt; empty: it succeeded, or there was none."""
         return self._errors.get(topic, "")
 
     async def _by_time(self, topic: TopicName, now_ms: int) -> None:

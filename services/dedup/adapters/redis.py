@@ -131,7 +131,8 @@ class RedisStateStore:
     def __init__(
         self, redis: Redis | ClusterRedis, *, leap: Callable[[], int] = _random_leap
     ) -> None:
-        """`leap` draws the number of topic.lua by which a withdrawal moves the revision further."""
+        """`leap` draws the random number by which a withdrawal moves the revision further than by
+        one: see topic.lua."""
         self._redis: Any = redis  # its types mix text and bytes, depending on decode_responses
         self._admit = Script(redis, "admit")
         self._confirm = Script(redis, "confirm")
@@ -424,7 +425,7 @@ def _unpack(packed: bytes) -> Any:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Translate errors of Redis and of the connection. A script's fault is our bug, and is not."""
+    """Translate errors of Redis and of the connection, not a script's fault, which is our bug."""
     try:
         yield
     except (RedisError, OSError, TimeoutError) as error:

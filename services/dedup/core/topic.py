@@ -226,8 +226,8 @@ class TopicState:
     def rollback(
         self, writer: Writer, confirmation: Confirmation | None, withdrawals: Sequence[Withdrawal]
     ) -> Applied | Behind:
-        """Apply the confirmation and withdraw claims, even if the state is behind; by default
-        all."""
+        """Apply the confirmation and withdraw claims, even if the state is behind. No withdrawals
+        means all claims."""
         behind = self._confirm(confirmation) or self._compare(writer.position)
         if withdrawals:
             for producer, keep_through in withdrawals:
