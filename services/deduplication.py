@@ -100,7 +100,8 @@ class ProducerClaims(NamedTuple):
 
 
 class ProducerEntries(NamedTuple):
-    """The highest ids of one producer's entries, in log order; `chunks`, by index, are in them."""
+    """The highest ids of one producer's entries, in log order. `chunks` has those entries that are
+    chunks, by index."""
 
     producer: str
     highest: tuple[int, ...]

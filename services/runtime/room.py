@@ -1,9 +1,9 @@
 """A limit on the bytes being sent to callers, shared by all streams of a process.
 
-    take ──▶ read from the store or the cache ──▶ sent ──▶ give back
+    take ──▶ read from the store or the cache ──▶ sent ──▶ release
 
-A stream that waits for room holds none, so streams do not deadlock. A caller that does not read
-while others wait is disconnected after a time limit, so every wait ends.
+A stream that waits for room holds none, so streams do not deadlock. The stream of a caller that
+does not read while others wait is cut off after a time limit, so every wait ends.
 """
 
 import asyncio

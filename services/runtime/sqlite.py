@@ -294,8 +294,9 @@ class Connections:
 async def connections(
     path: Path, *, readers: int, prepare: Work[None], size_max_bytes: int = 0
 ) -> AsyncIterator[Connections]:
-    """Open a database; `prepare` runs first, in a transaction. With `size_max_bytes`, the database
-    and its write-ahead log together never exceed that size."""
+    """Open a database; `prepare` runs first, in a transaction. With `size_max_bytes`, it refuses to
+    grow beyond that size, its write-ahead log included; but while readers use the log, that may
+    grow to twice its share, and by one group of writes."""
     opened = Connections(path, readers=readers, prepare=prepare, size_max_bytes=size_max_bytes)
     try:
         await opened.open()
