@@ -847,7 +847,7 @@ class StoredEntry(_message.Message):
     aborts: _builtins.str
     """The uuid of an attempt at a large message, by the same producer, that this
     entry aborts: the attempt's earlier chunks never become a message. Empty: it
-    aborts none, or deduplication is off and records none.
+    aborts none; with deduplication off, it may abort one that is not recorded.
     """
     @_builtins.property
     def position(self) -> _common_pb2.Position:
