@@ -59,7 +59,7 @@ class NotFoundError(SeqgateError, LookupError):
 
 
 class InUseError(SeqgateError):
-    """Another caller uses the name or the subscription: wait, or take over."""
+    """Another caller uses the name, topic, cursor, range or subscription: wait, or take over."""
 
 
 class FencedError(SeqgateError):
@@ -159,9 +159,9 @@ class ConsumerClosedError(SeqgateError):
 
 
 class StaleTokenError(SeqgateError):
-    """The delivery is no longer this consumer's: it was settled or given back, timed out, was
-    revoked, or its connection is gone. Nothing changed. Unless it is settled, the message is
-    redelivered."""
+    """The delivery is no longer this consumer's: it was acknowledged, refused or given back, timed
+    out, was revoked, or its connection is gone. Nothing changed. Unless it is acknowledged, the
+    message is redelivered."""
 
     default_reason = "STALE_TOKEN"
 

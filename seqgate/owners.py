@@ -88,7 +88,7 @@ class FollowingChannel(OuterChannel):
     """See the module."""
 
     def __init__(self, target: str, open_channel: Callable[[str], aio.Channel]) -> None:
-        """`target` serves topics whose owner is not remembered."""
+        """`target` is called about topics whose owner is not remembered."""
         self.owners: Final = Owners(target)
         self._open = open_channel
         self._channels: dict[str, aio.Channel] = {}
@@ -268,7 +268,7 @@ class FollowingBlockingChannel(OuterBlockingChannel):
     """See the module. Only calls with one request are redirected. Safe for threads."""
 
     def __init__(self, target: str, open_channel: Callable[[str], grpc.Channel]) -> None:
-        """`target` serves topics whose owner is not remembered."""
+        """`target` is called about topics whose owner is not remembered."""
         self._owners = Owners(target)
         self._open = open_channel
         self._lock = Lock()

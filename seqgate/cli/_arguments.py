@@ -28,7 +28,8 @@ from seqgate.types import (
 def _name(
     check: Callable[[str], str], *, reason: str, of: str = "", detail: str | None = None
 ) -> Callable[[str], str]:
-    """A parser of names. `of` prefixes the message of `check`; `detail` names the text's detail."""
+    """A parser of names. `of` prefixes the message of `check`; `detail` is the text's key in the
+    error's details."""
 
     def parse(text: str) -> str:
         try:

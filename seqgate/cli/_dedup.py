@@ -181,7 +181,7 @@ def _fate_shown(fate: str | None, message_id: str | None) -> str:
         case "STALE":
             return "does not hold it: a higher id was stored first"
         case "TRIMMED":
-            return "was trimmed: its fate is unknown"
+            return "was trimmed: whether it held the message is unknown"
         case _:
             return "not known"
 

@@ -133,7 +133,7 @@ class Output:
         _say(text)
 
     def note(self, reason: str, message: str, details: Mapping[str, int | str]) -> None:
-        """Write a note on standard error, which is not an error. Tables omit the details."""
+        """Write a note, which is not an error, on standard error. Tables omit the details."""
         if self.json:
             _say(_json({"note": {"reason": reason, "message": message, "details": details}}))
         else:

@@ -115,7 +115,7 @@ async def publish(
     ),
     chunk_bytes: int | None = option(
         "N",
-        "Cut messages larger than N bytes, at least 1024, into chunks of N. Default: 0: cut "
+        "Cut messages larger than N bytes, at least 1024, into chunks of N; 0, the default: cut "
         "messages too large for the service, into the largest chunks that it takes.",
         min=0,
     ),

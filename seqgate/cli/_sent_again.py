@@ -66,7 +66,10 @@ def sent_again(standing: Standing) -> str:
         case "STALE":
             return "It would not be stored: the receipt is STALE. Use a higher sequence id."
         case "TRIMMED":
-            return "It would not be stored: the receipt is TRIMMED. That part of the log is gone."
+            return (
+                "It would not be stored: the fate in the receipt is TRIMMED. That part of the log "
+                "is gone."
+            )
         case _:
             return "It would not be stored. Whether the log already has it is not known."
 

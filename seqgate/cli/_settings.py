@@ -80,7 +80,7 @@ class Settings:
     filter: Setting
     timeout_s: float
     files: Mapping[str, Setting]
-    """The files that are set, by keys of FILES."""
+    """The files that are set, by the names of FILES."""
     security: Security
 
 

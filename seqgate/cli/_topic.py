@@ -138,8 +138,8 @@ async def trim(
 
 
 async def _last_messages(run: Run, topic: str, count: int) -> Sequence[Message]:
-    """The last messages. Usually as many entries contain them; large messages take many entries
-    each, so the search goes farther back."""
+    """The last `count` messages. Usually the last `count` entries contain them; a large message
+    takes many entries, and then the search goes farther back."""
     entries = count
     while True:
         found = (await run.services.call(pb.GetTopicRequest(topic=topic))).topic

@@ -10,7 +10,7 @@ from seqgate.types import Position
 
 
 async def trace_of(run: Run, topic: str, position: Position, batch_index: int = -1) -> str | None:
-    """The trace id of a message; None: it has none, or the log is unreachable.
+    """The trace id of a message; None: it has none, or the log cannot be read.
 
     Args:
         position: its entry; for a large message, any of its chunks.

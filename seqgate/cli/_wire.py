@@ -84,8 +84,8 @@ def bytes_record(name: str, value: bytes | None) -> dict[str, str | None]:
 
 
 def enum_name(kind: Any, number: int) -> str:
-    """An enum value's name without the enum's prefix; a number unknown to this version stays
-    one."""
+    """An enum value's name without the enum's prefix; a number unknown to this version stays a
+    number."""
     return _enum_name(kind.DESCRIPTOR, number)
 
 

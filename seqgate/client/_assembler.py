@@ -206,6 +206,7 @@ class Assembler:
         are complete. False: the oldest, for an owner that does not get them again."""
         self._evicts_newest = evicts_newest
         self.counts: Final = Counter[DropReason]()
+        """Dropped chunks, by reason."""
         self._limits = limits
         # By attempt, in the order in which they started. An OrderedDict finds its oldest item in
         # constant time; a dict scans the slots of all items removed before it.

@@ -10,10 +10,10 @@ of effects, and each delivery is in exactly one of them:
     Refuse        chunks whose message this consumer cannot take: it counts as a failure
     GiveBack      chunks to be redelivered that did not fail
 
-Chunks are given back when one of their attempt was revoked or moved, was evicted, or expired: the
-service redelivers the attempt from its first chunk. Chunks of it that were already on their way are
-given back as well. So an attempt is *returning* until its first chunk arrives again, or everything
-given back is answered.
+Chunks are given back when a chunk of their attempt was revoked or moved, or when the attempt was
+evicted or expired: the service redelivers it from its first chunk. Its chunks that were already on
+their way are given back as well. So an attempt is *returning* until its first chunk arrives again,
+or everything given back is answered.
 """
 
 from collections import Counter
@@ -98,6 +98,7 @@ class ChunkDeliveries:
 
     def __init__(self, limits: AssemblyLimits, incomplete: Incomplete) -> None:
         self.counts: Final = Counter[DropReason]()
+        """Dropped chunks, by reason."""
         self._assembler = Assembler(limits, evicts_newest=True)
         self._incomplete = incomplete
         self._chunks: dict[Position, _Chunk] = {}
@@ -152,7 +153,7 @@ class ChunkDeliveries:
         return self._drop(*self._assembler.expire(now_ms))
 
     def take_back(self, delivery: int, *, gone: Iterable[int] = ()) -> list[Effect]:
-        """The service takes back a chunk: give back its whole attempt, except deliveries gone."""
+        """The service takes back a chunk: give back its whole attempt, except `gone` deliveries."""
         position = self._positions.get(delivery)
         if position is None:
             return []

@@ -21,7 +21,7 @@ from seqgate.telemetry import names
 from seqgate.types import Position
 
 PLACE_BYTES: Final = 96
-"""The most bytes that a chunk's number and uuid add to its message's metadata."""
+"""The most bytes that a chunk's number and checksum add to its message's metadata."""
 
 
 @dataclass(frozen=True, slots=True)

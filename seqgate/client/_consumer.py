@@ -218,10 +218,10 @@ class Consumer:
         self._changed.set()
 
     def processing(self, message: Received) -> AbstractContextManager[Span]:
-        """A span around the processing of a message. Its parent is the span that published the
-        message, by the `traceparent` among its properties, and so is its sampling; without one it
-        is a root. An exception that leaves the context is recorded as the span's failure.
-        Acknowledge inside, so that the acknowledgement's span is a child:
+        """A span around the processing of a message. It is a child of the span that published the
+        message, by the `traceparent` among the message's properties, and sampled like that one;
+        without one it is a root. An exception that leaves the context is recorded as the span's
+        failure. Acknowledge inside, so that the acknowledgement's span is a child:
 
             with consumer.processing(message):
                 await store(message.payload)

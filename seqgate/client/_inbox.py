@@ -67,7 +67,7 @@ class ReceiverLimits:
     Attributes:
         messages: the most messages, 1 to 1,000,000. A batch that begins within arrives whole.
         size_bytes: the bytes of messages to grant permits for.
-        ack_timeout_ms: when the service counts a delivery as failed; 0: never.
+        ack_timeout_ms: after how long the service counts a delivery as failed; 0: never.
     """
 
     messages: int = 1_000
@@ -98,9 +98,8 @@ class _Queue:
         self._is_ordered = is_ordered
         self._units: deque[Unit] = deque()
         self._aside: dict[bytes, deque[Unit]] = {}
-        self._resumable: deque[bytes] = (
-            deque()
-        )  # keys with units aside that were unlocked or unguarded
+        # Keys with units aside that were unlocked or unguarded.
+        self._resumable: deque[bytes] = deque()
         self._locked: set[bytes] = set()
         self._guards: dict[bytes, dict[Ticket, Position]] = {}
 
@@ -147,7 +146,8 @@ class _Queue:
         self._resume(key)
 
     def guard(self, key: bytes, first: Position, ticket: Ticket) -> None:
-        """Hand out nothing after `first` in a key until the answer: it may be revoked."""
+        """Hand out nothing after `first` in a key until the ticket is answered: the service may
+        have revoked it already."""
         if self._is_ordered:
             ticket.guarded = key
             self._guards.setdefault(key, {})[ticket] = first

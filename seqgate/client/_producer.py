@@ -364,7 +364,7 @@ class Producer:
         """Connect. Called by `async with`.
 
         Raises:
-                InUseError: another producer uses the name, and `takeover` is False.
+            InUseError: another producer uses the name, and `takeover` is False.
             NotFoundError: the topic does not exist, and policy does not create it.
             UnavailableError: no service answered within `open_timeout_s`.
         """

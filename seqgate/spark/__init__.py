@@ -36,7 +36,7 @@ Spark does not pass the columns that a query needs to a Python data source, so n
 they cost the most: each entry's metadata is read and decoded.
 
     publish_time         bigint    by the producer's clock
-        event_time           bigint    the application's own; null: none, or it exceeds a bigint
+    event_time           bigint    the application's own; null: none, or it exceeds a bigint
     partition_key        string
     compression          string    NONE, LZ4, ZLIB or ZSTD
     properties           map<string, string>
@@ -45,8 +45,8 @@ Options:
 
     ledger               HOST:PORT of the ledger service
     topics               names and patterns, separated by commas; * is any text, ? any character
-        entriesPerPartition  the most entries per task, 1 to 100,000,000; default: 1,000,000
-        from, through        positions, LEDGER:ENTRY: the first and the last entry to read
+    entriesPerPartition  the most entries per task, 1 to 100,000,000; default: 1,000,000
+    from, through        positions, LEDGER:ENTRY: the first and the last entry to read
     trimmed              fail: if entries from `from` on were trimmed, or entries were trimmed since
                          the DataFrame was planned, it ends with MessagesTrimmedError; skip: the
                          remaining entries are read. Default: fail

@@ -143,7 +143,7 @@ def check_not_trimmed(
 
 
 def _may_be_cut(topic: ledger_pb2.Topic, bounds: Bounds) -> bool:
-    """Whether entries may be trimmed: the log reaches past `bounds.start` and begins after it."""
+    """Whether entries may be trimmed: the log reaches `bounds.start`, and begins after it."""
     if not topic.HasField("last"):
         return False
     wanted = bounds.start <= min(position_of(topic.last), bounds.through)

@@ -163,7 +163,7 @@ def traced_handler(handler: Any, name: str) -> Any:
             end_call(span, code, kind=SpanKind.SERVER, reason=context.details() or "")
 
     async def written(request: Any, context: Any) -> None:
-        # An explicit aclosing: grpc.aio abandons generators when a call is cancelled.
+        # Not a generator itself: grpc.aio abandons those when a call is cancelled.
         async with aclosing(behaviour(request, context)) as responses:
             async for response in responses:
                 await context.write(response)

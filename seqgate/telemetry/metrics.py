@@ -42,6 +42,7 @@ WAITS_S: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800
 
 ENTRIES: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0)
 SIZES: Final = tuple(float(4**power) for power in range(4, 13))
+"""From 256 bytes to 16 MiB."""
 
 
 class Kind(Enum):

@@ -50,7 +50,7 @@ from seqgate.spark._traced import executor_settings, job
 from seqgate.telemetry import names, spans
 
 ENTRIES_PER_WAVE: Final = 10_000_000
-"""The default size of a Spark job; a topic with more entries has one of its own."""
+"""The default number of entries per Spark job; a topic with more has a job of its own."""
 
 WAVES_AT_A_TIME: Final = 2
 """One reads while another loads."""
