@@ -31,7 +31,7 @@ STUCK: Final = "crew-3"
 POLL_S: Final = 0.05
 PATIENCE_S: Final = 30.0  # when no crew has ended a flight for so long, none will
 
-WINDOW_NS: Final = 2_000_000_000  # of the other crews' speed, before one sticks and after
+WINDOW_NS: Final = 2_000_000_000  # to measure the other crews' speed, before one sticks and after
 
 
 class Note(NamedTuple):

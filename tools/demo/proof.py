@@ -148,7 +148,7 @@ def _lines(name: str, job: Callable[[], int]) -> list[Fields]:
     printed = StringIO()
     with redirect_stdout(printed):
         status = job()
-    if status not in (0, 1):  # 1: it found differences, or what it is there to find
+    if status not in (0, 1):  # 1: it found differences or violations
         raise SystemExit(f"{name} ended with {status}: {printed.getvalue()}")
     return list(map(json.loads, printed.getvalue().splitlines()))
 

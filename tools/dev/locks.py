@@ -95,7 +95,8 @@ def parse(text: str) -> Lock:
 
 
 class Index:
-    """pip's configured index, by pip's own classes. Ignores local folders: others lack them."""
+    """pip's configured index, by pip's own classes. Ignores local folders: other machines lack
+    them."""
 
     def __init__(self) -> None:
         from pip._internal.commands import create_command

@@ -26,7 +26,8 @@ async def in_worker(
     environment: Mapping[str, str] | None = None,
     within_s: float = WITHIN_S,
 ) -> Any:
-    """Call the module's `run` in its own process. Raises ChildFailed, also after `within_s`."""
+    """Call the module's `run` in its own process, and return the result. Raises ChildFailed if it
+    fails, or takes longer than `within_s`."""
     running = python_process(__name__, module, environment=environment, stderr=PIPE)
     async with running as process:
         try:

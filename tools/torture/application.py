@@ -57,14 +57,14 @@ async def play(role: Role, client: Client, journal: Journal, over: asyncio.Event
 
 
 def end_with(parent: int) -> None:
-    """Exit if the parent has died."""
+    """Exit once the parent has died."""
     if os.getppid() != parent:
         os._exit(1)
     asyncio.get_running_loop().call_later(LOOK_S, end_with, parent)
 
 
 async def run(assignment: Assignment) -> None:
-    """Run all roles until SIGTERM."""
+    """Run all roles until SIGTERM or SIGINT."""
     over = asyncio.Event()
     end_with(os.getppid())
     for number in (signal.SIGTERM, signal.SIGINT):

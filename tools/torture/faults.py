@@ -59,8 +59,10 @@ BACK_S: Final = (0.5, 2.0, 30.0, 3_600.0, 86_400.0)
 """Offsets by which clocks are set back, in seconds."""
 
 INTERVAL_S: Final = 1.2
+"""The mean time between faults."""
 
 QUIET_S: Final = 3.0
+"""The time before the first fault."""
 
 
 class Fault(NamedTuple):

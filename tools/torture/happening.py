@@ -172,7 +172,8 @@ class Happening:
             link.go(Way.OPEN)
 
     async def _full(self, service: str, seconds: float) -> None:
-        """Limit files of the processes on the service's store to just above their sizes."""
+        """Limit the files of the processes on the service's store to slightly above the largest
+        present size."""
         there = self._there
         names = there.instances[service]
         database = there.store(service)

@@ -34,7 +34,7 @@ class Span:
 
     Attributes:
         service: the sender's service.name.
-        resource: the sender's other attributes, too.
+        resource: all attributes of the sender, service.name included.
         parent_id: empty for a root.
         links: (trace id, span id) of each.
         failed: whether its status is ERROR.
