@@ -1,7 +1,7 @@
 # Each pod repeats this round: while it sees fewer than six healthy nodes, it meets every pod at its
 # current address. When it sees all, the first pod assigns the slots, once; then each master without
-# slots becomes a replica of its partner, three pods on. The argument is the pause between rounds, in
-# seconds.
+# slots becomes a replica of its partner, three pods on. The argument is the pause between rounds,
+# in seconds.
 set -eu
 me=${HOSTNAME##*-}
 of() { echo "seqgate-valkey-$1.seqgate-valkey"; }

@@ -1,4 +1,5 @@
-# A Sentinel writes its identity and its view into its configuration file, which must outlast the pod.
+# A Sentinel writes its identity and its view into its configuration file, which must outlast the
+# pod.
 set -eu
 file=/data/sentinel.conf
 if [ ! -s "$file" ]; then
