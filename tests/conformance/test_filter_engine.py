@@ -167,7 +167,7 @@ def test_macros_are_loops_in_the_tree(engine: Engine) -> None:
 
 
 def test_the_engine_itself_bounds_iterations(engine: Engine) -> None:
-    """The check before evaluation has a lower limit."""
+    """Behind the check before evaluation, which has the same limit."""
     many = {str(number): "" for number in range(ITERATIONS_MAX + 1)}
     found = engine.compile("properties.all(k, true)").evaluate({"properties": many})
     assert isinstance(found, Failure)

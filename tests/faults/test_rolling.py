@@ -131,9 +131,8 @@ async def test_a_rolling_restart_under_load_loses_duplicates_and_reorders_nothin
     reading.cancel()
     publishing.cancel()
     await asyncio.wait([reading, publishing])
-    await application.publish(
-        20
-    )  # messages whose stream was cut have no receipt, and are sent again
+    # Messages whose stream was cut have no receipt, and are sent again.
+    await application.publish(20)
     await application.check_log()
     await application.check_state()
 

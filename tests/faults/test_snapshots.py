@@ -84,12 +84,8 @@ async def test_messages_are_stored_once_if_everything_dies_in_a_snapshot(
     world: World, seed: int
 ) -> None:
     application = world.application(seed)
-    everything = (
-        "cursor",
-        "ledger",
-        "redis",
-        "dedup",
-    )  # the process that carries out the order is killed last
+    # The process that carries out the order is killed last.
+    everything = ("cursor", "ledger", "redis", "dedup")
     order = Order("mark_delete.after", 2, [world.pid(name) for name in everything])
     await publish_through(world, application, "dedup", order, *everything)
     await judge(world, seed)

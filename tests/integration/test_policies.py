@@ -500,7 +500,7 @@ def capped(topic: str, limit: int, on_full: str) -> str:
 async def test_a_producer_beyond_the_limit_is_refused_alone(
     policed: Policed, services: Services, topic: str
 ) -> None:
-    """The limit refuses the producer. A raised limit admits it, and nothing is lost."""
+    """The policy refuses the producer. A raised limit admits it, and nothing is lost."""
     await policed.set(capped(topic, 3, "refuse"))
     for name in ("a", "b", "c"):
         async with publishing(services.ledger, topic, name) as publisher:

@@ -432,7 +432,7 @@ async def test_a_callers_deadline_is_propagated(services: Services, topic: str) 
 
 
 async def test_a_refused_call_is_logged_with_its_reason(frail: Services, topic: str) -> None:
-    """By services that nobody else calls wrongly: a second refusal would be suppressed."""
+    """By services that no other test calls like this: a second refusal would be suppressed."""
     with refused(StatusCode.INVALID_ARGUMENT, "INVALID_TOPIC_NAME"):
         await frail.ledger.CreateTopic(pb.CreateTopicRequest(topic="no topic"))
     with refused(StatusCode.INVALID_ARGUMENT, "INVALID_PAGE"):

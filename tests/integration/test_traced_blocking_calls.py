@@ -65,7 +65,7 @@ class Handlers:
 
 @contextmanager
 def calling(handlers: Handlers) -> Iterator[Any]:
-    """A function that calls a method."""
+    """A function that returns the callable of a method, by its name."""
     server = grpc.server(ThreadPoolExecutor(2))
     made = {
         name: getattr(grpc, f"{kind}_rpc_method_handler")(getattr(handlers, name))

@@ -104,7 +104,7 @@ KINDS = {
 
 @asynccontextmanager
 async def calling(handlers: Handlers) -> AsyncIterator[Any]:
-    """A function that calls a method."""
+    """A function that returns the callable of a method, by its name."""
     server = aio.server(interceptors=[TracingServerInterceptor()])
     made = {
         name: getattr(grpc, f"{kind}_rpc_method_handler")(getattr(handlers, name))

@@ -46,7 +46,8 @@ pings old is not promoted; a server that wrongly claims for four publishings to 
 made a replica again."""
 
 FAILOVER_AGAIN_S = 5.0
-"""Sentinel aborts a failover, and says so to nobody, if the replica's last answer is too old."""
+"""The interval of requests for a failover, in seconds: Sentinel silently aborts one if the
+replica's last answer is too old."""
 
 
 def until(state: Callable[[], object], what: str, *, within_s: float = WITHIN_S) -> None:

@@ -219,7 +219,7 @@ RULES: dict[str, tuple[list[Step], list[str], str]] = {
         ["GAP a: 1 2"],
         "3",
     ),
-    "without a head only the last chunk is fetched for": (
+    "without a head only the last chunk causes a fetch": (
         [(A, 1, 1), (A, 2, 2), (A, 3, 3)],
         ["HEADLESS a: 1", "HEADLESS a: 2", "a ? 3"],
         "",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from seqgate.client._breaker import Brake, Breaker, BreakerState
 
 ANY = {*range(1_000)}.__contains__
-"""All deliveries are current."""
+"""All deliveries are live."""
 
 
 def brake(outcomes: int = 4, ratio: float = 1.0, longest_s: float = 5.0) -> Brake:

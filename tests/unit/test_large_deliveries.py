@@ -323,8 +323,8 @@ def test_a_message_that_holds_its_key_is_dead_lettered_whole(
 
 
 def test_a_key_released_amid_a_dead_letter_is_not_held() -> None:
-    """The cursor drops the hold with the first chunk: holding the key here would affect this owner
-    alone."""
+    """Even if it is released twice: the cursor forgets the key with the first release, so that only
+    this owner would hold it after the second."""
     it = stage(redeliveries_max=0, after_dead_letter=AfterDeadLetter.HOLD)
     for each in chunks("attempt", 2):
         it.publish(A, chunk=each)

@@ -130,8 +130,8 @@ def test_a_trusted_cursor_ahead_of_the_log_is_found(
 
 
 async def _moved_back_after_a_letter() -> None:
-    """An entry's dead letter is stored and the entry acknowledged, but its number is not forgotten
-    yet."""
+    """An entry's dead letter is stored and the entry acknowledged, but the letter's number is not
+    forgotten yet."""
     async with shell(Random(7)) as it:
         position = it.log.append(b"k")
         await it.live._graveyard.bury(DeadLetter(position, b"k", 1, AfterDeadLetter.CONTINUE))

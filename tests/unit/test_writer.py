@@ -15,7 +15,7 @@ after 1:0, through 1:2.
     limit NAME=NUMBER ...     before `take`: see Limits
     open p, close p           a stream opens, or closes: the units that it drops are shown
     left-unfinished p a       the newest entry of the stream's producer is a chunk of this attempt
-    ask-policy                whether the topic deduplicates now; `state` shows an unanswered one
+    ask-policy                does the topic deduplicate now? `state` shows an unanswered question
     submit p5 resume p6 ...   units arrive together
     judged new in-flight ...  verdicts, one per claim; persisted ids as duplicate@5, partial@5; an
                               aborted attempt as new^a
