@@ -69,8 +69,8 @@ class Bench:
         seconds: float | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> dict[str, list[Round]]:
-        """Calls run in this process; other cases travel to a client process, which has more of an
-        environment."""
+        """Repeated calls run in this process; other cases travel to a client process, which has
+        `environment` besides this one's."""
         work = (list(cases), rounds, seconds or self.seconds)
         if isinstance(cases[0], Repeated):
             return await take_turns(*work)

@@ -1,4 +1,4 @@
-"""Publishing and reading end to end, with the client library.
+"""Publishing and reading end to end, with the client library, and what features cost of publishing.
 
 Workloads also run against the null ledger, which only answers: that limit has the client, the
 messages and gRPC in it. Another limit of publishing is the disk.

@@ -32,8 +32,8 @@ Context = aio.ServicerContext[Any, Any]
 
 
 class Kept:
-    """The first entries of a topic: of small messages as many as one answer to a reader holds, and
-    of large ones the chunks of the first."""
+    """The first entries of a topic, up to READ_ENTRIES_MAX or KEPT_BYTES_MAX of payload: of large
+    messages the chunks of the first."""
 
     def __init__(self) -> None:
         self.pages: list[pb.ReadResponse] = []

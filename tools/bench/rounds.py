@@ -51,8 +51,8 @@ class Round(NamedTuple):
 
 
 class Meter:
-    """Times a round, and the processor time meanwhile of these processes, if any, of this one, and
-    of others: the neighbours, and the kernel's work for us."""
+    """Times a round. If `pids` has any, meters the processor time meanwhile: of these processes, of
+    this one, and of others, which are the neighbours and the kernel's work for us."""
 
     def __init__(
         self, pids: Mapping[str, int], ours: Callable[[], float] = time.process_time
