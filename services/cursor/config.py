@@ -22,8 +22,8 @@ class CursorConfig(ServiceConfig):
     """The SQLite database; its folder must exist."""
 
     store_bytes_max: Annotated[int, Field(ge=0)] = 0
-    """The largest size of the database, in bytes, including its write-ahead log, which takes a
-    sixteenth, at most 64 MiB. 0: no limit but the disk."""
+    """The largest size of the database, in bytes, including its write-ahead log, whose share is a
+    sixteenth, at most 64 MiB; busy readers can make the log exceed it. 0: no limit but the disk."""
 
     store_readers: Annotated[int, Field(ge=1, le=64)] = 2
     """The most concurrent reads of the database."""

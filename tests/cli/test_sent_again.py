@@ -44,7 +44,7 @@ def standing(
         (standing(IN_FLIGHT, None), "wait for the outcome of the earlier copy"),
         (standing(DUPLICATE, "STORED"), "not be stored again: the receipt has its id, 1:4:-1."),
         (standing(DUPLICATE, "STALE"), "the receipt is STALE"),
-        (standing(DUPLICATE, "TRIMMED"), "the receipt is TRIMMED"),
+        (standing(DUPLICATE, "TRIMMED"), "the fate in the receipt is TRIMMED"),
         (standing(DUPLICATE, None), "Whether the log already has it is not known"),
         (
             standing(NEW, None, state=pb.TOPIC_STATE_RECOVERING, entries_remaining=12),

@@ -24,6 +24,7 @@ INSIDE = Marks(7, 7, SECOND, SECOND)
         (ON, Marks(4, 7), True, 5, Verdict.IN_FLIGHT, "an earlier copy is being written"),
         (ON, Marks(4, 7), True, 4, Verdict.DUPLICATE, "The log knows which"),
         (ON, None, True, 4, Verdict.NEW, "This producer is unknown"),
+        (ON, Marks(), True, 4, Verdict.NEW, "No id was admitted before 4"),
         (ON, None, False, 4, Verdict.NEW, "This topic has no deduplication state"),
         (ON, INSIDE, True, 6, Verdict.DUPLICATE, "6 is not above 6, the last durable id"),
         (ON, INSIDE, True, 7, Verdict.NEW, "7 is a large message of 3 chunks, admitted up to"),

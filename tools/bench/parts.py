@@ -28,7 +28,7 @@ from seqgate.services.runtime.channels import health_check
 from seqgate.types import Position, TopicName
 from tools.bench.bench import Bench
 from tools.bench.figures import MEDIAN, Measurement
-from tools.bench.logs import METADATA, entry
+from tools.bench.logs import LEDGER_ID, METADATA, entry
 from tools.bench.rounds import BenchError, Call, Repeated, check
 
 BLOCK_BYTES: Final = (1_000, 20_000, 100_000, 1_000_000)  # the sizes that are written at a time
@@ -45,7 +45,6 @@ DISTINCT: Final = "all distinct"  # each batch is for a new chain, so that nothi
 
 CLAIMS: Final = {1: "1 claim", 100: "100 claims", 1_000: "1,000 claims"}  # in a call
 PRODUCER: Final = "p"
-LEDGER_ID: Final = 1
 PRODUCERS_MAX: Final = 10_000
 REDIS_TIMEOUT_S: Final = 5.0
 DEDUP_TIMEOUT_S: Final = 30.0
@@ -215,13 +214,13 @@ async def _groups(
     """
     name = TopicName.parse(topic)
     aligned = await align(name, dedup.Writer(1, LEDGER_ID, None), None)
-    assert isinstance(aligned, dedup.Applied)
+    if not isinstance(aligned, dedup.Applied):
+        raise BenchError(f"an alignment was answered with {aligned}")
     revision, stored = aligned.revision, range(0)
-    before: Position | None = None
-    tail: Position | None = None
 
     async def call() -> None:
-        nonlocal revision, stored, before, tail
+        nonlocal revision, stored
+        before, tail = _last_of(stored.start), _last_of(stored.stop)
         confirmation = None
         if tail is not None:
             entries = dedup.ProducerEntries(PRODUCER, tuple(stored), time.time_ns() // 1_000_000)
@@ -235,9 +234,13 @@ async def _groups(
         ):
             raise BenchError(f"an Admit was answered with {answer}")
         revision, stored = answer.revision, group
-        before, tail = tail, Position(LEDGER_ID, group[-1])
 
     return call
+
+
+def _last_of(entries: int) -> Position | None:
+    """The last position of a log with this many entries."""
+    return Position(LEDGER_ID, entries - 1) if entries else None
 
 
 # ---- the filter service

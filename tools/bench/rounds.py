@@ -144,7 +144,9 @@ async def one_round(call: Call, seconds: float, meter: Meter) -> Round:
             latencies_s.append(took_s)
             if len(latencies_s) % YIELD_CALLS == 0 or took_s > YIELD_S:
                 await asyncio.sleep(0)  # the call may never wait, and signals must get through
-    return Round(len(latencies_s), sum(latencies_s), latencies_s, meter.cpu_s)
+    # Processor time is metered of the whole round, and is held against all of its time.
+    elapsed_s = meter.elapsed_s if meter.cpu_s else sum(latencies_s)
+    return Round(len(latencies_s), elapsed_s, latencies_s, meter.cpu_s)
 
 
 async def take_turns(cases: Sequence[Case], rounds: int, seconds: float) -> dict[str, list[Round]]:

@@ -53,7 +53,10 @@ def explain(
                 f"{_unfinished(marks)} That attempt ends, incomplete, when this is stored."
             )
         case Verdict.NEW:
-            why = f"{sequence_id} is above every admitted id (highest: {_mark(pushed)})."
+            if pushed == NEVER:
+                why = f"No id was admitted before {sequence_id}."
+            else:
+                why = f"{sequence_id} is above every admitted id (highest: {pushed})."
             if pushed > persisted:
                 why += (
                     f" What is above {_mark(persisted)} is still being written: should that have "
