@@ -31,11 +31,11 @@ TOPIC = "public/default/memory"
 @pytest.mark.parametrize(
     ("process", "load", "grown_max_bytes"),
     [
-        # 150 MiB are delivered. An entry is held up to three times while it is sent, and gRPC
+        # 100 MiB are delivered. An entry is held up to three times while it is sent, and gRPC
         # buffers one message of each stream.
         (
             "dispatcher",
-            lambda services: stopped_consumer(services, TOPIC, messages=150, size_bytes=MIB),
+            lambda services: stopped_consumer(services, TOPIC, messages=100, size_bytes=MIB),
             60 * MIB,
         ),
         # 160 MiB are published. gRPC's own buffers come on top: a window and one message for each
@@ -47,10 +47,10 @@ TOPIC = "public/default/memory"
             ),
             110 * MIB,
         ),
-        # 1.2 kB each would be 46 MiB; the budget admits 5,000 of them.
+        # 1.2 kB each would be 35 MiB; the budget admits 5,000 of them.
         (
             "dispatcher",
-            lambda services: delayed_messages(services, TOPIC, messages=40_000),
+            lambda services: delayed_messages(services, TOPIC, messages=30_000),
             30 * MIB,
         ),
         ("ledger", lambda services: idle_streams(services, TOPIC, streams=200), 60 * MIB),

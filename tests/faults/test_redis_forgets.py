@@ -28,7 +28,7 @@ async def judge(application: Application) -> None:
 
 async def amid(application: Application, world: World) -> "asyncio.Task[None]":
     """Publishing that has begun and has not ended."""
-    publishing = asyncio.create_task(application.publish(10 * MESSAGES))
+    publishing = asyncio.create_task(application.publish(5 * MESSAGES))
     while len(application.history.acknowledged) < MESSAGES:
         assert not publishing.done()
         await asyncio.sleep(0.005)

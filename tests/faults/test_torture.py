@@ -73,7 +73,8 @@ async def test_torture_loads_and_judges_an_existing_installation(tmp_path: Path,
 
 @pytest.mark.timeout(400)
 async def test_torture_leaves_no_process_after_sigterm(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tools.torture", "--out", str(tmp_path), "--seed", "s"]
+    options = ("--out", str(tmp_path), "--seed", "s", "--rate", str(RATE))
+    command = [sys.executable, "-m", "tools.torture", *options]
     process = await asyncio.create_subprocess_exec(*bound_to_us(command), stdout=subprocess.DEVNULL)
     said = tmp_path / "s" / RECORD
 

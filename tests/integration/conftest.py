@@ -30,6 +30,8 @@ async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Se
     settings = {
         # State compared before and after a refusal must not change when a minute passes.
         "SEQGATE_LEDGER_KEEP_INTERVAL_S": "3600",
+        # A snapshot of each of the thousands of topics would cost more than some tests do.
+        "SEQGATE_DEDUP_SNAPSHOT_CHECK_INTERVAL_S": "3600",
         # No other instance takes over from this dispatcher, and a busy machine may stall it for ten
         # seconds.
         "SEQGATE_DISPATCHER_LEASE_S": "600",
@@ -68,7 +70,9 @@ def topic(request: pytest.FixtureRequest) -> str:
 @pytest_asyncio.fixture(scope="session")
 async def second_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Services]:
     """The stack behind `stoppable`."""
-    async with running(tmp_path_factory.mktemp("stoppable")) as services:
+    # A call that Redis holds up must outlast what a busy machine does meanwhile.
+    settings = {"SEQGATE_DEDUP_REDIS_TIMEOUT_S": "30"}
+    async with running(tmp_path_factory.mktemp("stoppable"), **settings) as services:
         await services.ledger.CreateTopic(ledger_pb2.CreateTopicRequest(topic=STOPPABLE))
         yield services
 

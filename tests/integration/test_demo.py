@@ -14,7 +14,7 @@ from tools.demo.filtering import filter_flights
 from tools.demo.report import LABELS, Screen, broken
 from tools.stack.stack import Stack
 
-FLIGHTS = 20_000
+FLIGHTS = 10_000
 
 
 # Five processes publish while others die, and then Spark runs three jobs.

@@ -14,10 +14,10 @@ import pytest
 from tests.simulation.system.__main__ import HASH_SEED, again
 from tests.simulation.system.history import play
 from tests.simulation.system.swarm import draw
-from tests.support.depth import times
+from tests.support.depth import deep, times
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = 6
+BLOCKS = deep(quick=2, full=6)
 HISTORIES = times(quick=210, full=30_000) // BLOCKS
 """Histories of each block."""
 
