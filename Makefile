@@ -4,8 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 CLASSES := .venv/spark-classes/spark.jsa
-# mypy takes one core for as long as the rest takes another.
-CHECKS := $(MAKE) --no-print-directory --output-sync --jobs=2 types rules
+# The longest first, so that both cores are busy to the end.
+TOGETHER := $(MAKE) --no-print-directory --output-sync --jobs=2
 
 # Tests start hundreds of processes: each would compile all that it imports, every time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -36,14 +36,14 @@ demo: setup
 
 # A file's tests share what they start, so they stay together.
 test: setup
-	@$(CHECKS) compiled $(CLASSES)
+	@$(TOGETHER) $(CLASSES) types rules compiled
 	@$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --durations=20
 
 test-deep: lint
 	@SEQGATE_TEST_DEPTH=$${SEQGATE_TEST_DEPTH:-full} $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 lint: setup
-	@$(CHECKS)
+	@$(TOGETHER) types rules
 
 types:
 	@$(BIN)/mypy
