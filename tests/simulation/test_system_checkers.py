@@ -5,7 +5,7 @@ import pytest
 from seqgate.client import Dropped, DropReason, Incomplete
 from seqgate.services.cursor.adapters.memory import MemoryHoles
 from seqgate.services.cursor.core.cursor import CursorState
-from seqgate.services.cursor.core.state import Head
+from seqgate.services.cursor.core.state import Batch, Head
 from seqgate.services.dedup.core.sequence import Marks
 from seqgate.services.dedup.core.topic import TopicState, Tracked
 from seqgate.services.dispatcher.core.effects import Because
@@ -217,6 +217,26 @@ def test_a_cursor_that_is_moved_back_starts_there(taken_back_to: Position, is_ri
     dropped = Dropped(DropReason.HEADLESS, "p", 0, "u", (Position(1, 2),))
     checker.deliveries.dropped(str(TOPIC), NAME, dropped, Incomplete.REFUSE)
     assert bool(seen.violations) != is_right
+
+
+@pytest.mark.parametrize("was_acknowledged", [False, True])
+def test_a_reset_undoes_the_dead_letter_of_an_acknowledged_entry(was_acknowledged: bool) -> None:
+    """A batch of which one message is acknowledged keeps it: the letter is not finished."""
+    checker = Checker(seen := Seen(lambda: 0.0))
+    entry = Appended(FIRST, "p", (0, 1), (1, 2), None, 0, 0.0)
+    seen.log(TOPIC).entries.append(entry)
+    seen.log(TOPIC).at[FIRST] = entry
+    seen.sent[1], seen.sent[2] = (Sent(n, str(TOPIC), "p", n, None, "", 0.0, 9) for n in (1, 2))
+    checker.cursors.created(TOPIC, NAME, None)
+    seen.subscription(TOPIC, NAME).lettered.add((FIRST, 0))
+    holes = MemoryHoles()
+    holes.put_batch(FIRST, Batch(2, 0b01))
+    before = Head(TOPIC, NAME, 0, FIRST if was_acknowledged else None, partial=1)
+    checker.cursors.changed(TOPIC, NAME, CursorState(before, holes))
+    checker.administration.moves(str(TOPIC), NAME, None)
+    changed(checker, None)  # by the reset
+    changed(checker, FIRST)
+    assert bool(seen.violations) == was_acknowledged
 
 
 @pytest.mark.parametrize(("refused", "is_right"), [(3, True), (1, False)])

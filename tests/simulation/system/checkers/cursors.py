@@ -151,7 +151,7 @@ class Cursors:
         undone = {*lost, *(position for position, _ in parts)}
         first = min((each for each in undone if not log.is_trimmed(each)), default=None)
         subscription.acknowledged.difference_update(lost)
-        self._forget(subscription, undone)
+        self._forget(subscription, undone, set(lost))
         subscription.start = None
         subscription.waiting = dict.fromkeys(
             each.position for each in log.entries if each.position not in subscription.acknowledged
@@ -166,7 +166,11 @@ class Cursors:
             )
         self._moved(subscription)
 
-    def _forget(self, subscription: Subscription, positions: set[Position]) -> None:
+    def _forget(
+        self, subscription: Subscription, positions: set[Position], lost: set[Position]
+    ) -> None:
+        """Forget why entries were acknowledged, in part or, those of `lost`, whole. A letter of the
+        others is not finished, so a reset does not undo it."""
         now_s = self._seen.now_s()
         for position in positions:
             subscription.undone_s[position] = now_s
@@ -178,8 +182,8 @@ class Cursors:
         first = min(positions)
         for place in [each for each in subscription.through if each[0] >= first]:
             del subscription.through[place]
-        subscription.lettered = {each for each in subscription.lettered if each[0] not in positions}
-        for key in [key for key, (at, _) in subscription.held.items() if at in positions]:
+        subscription.lettered = {each for each in subscription.lettered if each[0] not in lost}
+        for key in [key for key, (at, _) in subscription.held.items() if at in lost]:
             del subscription.held[key]
 
     def _skipped(self, subscription: Subscription, log: Log, skipped: list[Position]) -> None:
