@@ -160,6 +160,17 @@ def test_a_recreated_topic_proves_its_deletion() -> None:
         assert ("p" not in seen.log(TOPIC).marks) == is_deleted
 
 
+def test_a_topic_whose_cursors_are_to_be_removed_was_deleted() -> None:
+    checker = Checker(seen := Seen(lambda: 0.0))
+    subscription = seen.subscription(TOPIC, NAME)
+    for is_deleting in (False, True):
+        subscription.waiting = {FIRST: None}
+        if is_deleting:
+            checker.logs.at_ledger("deleting", (TOPIC,), {}, None)
+        checker.logs.at_ledger("leaving", (), {}, [TOPIC])
+        assert bool(subscription.waiting) != is_deleting
+
+
 def test_a_dead_letter_may_be_abandoned_after_a_full_store() -> None:
     checker = Checker(seen := Seen(lambda: 0.0))
     checker.terms.has_been_full = True

@@ -52,6 +52,9 @@ class Logs:
                 self._seen.log(str(args[0])).deletions += 1
             case "delete":
                 self._deleted(str(args[0]))
+            case "leaving":  # the deleter died before it could report
+                for topic in answer:
+                    self._deleted(str(topic))
             case "create" | "take":
                 state = answer if method == "take" else answer[0]
                 self._made(str(args[0]), state.incarnation)
