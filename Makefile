@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 CLASSES := .venv/spark-classes/spark.jsa
-# The longest first, so that both cores are busy to the end.
+# Makes targets side by side. Name the longest first, so that both cores are busy to the end.
 TOGETHER := $(MAKE) --no-print-directory --output-sync --jobs=2
 
 # Tests start hundreds of processes: each would compile all that it imports, every time.

@@ -128,6 +128,11 @@ class Growth:
         now = await self._tell.value(metric, **attributes)
         return now - self.before(metric, **attributes)
 
+    async def sum(self, metric: Metric) -> float:
+        """The growth of a histogram's sum."""
+        (service,) = metric.services
+        return (await self._tell.scrape(service)).sum(metric) - self._before[service].sum(metric)
+
 
 @asynccontextmanager
 async def telling(
@@ -628,8 +633,7 @@ async def test_filter_verdicts_failures_and_cache_hits_are_counted(tell: Told, t
     await services.ledger.CreateTopic(ledger_pb2.CreateTopicRequest(topic=topic))
     await sub.create()
     await sub.set(IN_EU)
-    before = await tell.scrape("filter")
-    lookups = await tell.scrape("dispatcher")
+    growth = await Growth.of(tell)
     await publish(services, topic, "eu", "us", "eu", None, "us")
     async with consuming(services.dispatcher, topic, permits=10, type=SHARED) as consumer:
         await take(consumer, 2)
@@ -642,66 +646,48 @@ async def test_filter_verdicts_failures_and_cache_hits_are_counted(tell: Told, t
         await take(consumer, 1)
         await tell.says(told.FILTERED, 3, topic=topic, mode="applied", verdict="accepted")
         await tell.says(told.FILTERED, 3, topic=topic, mode="applied", verdict="rejected")
-    after, looked_up = await tell.scrape("filter"), await tell.scrape("dispatcher")
-
-    def grew(metric: Metric, **labels: str) -> float:
-        return after.value(metric, **labels) - before.value(metric, **labels)
-
     # The dispatcher asks once for entries with the same properties: eu, us, and none.
-    assert grew(told.FILTER_VERDICTS, verdict="ACCEPT") == 1
-    assert grew(told.FILTER_VERDICTS, verdict="REJECT") == 1
-    assert grew(told.FILTER_VERDICTS, verdict="FAILED") == 1
-    assert grew(told.FILTER_FAILURES, reason="PROPERTY_ABSENT") == 1
-    assert grew(told.DECISIONS, source="evaluated") == 3
-    assert grew(told.DECISIONS, source="remembered") == 0
-    assert after.value(told.CACHED, cache="programs") >= 1
-    remembered, asked = (
-        looked_up.value(told.LOOKUPS, result=result) - lookups.value(told.LOOKUPS, result=result)
-        for result in ("remembered", "asked")
-    )
-    assert remembered + asked == 7
+    assert await growth.value(told.FILTER_VERDICTS, verdict="ACCEPT") == 1
+    assert await growth.value(told.FILTER_VERDICTS, verdict="REJECT") == 1
+    assert await growth.value(told.FILTER_VERDICTS, verdict="FAILED") == 1
+    assert await growth.value(told.FILTER_FAILURES, reason="PROPERTY_ABSENT") == 1
+    assert await growth.value(told.DECISIONS, source="evaluated") == 3
+    assert await growth.value(told.DECISIONS, source="remembered") == 0
+    assert await tell.value(told.CACHED, cache="programs") >= 1
+    remembered = await growth.value(told.LOOKUPS, result="remembered")
+    assert remembered + await growth.value(told.LOOKUPS, result="asked") == 7
     assert remembered >= 2  # at least those added later
-    assert looked_up.value(told.ANSWER_DURATION, outcome="answered") >= 1
+    assert await tell.value(told.ANSWER_DURATION, outcome="answered") >= 1
 
 
 async def test_each_entry_of_a_batch_counts_though_they_share_metadata(tell: Told) -> None:
-    before = await tell.scrape("filter")
+    growth = await Growth.of(tell)
     async with streaming(tell.services.filter) as stream:
         await stream.set_chain("properties.region == 'counted'")  # of no other test
         await stream.judge(in_region("counted"), which=[0, 0, 0])
         invalid = filter_pb2.Batch(metadata=[in_region("refused")], which=[1])
         await stream.refuses("INVALID_BATCH", batch=invalid)
-    after = await tell.scrape("filter")
-
-    def grew(metric: Metric, **labels: str) -> float:
-        return after.value(metric, **labels) - before.value(metric, **labels)
-
-    assert grew(told.FILTER_VERDICTS, verdict="ACCEPT") == 3
-    assert grew(told.DECISIONS, source="evaluated") == 1
-    assert grew(told.DECISIONS, source="remembered") == 2
-    assert after.sum(told.BATCH_ENTRIES) - before.sum(told.BATCH_ENTRIES) == 3
+    assert await growth.value(told.FILTER_VERDICTS, verdict="ACCEPT") == 3
+    assert await growth.value(told.DECISIONS, source="evaluated") == 1
+    assert await growth.value(told.DECISIONS, source="remembered") == 2
+    assert await growth.sum(told.BATCH_ENTRIES) == 3
 
 
 async def test_equal_chains_of_subscriptions_share_verdicts(tell: Told, topic: str) -> None:
     services = tell.services
     await publish(services, topic, "1", "2", "3")
-    before = await tell.scrape("filter")
+    growth = await Growth.of(tell)
     for name in ("one", "two"):
         sub = Filtered(services, topic, name)
         await sub.create()
         await sub.set(IS_NUMBER)
         async with consuming(services.dispatcher, topic, name, permits=9) as consumer:
             await take(consumer, 3)
-    after = await tell.scrape("filter")
-
-    def grew(metric: Metric, **labels: str) -> float:
-        return after.value(metric, **labels) - before.value(metric, **labels)
-
-    assert grew(told.DECISIONS, source="evaluated") == 3
-    assert grew(told.DECISIONS, source="remembered") == 3
-    assert grew(told.FILTER_VERDICTS, verdict="ACCEPT") == 6
-    assert after.sum(told.BATCH_ENTRIES) - before.sum(told.BATCH_ENTRIES) == 6
-    assert grew(told.COMPILATIONS, outcome="compiled") == 1
+    assert await growth.value(told.DECISIONS, source="evaluated") == 3
+    assert await growth.value(told.DECISIONS, source="remembered") == 3
+    assert await growth.value(told.FILTER_VERDICTS, verdict="ACCEPT") == 6
+    assert await growth.sum(told.BATCH_ENTRIES) == 6
+    assert await growth.value(told.COMPILATIONS, outcome="compiled") == 1
 
 
 async def test_a_shadow_chain_is_reported_beside_the_applied_one(tell: Told, topic: str) -> None:
