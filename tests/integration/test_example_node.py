@@ -392,13 +392,15 @@ async def test_publisher_and_consumer_follow_redirects_to_the_owner(
         assert elsewhere.calls == 1
         async with (
             second_dispatcher(stack) as address,
-            consuming(services.dispatcher, topic, "s") as holder,
-            running_script(example, "consume.mjs", address, topic, "s", "10") as script,
+            consuming(services.dispatcher, topic, "s", permits=10) as holder,
         ):
-            await eventually(lambda: _consumers(services, topic, 2))
-            await holder.leave()
-            said = await script.said(10)
-            assert await script.ended() == (0, [], "")
+            # Until it leaves, it keeps the key, so the script stays connected and gets nothing.
+            await holder.received(10)
+            async with running_script(example, "consume.mjs", address, topic, "s", "10") as script:
+                await eventually(lambda: _consumers(services, topic, 2))
+                await holder.leave()
+                said = await script.said(10)
+                assert await script.ended() == (0, [], "")
     assert [each["payload"] for each in said] == [each["payload"] for each in lines]
 
 
