@@ -272,12 +272,22 @@ class LedgerStore(Protocol):
         ...
 
     async def trim(
-        self, topic: TopicName, before: Position, *, renewing: bool = False, steps_max: int = 0
+        self,
+        topic: TopicName,
+        before: Position,
+        *,
+        ledger_id: int | None = None,
+        renewing: bool = False,
+        steps_max: int = 0,
     ) -> Trimmed:
         """Remove the entries before a position, in steps; each step also records the producers'
         last ids. After `steps_max` steps (0: no limit), entries before the position may be left.
         With `renewing`, a step that removes chunks of a large message which could still be
-        completed also renews the topic."""
+        completed also renews the topic.
+
+        Raises:
+            Fenced: the topic has another ledger_id than the given one; nothing more was removed.
+        """
         ...
 
     async def retained_from(
@@ -288,18 +298,28 @@ class LedgerStore(Protocol):
         many are to be removed, one call may cover only some. None: the topic is empty."""
         ...
 
-    async def renew(self, topic: TopicName) -> None:
+    async def renew(self, topic: TopicName, *, ledger_id: int | None = None) -> None:
         """Give the topic a new incarnation, which invalidates its deduplication state and late
-        requests about that state. The writer must take the topic again."""
+        requests about that state. The writer must take the topic again.
+
+        Raises:
+            Fenced: the topic has another ledger_id than the given one.
+        """
         ...
 
     async def cuts_unfinished(self, topic: TopicName, before: Position) -> bool:
         """Whether a large message that could still be completed has chunks before a position."""
         ...
 
-    async def delete(self, topic: TopicName, *, leaves_cursors: bool = False) -> None:
+    async def delete(
+        self, topic: TopicName, *, ledger_id: int | None = None, leaves_cursors: bool = False
+    ) -> None:
         """Delete the topic. Its ledger_id is kept for a later topic of this name. With
-        `leaves_cursors`, the same transaction adds the topic to `leaving`."""
+        `leaves_cursors`, the same transaction adds the topic to `leaving`.
+
+        Raises:
+            Fenced: the topic has another ledger_id than the given one.
+        """
         ...
 
     async def leaving(self, *, after: str, limit: int) -> list[TopicName]:

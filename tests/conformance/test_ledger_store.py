@@ -1018,6 +1018,29 @@ async def test_a_renewed_topic_has_another_incarnation_and_the_same_log(
     assert again.state.incarnation > renewed.state.incarnation
 
 
+async def test_a_previous_writer_neither_trims_nor_renews_nor_deletes(
+    store: LedgerStore,
+) -> None:
+    writer = await Writer.of(store)
+    await writer.append(single(0), single(1))
+    await Writer.of(store)
+    theirs = await store.get(TOPIC)
+    before = Position(1, 1)
+    for change in (
+        lambda: store.trim(TOPIC, before, ledger_id=writer.state.ledger_id),
+        lambda: store.renew(TOPIC, ledger_id=writer.state.ledger_id),
+        lambda: store.delete(TOPIC, ledger_id=writer.state.ledger_id, leaves_cursors=True),
+    ):
+        with pytest.raises(Fenced) as refused:
+            await change()
+        assert refused.value.details["epoch"] == theirs.ledger_id
+    assert await store.get(TOPIC) == theirs
+    trimmed = await store.trim(TOPIC, before, ledger_id=theirs.ledger_id)
+    assert trimmed == Trimmed(1, before)
+    await store.renew(TOPIC, ledger_id=theirs.ledger_id)
+    await store.delete(TOPIC, ledger_id=theirs.ledger_id + 1)
+
+
 async def test_an_attempt_is_found_by_its_uuid(store: LedgerStore) -> None:
     writer = await Writer.of(store)  # deduplication was off
     await writer.append(*A, single(5), *B)

@@ -89,9 +89,7 @@ class MemoryLedgerStore:
     ) -> LogState:
         if create:
             await self.create(topic)
-        log = self._log(topic)
-        if ledger_id is not None and ledger_id != log.ledger_id:
-            raise Fenced("another writer owns the topic", epoch=log.ledger_id)
+        log = self._log(topic, ledger_id)
         log.ledger_id += 1
         return log.state(topic)
 
@@ -273,10 +271,16 @@ class MemoryLedgerStore:
         return [await self.get(TopicName.parse(name)) for name in chosen[:limit]]
 
     async def trim(
-        self, topic: TopicName, before: Position, *, renewing: bool = False, steps_max: int = 0
+        self,
+        topic: TopicName,
+        before: Position,
+        *,
+        ledger_id: int | None = None,
+        renewing: bool = False,
+        steps_max: int = 0,
     ) -> Trimmed:
         del steps_max  # this store trims in one step
-        log = self._log(topic)
+        log = self._log(topic, ledger_id)
         gone = [each for each in log.entries if each.position < before]
         cut = False
         for producer in {each.entry.producer for each in gone if not each.entry.marker}:
@@ -309,8 +313,8 @@ class MemoryLedgerStore:
         last = entries[-1].position
         return last._replace(entry_id=last.entry_id + 1)
 
-    async def renew(self, topic: TopicName) -> None:
-        log = self._log(topic)
+    async def renew(self, topic: TopicName, *, ledger_id: int | None = None) -> None:
+        log = self._log(topic, ledger_id)
         log.ledger_id += 1
         log.incarnation = log.ledger_id
 
@@ -325,8 +329,10 @@ class MemoryLedgerStore:
             for producer in {each.entry.producer for each in log.entries}
         )
 
-    async def delete(self, topic: TopicName, *, leaves_cursors: bool = False) -> None:
-        self._tombstones[topic] = self._log(topic).ledger_id
+    async def delete(
+        self, topic: TopicName, *, ledger_id: int | None = None, leaves_cursors: bool = False
+    ) -> None:
+        self._tombstones[topic] = self._log(topic, ledger_id).ledger_id
         del self.logs[topic]
         if leaves_cursors:
             self._leaving.add(topic)
@@ -340,8 +346,11 @@ class MemoryLedgerStore:
     async def check(self) -> None:
         return None
 
-    def _log(self, topic: TopicName) -> _Log:
+    def _log(self, topic: TopicName, ledger_id: int | None = None) -> _Log:
+        """A topic's log, if it has the given ledger_id; None: any."""
         log = self.logs.get(topic)
         if log is None:
             raise TopicNotFound("topic not found", topic=topic)
+        if ledger_id not in (None, log.ledger_id):
+            raise Fenced("another writer owns the topic", epoch=log.ledger_id)
         return log

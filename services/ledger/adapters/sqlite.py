@@ -244,9 +244,7 @@ class SqliteLedgerStore:
         def work(db: apsw.Connection) -> LogState:
             if create and _row(db, topic) is None:
                 _create(db, topic)
-            state = _state(db, topic)
-            if ledger_id is not None and ledger_id != state.ledger_id:
-                raise Fenced("another writer owns the topic", epoch=state.ledger_id)
+            _, state = _existing(db, topic, ledger_id)
             db.execute("UPDATE topic SET ledger_id = ledger_id + 1 WHERE name = ?", (str(topic),))
             return state._replace(ledger_id=state.ledger_id + 1)
 
@@ -521,14 +519,24 @@ class SqliteLedgerStore:
         return await self._connections.read(work)
 
     async def trim(
-        self, topic: TopicName, before: Position, *, renewing: bool = False, steps_max: int = 0
+        self,
+        topic: TopicName,
+        before: Position,
+        *,
+        ledger_id: int | None = None,
+        renewing: bool = False,
+        steps_max: int = 0,
     ) -> Trimmed:
-        def work(db: apsw.Connection) -> Trimmed:
-            return _trim_some(db, topic, before, renewing=renewing)
+        owned = ledger_id
+
+        def work(db: apsw.Connection) -> tuple[Trimmed, int]:
+            topic_id, state = _existing(db, topic, owned)
+            return _trim_some(db, topic_id, state, before, renewing=renewing)
 
         removed_entries = steps = 0
         while True:
-            step = await self._connections.write(work)
+            step, left_id = await self._connections.write(work)
+            owned = None if ledger_id is None else left_id
             removed_entries, steps = removed_entries + step.removed_entries, steps + 1
             if step.first is None or step.first >= before or steps == steps_max:
                 return Trimmed(removed_entries, step.first)
@@ -556,9 +564,9 @@ class SqliteLedgerStore:
 
         return await self._connections.read(work)
 
-    async def renew(self, topic: TopicName) -> None:
+    async def renew(self, topic: TopicName, *, ledger_id: int | None = None) -> None:
         def work(db: apsw.Connection) -> None:
-            topic_id, state = _existing(db, topic)
+            topic_id, state = _existing(db, topic, ledger_id)
             _renew(db, topic_id, state)
 
         await self._connections.write(work)
@@ -574,9 +582,11 @@ class SqliteLedgerStore:
 
         return await self._connections.read(work)
 
-    async def delete(self, topic: TopicName, *, leaves_cursors: bool = False) -> None:
+    async def delete(
+        self, topic: TopicName, *, ledger_id: int | None = None, leaves_cursors: bool = False
+    ) -> None:
         def work(db: apsw.Connection) -> None:
-            topic_id, state = _existing(db, topic)
+            topic_id, state = _existing(db, topic, ledger_id)
             if leaves_cursors:
                 db.execute("INSERT OR REPLACE INTO leaving VALUES (?)", (str(topic),))
             db.execute(
@@ -619,10 +629,16 @@ def _row(db: apsw.Connection, topic: TopicName) -> tuple[int, LogState] | None:
     return topic_id, _log_state(log)
 
 
-def _existing(db: apsw.Connection, topic: TopicName) -> tuple[int, LogState]:
+def _existing(
+    db: apsw.Connection, topic: TopicName, ledger_id: int | None = None
+) -> tuple[int, LogState]:
+    """A topic's row, if it has the given ledger_id; None: any."""
     row = _row(db, topic)
     if row is None:
         raise TopicNotFound("topic not found", topic=topic)
+    _, state = row
+    if ledger_id not in (None, state.ledger_id):
+        raise Fenced("another writer owns the topic", epoch=state.ledger_id)
     return row
 
 
@@ -667,12 +683,13 @@ def _create(db: apsw.Connection, topic: TopicName) -> None:
     )
 
 
-def _renew(db: apsw.Connection, topic_id: int, state: LogState) -> None:
+def _renew(db: apsw.Connection, topic_id: int, state: LogState) -> int:
     renewed = state.ledger_id + 1
     db.execute(
         "UPDATE topic SET ledger_id = ?, incarnation = ? WHERE id = ?",
         (renewed, renewed, topic_id),
     )
+    return renewed
 
 
 class _Range(NamedTuple):
@@ -888,17 +905,17 @@ def _is_in(wanted: Sequence[int], lowest: int, highest: int) -> bool:
 
 
 def _trim_some(
-    db: apsw.Connection, topic: TopicName, before: Position, *, renewing: bool
-) -> Trimmed:
-    """Remove a few blocks, whole or in part, and advance the topic's first entry."""
-    topic_id, state = _existing(db, topic)
-    first = state.first
+    db: apsw.Connection, topic_id: int, state: LogState, before: Position, *, renewing: bool
+) -> tuple[Trimmed, int]:
+    """Remove a few blocks, whole or in part, and advance the topic's first entry. Returns the
+    topic's ledger_id, too, which is another one after a renewal."""
+    first, ledger_id = state.first, state.ledger_id
     if first is None or before <= first:
-        return Trimmed(0, first)
+        return Trimmed(0, first), ledger_id
     going = _going(db, topic_id, first, before)
     cut = _remember(db, topic_id, going)
     if cut and renewing:
-        _renew(db, topic_id, state)
+        ledger_id = _renew(db, topic_id, state)
     append_ms = _last_append_ms(db, topic_id)
     _remove_blocks(db, going.blocks)
     if going.through is not None:
@@ -913,7 +930,7 @@ def _trim_some(
     )
     if left is None:
         db.execute("INSERT OR REPLACE INTO topic_clock VALUES (?, ?)", (topic_id, append_ms))
-    return Trimmed(going.entries, left)
+    return Trimmed(going.entries, left), ledger_id
 
 
 def _last_append_ms(db: apsw.Connection, topic_id: int) -> int:
