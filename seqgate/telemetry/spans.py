@@ -84,8 +84,8 @@ def part(
 
 
 def database(system: str, operation: str, target: str = "") -> AbstractContextManager[Span]:
-    """A database operation, as a step of the current span. `system` is names.REDIS or names.SQLITE;
-    `operation` is the database's name for it, on `target`."""
+    """A database operation, as a step of the current span. `system` is names.REDIS, names.SQLITE or
+    names.POSTGRESQL; `operation` is the database's name for it, on `target`."""
     if not trace.get_current_span().is_recording():
         return _NOTHING
     attributes = {names.DB_SYSTEM_NAME: system, names.DB_OPERATION_NAME: operation}

@@ -17,7 +17,7 @@ caller that gives up.
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,9 +27,10 @@ import apsw
 import structlog
 
 from seqgate.services.errors import DomainError, StoreFull, StoreUnavailable
-from seqgate.services.runtime.budget import Budget
-from seqgate.services.runtime.load import ASKED_BYTES, busy
-from seqgate.telemetry import names, spans
+from seqgate.services.runtime.transactions import RETRY_AFTER_S, Value
+from seqgate.services.runtime.transactions import Work as TablesWork
+from seqgate.services.runtime.waiting import Waiting, outcome
+from seqgate.telemetry import names
 
 log = structlog.get_logger()
 
@@ -39,21 +40,11 @@ Work = Callable[[apsw.Connection], T]
 GROUP_MAX: Final = 256
 """The most pieces of work in one transaction."""
 
-WAITING_MAX: Final = 10_000
-"""The most pieces of work queued or running, for writes and for reads each."""
-
-WAITING_BYTES_MAX: Final = 256 * 1024 * 1024
-"""The most bytes of requests whose writes are queued or running, and the same for reads. A request
-of any size is accepted while there are no others. (The ledger's appends have their own budget.)"""
-
 AUTOCHECKPOINT_PAGES: Final = 2_000
 """The size of the log, in pages, at which SQLite begins to copy it into the database."""
 
 BUSY_TIMEOUT_MS: Final = 5_000
 """How long to wait for another process that locks the database."""
-
-RETRY_AFTER_S: Final = 0.5
-"""RetryInfo for a caller after the store failed."""
 
 OPEN_MAX_S: Final = 30.0
 OPEN_RETRY_S: Final = 0.2
@@ -65,6 +56,9 @@ with a limit, at most a sixteenth of that. One group of writes may exceed it."""
 
 LOG_SHARE: Final = 16
 """The write-ahead log's share of a store's limit: one in this many."""
+
+RECLAIM_PAGES_MAX: Final = 2_000
+"""The most free pages that one transaction returns to the file system."""
 
 CHECKPOINT_WAIT_MS: Final = 250
 """How long the writer waits for readers at a time; above twice the size, BUSY_TIMEOUT_MS."""
@@ -83,34 +77,6 @@ class DiskShare(NamedTuple):
             return cls(0, WAL_BYTES_MAX)
         log_bytes = min(WAL_BYTES_MAX, size_max_bytes // LOG_SHARE)
         return cls(size_max_bytes - log_bytes, log_bytes)
-
-
-class Waiting:
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._budget = Budget(WAITING_BYTES_MAX)
-        self.count = 0
-
-    def begin(self, done: "asyncio.Future[Any]") -> None:
-        """Count a piece of work until it is done.
-
-        Raises:
-            ServiceBusy: the queue is full; nothing was done.
-        """
-        size_bytes = ASKED_BYTES.get()
-        if self.count >= WAITING_MAX or not self._budget.fits(size_bytes):
-            raise busy(
-                f"too many {self._what} or bytes waiting for the store",
-                limit="WAITING_MAX",
-            )
-        self._budget.take(size_bytes)
-        self.count += 1
-
-        def end(_: object) -> None:
-            self._budget.give(size_bytes)
-            self.count -= 1
-
-        done.add_done_callback(end)
 
 
 class _Task(NamedTuple, Generic[T]):
@@ -148,7 +114,7 @@ class Connections:
         done: asyncio.Future[T] = self._loop.create_future()
         self._writes.begin(done)
         self._queue.put(_Task(work, done))  # type: ignore[arg-type]
-        return await _recorded(names.COMMIT, asyncio.shield(done))
+        return await outcome(names.SQLITE, names.COMMIT, done)
 
     async def read(self, work: Work[T]) -> T:
         """Run `work` on a reader's connection, in one transaction.
@@ -162,7 +128,7 @@ class Connections:
         given_up = threading.Event()
         self._readers.submit(self._answer, _Task(work, done), given_up)
         try:
-            return await _recorded(names.SELECT, asyncio.shield(done))
+            return await outcome(names.SQLITE, names.SELECT, done)
         except asyncio.CancelledError:
             given_up.set()
             raise
@@ -305,16 +271,42 @@ async def connections(
         await opened.close()
 
 
-async def _recorded(operation: str, done: "asyncio.Future[T]") -> T:
-    """Await work, with a span. A refusal is a result, not a failure of the database."""
-    with spans.database(names.SQLITE, operation):
-        try:
-            return await done
-        except (StoreFull, StoreUnavailable):
-            raise
-        except DomainError as error:
-            refusal = error
-    raise refusal
+class SqliteTransaction:
+    """See seqgate.services.runtime.transactions.Transaction. One writes at a time."""
+
+    for_update = ""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+
+    def rows(self, sql: str, *values: Value) -> list[Any]:
+        return self._connection.execute(sql, values).fetchall()
+
+    def scan(self, sql: str, *values: Value) -> Iterator[Any]:
+        return self._connection.execute(sql, values)
+
+    def change(self, sql: str, *values: Value) -> int:
+        self._connection.execute(sql, values)
+        return self._connection.changes()
+
+    def each(self, sql: str, values: Iterable[Sequence[Value]]) -> None:
+        self._connection.executemany(sql, values)
+
+    def reclaim(self) -> None:
+        self.rows(f"PRAGMA incremental_vacuum({RECLAIM_PAGES_MAX})")
+
+
+class SqliteDatabase:
+    """See seqgate.services.runtime.transactions.Database."""
+
+    def __init__(self, opened: Connections) -> None:
+        self._connections = opened
+
+    async def write(self, work: TablesWork[T]) -> T:
+        return await self._connections.write(lambda db: work(SqliteTransaction(db)))
+
+    async def read(self, work: TablesWork[T]) -> T:
+        return await self._connections.read(lambda db: work(SqliteTransaction(db)))
 
 
 _PASSING: Final = (apsw.IOError, apsw.FullError, apsw.BusyError)

@@ -1,0 +1,57 @@
+"""Work that waits for a store, bounded by count and by the bytes of the requests, since it outlives
+a caller that gives up."""
+
+import asyncio
+from typing import Any, Final, TypeVar
+
+from seqgate.services.errors import DomainError, StoreFull, StoreUnavailable
+from seqgate.services.runtime.budget import Budget
+from seqgate.services.runtime.load import ASKED_BYTES, busy
+from seqgate.telemetry import spans
+
+WAITING_MAX: Final = 10_000
+"""The most pieces of work queued or running, for writes and for reads each."""
+
+WAITING_BYTES_MAX: Final = 256 * 1024 * 1024
+"""The most bytes of requests whose writes are queued or running, and the same for reads. A request
+of any size is accepted while there are no others. (The ledger's appends have their own budget.)"""
+
+T = TypeVar("T")
+
+
+class Waiting:
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._budget = Budget(WAITING_BYTES_MAX)
+        self.count = 0
+
+    def begin(self, done: "asyncio.Future[Any]") -> None:
+        """Count a piece of work until it is done.
+
+        Raises:
+            ServiceBusy: the queue is full; nothing was done.
+        """
+        size_bytes = ASKED_BYTES.get()
+        if self.count >= WAITING_MAX or not self._budget.fits(size_bytes):
+            raise busy(f"too many {self._what} or bytes waiting for the store", limit="WAITING_MAX")
+        self._budget.take(size_bytes)
+        self.count += 1
+
+        def end(_: object) -> None:
+            self._budget.give(size_bytes)
+            self.count -= 1
+
+        done.add_done_callback(end)
+
+
+async def outcome(system: str, operation: str, done: "asyncio.Future[T]") -> T:
+    """Await work of a database, with a span. The work goes on when the caller is cancelled. A
+    refusal is a result, not a failure of the database."""
+    with spans.database(system, operation):
+        try:
+            return await asyncio.shield(done)
+        except (StoreFull, StoreUnavailable):
+            raise
+        except DomainError as error:
+            refusal = error
+    raise refusal
