@@ -5,10 +5,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from seqgate.services.runtime.config import Port, ServiceConfig, settings_for
+from seqgate.services.runtime.config import Port, settings_for
+from seqgate.services.runtime.store_config import StoreConfig
 
 
-class CursorConfig(ServiceConfig):
+class CursorConfig(StoreConfig):
     model_config = settings_for("cursor")
     service: ClassVar[str] = "cursor"
 
@@ -19,11 +20,3 @@ class CursorConfig(ServiceConfig):
     mark-delete position, 16 MiB together."""
 
     store_path: Path = Path("cursor.db")
-    """The SQLite database; its folder must exist."""
-
-    store_bytes_max: Annotated[int, Field(ge=0)] = 0
-    """The largest size of the database, in bytes, including its write-ahead log, whose share is a
-    sixteenth, at most 64 MiB; busy readers can make the log exceed it. 0: no limit but the disk."""
-
-    store_readers: Annotated[int, Field(ge=1, le=64)] = 2
-    """The most concurrent reads of the database."""

@@ -9,6 +9,7 @@ from grpc import aio
 
 from seqgate.api.ledger.v1 import ledger_pb2_grpc
 from seqgate.services.ledger.adapters.dedup import GrpcDeduplicator
+from seqgate.services.ledger.adapters.postgres import open_postgres_store
 from seqgate.services.ledger.adapters.sqlite import open_sqlite_store
 from seqgate.services.ledger.config import LedgerConfig
 from seqgate.services.ledger.ports import Cursors, Deduplicator, LedgerStore
@@ -29,28 +30,38 @@ SERVICE: Final = "seqgate.api.ledger.v1.LedgerService"
 async def run(config: LedgerConfig) -> None:
     async with (
         telling(config) as metrics,
-        open_sqlite_store(
-            config.store_path,
-            readers=config.store_readers,
-            size_max_bytes=config.store_bytes_max,
-        ) as store,
+        open_store(config, metrics) as store,
         peer_channel(
             config.dedup_target, keepalive_s=config.keepalive_s, as_caller=config, metrics=metrics
         ) as channel,
         connect_cursors(config, metrics) as cursors,
     ):
-        tell_store(
-            metrics,
-            LEDGER_STORE_SIZE,
-            LEDGER_STORE_FREE,
-            config.store_path,
-            config.store_bytes_max,
-        )
         dedup = GrpcDeduplicator(channel, timeout_s=config.dedup_timeout_s)
         try:
             await serve(config, store, dedup, cursors, metrics)
         finally:
             dedup.close()
+
+
+@asynccontextmanager
+async def open_store(config: LedgerConfig, metrics: Metrics = OFF) -> AsyncIterator[LedgerStore]:
+    if config.postgres_url:
+        opening = open_postgres_store(config.postgres, migrates=config.postgres_migrates)
+        async with opening as postgres:
+            yield postgres
+        return
+    path, size_max_bytes = config.store_path, config.store_bytes_max
+    async with open_sqlite_store(
+        path, readers=config.store_readers, size_max_bytes=size_max_bytes
+    ) as sqlite:
+        tell_store(metrics, LEDGER_STORE_SIZE, LEDGER_STORE_FREE, path, size_max_bytes)
+        yield sqlite
+
+
+async def migrate(config: LedgerConfig) -> None:
+    """Bring the tables in PostgreSQL to the layout of this version."""
+    async with open_postgres_store(config.postgres, migrates=True):
+        pass
 
 
 @asynccontextmanager

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Final
 from pydantic import Field
 
 from seqgate.services.runtime.config import CallerConfig, Port, Seconds, settings_for
+from seqgate.services.runtime.store_config import StoreConfig
 from seqgate.types import LARGE_MESSAGE_BYTES_MAX
 
 MINUTES_MAX: Final = 100 * 366 * 24 * 60
@@ -15,21 +16,13 @@ ENVELOPE_BYTES: Final = 16 * 1024
 """The bytes of a gRPC message besides the payload, in most cases: metadata and framing."""
 
 
-class LedgerConfig(CallerConfig):
+class LedgerConfig(StoreConfig, CallerConfig):
     model_config = settings_for("ledger")
     service: ClassVar[str] = "ledger"
 
     listen: Port = "127.0.0.1:7702"
 
     store_path: Path = Path("ledger.db")
-    """The SQLite database; its folder must exist."""
-
-    store_bytes_max: Annotated[int, Field(ge=0)] = 0
-    """The largest size of the database, in bytes, including its write-ahead log, whose share is a
-    sixteenth, at most 64 MiB; busy readers can make the log exceed it. 0: no limit but the disk."""
-
-    store_readers: Annotated[int, Field(ge=1, le=64)] = 2
-    """The most concurrent reads of the database."""
 
     dedup_target: str = "127.0.0.1:7701"
     """The dedup service: host:port, or dns:///name:port to balance over its replicas."""

@@ -353,7 +353,8 @@ class PostgresTransaction:
 
     def change(self, sql: str, *values: Value) -> int:
         status = wait_for(self._raw.execute(numbered(sql), *values))
-        return int(status.rpartition(" ")[2])
+        count = status.rpartition(" ")[2]  # such as of UPDATE 1
+        return int(count) if count.isdigit() else 0
 
     def each(self, sql: str, values: Iterable[Sequence[Value]]) -> None:
         wait_for(self._raw.executemany(numbered(sql), values))

@@ -26,16 +26,23 @@ log = structlog.get_logger()
 
 
 def run_service(
-    config_type: type[C], run: Callable[[C], Awaitable[None]], arguments: Sequence[str] = ()
+    config_type: type[C],
+    run: Callable[[C], Awaitable[None]],
+    arguments: Sequence[str] = (),
+    *,
+    migrate: Callable[[C], Awaitable[None]] | None = None,
 ) -> int:
-    """Read the settings and run until SIGTERM or SIGINT. Returns the exit status: 0 after a signal
-    or --help, 1 after a failure, 2 for invalid arguments or settings."""
+    """Read the settings and run until SIGTERM or SIGINT; or `migrate`, if --migrate is given.
+    Returns the exit status: 0 after a signal, --help or --migrate, 1 after a failure, 2 for invalid
+    arguments or settings."""
     if "--help" in arguments:
         sys.stdout.write(usage(config_type))
         return EXIT_OK
     if not __debug__:
         sys.stderr.write("assertions guard this service's state: run Python without -O\n")
         return EXIT_USAGE
+    if migrate is not None and list(arguments) == ["--migrate"]:
+        arguments, run = (), migrate
     fault = next(faults(config_type, arguments, os.environ), None)
     if fault is not None:
         sys.stderr.write(f"{config_type.service}: {fault}\n")

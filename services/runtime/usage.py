@@ -1,7 +1,8 @@
 """The help and the errors of a service's command line: `python -m seqgate.services.<name> --help`.
 
-A service takes no arguments. Its settings are environment variables or keys of a TOML file; --help
-lists them with the units, bounds and defaults of its settings class.
+Settings are environment variables or keys of a TOML file; --help lists them with the units, bounds
+and defaults of the service's settings class. The one other argument is --migrate, of a service that
+has a layout in PostgreSQL.
 """
 
 import difflib

@@ -26,7 +26,8 @@ from seqgate.services.filter.core.memo import Memo
 from seqgate.services.filter.service import Filters
 from seqgate.services.filter.servicer import FilterServicer
 from seqgate.services.runtime import server as server_module
-from seqgate.services.runtime import sqlite, waiting
+from seqgate.services.runtime import sqlite
+from seqgate.services.runtime import waiting as queues
 from seqgate.services.runtime.config import ServiceConfig
 from seqgate.services.runtime.drain import Drain
 from seqgate.services.runtime.interceptors import Interceptor, logged, translated
@@ -280,7 +281,7 @@ class Held:
 async def test_a_store_with_a_full_queue_refuses_more(
     store: sqlite.Connections, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "WAITING_MAX", 2)
+    monkeypatch.setattr(queues, "WAITING_MAX", 2)
     do = getattr(store, way)
     done: list[int] = []
     held = Held()
