@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Verbosity, settings
 
 from tests.support.depth import is_deep, times
 from tests.support.nursery import Nursery
+from tests.support.postgres_server import PostgresServer, running_postgres
 from tests.support.redis_groups import Cluster, Sentinels, running
 from tests.support.redis_server import RedisServer, running_redis
 from tools.stack.stack import Stack
@@ -76,6 +77,13 @@ def nursery() -> Iterator[Nursery]:
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """One server for all tests that need no more than keys of their own topics."""
     with running_redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One server for all tests that need no more than databases of their own."""
+    with running_postgres() as server:
         yield server
 
 

@@ -27,6 +27,7 @@ from seqgate.services.ledger.ports import (
 from seqgate.types import Position, TopicName
 from tests.support.columns import Row, row_of, rows_of
 from tests.support.entries import batch, chunk, large, marker, single
+from tests.support.ledger_stores import open_store
 
 TOPIC = TopicName.parse("test/store/topic")
 OTHER = TopicName.parse("test/store/topic2")
@@ -35,13 +36,10 @@ B0, B1 = B = large(5, "b", 2)
 EVERYTHING: dict[str, Any] = {"entries_max": 1000, "bytes_max": 1_000_000, "payloads": True}
 
 
-@pytest_asyncio.fixture(params=["memory", "sqlite"])
+@pytest_asyncio.fixture(params=["memory", "sqlite", "postgres"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LedgerStore]:
-    if request.param == "memory":
-        yield MemoryLedgerStore()
-    else:
-        async with open_sqlite_store(tmp_path / "ledger.db") as opened:
-            yield opened
+    async with open_store(request, tmp_path) as opened:
+        yield opened
 
 
 class Writer:

@@ -1,0 +1,118 @@
+"""A real PostgreSQL server for a test process, and an empty database for a test."""
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from signal import SIGINT
+
+import asyncpg
+
+from tools.stack.ports import free_ports
+from tools.stack.postgres_server import (
+    USER,
+    make_database_folder,
+    not_root,
+    postgres_binaries,
+    postgres_command,
+    postgres_url,
+)
+
+SETTINGS: Mapping[str, str] = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "shared_buffers": "16MB",
+    "max_wal_size": "128MB",
+    "log_min_messages": "fatal",
+}
+"""A test's data may be lost with its machine."""
+
+WITHIN_S = 120.0
+
+
+class PostgresServer:
+    """A server that can be killed and restarted with its data."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
+        self.folder = folder
+        (self.port,) = free_ports(1)
+        self.settings = {**SETTINGS, **(settings or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def url(self, database: str = "postgres") -> str:
+        return postgres_url(self.port, database=database)
+
+    def start(self) -> None:
+        """Start the server, and return when it answers."""
+        make_database_folder(self.folder, is_lasting=False)
+        command = postgres_command(self.folder, self.port, self.settings)
+        with (self.folder.parent / f"{self.folder.name}.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        until_s = time.monotonic() + WITHIN_S
+        ask = [str(postgres_binaries() / "pg_isready"), "-q", "-h", "127.0.0.1", "-p"]
+        while subprocess.run([*ask, str(self.port)], check=False).returncode:
+            assert self._process.poll() is None, "the server ended"
+            assert time.monotonic() < until_s, "the server does not answer"
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        self._end(9)
+
+    def stop(self) -> None:
+        self._end(SIGINT)
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        os.kill(self._process.pid, number)
+
+    def _end(self, number: int) -> None:
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+            self._process.wait()
+            self._process = None
+
+
+@contextmanager
+def running_postgres() -> Iterator[PostgresServer]:
+    with tempfile.TemporaryDirectory(prefix="seqgate-postgres-") as parent:
+        if not_root()[:1] == ("setpriv",):
+            Path(parent).chmod(0o711)
+        server = PostgresServer(Path(parent, "data"))
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+@asynccontextmanager
+async def admin(url: str) -> AsyncIterator["asyncpg.Connection[asyncpg.Record]"]:
+    """A connection of a test's own."""
+    connection = await asyncpg.connect(url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def empty_database(server: PostgresServer, name: str) -> str:
+    """The URL of a database, created if it does not exist, whose tables are emptied. Its layout
+    stays, since making it anew costs half a second."""
+    async with admin(server.url()) as connection:
+        if not await connection.fetch("SELECT 1 FROM pg_database WHERE datname = $1", name):
+            await connection.execute(f"CREATE DATABASE {name} OWNER {USER}")
+            return server.url(name)
+    async with admin(server.url(name)) as connection:
+        tables = await connection.fetch(
+            """SELECT tablename FROM pg_tables
+                WHERE schemaname = 'public' AND tablename <> 'seqgate_layout'"""
+        )
+        # Cheaper than TRUNCATE, which makes new files.
+        await connection.execute(";".join(f"DELETE FROM {each['tablename']}" for each in tables))
+    return server.url(name)

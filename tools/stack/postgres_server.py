@@ -1,0 +1,150 @@
+"""A PostgreSQL server on loopback, from the Python package pgserver.
+
+Where that package has no binaries for the machine, those of Debian or on PATH serve, of version 15
+or later. PostgreSQL refuses to run as root: then it runs in a user namespace, where it is not; and
+where there is none, as the user nobody.
+"""
+
+import importlib.util
+import os
+import pwd
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+VERSION_MIN: Final = 15
+
+USER: Final = "seqgate"
+"""The superuser, who needs no password on loopback."""
+
+NOBODY: Final = "nobody"
+
+COMMAND_TIMEOUT_S: Final = 300.0
+
+SETTINGS: Final[Mapping[str, str]] = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",  # a socket's path may not be long
+    "max_connections": "200",
+    "shared_buffers": "64MB",
+    "logging_collector": "off",
+}
+
+
+@cache
+def postgres_binaries() -> Path:
+    """The folder of the server's binaries. Raises FileNotFoundError if none is installed."""
+    spec = importlib.util.find_spec("pgserver")
+    if spec is not None and spec.origin is not None:
+        embedded = Path(spec.origin).parent / "pginstall" / "bin"
+        if (embedded / "postgres").is_file():
+            return embedded
+    debian = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=_version_of, reverse=True)
+    on_path = shutil.which("postgres")
+    for folder in [*debian, *([Path(on_path).parent] if on_path else [])]:
+        if (folder / "postgres").is_file() and _version_of(folder) >= VERSION_MIN:
+            return folder
+    raise FileNotFoundError(
+        "no PostgreSQL server: pip install 'seqgate[stack]', or apt-get install postgresql"
+    )
+
+
+def _version_of(folder: Path) -> int:
+    """The major version of the binaries in a folder; 0 if it is unknown."""
+    if folder.parent.name.isdecimal():
+        return int(folder.parent.name)
+    try:
+        said = subprocess.run(
+            [folder / "postgres", "--version"], capture_output=True, text=True, check=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    match = re.search(r"(\d+)[.\s]", said)
+    return int(match[1]) if match else 0
+
+
+@cache
+def not_root() -> tuple[str, ...]:
+    """The command that runs another one as somebody else than root; empty if this is not root."""
+    if os.geteuid() != 0:
+        return ()
+    namespace = ("unshare", "--user", "--map-user=1000", "--map-group=1000", "--")
+    if shutil.which("unshare") and _succeeds(*namespace, "true"):
+        return namespace
+    nobody = pwd.getpwnam(NOBODY)
+    as_nobody = ("--reuid", str(nobody.pw_uid), "--regid", str(nobody.pw_gid), "--clear-groups")
+    return ("setpriv", *as_nobody, "--")
+
+
+def make_database_folder(folder: Path, *, is_lasting: bool = True) -> None:
+    """Make a server's data folder, unless it is there: `initdb`. Its superuser is USER. Unless
+    `is_lasting`, it is not flushed to the disk.
+
+    Raises:
+        FileNotFoundError: no PostgreSQL is installed.
+        OSError: initdb failed; or this is root, and nobody else can use the folder.
+    """
+    if (folder / "PG_VERSION").exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    give_to_server(folder)
+    initdb = [str(postgres_binaries() / "initdb"), "--pgdata", str(folder), "--auth", "trust"]
+    options = ["--username", USER, "--encoding", "UTF8", "--locale", "C", "--no-instructions"]
+    run_as_server([*initdb, *options, *([] if is_lasting else ["--no-sync"])])
+
+
+def give_to_server(folder: Path) -> None:
+    """Let the server's user have a folder.
+
+    Raises:
+        OSError: it cannot enter the folder.
+    """
+    command = not_root()
+    if command and command[0] == "setpriv":
+        shutil.chown(folder, NOBODY)
+        if not _succeeds(*command, "test", "-x", str(folder)):
+            raise OSError(
+                f"PostgreSQL does not run as root, and the user {NOBODY} cannot enter {folder}: "
+                "use a folder that others can enter, or another user than root"
+            )
+    folder.chmod(0o700)
+
+
+def run_as_server(command: Sequence[str]) -> None:
+    """Run one of PostgreSQL's commands as the server's user. Raises OSError if it fails."""
+    ran = subprocess.run(
+        [*not_root(), *command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+        check=False,
+    )
+    if ran.returncode:
+        raise OSError(f"{Path(command[0]).name} failed: {(ran.stderr or ran.stdout).strip()}")
+
+
+def postgres_command(
+    folder: Path, port: int, settings: Mapping[str, str] | None = None
+) -> list[str]:
+    """The command of a server on loopback, with its data in `folder`. SIGINT stops it; SIGTERM lets
+    it wait for its clients. If its parent dies, the kernel sends it SIGINT."""
+    options = [f"{name}={value}" for name, value in {**SETTINGS, **(settings or {})}.items()]
+    flags = [text for option in options for text in ("-c", option)]
+    setpriv = shutil.which("setpriv")
+    bound = [setpriv, "--pdeathsig", "INT", "--"] if setpriv else []
+    postgres = str(postgres_binaries() / "postgres")
+    return [*not_root(), *bound, postgres, "-D", str(folder), "-p", str(port), *flags]
+
+
+def postgres_url(*ports: int, database: str = "postgres") -> str:
+    """The URL of a database on one of several servers."""
+    hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+    return f"postgresql://{USER}@{hosts}/{database}"
+
+
+def _succeeds(*command: str) -> bool:
+    return not subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode
