@@ -74,6 +74,8 @@ SCAN_ROWS_MAX: Final = 16
 STATEMENTS_CACHED_MAX: Final = 1_000
 """The most texts of statements whose translation is kept."""
 
+EXPECTED_URL: Final = "must be postgresql://user@host:port/database"
+
 _DURABLE: Final = ("on", "remote_apply")
 _LOUD: Final = (
     "warning",
@@ -96,8 +98,9 @@ _ABOUT: Final = """SELECT pg_is_in_recovery(),
     current_setting('synchronous_standby_names') <> ''"""
 
 
-_SET: Final = f"""SET synchronous_commit = {{}}; SET client_min_messages = warning;
-    SET lock_timeout = {LOCK_MAX_MS}; SET statement_timeout = 0; SET jit = off;
+_SET: Final = f"""SET application_name = seqgate; SET synchronous_commit = {{}};
+    SET client_min_messages = warning; SET statement_timeout = 0; SET jit = off;
+    SET lock_timeout = {LOCK_MAX_MS};
     SET idle_in_transaction_session_timeout = {IDLE_MAX_MS}"""
 
 
@@ -131,10 +134,13 @@ def addresses_of(url: str) -> list[_Address]:
     """
     parts = urlsplit(url)
     if parts.scheme not in ("postgresql", "postgres"):
-        raise ValueError("expected postgresql://user@host:port/database")
+        raise ValueError(EXPECTED_URL)
     found = []
     for each in parts.netloc.rpartition("@")[2].split(","):
-        host, port = _ADDRESS.fullmatch(each).groups()  # type: ignore[union-attr]
+        match = _ADDRESS.fullmatch(each)
+        if match is None:
+            raise ValueError(EXPECTED_URL)
+        host, port = match.groups()
         found.append(_Address(host.strip("[]") or None, int(port) if port else None))
     return found
 
@@ -224,13 +230,13 @@ class Servers:
                 port=address.port,
                 timeout=CONNECT_MAX_S,
             )
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except _FAILED as error:
             raise _unavailable("the database cannot be reached", error) from error
         try:
             return await self._checked(raw)
         except BaseException as error:
             raw.terminate()
-            if isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError | OSError):
+            if isinstance(error, _FAILED):
                 raise _unavailable("the database cannot be reached", error) from error
             raise
 
@@ -581,7 +587,12 @@ _CONFLICTS: Final = (
 )
 """Errors of a transaction that did nothing, and may succeed when it runs again."""
 
-_FAILED: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+_FAILED: Final = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # the server closed the connection at a surprising moment
+    OSError,
+)
 
 
 def _translated(error: Exception) -> DomainError:

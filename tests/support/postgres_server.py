@@ -14,9 +14,9 @@ import asyncpg
 from tools.stack.ports import free_ports
 from tools.stack.postgres_server import (
     USER,
+    is_ready,
     make_database_folder,
     not_root,
-    postgres_binaries,
     postgres_command,
     postgres_url,
 )
@@ -54,8 +54,7 @@ class PostgresServer:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         until_s = time.monotonic() + WITHIN_S
-        ask = [str(postgres_binaries() / "pg_isready"), "-q", "-h", "127.0.0.1", "-p"]
-        while subprocess.run([*ask, str(self.port)], check=False).returncode:
+        while not is_ready(self.port):
             assert self._process.poll() is None, "the server ended"
             assert time.monotonic() < until_s, "the server does not answer"
             time.sleep(0.02)

@@ -146,5 +146,11 @@ def postgres_url(*ports: int, database: str = "postgres") -> str:
     return f"postgresql://{USER}@{hosts}/{database}"
 
 
+def is_ready(port: int) -> bool:
+    """Whether a server on loopback accepts connections."""
+    asking = str(postgres_binaries() / "pg_isready")
+    return _succeeds(asking, "--quiet", "--host", "127.0.0.1", "--port", str(port))
+
+
 def _succeeds(*command: str) -> bool:
     return not subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode

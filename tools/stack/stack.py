@@ -7,6 +7,7 @@ runs:
     redis-1/ ...  those of further Redis servers
     ledger/       the SQLite database of the logs
     cursor/       the SQLite database of the cursors
+    postgres/     or a PostgreSQL server's data: logs and cursors
     logs/         the output of each process, appended
     policies.toml deduplication policies, if there are any
 """
@@ -19,7 +20,7 @@ import sys
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from signal import Signals
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Literal, Self, TypeVar
 
 from grpc import aio
 from grpc_health.v1 import health_pb2
@@ -29,6 +30,12 @@ from redis.exceptions import RedisError
 from seqgate.services.runtime.channels import health_check
 from tools.stack.child import Child, start_process, tail, tell
 from tools.stack.ports import free_ports
+from tools.stack.postgres_server import (
+    is_ready,
+    make_database_folder,
+    postgres_command,
+    postgres_url,
+)
 from tools.stack.redis_server import redis_command
 
 T = TypeVar("T")
@@ -45,11 +52,14 @@ STOP_TIMEOUT_S: Final = 30.0
 SERVICES: Final = ("cursor", "dedup", "ledger", "filter", "dispatcher")
 """In the order of their dependencies; stopped in reverse."""
 
-PORTS: Final = ("redis", "dedup", "ledger", "cursor", "dispatcher", "filter")
+PORTS: Final = ("redis", "dedup", "ledger", "cursor", "dispatcher", "filter", "postgres")
 """In the order of their ports, if these are consecutive."""
 
 STORES: Final = ("cursor", "ledger")
-"""The services with a SQLite database."""
+"""The services with a database."""
+
+POSTGRES: Final = "postgres"
+"""The name of a PostgreSQL server, as a store and as a process."""
 
 
 CALLS: Final = (
@@ -83,6 +93,7 @@ class Stack:
         instances: int = 1,
         replicas: int = 1,
         redis_servers: int = 1,
+        store: Literal["sqlite", "postgres"] = "sqlite",
     ) -> None:
         """
         Args:
@@ -96,6 +107,7 @@ class Stack:
             replicas: the number of processes of each other service, named likewise.
             redis_servers: the number of Redis servers: redis, redis-1 ... They are independent
                 until made replicas.
+            store: where STORES keep their data.
         """
         self.folder = folder.resolve()
         counts = {service: instances if service in STORES else replicas for service in SERVICES}
@@ -106,6 +118,8 @@ class Stack:
         """The names of the processes of each service."""
         self.services = tuple(name for service in services for name in self.instances[service])
         self.redis = ["redis", *(f"redis-{number}" for number in range(1, redis_servers))]
+        self.databases = [POSTGRES] if store == POSTGRES else []
+        """The names of the PostgreSQL servers."""
         self.environment = dict(environment or {})
         """Overrides of the stack's own settings. A change applies to processes started later."""
         self._commands = dict(commands or {})
@@ -122,6 +136,10 @@ class Stack:
     @property
     def redis_url(self) -> str:
         return f"redis://127.0.0.1:{self.ports['redis']}/0"
+
+    @property
+    def postgres_url(self) -> str:
+        return postgres_url(*(self.ports[each] for each in self.databases))
 
     def address(self, service: str) -> str:
         return f"127.0.0.1:{self.ports[service]}"
@@ -162,18 +180,20 @@ class Stack:
     async def start(self) -> None:
         """Start everything, and return when all of it is ready. Raises StackError if a process ends
         or is not ready in time, or another stack uses the folder."""
-        for part in ("logs", *self.redis, *STORES):
+        for part in ("logs", *self.redis, *(self.databases or STORES)):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
         if not self.policy_file.exists():
             self.policy_file.write_text("# Deduplication policies; read again when this changes.\n")
         self._take_folder()
-        for name in (*self.redis, *self.services):
+        for name in self.databases:
+            await asyncio.to_thread(make_database_folder, self.folder / name)
+        for name in (*self.redis, *self.databases, *self.services):
             await self.spawn(name)
-        for name in (*self.redis, *self.services):
+        for name in (*self.redis, *self.databases, *self.services):
             await self.ready(name)
 
     async def stop(self) -> None:
-        for name in (*reversed(self.services), *self.redis):
+        for name in (*reversed(self.services), *self.databases, *self.redis):
             await self.terminate(name)
         if self._lock is not None:
             os.close(self._lock)
@@ -210,11 +230,12 @@ class Stack:
         await self.ready(name)
 
     async def terminate(self, name: str) -> int | None:
-        """Stop one process with SIGTERM. Returns its exit status; None if it is not running."""
+        """Stop one process gracefully. Returns its exit status; None if it is not running."""
         process = self._processes.pop(name, None)
         if process is None:
             return None
-        tell(process, Signals.SIGTERM)
+        # PostgreSQL would wait for its clients after SIGTERM.
+        tell(process, Signals.SIGINT if name in self.databases else Signals.SIGTERM)
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 return await process.wait()
@@ -293,6 +314,8 @@ class Stack:
     def _command(self, name: str) -> Sequence[str]:
         if name in self.redis:
             return redis_command(self.folder / name, self.ports[name])
+        if name in self.databases:
+            return postgres_command(self.folder / name, self.ports[name])
         module = f"seqgate.services.{service_of(name)}"
         return self._commands.get(name, (sys.executable, "-m", module))
 
@@ -316,12 +339,17 @@ class Stack:
         for caller, callee in CALLS:
             own[f"{caller.upper()}_{callee.upper()}_TARGET"] = self.target(callee)
         for service in STORES:
-            own[f"{service.upper()}_STORE_PATH"] = str(self.store(service))
+            if self.databases:
+                own[f"{service.upper()}_POSTGRES_URL"] = self.postgres_url
+            else:
+                own[f"{service.upper()}_STORE_PATH"] = str(self.store(service))
         return {f"SEQGATE_{name}": value for name, value in own.items()} | self.environment
 
     async def _answers(self, name: str) -> bool:
         if name in self.redis:
             return await _pings(self.ports[name])
+        if name in self.databases:
+            return await asyncio.to_thread(is_ready, self.ports[name])
         return await _serves(self.address(name))
 
     def _take_folder(self) -> None:
