@@ -539,6 +539,7 @@ async def _transact(connection: _Connection, how: "_How", work: Work[T]) -> T:
     try:
         await raw.execute(how.begin)
     except _FAILED as error:  # the server, or what is in between, closed it while it was idle
+        raw.terminate()
         raise _RunAgain(str(error)) from error
     try:
         result = await synchronously(lambda: work(PostgresTransaction(raw, how.for_update)))
@@ -550,6 +551,7 @@ async def _transact(connection: _Connection, how: "_How", work: Work[T]) -> T:
         await _roll_back(raw)
         raise
     except _FAILED as error:
+        raw.terminate()
         raise _translated(error) from error
     connection.check()
     return result
@@ -561,6 +563,7 @@ async def _execute(connection: _Connection, sql: str, values: Sequence[object]) 
     except _CONFLICTS as error:
         raise _RunAgain(str(error)) from error
     except _FAILED as error:
+        connection.raw.terminate()
         raise _translated(error) from error
     connection.check()
     return rows

@@ -4,6 +4,7 @@ Several ledgers share a database: an append names the topic's ledger_id and tail
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,13 +25,16 @@ log = structlog.get_logger()
 
 MIGRATIONS: Final = Path(__file__).parent.parent / "migrations"
 
-VACUUM_REST_S: Final = 2.0
-"""The shortest pause between two times that removed rows are vacuumed."""
+VACUUM_REST_S: Final = 0.5
+"""The shortest pause before removed rows are vacuumed again; it is at least as long as the last time
+took."""
 
-VACUUM_ENTRIES: Final = 10_000
+VACUUM_ENTRIES: Final = 1_000
 VACUUM_AFTER_S: Final = 60.0
-"""The number of removed entries after which their rows are vacuumed; fewer are vacuumed after this
-time."""
+"""The number of removed entries from which on their rows are vacuumed; fewer wait for this time."""
+
+_VACUUM: Final = "VACUUM (TRUNCATE FALSE) block, producer_block"
+"""Without giving space back to the file system, which waits for appends."""
 
 _APPEND: Final = """
 WITH head AS (
@@ -142,19 +146,20 @@ class PostgresLedgerStore(TableLedgerStore):
     async def vacuum_forever(self) -> None:
         """Vacuum after trims: autovacuum of a stock server looks once a minute, and a log that is
         trimmed as fast as it grows would take up many times its size."""
-        waited_s = 0.0
+        rest_s, waited_s = VACUUM_REST_S, 0.0
         while True:
-            await asyncio.sleep(VACUUM_REST_S)
-            waited_s += VACUUM_REST_S
+            await asyncio.sleep(rest_s)
+            waited_s += rest_s
             removed_entries = self._removed_entries
-            if not removed_entries or (
-                removed_entries < VACUUM_ENTRIES and waited_s < VACUUM_AFTER_S
-            ):
-                continue
-            try:
-                await self._postgres.alone("VACUUM (INDEX_CLEANUP AUTO) block, producer_block")
-            except DomainError as error:
-                log.warning("vacuum failed", reason=error.reason, why=str(error.__cause__))
-            else:
-                self._removed_entries -= removed_entries
-            waited_s = 0.0
+            if removed_entries >= VACUUM_ENTRIES or (removed_entries and waited_s > VACUUM_AFTER_S):
+                began_s = time.monotonic()
+                await self._vacuum(removed_entries)
+                rest_s, waited_s = max(VACUUM_REST_S, time.monotonic() - began_s), 0.0
+
+    async def _vacuum(self, removed_entries: int) -> None:
+        try:
+            await self._postgres.alone(_VACUUM)
+        except DomainError as error:
+            log.warning("vacuum failed", reason=error.reason, why=str(error.__cause__))
+        else:
+            self._removed_entries -= removed_entries
