@@ -19,12 +19,13 @@ from typing import Annotated, Final
 import seqgate
 from seqgate.cli._arguments import topic_name
 from seqgate.cli._command import Run
-from seqgate.cli._declared import argument, flag, option
+from seqgate.cli._declared import REQUIRED, argument, flag, option
 from seqgate.cli._failure import WrongUsage
 from seqgate.telemetry import spans
 
 REBUILD: Final = "seqgate.jobs.rebuild"
 AUDIT: Final = "seqgate.jobs.audit"
+COPY: Final = "seqgate.jobs.copy"
 
 
 def _expanded(topics: Sequence[str]) -> list[str]:
@@ -100,6 +101,28 @@ async def audit(
     return await _job(AUDIT, ["--ledger", run.settings.ledger.value, *options], run, topics)
 
 
+async def copy(
+    run: Run,
+    *,
+    sources: list[str] = option(
+        "sqlite:PATH",
+        "The database of a stopped ledger or cursor service.",
+        "--from",
+        default=REQUIRED,
+        raw=list[str],
+    ),
+    target: str = option(
+        "postgresql://...", "The database to copy it into.", "--to", default=REQUIRED
+    ),
+) -> int:
+    """Copy a stopped installation's stores from SQLite to PostgreSQL, and compare both ends.
+
+    Interrupted, it is continued by the same command.
+    """
+    options = [part for each in sources for part in ("--from", each)]
+    return await _process(COPY, [*options, "--to", target], run)
+
+
 async def _rebuild(
     run: Run, topics: Sequence[str] | None, options: Sequence[str], *, skip_corrupt: bool
 ) -> int:
@@ -116,16 +139,20 @@ async def _job(
 ) -> int:
     if find_spec("pyspark") is None:
         raise JobsMissing("a job needs the packages of an extra: pip install 'seqgate[spark]'")
+    patience = ["--timeout", str(max(1, round(run.settings.timeout_s)))]
+    return await _process(module, [*arguments, *patience], run, ["--", *(topics or ())])
+
+
+async def _process(
+    module: str, arguments: Sequence[str], run: Run, operands: Sequence[str] = ()
+) -> int:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         module,
         *arguments,
-        "--timeout",
-        str(max(1, round(run.settings.timeout_s))),
         *(["--json"] if run.output.json else []),
-        "--",
-        *(topics or ()),
+        *operands,
         env={**os.environ, **_modules(), **_shown(run), **spans.environment()},
     )
     # Ctrl-C reaches both processes; SIGTERM is passed on.

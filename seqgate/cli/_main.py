@@ -7,6 +7,7 @@ from typing import Final
 
 import typer
 
+from seqgate.cli._admin import app as admin
 from seqgate.cli._command import command, group
 from seqgate.cli._consume import consume
 from seqgate.cli._context import app as context
@@ -51,6 +52,7 @@ app.add_typer(cursor, name="cursor")
 app.add_typer(subscription, name="subscription")
 app.add_typer(filter_, name="filter")
 app.add_typer(context, name="context")
+app.add_typer(admin, name="admin")
 command(app, "publish")(publish)
 command(app, "read")(read)
 command(app, "consume")(consume)

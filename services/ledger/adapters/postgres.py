@@ -26,8 +26,8 @@ log = structlog.get_logger()
 MIGRATIONS: Final = Path(__file__).parent.parent / "migrations"
 
 VACUUM_REST_S: Final = 0.5
-"""The shortest pause before removed rows are vacuumed again; it is as long as the last time took, or
-longer."""
+"""The shortest pause before removed rows are vacuumed again; it is at least as long as the last one
+took."""
 
 VACUUM_ENTRIES: Final = 1_000
 VACUUM_AFTER_S: Final = 60.0

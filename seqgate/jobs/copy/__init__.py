@@ -1,0 +1,1 @@
+"""Copies a stopped installation's stores from SQLite to PostgreSQL."""
