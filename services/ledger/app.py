@@ -9,9 +9,14 @@ from grpc import aio
 
 from seqgate.api.ledger.v1 import ledger_pb2_grpc
 from seqgate.services.ledger.adapters.dedup import GrpcDeduplicator
-from seqgate.services.ledger.adapters.postgres import open_postgres_store
+from seqgate.services.ledger.adapters.postgres import (
+    PostgresLedgerStore,
+    open_postgres_register,
+    open_postgres_store,
+)
 from seqgate.services.ledger.adapters.sqlite import open_sqlite_store
 from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.ledger.owners import SharedOwner
 from seqgate.services.ledger.ports import Cursors, Deduplicator, LedgerStore
 from seqgate.services.ledger.rights import RIGHTS
 from seqgate.services.ledger.service import Ledger
@@ -31,6 +36,7 @@ async def run(config: LedgerConfig) -> None:
     async with (
         telling(config) as metrics,
         open_store(config, metrics) as store,
+        open_owner(config, store) as owner,
         peer_channel(
             config.dedup_target, keepalive_s=config.keepalive_s, as_caller=config, metrics=metrics
         ) as channel,
@@ -38,7 +44,7 @@ async def run(config: LedgerConfig) -> None:
     ):
         dedup = GrpcDeduplicator(channel, timeout_s=config.dedup_timeout_s)
         try:
-            await serve(config, store, dedup, cursors, metrics)
+            await serve(config, store, dedup, cursors, metrics, owner)
         finally:
             dedup.close()
 
@@ -56,6 +62,16 @@ async def open_store(config: LedgerConfig, metrics: Metrics = OFF) -> AsyncItera
     ) as sqlite:
         tell_store(metrics, LEDGER_STORE_SIZE, LEDGER_STORE_FREE, path, size_max_bytes)
         yield sqlite
+
+
+@asynccontextmanager
+async def open_owner(config: LedgerConfig, store: LedgerStore) -> AsyncIterator[SharedOwner | None]:
+    """What this process owns beside others on its store; None: it is alone there."""
+    if not isinstance(store, PostgresLedgerStore):
+        yield None
+        return
+    async with open_postgres_register(config.postgres, store) as register:
+        yield SharedOwner(register, config.advertise or config.listen)
 
 
 async def migrate(config: LedgerConfig) -> None:
@@ -81,10 +97,11 @@ async def serve(
     dedup: Deduplicator,
     cursors: Cursors,
     metrics: Metrics = OFF,
+    owner: SharedOwner | None = None,
 ) -> None:
     drain = Drain()
     async with asyncio.TaskGroup() as tasks:
-        ledger = Ledger(config, store, dedup, cursors, tasks, metrics)
+        ledger = Ledger(config, store, dedup, cursors, tasks, metrics, owner)
 
         def register(server: aio.Server) -> None:
             limits = EntryLimits(
@@ -97,6 +114,7 @@ async def serve(
             tasks.create_task(ledger.keep_forever()),
             tasks.create_task(ledger.sweep_forever()),
             tasks.create_task(ledger.trim_forever()),
+            tasks.create_task(ledger.share_forever()),
             tasks.create_task(_drain(ledger, drain)),
         ]
         async with grpc_server(
@@ -116,5 +134,6 @@ async def serve(
 async def _drain(ledger: Ledger, drain: Drain) -> None:
     await drain.wait()
     ledger.drain()
+    await ledger.leave()
     await drain.wait_over()
     ledger.cut()

@@ -3,9 +3,15 @@
 from pathlib import Path
 from typing import Annotated, ClassVar, Final
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from seqgate.services.runtime.config import CallerConfig, Port, Seconds, settings_for
+from seqgate.services.runtime.config import (
+    CallerConfig,
+    Port,
+    Seconds,
+    settings_for,
+    with_port_or_none,
+)
 from seqgate.services.runtime.store_config import StoreConfig
 from seqgate.types import LARGE_MESSAGE_BYTES_MAX
 
@@ -16,11 +22,19 @@ ENVELOPE_BYTES: Final = 16 * 1024
 """The bytes of a gRPC message besides the payload, in most cases: metadata and framing."""
 
 
+EVERYWHERE: Final = ("0.0.0.0", "[::]", "")  # noqa: S104 - only compared
+"""Hosts to listen on that are no address of this machine's."""
+
+
 class LedgerConfig(StoreConfig, CallerConfig):
     model_config = settings_for("ledger")
     service: ClassVar[str] = "ledger"
 
     listen: Port = "127.0.0.1:7702"
+
+    advertise: Annotated[str, AfterValidator(with_port_or_none)] = ""
+    """host:port under which clients reach this process: with postgres_url, other ledgers name it to
+    whoever asks them for its topics. Empty: `listen`."""
 
     store_path: Path = Path("ledger.db")
 
@@ -121,6 +135,12 @@ class LedgerConfig(StoreConfig, CallerConfig):
     """The time after which a topic without producers is released."""
 
     def check(self) -> None:
+        host, _, port = self.listen.rpartition(":")
+        if self.postgres_url and not self.advertise and (host in EVERYWHERE or port == "0"):
+            raise ValueError(
+                "advertise must be set to the host:port under which clients reach this process: "
+                f"others cannot tell it from listen, {self.listen}"
+            )
         if self.max_message_bytes + ENVELOPE_BYTES > self.message_bytes_max:
             raise ValueError(
                 f"max_message_bytes must be {ENVELOPE_BYTES:,} below message_bytes_max: set it to "

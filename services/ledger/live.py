@@ -323,9 +323,12 @@ class LiveTopic:
         last_append_ms: int,
         budget: Budget,
         replays: asyncio.Semaphore,
+        is_shared: bool = False,
     ) -> None:
         """
         Args:
+            is_shared: whether other instances on the store may take the topic, and are to be found
+                by whoever loses it here.
             replays: bounds the replay pages in memory, for the whole process.
             budget: bounds the unanswered bytes of all producers of the process.
             last_append_ms: the time of the last append, read after the topic was taken; later
@@ -352,6 +355,11 @@ class LiveTopic:
         self._last_append_ms = last_append_ms
         self._budget = budget
         self._replays = replays
+        self._is_shared = is_shared
+        self.taken_s = time.monotonic()
+        """When the topic was taken, by the monotonic clock."""
+        self.readers = 0
+        """The streams that read the topic here."""
         self._replay_entries_max = replay_entries_max
         self._replay: _Replay | None = None
         """The progress of the replay; None: none is running."""
@@ -370,6 +378,12 @@ class LiveTopic:
     @property
     def ledger_id(self) -> int:
         return self._writer.ledger_id
+
+    @property
+    def tail(self) -> Position | None:
+        """The last entry that is known to be durable: found when the topic was taken, or
+        acknowledged by the store since."""
+        return self._writer.tail
 
     @property
     def incarnation(self) -> int:
@@ -398,7 +412,7 @@ class LiveTopic:
 
     @property
     def idle(self) -> bool:
-        return not self._sessions and self._writer.idle
+        return not (self._sessions or self.readers) and self._writer.idle
 
     async def open(
         self, producer: str, instance: bytes, *, takeover: bool, window: Window, timeout_s: float
@@ -425,8 +439,7 @@ class LiveTopic:
                 last = await self._store.highest(self.topic, self.ledger_id, producer)
         except Fenced as error:
             self.close(session)
-            self._lose(error)
-            raise
+            raise self.lose(error) from error
         except BaseException:
             self.close(session)
             raise
@@ -603,7 +616,7 @@ class LiveTopic:
                 case Answer(unit, receipt):
                     self._answer(unit, receipt)
                 case Stop(error):
-                    self._lose(error)
+                    self.lose(error)
                 case _:
                     self._tasks.create_task(self._do(effect), context=self._context.copy())
         if not self.stopped:
@@ -612,9 +625,14 @@ class LiveTopic:
             self._tracing.aligned(self._cause, is_aligning=is_aligning)
         self.progress.beat()
 
-    def _lose(self, error: DomainError) -> None:
+    def lose(self, error: DomainError) -> DomainError:
+        """Stop a topic that another writer has taken. Returns the error that its streams end
+        with."""
         log.warning("topic lost", topic=str(self.topic), reason=error.reason)
+        if self._is_shared and isinstance(error, Fenced):
+            error = StoreUnavailable("the topic has a new owner", retry_after_s=OPEN_RETRY_AFTER_S)
         self.stop(error)
+        return error
 
     def _answer(self, unit: Unit, receipt: Receipt) -> None:
         if receipt.status is _STORED:
@@ -813,7 +831,7 @@ class LiveTopic:
                     fates = iter(await self._store.find(self.topic, producer, ids))
             except Fenced as error:
                 if not self.stopped:
-                    self._lose(error)
+                    self.lose(error)
                 return
             except DomainError as error:
                 for repeated, _ in some:
@@ -845,7 +863,7 @@ class LiveTopic:
             return [] if self.stopped else self._writer.log_failed(error)
         except Fenced as error:
             if not self.stopped:
-                self._lose(error)
+                self.lose(error)
             return []
         except DomainError as error:
             about = {**error.details, "topic": str(self.topic), "reason": error.reason}

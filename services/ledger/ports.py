@@ -21,6 +21,7 @@ from seqgate.services.deduplication import (
 from seqgate.services.errors import DomainError, Kind
 from seqgate.services.ledger.core.columns import Columns
 from seqgate.services.ledger.core.entry import Entry, StoredEntry
+from seqgate.services.ledger.core.ownership import Beat
 from seqgate.services.ledger.core.receipt import Fate
 from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
 
@@ -333,6 +334,40 @@ class LedgerStore(Protocol):
 
     async def check(self) -> None:
         """Return if the store answers; raise otherwise."""
+        ...
+
+
+class Register(Protocol):
+    """The instances that share a store, and which of them should write each topic.
+
+    Raises:
+        StoreUnavailable: from every method; the outcome is unknown.
+    """
+
+    async def beat(self, instance: str, address: str) -> list[Beat]:
+        """Add one to an instance's counter, which begins with its first beat. Returns all
+        instances."""
+        ...
+
+    async def leave(self, instance: str) -> None:
+        """Remove an instance, and its topics' records."""
+        ...
+
+    async def owner(self, topic: TopicName) -> str | None:
+        """The instance that is recorded for a topic; None: none is."""
+        ...
+
+    async def own(self, topic: TopicName, ledger_id: int, instance: str) -> None:
+        """Record the instance that took a topic with this ledger_id, or that it is handed over to;
+        nothing changes if a higher ledger_id is recorded."""
+        ...
+
+    async def disown(self, topic: TopicName, ledger_id: int) -> None:
+        """Remove a topic's record, unless a higher ledger_id is recorded."""
+        ...
+
+    async def owned(self, instance: str) -> frozenset[str]:
+        """The names of the topics that are recorded for an instance."""
         ...
 
 

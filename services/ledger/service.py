@@ -8,18 +8,21 @@ import time
 import uuid
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 import structlog
 
-from seqgate.services.errors import DomainError, Draining, Kind
+from seqgate.services.errors import DomainError, Draining, Fenced, Kind, StoreUnavailable
 from seqgate.services.ledger.config import LedgerConfig
 from seqgate.services.ledger.core.columns import Columns, parts
 from seqgate.services.ledger.core.entry import StoredEntry
-from seqgate.services.ledger.core.receipt import Fate, Status, refused
+from seqgate.services.ledger.core.ownership import HandOver
+from seqgate.services.ledger.core.receipt import Fate, Found, Status, refused
 from seqgate.services.ledger.core.writer import Limits
 from seqgate.services.ledger.live import REPLAYS_MAX, LastStored, LiveTopic, Pulse, Session, Window
 from seqgate.services.ledger.metrics import LedgerMetrics, register_topics
+from seqgate.services.ledger.owners import SharedOwner
 from seqgate.services.ledger.ports import (
     Cursors,
     Deduplicator,
@@ -53,6 +56,12 @@ SWEEP_REST_S: Final = 10.0
 
 SWEEP_TIMEOUT_S: Final = 30.0
 """The time limit for removing the cursors of one deleted topic."""
+
+HAND_OVER_S: Final = 2.0
+"""How long a topic's publications may take to be answered before it is handed over regardless."""
+
+HAND_OVER_RETRY_S: Final = 0.1
+"""RetryInfo for the callers of a topic that is handed over."""
 
 READ_ENTRIES_MAX: Final = 1_000
 READ_BYTES_MAX: Final = 1024 * 1024
@@ -140,8 +149,14 @@ class Ledger:
         cursors: Cursors,
         tasks: asyncio.TaskGroup,
         metrics: Metrics = OFF,
+        owner: SharedOwner | None = None,
     ) -> None:
+        """
+        Args:
+            owner: what this process owns beside others on the store; None: it is alone there.
+        """
         self._config = config
+        self._owner = owner
         self._store = store
         self._dedup = dedup
         self._cursors = cursors
@@ -176,7 +191,7 @@ class Ledger:
             )
         self._streams += 1
         try:
-            live = await self._take(opening.topic)
+            live = await self._take(opening.topic, create=self.may_create(opening.topic))
             window = Window(config.window_messages, config.window_bytes)
             session, standing = await live.open(
                 opening.producer or f"seqgate-{uuid.uuid4().hex}",
@@ -204,32 +219,69 @@ class Ledger:
     def _written(self) -> list[LiveTopic]:
         return [live for live in self._live.values() if not live.stopped]
 
-    async def _take(self, topic: TopicName) -> LiveTopic:
+    async def _take(self, topic: TopicName, *, create: bool) -> LiveTopic:
         async with self._changing.of(topic):
-            live = self._live.get(topic)
-            if live is None or live.stopped:
-                state = await self._store.take(topic, create=self.may_create(topic))
-                log.info("topic taken", topic=str(topic), ledger_id=state.ledger_id)
-                limits = Limits(
-                    self._config.group_entries_max,
-                    self._config.group_bytes_max,
-                    self._config.failures_max,
-                )
-                last_append_ms = await self._store.last_append_ms(topic)
-                live = LiveTopic(
-                    state,
-                    self._store,
-                    self._dedup,
-                    self._tasks,
-                    limits=limits,
-                    replay_entries_max=self._config.inline_replay_entries_max,
-                    metrics=self._metrics,
-                    last_append_ms=last_append_ms,
-                    budget=self.unanswered,
-                    replays=self._replays,
-                )
-                self._live[topic] = live
+            return await self._take_locked(topic, create=create)
+
+    async def _take_locked(self, topic: TopicName, *, create: bool) -> LiveTopic:
+        """Become a topic's writer, unless this process is. The caller holds `_changing`.
+
+        Raises:
+            NotOwner: another instance owns it.
+            Draining: this instance is handing over.
+            TopicNotFound: the topic does not exist, and `create` is false.
+        """
+        if self._owner is not None:
+            await self._owner.confirm()
+        live = self._live.get(topic)
+        if live is not None and not live.stopped:
             return live
+        if self._owner is not None:
+            await self._owner.check(topic)
+        state = await self._store.take(topic, create=create)
+        log.info("topic taken", topic=str(topic), ledger_id=state.ledger_id)
+        if self._owner is not None:
+            await self._owner.took(topic, state.ledger_id)
+        limits = Limits(
+            self._config.group_entries_max, self._config.group_bytes_max, self._config.failures_max
+        )
+        last_append_ms = await self._store.last_append_ms(topic)
+        live = LiveTopic(
+            state,
+            self._store,
+            self._dedup,
+            self._tasks,
+            limits=limits,
+            replay_entries_max=self._config.inline_replay_entries_max,
+            metrics=self._metrics,
+            last_append_ms=last_append_ms,
+            budget=self.unanswered,
+            replays=self._replays,
+            is_shared=self._owner is not None,
+        )
+        self._live[topic] = live
+        return live
+
+    async def _owned(self, topic: TopicName) -> LiveTopic | None:
+        """The topic as written here: reads go through its owner, and end at what that knows to be
+        durable. None: this process is alone on the store, and reads what is there.
+
+        Raises:
+            NotOwner, Draining, TopicNotFound: as from _take_locked.
+        """
+        return None if self._owner is None else await self._take(topic, create=False)
+
+    @contextmanager
+    def _reading(self, live: LiveTopic | None) -> Iterator[None]:
+        """Keep a topic while it is read."""
+        if live is None:
+            yield
+            return
+        live.readers += 1
+        try:
+            yield
+        finally:
+            live.readers -= 1
 
     def refuse(self, opened: Opened, request_id: int, error: DomainError) -> None:
         self._metrics.of(opened.topic.topic).receipts[Status.REFUSED] += 1
@@ -248,23 +300,26 @@ class Ledger:
         through = what.through
         if not what.follow:
             # A bounded read ends at the current end of the log, even if the log grows meanwhile.
-            tail = (await self._store.get(topic)).tail
+            tail = (await self.get(topic)).tail
             if tail is None:
                 return
             through = tail if through is None else min(tail, through)
         while not draining.is_set():
+            live = await self._owned(topic)
             grown = self._growth(topic)
             if through is not None and after is not None and after >= through:
                 return
             bytes_max = await pages.begin()
             began_ns = time.time_ns()
-            entries = await self._store.read(
-                topic,
-                after,
-                entries_max=min(PAGE_ENTRIES_MAX, left or PAGE_ENTRIES_MAX),
-                bytes_max=bytes_max,
-                payloads=what.payloads,
-            )
+            with self._reading(live):
+                entries = await self._store.read(
+                    topic,
+                    after,
+                    entries_max=min(PAGE_ENTRIES_MAX, left or PAGE_ENTRIES_MAX),
+                    bytes_max=bytes_max,
+                    payloads=what.payloads,
+                )
+            entries = _durable(live, entries)
             if through is not None:
                 entries = [each for each in entries if each.position <= through]
             pages.fit(_memory_bytes(entries, payloads=what.payloads))
@@ -286,7 +341,8 @@ class Ledger:
                     if not left:
                         return
             elif what.follow and not (through is not None and await self._reached(topic, through)):
-                await self._wait(grown, draining)
+                with self._reading(live):
+                    await self._wait(grown, draining)
             else:
                 return
 
@@ -323,11 +379,14 @@ class Ledger:
         """The entries at ascending positions, one list per response; missing ones are left out.
         Ends early when `draining` is set."""
         while positions and not draining.is_set():
+            live = await self._owned(topic)
             bytes_max = await pages.begin()
             asked = positions[:PAGE_ENTRIES_MAX]
-            entries = await self._store.read_at(
-                topic, asked, bytes_max=bytes_max, payloads=payloads
-            )
+            with self._reading(live):
+                entries = await self._store.read_at(
+                    topic, asked, bytes_max=bytes_max, payloads=payloads
+                )
+            entries = _durable(live, entries)
             if not entries:
                 positions = positions[len(asked) :]
                 continue
@@ -353,15 +412,17 @@ class Ledger:
             return
         end = log.tail if through is None else min(log.tail, through)
         while not draining.is_set() and (after is None or after < end):
+            live = await self._owned(log.topic)
             bytes_max = await pages.begin()
-            runs = await self._store.columns(
-                log.topic,
-                after,
-                through=end,
-                metadata=metadata,
-                runs_max=READ_RUNS_MAX,
-                bytes_max=min(READ_BYTES_MAX, bytes_max),
-            )
+            with self._reading(live):
+                runs = await self._store.columns(
+                    log.topic,
+                    after,
+                    through=end,
+                    metadata=metadata,
+                    runs_max=READ_RUNS_MAX,
+                    bytes_max=min(READ_BYTES_MAX, bytes_max),
+                )
             if not runs:
                 return
             pages.fit(sum(run.size_bytes + ENTRY_BYTES for run in runs))
@@ -373,16 +434,18 @@ class Ledger:
             after = runs[-1].last
 
     async def ledgers(self, topic: TopicName, *, after: int, limit: int) -> list[LedgerRange]:
+        await self._owned(topic)
         return await self._store.ledgers(topic, after=after, limit=limit)
 
     async def trimmed_producers(
         self, topic: TopicName, *, after: str, limit: int
     ) -> list[tuple[str, int]]:
         """Producers after a name that have trimmed entries, each with its last id among those."""
+        await self._owned(topic)
         return await self._store.trimmed_producers(topic, after=after, limit=limit)
 
     async def _reached(self, topic: TopicName, through: Position) -> bool:
-        tail = (await self._store.get(topic)).tail
+        tail = (await self.get(topic)).tail
         return tail is not None and tail >= through
 
     def _growth(self, topic: TopicName) -> asyncio.Event:
@@ -410,7 +473,9 @@ class Ledger:
             return await self._store.create(topic)
 
     async def get(self, topic: TopicName) -> LogState:
-        return await self._store.get(topic)
+        live = await self._owned(topic)
+        state = await self._store.get(topic)
+        return state if live is None else state._replace(tail=live.tail)
 
     async def topics(self, *, prefix: str, after: str, limit: int) -> list[LogState]:
         return await self._store.topics(prefix=prefix, after=after, limit=limit)
@@ -426,10 +491,16 @@ class Ledger:
 
     async def find(self, topic: TopicName, producer: str, sequence_id: int, uuid: str) -> Fate:
         """The fate of a message; with a uuid, of this attempt at a large one."""
+        live = await self._owned(topic)
         (fate,) = await self._store.find(topic, producer, [sequence_id], uuid=uuid)
+        if live is not None and isinstance(fate, Found) and not _is_durable(live, fate.position):
+            raise StoreUnavailable(
+                "it is not known yet whether the message is durable", retry_after_s=0.5
+            )
         return fate
 
     async def find_time(self, topic: TopicName, append_ms: int) -> Position | None:
+        await self._owned(topic)
         return await self._store.find_time(topic, append_ms)
 
     async def trim(self, topic: TopicName, before: Position) -> Trim:
@@ -441,7 +512,7 @@ class Ledger:
         Raises:
             CursorsUnavailable: nothing was removed.
         """
-        state = await self._store.get(topic)
+        state = await self.get(topic)
         if state.tail is not None:  # keep entries appended after this call
             before = min(before, following(state.tail))
         mark_deletes: Mapping[str, Position | None] = await self._cursors.mark_deletes(topic)
@@ -489,12 +560,16 @@ class Ledger:
         while True:
             # One step per lock, so that an Open gets a turn in between.
             async with self._changing.of(topic):
+                ledger_id = await self._owned_as(topic)
                 may_cut = may_cut and await self._store.cuts_unfinished(topic, before)
                 if may_cut:
                     live = self._live.pop(topic, None)
                     if live is not None:
                         live.stop(Draining("the topic was released", retry_after_s=0.1))
-                trimmed = await self._store.trim(topic, before, renewing=True, steps_max=1)
+                with _another_takes_over():
+                    trimmed = await self._store.trim(
+                        topic, before, ledger_id=ledger_id, renewing=True, steps_max=1
+                    )
             removed_entries += trimmed.removed_entries
             if trimmed.first is None or trimmed.first >= before:
                 return trimmed._replace(removed_entries=removed_entries)
@@ -511,6 +586,7 @@ class Ledger:
             TopicInUse: producers are connected, and `force` is false.
         """
         async with self._changing.of(topic):
+            ledger_id = await self._owned_as(topic)
             state = await self._store.get(topic)
             if self.connected(topic) and not force:
                 raise TopicInUse("the topic has connected producers", topic=topic)
@@ -518,12 +594,24 @@ class Ledger:
             if live is not None:
                 live.stop(TopicDeleted("the topic was deleted", topic=topic))
             # Cursors of system topics hold data of services and do not read a log.
-            await self._store.delete(topic, leaves_cursors=not topic.is_system)
+            with _another_takes_over():
+                await self._store.delete(
+                    topic, ledger_id=ledger_id, leaves_cursors=not topic.is_system
+                )
+            if self._owner is not None and ledger_id is not None:
+                await self._owner.gave_up(topic, ledger_id)
             log.info("topic deleted", topic=str(topic))
             # Concurrently: each call may take the caller's whole deadline.
             await asyncio.gather(
                 self._forget(topic, state.incarnation), self._delete_cursors(topic)
             )
+
+    async def _owned_as(self, topic: TopicName) -> int | None:
+        """The ledger_id for which a topic may be changed; None: any. The caller holds
+        `_changing`."""
+        if self._owner is None:
+            return None
+        return (await self._take_locked(topic, create=False)).ledger_id
 
     async def _forget(self, topic: TopicName, incarnation: int) -> None:
         try:
@@ -598,9 +686,17 @@ class Ledger:
                     self._config.idle_timeout_s
                 ):
                     idle_since.pop(topic)
-                    if self._live.get(topic) is live:
-                        del self._live[topic]
-                    live.stop(Draining("the topic was released"))
+                    await self._release(topic, live)
+
+    async def _release(self, topic: TopicName, live: LiveTopic) -> None:
+        """Release an idle topic: the next one that is asked for it takes it."""
+        async with self._changing.of(topic):
+            if self._live.get(topic) is not live or not live.idle:
+                return
+            del self._live[topic]
+            live.stop(Draining("the topic was released"))
+            if self._owner is not None:
+                await self._owner.gave_up(topic, live.ledger_id)
 
     def _keep_within_s(self) -> float:
         """The seconds until the next report of connected producers is due."""
@@ -650,7 +746,7 @@ class Ledger:
         only. A topic whose log is being replayed, or that waits for a rebuild, is skipped, since a
         trim would make either start over."""
         topic, first = state.topic, state.first
-        if self.entries_to_replay(topic):
+        if self.entries_to_replay(topic) or not await self._retains(topic):
             return
         minutes, size_bytes = self._config.retention_minutes, self._config.retention_bytes
         # A trim cannot be undone, so a clock set forward must not age entries.
@@ -675,6 +771,58 @@ class Ledger:
         except Exception:  # affects one topic only
             log.exception("retention trim failed", topic=str(topic))
 
+    async def _retains(self, topic: TopicName) -> bool:
+        """Whether this process trims a topic by retention: one does, of several on the store."""
+        live = self._live.get(topic)
+        if self._owner is None or (live is not None and not live.stopped):
+            return True
+        try:
+            return await self._owner.is_mine_to_retain(topic)
+        except DomainError as error:
+            log.warning("retention pass failed", topic=str(topic), reason=error.reason)
+            return False
+
+    # ---- beside others on the store
+
+    async def share_forever(self) -> None:
+        """Share the topics with the other instances on the store, if there can be any."""
+        if self._owner is not None:
+            await self._owner.beat_forever(self._look)
+
+    async def _look(self, sent_s: float, surplus: HandOver | None) -> None:
+        """Stop the topics that another instance took before a beat was sent, and hand over those
+        beyond this one's share."""
+        assert self._owner is not None
+        owned = await self._owner.owned()
+        for topic, live in list(self._live.items()):
+            if str(topic) not in owned and live.taken_s < sent_s and not live.stopped:
+                live.lose(Fenced("another instance took the topic"))
+        if surplus is not None:
+            idlest = sorted(self._live.items(), key=lambda each: len(each[1].producers))
+            for topic, live in idlest[: surplus.topics]:
+                await self._hand_over(topic, live, surplus)
+
+    async def _hand_over(self, topic: TopicName, live: LiveTopic, to: HandOver) -> None:
+        assert self._owner is not None
+        async with self._changing.of(topic):
+            if self._live.get(topic) is not live or live.stopped:
+                return
+            await _quiet(live)
+            del self._live[topic]
+            live.stop(Draining("the topic was handed over", retry_after_s=HAND_OVER_RETRY_S))
+            await self._owner.hand_over(topic, live.ledger_id, to)
+            log.info("topic handed over", topic=str(topic), to=to.successor.address)
+
+    async def leave(self) -> None:
+        """Hand over all topics, so that other instances go on with them at once."""
+        if self._owner is None:
+            return
+        self._owner.drain()
+        await asyncio.gather(*(_quiet(live) for live in self._live.values()))
+        for live in self._live.values():
+            live.stop(Draining("the service is shutting down", retry_after_s=HAND_OVER_RETRY_S))
+        await self._owner.leave()
+
     async def finish(self, timeout_s: float) -> None:
         """Finish pending work, including confirmations, then stop."""
         try:
@@ -695,6 +843,36 @@ class Ledger:
         """Close the streams of producers that are still connected."""
         for live in self._live.values():
             live.stop(Draining("the service is shutting down", retry_after_s=0.5))
+
+
+async def _quiet(live: LiveTopic) -> None:
+    """Wait until a topic's publications are answered, within a limit."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(HAND_OVER_S):
+            await live.quiet()
+
+
+@contextmanager
+def _another_takes_over() -> Iterator[None]:
+    """Translate Fenced for a topic of this process: the next attempt finds its new owner."""
+    try:
+        yield
+    except Fenced as error:
+        raise StoreUnavailable(
+            "the topic has a new owner", retry_after_s=HAND_OVER_RETRY_S
+        ) from error
+
+
+def _is_durable(live: LiveTopic, position: Position) -> bool:
+    return live.tail is not None and position <= live.tail
+
+
+def _durable(live: LiveTopic | None, entries: list[StoredEntry]) -> list[StoredEntry]:
+    """The entries that are known to be durable: a store shows others, too, when their outcome is
+    unknown."""
+    if live is None or not entries or _is_durable(live, entries[-1].position):
+        return entries
+    return [each for each in entries if _is_durable(live, each.position)]
 
 
 NOWHERE: Final = Position(0, 0)

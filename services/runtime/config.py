@@ -30,7 +30,7 @@ def _with_port(text: str) -> str:
     return text
 
 
-def _with_port_or_none(text: str) -> str:
+def with_port_or_none(text: str) -> str:
     return text and _with_port(text)
 
 
@@ -63,7 +63,7 @@ class ServiceConfig(BaseSettings):
     stop_grace_s: Seconds = 5
     """The time after that in which unary calls finish."""
 
-    health_listen: Annotated[str, AfterValidator(_with_port_or_none)] = ""
+    health_listen: Annotated[str, AfterValidator(with_port_or_none)] = ""
     """host:port on which the health protocol alone is also served, without TLS, for probes without
     TLS, like the kubelet's. Empty: none."""
 
@@ -130,7 +130,7 @@ class ServiceConfig(BaseSettings):
     """Whether to listen beyond this machine without authentication, or without TLS, which exposes
     tokens."""
 
-    metrics_listen: Annotated[str, AfterValidator(_with_port_or_none)] = ""
+    metrics_listen: Annotated[str, AfterValidator(with_port_or_none)] = ""
     """host:port on which Prometheus metrics are served (GET /metrics), unencrypted and without
     authentication. Empty: none. (The OTEL_* variables configure export over OTLP.)"""
 

@@ -11,8 +11,6 @@ import pytest_asyncio
 
 from seqgate.services.dedup.core.sequence import Marks, advance
 from seqgate.services.errors import Fenced, StoreUnavailable
-from seqgate.services.ledger.adapters.memory import MemoryLedgerStore
-from seqgate.services.ledger.adapters.sqlite import open_sqlite_store
 from seqgate.services.ledger.config import LedgerConfig
 from seqgate.services.ledger.core import writer
 from seqgate.services.ledger.core.entry import Entry, unit_of
@@ -23,6 +21,7 @@ from seqgate.services.runtime.cursors import MemoryCursors
 from seqgate.types import Position, TopicName
 from tests.simulation.defects import find
 from tests.support.entries import chunk, large, single
+from tests.support.ledger_stores import open_store
 from tests.support.remembering import RememberingDeduplicator
 
 TOPIC = TopicName.parse("public/default/shared")
@@ -30,13 +29,10 @@ FAR = Position(99, 0)
 STORED, DUPLICATE = Status.STORED, Status.DUPLICATE
 
 
-@pytest_asyncio.fixture(params=["memory", "sqlite"])
+@pytest_asyncio.fixture(params=["memory", "sqlite", "postgres"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LedgerStore]:
-    if request.param == "memory":
-        yield MemoryLedgerStore()
-    else:
-        async with open_sqlite_store(tmp_path / "ledger.db") as opened:
-            yield opened
+    async with open_store(request, tmp_path) as opened:
+        yield opened
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqgate.services.ledger.adapters import sqlite
+from seqgate.services.ledger.adapters import producers, rows
 from seqgate.services.ledger.adapters.block import Block, decode_block
 from seqgate.services.ledger.adapters.memory import MemoryLedgerStore
 from seqgate.services.ledger.adapters.sqlite import open_sqlite_store
@@ -40,7 +40,8 @@ def opened_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return decode_block(block)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sqlite, "decode_block", decode)
+        for module in (producers, rows):
+            patch.setattr(module, "decode_block", decode)
         yield opened
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from seqgate.services.cursors import Cursor, CursorsUnavailable
 from seqgate.services.errors import StoreUnavailable
-from seqgate.services.ledger.adapters import sqlite
+from seqgate.services.ledger.adapters import trims
 from seqgate.services.ledger.adapters.memory import MemoryLedgerStore
+from seqgate.services.ledger.adapters.sqlite import open_sqlite_store
 from seqgate.services.ledger.config import LedgerConfig
 from seqgate.services.ledger.ports import EntryCorrupt, LogState, TopicNotFound, Trimmed
 from seqgate.services.ledger.service import Ledger, Opening, Trim
@@ -460,9 +461,9 @@ async def test_a_lock_shared_by_all_topics_is_found(
 async def test_a_long_trim_yields_its_topic_between_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "REMOVE_BLOCKS_MAX", 1)
+    monkeypatch.setattr(trims, "REMOVE_BLOCKS_MAX", 1)
     async with (
-        sqlite.open_sqlite_store(tmp_path / "ledger.db") as store,
+        open_sqlite_store(tmp_path / "ledger.db") as store,
         asyncio.TaskGroup() as tasks,
     ):
         ledger = Ledger(LedgerConfig(), store, FakeDeduplicator(), MemoryCursors(), tasks)

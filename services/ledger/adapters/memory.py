@@ -1,5 +1,6 @@
 """Logs in memory, lost when the process ends. For tests, and the reference for other adapters."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -16,6 +17,7 @@ from seqgate.services.ledger.core.marks import (
     last_whole,
     remembered,
 )
+from seqgate.services.ledger.core.ownership import Beat
 from seqgate.services.ledger.core.receipt import Fate, Missing
 from seqgate.services.ledger.ports import (
     NO_INSTANCES,
@@ -354,3 +356,42 @@ class MemoryLedgerStore:
         if ledger_id not in (None, log.ledger_id):
             raise Fenced("another writer owns the topic", epoch=log.ledger_id)
         return log
+
+
+class MemoryRegister:
+    """See seqgate.services.ledger.ports.Register."""
+
+    def __init__(self) -> None:
+        self.instances: dict[str, tuple[str, int]] = {}
+        self.owners: dict[str, tuple[int, str]] = {}
+
+    async def beat(self, instance: str, address: str) -> list[Beat]:
+        _, count = self.instances.get(instance, ("", 0))
+        self.instances[instance] = (address, count + 1)
+        topics = Counter(owner for _, owner in self.owners.values())
+        return [
+            Beat(name, address, count, topics[name])
+            for name, (address, count) in self.instances.items()
+        ]
+
+    async def leave(self, instance: str) -> None:
+        self.instances.pop(instance, None)
+        for topic in await self.owned(instance):
+            del self.owners[topic]
+
+    async def owner(self, topic: TopicName) -> str | None:
+        _, owner = self.owners.get(str(topic), (0, None))
+        return owner
+
+    async def own(self, topic: TopicName, ledger_id: int, instance: str) -> None:
+        before, _ = self.owners.get(str(topic), (0, ""))
+        if before <= ledger_id:
+            self.owners[str(topic)] = (ledger_id, instance)
+
+    async def disown(self, topic: TopicName, ledger_id: int) -> None:
+        before, _ = self.owners.get(str(topic), (0, ""))
+        if before <= ledger_id:
+            self.owners.pop(str(topic), None)
+
+    async def owned(self, instance: str) -> frozenset[str]:
+        return frozenset(topic for topic, (_, owner) in self.owners.items() if owner == instance)

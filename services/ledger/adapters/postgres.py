@@ -16,9 +16,11 @@ from seqgate.services.errors import DomainError, Fenced
 from seqgate.services.ledger.adapters.rows import existing
 from seqgate.services.ledger.adapters.tables import Group, TableLedgerStore
 from seqgate.services.ledger.core.entry import Entry
+from seqgate.services.ledger.core.ownership import Beat
 from seqgate.services.ledger.ports import NO_INSTANCES, Trimmed
 from seqgate.services.runtime.layouts import prepare
 from seqgate.services.runtime.postgres import PostgresDatabase, Server, open_postgres
+from seqgate.services.runtime.transactions import Transaction
 from seqgate.types import Position, TopicName
 
 log = structlog.get_logger()
@@ -62,6 +64,15 @@ WITH head AS (
 )
 SELECT id FROM head"""
 
+_BEAT: Final = """INSERT INTO instance VALUES ($1, $2, 1)
+    ON CONFLICT (id) DO UPDATE SET beats = instance.beats + 1, address = excluded.address"""
+_INSTANCES: Final = """SELECT id, address, beats,
+    (SELECT count(*) FROM topic_owner WHERE topic_owner.instance = instance.id) FROM instance"""
+_OWN: Final = """INSERT INTO topic_owner VALUES ($1, $2, $3)
+    ON CONFLICT (topic) DO UPDATE SET ledger_id = excluded.ledger_id, instance = excluded.instance
+    WHERE topic_owner.ledger_id <= excluded.ledger_id"""
+_DISOWN: Final = "DELETE FROM topic_owner WHERE topic = $1 AND ledger_id <= $2"
+
 
 @asynccontextmanager
 async def open_postgres_store(
@@ -85,12 +96,21 @@ async def open_postgres_store(
             await asyncio.wait({vacuum})
 
 
+@asynccontextmanager
+async def open_postgres_register(
+    server: Server, store: "PostgresLedgerStore"
+) -> AsyncIterator["PostgresRegister"]:
+    """Connect to the register in a store's database."""
+    async with open_postgres(server._replace(writers=1, readers=1)) as beats:
+        yield PostgresRegister(store.database, beats)
+
+
 class PostgresLedgerStore(TableLedgerStore):
     """See seqgate.services.ledger.ports.LedgerStore."""
 
     def __init__(self, database: PostgresDatabase) -> None:
         super().__init__(database)
-        self._postgres = database
+        self.database: Final = database
         self._removed_entries = 0
 
     async def append(
@@ -105,7 +125,7 @@ class PostgresLedgerStore(TableLedgerStore):
     ) -> None:
         group = Group.of(ledger_id, expected_tail, append_ms, entries)
         block, ranges = group.block, group.producers.values()
-        appended = await self._postgres.change(
+        appended = await self.database.change(
             _APPEND,
             str(topic),
             ledger_id,
@@ -158,8 +178,48 @@ class PostgresLedgerStore(TableLedgerStore):
 
     async def _vacuum(self, removed_entries: int) -> None:
         try:
-            await self._postgres.alone(_VACUUM)
+            await self.database.alone(_VACUUM)
         except DomainError as error:
             log.warning("vacuum failed", reason=error.reason, why=str(error.__cause__))
         else:
             self._removed_entries -= removed_entries
+
+
+class PostgresRegister:
+    """See seqgate.services.ledger.ports.Register."""
+
+    def __init__(self, database: PostgresDatabase, beats: PostgresDatabase) -> None:
+        """
+        Args:
+            beats: the same database, by a connection that only beats use: they must not wait for
+                appends.
+        """
+        self._database = database
+        self._beats = beats
+
+    async def beat(self, instance: str, address: str) -> list[Beat]:
+        await self._beats.change(_BEAT, instance, address)
+        return [Beat(*row) for row in await self._beats.change(_INSTANCES)]
+
+    async def leave(self, instance: str) -> None:
+        def work(db: Transaction) -> None:
+            db.change("DELETE FROM topic_owner WHERE instance = ?", instance)
+            db.change("DELETE FROM instance WHERE id = ?", instance)
+
+        await self._database.write(work)
+
+    async def owner(self, topic: TopicName) -> str | None:
+        asked = "SELECT instance FROM topic_owner WHERE topic = ?"
+        rows = await self._database.read(lambda db: db.rows(asked, str(topic)))
+        return str(rows[0][0]) if rows else None
+
+    async def own(self, topic: TopicName, ledger_id: int, instance: str) -> None:
+        await self._database.change(_OWN, str(topic), ledger_id, instance)
+
+    async def disown(self, topic: TopicName, ledger_id: int) -> None:
+        await self._database.change(_DISOWN, str(topic), ledger_id)
+
+    async def owned(self, instance: str) -> frozenset[str]:
+        asked = "SELECT topic FROM topic_owner WHERE instance = ?"
+        rows = await self._database.read(lambda db: db.rows(asked, instance))
+        return frozenset(topic for (topic,) in rows)

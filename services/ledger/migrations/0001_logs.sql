@@ -81,3 +81,18 @@ CREATE TABLE topic_clock (topic bigint PRIMARY KEY, append_ms bigint NOT NULL);
 
 -- Topics that were deleted and whose cursors are yet to be removed; each has a tombstone.
 CREATE TABLE leaving (name text COLLATE "C" PRIMARY KEY);
+
+-- The ledger processes on this database, each with a counter of its beats.
+CREATE TABLE instance (
+    id      text PRIMARY KEY,
+    address text NOT NULL,
+    beats   bigint NOT NULL
+) WITH (fillfactor = 50);
+
+-- Which of them should write a topic: the one that took it with this ledger_id.
+CREATE TABLE topic_owner (
+    topic     text COLLATE "C" PRIMARY KEY,
+    ledger_id bigint NOT NULL,
+    instance  text NOT NULL
+);
+CREATE INDEX topic_owner_instance ON topic_owner (instance);

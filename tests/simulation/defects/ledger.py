@@ -7,7 +7,7 @@ from typing import Any
 
 from seqgate.services.deduplication import Mark
 from seqgate.services.ledger import live, servicer
-from seqgate.services.ledger.adapters import memory, sqlite
+from seqgate.services.ledger.adapters import memory, producers, tables, trims
 from seqgate.services.ledger.core.entry import Entry
 from seqgate.services.ledger.core.marks import Remembered, remembered
 from seqgate.services.ledger.service import Ledger, TopicLocks
@@ -23,9 +23,10 @@ def pass_over_cuts(patch: Any) -> None:
     def uncut(mark: Mark, left: Iterable[Entry]) -> Remembered:
         return Remembered(remembered(mark, left).decided)
 
-    for adapter in (memory, sqlite):
-        patch.setattr(adapter, "is_cut", lambda *_: False)
-        patch.setattr(adapter, "remembered", uncut)
+    for module in (memory, producers):
+        patch.setattr(module, "is_cut", lambda *_: False)
+    for module in (memory, trims):
+        patch.setattr(module, "remembered", uncut)
 
 
 @defect("A3", "a producer's highest id ever is used in place of its last one")
@@ -34,9 +35,10 @@ def take_the_highest(patch: Any) -> None:
         ids = [each.highest - each.unfinished for each in entries if not each.marker]
         return Mark(max([mark.highest, *ids]))
 
-    for adapter in (memory, sqlite):
-        patch.setattr(adapter, "folded", highest)
-    patch.setattr(sqlite, "last_mark", highest)
+    for module in (memory, trims):
+        patch.setattr(module, "folded", highest)
+    for store in (producers, tables):
+        patch.setattr(store, "last_mark", highest)
 
 
 @defect("A5", "a connected producer is forgotten as inactive")
@@ -62,8 +64,8 @@ def hold_on_after_refusals(patch: Any) -> None:
 
 @defect("B3", "a look-up opens all blocks between the requested ids")
 def look_at_all_between(patch: Any) -> None:
-    patch.setattr(sqlite, "_is_in", lambda *_: True)
-    patch.setattr(sqlite, "CLUSTERS_MAX", 1)
+    patch.setattr(producers, "_is_in", lambda *_: True)
+    patch.setattr(producers, "CLUSTERS_MAX", 1)
 
 
 @defect("B4", "the write-ahead log grows for as long as reads overlap")

@@ -1,0 +1,167 @@
+"""The shell around core/ownership.py: beats, and whom a topic belongs to.
+
+A free topic is taken by whoever is asked for it. An instance that is asked for another's topic
+answers NOT_OWNER with its address. Nobody's word counts for safety: a writer that was taken from is
+fenced.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+
+from seqgate.services.errors import DomainError, Draining, Kind
+from seqgate.services.ledger.core.ownership import BEAT_S, HandOver, Watch
+from seqgate.services.ledger.ports import Register
+from seqgate.types import TopicName
+
+log = structlog.get_logger()
+
+RETRY_AFTER_S: Final = 0.5
+"""RetryInfo for a caller while it is not known who owns a topic."""
+
+
+class NotOwner(DomainError):
+    """Another instance owns the topic."""
+
+    kind = Kind.IN_USE
+    reason = "NOT_OWNER"
+
+
+class SharedOwner:
+    """What this instance owns, beside others on its store."""
+
+    def __init__(
+        self,
+        register: Register,
+        address: str,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            address: where clients reach this instance.
+        """
+        self._register = register
+        self._address = address
+        self._now_s = now_s
+        self._watch = Watch(uuid.uuid4().hex, address)
+        self._beating = asyncio.Lock()
+        self._is_leaving = self._has_left = False
+
+    async def beat(self) -> float:
+        """Count a beat, and look at the others'. Returns when it was sent.
+
+        Raises:
+            Draining: this instance has left.
+            StoreUnavailable: the outcome is unknown.
+        """
+        async with self._beating:
+            if self._has_left:
+                raise _draining()
+            sent_s = self._now_s()
+            beats = await self._register.beat(self._watch.instance, self._address)
+            self._watch.look(beats, sent_s=sent_s, now_s=self._now_s())
+            return sent_s
+
+    async def confirm(self) -> None:
+        """Return if nobody can have taken this instance for over.
+
+        Raises:
+            Draining: it is handing over.
+            StoreUnavailable: it cannot be confirmed now.
+        """
+        if self._is_leaving:
+            raise _draining()
+        while not self._watch.is_confirmed(self._now_s()):
+            await self.beat()
+
+    async def check(self, topic: TopicName) -> None:
+        """Return if this instance may take a topic.
+
+        Raises:
+            NotOwner: another one owns it, and may be alive; the error names its address.
+            Draining, StoreUnavailable: as from confirm.
+        """
+        await self.confirm()
+        owner = await self._register.owner(topic)
+        if owner is None:
+            return
+        if not self._watch.knows(owner):
+            await self.beat()  # it may have begun since the last look
+        address = self._watch.address_of(owner)
+        if owner != self._watch.instance and address is not None:
+            raise NotOwner("another instance owns the topic", topic=topic, owner=address)
+
+    async def took(self, topic: TopicName, ledger_id: int) -> None:
+        """Record that this instance took a topic.
+
+        Raises:
+            StoreUnavailable: the outcome is unknown.
+        """
+        await self._register.own(topic, ledger_id, self._watch.instance)
+
+    async def gave_up(self, topic: TopicName, ledger_id: int) -> None:
+        """Record that nobody owns a topic that this instance took. Others find it taken until this
+        instance is over, if that fails."""
+        try:
+            await self._register.disown(topic, ledger_id)
+        except DomainError as error:
+            log.warning("topic not given up", topic=str(topic), reason=error.reason)
+
+    async def hand_over(self, topic: TopicName, ledger_id: int, to: HandOver) -> None:
+        """Record another instance as the owner of a topic that this one took, and has stopped."""
+        try:
+            await self._register.own(topic, ledger_id, to.successor.instance)
+        except DomainError as error:
+            log.warning("topic not handed over", topic=str(topic), reason=error.reason)
+
+    async def owned(self) -> frozenset[str]:
+        """The names of the topics that the store records for this instance."""
+        return await self._register.owned(self._watch.instance)
+
+    async def is_mine_to_retain(self, topic: TopicName) -> bool:
+        """Whether this instance should trim a topic that it does not write: nobody owns it, and
+        this is the first of the living."""
+        if not self._watch.is_first():
+            return False
+        owner = await self._register.owner(topic)
+        return owner is None or self._watch.is_over(owner)
+
+    async def beat_forever(self, look: Callable[[float, HandOver | None], Awaitable[None]]) -> None:
+        """Beat, and after each beat call `look` with the time at which it was sent and with what is
+        to be handed over."""
+        while not self._has_left:
+            try:
+                sent_s = await self.beat()
+                for each in self._watch.forgotten():
+                    await self._register.leave(each)
+                await look(sent_s, self._watch.surplus())
+            except Draining:
+                return
+            except DomainError as error:
+                log.warning("beat failed", reason=error.reason)
+            except Exception:  # the next beat may succeed
+                log.exception("beat failed")
+            await asyncio.sleep(BEAT_S)
+
+    def drain(self) -> None:
+        """Take no more topics."""
+        self._is_leaving = True
+
+    async def leave(self) -> None:
+        """Give up all topics: others take them at once."""
+        self._is_leaving = True
+        try:
+            async with self._beating:  # a beat under way must not bring the row back
+                self._has_left = True
+                await self._register.leave(self._watch.instance)
+        except DomainError as error:
+            log.warning("topics not given up", reason=error.reason)
+
+
+def _draining() -> Draining:
+    return Draining("the service is shutting down", retry_after_s=RETRY_AFTER_S)
