@@ -1,7 +1,6 @@
 """The cursor service's port: a store for cursors.
 
-tests/conformance runs the same suite over every adapter. PostgreSQL can implement it: a step is one
-transaction, and a page one row.
+tests/conformance runs the same suite over every adapter.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,8 +49,8 @@ class CursorStore(Protocol):
 
     async def change(self, topic: TopicName, name: str, step: Callable[[CursorState, int], T]) -> T:
         """Run one step of the core on a cursor, with the store's time in milliseconds. The step's
-        changes are durable on return; if it refuses, nothing changes. The cursor's lease is bounded
-        first; see Lease.bounded."""
+        changes are durable on return; if it refuses, nothing changes. A step has no other effect
+        than its result, and may run again."""
         ...
 
     async def look(
@@ -74,7 +73,7 @@ class CursorStore(Protocol):
         ...
 
     def now_ms(self) -> int:
-        """The store's time in milliseconds, by which leases expire."""
+        """The time in milliseconds, by this process's clock, by which its leases expire."""
         ...
 
     async def check(self) -> None:

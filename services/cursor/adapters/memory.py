@@ -1,5 +1,5 @@
 """A cursor store in memory, lost when the process ends: dictionaries, copied for each step. For
-tests, and the reference for the SQLite adapter."""
+tests, and the reference for the other adapters."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping
@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from seqgate.services.cursor.core.cursor import CursorState
+from seqgate.services.cursor.core.sightings import Sightings
 from seqgate.services.cursor.core.state import PAGE_ENTRIES, Batch, Head
 from seqgate.services.cursor.ports import CursorNotFound
 from seqgate.types import Position, TopicName
@@ -134,6 +135,7 @@ class MemoryCursorStore:
         self._cursors: dict[tuple[str, str], tuple[Head, MemoryHoles]] = {}
         self._successions: dict[TopicName, dict[Position, Position]] = {}
         self._spent: dict[TopicName, int] = {}
+        self._sightings = Sightings()
 
     async def create(
         self,
@@ -149,13 +151,15 @@ class MemoryCursorStore:
             head = Head(topic, name, self._now_ms(), mark_delete, properties=dict(properties))
             self._cursors[key] = head, MemoryHoles()
         head, _ = self._cursors[key]
-        return replace(head), created
+        return self._seen(head), created
 
     async def change(self, topic: TopicName, name: str, step: Callable[[CursorState, int], T]) -> T:
+        state, successions = self._copied(topic, name, matters=True)
+        number = state.head.lease_number
         now_ms = self._now_ms()
-        self._bound_lease(topic, name, now_ms)
-        state, successions = self._copied(topic, name)
         answer = step(state, now_ms)
+        if state.head.lease_number != number:
+            self._sightings.changed(state.head, now_ms)
         assert isinstance(state.holes, MemoryHoles)
         self._cursors[str(topic), name] = replace(state.head), state.holes
         self._successions[topic] = successions
@@ -169,20 +173,29 @@ class MemoryCursorStore:
             state.head.mark_delete_properties = {}
         return look(state)
 
-    def _copied(self, topic: TopicName, name: str) -> tuple[CursorState, dict[Position, Position]]:
+    def reopen(self) -> None:
+        """What a restart of the process does: it has seen no lease but those of now."""
+        self._sightings = Sightings()
+        for head, _ in self._cursors.values():
+            if head.lease is not None and not head.lease.is_released:
+                self._seen(head)
+
+    def _copied(
+        self, topic: TopicName, name: str, *, matters: bool = False
+    ) -> tuple[CursorState, dict[Position, Position]]:
         """A copy of a cursor for one step, which may fail halfway."""
         if (str(topic), name) not in self._cursors:
             raise _not_found(topic, name)
         head, holes = self._cursors[str(topic), name]
         successions = dict(self._successions.get(topic, {}))
         spent = self._spent.get(topic, 0)
-        return CursorState(replace(head), holes.copy(successions, spent)), successions
+        copied = holes.copy(successions, spent)
+        return CursorState(self._seen(head, matters=matters), copied), successions
 
-    def _bound_lease(self, topic: TopicName, name: str, now_ms: int) -> None:
-        """Bound the cursor's lease, even if the step then refuses."""
-        found = self._cursors.get((str(topic), name))
-        if found is not None and found[0].lease is not None:
-            found[0].lease = found[0].lease.bounded(now_ms)
+    def _seen(self, head: Head, *, matters: bool = False) -> Head:
+        """A copy of a head, with the lease as this process judges it."""
+        lease = self._sightings.judged(head, self._now_ms(), matters=matters)
+        return replace(head, lease=lease)
 
     async def cursors(
         self, topic: TopicName | None, *, after: tuple[str, str], limit: int
@@ -190,7 +203,7 @@ class MemoryCursorStore:
         wanted = None if topic is None else str(topic)
         keys = sorted(key for key in self._cursors if key > after and wanted in (None, key[0]))
         heads = (self._cursors[key][0] for key in keys[:limit])
-        return [replace(head, mark_delete_properties={}) for head in heads]
+        return [replace(self._seen(head), mark_delete_properties={}) for head in heads]
 
     async def delete(self, topic: TopicName, name: str) -> None:
         found = self._cursors.pop((str(topic), name), None)

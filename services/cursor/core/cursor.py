@@ -202,8 +202,7 @@ class CursorState:
         self.holes.drop_through(None)
         head = self.head
         if caller.epoch is None and head.lease is not None:
-            epoch = self._next_epoch()
-            head.lease = head.lease._replace(epoch=epoch, duration_ms=0)
+            self._grant(head.lease._replace(epoch=self._next_epoch(), duration_ms=0))
         head.mark_delete, head.mark_delete_properties = mark_delete, {}
         head.acknowledged = head.partial = 0
         head.revision += 1
@@ -303,9 +302,8 @@ class CursorState:
         head.revision += 1
 
     def acquire_lease(self, owner: str, now_ms: int, duration_ms: int) -> Lease:
-        """Acquire the lease, the right to move the cursor. A clock that goes back does not end
-        another owner's lease; Lease.bounded limits how long the lease lasts then. A recreated
-        cursor continues the epochs of the deleted one.
+        """Acquire the lease, the right to move the cursor. A recreated cursor continues the epochs
+        of the deleted one.
 
         Raises:
             LeaseHeld: another `owner` holds it, for `remaining_ms` more.
@@ -321,8 +319,7 @@ class CursorState:
                 owner=lease.owner,
                 remaining_ms=lease.expires_ms - now_ms,
             )
-        self.head.lease = granted
-        return granted
+        return self._grant(granted)
 
     def renew_lease(
         self, owner: str, epoch: int, now_ms: int, duration_ms: int, *, next_epoch: bool = False
@@ -346,8 +343,7 @@ class CursorState:
                 lease = lease._replace(epoch=epoch + 1)
         if lease.is_released:
             raise Fenced("the lease was released", epoch=lease.epoch)
-        self.head.lease = _prolonged(lease, now_ms, duration_ms)
-        return self.head.lease
+        return self._grant(_prolonged(lease, now_ms, duration_ms))
 
     def release_lease(self, epoch: int, now_ms: int) -> None:
         """End the lease, also by a clock that is behind. The next owner gets a new epoch, even if
@@ -358,7 +354,13 @@ class CursorState:
         """
         lease = self._lease(epoch)
         expires_ms = min(lease.expires_ms, now_ms)
-        self.head.lease = lease._replace(expires_ms=expires_ms, duration_ms=0)
+        self._grant(lease._replace(expires_ms=expires_ms, duration_ms=0))
+
+    def _grant(self, lease: Lease) -> Lease:
+        """Set the lease; whoever watches it sees that it changed."""
+        self.head.lease = lease
+        self.head.lease_number += 1
+        return lease
 
     def _next_epoch(self) -> int:
         """An epoch never used by this cursor or by a deleted one of its name. It leaves one out, or

@@ -28,19 +28,14 @@ LEASE_MAX_MS: Final = 3_600_000
 
 
 class Lease(NamedTuple):
-    """The exclusive right to move the cursor, until `expires_ms` by the store's clock.
-    `duration_ms` is the time that was left when the lease was last granted, at most LEASE_MAX_MS;
-    0: it was released, and is over by every clock."""
+    """The exclusive right to move the cursor, until `expires_ms` by the clock of the process that
+    judges it; see sightings.py. `duration_ms` is the time that was left when the lease was last
+    granted, at most LEASE_MAX_MS; 0: it was released, and is over by every clock."""
 
     owner: str
     epoch: int
     expires_ms: int
     duration_ms: int = LEASE_MAX_MS
-
-    def bounded(self, now_ms: int) -> "Lease":
-        """The lease by the clock of `now_ms`, which may not be the one of its grant: another
-        process's, or one set back since. It lasts at most its duration from now on."""
-        return self._replace(expires_ms=min(self.expires_ms, now_ms + self.duration_ms))
 
     @property
     def is_released(self) -> bool:
@@ -48,7 +43,7 @@ class Lease(NamedTuple):
         return self.duration_ms == 0
 
     def lasts(self, now_ms: int) -> bool:
-        return self.bounded(now_ms).expires_ms > now_ms
+        return not self.is_released and self.expires_ms > now_ms
 
 
 class Batch(NamedTuple):
@@ -75,7 +70,8 @@ class Batch(NamedTuple):
 @dataclass(slots=True)
 class Head:
     """A cursor without its holes. `revision` changes with all but the lease and what lies beyond
-    the mark-delete position; `acknowledged` and `partial` count the entries and batches there."""
+    the mark-delete position; `acknowledged` and `partial` count the entries and batches there;
+    `lease_number` changes whenever the lease is granted, renewed or ended."""
 
     topic: TopicName
     name: str
@@ -87,6 +83,7 @@ class Head:
     acknowledged: int = 0
     partial: int = 0
     lease: Lease | None = None
+    lease_number: int = 0
 
 
 class Holes(Protocol):
