@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -15,6 +15,7 @@ import pytest_asyncio
 
 from seqgate.services.cursor.adapters import holes, rows, tables
 from seqgate.services.cursor.adapters.memory import MemoryCursorStore
+from seqgate.services.cursor.adapters.postgres import PostgresCursorStore, open_postgres_store
 from seqgate.services.cursor.adapters.sqlite import open_sqlite_store
 from seqgate.services.cursor.core.cursor import (
     BatchAck,
@@ -29,7 +30,9 @@ from seqgate.services.cursor.ports import CursorCorrupt, CursorNotFound, CursorS
 from seqgate.services.errors import DomainError, Fenced, StoreFull, StoreUnavailable
 from seqgate.services.ledger.adapters.sqlite import open_sqlite_store as open_ledger_store
 from seqgate.services.runtime.clock import SteadyClock
+from seqgate.services.runtime.postgres import Server
 from seqgate.types import Position, TopicName
+from tests.support.postgres_server import PostgresServer, empty_database
 
 TOPIC = TopicName.parse("test/store/topic")
 OTHER = TopicName.parse("test/store/topic2")
@@ -40,10 +43,11 @@ Change = Callable[[CursorState], object]
 
 
 class Place:
-    """A store that can be reopened."""
+    """A store that can be reopened: in memory, in a file, or in the database at a URL."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None = None, url: str = "") -> None:
         self.path = path
+        self.url = url
         self.clock_ms = 0
         self.store: CursorStore = MemoryCursorStore(lambda: self.clock_ms)
         self._opened = AsyncExitStack()
@@ -56,14 +60,28 @@ class Place:
         if self.path is not None:
             opening = open_sqlite_store(self.path, clock=lambda: self.clock_ms)
             self.store = await self._opened.enter_async_context(opening)
+        if self.url:
+            self.store = await self._opened.enter_async_context(self.another())
+
+    def another(self) -> AbstractAsyncContextManager[PostgresCursorStore]:
+        """A store on the same database, as of another process."""
+        server = Server(self.url, writers=4, readers=2)
+        return open_postgres_store(server, migrates=True, clock=lambda: self.clock_ms)
 
     async def close(self) -> None:
         await self._opened.aclose()
 
 
-@pytest_asyncio.fixture(params=["memory", "sqlite"])
+@pytest_asyncio.fixture(params=["memory", "sqlite", "postgres"])
 async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
-    place = Place(tmp_path / "cursor.db" if request.param == "sqlite" else None)
+    match request.param:
+        case "postgres":
+            server: PostgresServer = request.getfixturevalue("postgres")
+            place = Place(url=await empty_database(server, "cursor_tests"))
+        case "sqlite":
+            place = Place(tmp_path / "cursor.db")
+        case _:
+            place = Place()
     await place.open()
     yield place
     await place.close()

@@ -1,0 +1,59 @@
+"""Cursors in a PostgreSQL database: one row per page of holes, a step in one transaction.
+
+Several cursor services share a database. A step holds the lock of its cursor's row. Steps of one
+cursor queue before they take a connection, so that a busy cursor leaves connections to the others.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final, TypeVar
+
+from seqgate.services.cursor.adapters.tables import TableCursorStore
+from seqgate.services.cursor.core.cursor import CursorState
+from seqgate.services.runtime.clock import Clock, SteadyClock
+from seqgate.services.runtime.layouts import prepare
+from seqgate.services.runtime.postgres import STATEMENT_MAX_S, Server, open_postgres
+from seqgate.services.runtime.transactions import Database
+from seqgate.services.runtime.turns import Turns
+from seqgate.types import TopicName
+
+T = TypeVar("T")
+
+MIGRATIONS: Final = Path(__file__).parent.parent / "migrations"
+
+
+@asynccontextmanager
+async def open_postgres_store(
+    server: Server, *, migrates: bool, clock: Clock | None = None
+) -> AsyncIterator["PostgresCursorStore"]:
+    """Connect to the database; with `migrates`, change its layout to this version's.
+
+    Raises:
+        StoreUnavailable: the database does not answer, has a setting that is refused, or a layout
+            that this version cannot use.
+    """
+    async with open_postgres(server) as database:
+        await prepare(database, "cursor", MIGRATIONS, migrates=migrates)
+        store = PostgresCursorStore(database, clock or SteadyClock())
+        await store.begin()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+
+class PostgresCursorStore(TableCursorStore):
+    """See seqgate.services.cursor.ports.CursorStore."""
+
+    def __init__(self, database: Database, now_ms: Clock) -> None:
+        super().__init__(database, now_ms)
+        self._turns = Turns[tuple[TopicName, str]]("steps")
+
+    async def change(self, topic: TopicName, name: str, step: Callable[[CursorState, int], T]) -> T:
+        change = super().change
+        return await self._turns.take((topic, name), lambda: change(topic, name, step))
+
+    async def close(self) -> None:
+        """Finish the steps that wait."""
+        await self._turns.close(STATEMENT_MAX_S)
