@@ -10,6 +10,7 @@ from grpc import aio
 from seqgate.api.cursor.v1 import cursor_pb2_grpc
 from seqgate.api.internal.cursor.v1 import lease_pb2_grpc
 from seqgate.services.cursor.adapters.managed import export_managed_cursor, import_managed_cursor
+from seqgate.services.cursor.adapters.postgres import open_postgres_store
 from seqgate.services.cursor.adapters.sqlite import open_sqlite_store
 from seqgate.services.cursor.config import CursorConfig
 from seqgate.services.cursor.lease_servicer import CursorLeaseServicer
@@ -31,20 +32,29 @@ SERVICES: Final = (
 
 
 async def run(config: CursorConfig) -> None:
-    async with (
-        telling(config) as metrics,
-        open_sqlite_store(
-            config.store_path, readers=config.store_readers, size_max_bytes=config.store_bytes_max
-        ) as store,
-    ):
-        tell_store(
-            metrics,
-            CURSOR_STORE_SIZE,
-            CURSOR_STORE_FREE,
-            config.store_path,
-            config.store_bytes_max,
-        )
+    async with telling(config) as metrics, open_store(config, metrics) as store:
         await serve(config, store, metrics)
+
+
+@asynccontextmanager
+async def open_store(config: CursorConfig, metrics: Metrics = OFF) -> AsyncIterator[CursorStore]:
+    if config.postgres_url:
+        opening = open_postgres_store(config.postgres, migrates=config.postgres_migrates)
+        async with opening as postgres:
+            yield postgres
+        return
+    path, size_max_bytes = config.store_path, config.store_bytes_max
+    async with open_sqlite_store(
+        path, readers=config.store_readers, size_max_bytes=size_max_bytes
+    ) as sqlite:
+        tell_store(metrics, CURSOR_STORE_SIZE, CURSOR_STORE_FREE, path, size_max_bytes)
+        yield sqlite
+
+
+async def migrate(config: CursorConfig) -> None:
+    """Bring the tables in PostgreSQL to the layout of this version."""
+    async with open_postgres_store(config.postgres, migrates=True):
+        pass
 
 
 async def serve(

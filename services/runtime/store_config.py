@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Final, Self
 
 from pydantic import AfterValidator, Field, model_validator
+from pydantic_settings import SettingsConfigDict
 
 from seqgate.services.runtime.config import ServiceConfig
 from seqgate.services.runtime.postgres import Server, addresses_of
@@ -18,6 +19,8 @@ def _checked(url: str) -> str:
 
 
 class StoreConfig(ServiceConfig):
+    model_config = SettingsConfigDict(hide_input_in_errors=True)  # postgres_url may have a password
+
     store_path: Path = Path("store.db")
     """The SQLite database; its folder must exist. One process uses it. Not used with
     postgres_url."""

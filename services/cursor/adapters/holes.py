@@ -107,9 +107,7 @@ class TableHoles:
         self._all_batches.learn(
             FIRST_PLACE, [(*each[:3], each[4]) for each in found["batch"]], _ROWS_FIRST
         )
-        self._all_attempts.learn(
-            FIRST_PLACE, [each[:3] for each in found["attempt"]], _ROWS_FIRST
-        )
+        self._all_attempts.learn(FIRST_PLACE, [each[:3] for each in found["attempt"]], _ROWS_FIRST)
         self._following[BEFORE_FIRST] = None
         for last_ledger, last_entry, *following, _ in found["start"] + found["succession"]:
             self._following[last_ledger, last_entry] = Position(*following)
