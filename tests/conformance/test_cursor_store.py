@@ -56,7 +56,7 @@ class Place:
         """Open the store, or close and reopen it; the memory store keeps its contents."""
         await self.close()
         if isinstance(self.store, MemoryCursorStore):
-            self.store.reopen()
+            self.store.begin()
         if self.path is not None:
             opening = open_sqlite_store(self.path, clock=lambda: self.clock_ms)
             self.store = await self._opened.enter_async_context(opening)
@@ -747,7 +747,7 @@ async def test_every_store_agrees_with_the_memory_store(
         assert await _outcome(place.store, call) == await _outcome(model, call), script[: step + 1]
         if random.random() < 0.05:
             await place.open()
-            model.reopen()
+            model.begin()
 
 
 VERBS = (

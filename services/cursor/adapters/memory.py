@@ -173,8 +173,19 @@ class MemoryCursorStore:
             state.head.mark_delete_properties = {}
         return look(state)
 
-    def reopen(self) -> None:
-        """What a restart of the process does: it has seen no lease but those of now."""
+    def beside(self, now_ms: Callable[[], int]) -> "MemoryCursorStore":
+        """The same cursors, as seen by another process."""
+        other = MemoryCursorStore(now_ms)
+        other._cursors, other._successions, other._spent = (
+            self._cursors,
+            self._successions,
+            self._spent,
+        )
+        other.begin()
+        return other
+
+    def begin(self) -> None:
+        """What the start of a process does: it has seen no lease but those of now."""
         self._sightings = Sightings()
         for head, _ in self._cursors.values():
             if head.lease is not None and not head.lease.is_released:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from seqgate.services.cursor.core.cursor import CursorState
-from seqgate.services.cursor.core.state import Lease
+from seqgate.services.cursor.core.sightings import Sightings
 from seqgate.services.cursors import Cursor
 from seqgate.services.dedup.snapshots import Snapshots, SnapshotTooLarge, Taken
 from seqgate.services.dispatcher.core.effects import Persist
@@ -24,12 +24,12 @@ def begin_epochs_anew(patch: Any) -> None:
     patch.setattr(CursorState, "_next_epoch", next_epoch)
 
 
-@defect("A15", "a lease lasts until its expiry, however far the clock was set back")
+@defect("A15", "a lease lasts until its expiry by the clock of the process that granted it")
 def believe_the_clock(patch: Any) -> None:
-    patch.setattr(Lease, "bounded", lambda self, now_ms: self)
+    patch.setattr(Sightings, "judged", lambda self, head, now_ms, matters: head.lease)
 
 
-@defect("A15-given-back", "a released lease lasts until a clock that is behind reaches the time")
+@defect("A15-given-back", "a released lease lasts as if it were not released")
 def go_by_one_clock(patch: Any) -> None:
     def release_lease(self: CursorState, epoch: int, now_ms: int) -> None:
         lease = self._lease(epoch)

@@ -137,7 +137,7 @@ class World:
         chance = Random(f"stores {swarm.seed}")
         self.stores = Stores(
             MemoryLedgerStore(),
-            MemoryCursorStore(_wall_ms(loop)),
+            MemoryCursorStore(),
             ForgetfulStates(
                 lambda: int((EPOCH_S + loop.now) * 1000),
                 lambda: f"{chance.getrandbits(128):032x}",
@@ -181,8 +181,10 @@ class World:
                     store = await stack.enter_async_context(
                         open_(self.databases / f"{service}.db", readers=1)
                     )
-                elif service in ("ledger", "cursor"):
-                    store = self.stores.ledger if service == "ledger" else self.stores.cursor
+                elif service == "ledger":
+                    store = self.stores.ledger
+                elif service == "cursor":
+                    store = self.stores.cursor.beside(_steady_ms(self.loop.process))
                 await run_of(
                     service,
                     number,
@@ -403,9 +405,10 @@ class WatchedCursors:
         self._checker.cursors.deleted(topic, name)
 
 
-def _wall_ms(loop: VirtualLoop) -> Callable[[], int]:
-    """The wall clock of the calling process, in milliseconds."""
-    return lambda: int(loop.process.clock.time() * 1000)
+def _steady_ms(process: Process) -> Callable[[], int]:
+    """The process's SteadyClock, also in what takes effect after the end of the process."""
+    offset_s = process.clock.time() - process.clock.monotonic()
+    return lambda: int((process.clock.monotonic() + offset_s) * 1000)
 
 
 def _said(failure: BaseException) -> str:
