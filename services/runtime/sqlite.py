@@ -15,11 +15,12 @@ caller that gives up.
 """
 
 import asyncio
+import fcntl
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -266,9 +267,30 @@ async def connections(
     opened = Connections(path, readers=readers, prepare=prepare, size_max_bytes=size_max_bytes)
     try:
         await opened.open()
-        yield opened
+        with _used_alone(path):
+            yield opened
     finally:
         await opened.close()
+
+
+@contextmanager
+def _used_alone(path: Path) -> Iterator[None]:
+    """Warn if another process has the database open: it would serve what this one changes, and the
+    other way round. The lock on a file beside the database ends with the process."""
+    with ExitStack() as stack:
+        try:
+            # Not the database itself: closing it would release SQLite's own locks.
+            file = stack.enter_context(path.with_name(f"{path.name}-lock").open("ab"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.warning(
+                "store is open in another process: SQLite is for one instance; for several, set "
+                "postgres_url",
+                path=str(path),
+            )
+        except OSError as error:
+            log.info("cannot tell whether another process uses the store", why=str(error))
+        yield
 
 
 class SqliteTransaction:

@@ -32,6 +32,7 @@ from seqgate.services.ledger.adapters.sqlite import open_sqlite_store as open_le
 from seqgate.services.runtime.clock import SteadyClock
 from seqgate.services.runtime.postgres import Server
 from seqgate.types import Position, TopicName
+from tests.support.depth import times
 from tests.support.postgres_server import PostgresServer, empty_database
 
 TOPIC = TopicName.parse("test/store/topic")
@@ -734,7 +735,15 @@ async def test_changes_of_one_cursor_are_serialized(place: Place) -> None:
     assert (head.mark_delete, head.mark_delete_properties) == (Position(1, 7), {"k": str(last)})
 
 
-@pytest.mark.parametrize("history", range(25))
+HISTORIES = 25
+KINDS = {"memory": HISTORIES, "sqlite": HISTORIES, "postgres": times(quick=3, full=HISTORIES)}
+
+
+@pytest.mark.parametrize(
+    ("place", "history"),
+    [(kind, history) for kind, histories in KINDS.items() for history in range(histories)],
+    indirect=["place"],
+)
 async def test_every_store_agrees_with_the_memory_store(
     place: Place, seed: int, history: int
 ) -> None:

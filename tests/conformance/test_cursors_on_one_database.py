@@ -2,21 +2,31 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import count
+from typing import Any, NamedTuple
 
 import asyncpg
 import pytest
 import pytest_asyncio
 
 from seqgate.services.cursor.adapters.postgres import PostgresCursorStore, open_postgres_store
-from seqgate.services.cursor.core.cursor import Caller, CursorState, LeaseHeld, Range, Succession
+from seqgate.services.cursor.core.cursor import (
+    BatchAck,
+    Caller,
+    CursorState,
+    LeaseHeld,
+    Range,
+    Succession,
+)
 from seqgate.services.cursor.core.state import Lease
 from seqgate.services.cursor.ports import CursorNotFound
-from seqgate.services.errors import Fenced
-from seqgate.services.runtime.postgres import Server
+from seqgate.services.errors import Fenced, StoreUnavailable
+from seqgate.services.runtime.postgres import PostgresTransaction, Server
 from seqgate.types import Position, TopicName
+from tests.support.depth import times
 from tests.support.postgres_server import PostgresServer, admin, empty_database
+from tests.support.waiting import eventually
 
 TOPIC = TopicName.parse("test/cursors/shared")
 NAME = "cursor"
@@ -80,7 +90,7 @@ async def test_a_busy_cursor_leaves_connections_to_the_others(pair: Pair) -> Non
             asyncio.create_task(pair.one.change(TOPIC, NAME, acknowledging(2 * i + 1)))
             for i in range(20)
         ]
-        for i in range(20):
+        for i in range(5):
             await pair.one.change(TOPIC, "other", acknowledging(2 * i + 1))
         assert not any(each.done() for each in queued)
     assert await asyncio.gather(*queued) == list(range(1, 21))
@@ -215,3 +225,116 @@ async def test_a_store_that_starts_counts_each_lease_as_just_granted(pair: Pair)
             await acquire(started, "living")
         clock_ms[0] += 1
         assert (await acquire(started, "living")).owner == "living"
+
+
+async def insistently(store: PostgresCursorStore, step: Callable[[CursorState, int], int]) -> None:
+    """Repeat a step that may be repeated, until the store answers."""
+    while True:
+        try:
+            await store.change(TOPIC, NAME, step)
+        except StoreUnavailable:
+            await asyncio.sleep(0.001)
+        else:
+            return
+
+
+async def test_steps_are_kept_whole_while_connections_are_cut(pair: Pair) -> None:
+    await create(pair.one)
+    done = Counter[str]()
+
+    async def moving(store: PostgresCursorStore, first: int) -> None:
+        for entry_id in range(first, 2 * STEPS, 8):
+            await insistently(store, acknowledging(entry_id))
+            done["steps"] += 1
+
+    moves = [asyncio.create_task(moving(pair[i % 2], 2 * i + 1)) for i in range(4)]
+    async with admin(pair.url) as connection:
+        for _ in range(times(quick=10, full=100)):
+            await connection.execute(
+                """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                    WHERE datname = current_database() AND pid <> pg_backend_pid()"""
+            )
+            before = done["steps"]
+            await eventually(lambda: done["steps"] > before or all(each.done() for each in moves))
+    await asyncio.gather(*moves)
+    page = await pair.one.look(TOPIC, NAME, lambda state: state.acknowledged(None, 2 * STEPS))
+    assert [each.first.entry_id for each in page.ranges] == list(range(1, 2 * STEPS, 2))
+    assert (await pair.two.look(TOPIC, NAME, lambda state: state.head)).acknowledged == STEPS
+
+
+def busy_step(state: CursorState, _: int) -> int:
+    """A step that uses every table."""
+    first = 100_000 * (state.head.revision + 1)
+    state.record_attempts([Position(1, first + 2)], Caller())
+    caller = Caller(successions=(Succession(Position(1, first), Position(2, first)),))
+    state.acknowledge(
+        [Range(Position(1, first + 4), first + 9)],
+        [BatchAck(Position(1, first + 1), 5, (1, 2))],
+        caller,
+    )
+    state.mark_delete(Position(1, first - 1), {"first": str(first)}, Caller())
+    return state.head.revision
+
+
+@pytest.mark.parametrize("is_lasting", [False, True])
+async def test_every_statement_may_fail_once_or_for_ever(
+    pair: Pair, is_lasting: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call whose statement fails changes nothing, and the next one works if the database does."""
+    left = [0]
+
+    def failing(method: str) -> None:
+        run = getattr(PostgresTransaction, method)
+
+        def call(*args: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0 or (left[0] < 0 and is_lasting):
+                raise asyncpg.ConnectionDoesNotExistError("cut")
+            return run(*args)
+
+        monkeypatch.setattr(PostgresTransaction, method, call)
+
+    await create(pair.one)
+    assert await pair.one.change(TOPIC, NAME, busy_step) == 1
+    for method in ("rows", "change", "each"):
+        failing(method)
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        "change": lambda: pair.one.change(TOPIC, NAME, busy_step),
+        "create": lambda: pair.one.create(TOPIC, "new", mark_delete=None, properties={"a": "b"}),
+        "look": lambda: pair.one.look(TOPIC, NAME, lambda state: state.acknowledged(None, 9)),
+        "cursors": lambda: pair.one.cursors(TOPIC, after=("", ""), limit=9),
+        "delete": lambda: pair.one.delete(TOPIC, NAME),
+    }
+    for name, call in calls.items():
+        for at in count(1):
+            left[0] = 10**9
+            before = await whole(pair.two)
+            left[0] = at
+            try:
+                await call()
+            except StoreUnavailable:
+                left[0] = 10**9
+                after = await whole(pair.two)
+                is_deleted = (
+                    name == "delete" and NAME not in after
+                )  # its rows are yet to be removed
+                assert after == before or is_deleted
+                if is_deleted:
+                    break
+            else:
+                assert at > 1
+                break
+    left[0] = 10**9
+    await pair.one.remove_deleted()
+    assert await whole(pair.two) == {"new": (0, 0, [])}
+
+
+async def whole(store: PostgresCursorStore) -> dict[str, object]:
+    """All cursors, with what is acknowledged in each."""
+
+    def look(state: CursorState) -> object:
+        head = state.head
+        return head.revision, head.acknowledged, list(state.acknowledged(None, 99).ranges)
+
+    heads = await store.cursors(TOPIC, after=("", ""), limit=9)
+    return {each.name: await store.look(TOPIC, each.name, look) for each in heads}

@@ -44,7 +44,7 @@ FOUND: Final[Mapping[str, Found]] = {
     "A11": Found(("EPOCH",), "deletions", 10),
     "A13": Found(("REFUSED",), "smaller limits", 20),
     "A14": Found(("BACKWARDS",), "clocks", 10),
-    "A15": Found(("STUCK", "EPOCH"), "clocks", 400),
+    "A15": Found(("STUCK", "EPOCH"), "clocks", 60),
     "A15-given-back": Found(("EPOCH",), "clocks", 20),
     "A16": Found(("OVERDRAWN",), "permits", 20),
     "B1": Found(("BUDGET",), "memory pressure", 10),

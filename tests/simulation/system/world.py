@@ -184,7 +184,11 @@ class World:
                 elif service == "ledger":
                     store = self.stores.ledger
                 elif service == "cursor":
-                    store = self.stores.cursor.beside(_steady_ms(self.loop.process))
+                    process = self.loop.process
+                    if self.swarm.fails("clocks"):  # it starts on a machine whose clock is off
+                        chance = Random(f"clock {self.swarm.seed} {process.name} {self.loop.now}")
+                        process.clock.jump(chance.choice((-3600.0, 0.0, 3600.0)))
+                    store = self.stores.cursor.beside(_steady_ms(process))
                 await run_of(
                     service,
                     number,
