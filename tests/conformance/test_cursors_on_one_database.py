@@ -26,7 +26,6 @@ from seqgate.services.runtime.postgres import PostgresTransaction, Server
 from seqgate.types import Position, TopicName
 from tests.support.depth import times
 from tests.support.postgres_server import PostgresServer, admin, empty_database
-from tests.support.waiting import eventually
 
 TOPIC = TopicName.parse("test/cursors/shared")
 NAME = "cursor"
@@ -247,15 +246,16 @@ async def test_steps_are_kept_whole_while_connections_are_cut(pair: Pair) -> Non
             await insistently(store, acknowledging(entry_id))
             done["steps"] += 1
 
-    moves = [asyncio.create_task(moving(pair[i % 2], 2 * i + 1)) for i in range(4)]
+    moves = [asyncio.create_task(moving((pair.one, pair.two)[i % 2], 2 * i + 1)) for i in range(4)]
     async with admin(pair.url) as connection:
         for _ in range(times(quick=10, full=100)):
             await connection.execute(
                 """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
                     WHERE datname = current_database() AND pid <> pg_backend_pid()"""
             )
-            before = done["steps"]
-            await eventually(lambda: done["steps"] > before or all(each.done() for each in moves))
+            wanted = done["steps"] + 1
+            while done["steps"] < wanted and not all(each.done() for each in moves):
+                await asyncio.sleep(0.001)
     await asyncio.gather(*moves)
     page = await pair.one.look(TOPIC, NAME, lambda state: state.acknowledged(None, 2 * STEPS))
     assert [each.first.entry_id for each in page.ranges] == list(range(1, 2 * STEPS, 2))
