@@ -1,7 +1,7 @@
 """The cursor service, wired by hand. The `async with` is the life of the process."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -10,7 +10,7 @@ from grpc import aio
 from seqgate.api.cursor.v1 import cursor_pb2_grpc
 from seqgate.api.internal.cursor.v1 import lease_pb2_grpc
 from seqgate.services.cursor.adapters.managed import export_managed_cursor, import_managed_cursor
-from seqgate.services.cursor.adapters.postgres import open_postgres_store
+from seqgate.services.cursor.adapters.postgres import PostgresCursorStore, open_postgres_store
 from seqgate.services.cursor.adapters.sqlite import open_sqlite_store
 from seqgate.services.cursor.config import CursorConfig
 from seqgate.services.cursor.lease_servicer import CursorLeaseServicer
@@ -40,7 +40,7 @@ async def run(config: CursorConfig) -> None:
 async def open_store(config: CursorConfig, metrics: Metrics = OFF) -> AsyncIterator[CursorStore]:
     if config.postgres_url:
         opening = open_postgres_store(config.postgres, migrates=config.postgres_migrates)
-        async with opening as postgres:
+        async with opening as postgres, surveyed(config, _Size(postgres, metrics).look, metrics):
             yield postgres
         return
     path, size_max_bytes = config.store_path, config.store_bytes_max
@@ -70,7 +70,7 @@ async def serve(
         lease_pb2_grpc.add_CursorLeaseServiceServicer_to_server(leases, server)
 
     async with (
-        surveyed(config, store, metrics),
+        surveyed(config, Survey(store, metrics).look, metrics),
         grpc_server(
             config,
             Drain(),
@@ -86,16 +86,26 @@ async def serve(
 
 @asynccontextmanager
 async def surveyed(
-    config: CursorConfig, store: CursorStore, metrics: Metrics
+    config: CursorConfig, look: Callable[[], Awaitable[None]], metrics: Metrics
 ) -> AsyncIterator[None]:
     """Survey the store while the context lasts, if metrics are exported."""
     if not metrics.is_on:
         yield
         return
-    looking = asyncio.create_task(
-        survey_forever(Survey(store, metrics).look, config.metrics_survey_s)
-    )
+    looking = asyncio.create_task(survey_forever(look, config.metrics_survey_s))
     try:
         yield
     finally:
         await end(looking)
+
+
+class _Size:
+    """The size of the tables in PostgreSQL."""
+
+    def __init__(self, store: PostgresCursorStore, metrics: Metrics) -> None:
+        self._store = store
+        self._size_bytes = 0
+        metrics.tell(CURSOR_STORE_SIZE, lambda: [((), self._size_bytes)])
+
+    async def look(self) -> None:
+        self._size_bytes = await self._store.size_bytes()

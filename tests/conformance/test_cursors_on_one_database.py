@@ -127,6 +127,11 @@ async def test_a_step_that_conflicts_runs_again_and_counts_once(pair: Pair) -> N
     assert (head.revision, head.acknowledged) == (1, 2)
 
 
+async def test_the_size_of_the_tables_is_known(pair: Pair) -> None:
+    await create(pair.one)
+    assert await pair.two.size_bytes() >= 8_192
+
+
 async def test_a_cursor_is_created_once(pair: Pair) -> None:
     stores = (pair.one, pair.two)
     created = await asyncio.gather(*(create(stores[i % 2]) for i in range(8)))

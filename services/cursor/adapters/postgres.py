@@ -22,6 +22,9 @@ T = TypeVar("T")
 
 MIGRATIONS: Final = Path(__file__).parent.parent / "migrations"
 
+_SIZE: Final = """SELECT sum(pg_total_relation_size(name::regclass))::bigint FROM unnest(ARRAY[
+    'cursor', 'properties', 'page', 'batch', 'attempt', 'succession', 'spent']) AS name"""
+
 
 @asynccontextmanager
 async def open_postgres_store(
@@ -53,6 +56,11 @@ class PostgresCursorStore(TableCursorStore):
     async def change(self, topic: TopicName, name: str, step: Callable[[CursorState, int], T]) -> T:
         change = super().change
         return await self._turns.take((topic, name), lambda: change(topic, name, step))
+
+    async def size_bytes(self) -> int:
+        """The size of the cursors' tables with their indexes, in bytes."""
+        ((size_bytes,),) = await self._database.read(lambda db: db.rows(_SIZE))
+        return int(size_bytes)
 
     async def close(self) -> None:
         """Finish the steps that wait."""

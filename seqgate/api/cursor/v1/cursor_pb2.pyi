@@ -160,9 +160,10 @@ class Lease(_message.Message):
     """
     @_builtins.property
     def expires(self) -> _timestamp_pb2.Timestamp:
-        """When the lease expires, or was released, by the store's clock. That clock does
-        not jump while the service runs. After a restart of the service, a lease lasts
-        at most for its requested duration.
+        """When the lease expires, or was released, by the clock of the service that
+        answers. That clock does not jump while the service runs. A lease that another
+        service granted, or an earlier run of this one, lasts for its requested
+        duration from when this one first saw it.
         """
 
     def __init__(
