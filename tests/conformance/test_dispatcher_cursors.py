@@ -17,7 +17,7 @@ from seqgate.api.internal.cursor.v1 import lease_pb2_grpc
 from seqgate.services.cursor import lease_servicer as lease_limits
 from seqgate.services.cursor import servicer as limits
 from seqgate.services.cursor.adapters.managed import export_managed_cursor, import_managed_cursor
-from seqgate.services.cursor.adapters.sqlite import open_sqlite_store
+from seqgate.services.cursor.app import open_store
 from seqgate.services.cursor.config import CursorConfig
 from seqgate.services.cursor.core.state import LEASE_MAX_MS
 from seqgate.services.cursor.lease_servicer import CursorLeaseServicer
@@ -45,6 +45,7 @@ from seqgate.services.runtime.channels import following_channel
 from seqgate.services.runtime.drain import Drain
 from seqgate.services.runtime.server import grpc_server
 from seqgate.types import Position, TopicName
+from tests.support.postgres_server import empty_database
 from tests.support.waiting import eventually
 from tools.stack.ports import free_ports
 
@@ -60,12 +61,15 @@ async def over(port: int) -> AsyncIterator[SubscriptionCursors]:
         yield SubscriptionCursors(channel, timeout_s=10)
 
 
-@pytest_asyncio.fixture(params=["memory", "grpc"])
+@pytest_asyncio.fixture(params=["memory", "grpc, sqlite", "grpc, postgres"])
 async def cursors(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Cursors]:
     if request.param == "memory":
         yield MemoryCursors(lambda: time.time_ns() // 1_000_000)
         return
-    config = CursorConfig(listen="127.0.0.1:0", store_path=tmp_path / "cursor.db")
+    url = ""
+    if request.param == "grpc, postgres":
+        url = await empty_database(request.getfixturevalue("postgres"), "cursor_tests")
+    config = CursorConfig(listen="127.0.0.1:0", store_path=tmp_path / "cursor.db", postgres_url=url)
     async with serving(config) as cursors:
         yield cursors
 
@@ -73,7 +77,7 @@ async def cursors(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 @asynccontextmanager
 async def serving(config: CursorConfig) -> AsyncIterator[SubscriptionCursors]:
     """A cursor service, and the adapter that calls it."""
-    async with open_sqlite_store(config.store_path) as store:
+    async with open_store(config) as store:
 
         def register(server: aio.Server) -> None:
             managed = ManagedCursors(store, import_managed_cursor, export_managed_cursor)
