@@ -31,7 +31,7 @@ from seqgate.services.errors import DomainError, Fenced, StoreFull, StoreUnavail
 from seqgate.services.ledger.adapters.sqlite import open_sqlite_store as open_ledger_store
 from seqgate.services.runtime.clock import SteadyClock
 from seqgate.services.runtime.postgres import Server
-from seqgate.types import Position, TopicName
+from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
 from tests.support.depth import times
 from tests.support.postgres_server import PostgresServer, empty_database
 
@@ -647,6 +647,31 @@ async def test_batches_and_attempts_of_a_run_are_dropped_and_counted(
     assert len(gone) == dropped
     assert [each for each, _ in left.batches] == [each for each in BATCHES if each not in gone]
     assert len([each for each in left.attempts if each]) == len(BATCHES) - dropped
+
+
+async def test_nothing_follows_the_last_position(store: CursorStore) -> None:
+    last = Position(SEQUENCE_ID_MAX, SEQUENCE_ID_MAX)
+
+    def put(state: CursorState) -> None:
+        state.holes.put_page(SEQUENCE_ID_MAX, SEQUENCE_ID_MAX // PAGE_ENTRIES, 1 << END)
+        state.holes.put_batch(last, Batch(2, 1))
+        state.holes.put_attempts(last, 3)
+
+    def look(state: CursorState) -> list[object]:
+        holes = state.holes
+        return [*holes.pages(last), *holes.batches(last), *holes.attempted(last)]
+
+    await create(store)
+    await change(store, put)
+    assert await store.look(TOPIC, NAME, look) == []
+    found = await store.look(TOPIC, NAME, lambda state: state.acknowledged(None, 9))
+    assert found.ranges == [Range(last, last.entry_id)]
+    assert await store.look(TOPIC, NAME, lambda state: state.attempts(None, 9).counts) == [
+        (last, 3)
+    ]
+    await change(store, lambda state: state.holes.drop_through(last))
+    left = await contents(store)
+    assert (left.pages, left.batches) == ([], [])
 
 
 @pytest.mark.parametrize("count", [0, 1, 999, 1_000, 1_001, 2_500])

@@ -138,7 +138,7 @@ class Places(Generic[V]):
 
     def after(self, start: Place) -> Iterator[tuple[Place, V]]:
         """The values from a place on, in order. They may be changed meanwhile."""
-        while True:
+        while start <= LAST_PLACE:
             if not self._covers(start, start):
                 self._read(start, self._table.page)
             assert self._window is not None
@@ -147,8 +147,6 @@ class Places(Generic[V]):
                 value = self.get(place)
                 if value is not None:
                     yield place, value
-            if last == LAST_PLACE:
-                return
             start = next_place(last)
             self._make_room()
 
