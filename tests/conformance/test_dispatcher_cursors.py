@@ -61,7 +61,9 @@ async def over(port: int) -> AsyncIterator[SubscriptionCursors]:
         yield SubscriptionCursors(channel, timeout_s=10)
 
 
-@pytest_asyncio.fixture(params=["memory", "grpc, sqlite", "grpc, postgres"])
+@pytest_asyncio.fixture(
+    params=["memory", "grpc, sqlite", pytest.param("grpc, postgres", marks=pytest.mark.deep)]
+)
 async def cursors(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Cursors]:
     if request.param == "memory":
         yield MemoryCursors(lambda: time.time_ns() // 1_000_000)
