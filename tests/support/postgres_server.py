@@ -5,12 +5,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from signal import SIGINT
 
 import asyncpg
 
+from tools.stack import processes
 from tools.stack.ports import free_ports
 from tools.stack.postgres_server import (
     USER,
@@ -60,21 +61,25 @@ class PostgresServer:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        self._end(9)
+        """Kill the server with its children: it does not start again while one of them lives."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                processes.kill(self._process.pid)
+            self._process.wait()
+            self._process = None
 
     def stop(self) -> None:
-        self._end(SIGINT)
+        """Stop the server, which closes its clients' connections."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                processes.resume(self._process.pid)
+                self.signal(SIGINT)
+            self._process.wait()
+            self._process = None
 
     def signal(self, number: int) -> None:
         assert self._process is not None
         os.kill(self._process.pid, number)
-
-    def _end(self, number: int) -> None:
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.kill(self._process.pid, number)
-            self._process.wait()
-            self._process = None
 
 
 @contextmanager
@@ -83,8 +88,8 @@ def running_postgres() -> Iterator[PostgresServer]:
         if not_root()[:1] == ("setpriv",):
             Path(parent).chmod(0o711)
         server = PostgresServer(Path(parent, "data"))
-        server.start()
         try:
+            server.start()
             yield server
         finally:
             server.stop()

@@ -1,8 +1,8 @@
 """A PostgreSQL server on loopback, from the Python package pgserver.
 
 Where that package has no binaries for the machine, those of Debian or on PATH serve, of version 15
-or later. PostgreSQL refuses to run as root: then it runs in a user namespace, where it is not; and
-where there is none, as the user nobody.
+or later. PostgreSQL refuses to run as root: then it runs in a user namespace, or, where there is
+none, as the user nobody. Either command becomes the server, so its process id is the server's.
 """
 
 import importlib.util
@@ -12,11 +12,15 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 VERSION_MIN: Final = 15
+
+DEBIAN: Final = Path("/usr/lib/postgresql")
+"""Where Debian's packages put the binaries of each version."""
 
 USER: Final = "seqgate"
 """The superuser, who needs no password on loopback."""
@@ -42,7 +46,7 @@ def postgres_binaries() -> Path:
         embedded = Path(spec.origin).parent / "pginstall" / "bin"
         if (embedded / "postgres").is_file():
             return embedded
-    debian = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=_version_of, reverse=True)
+    debian = sorted(DEBIAN.glob("*/bin"), key=_version_of, reverse=True)
     on_path = shutil.which("postgres")
     for folder in [*debian, *([Path(on_path).parent] if on_path else [])]:
         if (folder / "postgres").is_file() and _version_of(folder) >= VERSION_MIN:
@@ -68,48 +72,86 @@ def _version_of(folder: Path) -> int:
 
 @cache
 def not_root() -> tuple[str, ...]:
-    """The command that runs another one as somebody else than root; empty if this is not root."""
-    if os.geteuid() != 0:
-        return ()
-    namespace = ("unshare", "--user", "--map-user=1000", "--map-group=1000", "--")
-    if shutil.which("unshare") and _succeeds(*namespace, "true"):
-        return namespace
-    nobody = pwd.getpwnam(NOBODY)
-    as_nobody = ("--reuid", str(nobody.pw_uid), "--regid", str(nobody.pw_gid), "--clear-groups")
-    return ("setpriv", *as_nobody, "--")
-
-
-def make_database_folder(folder: Path, *, is_lasting: bool = True) -> None:
-    """Make a server's data folder, unless it is there: `initdb`. Its superuser is USER. Unless
-    `is_lasting`, it is not flushed to the disk.
+    """The command that runs another one as a user that PostgreSQL accepts; empty if this user is
+    one. initdb refuses root, and users that /etc/passwd does not name.
 
     Raises:
         FileNotFoundError: no PostgreSQL is installed.
-        OSError: initdb failed; or this is root, and nobody else can use the folder.
+        OSError: no command works here.
+    """
+    if os.geteuid() != 0 and _is_named(os.geteuid()):
+        return ()
+    for command in (in_namespace(), as_nobody()):
+        if works(command):
+            return command
+    raise OSError(
+        "PostgreSQL runs neither as root nor as a user without a name: use another user, allow "
+        "user namespaces, or, as root, install setpriv (util-linux)"
+    )
+
+
+def works(command: Sequence[str]) -> bool:
+    """Whether a command can run the server's binaries. Raises FileNotFoundError if there are
+    none."""
+    postgres = str(postgres_binaries() / "postgres")
+    return shutil.which(command[0]) is not None and _succeeds(*command, postgres, "--version")
+
+
+def in_namespace() -> tuple[str, ...]:
+    """A command that runs another one in a user namespace, where this user has another name. Files
+    stay this user's."""
+    nobody = pwd.getpwnam(NOBODY)
+    return (
+        "unshare",
+        "--user",
+        f"--map-user={nobody.pw_uid}",
+        f"--map-group={nobody.pw_gid}",
+        "--",
+    )
+
+
+def as_nobody() -> tuple[str, ...]:
+    """A command with which root runs another one as NOBODY, who can enter root's folders."""
+    nobody = pwd.getpwnam(NOBODY)
+    user = ("--reuid", str(nobody.pw_uid), "--regid", str(nobody.pw_gid), "--clear-groups")
+    kept = [f"--{each}=-all,+dac_override" for each in ("inh-caps", "ambient-caps", "bounding-set")]
+    return ("setpriv", *user, *kept, "--")
+
+
+def _is_named(user_id: int) -> bool:
+    try:
+        pwd.getpwuid(user_id)
+    except KeyError:
+        return False
+    return True
+
+
+def make_database_folder(folder: Path, *, is_lasting: bool = True) -> None:
+    """Make a server's data folder, all or nothing, unless it is there: `initdb`. Its superuser is
+    USER. Unless `is_lasting`, it is not flushed to the disk.
+
+    Raises:
+        FileNotFoundError: no PostgreSQL is installed.
+        OSError: initdb failed, or the folder has other files.
     """
     if (folder / "PG_VERSION").exists():
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    give_to_server(folder)
-    initdb = [str(postgres_binaries() / "initdb"), "--pgdata", str(folder), "--auth", "trust"]
+    scratch = folder.with_name(f"{folder.name}.{os.getpid()}")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    give_to_server(scratch)
+    initdb = [str(postgres_binaries() / "initdb"), "--pgdata", str(scratch), "--auth", "trust"]
     options = ["--username", USER, "--encoding", "UTF8", "--locale", "C", "--no-instructions"]
     run_as_server([*initdb, *options, *([] if is_lasting else ["--no-sync"])])
+    with suppress(FileNotFoundError):
+        folder.rmdir()
+    scratch.rename(folder)
 
 
 def give_to_server(folder: Path) -> None:
-    """Let the server's user have a folder.
-
-    Raises:
-        OSError: it cannot enter the folder.
-    """
-    command = not_root()
-    if command and command[0] == "setpriv":
+    """Let the server's user have a folder."""
+    if not_root() == as_nobody():
         shutil.chown(folder, NOBODY)
-        if not _succeeds(*command, "test", "-x", str(folder)):
-            raise OSError(
-                f"PostgreSQL does not run as root, and the user {NOBODY} cannot enter {folder}: "
-                "use a folder that others can enter, or another user than root"
-            )
     folder.chmod(0o700)
 
 
