@@ -203,7 +203,7 @@ class Servers:
             StoreUnavailable: none answers that can be used.
         """
         if self._current is not None and len(self._addresses) > 1:
-            with suppress(StoreUnavailable):
+            with suppress(StoreUnavailable, _NotPrimary):
                 return await self._connect(self._current)
         answers = await asyncio.gather(
             *(self._connect(each) for each in self._addresses), return_exceptions=True
@@ -215,7 +215,10 @@ class Servers:
         ]
         if not found:
             errors = [each for each in answers if isinstance(each, BaseException)]
-            raise next((each for each in errors if not isinstance(each, _NotPrimary)), errors[0])
+            for error in errors:
+                if not isinstance(error, _NotPrimary):
+                    raise error
+            raise _unavailable("no server of postgres_url is the primary", errors[0])
         found.sort(key=lambda each: each[0].timeline, reverse=True)
         (newest, self._current), *others = found
         for other, _ in others:
@@ -247,14 +250,9 @@ class Servers:
         if version < VERSION_MIN:
             raise StoreUnavailable("PostgreSQL is older than 15", server_version_num=version)
         if in_recovery:
-            raise _NotPrimary("the server is a standby", retry_after_s=RETRY_AFTER_S)
+            raise _NotPrimary("the server is a standby")
         if timeline < self.timeline:
-            raise _NotPrimary(
-                "the server was replaced by another primary",
-                retry_after_s=RETRY_AFTER_S,
-                timeline=timeline,
-                newest=self.timeline,
-            )
+            raise _NotPrimary(f"timeline {timeline} was replaced by {self.timeline}")
         if commit not in _DURABLE:
             raise StoreUnavailable(
                 f"synchronous_commit is {commit}: set it to on, or acknowledged messages get lost",
@@ -294,7 +292,7 @@ class Servers:
             (await self.connect()).raw.terminate()
 
 
-class _NotPrimary(StoreUnavailable):
+class _NotPrimary(Exception):
     """A server that can be connected to, and is not the primary."""
 
 
@@ -604,7 +602,7 @@ def _translated(error: Exception) -> DomainError:
     return _unavailable("the store failed", error)
 
 
-def _unavailable(message: str, error: Exception) -> StoreUnavailable:
+def _unavailable(message: str, error: BaseException) -> StoreUnavailable:
     refusal = StoreUnavailable(message, retry_after_s=RETRY_AFTER_S)
     refusal.__cause__ = error
     return refusal

@@ -17,7 +17,6 @@ from tools.stack.postgres_server import (
     USER,
     is_ready,
     make_database_folder,
-    not_root,
     postgres_command,
     postgres_url,
 )
@@ -85,8 +84,6 @@ class PostgresServer:
 @contextmanager
 def running_postgres() -> Iterator[PostgresServer]:
     with tempfile.TemporaryDirectory(prefix="seqgate-postgres-") as parent:
-        if not_root()[:1] == ("setpriv",):
-            Path(parent).chmod(0o711)
         server = PostgresServer(Path(parent, "data"))
         try:
             server.start()

@@ -220,9 +220,11 @@ REMEDIES: Final[Mapping[str, str]] = {
     "seconds, and has not used up `redis_connections_max` connections. Repeat the call.",
     "STORE_FULL": "Free space on the store's disk, raise `store_bytes_max` (bytes), or remove "
     "entries with `seqgate topic trim`. The client keeps trying.",
-    "STORE_UNAVAILABLE": "Look for the disk's error in the service's log, and check `store_path`. "
-    "Publish again under the same sequence ids. With `found` and `known`, the file has another "
-    "version's layout: run that version.",
+    "STORE_UNAVAILABLE": "Look for the error of the disk or of PostgreSQL in the service's log, "
+    "and check `store_path` or `postgres_url`. Publish again under the same sequence ids. With "
+    "`found` and `known`, or `layout`, the tables have another version's layout: run that version, "
+    "or apply this one's with `--migrate`. `synchronous_commit` or `client_min_messages` names a "
+    "setting of PostgreSQL to correct.",
     "SUBSCRIPTION_BUSY": "Subscribe with the options that the connected consumers have, or close "
     "them. An EXCLUSIVE subscription takes one consumer. To delete it all the same, set `force`.",
     "SUBSCRIPTION_FAILED": "Subscribe again, as the client does. Report the dispatcher's log line "
