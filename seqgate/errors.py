@@ -180,6 +180,7 @@ BY_REASON: Final[Mapping[str, type[SeqgateError]]] = {
     "INVALID_PUBLICATION": InvalidRequestError,
     "INVALID_ENTRY": InvalidRequestError,
     "INVALID_RANGE": InvalidRequestError,
+    "INVALID_CREATION_TIME": InvalidRequestError,
     "INVALID_CURSOR_NAME": InvalidRequestError,
     "INVALID_POSITION": InvalidRequestError,
     "INVALID_PROPERTY": InvalidRequestError,

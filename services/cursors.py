@@ -1,6 +1,6 @@
 """Cursors as seen by services that store data in the cursor service."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 from seqgate.services.errors import DomainError, Kind
@@ -20,6 +20,10 @@ class CursorConflict(DomainError):
 
     kind = Kind.FENCED
     reason = "REVISION_CONFLICT"
+
+
+IsGone = Callable[[], Awaitable[bool]]
+"""Whether a topic is deleted, asked now."""
 
 
 class Cursor(NamedTuple):

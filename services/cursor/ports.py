@@ -67,8 +67,9 @@ class CursorStore(Protocol):
         without the properties of their mark-delete positions, which may be large."""
         ...
 
-    async def delete(self, topic: TopicName, name: str) -> None:
-        """Delete a cursor. A later cursor of the topic never gets one of its epochs again. The
+    async def delete(self, topic: TopicName, name: str, *, created_ms: int | None = None) -> None:
+        """Delete a cursor; with `created_ms`, only the one that was created then: another one of
+        the name is not found. A later cursor of the topic never gets one of its epochs again. The
         topic's successions are deleted with its last cursor."""
         ...
 

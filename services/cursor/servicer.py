@@ -30,6 +30,7 @@ from seqgate.services.runtime.requests import (
     read_optional_position,
     read_position,
     read_position_token,
+    read_time_ms,
     read_topic,
     to_position_token,
 )
@@ -90,6 +91,13 @@ HOLES_INDEXES_MAX: Final = 1_000_000
 """The number of messages of batches at which a page ends; it may exceed this by one step."""
 
 Context = aio.ServicerContext[Any, Any]
+
+
+class InvalidCreationTime(DomainError):
+    """A cursor's time of creation is out of range."""
+
+    kind = Kind.INVALID
+    reason = "INVALID_CREATION_TIME"
 
 
 class InvalidCursorName(DomainError):
@@ -153,7 +161,11 @@ class CursorServicer(pb_grpc.CursorServiceServicer):
     async def DeleteCursor(
         self, request: pb.DeleteCursorRequest, context: Context
     ) -> pb.DeleteCursorResponse:
-        await self._store.delete(*names(request))
+        topic, name = names(request)
+        created_ms = None
+        if request.HasField("created"):
+            created_ms = read_time_ms("created", request.created, InvalidCreationTime)
+        await self._store.delete(topic, name, created_ms=created_ms)
         return pb.DeleteCursorResponse()
 
     async def UpdateCursorProperties(

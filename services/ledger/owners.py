@@ -39,15 +39,16 @@ class SharedOwner:
         register: Register,
         address: str,
         *,
-        now_s: Callable[[], float] = time.monotonic,
+        now_s: Callable[[], float] | None = None,
     ) -> None:
         """
         Args:
             address: where clients reach this instance.
+            now_s: a monotonic clock, by default this process's.
         """
         self._register = register
         self._address = address
-        self._now_s = now_s
+        self._now_s = now_s or _monotonic
         self._watch = Watch(uuid.uuid4().hex, address)
         self._beating = asyncio.Lock()
         self._is_leaving = self._has_left = False
@@ -161,6 +162,10 @@ class SharedOwner:
                 await self._register.leave(self._watch.instance)
         except DomainError as error:
             log.warning("topics not given up", reason=error.reason)
+
+
+def _monotonic() -> float:
+    return time.monotonic()
 
 
 def _draining() -> Draining:

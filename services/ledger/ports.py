@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
+from seqgate.services.cursors import IsGone
 from seqgate.services.deduplication import (
     Applied,
     Behind,
@@ -431,4 +432,8 @@ class Cursors(Protocol):
         """The mark-delete position of each cursor, by name; None: nothing is acknowledged."""
         ...
 
-    async def delete_all(self, topic: TopicName) -> None: ...
+    async def delete_all(self, topic: TopicName, is_gone: IsGone) -> bool:
+        """Delete the cursors of a deleted topic. Returns false, and deletes none, if the topic is
+        there again. `is_gone` is asked after the cursors were listed, and only the listed ones are
+        deleted: those of a topic that is recreated meanwhile stay."""
+        ...

@@ -630,11 +630,20 @@ class Ledger:
             log.warning("deleting cursors failed", topic=str(topic), error=repr(error))
 
     async def _remove_left(self, topic: TopicName) -> None:
-        """Remove the cursors of a deleted topic. The caller holds `_changing`, so the topic cannot
-        be recreated, and lose its new cursors, meanwhile."""
+        """Remove the cursors of a deleted topic, unless it was recreated."""
+
+        async def is_gone() -> bool:
+            try:
+                await self._store.get(topic)
+            except TopicNotFound:
+                return True
+            return False
+
         async with asyncio.timeout(SWEEP_TIMEOUT_S):
-            await self._cursors.delete_all(topic)
+            if not await self._cursors.delete_all(topic, is_gone):
+                return
         await self._store.left(topic)
+        log.info("cursors of a deleted topic deleted", topic=str(topic))
 
     async def sweep_forever(self, rest_s: float = SWEEP_REST_S) -> None:
         """Remove cursors of topics deleted, now or by an earlier process, while the cursor service
@@ -662,12 +671,7 @@ class Ledger:
 
     async def _sweep(self, topic: TopicName) -> None:
         async with self._changing.of(topic):
-            try:
-                await self._store.get(topic)
-            except TopicNotFound:
-                await self._remove_left(topic)
-                log.info("cursors of a deleted topic deleted", topic=str(topic))
-            # Otherwise the topic was recreated meanwhile, and its cursors may be new.
+            await self._remove_left(topic)
 
     # ---- background loops
 

@@ -18,7 +18,7 @@ from grpc import aio
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.cursor.v1 import cursor_pb2_grpc as pb_grpc
 from seqgate.owners import NOT_OWNER, FollowingChannel
-from seqgate.services.cursors import Cursor, CursorConflict, CursorsUnavailable
+from seqgate.services.cursors import Cursor, CursorConflict, CursorsUnavailable, IsGone
 from seqgate.services.errors import DomainError
 from seqgate.services.runtime.positions import of_position, to_position
 from seqgate.services.runtime.status import CallFailed, answer
@@ -138,10 +138,18 @@ class GrpcCursors(CursorClient):
     async def mark_deletes(self, topic: TopicName) -> dict[str, Position | None]:
         return {each.name: _mark_delete(each) async for each in self._cursors(topic)}
 
-    async def delete_all(self, topic: TopicName) -> None:
+    async def delete_all(self, topic: TopicName, is_gone: IsGone) -> bool:
         """Delete cursors one by one: after a failure, the remaining ones stay."""
-        for name in await self.mark_deletes(topic):
-            await self.delete(topic, name)
+        listed = [each async for each in self._cursors(topic)]
+        if not await is_gone():
+            return False
+        for each in listed:
+            request = pb.DeleteCursorRequest(
+                topic=str(topic), cursor=each.name, created=each.created
+            )
+            with suppress(_NotFound):
+                await self._call(self._stub.DeleteCursor, request)
+        return True
 
     async def _cursors(self, topic: TopicName) -> AsyncIterator[pb.Cursor]:
         request = pb.ListCursorsRequest(topic=str(topic), page_size=PAGE_SIZE)
@@ -206,8 +214,9 @@ class NoCursors:
         del topic
         return {}
 
-    async def delete_all(self, topic: TopicName) -> None:
+    async def delete_all(self, topic: TopicName, is_gone: IsGone) -> bool:
         del topic
+        return await is_gone()
 
 
 class MemoryCursors:
@@ -277,9 +286,13 @@ class MemoryCursors:
         its = sorted(name for of, name in self.cursors if of == topic)
         return {name: self.cursors[topic, name].mark_delete for name in its}
 
-    async def delete_all(self, topic: TopicName) -> None:
-        for name in await self.mark_deletes(topic):
-            del self.cursors[topic, name]
+    async def delete_all(self, topic: TopicName, is_gone: IsGone) -> bool:
+        listed = await self.mark_deletes(topic)
+        if not await is_gone():
+            return False
+        for name in listed:
+            self.cursors.pop((topic, name), None)
+        return True
 
     def _answer(self) -> None:
         if not self.available:

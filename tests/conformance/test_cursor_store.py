@@ -1157,3 +1157,13 @@ async def test_a_database_of_another_application_is_refused(tmp_path: Path) -> N
     for name in ("ledger.db", "any.db"):
         with pytest.raises(StoreUnavailable):
             await Place(tmp_path / name).open()
+
+
+async def test_only_the_cursor_that_was_created_then_is_deleted(store: CursorStore) -> None:
+    """Its deletion may be decided before another one gets its name."""
+    head = await create(store)
+    with pytest.raises(CursorNotFound):
+        await store.delete(TOPIC, NAME, created_ms=head.created_ms + 1)
+    assert await store.cursors(TOPIC, after=("", ""), limit=9)
+    await store.delete(TOPIC, NAME, created_ms=head.created_ms)
+    assert await store.cursors(TOPIC, after=("", ""), limit=9) == []

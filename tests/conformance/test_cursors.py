@@ -235,7 +235,7 @@ async def make_all(cursors: Cursors) -> None:
 async def test_a_topic_without_cursors_has_none(cursors: Cursors) -> None:
     await cursors.create(OTHER, "other")
     assert await cursors.mark_deletes(TOPIC) == {}
-    await cursors.delete_all(TOPIC)
+    assert await cursors.delete_all(TOPIC, gone)
 
 
 @pytest.mark.usefixtures("small_pages")
@@ -250,9 +250,34 @@ async def test_positions_of_all_cursors_of_a_topic_are_listed(cursors: Cursors) 
 async def test_all_cursors_of_a_topic_are_deleted_and_no_others(cursors: Cursors) -> None:
     await make_all(cursors)
     for _ in range(2):
-        await cursors.delete_all(TOPIC)
+        assert await cursors.delete_all(TOPIC, gone)
         assert await cursors.mark_deletes(TOPIC) == {}
     assert await cursors.mark_deletes(OTHER) == {"other": Position(9, 9)}
+
+
+async def test_cursors_of_a_topic_that_is_there_again_stay(cursors: Cursors) -> None:
+    await make_all(cursors)
+
+    async def there() -> bool:
+        return False
+
+    assert not await cursors.delete_all(TOPIC, there)
+    assert await cursors.mark_deletes(TOPIC) == CURSORS
+
+
+async def test_cursors_made_after_they_were_listed_stay(cursors: Cursors) -> None:
+    await make_all(cursors)
+
+    async def recreated_now() -> bool:
+        await cursors.create(TOPIC, "new", Position(1, 1))
+        return True
+
+    assert await cursors.delete_all(TOPIC, recreated_now)
+    assert await cursors.mark_deletes(TOPIC) == {"new": Position(1, 1)}
+
+
+async def gone() -> bool:
+    return True
 
 
 def methods(cursors: Cursors) -> dict[str, Callable[[], object]]:
@@ -265,7 +290,7 @@ def methods(cursors: Cursors) -> dict[str, Callable[[], object]]:
         "remove a property": lambda: cursors.put_property(TOPIC, NAME, KEY, None),
         "delete": lambda: cursors.delete(TOPIC, NAME),
         "mark_deletes": lambda: cursors.mark_deletes(TOPIC),
-        "delete_all": lambda: cursors.delete_all(TOPIC),
+        "delete_all": lambda: cursors.delete_all(TOPIC, gone),
     }
 
 
@@ -337,9 +362,10 @@ async def test_a_created_cursor_is_visible_to_others(serve: Serve) -> None:
 
 async def test_without_a_cursor_service_nothing_is_found_or_stored() -> None:
     cursors = NoCursors()
-    for method in ("get", "remove a property", "delete", "delete_all"):
+    for method in ("get", "remove a property", "delete"):
         assert await called(cursors, method) is None
     for method in ("create", "mark_delete", "put_property"):
         with pytest.raises(CursorsUnavailable, match="no cursor service: cursor_target is empty"):
             await called(cursors, method)
+    assert await cursors.delete_all(TOPIC, gone)
     assert await cursors.mark_deletes(TOPIC) == {}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from seqgate.services.cursors import Cursor, CursorsUnavailable
+from seqgate.services.cursors import Cursor, CursorsUnavailable, IsGone
 from seqgate.services.errors import StoreUnavailable
 from seqgate.services.ledger.adapters import trims
 from seqgate.services.ledger.adapters.memory import MemoryLedgerStore
@@ -334,10 +334,10 @@ async def test_a_failed_removal_of_cursors_does_not_block_others(
     await parts.fill(OTHER)
     delete_all, stuck = parts.cursors.delete_all, [TOPIC]
 
-    async def failing(topic: TopicName) -> None:
+    async def failing(topic: TopicName, is_gone: IsGone) -> bool:
         if topic in stuck:
             raise CursorsUnavailable("one of them is damaged")
-        await delete_all(topic)
+        return await delete_all(topic, is_gone)
 
     parts.cursors.available = False
     for topic in (TOPIC, OTHER):
@@ -359,10 +359,10 @@ async def test_a_topic_recreated_during_its_deletion_keeps_its_new_cursors(
     parts.cursors.place({TOPIC: {"old": None}})
     delete_all, begun, go_on = parts.cursors.delete_all, asyncio.Event(), asyncio.Event()
 
-    async def slow(topic: TopicName) -> None:
+    async def slow(topic: TopicName, is_gone: IsGone) -> bool:
         begun.set()
         await go_on.wait()
-        await delete_all(topic)
+        return await delete_all(topic, is_gone)
 
     async def make_again() -> None:
         _, is_new = await parts.ledger.create(TOPIC)

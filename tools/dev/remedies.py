@@ -109,6 +109,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "INVALID_CONSUMER": "Correct the field that is named: `consumer_name` has up to 255 bytes, "
     "`weight` is 0 to 100, `ack_timeout` is absent (never) or 100 ms to a day, and "
     "there are at most 1,000 `ranges`.",
+    "INVALID_CREATION_TIME": "Set `created` to what `GetCursor` answered, or leave it out.",
     "INVALID_CURSOR_NAME": "Name the cursor with 1 to 255 bytes of UTF-8 without control "
     "characters.",
     "INVALID_ENTRY": "Correct the metadata field that is named: a batch has 1 to 10,000 messages "

@@ -216,10 +216,11 @@ class MemoryCursorStore:
         heads = (self._cursors[key][0] for key in keys[:limit])
         return [replace(self._seen(head), mark_delete_properties={}) for head in heads]
 
-    async def delete(self, topic: TopicName, name: str) -> None:
-        found = self._cursors.pop((str(topic), name), None)
-        if found is None:
+    async def delete(self, topic: TopicName, name: str, *, created_ms: int | None = None) -> None:
+        found = self._cursors.get((str(topic), name))
+        if found is None or created_ms not in (None, found[0].created_ms):
             raise _not_found(topic, name)
+        del self._cursors[str(topic), name]
         lease = found[0].lease
         if lease is not None:
             self._spent[topic] = max(self._spent.get(topic, 0), lease.epoch)

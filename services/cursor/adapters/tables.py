@@ -29,6 +29,7 @@ from seqgate.services.cursor.adapters.rows import (
 from seqgate.services.cursor.core.cursor import CursorState
 from seqgate.services.cursor.core.sightings import SIGHTINGS_MAX, Sightings
 from seqgate.services.cursor.core.state import Head
+from seqgate.services.cursor.ports import CursorNotFound
 from seqgate.services.runtime.clock import Clock
 from seqgate.services.runtime.transactions import Database, Transaction
 from seqgate.types import Position, TopicName
@@ -137,11 +138,13 @@ class TableCursorStore:
 
         return await self._database.read(work)
 
-    async def delete(self, topic: TopicName, name: str) -> None:
+    async def delete(self, topic: TopicName, name: str, *, created_ms: int | None = None) -> None:
         def work(db: Transaction) -> None:
             # Of two that delete the topic's last cursors at once, one sees the other's deletion.
             db.rows(_OF_TOPIC + db.for_update, str(topic))
             row = existing(db, topic, name)
+            if created_ms not in (None, row.created_ms):
+                raise CursorNotFound("cursor not found", topic=topic, cursor=name)
             db.change("UPDATE cursor SET topic = NULL WHERE id = ?", row.cursor_id)
             if row.lease_epoch is not None:
                 spend_epoch(db, str(topic), row.lease_epoch)

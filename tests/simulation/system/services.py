@@ -16,6 +16,7 @@ from seqgate.services.filter.config import FilterConfig
 from seqgate.services.ledger import app as ledger_app
 from seqgate.services.ledger.adapters.dedup import GrpcDeduplicator
 from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.ledger.owners import SharedOwner
 from seqgate.services.runtime.channels import peer_channel
 
 PORTS: Final = {"dedup": 7701, "ledger": 7702, "cursor": 7703, "dispatcher": 7704, "filter": 7705}
@@ -54,6 +55,7 @@ def run_of(
     limits: Mapping[str, Any],
     instances: Mapping[str, int],
     store: Any,
+    register: Any = None,
 ) -> Run:
     """The main coroutine of an instance."""
     common: dict[str, Any] = {
@@ -81,7 +83,7 @@ def run_of(
                 dedup_target=at("dedup"),
                 cursor_target=at("cursor"),
             )
-            return lambda: _run_ledger(ledger_config, store)
+            return lambda: _run_ledger(ledger_config, store, register)
         case "dispatcher":
             dispatcher_config = configured(
                 DispatcherConfig,
@@ -99,7 +101,8 @@ def run_of(
             raise ValueError(service)
 
 
-async def _run_ledger(config: LedgerConfig, store: Any) -> None:
+async def _run_ledger(config: LedgerConfig, store: Any, register: Any) -> None:
+    owner = None if register is None else SharedOwner(register, config.listen)
     async with (
         peer_channel(
             config.dedup_target, keepalive_s=config.keepalive_s, as_caller=config
@@ -108,7 +111,7 @@ async def _run_ledger(config: LedgerConfig, store: Any) -> None:
     ):
         dedup = GrpcDeduplicator(channel, timeout_s=config.dedup_timeout_s)
         try:
-            await ledger_app.serve(config, store, dedup, cursors)
+            await ledger_app.serve(config, store, dedup, cursors, owner=owner)
         finally:
             dedup.close()
 

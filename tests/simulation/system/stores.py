@@ -18,7 +18,7 @@ from seqgate.services.dedup.adapters.memory import MemoryStateStore
 from seqgate.services.dedup.ports import StateUnavailable
 from seqgate.services.deduplication import Applied
 from seqgate.services.errors import DomainError, StoreFull, StoreUnavailable
-from seqgate.services.ledger.adapters.memory import MemoryLedgerStore
+from seqgate.services.ledger.adapters.memory import MemoryLedgerStore, MemoryRegister
 from seqgate.types import TopicName
 
 T = TypeVar("T")
@@ -40,6 +40,7 @@ COPIES_MAX: Final = 4
 """Older states of Redis kept for a rollback."""
 
 LEDGER_WRITES: Final = frozenset({"create", "take", "append", "trim", "renew", "delete", "left"})
+REGISTER_WRITES: Final = frozenset({"beat", "leave", "own", "disown"})
 CURSOR_WRITES: Final = frozenset({"create", "change", "delete"})
 STATE_WRITES: Final = frozenset(
     {
@@ -201,8 +202,14 @@ class Stores:
     cursor: MemoryCursorStore
     state: "ForgetfulStates"
     troubles: dict[str, Trouble] = field(
-        default_factory=lambda: {"ledger": Trouble(), "cursor": Trouble(), "state": Trouble()}
+        default_factory=lambda: {
+            "ledger": Trouble(),
+            "register": Trouble(),
+            "cursor": Trouble(),
+            "state": Trouble(),
+        }
     )
+    register: MemoryRegister = field(default_factory=MemoryRegister)
 
     def calm(self) -> None:
         """Make all stores healthy."""

@@ -201,6 +201,12 @@ class Swarm:
         return fault in self.faults
 
     @property
+    def divides_topics(self) -> bool:
+        """True if several ledgers in memory divide the topics, as on PostgreSQL, and do not only
+        fence each other."""
+        return self.instances["ledger"] > 1 and Random(f"divides {self.seed}").random() < 0.5
+
+    @property
     def tiny(self) -> list[str]:
         """The names of the tiny limits."""
         return sorted(f"{part}.{name}" for part, of in self.limits.items() for name in of)

@@ -35,6 +35,7 @@ from tests.simulation.system.services import run_of, target
 from tests.simulation.system.stores import (
     CURSOR_WRITES,
     LEDGER_WRITES,
+    REGISTER_WRITES,
     STATE_WRITES,
     ForgetfulStates,
     Stores,
@@ -195,9 +196,25 @@ class World:
                     limits=self.limits[service],
                     instances=self.swarm.instances,
                     store=self._unsteady(service, store),
+                    register=self._register() if service == "ledger" else None,
                 )()
 
         return main
+
+    def _register(self) -> Any:
+        """The register of ledgers that divide topics."""
+        if self.databases is not None or not self.swarm.divides_topics:
+            return None
+        return Unsteady(
+            self.stores.register,
+            self.stores.troubles["register"],
+            Random(self.rng.getrandbits(64)),
+            writes=REGISTER_WRITES,
+            refusal=store_refusal,
+            observe=lambda *_: None,
+            later=self._later,
+            count=self._count,
+        )
 
     def _unsteady(self, service: str, store: Any) -> Any:
         chance = Random(self.rng.getrandbits(64))
@@ -402,10 +419,10 @@ class WatchedCursors:
             self._checker.cursors.created(topic, name, how["mark_delete"])
         return answer
 
-    async def delete(self, topic: TopicName, name: str) -> None:
+    async def delete(self, topic: TopicName, name: str, **how: Any) -> None:
         """Delete a cursor, and report it before and after."""
         self._checker.cursors.deleting(topic, name)
-        await self._store.delete(topic, name)
+        await self._store.delete(topic, name, **how)
         self._checker.cursors.deleted(topic, name)
 
 

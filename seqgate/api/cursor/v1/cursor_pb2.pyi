@@ -492,21 +492,31 @@ class DeleteCursorRequest(_message.Message):
 
     TOPIC_FIELD_NUMBER: _builtins.int
     CURSOR_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """tenant/namespace/name."""
     cursor: _builtins.str
     """The cursor's name."""
+    @_builtins.property
+    def created(self) -> _timestamp_pb2.Timestamp:
+        """Delete only the cursor that was created at this time, as `Cursor.created` has it; another one of
+        the name is CURSOR_NOT_FOUND. Missing: whichever has the name.
+        """
+
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         cursor: _builtins.str = ...,
+        created: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_created", b"_created", "created", b"created"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_created", b"_created", "created", b"created", "cursor", b"cursor", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__created: _TypeAlias = _typing.Literal["created"]  # noqa: Y015
+    _WhichOneofArgType__created: _TypeAlias = _typing.Literal["_created", b"_created"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__created) -> _WhichOneofReturnType__created | None: ...
 
 Global___DeleteCursorRequest: _TypeAlias = DeleteCursorRequest  # noqa: Y015
 
