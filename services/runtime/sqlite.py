@@ -286,7 +286,7 @@ def _used_alone(path: Path) -> Iterator[None]:
             log.warning(
                 "store is open in another process: SQLite is for one instance; for several, set "
                 "postgres_url",
-                path=str(path),
+                store=path.name,
             )
         except OSError as error:
             log.info("cannot tell whether another process uses the store", why=str(error))
