@@ -300,13 +300,21 @@ class LedgerStore(Protocol):
         many are to be removed, one call may cover only some. None: the topic is empty."""
         ...
 
-    async def renew(self, topic: TopicName, *, ledger_id: int | None = None) -> None:
+    async def renew(
+        self, topic: TopicName, *, ledger_id: int | None = None, above: int = 0
+    ) -> LogState:
         """Give the topic a new incarnation, which invalidates its deduplication state and late
-        requests about that state. The writer must take the topic again.
+        requests about that state. The writer must take the topic again. The new ledger_id is
+        greater than `above`.
 
         Raises:
             Fenced: the topic has another ledger_id than the given one.
         """
+        ...
+
+    async def reserve(self, topic: TopicName, above: int) -> None:
+        """Have a topic that does not exist begin above this ledger_id when it is created. Nothing
+        changes if it exists."""
         ...
 
     async def cuts_unfinished(self, topic: TopicName, before: Position) -> bool:

@@ -67,6 +67,7 @@ RIGHTS: Final[Rights] = table(
         "ListTopics": Right(_list_topics, roles(Role.JOBS), Shown("topics", _of_listed)),
         "CreateTopic": Right(of_topic(ADMINISTER)),
         "TrimTopic": Right(of_topic(ADMINISTER)),
+        "RenewTopic": Right(of_topic(ADMINISTER)),
         "DeleteTopic": Right(of_topic(ADMINISTER)),
     },
     SERVICE.methods_by_name,

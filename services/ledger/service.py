@@ -574,6 +574,22 @@ class Ledger:
             if trimmed.first is None or trimmed.first >= before:
                 return trimmed._replace(removed_entries=removed_entries)
 
+    async def renew(self, topic: TopicName, *, above: int) -> LogState | None:
+        """Renew a topic whose log was replaced by an older copy: its ledger_id becomes greater than
+        `above`, whatever others have seen, and its deduplication state is not used any more.
+        Returns None for a topic that does not exist: a later one begins above."""
+        async with self._changing.of(topic):
+            try:
+                ledger_id = await self._owned_as(topic)
+                live = self._live.pop(topic, None)
+                if live is not None:
+                    live.stop(Draining("the topic was renewed", retry_after_s=HAND_OVER_RETRY_S))
+                with _another_takes_over():
+                    return await self._store.renew(topic, ledger_id=ledger_id, above=above)
+            except TopicNotFound:
+                await self._store.reserve(topic, above)
+                return None
+
     async def delete(self, topic: TopicName, *, force: bool) -> None:
         """Remove a topic, its deduplication state and its cursors.
 

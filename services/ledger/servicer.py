@@ -342,6 +342,14 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
             held_back_by=held_back_by,
         )
 
+    async def RenewTopic(
+        self, request: pb.RenewTopicRequest, context: Context
+    ) -> pb.RenewTopicResponse:
+        if not 0 <= request.above < SEQUENCE_ID_MAX:
+            raise InvalidRange("above must be from 0 to 2^63 - 2", field="above")
+        log = await self._ledger.renew(read_topic(request.topic), above=request.above)
+        return pb.RenewTopicResponse(topic=None if log is None else self._to_topic(log))
+
     async def DeleteTopic(
         self, request: pb.DeleteTopicRequest, context: Context
     ) -> pb.DeleteTopicResponse:

@@ -1016,6 +1016,29 @@ async def test_a_renewed_topic_has_another_incarnation_and_the_same_log(
     assert again.state.incarnation > renewed.state.incarnation
 
 
+async def test_a_renewed_topic_is_above_what_others_have_seen(store: LedgerStore) -> None:
+    writer = await Writer.of(store)
+    await writer.append(single(0))
+    renewed = await store.renew(TOPIC, above=41)
+    assert (renewed.ledger_id, renewed.incarnation, renewed.tail) == (42, 42, writer.tail)
+    assert (await store.renew(TOPIC, above=5)).ledger_id == 43
+    assert (await Writer.of(store)).state.ledger_id == 44
+
+
+async def test_a_topic_that_does_not_exist_begins_above_what_others_have_seen(
+    store: LedgerStore,
+) -> None:
+    await store.reserve(TOPIC, 41)
+    await store.reserve(TOPIC, 7)
+    writer = await Writer.of(store)
+    assert (writer.state.ledger_id, writer.state.incarnation) == (42, 42)
+    await store.reserve(TOPIC, 99)
+    assert await store.get(TOPIC) == writer.state
+    await store.delete(TOPIC)
+    await store.reserve(TOPIC, 7)
+    assert (await Writer.of(store)).state.ledger_id == 43
+
+
 async def test_a_previous_writer_neither_trims_nor_renews_nor_deletes(
     store: LedgerStore,
 ) -> None:

@@ -315,10 +315,17 @@ class MemoryLedgerStore:
         last = entries[-1].position
         return last._replace(entry_id=last.entry_id + 1)
 
-    async def renew(self, topic: TopicName, *, ledger_id: int | None = None) -> None:
+    async def renew(
+        self, topic: TopicName, *, ledger_id: int | None = None, above: int = 0
+    ) -> LogState:
         log = self._log(topic, ledger_id)
-        log.ledger_id += 1
+        log.ledger_id = max(log.ledger_id, above) + 1
         log.incarnation = log.ledger_id
+        return log.state(topic)
+
+    async def reserve(self, topic: TopicName, above: int) -> None:
+        if topic not in self.logs:
+            self._tombstones[topic] = max(self._tombstones.get(topic, 0), above)
 
     async def cuts_unfinished(self, topic: TopicName, before: Position) -> bool:
         log = self._log(topic)

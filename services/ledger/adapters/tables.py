@@ -55,6 +55,9 @@ RETAIN_BLOCKS_MAX: Final = 1_000
 
 _BURY: Final = """INSERT INTO tombstone VALUES (?, ?)
     ON CONFLICT (name) DO UPDATE SET ledger_id = excluded.ledger_id"""
+_RESERVE: Final = """INSERT INTO tombstone VALUES (?, ?)
+    ON CONFLICT (name) DO UPDATE SET ledger_id = excluded.ledger_id
+    WHERE tombstone.ledger_id < excluded.ledger_id"""
 _UNEARTH: Final = """INSERT INTO tombstone VALUES (?, 0)
     ON CONFLICT (name) DO UPDATE SET ledger_id = tombstone.ledger_id RETURNING ledger_id"""
 
@@ -352,10 +355,20 @@ class TableLedgerStore:
 
         return await self._database.read(work)
 
-    async def renew(self, topic: TopicName, *, ledger_id: int | None = None) -> None:
-        def work(db: Transaction) -> None:
+    async def renew(
+        self, topic: TopicName, *, ledger_id: int | None = None, above: int = 0
+    ) -> LogState:
+        def work(db: Transaction) -> LogState:
             topic_id, state = existing(db, topic, ledger_id)
-            renewed(db, topic_id, state)
+            renewed(db, topic_id, max(state.ledger_id, above))
+            return existing(db, topic)[1]
+
+        return await self._database.write(work)
+
+    async def reserve(self, topic: TopicName, above: int) -> None:
+        def work(db: Transaction) -> None:
+            if row_of(db, topic) is None:
+                db.change(_RESERVE, str(topic), above)
 
         await self._database.write(work)
 

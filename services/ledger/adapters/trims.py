@@ -49,7 +49,7 @@ def trim_some(
     going = _going(db, topic_id, first, before)
     cut = _remember(db, topic_id, going)
     if cut and renewing:
-        ledger_id = renewed(db, topic_id, state)
+        ledger_id = renewed(db, topic_id, ledger_id)
     append_ms = last_append_ms(db, topic_id)
     _remove_blocks(db, going.blocks)
     if going.through is not None:
@@ -69,12 +69,16 @@ def trim_some(
     return Trimmed(going.entries, left), ledger_id
 
 
-def renewed(db: Transaction, topic_id: int, state: LogState) -> int:
-    renewed = state.ledger_id + 1
+def renewed(db: Transaction, topic_id: int, above: int) -> int:
+    """Renew a topic. Returns its ledger_id, the next one above another."""
+    ledger_id = above + 1
     db.change(
-        "UPDATE topic SET ledger_id = ?, incarnation = ? WHERE id = ?", renewed, renewed, topic_id
+        "UPDATE topic SET ledger_id = ?, incarnation = ? WHERE id = ?",
+        ledger_id,
+        ledger_id,
+        topic_id,
     )
-    return renewed
+    return ledger_id
 
 
 @dataclass(slots=True)

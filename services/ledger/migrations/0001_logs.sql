@@ -30,13 +30,17 @@ CREATE TABLE block (
     entries_crc bigint NOT NULL,
     metadata_crc bigint NOT NULL,
     payloads_crc bigint NOT NULL,
-    entries     bytea STORAGE EXTERNAL NOT NULL,
-    metadata    bytea STORAGE EXTERNAL NOT NULL,
-    payloads    bytea STORAGE EXTERNAL NOT NULL
+    entries     bytea NOT NULL,
+    metadata    bytea NOT NULL,
+    payloads    bytea NOT NULL
 ) WITH (
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0,
     toast.autovacuum_vacuum_scale_factor = 0.02, toast.autovacuum_vacuum_cost_delay = 0
 );
+ALTER TABLE block
+    ALTER COLUMN entries SET STORAGE EXTERNAL,
+    ALTER COLUMN metadata SET STORAGE EXTERNAL,
+    ALTER COLUMN payloads SET STORAGE EXTERNAL;
 CREATE UNIQUE INDEX block_place ON block (topic, ledger_id, last_entry);
 
 -- Which block holds a producer's ids.

@@ -1832,6 +1832,60 @@ class TrimTopicResponse(_message.Message):
 Global___TrimTopicResponse: _TypeAlias = TrimTopicResponse  # noqa: Y015
 
 @_typing.final
+class RenewTopicRequest(_message.Message):
+    """RenewTopicRequest names a topic, and what others have seen of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    ABOVE_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    above: _builtins.int
+    """The highest ledger_id that anybody has seen: from 0 to 2^63 - 2."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        above: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewTopicRequest: _TypeAlias = RenewTopicRequest  # noqa: Y015
+
+@_typing.final
+class RenewTopicResponse(_message.Message):
+    """RenewTopicResponse has the renewed topic."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def topic(self) -> Global___Topic:
+        """The topic; absent: it does not exist, and a later one of this name begins
+        above what was seen.
+        """
+
+    def __init__(
+        self,
+        *,
+        topic: Global___Topic | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_topic", b"_topic", "topic", b"topic"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_topic", b"_topic", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__topic: _TypeAlias = _typing.Literal["topic"]  # noqa: Y015
+    _WhichOneofArgType__topic: _TypeAlias = _typing.Literal["_topic", b"_topic"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__topic) -> _WhichOneofReturnType__topic | None: ...
+
+Global___RenewTopicResponse: _TypeAlias = RenewTopicResponse  # noqa: Y015
+
+@_typing.final
 class DeleteTopicRequest(_message.Message):
     """DeleteTopicRequest names a topic."""
 

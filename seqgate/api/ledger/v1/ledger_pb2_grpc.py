@@ -109,6 +109,11 @@ class LedgerServiceStub:
                 request_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.TrimTopicRequest.SerializeToString,
                 response_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.TrimTopicResponse.FromString,
                 _registered_method=True)
+        self.RenewTopic = channel.unary_unary(
+                '/seqgate.api.ledger.v1.LedgerService/RenewTopic',
+                request_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.RenewTopicRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.RenewTopicResponse.FromString,
+                _registered_method=True)
         self.DeleteTopic = channel.unary_unary(
                 '/seqgate.api.ledger.v1.LedgerService/DeleteTopic',
                 request_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.DeleteTopicRequest.SerializeToString,
@@ -289,6 +294,17 @@ class LedgerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RenewTopic(self, request, context):
+        """RenewTopic makes a topic safe whose log was replaced by an older copy: new
+        entries get a ledger_id that nobody has seen, and deduplication begins anew
+        from the log. Producers are asked to reconnect.
+
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_RANGE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteTopic(self, request, context):
         """DeleteTopic removes a topic, its entries, its deduplication state and its
         cursors. Deduplication state and cursors that cannot be reached stay. If the
@@ -369,6 +385,11 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     servicer.TrimTopic,
                     request_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.TrimTopicRequest.FromString,
                     response_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.TrimTopicResponse.SerializeToString,
+            ),
+            'RenewTopic': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenewTopic,
+                    request_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.RenewTopicRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.RenewTopicResponse.SerializeToString,
             ),
             'DeleteTopic': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteTopic,
@@ -737,6 +758,33 @@ class LedgerService:
             '/seqgate.api.ledger.v1.LedgerService/TrimTopic',
             seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.TrimTopicRequest.SerializeToString,
             seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.TrimTopicResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenewTopic(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seqgate.api.ledger.v1.LedgerService/RenewTopic',
+            seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.RenewTopicRequest.SerializeToString,
+            seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.RenewTopicResponse.FromString,
             options,
             channel_credentials,
             insecure,

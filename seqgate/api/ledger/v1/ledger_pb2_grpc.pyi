@@ -149,6 +149,13 @@ class LedgerServiceStub:
     Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
     RetryInfo when the cursor service does not answer; nothing is removed.
     """
+    RenewTopic: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.RenewTopicRequest, _ledger_pb2.RenewTopicResponse]
+    """RenewTopic makes a topic safe whose log was replaced by an older copy: new
+    entries get a ledger_id that nobody has seen, and deduplication begins anew
+    from the log. Producers are asked to reconnect.
+
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_RANGE.
+    """
     DeleteTopic: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.DeleteTopicRequest, _ledger_pb2.DeleteTopicResponse]
     """DeleteTopic removes a topic, its entries, its deduplication state and its
     cursors. Deduplication state and cursors that cannot be reached stay. If the
@@ -279,6 +286,13 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
 
     Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
     RetryInfo when the cursor service does not answer; nothing is removed.
+    """
+    RenewTopic: _aio.UnaryUnaryMultiCallable[_ledger_pb2.RenewTopicRequest, _ledger_pb2.RenewTopicResponse]  # type: ignore[assignment]
+    """RenewTopic makes a topic safe whose log was replaced by an older copy: new
+    entries get a ledger_id that nobody has seen, and deduplication begins anew
+    from the log. Producers are asked to reconnect.
+
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_RANGE.
     """
     DeleteTopic: _aio.UnaryUnaryMultiCallable[_ledger_pb2.DeleteTopicRequest, _ledger_pb2.DeleteTopicResponse]  # type: ignore[assignment]
     """DeleteTopic removes a topic, its entries, its deduplication state and its
@@ -485,6 +499,19 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
         RetryInfo when the cursor service does not answer; nothing is removed.
+        """
+
+    @_abc_1.abstractmethod
+    def RenewTopic(
+        self,
+        request: _ledger_pb2.RenewTopicRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ledger_pb2.RenewTopicResponse, _abc.Awaitable[_ledger_pb2.RenewTopicResponse]]:
+        """RenewTopic makes a topic safe whose log was replaced by an older copy: new
+        entries get a ledger_id that nobody has seen, and deduplication begins anew
+        from the log. Producers are asked to reconnect.
+
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_RANGE.
         """
 
     @_abc_1.abstractmethod
