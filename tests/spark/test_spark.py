@@ -36,8 +36,9 @@ pytestmark = pytest.mark.timeout(600)  # Spark starts slowly
 
 
 def output(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    """The records that a command printed with --json."""
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    """The records that a command printed with --json. Logs of what fills the store are none."""
+    lines = capsys.readouterr().out.splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 def outcomes(lines: list[dict[str, Any]]) -> dict[str, str]:
