@@ -15,7 +15,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo    publish a year of flights through crashes, and prove that each is stored once"
-	@echo "             (TRACE=1: follow one message through it)"
+	@echo "             (TRACE=1: follow one message through it; STORE=postgres: on three nodes of"
+	@echo "             PostgreSQL, whose primary is killed)"
 	@echo "make test    lint, types and the tests"
 	@echo "make test-deep  all tests at full depth: histories, deliberate defects, benchmarks, long torture"
 	@echo "make lint    ruff, mypy, import contracts, buf, generated code, errors, documents"
@@ -32,7 +33,7 @@ $(READY): requirements.lock requirements-checkov.lock pyproject.toml
 	@touch $@
 
 demo: setup
-	@$(BIN)/python -m tools.demo $(if $(TRACE),--trace)
+	@$(BIN)/python -m tools.demo $(if $(TRACE),--trace) $(if $(STORE),--store $(STORE))
 
 # A file's tests share what they start, so they stay together.
 test: setup

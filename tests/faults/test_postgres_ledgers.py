@@ -26,6 +26,10 @@ BUSY_FACTOR = 3
 """A busy machine is slower than that."""
 
 
+PAUSE_S = 3.0
+"""How long a ledger may stand still and keep its topics."""
+
+
 class Load:
     """A producer for each topic, one message after the other."""
 
@@ -136,7 +140,7 @@ async def pause(stack: Stack, load: Load) -> None:
     standing, *others = by_topics(stack)
     before = [taken(stack, name) for name in others]
     stack.signal(standing, SIGSTOP)
-    await asyncio.sleep(3)
+    await asyncio.sleep(PAUSE_S)
     stack.signal(standing, SIGCONT)
     await load.progress()
     assert [taken(stack, name) for name in others] == before

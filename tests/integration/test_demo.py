@@ -21,13 +21,19 @@ FLIGHTS = 10_000
 pytestmark = pytest.mark.timeout(400)
 
 
+@pytest.mark.parametrize(
+    "store", ["SQLite", pytest.param("PostgreSQL, 3 nodes", marks=pytest.mark.deep)]
+)
 async def test_the_demo_proves_that_every_flight_is_stored_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str
 ) -> None:
     for name, value in quick_spark(tmp_path).items():
         monkeypatch.setenv(name, value)
-    assert await demo.run(tmp_path / "demo", 7, FLIGHTS) == 0
+    on_postgres = store != "SQLite"
+    assert await demo.run(tmp_path / "demo", 7, FLIGHTS, on_postgres=on_postgres) == 0
     report = json.loads((tmp_path / "demo" / "report.json").read_text())
+    assert report["store"] == store
+    assert report["failovers"] == on_postgres
     assert report["stored"] == FLIGHTS
     assert report["sent"] - report["resent"] == FLIGHTS
     assert report["stored_twice"] == report["lost"] == 0

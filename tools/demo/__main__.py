@@ -1,12 +1,14 @@
 """Publish a year of flights through crashes, lose Redis, and prove that each is stored once.
 
-    python -m tools.demo [--dir build/demo] [--seed N] [--flights N] [--trace]
+    python -m tools.demo [--dir build/demo] [--seed N] [--flights N] [--trace] [--store postgres]
 
-Starts the services and an embedded Redis. Four processes publish the flights of sixteen carriers,
-with resends and overlapping batches, and a fifth the weather at three airports, in large messages,
-while processes are killed, some within large messages, and Redis loses its state. In the end Redis
-loses everything: a Spark job rebuilds the deduplication state, and another audits the log. Then the
-log and the rebuilt state are compared with the data set, and consumers receive some of the flights.
+Starts the services and an embedded Redis; with --store postgres, two ledgers and two cursor
+services on three nodes of PostgreSQL, whose primary is killed meanwhile. Four processes publish
+the flights of sixteen carriers, with resends and overlapping batches, and a fifth the weather at
+three airports, in large messages, while processes are killed, some within large messages, and Redis
+loses its state. In the end Redis loses everything: a Spark job rebuilds the deduplication state,
+and another audits the log. Then the log and the rebuilt state are compared with the data set, and
+consumers receive some of the flights.
 Exits with 0 if every promise was kept, with 1 if one was broken; the report is in DIR/report.json.
 With --trace, spans are in DIR/trace.jsonl, and one message's journey is shown as a tree.
 """
@@ -17,7 +19,8 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,22 +33,29 @@ from tools.demo.publishing import publish
 from tools.demo.report import Screen, broken, show_result
 from tools.stack.application import ApplicationFailed
 from tools.stack.child import ChildFailed
+from tools.stack.postgres_cluster import ClusterError, PostgresCluster
 from tools.stack.stack import Stack, StackError
 
 TIME_LIMIT_S: Final = 600
 
 
 async def demonstrate(
-    stack: Stack, folder: Path, seed: int, flights: Sequence[Original], screen: Screen
+    stack: Stack,
+    cluster: PostgresCluster | None,
+    folder: Path,
+    seed: int,
+    flights: Sequence[Original],
+    screen: Screen,
 ) -> dict[str, Any]:
     """The whole demo, on a running stack. Returns the report.
 
     Args:
+        cluster: where logs and cursors are stored; None: in SQLite.
         folder: where publishers and consumers keep their journals and logs.
     """
     carriers = by_carrier(flights)
     airports = load_weather(months_for(len(flights)))
-    published, crashes = await publish(stack, folder, carriers, airports, seed, screen)
+    published, crashes = await publish(stack, cluster, folder, carriers, airports, seed, screen)
     published["batches_cut"] = await batches_cut(stack)
 
     screen.tell("everything is acknowledged; Redis loses everything, and Spark rebuilds it")
@@ -64,6 +74,7 @@ async def demonstrate(
 
     consumed = chosen(flights)
     return {
+        "store": "SQLite" if cluster is None else f"PostgreSQL, {len(cluster.ports)} nodes",
         "seed": seed,
         "producers": len(carriers),
         **published,
@@ -78,7 +89,29 @@ async def demonstrate(
     }
 
 
-async def run(folder: Path, seed: int, flights_max: int | None, *, is_traced: bool = False) -> int:
+@asynccontextmanager
+async def started(
+    folder: Path, environment: Mapping[str, str], *, on_postgres: bool
+) -> AsyncIterator[tuple[Stack, PostgresCluster | None]]:
+    """The services, and the servers of PostgreSQL if they store there."""
+    if not on_postgres:
+        async with Stack(folder, environment=environment) as stack:
+            yield stack, None
+        return
+    async with PostgresCluster(folder / "postgres") as cluster:
+        urls = {f"SEQGATE_{each}_POSTGRES_URL": cluster.url() for each in ("LEDGER", "CURSOR")}
+        async with Stack(folder, environment={**environment, **urls}, instances=2) as stack:
+            yield stack, cluster
+
+
+async def run(
+    folder: Path,
+    seed: int,
+    flights_max: int | None,
+    *,
+    is_traced: bool = False,
+    on_postgres: bool = False,
+) -> int:
     shutil.rmtree(folder, ignore_errors=True)
     applications = folder / "applications"
     applications.mkdir(parents=True)
@@ -88,9 +121,10 @@ async def run(folder: Path, seed: int, flights_max: int | None, *, is_traced: bo
         async with (
             asyncio.timeout(TIME_LIMIT_S),
             following(wanted=is_traced) as spans,
-            Stack(folder / "stack", environment=spans.environment) as stack,
+            started(folder / "stack", spans.environment, on_postgres=on_postgres) as running,
         ):
-            report = await demonstrate(stack, applications, seed, flights, screen)
+            stack, cluster = running
+            report = await demonstrate(stack, cluster, applications, seed, flights, screen)
             await spans.travel(stack)
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     show_result(report)
@@ -111,10 +145,21 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=2013, help="where things go wrong")
     parser.add_argument("--flights", type=int, help="publish only the first N flights")
     parser.add_argument("--trace", action="store_true", help="trace one message")
+    parser.add_argument(
+        "--store", choices=("sqlite", "postgres"), default="sqlite", help="of logs and cursors"
+    )
     given = parser.parse_args()
+    how = {"is_traced": given.trace, "on_postgres": given.store == "postgres"}
     try:
-        return asyncio.run(run(given.dir, given.seed, given.flights, is_traced=given.trace))
-    except* (ApplicationFailed, ChildFailed, StackError, FileNotFoundError, TimeoutError) as failed:
+        return asyncio.run(run(given.dir, given.seed, given.flights, **how))
+    except* (
+        ApplicationFailed,
+        ChildFailed,
+        ClusterError,
+        StackError,
+        FileNotFoundError,
+        TimeoutError,
+    ) as failed:
         failures: list[BaseException] = [failed]
         for failure in failures:
             if isinstance(failure, BaseExceptionGroup):

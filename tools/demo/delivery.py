@@ -66,7 +66,7 @@ async def deliver(
     stack: Stack, folder: Path, flights: Sequence[Original], seed: int, screen: Screen
 ) -> dict[str, Any]:
     """Publish flights, have them delivered, and return the figures."""
-    async with connect(stack.address("ledger")) as client:
+    async with connect(stack.target("ledger")) as client:
         await publish_all(client, TOPIC, flights)
     crews = _Crews(stack, folder, seed, flights, screen.step("delivering", len(flights)))
     started = time.monotonic()
@@ -132,7 +132,7 @@ class _Crews:
         self.killed_ns: dict[str, int] = {}
 
     async def begin(self, name: str, share_refused: float = 0.0) -> None:
-        addresses = [self._stack.address(each) for each in ("ledger", "dispatcher")]
+        addresses = [self._stack.target(each) for each in ("ledger", "dispatcher")]
         arguments = [*addresses, self._folder, name, share_refused, self._seed]
         log = self._folder / f"{name}.log"
         crew = self.running[name] = Application("tools.demo.crew", lambda: arguments, log)

@@ -53,7 +53,7 @@ async def filter_flights(
     step = screen.step("filtering", wanted.total())
     async with (
         aio.insecure_channel(stack.address("dispatcher")) as channel,
-        connect(stack.address("ledger"), stack.address("dispatcher")) as client,
+        connect(stack.target("ledger"), stack.target("dispatcher")) as client,
     ):
         batching = Batching(filter_properties=("origin",))  # batches end where the airport changes
         receipts = await publish_all(client, TOPIC, flights, batching)

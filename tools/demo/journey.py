@@ -42,7 +42,7 @@ class Following:
             ChildFailed: it did not arrive.
         """
         if self._received is not None:
-            addresses = [stack.address(each) for each in ("ledger", "dispatcher")]
+            addresses = [stack.target(each) for each in ("ledger", "dispatcher")]
             environment = {**self.environment, "OTEL_TRACES_SAMPLER": "parentbased_always_on"}
             self._trace_id = await in_worker(__name__, *addresses, environment=environment)
 

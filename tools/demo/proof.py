@@ -21,6 +21,7 @@ from grpc import aio
 from seqgate.api.dedup.v1 import dedup_pb2, dedup_pb2_grpc
 from seqgate.api.ledger.v1 import ledger_pb2, ledger_pb2_grpc
 from seqgate.client import Dropped, DropReason, Message, connect
+from seqgate.owners import FollowingChannel
 from seqgate.types import Position
 from tools.demo.dataset import Original, Originals
 from tools.demo.publisher import TOPIC, Progress
@@ -54,7 +55,7 @@ async def prove(
     step = screen.step("proving", len(flights) + len(weather))
     seen = 0
     async with (
-        connect(stack.address("ledger")) as client,
+        connect(stack.target("ledger")) as client,
         client.reader(TOPIC, follow=False, on_dropped=of_chunks.see_dropped) as reader,
     ):
         async for message in reader:
@@ -67,7 +68,7 @@ async def prove(
             if seen % 1_000 == 0:
                 step(seen)
     step(seen)
-    async with aio.insecure_channel(stack.address("ledger")) as channel:
+    async with FollowingChannel(stack.target("ledger"), aio.insecure_channel) as channel:
         request = ledger_pb2.ReadRequest(topic=TOPIC, metadata_only=True)
         request.start.earliest.SetInParent()
         async for response in ledger_pb2_grpc.LedgerServiceStub(channel).Read(request):

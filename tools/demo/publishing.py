@@ -20,6 +20,7 @@ from tools.demo.publisher import Progress, keep_originals
 from tools.demo.relay import Crashes, Relay
 from tools.demo.report import Screen
 from tools.stack.application import Application
+from tools.stack.postgres_cluster import PostgresCluster
 from tools.stack.redis_server import copy_files
 from tools.stack.stack import Stack
 
@@ -33,17 +34,27 @@ POLL_S: Final = 0.05
 
 
 async def publish(
-    stack: Stack, folder: Path, carriers: Originals, airports: Originals, seed: int, screen: Screen
+    stack: Stack,
+    cluster: PostgresCluster | None,
+    folder: Path,
+    carriers: Originals,
+    airports: Originals,
+    seed: int,
+    screen: Screen,
 ) -> tuple[dict[str, Any], Crashes]:
-    """Publish everything, and return the figures."""
+    """Publish everything, and return the figures.
+
+    Args:
+        cluster: where logs and cursors are stored; None: in SQLite.
+    """
     random = Random(seed)
-    ledger = stack.address("ledger")
+    ledger = stack.target("ledger")
     async with Relay(ledger, random) as relay:
         sizes = cycle(CHUNK_BYTES)
         airlines = _Publishers("airline", ledger, folder, carriers, PROCESSES, random.random)
         stations = _Publishers("station", relay.address, folder, airports, 1, lambda: next(sizes))
         screen.tell(f"services are ready; {len(carriers)} carriers publish {airlines.messages:,}")
-        publishing = _Publishing(stack, airlines, stations, relay, screen)
+        publishing = _Publishing(stack, cluster, airlines, stations, relay, screen)
         return await publishing.run(random), publishing.crashes
 
 
@@ -59,6 +70,7 @@ class Kind(Enum):
     KILL_ALL = "kill -9 of the ledger, dedup and Redis", "ledger", "dedup", "redis"
     COPY_REDIS = ("a copy of Redis's files is put aside",)
     WIPE_REDIS = ("Redis loses everything (FLUSHALL)",)
+    KILL_PRIMARY = ("kill -9 of PostgreSQL's primary, and a standby takes over",)
     RESTORE_REDIS = "kill -9 of Redis, and back comes the older copy", "redis"
 
     def __init__(self, text: str, *killed: str) -> None:
@@ -101,13 +113,16 @@ _ORDER: Final = (
 an aborted attempt."""
 
 
-def plan(random: Random) -> list[Fault]:
+def plan(random: Random, *, fails_over: bool = False) -> list[Fault]:
     """Place each fault near the middle of one of equal parts of the way. The seed moves them; their
-    order stays, so that each run has all of them."""
-    width = 1 / (len(_ORDER) + 1)
+    order stays, so that each run has all of them. With `fails_over`, a primary is killed early,
+    since a small demo ends early."""
+    early = _ORDER.index(Kind.KILL_LEDGER)
+    order = (*_ORDER[:early], *([Kind.KILL_PRIMARY] * fails_over), *_ORDER[early:])
+    width = 1 / (len(order) + 1)
     return [
         Fault(round((i + 0.5 + random.uniform(-0.3, 0.3)) * width, 4), kind)
-        for i, kind in enumerate(_ORDER)
+        for i, kind in enumerate(order)
     ]
 
 
@@ -170,11 +185,13 @@ class _Publishing:
     """Runs the publishers, and makes the planned faults happen."""
 
     stack: Stack
+    cluster: PostgresCluster | None
     airlines: _Publishers
     stations: _Publishers
     relay: Relay
     screen: Screen
     faults: int = 0
+    failovers: int = 0
     crashes: Crashes = field(default_factory=list)
 
     async def run(self, random: Random) -> dict[str, Any]:
@@ -183,7 +200,7 @@ class _Publishing:
         async with asyncio.TaskGroup() as tasks:
             for publishers in (self.airlines, self.stations):
                 tasks.create_task(publishers.run())
-            for fault in plan(random):
+            for fault in plan(random, fails_over=self.cluster is not None):
                 while not self._is_due(fault):
                     step(self.airlines.stored())
                     await asyncio.sleep(POLL_S)
@@ -207,6 +224,7 @@ class _Publishing:
             "duplicates": sum(each.duplicates for each in progress),
             "rewinds": sum(each.rewinds for each in progress),
             "faults": self.faults,
+            "failovers": self.failovers,
             "airline_crashes": self.airlines.crashes,
             "station_crashes": self.stations.crashes,
             "publish_s": round(publish_s, 1),
@@ -249,9 +267,21 @@ class _Publishing:
             await self.stack.kill(name)
         if kind is Kind.COPY_REDIS:
             await asyncio.to_thread(copy_files, files, copy)
+        if kind is Kind.KILL_PRIMARY:
+            await self._fail_over()
         if kind is Kind.WIPE_REDIS:
             await self.stack.ask_redis("redis", "FLUSHALL")
         if kind is Kind.RESTORE_REDIS:
             await asyncio.to_thread(copy_files, copy, files)
         for name in reversed(kind.killed):
             await self.stack.run(name)
+
+    async def _fail_over(self) -> None:
+        """Kill the primary, promote the standby that received most, as a fail-over manager does,
+        and let the killed one follow."""
+        assert self.cluster is not None
+        killed = self.cluster.primary
+        await self.cluster.kill(killed)
+        await self.cluster.promote()
+        await self.cluster.return_as_standby(killed)
+        self.failovers += 1

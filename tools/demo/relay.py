@@ -14,6 +14,7 @@ killed. A released attempt passes, over any number of connections.
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
+from functools import partial
 from random import Random
 from typing import Any, Final, NamedTuple, Self
 
@@ -22,6 +23,7 @@ from grpc import StatusCode, aio
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
+from seqgate.owners import FollowingChannel
 from tools.stack.handlers import handlers
 
 POLL_S: Final = 0.01
@@ -67,7 +69,7 @@ class Relay:
         self.gate = Gate(random)
         # A killed ledger is back soon.
         backoff = [(f"grpc.{each}_reconnect_backoff_ms", 100) for each in ("initial", "max")]
-        self._channel = aio.insecure_channel(ledger, options=backoff)
+        self._channel = FollowingChannel(ledger, partial(aio.insecure_channel, options=backoff))
         self._stub = pb_grpc.LedgerServiceStub(self._channel)
         self._server = aio.server()
         self._streams: dict[_Stream, asyncio.Task[None]] = {}
@@ -99,6 +101,9 @@ class Relay:
         context: aio.ServicerContext[pb.PublishRequest, pb.PublishResponse],
     ) -> None:
         call: Any = self._stub.Publish()
+        async for opening in requests:
+            await call.write(opening)  # it names the topic, and so its owner
+            break
         stream = _Stream(self.gate, call)
         sending = self._streams[stream] = asyncio.create_task(stream.send(requests))
         try:

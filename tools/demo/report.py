@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 LABELS: Final = {
+    "store": "store of logs and cursors",
     "flights": "flights in the data set",
     "producers": "producers (carriers)",
     "sent": "messages sent",
@@ -17,6 +18,7 @@ LABELS: Final = {
     "rewinds": "stretches sent again in other batches",
     "batches_cut": "batches cut where they overlapped (since Redis last forgot)",
     "faults": "faults",
+    "failovers": "of these, fail-overs of PostgreSQL",
     "airline_crashes": "of these, of airlines",
     "station_crashes": "of these, of weather stations",
     "stored": "flights stored",
