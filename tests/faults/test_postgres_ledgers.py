@@ -84,7 +84,7 @@ class Load:
 @asynccontextmanager
 async def loaded(folder: Path) -> AsyncIterator[tuple[Stack, Load]]:
     async with (
-        Stack(folder, store="postgres", instances=3) as stack,
+        Stack(folder, on_postgres=True, instances=3) as stack,
         connect(stack.target("ledger"), dispatcher=stack.target("dispatcher")) as client,
     ):
         load = Load(client)

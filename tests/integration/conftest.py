@@ -15,6 +15,7 @@ from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from tests.integration.services import Services, pids_of, running, serving
+from tests.support.depth import is_deep
 from tests.support.waiting import eventually
 from tools.stack.stack import SERVICES, Stack
 
@@ -24,8 +25,35 @@ STOPPABLE = "public/default/stoppable"
 _numbers = itertools.count(1)
 
 
+ON_BOTH_STORES = frozenset({"test_cursor_api", "test_ledger_api"})
+"""The modules whose tests run on both stores every day; the others do in test-deep."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests that share a stack on both stores."""
+    if "services" not in metafunc.fixturenames or not _is_shared(metafunc):
+        return
+    both = is_deep() or metafunc.module.__name__.rpartition(".")[2] in ON_BOTH_STORES
+    stores = ["sqlite", "postgres"] if both else ["sqlite"]
+    metafunc.parametrize("services", stores, indirect=True, scope="session")
+
+
+def _is_shared(metafunc: pytest.Metafunc) -> bool:
+    """Whether a test's `services` are those of this file, on any store."""
+    if any("services" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")):
+        return False
+    (made, *_) = reversed(metafunc._arg2fixturedefs["services"])
+    return bool(made.baseid == str(Path(__file__).parent.relative_to(metafunc.config.rootpath)))
+
+
+ON_SQLITE = pytest.mark.parametrize("services", ["sqlite"], indirect=True)
+"""For tests of processes that take a topic from each other: on PostgreSQL one names the other."""
+
+
 @pytest_asyncio.fixture(scope="session")
-async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Services]:
+async def services(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Services]:
     """One stack and its stubs, shared by all tests that need no more than topics of their own."""
     settings = {
         # State compared before and after a refusal must not change when a minute passes.
@@ -36,7 +64,8 @@ async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Se
         # seconds.
         "SEQGATE_DISPATCHER_LEASE_S": "600",
     }
-    async with running(tmp_path_factory.mktemp("stack"), **settings) as services:
+    folder = tmp_path_factory.mktemp(f"stack-{request.param}")
+    async with running(folder, store=request.param, **settings) as services:
         yield services
 
 

@@ -147,6 +147,7 @@ async def running(
     *,
     services: Sequence[str] = SERVICES,
     policies: str = "",
+    store: str = "sqlite",
     **environment: str,
 ) -> AsyncIterator[Services]:
     """A stack of a test's own.
@@ -155,9 +156,12 @@ async def running(
         folder: its data.
         services: its services; the stubs of others fail.
         policies: the deduplication policies, as TOML.
+        store: of logs and cursors: sqlite or postgres.
         environment: settings, by their full name.
     """
-    stack = Stack(folder, services=services, environment=environment)
+    stack = Stack(
+        folder, services=services, environment=environment, on_postgres=store == "postgres"
+    )
     stack.folder.mkdir(parents=True, exist_ok=True)
     if policies:
         stack.policy_file.write_text(policies)

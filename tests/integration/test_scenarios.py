@@ -22,6 +22,7 @@ from seqgate.api.common.v1.common_pb2 import Position
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import connect
 from seqgate.message_id import MessageId
+from tests.integration.conftest import ON_SQLITE
 from tests.integration.refusals import check
 from tests.integration.services import Services, connected, paused, running
 from tests.support.checkers import (
@@ -161,6 +162,7 @@ async def test_an_overtaken_id_is_stale(services: Services, topic: str) -> None:
     assert await services.ids(topic) == [5]
 
 
+@ON_SQLITE
 async def test_a_copy_of_a_message_in_flight_gets_the_same_answer(
     services: Services, topic: str
 ) -> None:
@@ -186,6 +188,7 @@ async def _is_pushed(services: Services, topic: str, sequence_id: int) -> bool:
     return pushed is not None and pushed >= sequence_id
 
 
+@ON_SQLITE
 async def test_ids_below_one_in_flight_wait_for_its_outcome(services: Services, topic: str) -> None:
     """5 is admitted, nothing is durable: 0 is neither new nor a duplicate."""
     async with publishing(services.ledger, topic, "p") as p:
@@ -448,6 +451,7 @@ async def test_an_append_with_an_unknown_outcome_is_resolved(tmp_path: Path, top
         assert await services.ids(topic, "p") == [6, 7, 8, 9]
 
 
+@ON_SQLITE
 async def test_a_message_appended_before_a_disconnection_is_a_duplicate(
     services: Services, topic: str
 ) -> None:

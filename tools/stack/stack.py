@@ -20,7 +20,7 @@ import sys
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from signal import Signals
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from grpc import aio
 from grpc_health.v1 import health_pb2
@@ -59,7 +59,7 @@ STORES: Final = ("cursor", "ledger")
 """The services with a database."""
 
 POSTGRES: Final = "postgres"
-"""The name of a PostgreSQL server, as a store and as a process."""
+"""The name of a PostgreSQL server."""
 
 
 CALLS: Final = (
@@ -93,7 +93,7 @@ class Stack:
         instances: int = 1,
         replicas: int = 1,
         redis_servers: int = 1,
-        store: Literal["sqlite", "postgres"] = "sqlite",
+        on_postgres: bool = False,
     ) -> None:
         """
         Args:
@@ -107,7 +107,7 @@ class Stack:
             replicas: the number of processes of each other service, named likewise.
             redis_servers: the number of Redis servers: redis, redis-1 ... They are independent
                 until made replicas.
-            store: where STORES keep their data.
+            on_postgres: whether STORES keep their data in PostgreSQL, and not in SQLite.
         """
         self.folder = folder.resolve()
         counts = {service: instances if service in STORES else replicas for service in SERVICES}
@@ -118,7 +118,7 @@ class Stack:
         """The names of the processes of each service."""
         self.services = tuple(name for service in services for name in self.instances[service])
         self.redis = ["redis", *(f"redis-{number}" for number in range(1, redis_servers))]
-        self.databases = [POSTGRES] if store == POSTGRES else []
+        self.databases = [POSTGRES] if on_postgres else []
         """The names of the PostgreSQL servers."""
         self.environment = dict(environment or {})
         """Overrides of the stack's own settings. A change applies to processes started later."""
