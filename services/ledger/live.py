@@ -386,6 +386,11 @@ class LiveTopic:
         return self._writer.tail
 
     @property
+    def reopening(self) -> bool:
+        """Whether the topic is being taken again, which changes its ledger_id."""
+        return self._writer.reopening
+
+    @property
     def incarnation(self) -> int:
         return self._writer.incarnation
 

@@ -8,7 +8,8 @@ fenced.
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from math import inf
 from typing import Final
 
 import structlog
@@ -51,7 +52,12 @@ class SharedOwner:
         self._now_s = now_s or _monotonic
         self._watch = Watch(uuid.uuid4().hex, address)
         self._beating = asyncio.Lock()
+        self._has_beaten = asyncio.Condition()
+        self._sent_s = -inf
         self._is_leaving = self._has_left = False
+        self._giving_up: dict[TopicName, int] = {}
+        """Topics that are stopped here and still recorded for this instance, with the ledger_id
+        that it had taken them with."""
 
     async def beat(self) -> float:
         """Count a beat, and look at the others'. Returns when it was sent.
@@ -61,12 +67,18 @@ class SharedOwner:
             StoreUnavailable: the outcome is unknown.
         """
         async with self._beating:
-            if self._has_left:
-                raise _draining()
-            sent_s = self._now_s()
-            beats = await self._register.beat(self._watch.instance, self._address)
-            self._watch.look(beats, sent_s=sent_s, now_s=self._now_s())
-            return sent_s
+            return await self._beat()
+
+    async def _beat(self) -> float:
+        if self._has_left:
+            raise _draining()
+        sent_s = self._now_s()
+        beats = await self._register.beat(self._watch.instance, self._address)
+        self._watch.look(beats, sent_s=sent_s, now_s=self._now_s())
+        self._sent_s = max(self._sent_s, sent_s)
+        async with self._has_beaten:
+            self._has_beaten.notify_all()
+        return sent_s
 
     async def confirm(self) -> None:
         """Return if nobody can have taken this instance for over.
@@ -78,7 +90,10 @@ class SharedOwner:
         if self._is_leaving:
             raise _draining()
         while not self._watch.is_confirmed(self._now_s()):
-            await self.beat()
+            async with self._beating:
+                # All who wait for their turn are confirmed by one beat.
+                if not self._watch.is_confirmed(self._now_s()):
+                    await self._beat()
 
     async def check(self, topic: TopicName) -> None:
         """Return if this instance may take a topic.
@@ -103,15 +118,22 @@ class SharedOwner:
         Raises:
             StoreUnavailable: the outcome is unknown.
         """
+        self._giving_up.pop(topic, None)
         await self._register.own(topic, ledger_id, self._watch.instance)
 
     async def gave_up(self, topic: TopicName, ledger_id: int) -> None:
-        """Record that nobody owns a topic that this instance took. Others find it taken until this
-        instance is over, if that fails."""
+        """Record that nobody owns a topic that this instance took. If that fails, it is tried again
+        by `tidy`."""
+        self._giving_up[topic] = ledger_id
         try:
-            await self._register.disown(topic, ledger_id)
+            await self._disown(topic, ledger_id)
         except DomainError as error:
             log.warning("topic not given up", topic=str(topic), reason=error.reason)
+
+    async def _disown(self, topic: TopicName, ledger_id: int) -> None:
+        await self._register.disown(topic, ledger_id)
+        if self._giving_up.get(topic) == ledger_id:
+            del self._giving_up[topic]
 
     async def hand_over(self, topic: TopicName, ledger_id: int, to: HandOver) -> None:
         """Record another instance as the owner of a topic that this one took, and has stopped."""
@@ -130,17 +152,32 @@ class SharedOwner:
         if not self._watch.is_first():
             return False
         owner = await self._register.owner(topic)
-        return owner is None or self._watch.is_over(owner)
+        return owner in (None, self._watch.instance) or self._watch.is_over(owner)
 
-    async def beat_forever(self, look: Callable[[float, HandOver | None], Awaitable[None]]) -> None:
-        """Beat, and after each beat call `look` with the time at which it was sent and with what is
-        to be handed over."""
+    def surplus(self) -> HandOver | None:
+        """What is to be handed over, by the last beat."""
+        return None if self._is_leaving else self._watch.surplus()
+
+    def is_giving_up(self, topic: TopicName) -> bool:
+        return topic in self._giving_up
+
+    async def tidy(self) -> None:
+        """Give up what could not be given up, and remove instances that are over for long. What
+        fails is left to the next call."""
+        try:
+            for topic, ledger_id in list(self._giving_up.items()):
+                await self._disown(topic, ledger_id)
+            for each in self._watch.forgotten():
+                await self._register.leave(each)
+        except DomainError as error:
+            log.warning("register not tidied", reason=error.reason)
+
+    async def beat_forever(self) -> None:
+        """Beat until this instance leaves. Nothing else is done between two beats, however slow:
+        others would take this instance for over."""
         while not self._has_left:
             try:
-                sent_s = await self.beat()
-                for each in self._watch.forgotten():
-                    await self._register.leave(each)
-                await look(sent_s, self._watch.surplus())
+                await self.beat()
             except Draining:
                 return
             except DomainError as error:
@@ -148,6 +185,14 @@ class SharedOwner:
             except Exception:  # the next beat may succeed
                 log.exception("beat failed")
             await asyncio.sleep(BEAT_S)
+
+    async def next_beat(self) -> float | None:
+        """Wait for a beat that is sent after this call, and so sees what was recorded before it.
+        Returns when it was sent; None: this instance has left."""
+        now_s = self._now_s()
+        async with self._has_beaten:
+            await self._has_beaten.wait_for(lambda: self._sent_s > now_s or self._has_left)
+        return None if self._has_left else self._sent_s
 
     def drain(self) -> None:
         """Take no more topics."""
@@ -159,6 +204,8 @@ class SharedOwner:
         try:
             async with self._beating:  # a beat under way must not bring the row back
                 self._has_left = True
+                async with self._has_beaten:
+                    self._has_beaten.notify_all()
                 await self._register.leave(self._watch.instance)
         except DomainError as error:
             log.warning("topics not given up", reason=error.reason)

@@ -8,16 +8,14 @@ import time
 import uuid
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 import structlog
 
-from seqgate.services.errors import DomainError, Draining, Fenced, Kind, StoreUnavailable
+from seqgate.services.errors import DomainError, Draining, Kind, StoreUnavailable
 from seqgate.services.ledger.config import LedgerConfig
 from seqgate.services.ledger.core.columns import Columns, parts
 from seqgate.services.ledger.core.entry import StoredEntry
-from seqgate.services.ledger.core.ownership import HandOver
 from seqgate.services.ledger.core.receipt import Fate, Found, Status, refused
 from seqgate.services.ledger.core.writer import Limits
 from seqgate.services.ledger.live import REPLAYS_MAX, LastStored, LiveTopic, Pulse, Session, Window
@@ -41,6 +39,16 @@ from seqgate.services.ledger.readers import (
     Readers,
     TooManyStreams,
 )
+from seqgate.services.ledger.sharing import (
+    HAND_OVER_RETRY_S,
+    Sharing,
+    another_owns,
+    durable,
+    durable_ranges,
+    is_durable,
+    known,
+    reading,
+)
 from seqgate.services.ledger.tracing import ReadTracing
 from seqgate.services.runtime.budget import Budget
 from seqgate.services.runtime.clock import CautiousClock
@@ -56,12 +64,6 @@ SWEEP_REST_S: Final = 10.0
 
 SWEEP_TIMEOUT_S: Final = 30.0
 """The time limit for removing the cursors of one deleted topic."""
-
-HAND_OVER_S: Final = 2.0
-"""How long a topic's publications may take to be answered before it is handed over regardless."""
-
-HAND_OVER_RETRY_S: Final = 0.1
-"""RetryInfo for the callers of a topic that is handed over."""
 
 READ_ENTRIES_MAX: Final = 1_000
 READ_BYTES_MAX: Final = 1024 * 1024
@@ -156,7 +158,6 @@ class Ledger:
             owner: what this process owns beside others on the store; None: it is alone there.
         """
         self._config = config
-        self._owner = owner
         self._store = store
         self._dedup = dedup
         self._cursors = cursors
@@ -164,6 +165,9 @@ class Ledger:
         self._live: dict[TopicName, LiveTopic] = {}
         self._now_ms = CautiousClock()
         self._changing = TopicLocks()
+        self._sharing: Sharing | None = None
+        if owner is not None:
+            self._sharing = Sharing(owner, store, self._live, self._changing, self._take_existing)
         self.unanswered = Budget(config.unanswered_bytes_max)
         """The budget for the unanswered bytes of all producers."""
         self._replays = asyncio.Semaphore(REPLAYS_MAX)
@@ -219,6 +223,9 @@ class Ledger:
     def _written(self) -> list[LiveTopic]:
         return [live for live in self._live.values() if not live.stopped]
 
+    async def _take_existing(self, topic: TopicName) -> LiveTopic:
+        return await self._take(topic, create=False)
+
     async def _take(self, topic: TopicName, *, create: bool) -> LiveTopic:
         async with self._changing.of(topic):
             return await self._take_locked(topic, create=create)
@@ -231,17 +238,14 @@ class Ledger:
             Draining: this instance is handing over.
             TopicNotFound: the topic does not exist, and `create` is false.
         """
-        if self._owner is not None:
-            await self._owner.confirm()
+        if self._sharing is not None:
+            await self._sharing.confirm()
         live = self._live.get(topic)
         if live is not None and not live.stopped:
             return live
-        if self._owner is not None:
-            await self._owner.check(topic)
-        state = await self._store.take(topic, create=create)
+        taking = self._store if self._sharing is None else self._sharing
+        state = await taking.take(topic, create=create)
         log.info("topic taken", topic=str(topic), ledger_id=state.ledger_id)
-        if self._owner is not None:
-            await self._owner.took(topic, state.ledger_id)
         limits = Limits(
             self._config.group_entries_max, self._config.group_bytes_max, self._config.failures_max
         )
@@ -257,7 +261,7 @@ class Ledger:
             last_append_ms=last_append_ms,
             budget=self.unanswered,
             replays=self._replays,
-            is_shared=self._owner is not None,
+            is_shared=self._sharing is not None,
         )
         self._live[topic] = live
         return live
@@ -269,19 +273,7 @@ class Ledger:
         Raises:
             NotOwner, Draining, TopicNotFound: as from _take_locked.
         """
-        return None if self._owner is None else await self._take(topic, create=False)
-
-    @contextmanager
-    def _reading(self, live: LiveTopic | None) -> Iterator[None]:
-        """Keep a topic while it is read."""
-        if live is None:
-            yield
-            return
-        live.readers += 1
-        try:
-            yield
-        finally:
-            live.readers -= 1
+        return None if self._sharing is None else await self._take_existing(topic)
 
     def refuse(self, opened: Opened, request_id: int, error: DomainError) -> None:
         self._metrics.of(opened.topic.topic).receipts[Status.REFUSED] += 1
@@ -311,7 +303,7 @@ class Ledger:
                 return
             bytes_max = await pages.begin()
             began_ns = time.time_ns()
-            with self._reading(live):
+            with reading(live):
                 entries = await self._store.read(
                     topic,
                     after,
@@ -319,7 +311,7 @@ class Ledger:
                     bytes_max=bytes_max,
                     payloads=what.payloads,
                 )
-            entries = _durable(live, entries)
+            entries = durable(live, entries)
             if through is not None:
                 entries = [each for each in entries if each.position <= through]
             pages.fit(_memory_bytes(entries, payloads=what.payloads))
@@ -341,7 +333,7 @@ class Ledger:
                     if not left:
                         return
             elif what.follow and not (through is not None and await self._reached(topic, through)):
-                with self._reading(live):
+                with reading(live):
                     await self._wait(grown, draining)
             else:
                 return
@@ -382,11 +374,11 @@ class Ledger:
             live = await self._owned(topic)
             bytes_max = await pages.begin()
             asked = positions[:PAGE_ENTRIES_MAX]
-            with self._reading(live):
+            with reading(live):
                 entries = await self._store.read_at(
                     topic, asked, bytes_max=bytes_max, payloads=payloads
                 )
-            entries = _durable(live, entries)
+            entries = durable(live, entries)
             if not entries:
                 positions = positions[len(asked) :]
                 continue
@@ -414,7 +406,7 @@ class Ledger:
         while not draining.is_set() and (after is None or after < end):
             live = await self._owned(log.topic)
             bytes_max = await pages.begin()
-            with self._reading(live):
+            with reading(live):
                 runs = await self._store.columns(
                     log.topic,
                     after,
@@ -434,8 +426,8 @@ class Ledger:
             after = runs[-1].last
 
     async def ledgers(self, topic: TopicName, *, after: int, limit: int) -> list[LedgerRange]:
-        await self._owned(topic)
-        return await self._store.ledgers(topic, after=after, limit=limit)
+        live = await self._owned(topic)
+        return durable_ranges(live, await self._store.ledgers(topic, after=after, limit=limit))
 
     async def trimmed_producers(
         self, topic: TopicName, *, after: str, limit: int
@@ -474,8 +466,7 @@ class Ledger:
 
     async def get(self, topic: TopicName) -> LogState:
         live = await self._owned(topic)
-        state = await self._store.get(topic)
-        return state if live is None else state._replace(tail=live.tail)
+        return known(live, await self._store.get(topic))
 
     async def topics(self, *, prefix: str, after: str, limit: int) -> list[LogState]:
         return await self._store.topics(prefix=prefix, after=after, limit=limit)
@@ -493,15 +484,16 @@ class Ledger:
         """The fate of a message; with a uuid, of this attempt at a large one."""
         live = await self._owned(topic)
         (fate,) = await self._store.find(topic, producer, [sequence_id], uuid=uuid)
-        if live is not None and isinstance(fate, Found) and not _is_durable(live, fate.position):
+        if isinstance(fate, Found) and not is_durable(live, fate.position):
             raise StoreUnavailable(
                 "it is not known yet whether the message is durable", retry_after_s=0.5
             )
         return fate
 
     async def find_time(self, topic: TopicName, append_ms: int) -> Position | None:
-        await self._owned(topic)
-        return await self._store.find_time(topic, append_ms)
+        live = await self._owned(topic)
+        found = await self._store.find_time(topic, append_ms)
+        return found if found is None or is_durable(live, found) else None
 
     async def trim(self, topic: TopicName, before: Position) -> Trim:
         """Remove the entries before a position that every cursor has acknowledged.
@@ -566,7 +558,7 @@ class Ledger:
                     live = self._live.pop(topic, None)
                     if live is not None:
                         live.stop(Draining("the topic was released", retry_after_s=0.1))
-                with _another_takes_over():
+                with another_owns():
                     trimmed = await self._store.trim(
                         topic, before, ledger_id=ledger_id, renewing=True, steps_max=1
                     )
@@ -584,7 +576,7 @@ class Ledger:
                 live = self._live.pop(topic, None)
                 if live is not None:
                     live.stop(Draining("the topic was renewed", retry_after_s=HAND_OVER_RETRY_S))
-                with _another_takes_over():
+                with another_owns():
                     return await self._store.renew(topic, ledger_id=ledger_id, above=above)
             except TopicNotFound:
                 await self._store.reserve(topic, above)
@@ -610,12 +602,12 @@ class Ledger:
             if live is not None:
                 live.stop(TopicDeleted("the topic was deleted", topic=topic))
             # Cursors of system topics hold data of services and do not read a log.
-            with _another_takes_over():
+            with another_owns():
                 await self._store.delete(
                     topic, ledger_id=ledger_id, leaves_cursors=not topic.is_system
                 )
-            if self._owner is not None and ledger_id is not None:
-                await self._owner.gave_up(topic, ledger_id)
+            if self._sharing is not None and ledger_id is not None:
+                await self._sharing.gave_up(topic, ledger_id)
             log.info("topic deleted", topic=str(topic))
             # Concurrently: each call may take the caller's whole deadline.
             await asyncio.gather(
@@ -625,7 +617,7 @@ class Ledger:
     async def _owned_as(self, topic: TopicName) -> int | None:
         """The ledger_id for which a topic may be changed; None: any. The caller holds
         `_changing`."""
-        if self._owner is None:
+        if self._sharing is None:
             return None
         return (await self._take_locked(topic, create=False)).ledger_id
 
@@ -715,8 +707,8 @@ class Ledger:
                 return
             del self._live[topic]
             live.stop(Draining("the topic was released"))
-            if self._owner is not None:
-                await self._owner.gave_up(topic, live.ledger_id)
+            if self._sharing is not None:
+                await self._sharing.gave_up(topic, live.ledger_id)
 
     def _keep_within_s(self) -> float:
         """The seconds until the next report of connected producers is due."""
@@ -766,7 +758,9 @@ class Ledger:
         only. A topic whose log is being replayed, or that waits for a rebuild, is skipped, since a
         trim would make either start over."""
         topic, first = state.topic, state.first
-        if self.entries_to_replay(topic) or not await self._retains(topic):
+        if self.entries_to_replay(topic):
+            return
+        if self._sharing is not None and not await self._sharing.retains(topic):
             return
         minutes, size_bytes = self._config.retention_minutes, self._config.retention_bytes
         # A trim cannot be undone, so a clock set forward must not age entries.
@@ -791,57 +785,17 @@ class Ledger:
         except Exception:  # affects one topic only
             log.exception("retention trim failed", topic=str(topic))
 
-    async def _retains(self, topic: TopicName) -> bool:
-        """Whether this process trims a topic by retention: one does, of several on the store."""
-        live = self._live.get(topic)
-        if self._owner is None or (live is not None and not live.stopped):
-            return True
-        try:
-            return await self._owner.is_mine_to_retain(topic)
-        except DomainError as error:
-            log.warning("retention pass failed", topic=str(topic), reason=error.reason)
-            return False
-
     # ---- beside others on the store
 
     async def share_forever(self) -> None:
         """Share the topics with the other instances on the store, if there can be any."""
-        if self._owner is not None:
-            await self._owner.beat_forever(self._look)
-
-    async def _look(self, sent_s: float, surplus: HandOver | None) -> None:
-        """Stop the topics that another instance took before a beat was sent, and hand over those
-        beyond this one's share."""
-        assert self._owner is not None
-        owned = await self._owner.owned()
-        for topic, live in list(self._live.items()):
-            if str(topic) not in owned and live.taken_s < sent_s and not live.stopped:
-                live.lose(Fenced("another instance took the topic"))
-        if surplus is not None:
-            idlest = sorted(self._live.items(), key=lambda each: len(each[1].producers))
-            for topic, live in idlest[: surplus.topics]:
-                await self._hand_over(topic, live, surplus)
-
-    async def _hand_over(self, topic: TopicName, live: LiveTopic, to: HandOver) -> None:
-        assert self._owner is not None
-        async with self._changing.of(topic):
-            if self._live.get(topic) is not live or live.stopped:
-                return
-            await _quiet(live)
-            del self._live[topic]
-            live.stop(Draining("the topic was handed over", retry_after_s=HAND_OVER_RETRY_S))
-            await self._owner.hand_over(topic, live.ledger_id, to)
-            log.info("topic handed over", topic=str(topic), to=to.successor.address)
+        if self._sharing is not None:
+            await self._sharing.share_forever()
 
     async def leave(self) -> None:
         """Hand over all topics, so that other instances go on with them at once."""
-        if self._owner is None:
-            return
-        self._owner.drain()
-        await asyncio.gather(*(_quiet(live) for live in self._live.values()))
-        for live in self._live.values():
-            live.stop(Draining("the service is shutting down", retry_after_s=HAND_OVER_RETRY_S))
-        await self._owner.leave()
+        if self._sharing is not None:
+            await self._sharing.leave()
 
     async def finish(self, timeout_s: float) -> None:
         """Finish pending work, including confirmations, then stop."""
@@ -863,36 +817,6 @@ class Ledger:
         """Close the streams of producers that are still connected."""
         for live in self._live.values():
             live.stop(Draining("the service is shutting down", retry_after_s=0.5))
-
-
-async def _quiet(live: LiveTopic) -> None:
-    """Wait until a topic's publications are answered, within a limit."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(HAND_OVER_S):
-            await live.quiet()
-
-
-@contextmanager
-def _another_takes_over() -> Iterator[None]:
-    """Translate Fenced for a topic of this process: the next attempt finds its new owner."""
-    try:
-        yield
-    except Fenced as error:
-        raise StoreUnavailable(
-            "the topic has a new owner", retry_after_s=HAND_OVER_RETRY_S
-        ) from error
-
-
-def _is_durable(live: LiveTopic, position: Position) -> bool:
-    return live.tail is not None and position <= live.tail
-
-
-def _durable(live: LiveTopic | None, entries: list[StoredEntry]) -> list[StoredEntry]:
-    """The entries that are known to be durable: a store shows others, too, when their outcome is
-    unknown."""
-    if live is None or not entries or _is_durable(live, entries[-1].position):
-        return entries
-    return [each for each in entries if _is_durable(live, each.position)]
 
 
 NOWHERE: Final = Position(0, 0)

@@ -4,6 +4,7 @@ under trims, lost states, restarting producers and changing policies."""
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,15 @@ import pytest_asyncio
 
 from seqgate.services.dedup.core.sequence import Marks, advance
 from seqgate.services.errors import Fenced, StoreUnavailable
+from seqgate.services.ledger.adapters.memory import MemoryRegister
+from seqgate.services.ledger.adapters.postgres import PostgresLedgerStore, PostgresRegister
 from seqgate.services.ledger.config import LedgerConfig
 from seqgate.services.ledger.core import writer
 from seqgate.services.ledger.core.entry import Entry, unit_of
+from seqgate.services.ledger.core.ownership import LEASE_S, STEADY_BEATS
 from seqgate.services.ledger.core.receipt import Status
-from seqgate.services.ledger.ports import DedupUnavailable, LedgerStore
+from seqgate.services.ledger.owners import NotOwner, SharedOwner
+from seqgate.services.ledger.ports import DedupUnavailable, LedgerStore, Register
 from seqgate.services.ledger.service import Ledger, Opened, Opening
 from seqgate.services.runtime.cursors import MemoryCursors
 from seqgate.types import Position, TopicName
@@ -50,12 +55,30 @@ class World:
         self.dedup = RememberingDeduplicator()
         self._tasks = tasks
         self._ledgers: list[Ledger] = []
+        self.register: Register = MemoryRegister()
+        if isinstance(store, PostgresLedgerStore):
+            self.register = PostgresRegister(store.database, store.database)
+        self.now_s = 1e9
 
-    def ledger(self) -> Ledger:
+    def ledger(self, owner: SharedOwner | None = None) -> Ledger:
         """Another ledger process."""
-        ledger = Ledger(LedgerConfig(), self.store, self.dedup, MemoryCursors(), self._tasks)
+        ledger = Ledger(
+            LedgerConfig(), self.store, self.dedup, MemoryCursors(), self._tasks, owner=owner
+        )
         self._ledgers.append(ledger)
         return ledger
+
+    def instance(self, address: str) -> "Instance":
+        """Another ledger process, which divides the topics with others."""
+        owner = SharedOwner(self.register, address, now_s=lambda: self.now_s)
+        return Instance(address, owner, self.ledger(owner))
+
+    async def pass_time(self, seconds: float, *beating: "Instance") -> None:
+        """Let time pass, while these beat."""
+        for _ in range(round(seconds)):
+            self.now_s += 1
+            for each in beating:
+                await each.beat()
 
     async def finish(self) -> None:
         for each in self._ledgers:
@@ -84,6 +107,20 @@ class World:
         assert self.dedup.marks(TOPIC) == marks
 
 
+@dataclass
+class Instance:
+    """A ledger process beside others. It beats when told to."""
+
+    address: str
+    owner: SharedOwner
+    ledger: Ledger
+
+    async def beat(self) -> None:
+        sharing = self.ledger._sharing
+        assert sharing is not None
+        await sharing.act(await self.owner.beat())
+
+
 @pytest_asyncio.fixture
 async def world(store: LedgerStore) -> AsyncIterator[World]:
     async with asyncio.TaskGroup() as tasks:
@@ -92,8 +129,8 @@ async def world(store: LedgerStore) -> AsyncIterator[World]:
         await world.finish()
 
 
-async def opened(ledger: Ledger, producer: str) -> Opened:
-    opening = Opening(TOPIC, producer, initial_sequence_id=None, takeover=True, instance=b"")
+async def opened(ledger: Ledger, producer: str, topic: TopicName = TOPIC) -> Opened:
+    opening = Opening(topic, producer, initial_sequence_id=None, takeover=True, instance=b"")
     return await ledger.open(opening)
 
 
@@ -413,3 +450,53 @@ async def test_a_topic_deleted_by_another_ledger_is_recreated_by_publishing(
     assert await published(one, ids(1)) == [STORED]
     if enabled:
         await world.check_state(one)
+
+
+# ---- ledgers that divide topics by a register
+
+
+async def named(instance: Instance, topic: TopicName = TOPIC) -> str:
+    """The address of a topic's owner, as an instance tells it."""
+    try:
+        stream = await opened(instance.ledger, "asks", topic)
+    except NotOwner as error:
+        return str(error.details["owner"])
+    instance.ledger.close(stream)
+    return instance.address
+
+
+async def test_a_killed_ledgers_topic_goes_on_elsewhere_and_its_zombie_is_fenced(
+    world: World,
+) -> None:
+    one, other, third = (world.instance(f"{name}:1") for name in ("one", "other", "third"))
+    await world.pass_time(2, one, other, third)
+    async with publishing(one.ledger) as (_, publish):
+        assert await publish(*ids(0)) == [STORED]
+        await world.pass_time(3, other, third)  # a pause moves nothing
+        assert [await named(each) for each in (other, third)] == ["one:1", "one:1"]
+        await world.pass_time(LEASE_S, other, third)
+        assert [await named(each) for each in (other, third)] == ["other:1", "other:1"]
+        assert await published(other.ledger, ids(0, 1)) == [DUPLICATE, STORED]
+        with pytest.raises(StoreUnavailable):
+            await publish(*ids(2))  # before its first beat
+    assert await named(one) == "other:1"
+    assert await published(other.ledger, ids(1, 2)) == [DUPLICATE, STORED]
+    await world.check_state(other.ledger)
+
+
+async def test_topics_are_divided_drained_and_never_doubled(world: World) -> None:
+    one = world.instance("one:1")
+    topics = [TopicName.parse(f"public/default/t{number}") for number in range(6)]
+    for topic in topics:
+        assert await named(one, topic) == "one:1"
+    other = world.instance("other:1")
+    await world.pass_time(STEADY_BEATS + 2, one, other)
+    told = [await named(one, topic) for topic in topics]
+    assert told == [await named(other, topic) for topic in topics]
+    assert sorted(told) == ["one:1"] * 3 + ["other:1"] * 3
+    await world.pass_time(2 * STEADY_BEATS, one, other)
+    assert told == [await named(one, topic) for topic in topics]
+    await one.ledger.leave()
+    await world.pass_time(1, other)
+    assert [await named(other, topic) for topic in topics] == ["other:1"] * 6
+    assert len(await world.register.beat("asks", "asks:1")) == 2

@@ -9,14 +9,16 @@ import pytest
 import pytest_asyncio
 
 from seqgate.services.errors import Draining, Fenced, StoreUnavailable
+from seqgate.services.ledger import owners
 from seqgate.services.ledger.adapters.memory import MemoryLedgerStore, MemoryRegister
 from seqgate.services.ledger.config import LedgerConfig
 from seqgate.services.ledger.core.entry import unit_of
-from seqgate.services.ledger.core.ownership import LEASE_S, STEADY_BEATS
+from seqgate.services.ledger.core.ownership import LEASE_S, STEADY_BEATS, Beat
 from seqgate.services.ledger.core.receipt import Found, Status
 from seqgate.services.ledger.owners import NotOwner, SharedOwner
-from seqgate.services.ledger.ports import TopicNotFound
+from seqgate.services.ledger.ports import LedgerRange, TopicNotFound
 from seqgate.services.ledger.service import Ledger, Opened, Opening, ReadRange
+from seqgate.services.ledger.sharing import Sharing
 from seqgate.services.runtime.cursors import MemoryCursors
 from seqgate.types import Position, TopicName
 from tests.support.entries import single
@@ -39,9 +41,17 @@ class Instance:
             owner=self.owner,
         )
 
+    @property
+    def name(self) -> str:
+        return self.owner._watch.instance
+
+    @property
+    def sharing(self) -> Sharing:
+        assert self.ledger._sharing is not None
+        return self.ledger._sharing
+
     async def beat(self) -> None:
-        sent_s = await self.owner.beat()
-        await self.ledger._look(sent_s, self.owner._watch.surplus())
+        await self.sharing.act(await self.owner.beat())
 
 
 class World:
@@ -307,6 +317,9 @@ async def test_reads_end_at_what_is_known_to_be_durable(
         while not world.store.logs[TOPIC].entries:
             await asyncio.sleep(0)
     assert await last(one.ledger) is None
+    assert (await one.ledger.get(TOPIC)).first is None
+    assert await one.ledger.find_time(TOPIC, 0) is None
+    assert await one.ledger.ledgers(TOPIC, after=0, limit=9) == []
     assert await read(one.ledger) == []
     with pytest.raises(StoreUnavailable):
         await one.ledger.find(TOPIC, "p", 0, "")
@@ -321,6 +334,178 @@ async def test_reads_end_at_what_is_known_to_be_durable(
     fate = await one.ledger.find(TOPIC, "p", 0, "")
     assert isinstance(fate, Found)
     one.ledger.close(stream)
+
+
+async def test_a_range_ends_at_what_is_known_to_be_durable(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = world.start("one:1")
+    append = world.store.append
+
+    async def lose_the_reply(*args: object, **kwargs: object) -> None:
+        await append(*args, **kwargs)  # type: ignore[arg-type]
+        raise StoreUnavailable("the outcome is unknown")
+
+    async def fail(*_: object, **__: object) -> None:
+        raise StoreUnavailable("no standby answers")
+
+    async with publishing(one.ledger) as publish:
+        assert await publish(0) is Status.STORED
+        monkeypatch.setattr(world.store, "append", lose_the_reply)
+        monkeypatch.setattr(world.store, "take", fail)
+        assert await publish(1) is Status.FAILED
+    assert len(world.store.logs[TOPIC].entries) == 2
+    assert await one.ledger.ledgers(TOPIC, after=0, limit=9) == [LedgerRange(1, 0, 0)]
+    assert await one.ledger.find_time(TOPIC, 0) == (1, 0)
+    assert (await one.ledger.get(TOPIC)).first == (1, 0)
+    assert await last(one.ledger) == (1, 0)
+
+
+async def test_an_owner_that_was_taken_from_unnoticed_tells_nothing_old(world: World) -> None:
+    """Its record stands, since the other one's is not written yet: only the store knows."""
+    one = world.start("one:1")
+    async with publishing(one.ledger) as publish:
+        assert await publish(0) is Status.STORED
+        await world.store.take(TOPIC, create=False)
+        await world.store.append(TOPIC, 2, Position(1, 0), [single(5, "q")], 0)
+        with pytest.raises(StoreUnavailable):
+            await last(one.ledger)
+        with pytest.raises(StoreUnavailable):
+            await publish(1)
+    assert await last(one.ledger) == (2, 0)
+
+
+async def test_of_two_that_are_asked_for_a_free_topic_one_takes_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is suspended after it found that nobody owns the topic."""
+    one, other = world.start("one:1"), world.start("other:1")
+    await world.store.create(TOPIC)
+    found, looked, go = world.register.owner, asyncio.Event(), asyncio.Event()
+    looks = 0
+
+    async def suspended(topic: TopicName) -> str | None:
+        nonlocal looks
+        owner = await found(topic)
+        looks += 1
+        if looks == 2:  # the second look is the one it acts upon
+            looked.set()
+            await go.wait()
+        return owner
+
+    monkeypatch.setattr(world.register, "owner", suspended)
+    late = asyncio.ensure_future(opened(other.ledger))
+    await looked.wait()
+    monkeypatch.setattr(world.register, "owner", found)
+    async with publishing(one.ledger) as publish:
+        assert await publish(0) is Status.STORED
+        go.set()
+        with pytest.raises(StoreUnavailable, match="new owner"):
+            await late
+        assert await publish(1) is Status.STORED
+        with pytest.raises(NotOwner):
+            await opened(other.ledger)
+
+
+async def test_readers_that_wait_for_a_beat_share_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = world.start("one:1")
+    await world.store.create(TOPIC)
+    await last(one.ledger)
+    world.now_s += LEASE_S
+    beat, go, beats = world.register.beat, asyncio.Event(), 0
+
+    async def wait(instance: str, address: str) -> list[Beat]:
+        nonlocal beats
+        beats += 1
+        await go.wait()
+        return await beat(instance, address)
+
+    monkeypatch.setattr(world.register, "beat", wait)
+    readers = [asyncio.ensure_future(one.owner.confirm()) for _ in range(50)]
+    while not beats:
+        await asyncio.sleep(0)
+    go.set()
+    await asyncio.gather(*readers)
+    assert beats == 1
+
+
+async def test_beats_go_on_while_a_topic_is_handed_over(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others would take all topics of an instance that waits for one topic's publications."""
+    one, other = world.start("one:1"), world.start("other:1")
+    for number in range(4):
+        topic = TopicName.parse(f"public/default/t{number}")
+        one.ledger.close(await opened(one.ledger, topic))
+    asked, beat = asyncio.Event(), world.register.beat
+
+    async def beat_both(instance: str, address: str) -> list[Beat]:
+        await asyncio.sleep(0)
+        world.now_s += 1
+        await beat(other.name, "other:1")
+        return await beat(instance, address)
+
+    async def never_quiet() -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    for live in one.ledger._live.values():
+        monkeypatch.setattr(live, "quiet", never_quiet)
+    monkeypatch.setattr(world.register, "beat", beat_both)
+    monkeypatch.setattr(owners, "BEAT_S", 0)
+    sharing = asyncio.ensure_future(one.ledger.share_forever())
+    async with asyncio.timeout(30):
+        await asked.wait()
+        _, before = world.register.instances[one.name]
+        while world.register.instances[one.name][1] < before + 20:
+            await asyncio.sleep(0)
+    assert len([each for each in one.ledger._live.values() if not each.stopped]) == 4
+    sharing.cancel()
+    await asyncio.wait({sharing})
+
+
+async def test_a_topic_handed_over_is_taken_and_retained_before_anybody_asks(world: World) -> None:
+    one, other = world.start("one:1"), world.start("other:1")
+    await world.store.create(TOPIC)
+    await world.pass_time(1, one, other)
+    await world.register.own(TOPIC, 1, other.name)
+    await world.pass_time(1, one, other)
+    assert TOPIC in other.ledger._live
+    assert await other.sharing.retains(TOPIC)
+    assert not await one.sharing.retains(TOPIC)
+
+
+async def test_one_instance_retains_a_topic_that_nobody_owns(world: World) -> None:
+    instances = [world.start(f"i{number}:1") for number in range(3)]
+    await world.store.create(TOPIC)
+    await world.pass_time(2, *instances)
+    assert [await each.sharing.retains(TOPIC) for each in instances].count(True) == 1
+
+
+async def test_what_could_not_be_given_up_is_given_up_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = world.start("one:1"), world.start("other:1")
+    await world.store.create(TOPIC)
+    await last(one.ledger)
+    live = one.ledger._live[TOPIC]
+    await live.quiet()
+
+    async def fail(*_: object) -> None:
+        raise StoreUnavailable("the store failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.register, "disown", fail)
+        await one.ledger._release(TOPIC, live)
+        await one.beat()
+        assert TOPIC not in one.ledger._live
+    with pytest.raises(NotOwner):
+        await last(other.ledger)
+    await one.beat()
+    assert TOPIC not in one.ledger._live
+    assert await last(other.ledger) is None
 
 
 async def test_a_trim_and_a_deletion_are_fenced(world: World) -> None:

@@ -10,6 +10,7 @@ from seqgate.services.ledger.core.ownership import (
     FORGET_S,
     HANDED_OVER_MAX,
     LEASE_S,
+    SLACK,
     STEADY_BEATS,
     Beat,
     Watch,
@@ -78,6 +79,31 @@ def test_an_observer_that_stood_still_itself_takes_nobody_for_over() -> None:
     assert not it.watch.is_over("one")
 
 
+@pytest.mark.parametrize("away_s", [LEASE_S, 8.0, 600.0])
+def test_whoever_reaches_the_store_first_after_an_outage_takes_nobody_for_over(
+    away_s: float,
+) -> None:
+    """Nobody could beat meanwhile."""
+    it = World("one")
+    it.beat("one")
+    it.beat(after_s=away_s)
+    assert not it.watch.is_over("one")
+    it.beat()
+    assert not it.watch.is_over("one")
+    it.beat("one")
+    it.beat()
+    assert not it.watch.is_over("one")
+
+
+def test_an_instance_that_does_not_come_back_after_an_outage_is_over_soon() -> None:
+    it = World("killed")
+    it.beat("killed")
+    it.beat(after_s=8)
+    for _ in range(3):
+        it.beat()
+    assert it.watch.is_over("killed")
+
+
 def test_a_slow_answer_does_not_age_the_others() -> None:
     it = World("one")
     it.beat("one")
@@ -110,6 +136,20 @@ def test_an_earlier_process_at_the_same_address_is_over_at_once() -> None:
     it.beat("earlier", "other")
     assert it.watch.is_over("earlier")
     assert it.watch.forgotten() == ["earlier"]
+
+
+def test_two_instances_told_by_one_address_let_each_other_live() -> None:
+    """Otherwise each would remove the other's row, and its topics, with every beat."""
+    it = World("twin")
+    it.beats["twin"] = it.beats["twin"]._replace(address="me:1")
+    it.beat("twin")
+    for _ in range(3):
+        it.beat("twin")
+        assert not it.watch.is_over("twin")
+        assert not it.watch.forgotten()
+    for _ in range(6):
+        it.beat()
+    assert it.watch.is_over("twin")
 
 
 def test_an_instance_is_forgotten_long_after_it_is_over() -> None:
@@ -176,6 +216,42 @@ def test_who_owns_more_than_its_share_hands_over(mine: int, theirs: int, handed_
     it.beat("one")
     surplus = it.watch.surplus()
     assert (surplus.topics if surplus else 0) == handed_over
+
+
+@pytest.mark.parametrize(
+    "topics",
+    [
+        [40] * 5 + [10] * 5,
+        [100, 0, 0],
+        [100, 100, 0],
+        [9, 9, 9, 9, 9, 9, 9, 9, 0],
+        [50, 50, 50, 49, 1],
+        *[[Random(f"{seed} {each}").randrange(200) for each in range(9)] for seed in range(50)],
+    ],
+)
+def test_instances_that_hand_over_at_once_move_no_topic_twice(topics: list[int]) -> None:
+    """All decide by the same look, before any has acted: the plan must be one."""
+    owned = {f"i{number}": count for number, count in enumerate(topics)}
+    share = -(-sum(topics) // len(topics))
+    excess = sum(max(0, each - share) for each in topics)
+    watches = {name: Watch(name, f"{name}:1") for name in owned}
+    received, moved = set[str](), 0
+    for beat in range(100):
+        beats = [Beat(name, f"{name}:1", beat, count) for name, count in owned.items()]
+        for watch in watches.values():
+            watch.look(beats, sent_s=beat, now_s=beat)
+        for name, watch in watches.items():
+            surplus = watch.surplus()
+            if surplus is None:
+                continue
+            assert name not in received
+            owned[name] -= surplus.topics
+            owned[surplus.successor.instance] += surplus.topics
+            received.add(surplus.successor.instance)
+            moved += surplus.topics
+    assert moved <= excess
+    assert sum(owned.values()) == sum(topics)
+    assert max(owned.values()) <= share + share // SLACK
 
 
 def test_nothing_is_handed_over_while_instances_come_and_go() -> None:

@@ -4,6 +4,9 @@ Each instance counts its beats in the store, and watches the others' counters. N
 clocks: an instance is over when its counter stood still for LEASE_S on the observer's own monotonic
 clock, or when its row is gone. This only says who should: writers fence each other by ledger_id.
 
+While the store is away nobody can beat, and whoever reaches it first afterwards finds all others
+still. So the time between two looks counts for LOOK_MAX_S at most.
+
 Time is in seconds, by one monotonic clock, and is passed in.
 """
 
@@ -20,6 +23,9 @@ LEASE_S: Final = 5.0
 
 CONFIRM_S: Final = 3.5
 """How long a beat confirms its own instance: less than LEASE_S, by more than a beat takes."""
+
+LOOK_MAX_S: Final = 2 * BEAT_S
+"""The most that the time between two looks adds to how long a counter stood still."""
 
 FORGET_S: Final = 60.0
 """How long an instance is over before its row is removed."""
@@ -54,8 +60,9 @@ class HandOver(NamedTuple):
 @dataclass(slots=True)
 class _Seen:
     beats: int
-    since_s: float
     looked_s: float
+    still_s: float = 0.0
+    has_moved: bool = False
 
 
 class Watch:
@@ -78,9 +85,10 @@ class Watch:
             seen = self._seen.get(each.instance)
             if seen is None or seen.beats != each.beats:
                 # It beat at the latest now; it had not beaten again when it was asked for.
-                self._seen[each.instance] = _Seen(each.beats, now_s, now_s)
-            else:
-                seen.looked_s = max(seen.looked_s, sent_s)
+                self._seen[each.instance] = _Seen(each.beats, now_s, has_moved=seen is not None)
+            elif sent_s > seen.looked_s:
+                seen.still_s += min(sent_s - seen.looked_s, LOOK_MAX_S)
+                seen.looked_s = sent_s
         if self.instance in self._beats:
             self._confirmed_s = max(sent_s, self._confirmed_s or sent_s)
         self._steady_beats = self._steady_beats + 1 if self._living() == before else 0
@@ -101,10 +109,9 @@ class Watch:
         One that is not known had no row when the store was last looked at."""
         if instance == self.instance:
             return False
-        beat = self._beats.get(instance)
-        if beat is None or beat.address == self._address:
+        if instance not in self._beats or self._is_earlier(instance):
             return True
-        return self._still_s(instance) >= LEASE_S
+        return self._seen[instance].still_s >= LEASE_S
 
     def forgotten(self) -> list[str]:
         """Instances whose rows can be removed."""
@@ -115,25 +122,41 @@ class Watch:
         return self.instance == min(self._living(), default=self.instance)
 
     def surplus(self) -> HandOver | None:
-        """What this instance owns beyond its share, if another one owns less than its own."""
-        mine = self._beats.get(self.instance)
-        living = [self._beats[name] for name in self._living()]
-        if mine is None or len(living) < 2 or self._steady_beats < STEADY_BEATS:
+        """What this instance owns beyond its share, if another one owns less than its own.
+
+        Instances that look at the same time find different parts of the same plan: together they
+        give nobody more than its share, so that no topic moves twice.
+        """
+        living = [self._beats[name] for name in sorted(self._living())]
+        if not living or self._steady_beats < STEADY_BEATS:
             return None
         share = ceil(sum(each.topics for each in living) / len(living))
-        least = min(living, key=lambda each: (each.topics, each.instance))
-        if mine.topics <= share + share // SLACK or least.topics >= share:
+        givers = [each for each in living if each.topics > share + share // SLACK]
+        takers = sorted((each for each in living if each.topics < share), key=_topics)
+        mine = self._beats.get(self.instance)
+        if mine is None or mine not in givers or not takers:
             return None
-        count = min(mine.topics - share, share - least.topics, HANDED_OVER_MAX)
-        return HandOver(count, least)
+        turn, at = divmod(givers.index(mine), len(takers))
+        takes = share - takers[at].topics
+        sharing = len(givers[at :: len(takers)])
+        count = min(
+            mine.topics - share,
+            takes // sharing + (turn < takes % sharing),
+            HANDED_OVER_MAX,
+        )
+        return HandOver(count, takers[at]) if count else None
 
-    def _still_s(self, instance: str) -> float:
-        seen = self._seen[instance]
-        return seen.looked_s - seen.since_s
+    def _is_earlier(self, instance: str) -> bool:
+        """Whether this is an earlier process at this one's address. If its counter moves, it is
+        another process, and both are told to callers by the same address."""
+        return self._beats[instance].address == self._address and not self._seen[instance].has_moved
 
     def _is_forgotten(self, instance: str) -> bool:
-        is_earlier = self._beats[instance].address == self._address
-        return is_earlier or self._still_s(instance) >= FORGET_S
+        return self._is_earlier(instance) or self._seen[instance].still_s >= FORGET_S
 
     def _living(self) -> set[str]:
         return {name for name in self._beats if not self.is_over(name)}
+
+
+def _topics(beat: Beat) -> int:
+    return beat.topics

@@ -299,6 +299,11 @@ class TopicWriter:
             and not (self._call or self._unconfirmed)
         )
 
+    @property
+    def reopening(self) -> bool:
+        """Whether the topic is being taken again."""
+        return self._reopening
+
     def knows_policy(self, number: int) -> bool:
         """Whether the query that `ask_policy` numbered so is answered."""
         return number <= self._policy_known
