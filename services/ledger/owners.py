@@ -118,7 +118,6 @@ class SharedOwner:
         Raises:
             StoreUnavailable: the outcome is unknown.
         """
-        self._giving_up.pop(topic, None)
         await self._register.own(topic, ledger_id, self._watch.instance)
 
     async def gave_up(self, topic: TopicName, ledger_id: int) -> None:
@@ -152,7 +151,7 @@ class SharedOwner:
         if not self._watch.is_first():
             return False
         owner = await self._register.owner(topic)
-        return owner in (None, self._watch.instance) or self._watch.is_over(owner)
+        return owner is None or self._watch.is_over(owner)
 
     def surplus(self) -> HandOver | None:
         """What is to be handed over, by the last beat."""

@@ -1,6 +1,7 @@
 """Ledgers that divide the topics of one store: who answers, who takes, who hands over."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -18,7 +19,7 @@ from seqgate.services.ledger.core.receipt import Found, Status
 from seqgate.services.ledger.owners import NotOwner, SharedOwner
 from seqgate.services.ledger.ports import LedgerRange, TopicNotFound
 from seqgate.services.ledger.service import Ledger, Opened, Opening, ReadRange
-from seqgate.services.ledger.sharing import Sharing
+from seqgate.services.ledger.sharing import Sharing, reading
 from seqgate.services.runtime.cursors import MemoryCursors
 from seqgate.types import Position, TopicName
 from tests.support.entries import single
@@ -30,8 +31,8 @@ TOPIC = TopicName.parse("public/default/shared")
 class Instance:
     """A ledger process. It beats when told to."""
 
-    def __init__(self, world: "World", address: str) -> None:
-        self.owner = SharedOwner(world.register, address, now_s=lambda: world.now_s)
+    def __init__(self, world: "World", address: str, now_s: Callable[[], float]) -> None:
+        self.owner = SharedOwner(world.register, address, now_s=now_s)
         self.ledger = Ledger(
             LedgerConfig(),
             world.store,
@@ -62,8 +63,8 @@ class World:
         self.now_s = 1e9
         self.instances: list[Instance] = []
 
-    def start(self, address: str) -> Instance:
-        self.instances.append(Instance(self, address))
+    def start(self, address: str, now_s: Callable[[], float] | None = None) -> Instance:
+        self.instances.append(Instance(self, address, now_s or (lambda: self.now_s)))
         return self.instances[-1]
 
     async def pass_time(self, seconds: float, *beating: Instance) -> None:
@@ -370,9 +371,63 @@ async def test_an_owner_that_was_taken_from_unnoticed_tells_nothing_old(world: W
         await world.store.append(TOPIC, 2, Position(1, 0), [single(5, "q")], 0)
         with pytest.raises(StoreUnavailable):
             await last(one.ledger)
+        assert await last(one.ledger) == (2, 0)
         with pytest.raises(StoreUnavailable):
             await publish(1)
-    assert await last(one.ledger) == (2, 0)
+
+
+async def test_an_owner_that_takes_its_topic_again_keeps_its_streams(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = world.start("one:1")
+    append, take = world.store.append, world.store.take
+    taken, go = asyncio.Event(), asyncio.Event()
+
+    async def lose_the_reply(*args: Any, **kwargs: Any) -> None:
+        monkeypatch.setattr(world.store, "append", append)
+        await append(*args, **kwargs)
+        raise StoreUnavailable("the outcome is unknown")
+
+    async def take_slowly(*args: Any, **kwargs: Any) -> object:
+        state = await take(*args, **kwargs)
+        taken.set()
+        await go.wait()
+        return state
+
+    async with publishing(one.ledger) as publish:
+        monkeypatch.setattr(world.store, "append", lose_the_reply)
+        monkeypatch.setattr(world.store, "take", take_slowly)
+        publication = asyncio.ensure_future(publish(0))
+        async with asyncio.timeout(10):
+            await taken.wait()
+        with pytest.raises(StoreUnavailable):
+            await last(one.ledger)
+        go.set()
+        await publication
+        assert await publish(1) is Status.STORED
+        assert (await last(one.ledger) or Position(0, 0)).ledger_id == 2
+
+
+async def test_a_topic_taken_while_its_owner_looks_is_not_lost(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look's answer is older than the take."""
+    one = world.start("one:1", now_s=time.monotonic)
+    owned, looked, go = world.register.owned, asyncio.Event(), asyncio.Event()
+
+    async def slowly(instance: str) -> frozenset[str]:
+        found = await owned(instance)
+        looked.set()
+        await go.wait()
+        return found
+
+    monkeypatch.setattr(world.register, "owned", slowly)
+    looking = asyncio.ensure_future(one.beat())
+    await looked.wait()
+    async with publishing(one.ledger) as publish:
+        go.set()
+        await looking
+        assert await publish(0) is Status.STORED
 
 
 async def test_of_two_that_are_asked_for_a_free_topic_one_takes_it(
@@ -482,6 +537,57 @@ async def test_one_instance_retains_a_topic_that_nobody_owns(world: World) -> No
     await world.store.create(TOPIC)
     await world.pass_time(2, *instances)
     assert [await each.sharing.retains(TOPIC) for each in instances].count(True) == 1
+
+
+async def test_retention_leaves_a_topic_to_the_one_that_retains_it(world: World) -> None:
+    instances = [world.start(f"i{number}:1") for number in range(3)]
+    async with publishing(instances[0].ledger) as publish:
+        assert await publish(0) is Status.STORED
+    live = instances[0].ledger._live[TOPIC]
+    await live.quiet()
+    await instances[0].ledger._release(TOPIC, live)
+    await world.pass_time(2, *instances)
+    first, *others = sorted(instances, key=lambda each: each.name)
+    for each in (*others, first):
+        assert (await world.store.get(TOPIC)).entries == 1
+        each.ledger._config = LedgerConfig(retention_bytes=0)
+        await each.ledger._retain(await world.store.get(TOPIC))
+    assert (await world.store.get(TOPIC)).entries == 0
+
+
+async def test_one_instance_retains_a_topic_of_another_that_is_over(world: World) -> None:
+    killed, one, other = (world.start(f"{name}:1") for name in ("killed", "one", "other"))
+    await world.store.create(TOPIC)
+    await last(killed.ledger)
+    await world.pass_time(2, killed, one, other)
+    assert [await each.sharing.retains(TOPIC) for each in (killed, one, other)] == [
+        True,
+        False,
+        False,
+    ]
+    await world.pass_time(LEASE_S + 1, one, other)
+    assert [await each.sharing.retains(TOPIC) for each in (one, other)].count(True) == 1
+
+
+async def test_a_topic_that_failed_here_is_still_retained_here(world: World) -> None:
+    one = world.start("one:1")
+    await world.store.create(TOPIC)
+    await last(one.ledger)
+    await one.beat()
+    one.ledger._live[TOPIC].stop(Draining("a bug stopped it"))
+    assert await one.sharing.retains(TOPIC)
+
+
+async def test_a_topic_that_is_read_is_not_idle(world: World) -> None:
+    one = world.start("one:1")
+    await world.store.create(TOPIC)
+    await last(one.ledger)
+    live = one.ledger._live[TOPIC]
+    await live.quiet()
+    before = live.idle
+    with reading(live):
+        meanwhile = live.idle
+    assert (before, meanwhile, live.idle) == (True, False, True)
 
 
 async def test_what_could_not_be_given_up_is_given_up_later(

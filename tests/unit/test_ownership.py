@@ -79,6 +79,17 @@ def test_an_observer_that_stood_still_itself_takes_nobody_for_over() -> None:
     assert not it.watch.is_over("one")
 
 
+def test_a_counter_stands_still_from_when_its_beat_was_answered() -> None:
+    """It may have beaten just before the answer."""
+    it = World("one")
+    it.beat("one", took_s=2 * BEAT_S)
+    for _ in range(round(LEASE_S / BEAT_S) - 1):
+        it.beat()
+        assert not it.watch.is_over("one")
+    it.beat()
+    assert it.watch.is_over("one")
+
+
 @pytest.mark.parametrize("away_s", [LEASE_S, 8.0, 600.0])
 def test_whoever_reaches_the_store_first_after_an_outage_takes_nobody_for_over(
     away_s: float,
@@ -226,6 +237,7 @@ def test_who_owns_more_than_its_share_hands_over(mine: int, theirs: int, handed_
         [100, 100, 0],
         [9, 9, 9, 9, 9, 9, 9, 9, 0],
         [50, 50, 50, 49, 1],
+        [20, 20, 20, 20, 0, 15],
         *[[Random(f"{seed} {each}").randrange(200) for each in range(9)] for seed in range(50)],
     ],
 )
@@ -247,6 +259,7 @@ def test_instances_that_hand_over_at_once_move_no_topic_twice(topics: list[int])
             assert name not in received
             owned[name] -= surplus.topics
             owned[surplus.successor.instance] += surplus.topics
+            assert owned[surplus.successor.instance] <= share
             received.add(surplus.successor.instance)
             moved += surplus.topics
     assert moved <= excess
