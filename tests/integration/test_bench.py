@@ -245,6 +245,36 @@ async def test_metrics_are_compared_with_none(bench: Run) -> None:
         assert {"client", "telling ledger", "telling dedup"} <= set(each["cpu_percent"])
 
 
+async def test_stores_are_compared_with_sqlite(bench: Run) -> None:
+    found = await bench.figures("stores")
+    kinds = (
+        *(f"append, {each}" for each in ("1 entry", "100 entries", "1,000 entries")),
+        "append, 100 entries, 8 topics at once",
+        "read columns",
+        "read with payloads",
+        "step, 50 acknowledgements, 8 cursors at once",
+    )
+    for kind in kinds:
+        assert found[f"{kind}, SQLite"]["limit"] is None
+        for store, server in (
+            ("PostgreSQL", "postgres"),
+            ("PostgreSQL with standbys", "postgres-1"),
+        ):
+            each = found[f"{kind}, {store}"]
+            assert each["limit"]["name"] == f"{kind}, SQLite"
+            assert {"client", "postgres", server} <= set(each["cpu_percent"])
+    computed = [each for name, each in found.items() if name.startswith("computed")]
+    assert {each["unit"] for each in computed} == {"µs/append", "µs/step"}
+    for shape in ("unbatched", "batched"):
+        for ledgers in ("a ledger", "two ledgers"):
+            each = found[f"publish, {shape}, 8 topics, {ledgers} on PostgreSQL"]
+            assert each["limit"]["name"] == f"publish, {shape}, 8 topics, a ledger on SQLite"
+            assert {"client", "ledger", "postgres"} <= set(each["cpu_percent"])
+    assert (
+        "ledger-1" in found["publish, batched, 8 topics, two ledgers on PostgreSQL"]["cpu_percent"]
+    )
+
+
 async def test_terminated_benchmarks_leave_no_process(bench: Run) -> None:
     process = await bench.start("--seconds-per-measurement", "30", "--only", "price")
     await eventually(

@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
 from rich.console import Console
 
-from tools.bench import clients, delivery, parts, rebuild, recovery
+from tools.bench import clients, delivery, parts, rebuild, recovery, stores
 from tools.bench.bench import SECONDS, Bench
 from tools.bench.figures import Measurement, as_json, print_group
 from tools.bench.rounds import BenchError
@@ -36,6 +37,7 @@ GROUPS: Final[dict[str, Callable[[Bench], Coroutine[Any, Any, list[Measurement]]
     "admit": partial(parts.claims_by, name="Admit"),
     "exchange": partial(parts.claims_by, name="Exchange"),
     "store": parts.commits,
+    "stores": stores.stores,
     "publish": clients.publish,
     "read": clients.read,
     "price": clients.price,
@@ -117,6 +119,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     options = parse()
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     width = None if sys.stdout.isatty() else WIDTH
     console = Console(quiet=options.json, width=width)
     try:

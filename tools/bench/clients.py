@@ -84,7 +84,7 @@ class Publish(Workload):
 
     async def round(self, meter: Meter) -> Round:
         async with connect(self.address) as client:
-            producers = [self.producer(client) for _ in range(self.producers)]
+            producers = self.all_producers(client)
             for producer in producers:
                 await producer.open()
                 await self.pump(producer, until=0, count_max=1)  # a burst, to warm up
@@ -94,6 +94,9 @@ class Publish(Workload):
             for producer in producers:
                 await producer.close()
             return meter.round(sum(counts))
+
+    def all_producers(self, client: Client) -> list[Producer]:
+        return [self.producer(client) for _ in range(self.producers)]
 
     def producer(self, client: Client, name: str | None = None) -> Producer:
         return client.producer(

@@ -149,28 +149,33 @@ async def commits(
 
 async def _commit(bench: Bench, store: LedgerStore, count: int, payload_bytes: int) -> Repeated:
     topic = TopicName.parse(f"bench/store/{count}x{payload_bytes}")
-    log = await store.take(topic, create=True)
-    tail, stored = log.tail, 0
-    payload = os.urandom(payload_bytes)
-    entries = [entry("p", number, payload) for number in range(count)]
-
-    async def commit() -> None:
-        nonlocal tail, stored
-        await store.append(topic, log.ledger_id, tail, entries, time.time_ns() // 1_000_000)
-        stored += count
-        tail = Position(log.ledger_id, stored - 1)
-
     block_bytes = count * (payload_bytes + len(METADATA))
     share = min(1.0, BLOCK_BYTES[-1] / block_bytes)  # more is written in several blocks
     noun = "entry" if count == 1 else "entries"
     return Repeated(
         f"store append, {count:,} {noun} of {payload_bytes:,} B a commit",
-        commit,
+        await appender(store, topic, count, payload_bytes),
         units={"entries": count},
         limits=[bench.limit(fdatasync(block_bytes), each=share)],
         payload_bytes=payload_bytes,
         in_bytes=True,
     )
+
+
+async def appender(store: LedgerStore, topic: TopicName, count: int, payload_bytes: int) -> Call:
+    """A call that appends so many entries to a new topic, one call after the other."""
+    log = await store.take(topic, create=True)
+    tail, stored = log.tail, 0
+    payload = os.urandom(payload_bytes)
+    entries = [entry("p", number, payload) for number in range(count)]
+
+    async def append() -> None:
+        nonlocal tail, stored
+        await store.append(topic, log.ledger_id, tail, entries, time.time_ns() // 1_000_000)
+        stored += count
+        tail = Position(log.ledger_id, stored - 1)
+
+    return append
 
 
 # ---- the dedup service

@@ -8,6 +8,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -189,7 +190,21 @@ def family_cpu_s() -> float:
 
 
 def _cpu_s(pid: int) -> float:
-    return sum(map(int, _stat(Path(f"/proc/{pid}/stat"))[11:13])) / TICKS_A_SECOND
+    """Processor seconds of a process and of all that its main thread started, ended ones included:
+    a PostgreSQL server is a process for each connection."""
+    seconds = sum(map(int, _stat(Path(f"/proc/{pid}/stat"))[11:15])) / TICKS_A_SECOND
+    for child in _children(pid):
+        with suppress(OSError):  # it has ended, and counts with its parent from now on
+            seconds += _cpu_s(child)
+    return seconds
+
+
+def _children(pid: int) -> list[int]:
+    """What a process's main thread started; nothing on a kernel without PROC_CHILDREN."""
+    try:
+        return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+    except OSError:
+        return []
 
 
 def _stat(file: Path) -> list[str]:
