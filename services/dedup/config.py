@@ -6,7 +6,13 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field
 
 from seqgate.services.dedup.redis_url import parse_redis_url
-from seqgate.services.runtime.config import CallerConfig, Port, Seconds, settings_for
+from seqgate.services.runtime.config import (
+    CallerConfig,
+    Port,
+    Seconds,
+    WorkersConfig,
+    settings_for,
+)
 
 
 def _checked(url: str) -> str:
@@ -14,7 +20,7 @@ def _checked(url: str) -> str:
     return url
 
 
-class DedupConfig(CallerConfig):
+class DedupConfig(CallerConfig, WorkersConfig):
     model_config = settings_for("dedup") | {"hide_input_in_errors": True}  # it may have a password
     service: ClassVar[str] = "dedup"
 

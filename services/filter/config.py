@@ -4,10 +4,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from seqgate.services.runtime.config import Port, ServiceConfig, settings_for
+from seqgate.services.runtime.config import Port, WorkersConfig, settings_for
 
 
-class FilterConfig(ServiceConfig):
+class FilterConfig(WorkersConfig):
     """The settings of the filter service."""
 
     model_config = settings_for("filter")

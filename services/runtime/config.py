@@ -6,6 +6,7 @@ the process before it listens. --help shows a setting's docstring.
 """
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 
@@ -21,6 +22,8 @@ from seqgate.services.runtime.load import BYTES_MAX, CALLS_MAX, STREAMS_MAX
 from seqgate.services.runtime.logs import LogFormat
 
 PORT_MAX: Final = 65_535
+
+WORKERS_MAX: Final = 64
 
 
 def _with_port(text: str) -> str:
@@ -176,6 +179,11 @@ class ServiceConfig(BaseSettings):
     def authenticates(self) -> bool:
         return self.tls_client_ca_file is not None or self.jwt_keys_file is not None
 
+    @property
+    def shares_port(self) -> bool:
+        """Whether other processes listen on the same ports: the service's other workers."""
+        return False
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -213,6 +221,26 @@ class CallerConfig(ServiceConfig):
             raise ValueError("peer_certificate_file and peer_key_file must be set together")
         if self.peer_certificate_file is not None and self.peer_ca_file is None:
             raise ValueError("peer_certificate_file requires peer_ca_file")
+        return self
+
+
+class WorkersConfig(ServiceConfig):
+    """Of a service without state of its own, which can run as several processes."""
+
+    workers: Annotated[int, Field(ge=1, le=WORKERS_MAX)] = 1
+    """The processes that serve, to use as many processors. Above 1, this process starts them,
+    replaces those that die, and serves all their metrics, labelled by worker. Connections, not
+    calls, are divided among them, so that it takes several clients to use them all. Every other
+    limit is for each. Linux only."""
+
+    @property
+    def shares_port(self) -> bool:
+        return self.workers > 1
+
+    @model_validator(mode="after")
+    def _can_share(self) -> Self:
+        if self.shares_port and sys.platform != "linux":
+            raise ValueError("workers above 1 require Linux, which divides connections among them")
         return self
 
 

@@ -1,9 +1,9 @@
 """Structured logs on standard error: one JSON object a line, or readable text on a terminal.
 
-Every line has the service's name, and the current trace and span, if any. Libraries that use the
-standard library's logging get the same format. No line contains a payload, a key, a property's
-value or a secret: messages are logged by position. For the same reason, tracebacks contain no
-values of variables.
+Every line has the service's name, a worker's number, and the current trace and span, if any.
+Libraries that use the standard library's logging get the same format. No line contains a payload, a
+key, a property's value or a secret: messages are logged by position. For the same reason,
+tracebacks contain no values of variables.
 """
 
 import logging
@@ -21,18 +21,22 @@ LIBRARIES_LEVEL: Final = logging.WARNING
 """The lowest level at which libraries' messages are logged, unless ours is higher."""
 
 
-def configure_logs(service: str, *, level: str, format_: LogFormat) -> None:
+def configure_logs(
+    service: str, *, level: str, format_: LogFormat, worker: int | None = None
+) -> None:
     """Set up structlog, and the standard library's logging, for this process.
 
     Args:
         service: the service's name, for every line.
         level: the lowest level that is logged.
         format_: auto: text if standard error is a terminal, otherwise JSON.
+        worker: this worker's number, for every line; None: the process is none.
     """
+    names = {"service": service} | ({} if worker is None else {"worker": worker})
     least = logging.getLevelNamesMapping()[level.upper()]
 
     def name_service(_: object, __: str, event: EventDict) -> EventDict:
-        return {"service": service, **event}
+        return {**names, **event}
 
     structlog.configure(
         processors=[
@@ -44,7 +48,8 @@ def configure_logs(service: str, *, level: str, format_: LogFormat) -> None:
             *_renderer(format_),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(least),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # One write per line: several workers share the stream.
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
     logging.root.handlers[:] = [_Libraries(max(least, LIBRARIES_LEVEL))]

@@ -43,6 +43,7 @@ from seqgate.services.errors import DomainError
 from seqgate.services.runtime.config import ServiceConfig
 from seqgate.services.runtime.globs import matches
 from seqgate.services.runtime.tasks import end
+from seqgate.services.runtime.worker import METRICS, tell_supervisor
 from seqgate.telemetry.metrics import (
     CPU_TIME,
     LOOP_LAG,
@@ -293,7 +294,8 @@ async def telling(config: ServiceConfig) -> AsyncIterator[Metrics]:
         meter = provider.get_meter("seqgate", version("seqgate"))
         metrics = Metrics(meter, readings, TopicLabels(config.metrics_topics))
         _tell_process(metrics)
-        with _scraped(config.metrics_listen, app):
+        with scraped(config.metrics_listen, app) as port:
+            tell_supervisor(METRICS, port)
             ticking = asyncio.create_task(_tick(metrics.histogram(LOOP_LAG)))
             try:
                 yield metrics
@@ -360,19 +362,27 @@ def _app(readings: Readings, readers: "list[MetricReader]") -> Any:
 
 
 @contextmanager
-def _scraped(listen: str, app: Any) -> Iterator[None]:
-    """Serve an app in threads; no effect without an address."""
+def scraped(listen: str, app: Any) -> Iterator[int]:
+    """Serve an app in threads while the context lasts; its value is the port. Without an address,
+    nothing is served, and the value is 0.
+
+    Raises:
+        OSError: the address cannot be used.
+    """
     if not listen:
-        yield
+        yield 0
         return
     host, _, port = listen.rpartition(":")
-    server = _Server((host.strip("[]"), int(port)), _Handler)
+    try:
+        server = _Server((host.strip("[]"), int(port)), _Handler)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot listen on {listen}: {error.strerror}") from error
     server.set_app(app)
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
     log.info("serving metrics", address=listen, port=server.server_port)
     try:
-        yield
+        yield server.server_port
     finally:
         server.shutdown()
         server.server_close()

@@ -9,10 +9,12 @@ from typing import TypeVar
 import structlog
 from pydantic import ValidationError
 
-from seqgate.services.runtime.config import ServiceConfig
+from seqgate.services.runtime.config import ServiceConfig, WorkersConfig
 from seqgate.services.runtime.logs import configure_logs
 from seqgate.services.runtime.security import check_exposure, check_files
+from seqgate.services.runtime.supervisor import supervise
 from seqgate.services.runtime.usage import faults, usage, wrong_values
+from seqgate.services.runtime.worker import FAILED, WORKER, tell_supervisor, worker_of
 from seqgate.telemetry import tracing
 from seqgate.telemetry.setup import exporter_asked_for
 
@@ -32,9 +34,9 @@ def run_service(
     *,
     migrate: Callable[[C], Awaitable[None]] | None = None,
 ) -> int:
-    """Read the settings and run until SIGTERM or SIGINT; or `migrate`, if --migrate is given.
-    Returns the exit status: 0 after a signal, --help or --migrate, 1 after a failure, 2 for invalid
-    arguments or settings."""
+    """Read the settings and run until SIGTERM or SIGINT, in several processes if `workers` says so;
+    or `migrate`, if --migrate is given. Returns the exit status: 0 after a signal, --help or
+    --migrate, 1 after a failure, 2 for invalid arguments or settings."""
     if "--help" in arguments:
         sys.stdout.write(usage(config_type))
         return EXIT_OK
@@ -43,10 +45,16 @@ def run_service(
         return EXIT_USAGE
     if migrate is not None and list(arguments) == ["--migrate"]:
         arguments, run = (), migrate
+    worker = None
+    if issubclass(config_type, WorkersConfig):
+        try:
+            worker, arguments = worker_of(arguments)
+        except ValueError as error:
+            return _refused(config_type, str(error))
+        WORKER.set(worker)
     fault = next(faults(config_type, arguments, os.environ), None)
     if fault is not None:
-        sys.stderr.write(f"{config_type.service}: {fault}\n")
-        return EXIT_USAGE
+        return _refused(config_type, fault)
     try:
         config = config_type()
         config.check()
@@ -55,21 +63,34 @@ def run_service(
         exporter_asked_for("TRACES")
         exporter_asked_for("METRICS")
     except ValidationError as error:
-        for wrong in wrong_values(config_type, error):
-            sys.stderr.write(f"{config_type.service}: {wrong}\n")
-        return EXIT_USAGE
+        return _refused(config_type, *wrong_values(config_type, error))
     except (OSError, ValueError) as error:
-        sys.stderr.write(f"{config_type.service}: {error}\n")
-        return EXIT_USAGE
-    configure_logs(config.service, level=config.log_level, format_=config.log_format)
+        return _refused(config_type, str(error))
+    configure_logs(
+        config.service,
+        level=config.log_level,
+        format_=config.log_format,
+        worker=None if worker is None else worker.number,
+    )
     try:
+        if isinstance(config, WorkersConfig) and config.shares_port and worker is None:
+            return EXIT_OK if supervise(config) else EXIT_FAILED
         with tracing(config.service):
             asyncio.run(_run(run, config))
-    except Exception:
+    except Exception as error:
         log.exception("failed")
+        tell_supervisor(FAILED, repr(error))
         return EXIT_FAILED
     log.info("stopped")
     return EXIT_OK
+
+
+def _refused(config_type: type[ServiceConfig], *faults: str) -> int:
+    """Say why the process does not start. Returns its exit status."""
+    for each in faults:
+        sys.stderr.write(f"{config_type.service}: {each}\n")
+    tell_supervisor(FAILED, "; ".join(faults))
+    return EXIT_USAGE
 
 
 async def _run(run: Callable[[C], Awaitable[None]], config: C) -> None:

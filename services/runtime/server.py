@@ -3,7 +3,7 @@
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Final
 
 import structlog
@@ -29,6 +29,7 @@ from seqgate.services.runtime.rights import Rights
 from seqgate.services.runtime.security import exposure, guard_of, server_credentials
 from seqgate.services.runtime.tasks import end
 from seqgate.services.runtime.windows import WINDOWS
+from seqgate.services.runtime.worker import LISTENING, WORKER, tell_supervisor
 from seqgate.telemetry import TracingServerInterceptor
 from seqgate.telemetry.metrics import BUSY, BUSY_LIMIT, DENIALS, STREAMS
 from seqgate.telemetry.setup import NONE, exporter_asked_for
@@ -83,6 +84,7 @@ async def grpc_server(
     await server.start()
     await probed.start()
     log.info("listening", address=config.listen, port=port, tls=is_secure)
+    tell_supervisor(LISTENING)
     for danger in exposure(config):
         log.warning("INSECURE: " + danger, address=config.listen)
     watching = asyncio.create_task(readiness.watch())
@@ -160,12 +162,16 @@ def _health_server(config: ServiceConfig, readiness: Readiness) -> aio.Server:
 
 
 async def told_to_stop() -> None:
+    """Wait for SIGTERM or SIGINT, or for the end of this process's supervisor, if it has one. A
+    second signal ends the process at once."""
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
+    worker = WORKER.get()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
     try:
-        await told.wait()
+        with nullcontext() if worker is None else worker.watched(told.set):
+            await told.wait()
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
@@ -174,7 +180,8 @@ async def told_to_stop() -> None:
 def _options(config: ServiceConfig) -> list[tuple[str, int]]:
     keepalive_ms = int(config.keepalive_s * 1000)
     options = [
-        ("grpc.so_reuseport", 0),  # two processes on one port would silently split the callers
+        # Two processes on one port split the callers: silently, unless they are meant to.
+        ("grpc.so_reuseport", int(config.shares_port)),
         ("grpc.max_receive_message_length", config.message_bytes_max),
         ("grpc.max_send_message_length", config.message_bytes_max),
         ("grpc.max_metadata_size", config.metadata_bytes_max),
