@@ -85,7 +85,7 @@ async def _opened(bench: Bench) -> AsyncIterator[list[Store]]:
     async with AsyncExitStack() as used:
         name = used.enter_context(tempfile.TemporaryDirectory(dir=bench.stack.folder))
         folder = Path(name)
-        single = await used.enter_async_context(bench.another(services=(), store=POSTGRES))
+        single = await used.enter_async_context(bench.another(services=(), on_postgres=True))
         cluster = await used.enter_async_context(PostgresCluster(folder / "cluster"))
         pids = single.pids(POSTGRES)
         found = [
@@ -297,8 +297,8 @@ class Divided(Publish):
 async def _published(bench: Bench) -> list[Measurement]:
     """Messages of one client process, through the services."""
     async with (
-        bench.another(services=SERVICES, store=POSTGRES) as one,
-        bench.another(services=SERVICES, store=POSTGRES, instances=2) as two,
+        bench.another(services=SERVICES, on_postgres=True) as one,
+        bench.another(services=SERVICES, on_postgres=True, instances=2) as two,
     ):
         cases: list[Divided] = []
         for shape in SHAPES:
