@@ -9,9 +9,11 @@ from typing import TypeVar
 import structlog
 from pydantic import ValidationError
 
+from seqgate.services.errors import DomainError
 from seqgate.services.runtime.config import ServiceConfig, WorkersConfig
 from seqgate.services.runtime.logs import configure_logs
 from seqgate.services.runtime.security import check_exposure, check_files
+from seqgate.services.runtime.store_config import StoreConfig
 from seqgate.services.runtime.supervisor import supervise
 from seqgate.services.runtime.usage import faults, usage, wrong_values
 from seqgate.services.runtime.worker import FAILED, WORKER, tell_supervisor, worker_of
@@ -43,7 +45,8 @@ def run_service(
     if not __debug__:
         sys.stderr.write("assertions guard this service's state: run Python without -O\n")
         return EXIT_USAGE
-    if migrate is not None and list(arguments) == ["--migrate"]:
+    migrates = migrate is not None and list(arguments) == ["--migrate"]
+    if migrate is not None and migrates:
         arguments, run = (), migrate
     worker = None
     if issubclass(config_type, WorkersConfig):
@@ -66,6 +69,8 @@ def run_service(
         return _refused(config_type, *wrong_values(config_type, error))
     except (OSError, ValueError) as error:
         return _refused(config_type, str(error))
+    if migrates and not (isinstance(config, StoreConfig) and config.postgres_url):
+        return _refused(config_type, "--migrate changes tables in PostgreSQL: set postgres_url")
     configure_logs(
         config.service,
         level=config.log_level,
@@ -77,6 +82,11 @@ def run_service(
             return EXIT_OK if supervise(config) else EXIT_FAILED
         with tracing(config.service):
             asyncio.run(_run(run, config))
+    except DomainError as error:
+        about = {**error.details, "reason": error.reason, "why": error.message}
+        log.critical("failed", **about)
+        tell_supervisor(FAILED, repr(error))
+        return EXIT_FAILED
     except Exception as error:
         log.exception("failed")
         tell_supervisor(FAILED, repr(error))
