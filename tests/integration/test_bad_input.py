@@ -168,6 +168,7 @@ LEDGER: Methods = {
     "TrimTopic": lambda topic, **more: pb.TrimTopicRequest(
         topic=topic, **({"before": position(1, 0)} | more)
     ),
+    "RenewTopic": lambda topic, **more: pb.RenewTopicRequest(topic=topic, **({"above": 0} | more)),
     "DeleteTopic": lambda topic: pb.DeleteTopicRequest(topic=topic),
 }
 """A valid request to each method of the ledger that names a topic, by method."""
@@ -272,7 +273,11 @@ async def test_dedup_refuses_invalid_topic_names(services: Services, method: str
             await call(services.dedup, method, DEDUP[method](name))
 
 
-@pytest.mark.parametrize("method", [each for each in LEDGER if each != "CreateTopic"])
+MAY_LACK_TOPIC = ("CreateTopic", "RenewTopic")
+"""The methods that succeed for a topic that does not exist."""
+
+
+@pytest.mark.parametrize("method", [each for each in LEDGER if each not in MAY_LACK_TOPIC])
 async def test_the_ledger_does_not_find_a_missing_topic(
     services: Services, method: str, topic: str
 ) -> None:
@@ -515,6 +520,15 @@ async def test_a_trim_refuses_invalid_positions(services: Services, stored: str)
                 await call(services.ledger, "TrimTopic", LEDGER["TrimTopic"](stored, before=bad))
         with refused(INVALID, "INVALID_RANGE"):
             await call(services.ledger, "TrimTopic", pb.TrimTopicRequest(topic=stored))
+
+
+@pytest.mark.parametrize("above", [-1, -(2**63), 2**63 - 1])
+async def test_a_renewal_refuses_invalid_ledger_ids(
+    services: Services, stored: str, above: int
+) -> None:
+    async with unchanged(services, stored):
+        with refused(INVALID, "INVALID_RANGE"):
+            await call(services.ledger, "RenewTopic", LEDGER["RenewTopic"](stored, above=above))
 
 
 @pytest.mark.parametrize("page_size", [-1, -(2**31), ledger_limits.PAGE_MAX + 1, 2**31 - 1])

@@ -208,6 +208,7 @@ async def test_damage_affects_one_topic_and_can_be_skipped(
         (damaged,),
     )
     database.close()
+    capsys.readouterr()
 
     assert rebuild([*world.addresses, "--json", "damaged/*"], spark) == 1
     captured = capsys.readouterr()

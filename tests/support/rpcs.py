@@ -65,6 +65,7 @@ ALLOWED: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "FindMessage": ("read publish", "jobs"),
         "FindPosition": ("read", "dispatcher"),
         "TrimTopic": ("administer", ""),
+        "RenewTopic": ("administer", ""),
         "DeleteTopic": ("administer", ""),
     },
     "dedup": {
