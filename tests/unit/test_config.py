@@ -1,5 +1,7 @@
 """The sources of settings, and the settings refused."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from seqgate.services.dispatcher.config import DispatcherConfig
 from seqgate.services.filter.config import FilterConfig
 from seqgate.services.ledger.config import LedgerConfig
 from seqgate.services.runtime.config import ServiceConfig
-from seqgate.services.runtime.process import run_service
+from seqgate.services.runtime.process import COLLECTED_OBJECTS, run_service
 
 FILE = "SEQGATE_LEDGER_CONFIG_FILE"
 
@@ -292,3 +294,21 @@ def test_a_service_with_invalid_settings_reports_them_and_exits(
 
     assert run_service(LedgerConfig, run) == 2
     assert capsys.readouterr().err.startswith("ledger: ")
+
+
+def test_a_service_collects_garbage_rarely() -> None:
+    told = _told(
+        "import asyncio, gc\n"
+        "from seqgate.services.filter.config import FilterConfig\n"
+        "from seqgate.services.runtime.process import run_service\n"
+        "async def run(config):\n"
+        "    print(gc.get_threshold(), gc.get_freeze_count() > 10_000)\n"
+        "raise SystemExit(run_service(FilterConfig, run))\n"
+    )
+    assert told.splitlines()[0] == f"{(COLLECTED_OBJECTS, 20, 50)} True"
+
+
+def _told(program: str) -> str:
+    """What a program prints in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    return done.stdout.decode()
