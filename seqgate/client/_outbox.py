@@ -24,7 +24,9 @@ them are answered.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client._chunking import LargeMessage
 from seqgate.client._codec import OutgoingMessage
@@ -39,8 +41,7 @@ from seqgate.message_id import ChunkMessageId, MessageId
 from seqgate.types import Position
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     """A message is in the log.
 
     Attributes:
@@ -54,8 +55,7 @@ class Receipt:
     duplicate: bool
 
 
-@dataclass(slots=True)
-class Resolved:
+class Resolved(NamedTuple):
     message: OutgoingMessage
     outcome: Receipt | SeqgateError
 
@@ -71,6 +71,11 @@ class _Parcel:
     @property
     def resolved(self) -> bool:
         return False
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether its first entry is a batch, perhaps of one message."""
+        return self.entries[0].metadata.HasField("num_messages_in_batch")
 
     def exceeds(self, payload_bytes_max: int) -> bool:
         return any(len(entry.payload) > payload_bytes_max for entry in self.entries)
@@ -236,6 +241,35 @@ class Outbox:
         if isinstance(parcel, _ChunkParcel):
             return self._resolve_chunk(receipt, parcel)
         return _resolve(receipt, parcel)
+
+    def receive_run(self, run: pb.ReceiptRun) -> list[Resolved]:
+        """Take the receipts of publications that were stored one after the other. Returns the
+        messages that they resolve."""
+        ledger_id, first = run.position.ledger_id, run.position.entry_id
+        resolved: list[Resolved] = []
+        for place, request_id in enumerate(range(run.request_id, run.request_id + run.count)):
+            parcel = self._parcels.get(request_id)
+            if parcel is None or not parcel.sent:
+                continue
+            if len(parcel.messages) > 1 or type(parcel) is not _Parcel:
+                position = common_pb2.Position(ledger_id=ledger_id, entry_id=first + place)
+                stored = pb.RECEIPT_STATUS_STORED
+                receipt = pb.Receipt(request_id=request_id, status=stored, position=position)
+                resolved += self.receive(receipt)
+                continue
+            del self._parcels[request_id]
+            self._parcels_out -= 1
+            self._messages_out -= 1
+            self._bytes_out -= parcel.size_bytes
+            message = parcel.messages[0]
+            batch_index = 0 if parcel.is_batch else -1
+            message_id = MessageId(ledger_id, first + place, -1, batch_index)
+            resolved.append(
+                Resolved(message, Receipt(message_id, message.sequence_id, duplicate=False))
+            )
+        if resolved:
+            self.last_failure = None
+        return resolved
 
     def fail_all(self, error: SeqgateError) -> list[Resolved]:
         resolved = [Resolved(message, error) for message in self.unresolved]

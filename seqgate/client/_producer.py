@@ -553,6 +553,7 @@ class Producer:
             initial_sequence_id=self._initial_sequence_id,
             takeover=self._takeover and not self._opened.done(),
             instance=self._instance,
+            receipt_runs=True,
         )
 
     def _take_opened(self, opened: pb.Opened) -> None:
@@ -626,6 +627,8 @@ class Producer:
             response = await read(call)
             match response.WhichOneof("response"):
                 case "receipts":
+                    for run in response.receipts.runs:
+                        self._resolve(self._outbox.receive_run(run))
                     for receipt in response.receipts.receipts:
                         self._resolve(self._outbox.receive(receipt))
                     self._wake.set()

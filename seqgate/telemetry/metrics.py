@@ -481,7 +481,7 @@ VERDICTS: Final = Metric(
     "seqgate.dedup.verdicts",
     Kind.COUNTER,
     "{verdict}",
-    "Deduplication verdicts on claimed sequence ids",
+    "Deduplication verdicts on claims: publications, or runs of publications",
     _DEDUP,
     (TOPIC, VERDICT),
 )

@@ -120,7 +120,7 @@ class ReceiptsUnread(DomainError):
 
 
 class Window(NamedTuple):
-    """A producer's limits on unanswered publications, or a publication's share of them."""
+    """A producer's limits on unanswered publications."""
 
     messages: int
     size_bytes: int
@@ -160,10 +160,17 @@ class Standing(NamedTuple):
     last_stored: LastStored | None = None
 
 
+class Answered(NamedTuple):
+    """The receipt of a publication, or of each of a run: at consecutive positions, if STORED."""
+
+    request_ids: range
+    receipt: Receipt
+
+
 class News(NamedTuple):
     """The responses of a stream to its producer."""
 
-    receipts: list[tuple[int, Receipt]]
+    receipts: list[Answered]
     draining: bool
     taken_over: bool
 
@@ -179,9 +186,10 @@ class Session:
         self.producer = producer
         self.instance = instance
         self._window = window
-        self._unanswered: dict[int, Window] = {}
+        self._unanswered: set[int] = set()
         self._messages = self._size_bytes = 0
-        self._receipts: list[tuple[int, Receipt]] = []
+        self._receipts: list[Answered] = []
+        self._unread = 0
         self._draining = self._taken_over = False
         self._closing = False
         self._error: Exception | None = None
@@ -197,7 +205,7 @@ class Session:
             WindowExceeded: at least one exceeds the window; those before it are counted.
         """
         for unit in units:
-            if self._unanswered and (
+            if (self._unanswered or unit.publications > 1) and (
                 self._messages + unit.message_count > self._window.messages
                 or self._size_bytes + unit.size_bytes > self._window.size_bytes
             ):
@@ -206,19 +214,26 @@ class Session:
                     window_messages=self._window.messages,
                     window_bytes=self._window.size_bytes,
                 )
-            share = Window(unit.message_count, unit.size_bytes)
-            self._unanswered[unit.request_id] = share
-            self._messages += share.messages
-            self._size_bytes += share.size_bytes
-            self._budget.take(share.size_bytes)
+            self._unanswered.update(unit.request_ids)
+            self._messages += unit.message_count
+            self._size_bytes += unit.size_bytes
+            self._budget.take(unit.size_bytes)
 
-    def answer(self, request_id: int, receipt: Receipt) -> None:
-        """Queue the receipt of a publication."""
-        self.forget(request_id)
+    def answer(self, unit: Unit, receipt: Receipt) -> None:
+        """Queue the receipt of a publication, or of each of a run."""
+        self.forget(unit)
+        self._queue(Answered(unit.request_ids, receipt))
+
+    def refuse(self, request_id: int, receipt: Receipt) -> None:
+        """Queue the receipt of a publication that was not accepted."""
+        self._queue(Answered(range(request_id, request_id + 1), receipt))
+
+    def _queue(self, answered: Answered) -> None:
+        self._changed.set()
         if self._is_cut:
             return
-        self._receipts.append((request_id, receipt))
-        self._changed.set()
+        self._receipts.append(answered)
+        self._unread += len(answered.request_ids)
         if self._is_unread():
             self._cut_off()
 
@@ -230,20 +245,20 @@ class Session:
             receipts_max=self._window.messages + UNREAD_RECEIPTS_MAX,
         )
         self._is_cut = True
-        self._receipts = []
+        self._receipts, self._unread = [], 0
         self.fail(error)
         self.cut(error)
 
     def _is_unread(self) -> bool:
-        return len(self._receipts) > self._window.messages + UNREAD_RECEIPTS_MAX
+        return self._unread > self._window.messages + UNREAD_RECEIPTS_MAX
 
-    def forget(self, request_id: int) -> None:
-        """Release a publication's share of the window and of the budget, without a receipt."""
-        share = self._unanswered.pop(request_id, None)
-        if share is not None:
-            self._messages -= share.messages
-            self._size_bytes -= share.size_bytes
-            self._budget.give(share.size_bytes)
+    def forget(self, unit: Unit) -> None:
+        """Release a unit's share of the window and of the budget, without a receipt."""
+        if unit.request_id in self._unanswered:
+            self._unanswered.difference_update(unit.request_ids)
+            self._messages -= unit.message_count
+            self._size_bytes -= unit.size_bytes
+            self._budget.give(unit.size_bytes)
         self._changed.set()
 
     def forget_all(self) -> None:
@@ -252,8 +267,9 @@ class Session:
         self._budget.give(self._size_bytes)
         self._messages = self._size_bytes = 0
 
-    def is_unanswered(self, request_id: int) -> bool:
-        return request_id in self._unanswered
+    def are_answered(self, request_ids: Iterable[int]) -> bool:
+        """Whether none of these publications awaits a receipt."""
+        return self._unanswered.isdisjoint(request_ids)
 
     @property
     def unanswered_messages(self) -> int:
@@ -296,7 +312,7 @@ class Session:
         while True:
             if self._receipts or self._draining or self._taken_over:
                 news = News(self._receipts, self._draining, self._taken_over)
-                self._receipts = []
+                self._receipts, self._unread = [], 0
                 self._draining = self._taken_over = False
                 return news
             if self._closing and not self._unanswered:
@@ -370,7 +386,7 @@ class LiveTopic:
         self._asking_since_s: float | None = None
         self._metrics = metrics
         self._counts = metrics.of(state.topic)
-        self._tracing = TopicTracing(state.topic)
+        self.tracing = TopicTracing(state.topic)
         self._recovery = Recovery(metrics)
         self._cause = "takeover"
         self._perform(self._writer.start())
@@ -465,7 +481,7 @@ class LiveTopic:
             return
         fits = self._budget.fits(sum(unit.size_bytes for unit in units))
         session.accept(units)
-        self._tracing.arrived(units)
+        self.tracing.arrived(units)
         with self._contained():
             if fits:
                 self._perform(self._writer.submit(units))
@@ -535,7 +551,7 @@ class LiveTopic:
         self.stopped = True
         for session in list(self._sessions.values()):
             session.fail(error)
-        self._tracing.stopped(error.reason)
+        self.tracing.stopped(error.reason)
         self.progress.beat()
 
     def _register(
@@ -558,8 +574,8 @@ class LiveTopic:
     def _forget(self, session: Session) -> None:
         """Close a session in the machine. Units not yet admitted get no receipt."""
         for unit in self._writer.close_session(session.number):
-            session.forget(unit.request_id)
-            self._tracing.dropped(unit, _CLOSED)
+            session.forget(unit)
+            self.tracing.dropped(unit, _CLOSED)
 
     def _record_instance(self, producer: str, instance: bytes, noted: bytes | None) -> None:
         """Store this instance with the producer's next entry. No unit of the previous instance is
@@ -627,7 +643,7 @@ class LiveTopic:
         if not self.stopped:
             is_aligning = self._writer.phase is Phase.ALIGNING
             self._recovery.record(self._cause, is_aligning=is_aligning)
-            self._tracing.aligned(self._cause, is_aligning=is_aligning)
+            self.tracing.aligned(self._cause, is_aligning=is_aligning)
         self.progress.beat()
 
     def lose(self, error: DomainError) -> DomainError:
@@ -641,17 +657,17 @@ class LiveTopic:
 
     def _answer(self, unit: Unit, receipt: Receipt) -> None:
         if receipt.status is _STORED:
-            self._counts.stored += 1
+            self._counts.stored += unit.publications
         else:
-            self._counts.receipts[receipt.status] += 1
-        self._tracing.answered(unit, receipt.status.name)
+            self._counts.receipts[receipt.status] += unit.publications
+        self.tracing.answered(unit, receipt.status.name)
         session = self._sessions.get(unit.session)
         if session is not None:
-            session.answer(unit.request_id, receipt)
+            session.answer(unit, receipt)
 
     async def _do(self, effect: Effect) -> None:
         with self._contained():
-            with self._tracing.recovering():
+            with self.tracing.recovering():
                 effects = await self._done(effect)
             self._perform(effects)
 
@@ -663,7 +679,7 @@ class LiveTopic:
             case Append():
                 return await self._append(effect)
             case LookUp(units):
-                with self._tracing.looking_up([each.unit for each in units]):
+                with self.tracing.looking_up([each.unit for each in units]):
                     await self._look_up(units)
                 return []
             case ReadLog():
@@ -685,7 +701,7 @@ class LiveTopic:
         confirms = call.confirmation is not None
         self._asking_since_s = began_s
         try:
-            with self._tracing.asking(operation, units, confirms=confirms) as span:
+            with self.tracing.asking(operation, units, confirms=confirms) as span:
                 outcome = await self._outcome(call)
                 if span.is_recording():
                     span.set_attributes(_described(outcome))
@@ -773,7 +789,7 @@ class LiveTopic:
         self._last_append_ms = self._next_append_ms()
         instances = self._instances_of(append.entries)
         try:
-            with self._tracing.appending(append.entries), _owned():
+            with self.tracing.appending(append.entries), _owned():
                 await self._store.append(
                     self.topic,
                     writer.ledger_id,
@@ -853,7 +869,7 @@ class LiveTopic:
         """Read a page of the log and confirm it to deduplication."""
         if self.stopped:
             return []
-        with self._tracing.replaying() as span:
+        with self.tracing.replaying() as span:
             effects = await self._read_log(read, span)
         match effects:
             case [Confirm() as confirm]:

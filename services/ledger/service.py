@@ -277,7 +277,7 @@ class Ledger:
 
     def refuse(self, opened: Opened, request_id: int, error: DomainError) -> None:
         self._metrics.of(opened.topic.topic).receipts[Status.REFUSED] += 1
-        opened.session.answer(request_id, refused(error))
+        opened.session.refuse(request_id, refused(error))
 
     # ---- reading
 

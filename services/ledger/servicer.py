@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -26,7 +26,7 @@ from seqgate.services.errors import (
     Kind,
 )
 from seqgate.services.ledger.core.columns import Columns
-from seqgate.services.ledger.core.entry import METADATA_BYTES_MAX, Entry, StoredEntry, Unit, unit_of
+from seqgate.services.ledger.core.entry import METADATA_BYTES_MAX, Entry, StoredEntry, Unit
 from seqgate.services.ledger.core.receipt import (
     Fate,
     Found,
@@ -35,7 +35,8 @@ from seqgate.services.ledger.core.receipt import (
     Status,
     Unfinished,
 )
-from seqgate.services.ledger.live import News, Session
+from seqgate.services.ledger.core.runs import Runs
+from seqgate.services.ledger.live import Answered, News, Session
 from seqgate.services.ledger.ports import LogState
 from seqgate.services.ledger.readers import Pages
 from seqgate.services.ledger.service import Ledger, Missed, Opened, Opening, ReadRange
@@ -161,13 +162,15 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
     async def Publish(  # type: ignore[override]
         self, request_iterator: AsyncIterator[pb.PublishRequest], context: Context
     ) -> None:
-        opened = await self._ledger.open(_opening(await context.read()))
+        first: Any = await context.read()
+        opened = await self._ledger.open(_opening(first))
+        runs = first.open.receipt_runs
         receiving = asyncio.create_task(self._receive(opened, context))
         try:
             async with until_cut() as opened.session.cut:
                 await context.write(pb.PublishResponse(opened=self._to_opened(opened)))
                 while (news := await opened.session.news()) is not None:
-                    for response in _to_responses(news):
+                    for response in _to_responses(news, runs=runs):
                         await context.write(response)
         finally:
             receiving.cancel()
@@ -383,50 +386,82 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
         session = opened.session
         if not publications.publications:
             raise InvalidPublication("publications is empty", field="publications")
+        _check_request_ids(session, [each.request_id for each in publications.publications])
         foreign = publications.ledger_id not in (0, opened.topic.ledger_id)
-        units: list[Unit] = []
+        runs = Runs(session.number)
+        traced = opened.topic.tracing.is_on
         resumes = False
-        seen: set[int] = set()
         for publication in publications.publications:
             if session.closing:  # perhaps because the producer leaves receipts unread
                 break
-            request_id = publication.request_id
-            if request_id in seen or session.is_unanswered(request_id):
-                raise InvalidPublication(
-                    "request_id is in use by an unanswered publication",
-                    field="publications.request_id",
-                    request_id=request_id,
-                )
-            seen.add(request_id)
             try:
                 if foreign:
                     raise Fenced("ledger_id names another epoch", epoch=opened.topic.ledger_id)
-                unit = self._unit(session, publication)
-                units.append(unit._replace(resume=unit.resume or resumes))
-                resumes = False
+                entries = self._entries(session.producer, publication.entries)
             except DomainError as error:
                 resumes = resumes or _ends_hold(publication, error)
-                self._ledger.refuse(opened, request_id, error)
-        return units, resumes
+                self._ledger.refuse(opened, publication.request_id, error)
+                continue
+            runs.add(
+                publication.request_id,
+                entries,
+                resume=publication.resume or resumes,
+                alone=traced and opened.topic.tracing.follows(entries),
+            )
+            resumes = False
+        return runs.end(), resumes
 
-    def _unit(self, session: Session, publication: pb.Publication) -> Unit:
-        count = len(publication.entries)
+    def _entries(self, producer: str, given: Sequence[pb.Entry]) -> list[Entry]:
+        count = len(given)
+        if count == 1:
+            entry = given[0]
+            return [self._plain_entry(producer, entry) or self._entry(producer, entry)]
         if not 1 <= count <= PUBLICATION_ENTRIES_MAX:
             raise InvalidPublication(
                 f"a publication must have 1 to {PUBLICATION_ENTRIES_MAX:,} entries",
                 field="publications.entries",
                 count=count,
             )
-        entries = [self._entry(session.producer, entry) for entry in publication.entries]
-        if count > 1:
-            _check_together(entries)
-            if any(entry.chunk for entry in entries):
-                raise InvalidPublication(
-                    "a chunk must be the only entry of its publication",
-                    field="publications.entries",
-                    count=count,
-                )
-        return unit_of(session.number, publication.request_id, entries, resume=publication.resume)
+        entries = [self._entry(producer, entry) for entry in given]
+        _check_together(entries)
+        if any(entry.chunk for entry in entries):
+            raise InvalidPublication(
+                "a chunk must be the only entry of its publication",
+                field="publications.entries",
+                count=count,
+            )
+        return entries
+
+    def _plain_entry(self, producer: str, entry: pb.Entry) -> Entry | None:
+        """The entry of one whole message, as `_entry` returns it; None: `_entry` must look at it.
+        Most entries are plain, and this costs a third."""
+        metadata, payload = entry.metadata, entry.payload
+        has, sequence_id = metadata.HasField, metadata.sequence_id
+        if (
+            metadata.producer_name != producer
+            or sequence_id > SEQUENCE_ID_MAX
+            or len(payload) > self._limits.message_bytes
+            or not has("sequence_id")
+            or has("highest_sequence_id")
+            or has("num_messages_in_batch")
+            or has("marker_type")
+            or has("uuid")
+            or has("chunk_id")
+            or has("num_chunks_from_msg")
+            or has(_TOTAL)
+            or (has(_CRC) and google_crc32c.value(payload) != metadata.payload_crc32c)
+            or metadata.sequence_id_steps
+            or len(metadata.properties) > PROPERTIES_MAX
+            or metadata.partition_key_b64_encoded
+            or metadata.deliver_at_time < 0
+            or (metadata.compression and not has("uncompressed_size"))
+        ):
+            return None
+        packed = metadata.SerializeToString()
+        if len(packed) > METADATA_BYTES_MAX:
+            return None
+        fields = (producer, sequence_id, sequence_id, None, (), False, packed, payload, None, "")
+        return _entry_of(fields)
 
     def _entry(self, producer: str, entry: pb.Entry) -> Entry:
         metadata, payload = entry.metadata, entry.payload
@@ -445,10 +480,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
         lowest, highest, messages = _ids(metadata)
         chunk = _chunk(metadata, len(payload), self._limits)
         _check_fields(metadata)
-        if (
-            metadata.HasField("payload_crc32c")
-            and google_crc32c.value(payload) != metadata.payload_crc32c
-        ):
+        if metadata.HasField(_CRC) and google_crc32c.value(payload) != metadata.payload_crc32c:
             raise ChecksumMismatch(
                 "payload does not match payload_crc32c", field="entries.metadata.payload_crc32c"
             )
@@ -606,6 +638,10 @@ def _is_base64(text: str) -> bool:
 
 
 _TOTAL: Final = "total_chunk_msg_size"
+_CRC: Final = "payload_crc32c"
+
+# Entry._make without a Python call per entry.
+_entry_of: Final[Callable[[Iterable[Any]], Entry]] = partial(tuple.__new__, Entry)
 
 
 def _chunk(
@@ -708,6 +744,21 @@ def _check_together(entries: list[Entry]) -> None:
         )
 
 
+def _check_request_ids(session: Session, request_ids: Sequence[int]) -> None:
+    """Check that no id of a request is in use, or given twice."""
+    if len(set(request_ids)) == len(request_ids) and session.are_answered(request_ids):
+        return
+    seen: set[int] = set()
+    for request_id in request_ids:
+        if request_id in seen or not session.are_answered([request_id]):
+            raise InvalidPublication(
+                "request_id is in use by an unanswered publication",
+                field="publications.request_id",
+                request_id=request_id,
+            )
+        seen.add(request_id)
+
+
 async def _range(ledger: Ledger, request: pb.ReadRequest, log: LogState) -> ReadRange:
     return ReadRange(
         await _after(ledger, read_start(request.start, InvalidRange), log),
@@ -756,12 +807,10 @@ _TO_STATUS: Final = {
 _TO_MISSING: Final = {Missing.STALE: pb.FATE_STALE, Missing.TRIMMED: pb.FATE_TRIMMED}
 
 
-def _to_responses(news: News) -> list[pb.PublishResponse]:
-    responses = []
-    for i in range(0, len(news.receipts), RECEIPTS_MAX):
-        some = news.receipts[i : i + RECEIPTS_MAX]
-        receipts = [_to_receipt(request_id, receipt) for request_id, receipt in some]
-        responses.append(pb.PublishResponse(receipts=pb.Receipts(receipts=receipts)))
+def _to_responses(news: News, *, runs: bool) -> list[pb.PublishResponse]:
+    """The responses; `runs`: the producer understands ReceiptRun."""
+    receipts = _to_receipts(news.receipts) if runs else _to_each_receipt(news.receipts)
+    responses = [pb.PublishResponse(receipts=each) for each in receipts]
     if news.draining:
         responses.append(pb.PublishResponse(draining=common_pb2.Draining()))
     if news.taken_over:
@@ -769,12 +818,44 @@ def _to_responses(news: News) -> list[pb.PublishResponse]:
     return responses
 
 
-def _to_receipt(request_id: int, receipt: Receipt) -> pb.Receipt:
+def _to_receipts(answered: Sequence[Answered]) -> Iterator[pb.Receipts]:
+    """The receipts, those of a run in one if it was stored."""
+    short: list[pb.ReceiptRun] = []
+    others: list[Answered] = []
+    for each in answered:
+        request_ids, receipt = each
+        if receipt.status is Status.STORED:
+            position = to_position(receipt.position)
+            first, count = request_ids.start, len(request_ids)
+            short.append(pb.ReceiptRun(request_id=first, count=count, position=position))
+        else:
+            others.append(each)
+    for i in range(0, len(short), RECEIPTS_MAX):
+        yield pb.Receipts(runs=short[i : i + RECEIPTS_MAX])
+    yield from _to_each_receipt(others)
+
+
+def _to_each_receipt(answered: Sequence[Answered]) -> Iterator[pb.Receipts]:
+    """The receipts, one for each publication."""
+    receipts = [
+        _to_receipt(request_id, receipt, place)
+        for request_ids, receipt in answered
+        for place, request_id in enumerate(request_ids)
+    ]
+    for i in range(0, len(receipts), RECEIPTS_MAX):
+        yield pb.Receipts(receipts=receipts[i : i + RECEIPTS_MAX])
+
+
+def _to_receipt(request_id: int, receipt: Receipt, place: int) -> pb.Receipt:
+    """The receipt of the publication at this place of its run."""
     if receipt.status is Status.STORED and receipt.position is not None:
+        first = receipt.position
         return pb.Receipt(
             request_id=request_id,
             status=pb.RECEIPT_STATUS_STORED,
-            position=to_position(receipt.position),
+            position=common_pb2.Position(
+                ledger_id=first.ledger_id, entry_id=first.entry_id + place
+            ),
         )
     return pb.Receipt(
         request_id=request_id,

@@ -48,7 +48,7 @@ class _TracedPublication(NamedTuple):
 
 class TopicTracing:
     def __init__(self, topic: TopicName) -> None:
-        self._is_on = exporter_asked_for("TRACES") != NONE
+        self.is_on = exporter_asked_for("TRACES") != NONE
         self._topic = str(topic)
         self._messaging: dict[str, AttributeValue] = {
             names.MESSAGING_SYSTEM: names.SEQGATE,
@@ -61,8 +61,12 @@ class TopicTracing:
 
     # ---- publications
 
+    def follows(self, entries: Sequence[Entry]) -> bool:
+        """Whether a publication of these entries may get spans; then it must be a unit alone."""
+        return any(_MARK in entry.metadata for entry in entries)
+
     def arrived(self, units: Sequence[Unit]) -> None:
-        if not self._is_on:
+        if not self.is_on:
             return
         for unit in units:
             for entry in unit.entries:
@@ -203,7 +207,7 @@ class TopicTracing:
 
     def aligned(self, cause: str, *, is_aligning: bool) -> None:
         """Begin or end a recovery's span if the writer began or stopped to align."""
-        if not self._is_on:
+        if not self.is_on:
             return
         if is_aligning and self._recovery is None:
             self._recovery = _TRACER.start_span(

@@ -45,7 +45,7 @@ from seqgate.client._codec import (
     piece_of,
     position_of,
 )
-from seqgate.client._outbox import Outbox, Receipt
+from seqgate.client._outbox import Outbox, Receipt, Resolved
 from seqgate.errors import StaleSequenceIdError
 from seqgate.message_id import ChunkMessageId
 from seqgate.services.dedup.core import snapshot
@@ -59,10 +59,11 @@ from seqgate.services.deduplication import (
     Writer,
 )
 from seqgate.services.errors import Fenced, StoreFull, StoreUnavailable
-from seqgate.services.ledger.core.entry import Entry, StoredEntry, Unit, places, unit_of
+from seqgate.services.ledger.core.entry import Entry, StoredEntry, Unit, places
 from seqgate.services.ledger.core.find import Finder
 from seqgate.services.ledger.core.marks import last_unfinished
-from seqgate.services.ledger.core.receipt import Fate, Missing, receipt_of, repeated_ids
+from seqgate.services.ledger.core.receipt import Fate, Missing, Status, receipt_of, repeated_ids
+from seqgate.services.ledger.core.runs import Runs
 from seqgate.services.ledger.core.writer import (
     Admit,
     Answer,
@@ -81,8 +82,14 @@ from seqgate.services.ledger.core.writer import (
     TopicWriter,
     claims_of,
 )
+from seqgate.services.ledger.live import Answered
 from seqgate.services.ledger.ports import DedupUnavailable
-from seqgate.services.ledger.servicer import EntryLimits, LedgerServicer, _to_receipt
+from seqgate.services.ledger.servicer import (
+    EntryLimits,
+    LedgerServicer,
+    _to_each_receipt,
+    _to_receipts,
+)
 from seqgate.types import Chunk, Position
 
 INCARNATION = 1
@@ -222,7 +229,7 @@ class Process:
                 case Answer(unit, receipt):
                     application = self.sessions.get(unit.session)
                     if application is not None:
-                        application.inbox.append(_to_receipt(unit.request_id, receipt))
+                        application.take(Answered(unit.request_ids, receipt))
                 case Stop():
                     self.stop()
                 case _:
@@ -340,7 +347,7 @@ class Application:
         self.run = 0
         self.copies = 0
         self.outbox = Outbox(self._encode, 0, 0)
-        self.inbox: list[pb.Receipt] = []
+        self.inbox: list[pb.Receipt | pb.ReceiptRun] = []
         self.process: Process | None = None
         self.session = 0
 
@@ -391,11 +398,7 @@ class Application:
         if self.process is None:
             self._connect()
         elif self.inbox and self.world.random.random() < 0.7:
-            receipt = self.inbox.pop(self.world.random.randrange(len(self.inbox)))
-            self.copies -= receipt.request_id in (COPY, STRAY)
-            if receipt.request_id == COPY:
-                assert receipt.status != pb.RECEIPT_STATUS_STALE, "a copy is no stale message"
-            for resolved in self.outbox.receive(receipt):
+            for resolved in self._receive():
                 self._note(resolved.message, resolved.outcome)
         elif self.outbox.resume_after_s is not None:
             self.outbox.resume()
@@ -404,16 +407,31 @@ class Application:
         else:
             publications = self.outbox.to_send(self.world.random.choice((1, 300, 10_000)))
             if publications is not None:
-                units = [self._unit(each) for each in publications.publications]
+                units = self._units(publications)
                 if self.world.state.enabled and self.world.random.random() < 0.1:
                     # A client that duplicates publications without a receipt.
-                    copied = self.world.random.choice(units)
+                    copied = self.world.random.choice(self.world.random.choice(units).divided())
                     units.append(copied._replace(request_id=COPY, resume=False))
                     self.copies += 1
                     if copied.chunk is not None and self.world.random.random() < 0.5:
                         units.append(self._stray(copied, copied.chunk))
                         self.copies += 1
                 self.process.perform(self.process.writer.submit(units))
+
+    def take(self, answered: Answered) -> None:
+        """Queue receipts, those of a run perhaps in one."""
+        short = answered.receipt.status is Status.STORED and self.world.random.random() < 0.5
+        for receipts in (_to_receipts if short else _to_each_receipt)([answered]):
+            self.inbox += [*receipts.receipts, *receipts.runs]
+
+    def _receive(self) -> list[Resolved]:
+        receipt = self.inbox.pop(self.world.random.randrange(len(self.inbox)))
+        self.copies -= receipt.request_id in (COPY, STRAY)
+        if isinstance(receipt, pb.ReceiptRun):
+            return self.outbox.receive_run(receipt)
+        if receipt.request_id == COPY:
+            assert receipt.status != pb.RECEIPT_STATUS_STALE, "a copy is no stale message"
+        return self.outbox.receive(receipt)
 
     def _stray(self, unit: Unit, chunk: Chunk) -> Unit:
         """A chunk of another attempt at the same message, which never continues."""
@@ -486,9 +504,13 @@ class Application:
             assert isinstance(outcome, StaleSequenceIdError), outcome
             raise AssertionError(f"{self.name} lost {sequence_id}, though it sent in order")
 
-    def _unit(self, publication: pb.Publication) -> Unit:
-        entries = [_PARSER._entry(self.name, entry) for entry in publication.entries]
-        return unit_of(self.session, publication.request_id, entries, resume=publication.resume)
+    def _units(self, publications: pb.Publications) -> list[Unit]:
+        """The publications as units, perhaps in runs."""
+        runs, alone = Runs(self.session), self.world.random.random() < 0.5
+        for each in publications.publications:
+            entries = _PARSER._entries(self.name, each.entries)
+            runs.add(each.request_id, entries, resume=each.resume, alone=alone)
+        return runs.end()
 
     def _encode(self, messages: Any) -> list[pb.Entry]:
         groups: dict[str | None, list[OutgoingMessage]] = {}

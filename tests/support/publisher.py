@@ -8,13 +8,14 @@ Publications are sent as the test gives them: they are not checked, numbered, or
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
 from typing import Any
 
 from grpc import aio
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 
@@ -34,6 +35,8 @@ class Publisher:
         self.producer = opened.producer_name
         self.receipts: dict[int, pb.Receipt] = {}
         """Receipts not returned yet, by request id."""
+        self.runs: list[pb.ReceiptRun] = []
+        """The receipts that came as runs."""
         self.draining = asyncio.Event()
         self.taken_over = asyncio.Event()
         self._call = call
@@ -117,6 +120,9 @@ class Publisher:
                     case "receipts":
                         for receipt in response.receipts.receipts:
                             self.receipts[receipt.request_id] = receipt
+                        for run in response.receipts.runs:
+                            self.runs.append(run)
+                            self.receipts |= {each.request_id: each for each in receipts_of(run)}
                     case "draining":
                         self.draining.set()
                     case "taken_over":
@@ -166,6 +172,19 @@ async def _opened(stub: Any, opening: pb.Open) -> Publisher:
             raise
         assert first is not aio.EOF
         return Publisher(call, first.opened)
+
+
+def receipts_of(run: pb.ReceiptRun) -> Iterator[pb.Receipt]:
+    """The receipts that a run stands for."""
+    first = run.position
+    for place in range(run.count):
+        yield pb.Receipt(
+            request_id=run.request_id + place,
+            status=pb.RECEIPT_STATUS_STORED,
+            position=common_pb2.Position(
+                ledger_id=first.ledger_id, entry_id=first.entry_id + place
+            ),
+        )
 
 
 def single(

@@ -113,7 +113,7 @@ async def receipts(opened: Opened, count: int) -> dict[int, Receipt]:
         while len(found) < count:
             news = await opened.session.news()
             assert news is not None
-            found.update(news.receipts)
+            found |= {each: receipt for ids, receipt in news.receipts for each in ids}
     return found
 
 

@@ -5,7 +5,8 @@ SEQGATE_TEST_REWRITE=1 writes the current effects into the stories, to be review
 
 Streams are called by their producer's name; p' is another stream of producer p, and p'' a third. A
 unit is called by its stream and its ids: p5 is a message, p4-8 a batch, p0,3,4 a batch with gaps,
-p{1,2|0,3,4} a flush by key, p7! a marker, p8#a0/3 the first of the three chunks of attempt a.
+p{1,2|0,3,4} a flush by key, p[5|7|8-9] a run, p7! a marker, p8#a0/3 the first of the three chunks
+of attempt a.
 `resume` before a unit ends a hold, and ^a after an entry aborts attempt a.
 
 Positions are ledger:entry, and - is the position before the first one. (1:0..1:2] are the entries
@@ -27,6 +28,9 @@ after 1:0, through 1:2.
     reopened 2 after 1:4, reopen-failed REASON
     pause-over
     state                     the properties that the shell reads
+
+A confirmation lists ids, and ! for every entry of which it names none: a marker, or an entry that
+another of its unit follows.
 """
 
 import os
@@ -47,7 +51,7 @@ from seqgate.services.deduplication import (
     Verdict,
 )
 from seqgate.services.errors import DomainError, Draining, Fenced, StoreFull, StoreUnavailable
-from seqgate.services.ledger.core.entry import Entry, Unit, unit_of
+from seqgate.services.ledger.core.entry import Entry, Unit, run_of, unit_of
 from seqgate.services.ledger.core.writer import (
     Admit,
     Answer,
@@ -329,15 +333,16 @@ class Teller:
     # ---- names
 
     def _unit(self, word: str, *, resume: bool) -> Unit:
-        stream = word.partition("#")[0].rstrip("!0123456789,-|{}")
+        stream = word.partition("#")[0].rstrip("!0123456789,-|{}[]")
         producer = _producer(stream)
         ids = word.removeprefix(stream)
         if ids.endswith("!"):
             entries = [marker(int(ids[:-1]), producer)]
         else:
-            entries = [_parse_entry(each, producer) for each in ids.strip("{}").split("|")]
-        self._requests += 1
-        unit = unit_of(self._streams.index(stream), self._requests, entries, resume=resume)
+            entries = [_parse_entry(each, producer) for each in ids.strip("{}[]").split("|")]
+        make, count = (run_of, len(entries)) if ids.startswith("[") else (unit_of, 1)
+        unit = make(self._streams.index(stream), self._requests + 1, entries, resume=resume)
+        self._requests += count
         self._units[word] = unit
         return unit
 
@@ -346,7 +351,9 @@ class Teller:
 
     def _name(self, unit: Unit) -> str:
         ids = [_entry(entry).removeprefix(unit.producer) for entry in unit.entries]
-        text = ids[0] if len(ids) == 1 else "{" + "|".join(ids) + "}"
+        text = "|".join(ids)
+        if len(ids) > 1:
+            text = f"[{text}]" if unit.publications > 1 else "{" + text + "}"
         return f"{self._streams[unit.session]}{text}"
 
     def _new_revision(self) -> int:

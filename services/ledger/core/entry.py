@@ -77,10 +77,20 @@ class StoredEntry(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """Entries stored atomically: one, or those of one flush of a key-based batcher in the order of
-    their highest ids. Their ids are claimed as one range.
+    """Entries stored atomically: a publication, or a run of publications. Their ids are claimed as
+    one range.
 
-    `session` is the stream that sent the unit, `request_id` its id on that stream.
+    A publication is one entry, or those of one flush of a key-based batcher in the order of their
+    highest ids. A run is publications of one entry each that follow one another on their stream,
+    neither chunks nor markers, with rising ids and consecutive request ids. It is a shorter way to
+    treat its publications alike, and is divided where one of them differs.
+
+    Attributes:
+        session: the stream that sent the unit.
+        request_id: the publication's id on that stream, or that of a run's first publication.
+        message_count: the messages counted against windows; a chunk counts as one.
+        size_bytes: the bytes counted against windows and groups.
+        publications: how many there are; more than one: a run.
     """
 
     session: int
@@ -89,7 +99,10 @@ class Unit(NamedTuple):
     lowest: int
     highest: int
     entries: tuple[Entry, ...]
+    message_count: int
+    size_bytes: int
     resume: bool = False
+    publications: int = 1
 
     @property
     def marker(self) -> bool:
@@ -101,23 +114,31 @@ class Unit(NamedTuple):
         return self.entries[0].chunk
 
     @property
-    def message_count(self) -> int:
-        """The messages counted against windows; a chunk counts as one."""
-        return 1 if self.chunk else sum(entry.message_count for entry in self.entries)
+    def request_ids(self) -> range:
+        """The ids of its publications."""
+        return range(self.request_id, self.request_id + self.publications)
 
-    @property
-    def size_bytes(self) -> int:
-        """The bytes counted against windows and groups."""
-        return sum(entry.size_bytes for entry in self.entries)
+    def divided(self) -> "list[Unit]":
+        """A run's publications, one by one. Only the first has `resume`."""
+        if self.publications == 1:
+            return [self]
+        ids = zip(self.request_ids, self.entries, strict=True)
+        first, *others = [unit_of(self.session, each, [entry]) for each, entry in ids]
+        return [first._replace(resume=self.resume), *others]
 
 
 def unit_of(
     session: int, request_id: int, entries: Sequence[Entry], *, resume: bool = False
 ) -> Unit:
+    """A publication."""
     if len(entries) == 1:
         (entry,) = entries
+        messages = 1 if entry.chunk else entry.message_count
         ids = (entry.lowest, entry.highest)
-        return Unit(session, request_id, entry.producer, *ids, (entry,), resume)
+        size_bytes = entry.size_bytes
+        return Unit(
+            session, request_id, entry.producer, *ids, (entry,), messages, size_bytes, resume
+        )
     assert entries
     assert all(earlier.highest < later.highest for earlier, later in pairwise(entries))
     return Unit(
@@ -127,5 +148,23 @@ def unit_of(
         min(entry.lowest for entry in entries),
         entries[-1].highest,
         tuple(entries),
+        sum(entry.message_count for entry in entries),
+        sum(entry.size_bytes for entry in entries),
         resume,
+    )
+
+
+def run_of(session: int, request_id: int, entries: Sequence[Entry], *, resume: bool) -> Unit:
+    """A run of publications of one entry each: of `request_id`, of the one after it, and so on."""
+    return Unit(
+        session,
+        request_id,
+        entries[0].producer,
+        entries[0].lowest,
+        entries[-1].highest,
+        tuple(entries),
+        sum([1 if each.messages is None else each.messages for each in entries]),
+        sum([len(each.metadata) + len(each.payload) for each in entries]),
+        resume,
+        len(entries),
     )

@@ -78,13 +78,15 @@ class Limits(NamedTuple):
 
 
 class Logged(NamedTuple):
-    """An entry of the log, reduced to what deduplication needs; a marker has no producer."""
+    """An entry of the log, reduced to what deduplication needs; a marker has no producer. Of a
+    unit's entries without chunks the last stands for all, since the last one decides the mark."""
 
     position: Position
     producer: str | None
     highest: int
     append_ms: int
     chunk: Chunk | None = None
+    entries: int = 1
 
 
 def claims_of(units: Sequence[Unit]) -> list[ProducerClaims]:
@@ -134,7 +136,8 @@ def confirmation_of(
         )
         for producer, its in producers.items()
     ]
-    return Confirmation(after, through, tuple(listed), len(entries), remaining)
+    count = sum(each.entries for each in entries)
+    return Confirmation(after, through, tuple(listed), count, remaining)
 
 
 # Effects. Each except Answer and Stop leads to one of the events in its docstring.
@@ -225,6 +228,9 @@ Effect = Answer | LookUp | Admit | Confirm | Rollback | Append | ReadLog | Reope
 
 _NEW: Final = (Verdict.NEW, NEVER, "")
 _ALL_NEW: Final = repeat(_NEW)
+
+_ALIKE: Final = (Verdict.NEW, Verdict.DUPLICATE, Verdict.HELD)
+"""The verdicts on a run that hold for each of its publications."""
 
 
 class _Behind(NamedTuple):
@@ -460,12 +466,12 @@ class TopicWriter:
         entry_id = self._next_entry_id()
         for unit in units:
             effects.append(Answer(unit, stored(Position(self.ledger_id, entry_id))))
-            for entry in unit.entries:
-                position = Position(self.ledger_id, entry_id)
-                producer = None if entry.marker else entry.producer
-                logged = Logged(position, producer, entry.highest, append_ms, entry.chunk)
-                self._unconfirmed.append(logged)
-                entry_id += 1
+            entry_id += len(unit.entries)
+            position = Position(self.ledger_id, entry_id - 1)
+            producer = None if unit.marker else unit.producer
+            self._unconfirmed.append(
+                Logged(position, producer, unit.highest, append_ms, unit.chunk, len(unit.entries))
+            )
             self._track_unfinished(unit)
         self.tail = Position(self.ledger_id, entry_id - 1)
         if not self.deduplicating:
@@ -569,7 +575,7 @@ class TopicWriter:
         if self._writing or not self._ready:
             return []
         self._writing, self._ready = self._ready, []
-        entries = tuple(entry for unit in self._writing for entry in unit.entries)
+        entries = tuple(chain.from_iterable([unit.entries for unit in self._writing]))
         return [Append(self.tail, entries)]
 
     def _ask(self) -> list[Effect]:
@@ -666,12 +672,16 @@ class TopicWriter:
         in_flight = False
         for unit in admitting:
             verdict, decided, aborted = _NEW if unit.marker else next(judgements[unit.producer])
+            if unit.publications > 1 and verdict not in _ALIKE:
+                again += unit.divided()  # to be judged one by one
+                in_flight = in_flight or verdict is Verdict.IN_FLIGHT
+                continue
             match verdict:
                 case Verdict.NEW:
                     ended = aborted or self._ended_by(unit)
                     self._ready.append(_ending(unit, ended) if ended else unit)
                 case Verdict.DUPLICATE:
-                    look_up.append(Repeated(unit, None, decided))
+                    look_up += [Repeated(each, None, decided) for each in unit.divided()]
                 case Verdict.PARTIAL:
                     look_up.append(Repeated(unit, decided + 1, decided))
                     self._hold(unit)

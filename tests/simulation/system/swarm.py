@@ -124,6 +124,7 @@ LIMITS: Final[Mapping[str, Mapping[str, Sequence[Any]]]] = {
     "constants": {
         "seqgate.services.ledger.service.READ_ENTRIES_MAX": (1, 2),
         "seqgate.services.ledger.service.READ_BYTES_MAX": (1, K),
+        "seqgate.services.ledger.core.runs.RUN_ENTRIES_MAX": (1, 2),
         "seqgate.services.ledger.core.writer.REPLAY_PAGE_ENTRIES": (1, 2),
         "seqgate.services.runtime.cursors.PAGE_SIZE": (1, 2),
         "seqgate.services.dispatcher.adapters.cursors.PAGE_SIZE": (1, 2),

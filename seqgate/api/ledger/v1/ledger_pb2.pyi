@@ -180,6 +180,7 @@ class Open(_message.Message):
     INITIAL_SEQUENCE_ID_FIELD_NUMBER: _builtins.int
     TAKEOVER_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
+    RECEIPT_RUNS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """tenant/namespace/name. Created if missing and policy allows."""
     producer_name: _builtins.str
@@ -200,6 +201,10 @@ class Open(_message.Message):
     that stream without `takeover`. Stored with the producer's entries: see
     LastStored.
     """
+    receipt_runs: _builtins.bool
+    """The producer understands Receipts.runs. False: each publication gets a
+    receipt of its own.
+    """
     def __init__(
         self,
         *,
@@ -208,10 +213,11 @@ class Open(_message.Message):
         initial_sequence_id: _builtins.int | None = ...,
         takeover: _builtins.bool = ...,
         instance: _builtins.bytes = ...,
+        receipt_runs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_initial_sequence_id", b"_initial_sequence_id", "initial_sequence_id", b"initial_sequence_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_initial_sequence_id", b"_initial_sequence_id", "initial_sequence_id", b"initial_sequence_id", "instance", b"instance", "producer_name", b"producer_name", "takeover", b"takeover", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_initial_sequence_id", b"_initial_sequence_id", "initial_sequence_id", b"initial_sequence_id", "instance", b"instance", "producer_name", b"producer_name", "receipt_runs", b"receipt_runs", "takeover", b"takeover", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__initial_sequence_id: _TypeAlias = _typing.Literal["initial_sequence_id"]  # noqa: Y015
     _WhichOneofArgType__initial_sequence_id: _TypeAlias = _typing.Literal["_initial_sequence_id", b"_initial_sequence_id"]  # noqa: Y015
@@ -505,22 +511,62 @@ class Receipts(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RECEIPTS_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def receipts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Receipt]:
         """In any order."""
+
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReceiptRun]:
+        """Receipts with status STORED, in a shorter form; only if Open.receipt_runs."""
 
     def __init__(
         self,
         *,
         receipts: _abc.Iterable[Global___Receipt] | None = ...,
+        runs: _abc.Iterable[Global___ReceiptRun] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipts", b"receipts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipts", b"receipts", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Receipts: _TypeAlias = Receipts  # noqa: Y015
+
+@_typing.final
+class ReceiptRun(_message.Message):
+    """ReceiptRun answers a publication, or several of one entry each that have
+    consecutive request ids and are stored at consecutive positions of one ledger.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.int
+    """The first publication's."""
+    count: _builtins.int
+    """The number of publications."""
+    @_builtins.property
+    def position(self) -> _common_pb2.Position:
+        """The first publication's."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.int = ...,
+        count: _builtins.int = ...,
+        position: _common_pb2.Position | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "position", b"position", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReceiptRun: _TypeAlias = ReceiptRun  # noqa: Y015
 
 @_typing.final
 class Receipt(_message.Message):
