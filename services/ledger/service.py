@@ -8,7 +8,7 @@ import time
 import uuid
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import structlog
 
@@ -58,6 +58,8 @@ from seqgate.services.runtime.metrics import OFF, Metrics
 from seqgate.types import DEDUP_CURSOR, Position, TopicName
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 SWEEP_REST_S: Final = 10.0
 """The pause between two rounds of removing the cursors of deleted topics."""
@@ -275,6 +277,18 @@ class Ledger:
         """
         return None if self._sharing is None else await self._take_existing(topic)
 
+    async def _told(self, live: LiveTopic | None, found: T, told: T) -> T:
+        """Return `told`: what was found in the store, without what is not known to be durable. A
+        caller takes what is missing for trimmed, or never stored. That is right while its outcome
+        is unknown, but not if another instance took the topic and stored it.
+
+        Raises:
+            StoreUnavailable: another instance took the topic.
+        """
+        if live is not None and told != found:
+            known(live, await self._store.get(live.topic))
+        return told
+
     def refuse(self, opened: Opened, request_id: int, error: DomainError) -> None:
         self._metrics.of(opened.topic.topic).receipts[Status.REFUSED] += 1
         opened.session.refuse(request_id, refused(error))
@@ -378,7 +392,7 @@ class Ledger:
                 entries = await self._store.read_at(
                     topic, asked, bytes_max=bytes_max, payloads=payloads
                 )
-            entries = durable(live, entries)
+            entries = await self._told(live, entries, durable(live, entries))
             if not entries:
                 positions = positions[len(asked) :]
                 continue
@@ -427,7 +441,8 @@ class Ledger:
 
     async def ledgers(self, topic: TopicName, *, after: int, limit: int) -> list[LedgerRange]:
         live = await self._owned(topic)
-        return durable_ranges(live, await self._store.ledgers(topic, after=after, limit=limit))
+        found = await self._store.ledgers(topic, after=after, limit=limit)
+        return await self._told(live, found, durable_ranges(live, found))
 
     async def trimmed_producers(
         self, topic: TopicName, *, after: str, limit: int
@@ -493,7 +508,8 @@ class Ledger:
     async def find_time(self, topic: TopicName, append_ms: int) -> Position | None:
         live = await self._owned(topic)
         found = await self._store.find_time(topic, append_ms)
-        return found if found is None or is_durable(live, found) else None
+        told = found if found is None or is_durable(live, found) else None
+        return await self._told(live, found, told)
 
     async def trim(self, topic: TopicName, before: Position) -> Trim:
         """Remove the entries before a position that every cursor has acknowledged.

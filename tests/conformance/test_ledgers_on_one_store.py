@@ -484,6 +484,51 @@ async def test_a_killed_ledgers_topic_goes_on_elsewhere_and_its_zombie_is_fenced
     await world.check_state(other.ledger)
 
 
+async def at_positions(ledger: Ledger) -> object:
+    async with ledger.readers.pages() as pages:
+        found = ledger.read_at(TOPIC, [SECOND], pages, asyncio.Event(), payloads=True)
+        return [each.position async for some in found for each in some]
+
+
+async def of_ledgers(ledger: Ledger) -> object:
+    return [each.ledger_id for each in await ledger.ledgers(TOPIC, after=0, limit=10)]
+
+
+async def since_a_time(ledger: Ledger) -> object:
+    return await ledger.find_time(TOPIC, 10**12)
+
+
+async def to_the_end(ledger: Ledger) -> object:
+    return (await ledger.get(TOPIC)).tail
+
+
+SECOND = Position(2, 0)
+"""What the zombie's successor stores."""
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (at_positions, [SECOND]),
+        (of_ledgers, [2]),
+        (since_a_time, SECOND),
+        (to_the_end, SECOND),
+    ],
+)
+async def test_a_zombie_does_not_deny_what_its_successor_stored(
+    world: World, asked: Callable[[Ledger], Awaitable[object]], told: object
+) -> None:
+    """A dispatcher, for one, acknowledges what the log no longer has."""
+    one, other = world.instance("one:1"), world.instance("other:1")
+    await world.pass_time(2, one, other)
+    one.ledger.close(await opened(one.ledger, "p"))
+    await world.pass_time(LEASE_S + 1, other)
+    assert await published(other.ledger, ids(0)) == [STORED]
+    with pytest.raises(StoreUnavailable, match="new owner"):
+        await asked(one.ledger)
+    assert await asked(other.ledger) == told
+
+
 async def test_topics_are_divided_drained_and_never_doubled(world: World) -> None:
     one = world.instance("one:1")
     topics = [TopicName.parse(f"public/default/t{number}") for number in range(6)]
