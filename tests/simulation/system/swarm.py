@@ -208,6 +208,12 @@ class Swarm:
         return self.instances["ledger"] > 1 and Random(f"divides {self.seed}").random() < 0.5
 
     @property
+    def ignores_owners(self) -> bool:
+        """True if ledgers that divide topics take them from one another: safety must not depend on
+        who should own a topic."""
+        return self.divides_topics and Random(f"ignores {self.seed}").random() < 0.3
+
+    @property
     def tiny(self) -> list[str]:
         """The names of the tiny limits."""
         return sorted(f"{part}.{name}" for part, of in self.limits.items() for name in of)

@@ -23,7 +23,7 @@ from seqgate.services.dispatcher.core.effects import Because, Effect
 from seqgate.services.dispatcher.cursor.tenure import Tenure
 from seqgate.services.dispatcher.service import Dispatcher
 from seqgate.services.dispatcher.shell.performing import Performing
-from seqgate.services.ledger.adapters.memory import MemoryLedgerStore
+from seqgate.services.ledger.adapters.memory import MemoryLedgerStore, MemoryRegister
 from seqgate.services.ledger.adapters.sqlite import open_sqlite_store as open_logs
 from seqgate.services.runtime.refusal_log import RefusalLog
 from seqgate.types import Position, TopicName
@@ -38,6 +38,7 @@ from tests.simulation.system.stores import (
     REGISTER_WRITES,
     STATE_WRITES,
     ForgetfulStates,
+    SilentRegister,
     Stores,
     Unsteady,
     inline,
@@ -144,6 +145,7 @@ class World:
                 lambda: f"{chance.getrandbits(128):032x}",
                 lambda: chance.getrandbits(20),
             ),
+            register=SilentRegister() if swarm.ignores_owners else MemoryRegister(),
         )
         for store in ("cursor", "state"):
             latency_s = swarm.one_of(f"{store}_latency_s", self.rng, (0.001,))
