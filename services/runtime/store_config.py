@@ -22,7 +22,7 @@ class StoreConfig(ServiceConfig):
     model_config = SettingsConfigDict(hide_input_in_errors=True)  # postgres_url may have a password
 
     store_path: Path = Path("store.db")
-    """The SQLite database; its folder must exist. One process uses it. Not used with
+    """The SQLite database; its folder must exist. One process uses it. Not to be set with
     postgres_url."""
 
     store_bytes_max: Annotated[int, Field(ge=0)] = 0
@@ -65,4 +65,6 @@ class StoreConfig(ServiceConfig):
     def _has_one_store(self) -> Self:
         if self.postgres_url and self.store_bytes_max:
             raise ValueError("store_bytes_max limits SQLite; unset it with postgres_url")
+        if self.postgres_url and "store_path" in self.model_fields_set:
+            raise ValueError("store_path and postgres_url name two stores; unset one of them")
         return self

@@ -68,10 +68,11 @@ async def cursors(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     if request.param == "memory":
         yield MemoryCursors(lambda: time.time_ns() // 1_000_000)
         return
-    url = ""
     if request.param == "grpc, postgres":
         url = await empty_database(request.getfixturevalue("postgres"), "cursor_tests")
-    config = CursorConfig(listen="127.0.0.1:0", store_path=tmp_path / "cursor.db", postgres_url=url)
+        config = CursorConfig(listen="127.0.0.1:0", postgres_url=url)
+    else:
+        config = CursorConfig(listen="127.0.0.1:0", store_path=tmp_path / "cursor.db")
     async with serving(config) as cursors:
         yield cursors
 

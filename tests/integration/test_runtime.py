@@ -620,6 +620,7 @@ SETTINGS: dict[str, tuple[str, dict[str, str], str]] = {
     ),
     "no readers": ("cursor", {"STORE_READERS": "0"}, "store_readers"),
     "a negative size": ("cursor", {"STORE_BYTES_MAX": "-1"}, "store_bytes_max"),
+    "two stores": ("ledger", {"POSTGRES_URL": "postgresql://seqgate@127.0.0.1/logs"}, "store_path"),
     "a file that is no TOML": ("dedup", {"CONFIG_FILE": "listen = "}, ""),
     "a missing file": ("dedup", {"CONFIG_FILE": ""}, "settings"),
 }

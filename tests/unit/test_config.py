@@ -219,6 +219,26 @@ def test_zero_means_unlimited(monkeypatch: pytest.MonkeyPatch, name: str) -> Non
             ledger_with(monkeypatch, **{name: wrong})
 
 
+POSTGRES_URL = "postgresql://seqgate@127.0.0.1/logs"
+
+
+@pytest.mark.parametrize(("name", "value"), [("store_path", "ledger.db"), ("store_bytes_max", "9")])
+@pytest.mark.parametrize("in_file", [False, True])
+def test_settings_of_sqlite_are_refused_with_postgresql(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: str, in_file: bool
+) -> None:
+    assert ledger_with(monkeypatch, postgres_url=POSTGRES_URL).postgres.url == POSTGRES_URL
+    if in_file:
+        file = tmp_path / "ledger.toml"
+        file.write_text(f'{name} = "{value}"\n')
+        monkeypatch.setenv(FILE, str(file))
+    else:
+        monkeypatch.setenv(f"SEQGATE_LEDGER_{name}".upper(), value)
+    with pytest.raises(ValidationError, match=f"{name} .*postgres_url"):
+        LedgerConfig()
+    assert str(getattr(ledger_with(monkeypatch, postgres_url=""), name)) == value
+
+
 @pytest.mark.parametrize(
     ("listen", "right"),
     [

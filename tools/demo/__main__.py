@@ -99,8 +99,8 @@ async def started(
             yield stack, None
         return
     async with PostgresCluster(folder / "postgres") as cluster:
-        urls = {f"SEQGATE_{each}_POSTGRES_URL": cluster.url() for each in ("LEDGER", "CURSOR")}
-        async with Stack(folder, environment={**environment, **urls}, instances=2) as stack:
+        url = cluster.url()
+        async with Stack(folder, environment=environment, instances=2, postgres_url=url) as stack:
             yield stack, cluster
 
 

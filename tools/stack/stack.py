@@ -94,6 +94,7 @@ class Stack:
         replicas: int = 1,
         redis_servers: int = 1,
         on_postgres: bool = False,
+        postgres_url: str = "",
     ) -> None:
         """
         Args:
@@ -108,6 +109,7 @@ class Stack:
             redis_servers: the number of Redis servers: redis, redis-1 ... They are independent
                 until made replicas.
             on_postgres: whether STORES keep their data in PostgreSQL, and not in SQLite.
+            postgres_url: a PostgreSQL database of the caller's, for the data of STORES.
         """
         self.folder = folder.resolve()
         counts = {service: instances if service in STORES else replicas for service in SERVICES}
@@ -120,6 +122,7 @@ class Stack:
         self.redis = ["redis", *(f"redis-{number}" for number in range(1, redis_servers))]
         self.databases = [POSTGRES] if on_postgres else []
         """The names of the PostgreSQL servers."""
+        self._postgres_url = postgres_url
         self.environment = dict(environment or {})
         """Overrides of the stack's own settings. A change applies to processes started later."""
         self._commands = dict(commands or {})
@@ -139,7 +142,10 @@ class Stack:
 
     @property
     def postgres_url(self) -> str:
-        return postgres_url(*(self.ports[each] for each in self.databases))
+        """The PostgreSQL database of STORES; empty: they use SQLite."""
+        if self.databases:
+            return postgres_url(*(self.ports[each] for each in self.databases))
+        return self._postgres_url
 
     def address(self, service: str) -> str:
         return f"127.0.0.1:{self.ports[service]}"
@@ -180,7 +186,8 @@ class Stack:
     async def start(self) -> None:
         """Start everything, and return when all of it is ready. Raises StackError if a process ends
         or is not ready in time, or another stack uses the folder."""
-        for part in ("logs", *self.redis, *(self.databases or STORES)):
+        stores = () if self.postgres_url else STORES
+        for part in ("logs", *self.redis, *self.databases, *stores):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
         if not self.policy_file.exists():
             self.policy_file.write_text("# Deduplication policies; read again when this changes.\n")
@@ -339,7 +346,7 @@ class Stack:
         for caller, callee in CALLS:
             own[f"{caller.upper()}_{callee.upper()}_TARGET"] = self.target(callee)
         for service in STORES:
-            if self.databases:
+            if self.postgres_url:
                 own[f"{service.upper()}_POSTGRES_URL"] = self.postgres_url
             else:
                 own[f"{service.upper()}_STORE_PATH"] = str(self.store(service))
