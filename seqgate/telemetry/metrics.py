@@ -457,7 +457,8 @@ def _store_size(service: str) -> Metric:
         f"seqgate.{service}.store.size",
         Kind.UP_DOWN,
         "By",
-        "Size of the database with its write-ahead log",
+        "Size of the database: with SQLite's write-ahead log, or of the service's tables in "
+        "PostgreSQL, which all instances report",
         (service,),
     )
 
@@ -467,7 +468,8 @@ def _store_free(service: str) -> Metric:
         f"seqgate.{service}.store.free",
         Kind.GAUGE,
         "By",
-        "Space left: of the size limit or the disk, whichever is less",
+        "Space left: of the size limit or the disk, whichever is less. Not for PostgreSQL, which "
+        "does not tell",
         (service,),
     )
 

@@ -1,7 +1,6 @@
 """The cursor service, wired by hand. The `async with` is the life of the process."""
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -10,7 +9,7 @@ from grpc import aio
 from seqgate.api.cursor.v1 import cursor_pb2_grpc
 from seqgate.api.internal.cursor.v1 import lease_pb2_grpc
 from seqgate.services.cursor.adapters.managed import export_managed_cursor, import_managed_cursor
-from seqgate.services.cursor.adapters.postgres import PostgresCursorStore, open_postgres_store
+from seqgate.services.cursor.adapters.postgres import open_postgres_store
 from seqgate.services.cursor.adapters.sqlite import open_sqlite_store
 from seqgate.services.cursor.config import CursorConfig
 from seqgate.services.cursor.lease_servicer import CursorLeaseServicer
@@ -20,9 +19,15 @@ from seqgate.services.cursor.rights import RIGHTS
 from seqgate.services.cursor.service import ManagedCursors
 from seqgate.services.cursor.servicer import CursorServicer
 from seqgate.services.runtime.drain import Drain
-from seqgate.services.runtime.metrics import OFF, Metrics, survey_forever, tell_store, telling
+from seqgate.services.runtime.metrics import (
+    OFF,
+    Metrics,
+    surveyed,
+    tables_surveyed,
+    tell_store,
+    telling,
+)
 from seqgate.services.runtime.server import grpc_server, told_to_stop
-from seqgate.services.runtime.tasks import end
 from seqgate.telemetry.metrics import CURSOR_STORE_FREE, CURSOR_STORE_SIZE
 
 SERVICES: Final = (
@@ -40,7 +45,11 @@ async def run(config: CursorConfig) -> None:
 async def open_store(config: CursorConfig, metrics: Metrics = OFF) -> AsyncIterator[CursorStore]:
     if config.postgres_url:
         opening = open_postgres_store(config.postgres, migrates=config.postgres_migrates)
-        async with opening as postgres, surveyed(config, _Size(postgres, metrics).look, metrics):
+        interval_s, size = config.metrics_survey_s, CURSOR_STORE_SIZE
+        async with (
+            opening as postgres,
+            tables_surveyed(postgres.size_bytes, interval_s, metrics, size),
+        ):
             yield postgres
         return
     path, size_max_bytes = config.store_path, config.store_bytes_max
@@ -70,7 +79,7 @@ async def serve(
         lease_pb2_grpc.add_CursorLeaseServiceServicer_to_server(leases, server)
 
     async with (
-        surveyed(config, Survey(store, metrics).look, metrics),
+        surveyed(Survey(store, metrics).look, config.metrics_survey_s, metrics),
         grpc_server(
             config,
             Drain(),
@@ -82,30 +91,3 @@ async def serve(
         ),
     ):
         await told_to_stop()
-
-
-@asynccontextmanager
-async def surveyed(
-    config: CursorConfig, look: Callable[[], Awaitable[None]], metrics: Metrics
-) -> AsyncIterator[None]:
-    """Survey the store while the context lasts, if metrics are exported."""
-    if not metrics.is_on:
-        yield
-        return
-    looking = asyncio.create_task(survey_forever(look, config.metrics_survey_s))
-    try:
-        yield
-    finally:
-        await end(looking)
-
-
-class _Size:
-    """The size of the tables in PostgreSQL."""
-
-    def __init__(self, store: PostgresCursorStore, metrics: Metrics) -> None:
-        self._store = store
-        self._size_bytes = 0
-        metrics.tell(CURSOR_STORE_SIZE, lambda: [((), self._size_bytes)])
-
-    async def look(self) -> None:
-        self._size_bytes = await self._store.size_bytes()

@@ -24,7 +24,7 @@ from seqgate.services.ledger.servicer import EntryLimits, LedgerServicer
 from seqgate.services.runtime.channels import following_channel, peer_channel
 from seqgate.services.runtime.cursors import GrpcCursors, NoCursors
 from seqgate.services.runtime.drain import Drain
-from seqgate.services.runtime.metrics import OFF, Metrics, tell_store, telling
+from seqgate.services.runtime.metrics import OFF, Metrics, tables_surveyed, tell_store, telling
 from seqgate.services.runtime.server import grpc_server, told_to_stop
 from seqgate.services.runtime.tasks import end
 from seqgate.telemetry.metrics import LEDGER_STORE_FREE, LEDGER_STORE_SIZE
@@ -53,7 +53,11 @@ async def run(config: LedgerConfig) -> None:
 async def open_store(config: LedgerConfig, metrics: Metrics = OFF) -> AsyncIterator[LedgerStore]:
     if config.postgres_url:
         opening = open_postgres_store(config.postgres, migrates=config.postgres_migrates)
-        async with opening as postgres:
+        interval_s, size = config.metrics_survey_s, LEDGER_STORE_SIZE
+        async with (
+            opening as postgres,
+            tables_surveyed(postgres.size_bytes, interval_s, metrics, size),
+        ):
             yield postgres
         return
     path, size_max_bytes = config.store_path, config.store_bytes_max

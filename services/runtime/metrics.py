@@ -458,6 +458,38 @@ async def survey_forever(look: Callable[[], Awaitable[None]], interval_s: float)
         await asyncio.sleep(rest_s)
 
 
+@asynccontextmanager
+async def surveyed(
+    look: Callable[[], Awaitable[None]], interval_s: float, metrics: Metrics
+) -> AsyncIterator[None]:
+    """Survey while the context lasts, if metrics are exported."""
+    if not metrics.is_on:
+        yield
+        return
+    looking = asyncio.create_task(survey_forever(look, interval_s))
+    try:
+        yield
+    finally:
+        await end(looking)
+
+
+@asynccontextmanager
+async def tables_surveyed(
+    size_bytes: Callable[[], Awaitable[int]], interval_s: float, metrics: Metrics, size: Metric
+) -> AsyncIterator[None]:
+    """Register the size of tables in PostgreSQL, known from the first survey on, and survey it
+    while the context lasts. Their free space is unknown: no query tells what a server's disk has
+    left."""
+    found: list[tuple[Values, float]] = []
+
+    async def look() -> None:
+        found[:] = [((), await size_bytes())]
+
+    metrics.tell(size, lambda: found)
+    async with surveyed(look, interval_s, metrics):
+        yield
+
+
 def tell_store(
     metrics: Metrics, size: Metric, free: Metric, path: Path, size_max_bytes: int
 ) -> None:

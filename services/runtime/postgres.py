@@ -26,7 +26,7 @@ import structlog
 
 from seqgate.services.errors import DomainError, StoreFull, StoreUnavailable
 from seqgate.services.runtime.awaiting import synchronously, wait_for
-from seqgate.services.runtime.transactions import RETRY_AFTER_S, Value, Work
+from seqgate.services.runtime.transactions import RETRY_AFTER_S, Transaction, Value, Work
 from seqgate.services.runtime.waiting import Waiting, outcome
 from seqgate.telemetry import names
 
@@ -96,6 +96,10 @@ _ABOUT: Final = """SELECT pg_is_in_recovery(),
     current_setting('synchronous_commit'),
     current_setting('client_min_messages'),
     current_setting('synchronous_standby_names') <> ''"""
+
+
+_SIZE: Final = """SELECT sum(pg_total_relation_size(name::regclass))::bigint
+    FROM unnest(string_to_array(?, ' ')) AS name"""
 
 
 _SET: Final = f"""SET application_name = seqgate; SET synchronous_commit = {{}};
@@ -382,6 +386,12 @@ def numbered(sql: str) -> str:
         return f"${match[1] or count}"
 
     return re.sub(r"\?(\d*)", place, sql)
+
+
+def size_of(db: Transaction, tables: Sequence[str]) -> int:
+    """The size of tables with their indexes, in bytes."""
+    ((size_bytes,),) = db.rows(_SIZE, " ".join(tables))
+    return int(size_bytes)
 
 
 class _RunAgain(Exception):

@@ -47,6 +47,7 @@ from tests.integration.test_filter_api import of as in_region
 from tests.integration.test_filter_api import streaming
 from tests.integration.test_snapshots import load, state
 from tests.support.otlp import Received, otel_variables, otlp_receiver
+from tests.support.postgres_server import admin
 from tests.support.publisher import batch, publishing, single
 from tests.support.raw_consumer import EARLIEST, SHARED, consuming
 from tests.support.scrape import TYPES, Scrape, family_name, scraped
@@ -235,6 +236,29 @@ async def test_reads_trims_and_sizes_are_reported(tell: Told, topic: str) -> Non
 
         await eventually(as_on_disk)
         assert await tell.value(free) == pytest.approx(store_free(path, 0), rel=0.1)
+
+
+async def test_the_sizes_of_tables_in_postgresql_are_reported(tmp_path: Path, topic: str) -> None:
+    """Not their free space, which no query tells."""
+    async with telling(tmp_path / "stack", store="postgres") as tell:
+        services = tell.services
+        before = await tell.value(told.LEDGER_STORE_SIZE)
+        await store(services, topic, *(single(n, n, os.urandom(100_000)) for n in range(10)))
+
+        async def all_tables() -> bool:
+            async with admin(services.stack.postgres_url) as connection:
+                expected = await connection.fetchval(_TABLES_BYTES)
+            sizes = (told.LEDGER_STORE_SIZE, told.CURSOR_STORE_SIZE)
+            return bool(sum([await tell.value(each) for each in sizes]) == expected)
+
+        await eventually(all_tables, "the services report all tables between them")
+        assert await tell.value(told.LEDGER_STORE_SIZE) - before >= 1_000_000
+        for free in (told.LEDGER_STORE_FREE, told.CURSOR_STORE_FREE):
+            assert (await tell.scrape(*free.services)).labels(free) == []
+
+
+_TABLES_BYTES = """SELECT sum(pg_total_relation_size(tablename::text::regclass))::bigint
+    FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'seqgate_layout'"""
 
 
 async def test_groups_and_commits_are_measured(tell: Told, topic: str) -> None:

@@ -13,7 +13,7 @@ from seqgate.services.cursor.adapters.tables import TableCursorStore
 from seqgate.services.cursor.core.cursor import CursorState
 from seqgate.services.runtime.clock import Clock, SteadyClock
 from seqgate.services.runtime.layouts import prepare
-from seqgate.services.runtime.postgres import STATEMENT_MAX_S, Server, open_postgres
+from seqgate.services.runtime.postgres import STATEMENT_MAX_S, Server, open_postgres, size_of
 from seqgate.services.runtime.transactions import Database
 from seqgate.services.runtime.turns import Turns
 from seqgate.types import TopicName
@@ -22,8 +22,7 @@ T = TypeVar("T")
 
 MIGRATIONS: Final = Path(__file__).parent.parent / "migrations"
 
-_SIZE: Final = """SELECT sum(pg_total_relation_size(name::regclass))::bigint FROM unnest(ARRAY[
-    'cursor', 'properties', 'page', 'batch', 'attempt', 'succession', 'spent']) AS name"""
+TABLES: Final = ("cursor", "properties", "page", "batch", "attempt", "succession", "spent")
 
 
 @asynccontextmanager
@@ -59,8 +58,7 @@ class PostgresCursorStore(TableCursorStore):
 
     async def size_bytes(self) -> int:
         """The size of the cursors' tables with their indexes, in bytes."""
-        ((size_bytes,),) = await self._database.read(lambda db: db.rows(_SIZE))
-        return int(size_bytes)
+        return await self._database.read(lambda db: size_of(db, TABLES))
 
     async def close(self) -> None:
         """Finish the steps that wait."""

@@ -19,7 +19,7 @@ from seqgate.services.ledger.core.entry import Entry
 from seqgate.services.ledger.core.ownership import Beat
 from seqgate.services.ledger.ports import NO_INSTANCES, Trimmed
 from seqgate.services.runtime.layouts import prepare
-from seqgate.services.runtime.postgres import PostgresDatabase, Server, open_postgres
+from seqgate.services.runtime.postgres import PostgresDatabase, Server, open_postgres, size_of
 from seqgate.services.runtime.transactions import Transaction
 from seqgate.types import Position, TopicName
 
@@ -34,6 +34,20 @@ took."""
 VACUUM_ENTRIES: Final = 1_000
 VACUUM_AFTER_S: Final = 60.0
 """The number of removed entries from which on their rows are vacuumed; fewer wait for this time."""
+
+TABLES: Final = (
+    "topic",
+    "tombstone",
+    "block",
+    "producer_block",
+    "producer_trimmed",
+    "producer_instance",
+    "topic_trimmed",
+    "topic_clock",
+    "leaving",
+    "instance",
+    "topic_owner",
+)
 
 _VACUUM: Final = "VACUUM (TRUNCATE FALSE) block, producer_block"
 """Without giving space back to the file system, which waits for appends."""
@@ -162,6 +176,10 @@ class PostgresLedgerStore(TableLedgerStore):
         )
         self._removed_entries += trimmed.removed_entries
         return trimmed
+
+    async def size_bytes(self) -> int:
+        """The size of the logs' tables with their indexes, in bytes."""
+        return await self.database.read(lambda db: size_of(db, TABLES))
 
     async def vacuum_forever(self) -> None:
         """Vacuum after trims: autovacuum of a stock server looks once a minute, and a log that is
