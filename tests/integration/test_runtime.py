@@ -791,14 +791,16 @@ async def ledger_at(endpoints: Mapping[str, Any]) -> AsyncIterator[Any]:
         yield LedgerServiceStub(channel)
 
 
+@pytest.mark.parametrize("store", ["sqlite", "postgres"])
 async def test_the_stack_stops_on_request_and_resumes_from_its_folder(
-    tmp_path: Path, topic: str
+    tmp_path: Path, topic: str, store: str
 ) -> None:
     folder = tmp_path / "stack"
+    servers = ["redis", *(["postgres"] if store == "postgres" else [])]
     for round_, number in enumerate((signal.SIGTERM, signal.SIGINT)):
-        async with stack_command(folder) as (child, endpoints):
-            assert endpoints.keys() == {*SERVICES, "redis", "pids"}
-            assert endpoints["pids"].keys() == {*SERVICES, "redis"}
+        async with stack_command(folder, "--store", store) as (child, endpoints):
+            assert endpoints.keys() == {*SERVICES, *servers, "pids"}
+            assert endpoints["pids"].keys() == {*SERVICES, *servers}
             for service in SERVICES:
                 assert await health(endpoints[service]) == "SERVING"
             async with ledger_at(endpoints) as ledger, publishing(ledger, topic, "p") as publisher:
@@ -812,7 +814,8 @@ async def test_the_stack_stops_on_request_and_resumes_from_its_folder(
             async with asyncio.timeout(END_S):
                 assert await child.wait() == 0
             out, error = await child.communicate()
-            assert endpoints["ledger"] in out.decode()
+            for name in ("ledger", *servers):
+                assert endpoints[name] in out.decode()
             assert error == b""
 
 

@@ -162,6 +162,7 @@ class Stack:
         return {
             **{service: self.address(service) for service in self.services},
             "redis": self.redis_url,
+            **dict.fromkeys(self.databases, self.postgres_url),
             "pids": {name: process.pid for name, process in self._processes.items()},
         }
 
