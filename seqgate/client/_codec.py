@@ -63,8 +63,10 @@ class OutgoingMessage:
     @property
     def size_bytes(self) -> int:
         """The approximate bytes that it adds to a batch."""
-        properties = sum(len(name) + len(value) for name, value in self.properties.items())
-        return len(self.payload) + len(self.key or "") + properties + 16
+        size_bytes = len(self.payload) + len(self.key or "") + 16
+        if self.properties:
+            size_bytes += sum(len(name) + len(value) for name, value in self.properties.items())
+        return size_bytes
 
     @property
     def shown_bytes(self) -> int:
@@ -110,26 +112,38 @@ def encode_single(
     context: Mapping[str, str] = _NO_CONTEXT,
 ) -> ledger_pb2.Entry:
     """Make an entry of one message, with the trace `context` unless the message has its own."""
-    metadata, body = seal_message(
-        producer, message, compression=compression, publish_time_ms=publish_time_ms
-    )
+    entry = ledger_pb2.Entry()
+    body = _seal_message(entry.metadata, producer, message, compression, publish_time_ms)
     if context and not message.properties.keys() & context.keys():
-        metadata.properties.update(context)
-    return to_entry(metadata, body)
+        entry.metadata.properties.update(context)
+    entry.metadata.payload_crc32c = google_crc32c.value(body)
+    entry.payload = body
+    return entry
 
 
 def seal_message(
     producer: str, message: OutgoingMessage, *, compression: Compression, publish_time_ms: int
 ) -> Sealed:
-    metadata = entry_pb2.EntryMetadata(
-        producer_name=producer,
-        sequence_id=message.sequence_id,
-        publish_time=publish_time_ms,
-    )
+    metadata = entry_pb2.EntryMetadata()
+    body = _seal_message(metadata, producer, message, compression, publish_time_ms)
+    return Sealed(metadata, body)
+
+
+def _seal_message(
+    metadata: entry_pb2.EntryMetadata,
+    producer: str,
+    message: OutgoingMessage,
+    compression: Compression,
+    publish_time_ms: int,
+) -> bytes:
+    """Write a message's metadata. Returns its payload, compressed."""
+    metadata.producer_name = producer
+    metadata.sequence_id = message.sequence_id
+    metadata.publish_time = publish_time_ms
     _describe(metadata, message)
     if message.deliver_at_ms is not None:
         metadata.deliver_at_time = message.deliver_at_ms
-    return Sealed(metadata, _seal(metadata, message.payload, compression))
+    return _seal(metadata, message.payload, compression)
 
 
 def _describe(

@@ -157,7 +157,7 @@ class Outbox:
         return next((parcel.added_at for parcel in self._open_parcels()), None)
 
     def add(self, messages: list[OutgoingMessage], entries: list[pb.Entry], now: float) -> None:
-        size_bytes = sum(entry.ByteSize() for entry in entries)
+        size_bytes = sum([entry.ByteSize() for entry in entries])
         self._append(_Parcel(messages, entries, size_bytes, now))
 
     def add_large(self, large: LargeMessage, now: float) -> None:
@@ -197,10 +197,14 @@ class Outbox:
             parcel = self._parcels[request_id]
             if (taken and size_bytes + parcel.size_bytes > bytes_max) or self._exceeds(parcel):
                 break
-            publication = chosen.publications.add(request_id=request_id, resume=self._resume)
+            publication = chosen.publications.add()
+            publication.request_id = request_id
+            if self._resume:
+                publication.resume, self._resume = True, False
             parcel.put_into(publication)
-            self._resume = False
-            self.highest_sent = max(self.highest_sent, parcel.messages[-1].sequence_id)
+            highest = parcel.messages[-1].sequence_id
+            if highest > self.highest_sent:
+                self.highest_sent = highest
             parcel.sent = True
             self._parcels_out += 1
             self._messages_out += len(parcel.messages)

@@ -10,10 +10,9 @@ import asyncio
 import math
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from grpc import aio
 
@@ -219,7 +218,7 @@ class Producer:
 
         Errors carry the message's `sequence_id`, once one is assigned.
         """
-        with _about(sequence_id):
+        try:
             deliver_at_ms = _deliver_at_ms(deliver_at, deliver_after_s)
             message = self._prepare(
                 payload, key, properties, ordering_key, event_time_ms, deliver_at_ms
@@ -228,6 +227,8 @@ class Producer:
                 self._room.clear()
                 await self._room.wait()
             receipt = self._accept(message, sequence_id)
+        except SeqgateError as error:
+            _raise_about(sequence_id, error)
         return await asyncio.shield(receipt)
 
     def send_nowait(
@@ -244,7 +245,7 @@ class Producer:
     ) -> "asyncio.Future[Receipt]":
         """Publish a message; the future is done when the message is durable or has failed. Raises
         the same as `send`, and ProducerQueueFullError where `send` would wait."""
-        with _about(sequence_id):
+        try:
             deliver_at_ms = _deliver_at_ms(deliver_at, deliver_after_s)
             message = self._prepare(
                 payload, key, properties, ordering_key, event_time_ms, deliver_at_ms
@@ -255,6 +256,8 @@ class Producer:
                     f" {self._max_pending_bytes:,})"
                 )
             return self._accept(message, sequence_id)
+        except SeqgateError as error:
+            _raise_about(sequence_id, error)
 
     def _prepare(
         self,
@@ -313,14 +316,17 @@ class Producer:
         self, message: OutgoingMessage, sequence_id: int | None
     ) -> "asyncio.Future[Receipt]":
         self._check_open()
+        loop = asyncio.get_running_loop()
         message.sequence_id = self._number(sequence_id)
-        message.done = asyncio.get_running_loop().create_future()
+        message.done = loop.create_future()
         self._pending_messages += message.chunks
         self._pending_bytes += message.size_bytes
         self._spans.begin(message, self._name, self._limits.max_message_bytes)
-        self._hand_over(self._batcher.add(message))
-        if self._batcher.collecting and self._linger is None and self._batching is not None:
-            loop = asyncio.get_running_loop()
+        if self._batching is None and message.sealed is None:
+            self._hand_over_entries([message], [self._encode_single(message)], loop.time())
+        else:
+            self._hand_over(self._batcher.add(message))
+        if self._batching is not None and self._batcher.collecting and self._linger is None:
             self._linger = loop.call_later(self._batching.delay_s, self._flush_batch)
         done: asyncio.Future[Receipt] = message.done
         return done
@@ -402,6 +408,11 @@ class Producer:
             self._next_sequence_id = sequence_id + 1
         return sequence_id
 
+    def _encode_single(self, message: OutgoingMessage) -> pb.Entry:
+        return encode_single(
+            self._name, message, compression=self._compression, publish_time_ms=_now_ms()
+        )
+
     def _encode(self, messages: Sequence[OutgoingMessage]) -> list[pb.Entry]:
         publish_time_ms = _now_ms()
         context = shared_context(messages)
@@ -451,7 +462,7 @@ class Producer:
         self, messages: list[OutgoingMessage], entries: list[pb.Entry], now: float
     ) -> None:
         max_message_bytes = self._limits.max_message_bytes
-        if all(len(entry.payload) <= max_message_bytes for entry in entries):
+        if max([len(entry.payload) for entry in entries]) <= max_message_bytes:
             self._outbox.add(messages, entries, now)
             self._wake.set()
             return
@@ -479,7 +490,7 @@ class Producer:
         return 0 if chunking is None else chunking.size(self._limits.max_message_bytes)
 
     def _resolve(self, resolved: Sequence[Resolved]) -> None:
-        for message, outcome in ((each.message, each.outcome) for each in resolved):
+        for message, outcome in resolved:
             self._pending_messages -= message.chunks
             self._pending_bytes -= message.size_bytes
             if isinstance(outcome, SeqgateError) and outcome.sequence_id is None:
@@ -695,15 +706,11 @@ class Producer:
         self._flush_into(self._failure)
 
 
-@contextmanager
-def _about(sequence_id: int | None) -> Iterator[None]:
-    """Add the message's sequence id, if it has one, to errors."""
-    try:
-        yield
-    except SeqgateError as error:
-        if sequence_id is None:
-            raise
-        raise error.of_message(sequence_id) from error.__cause__
+def _raise_about(sequence_id: int | None, error: SeqgateError) -> NoReturn:
+    """Raise an error about a message, with its sequence id if it has one."""
+    if sequence_id is None:
+        raise error
+    raise error.of_message(sequence_id) from error.__cause__
 
 
 def _check(
