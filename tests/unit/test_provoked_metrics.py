@@ -349,6 +349,7 @@ async def test_unexpected_errors_are_counted_by_task(telling: Telling, work: str
 
         await eventually(twice)
         working.cancel()
+        await asyncio.wait([working])
         assert await value(telling, told.DEDUP_FAILURES) == await value(
             telling, told.DEDUP_FAILURES, work=work
         )
