@@ -22,6 +22,7 @@ from seqgate.services.ledger.core.entry import Entry, StoredEntry, Unit
 from seqgate.services.ledger.core.receipt import Receipt, Repeated, Status, receipt_of, repeated_ids
 from seqgate.services.ledger.core.writer import (
     BACKOFF_MAX_S,
+    CONFIRM_AFTER_S,
     Admit,
     Answer,
     Append,
@@ -34,6 +35,7 @@ from seqgate.services.ledger.core.writer import (
     Phase,
     ReadLog,
     Reopen,
+    Rest,
     Rollback,
     Stop,
     TopicWriter,
@@ -690,6 +692,9 @@ class LiveTopic:
             case Pause(seconds):
                 await asyncio.sleep(seconds)
                 return [] if self.stopped else self._writer.pause_over()
+            case Rest():
+                await asyncio.sleep(CONFIRM_AFTER_S)
+                return [] if self.stopped else self._writer.rested()
             case _:
                 raise AssertionError(f"unexpected effect {effect}")
 

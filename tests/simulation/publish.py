@@ -77,6 +77,7 @@ from seqgate.services.ledger.core.writer import (
     Phase,
     ReadLog,
     Reopen,
+    Rest,
     Rollback,
     Stop,
     TopicWriter,
@@ -278,6 +279,8 @@ class Process:
                     self.perform(writer.reopened(self.epoch, tail))
             case Pause():
                 self.perform(writer.pause_over())
+            case Rest():
+                self.perform(writer.rested())
 
     def _ask(self, call: Admit | Confirm | Rollback, *, failing: bool) -> list[Effect]:
         writer, world = self.writer, self.world

@@ -26,7 +26,7 @@ after 1:0, through 1:2.
     log-read 1:0=p5 1:1=!     entries of the log, ! for a marker; `more 3` at the end: 3 more
     log-trimmed, log-failed REASON, look-up-failed p5 REASON
     reopened 2 after 1:4, reopen-failed REASON
-    pause-over
+    pause-over, rested
     state                     the properties that the shell reads
 
 A confirmation lists ids, and ! for every entry of which it names none: a marker, or an entry that
@@ -64,6 +64,7 @@ from seqgate.services.ledger.core.writer import (
     Pause,
     ReadLog,
     Reopen,
+    Rest,
     Rollback,
     Stop,
     TopicWriter,
@@ -195,6 +196,7 @@ class Teller:
             "reopened": lambda given: self._writer.reopened(int(given[0]), _after(given)),
             "reopen-failed": lambda given: self._writer.reopen_failed(_error(given[0])),
             "pause-over": lambda _: self._writer.pause_over(),
+            "rested": lambda _: self._writer.rested(),
             "state": self._state,
         }
         told: list[str] = []
@@ -327,6 +329,8 @@ class Teller:
                 yield "reopen"
             case Pause(seconds):
                 yield f"pause {seconds:g} s"
+            case Rest():
+                yield "rest"
             case Stop(error):
                 yield f"stop: {error.reason}"
 

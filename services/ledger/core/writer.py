@@ -3,10 +3,12 @@
 Units arrive from many streams and are processed in the order of their arrival:
 
     waiting ──Admit──▶ admitting ──NEW──▶ ready ──Append──▶ writing ──▶ STORED, unconfirmed
-       ▲                 │                                    (confirmed with the next Admit)
+       ▲                 │
        └── IN_FLIGHT ────┤
                          ├── DUPLICATE, PARTIAL ──LookUp──▶ a receipt
                          └── CHUNK_GAP, LAYOUT_CONFLICT ──▶ a receipt
+
+Stored entries are confirmed with the next Admit, or alone when nothing was stored for a while.
 
 Admitting one group overlaps with the commit of the group before it, and with no more: `ready` holds
 at most one group. At most one call to deduplication and one append are pending.
@@ -57,6 +59,10 @@ from seqgate.services.ledger.core.receipt import (
     stored,
 )
 from seqgate.types import Chunk, Position
+
+CONFIRM_AFTER_S: Final = 0.02
+"""How long a topic stores nothing before its entries are confirmed alone. A publication that comes
+earlier takes the confirmation along, and need not wait for another call to end."""
 
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
@@ -217,13 +223,20 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
+class Rest:
+    """Wait for CONFIRM_AFTER_S. Leads to rested."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Close every stream of the topic with this error and drop the machine. Leads to no event."""
 
     error: DomainError
 
 
-Effect = Answer | LookUp | Admit | Confirm | Rollback | Append | ReadLog | Reopen | Pause | Stop
+Effect = (
+    Answer | LookUp | Admit | Confirm | Rollback | Append | ReadLog | Reopen | Pause | Rest | Stop
+)
 
 
 _NEW: Final = (Verdict.NEW, NEVER, "")
@@ -280,6 +293,8 @@ class TopicWriter:
 
         self._confirmed: Position | None = None
         self._unconfirmed: list[Logged] = []
+        self._resting = False
+        self._rested_at: Position | None = None  # the tail when the newest rest began
         self._revision: int | None = None
         self._behind: _Behind | None = None
         self._reopen = False
@@ -553,6 +568,10 @@ class TopicWriter:
         self._pausing = False
         return self._next()
 
+    def rested(self) -> list[Effect]:
+        self._resting = False
+        return self._next()
+
     # ---- inside
 
     def _answered(self, kind: type[_C]) -> _C:
@@ -588,7 +607,10 @@ class TopicWriter:
             units = tuple(unit for unit in self._admitting if not unit.marker)
             self._call = Admit(self.tail, self._revision, self._confirmation(), units)
             return [self._call]
-        if self._unconfirmed and not self._writing:
+        if self._unconfirmed and not (self._writing or self._resting):
+            if self._rested_at != self.tail:
+                self._resting, self._rested_at = True, self.tail
+                return [Rest()]
             confirmation = self._confirmation()
             assert confirmation is not None
             self._call = Confirm(self.tail, confirmation)
