@@ -9,6 +9,9 @@ The cursor's name is the last part of the topic's name, or NAMESPACE.
     any call  ──▶ state store: the token ──▶ cached under this token? ── yes ──▶ use it
                                                       └─ no ──▶ cursor service: the property
 
+An Admit, the most frequent call, carries the token under which its policy is cached, and the state
+store compares it in the same step, where it has both (not in a Redis Cluster).
+
 A replica caches a policy under the token that it saw before it read the policy, and uses it as long
 as the state store has that token. Each token is random and set once, so a replaced token never
 comes back. It follows:
@@ -42,7 +45,7 @@ import structlog
 from seqgate.services.cursors import CursorsUnavailable
 from seqgate.services.dedup.core.policy import NOTHING, EffectivePolicy, InvalidPolicy, Policy
 from seqgate.services.dedup.metrics import DedupMetrics
-from seqgate.services.dedup.ports import Cursors, GivenPolicies, StateStore
+from seqgate.services.dedup.ports import Cursors, GivenPolicies, KnownPolicy, StateStore
 from seqgate.types import InvalidNameError, TopicName
 
 log = structlog.get_logger()
@@ -112,9 +115,22 @@ class DurablePolicies:
         self._token = ""
         self._cached: OrderedDict[Level, Policy] = OrderedDict()
 
-    async def effective(self, topic: TopicName) -> EffectivePolicy:
+    def known(self, topic: TopicName) -> KnownPolicy | None:
         if topic.is_system or not self._cursors.configured:  # no call can have set a policy
-            return self._file.policies.effective(topic)
+            return KnownPolicy(self._file.policies.effective(topic), None)
+        for_topic = self._cached.get(Level.of_topic(topic))
+        for_namespace = self._cached.get(Level.of_namespace(topic.namespace))
+        if for_topic is None or for_namespace is None:
+            return None
+        policy = self._file.policies.effective(
+            topic, for_topic=for_topic, for_namespace=for_namespace
+        )
+        return KnownPolicy(policy, self._token)
+
+    async def effective(self, topic: TopicName) -> EffectivePolicy:
+        known = self.known(topic)
+        if known is not None and known.token is None:
+            return known.policy
         token = await self._store.policy_token()
         for_topic = await self._cached_or_read(token, Level.of_topic(topic))
         for_namespace = await self._cached_or_read(token, Level.of_namespace(topic.namespace))

@@ -63,6 +63,12 @@ class ProducerPage(NamedTuple):
     next_token: str
 
 
+class Outdated(NamedTuple):
+    """Policies may have changed: the token is another now. Empty: the store has none."""
+
+    token: str
+
+
 class StateStore(Protocol):
     """The state of topics. Each method is one atomic step on one topic, with the result of the
     same method of core.topic.TopicState.
@@ -82,7 +88,11 @@ class StateStore(Protocol):
         *,
         now_ms: int,
         max_producers: int,
-    ) -> Judged | Behind | Changed | Full: ...
+        policies: str | None = None,
+    ) -> Judged | Behind | Changed | Full | Outdated:
+        """Judge claims. `policies` is the policies' token that the caller knows: if the store has
+        another, nothing happens, and the outcome is Outdated. None: it is not compared."""
+        ...
 
     async def confirm(
         self, topic: TopicName, writer: Writer, confirmation: Confirmation
@@ -226,8 +236,19 @@ class GivenPolicies(Protocol):
         ...
 
 
+class KnownPolicy(NamedTuple):
+    """The policy in effect as long as the state store has this token; None: in any case."""
+
+    policy: EffectivePolicy
+    token: str | None
+
+
 class PolicySource(Protocol):
     """The policies in effect, which may change between two calls."""
+
+    def known(self, topic: TopicName) -> KnownPolicy | None:
+        """The policy that was last in effect for a topic, without asking; None: unknown."""
+        ...
 
     async def effective(self, topic: TopicName) -> EffectivePolicy:
         """The policy in effect for a topic now, on every replica.

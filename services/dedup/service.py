@@ -17,7 +17,7 @@ from seqgate.services.dedup.core.policy import EffectivePolicy, OnFull
 from seqgate.services.dedup.core.retention import Jumps, forgettable
 from seqgate.services.dedup.core.topic import Full, Persisted, Tracked
 from seqgate.services.dedup.metrics import DedupMetrics
-from seqgate.services.dedup.ports import PolicySource, ProducerPage, StateStore, Summary
+from seqgate.services.dedup.ports import Outdated, PolicySource, ProducerPage, StateStore, Summary
 from seqgate.services.dedup.snapshots import Snapshots, Taken
 from seqgate.services.deduplication import (
     DISABLED,
@@ -116,7 +116,11 @@ class Deduplication:
                 be evicted.
             Fenced, StateUnavailable: see the store.
         """
-        policy = await self._policies.effective(topic)
+        known = self._policies.known(topic)
+        if known is None or not known.policy.enabled.value:
+            policy, token = await self._policies.effective(topic), None
+        else:
+            policy, token = known
         if not policy.enabled.value:
             return self._disabled("admit")
         limit = policy.max_producers.value
@@ -124,8 +128,20 @@ class Deduplication:
             now_ms = await self._store.now_ms()
             with self._called("admit"):
                 outcome = await self._store.admit(
-                    topic, writer, confirmation, claims, now_ms=now_ms, max_producers=limit
+                    topic,
+                    writer,
+                    confirmation,
+                    claims,
+                    now_ms=now_ms,
+                    max_producers=limit,
+                    policies=token,
                 )
+            if isinstance(outcome, Outdated):
+                policy, token = await self._policies.effective(topic), None
+                if not policy.enabled.value:
+                    return self._disabled("admit")
+                limit = policy.max_producers.value
+                continue
             self._metrics.called("admit", outcome)
             if not isinstance(outcome, Full):
                 if isinstance(outcome, Judged):

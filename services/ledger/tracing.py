@@ -4,7 +4,8 @@
       admit     deduplication judges a group: a child of the first publication, linked to the others
       append    one per traced publication; linked to the first, which has the transaction's work
       look_up   the fate of messages that are not new
-      confirm   deduplication records stored entries: a child of the first, linked to the others
+      confirm   deduplication records stored entries: a child of the first, linked to the others;
+                in an Admit, no span, but links from the publications that it judges
     read      a page of the log that is sent to a reader
     recover   from the loss of agreement with deduplication until it is restored
 
@@ -139,7 +140,8 @@ class TopicTracing:
         """
         contexts = self._contexts_of(units)
         if confirms:
-            contexts = (contexts + self._stored)[: spans.LINKS_MAX + 1]
+            if contexts or operation != names.ADMIT:
+                contexts = (contexts + self._stored)[: spans.LINKS_MAX + 1]
             self._stored = []
         name = f"{operation} {self._topic}"
         about = self._messaging | {names.MESSAGING_OPERATION_NAME: operation}

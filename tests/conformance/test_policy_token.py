@@ -10,8 +10,8 @@ from seqgate.services.dedup.adapters.connect import connect_redis
 from seqgate.services.dedup.adapters.keys import POLICIES, topic_key
 from seqgate.services.dedup.adapters.memory import MemoryStateStore
 from seqgate.services.dedup.adapters.redis import RedisStateStore
-from seqgate.services.dedup.ports import StateStore, StateUnavailable
-from seqgate.services.deduplication import Confirmation, Writer
+from seqgate.services.dedup.ports import Outdated, StateStore, StateUnavailable
+from seqgate.services.deduplication import Claim, Confirmation, Judged, ProducerClaims, Writer
 from seqgate.types import Position, TopicName
 from tests.support.redis_server import RedisServer
 from tools.stack.ports import free_ports
@@ -61,6 +61,35 @@ async def test_a_token_belongs_to_no_topic(store: StateStore) -> None:
     before = await store.policy_token()
     await store.forget_topic(TOPIC, None)
     assert await store.policy_token() == before
+
+
+async def admitted(store: StateStore, policies: str | None) -> object:
+    """The outcome of an Admit whose caller knows the policies by this token."""
+    claims = [ProducerClaims("p", (Claim(1, 1),))]
+    return await store.admit(
+        TOPIC, Writer(1, 1, None), None, claims, now_ms=1, max_producers=9, policies=policies
+    )
+
+
+async def test_claims_are_judged_only_under_the_current_token(store: StateStore) -> None:
+    first = await store.policy_token()
+    assert isinstance(await admitted(store, first), Judged)
+    summary = await store.summary(TOPIC)
+    await store.set_policy_token("another")
+    assert await admitted(store, first) == Outdated("another")
+    assert await store.summary(TOPIC) == summary
+    assert isinstance(await admitted(store, "another"), Judged)
+    assert isinstance(await admitted(store, None), Judged)
+
+
+async def test_claims_are_not_judged_under_a_lost_token(
+    in_redis: RedisStateStore, redis: RedisServer
+) -> None:
+    token = await in_redis.policy_token()
+    with redis.client() as client:
+        client.flushdb()
+    assert await admitted(in_redis, token) == Outdated("")
+    assert await in_redis.summary(TOPIC) is None
 
 
 async def test_a_lost_token_does_not_recur(in_redis: RedisStateStore, redis: RedisServer) -> None:

@@ -616,6 +616,9 @@ class Fixed:
     def __init__(self, **cluster: object) -> None:
         self.policies = Policies.parse({"cluster": cluster})
 
+    def known(self, topic: TopicName) -> None:
+        return None
+
     async def effective(self, topic: TopicName) -> EffectivePolicy:
         return self.policies.effective(topic)
 

@@ -12,6 +12,9 @@ class FixedPolicies:
     def __init__(self, policy: EffectivePolicy) -> None:
         self.policy = policy
 
+    def known(self, topic: TopicName) -> None:
+        return None
+
     async def effective(self, topic: TopicName) -> EffectivePolicy:
         return self.policy
 

@@ -15,13 +15,25 @@ from seqgate.services.dedup.adapters.policy_file import PolicyFile
 from seqgate.services.dedup.core.policy import (
     NOTHING,
     InvalidPolicy,
+    OnFull,
     Policies,
     Policy,
     Source,
     Sourced,
 )
+from seqgate.services.dedup.metrics import DedupMetrics
 from seqgate.services.dedup.policies import NAMESPACE, PROPERTY, DurablePolicies, Level, new_token
 from seqgate.services.dedup.ports import StateUnavailable
+from seqgate.services.dedup.service import Deduplication
+from seqgate.services.dedup.snapshots import Snapshots
+from seqgate.services.deduplication import (
+    DISABLED,
+    Claim,
+    Judged,
+    ProducerClaims,
+    TooManyProducers,
+    Writer,
+)
 from seqgate.services.runtime.cursors import MemoryCursors, NoCursors
 from seqgate.types import TopicName
 
@@ -541,3 +553,45 @@ async def test_created_and_deleted_topics_cause_no_reads(world: World) -> None:
     token = await world.store.policy_token()
     await world.one.forget(ORDERS)
     assert await world.store.policy_token() == token
+
+
+# ---- claims, which are judged under a policy that is known
+
+
+def deduplication(world: World, policies: DurablePolicies) -> Deduplication:
+    metrics = DedupMetrics()
+    snapshots = Snapshots(world.store, world.cursors, policies, asyncio.TaskGroup(), metrics)
+    return Deduplication(world.store, policies, snapshots, metrics)
+
+
+async def admitted(dedup: Deduplication, producer: str = "p") -> object:
+    claims = [ProducerClaims(producer, (Claim(1, 1),))]
+    return await dedup.admit(ORDERS, Writer(1, 1, None), None, claims)
+
+
+async def test_a_claim_asks_for_the_token_only_once(world: World) -> None:
+    dedup = deduplication(world, world.one)
+    for _ in range(3):
+        assert isinstance(await admitted(dedup), Judged)
+    assert world.store.asked == 1
+
+
+async def test_a_policy_set_elsewhere_applies_to_the_next_claim(world: World) -> None:
+    dedup = deduplication(world, world.two)
+    assert isinstance(await admitted(dedup), Judged)
+    await world.one.set(OF_ORDERS, Policy(enabled=False))
+    assert await admitted(dedup) == DISABLED
+    await world.one.set(OF_ORDERS, Policy(enabled=True, max_producers=1, on_full=OnFull.REFUSE))
+    assert isinstance(await admitted(dedup), Judged)
+    with pytest.raises(TooManyProducers):
+        await admitted(dedup, "another")
+    await world.one.set(OF_ORDERS, at_most(2))
+    assert isinstance(await admitted(dedup, "another"), Judged)
+
+
+async def test_claims_are_judged_again_after_the_token_was_lost(world: World) -> None:
+    dedup = deduplication(world, world.one)
+    assert isinstance(await admitted(dedup), Judged)
+    await world.store.set_policy_token(new_token())
+    assert isinstance(await admitted(dedup), Judged)
+    assert world.store.asked == 2

@@ -86,6 +86,24 @@ def test_stored_entries_are_confirmed_in_one_span(recorded: Recorded) -> None:
     assert (admit.attributes or {})[names.ENTRIES] == 2
 
 
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_an_admit_belongs_to_the_publications_that_it_judges(
+    recorded: Recorded, *, is_traced: bool
+) -> None:
+    of = TopicTracing(TOPIC)
+    stored, judged = traced(0), traced(1)
+    of.arrived([unit(stored)])
+    with of.appending([stored]):
+        pass
+    if is_traced:
+        of.arrived([unit(judged)])
+    with of.asking(names.ADMIT, [unit(judged)], confirms=True):
+        pass
+    admits = [span for span in recorded.spans if span.name == f"admit {TOPIC}"]
+    assert [span.context.trace_id for span in admits] == ([2] if is_traced else [])
+    assert [trace_id for span in admits for trace_id, _ in links(span)] == [1] * is_traced
+
+
 def test_a_failed_group_has_no_confirmation_span(recorded: Recorded) -> None:
     of = TopicTracing(TOPIC)
     entries = [traced(0), traced(1)]

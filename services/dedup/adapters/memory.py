@@ -15,7 +15,7 @@ from seqgate.services.dedup.core.topic import (
     TopicState,
     Tracked,
 )
-from seqgate.services.dedup.ports import ProducerPage, Summary
+from seqgate.services.dedup.ports import Outdated, ProducerPage, Summary
 from seqgate.services.deduplication import (
     Applied,
     Behind,
@@ -52,7 +52,10 @@ class MemoryStateStore:
         *,
         now_ms: int,
         max_producers: int,
-    ) -> Judged | Behind | Changed | Full:
+        policies: str | None = None,
+    ) -> Judged | Behind | Changed | Full | Outdated:
+        if policies not in (None, self._policy_token):
+            return Outdated(self._policy_token)
         state = self._enter(topic, writer)
         return state.admit(writer, confirmation, claims, now_ms=now_ms, max_producers=max_producers)
 

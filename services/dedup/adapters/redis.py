@@ -46,7 +46,7 @@ from seqgate.services.dedup.core.topic import (
     Saved,
     Tracked,
 )
-from seqgate.services.dedup.ports import ProducerPage, StateUnavailable, Summary
+from seqgate.services.dedup.ports import Outdated, ProducerPage, StateUnavailable, Summary
 from seqgate.services.deduplication import (
     Applied,
     Behind,
@@ -106,19 +106,20 @@ class Script:
         self._text = script_text(name)
         self._digest = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()
 
-    async def __call__(self, topic: TopicName, *args: str | bytes) -> Any:
-        """Run the script on a topic. A server that does not know it has run nothing, and gets the
-        full text as a command like any other: a cluster's other nodes are not contacted.
+    async def __call__(self, topic: TopicName, *args: str | bytes, keys: Sequence[str] = ()) -> Any:
+        """Run the script on a topic, and on further keys of the same server. A server that does not
+        know it has run nothing, and gets the full text as a command like any other: a cluster's
+        other nodes are not contacted.
 
         Raises:
             StateUnavailable: it is unknown whether the script ran.
         """
-        key = topic_key(topic)
+        on = (1 + len(keys), topic_key(topic), *keys, *args)
         with spans.database(names.REDIS, "EVALSHA", self._name), _translated():
             try:
-                return await self._redis.execute_command("EVALSHA", self._digest, 1, key, *args)
+                return await self._redis.execute_command("EVALSHA", self._digest, *on)
             except NoScriptError:
-                return await self._redis.execute_command("EVAL", self._text, 1, key, *args)
+                return await self._redis.execute_command("EVAL", self._text, *on)
 
 
 def _random_leap() -> int:
@@ -134,6 +135,7 @@ class RedisStateStore:
         """`leap` draws the random number by which a withdrawal moves the revision further than by
         one: see topic.lua."""
         self._redis: Any = redis  # its types mix text and bytes, depending on decode_responses
+        self._is_cluster = isinstance(redis, ClusterRedis)
         self._admit = Script(redis, "admit")
         self._confirm = Script(redis, "confirm")
         self._rollback = Script(redis, "rollback")
@@ -156,13 +158,22 @@ class RedisStateStore:
         *,
         now_ms: int,
         max_producers: int,
-    ) -> Judged | Behind | Changed | Full:
+        policies: str | None = None,
+    ) -> Judged | Behind | Changed | Full | Outdated:
+        keys: tuple[str, ...] = ()
+        if policies is not None and self._is_cluster:  # where another node may have the token
+            token = await self.policy_token()
+            if token != policies:
+                return Outdated(token)
+        elif policies is not None:
+            keys = (POLICIES,)
         call = self._call(writer, confirmation)
         call["revision"] = False if writer.revision is None else writer.revision
         call["claims"] = [[producer, *_claims(ranges)] for producer, ranges in claims]
         call["now_ms"] = now_ms
         call["max_producers"] = max_producers
-        reply = await self._run(self._admit, topic, call)
+        call["policies"] = policies or ""
+        reply = await self._run(self._admit, topic, call, keys)
         match reply:
             case ["judged", revision, producers, unsaved]:
                 return Judged(revision, [_verdicts(each) for each in producers], unsaved)
@@ -170,6 +181,8 @@ class RedisStateStore:
                 return Full(tracked, wanted)
             case ["changed", revision]:
                 return Changed(revision)
+            case ["outdated", token]:
+                return Outdated(token)
             case _:
                 return _gate(reply)
 
@@ -354,8 +367,10 @@ class RedisStateStore:
         with spans.database(names.REDIS, args[0]), _translated():
             return await self._redis.execute_command(*args)
 
-    async def _run(self, script: Script, topic: TopicName, call: dict[str, Any]) -> list[Any]:
-        packed: bytes = await script(topic, _pack(call))
+    async def _run(
+        self, script: Script, topic: TopicName, call: dict[str, Any], keys: Sequence[str] = ()
+    ) -> list[Any]:
+        packed: bytes = await script(topic, _pack(call), keys=keys)
         reply: list[Any] = _unpack(packed)
         return reply
 

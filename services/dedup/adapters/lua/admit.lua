@@ -1,6 +1,9 @@
 -- Apply a confirmation, then judge claims.
 --
+-- KEYS[2]  string, optional: the token of the policies, if it is on the same server
+--
 -- call, in addition to topic.lua:
+--     policies       the token that the caller knows
 --     revision       a number, or false: not compared
 --     claims         {{producer, lowest, highest, lowest, highest, ...}, ...}, no producer twice
 --                    highest: an id, or for a chunk the mark that ends with it
@@ -8,6 +11,7 @@
 --     max_producers  a number
 --
 -- Returns, in addition to topic.lua:
+--     {"outdated", token}  if KEYS[2] has another token, or none ("")
 --     {"changed", revision}
 --     {"full", tracked, wanted}
 --     {"judged", revision, {{verdicts, persisted, aborts}, ...}, unsaved}
@@ -18,6 +22,11 @@
 --                 inside the large message that it aborts
 --
 -- Same function as core/topic.py:TopicState.admit and core/sequence.py:admit.
+
+if KEYS[2] then
+  local token = redis.call("GET", KEYS[2])
+  if token ~= call.policies then return answer({ "outdated", token or "" }) end
+end
 
 local refusal = enter()
 if refusal then return answer(refusal) end
