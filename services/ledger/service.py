@@ -477,14 +477,20 @@ class Ledger:
         """Create a topic unless it exists. Returns whether this call created it. Waits while a
         topic of this name is being deleted, so that the new one does not inherit its leftovers."""
         async with self._changing.of(topic):
-            return await self._store.create(topic)
+            answer = await self._store.create(topic)
+        if self._sharing is not None:
+            await self._sharing.settle()
+        return answer
 
     async def get(self, topic: TopicName) -> LogState:
         live = await self._owned(topic)
         return known(live, await self._store.get(topic))
 
     async def topics(self, *, prefix: str, after: str, limit: int) -> list[LogState]:
-        return await self._store.topics(prefix=prefix, after=after, limit=limit)
+        found = await self._store.topics(prefix=prefix, after=after, limit=limit)
+        if self._sharing is not None:
+            await self._sharing.settle()
+        return found
 
     def connected(self, topic: TopicName) -> int:
         live = self._live.get(topic)

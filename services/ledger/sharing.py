@@ -65,7 +65,11 @@ class Sharing:
             StoreUnavailable: another instance took the topic meanwhile.
         """
         await self._owner.check(topic)
-        seen = (await self._store.create(topic))[0] if create else await self._store.get(topic)
+        try:
+            seen = (await self._store.create(topic))[0] if create else await self._store.get(topic)
+        except TopicNotFound:
+            await self.settle()
+            raise
         await self._owner.check(topic)
         try:
             with another_owns():
@@ -82,6 +86,15 @@ class Sharing:
     async def confirm(self) -> None:
         """See SharedOwner.confirm."""
         await self._owner.confirm()
+
+    async def settle(self) -> None:
+        """Return once everything that the store has shown is durable. A commit is durable only
+        after all before it, and a beat is one.
+
+        Raises:
+            Draining, StoreUnavailable: as from SharedOwner.beat.
+        """
+        await self._owner.beat()
 
     async def gave_up(self, topic: TopicName, ledger_id: int) -> None:
         """See SharedOwner.gave_up."""
