@@ -45,13 +45,16 @@ class PostgresServer:
     def url(self, database: str = "postgres") -> str:
         return postgres_url(self.port, database=database)
 
+    @property
+    def command(self) -> list[str]:
+        return postgres_command(self.folder, self.port, self.settings)
+
     def start(self) -> None:
         """Start the server, and return when it answers."""
         make_database_folder(self.folder, is_lasting=False)
-        command = postgres_command(self.folder, self.port, self.settings)
         with (self.folder.parent / f"{self.folder.name}.log").open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         until_s = time.monotonic() + WITHIN_S
         while not is_ready(self.port):
