@@ -4,6 +4,7 @@ fail-over could remove, and nothing waits for ever."""
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from random import Random
 
 import pytest
@@ -30,6 +31,7 @@ from tests.support.postgres_server import (
     running_postgres,
 )
 from tests.support.waiting import eventually
+from tools.stack.forwarder import Forwarder
 
 TOPIC = TopicName.parse("public/default/faults")
 
@@ -270,6 +272,84 @@ async def test_deadlocks_are_resolved_by_running_again(server: PostgresServer, u
         await database.change("DROP TABLE scratch")
 
 
+@asynccontextmanager
+async def conflicting(url: str, code: str, times: int) -> AsyncIterator[None]:
+    """Let the next changes of topics fail with this error. A sequence counts them, since it is not
+    rolled back."""
+    async with admin(url) as connection:
+        await connection.execute(
+            f"""CREATE SEQUENCE conflicts;
+            CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                IF nextval('conflicts') <= {times} THEN
+                    RAISE EXCEPTION 'another transaction was first' USING ERRCODE = '{code}';
+                END IF;
+                RETURN NEW;
+            END $$;
+            CREATE TRIGGER conflict BEFORE UPDATE ON topic FOR EACH ROW
+                EXECUTE FUNCTION conflict()"""
+        )
+        try:
+            yield
+        finally:
+            await connection.execute(
+                "DROP TRIGGER conflict ON topic; DROP FUNCTION conflict; DROP SEQUENCE conflicts"
+            )
+
+
+@pytest.mark.parametrize("code", ["40001", "40P01"], ids=["not serializable", "deadlock"])
+async def test_conflicts_are_run_again_and_reported_if_they_do_not_end(
+    url: str, store: PostgresLedgerStore, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    """They did nothing, so running again stores nothing twice."""
+    monkeypatch.setattr(limits, "RUN_AGAIN_S", 0.001)
+    await store.create(TOPIC)
+    async with conflicting(url, code, limits.RUNS_MAX - 1):
+        assert (await store.take(TOPIC, create=False)).ledger_id == 1
+    async with conflicting(url, code, limits.RUNS_MAX - 1):
+        await store.append(TOPIC, 1, None, [single(0)], 1)
+    async with conflicting(url, code, 10**6):
+        for change in (
+            store.take(TOPIC, create=False),
+            store.append(TOPIC, 1, Position(1, 0), [single(1)], 1),
+        ):
+            with pytest.raises(StoreUnavailable, match="too many conflicts") as caught:
+                await change
+            assert caught.value.retry_after_s
+    await store.append(TOPIC, 1, Position(1, 0), [single(1)], 1)
+    log = await store.get(TOPIC)
+    assert (log.ledger_id, log.tail, log.entries) == (1, Position(1, 1), 2)
+
+
+async def test_a_pooler_that_closes_idle_connections_costs_at_most_an_unknown_outcome(
+    server: PostgresServer, url: str
+) -> None:
+    async with Forwarder(server.port) as pooler:
+        through = url.replace(f":{server.port}/", f":{pooler.port}/")
+        async with open_postgres_store(Server(through, writers=2), migrates=True) as store:
+            state = await store.take(TOPIC, create=True)
+            acknowledged: list[int] = []
+            for number in range(20):
+                assert pooler.cut()
+                if is_seen := number % 2 == 0:
+                    await eventually(partial(all_closed, store))
+                try:
+                    await store.append(TOPIC, state.ledger_id, state.tail, [single(number)], 1)
+                except StoreUnavailable:
+                    assert not is_seen, "nothing had been sent"
+                else:
+                    acknowledged.append(number)
+                state = await store.take(TOPIC, create=False)
+            found = await store.read(TOPIC, None, entries_max=100, bytes_max=10**9, payloads=False)
+    ids = [each.entry.lowest for each in found]
+    assert ids == sorted(set(ids))
+    assert {*acknowledged} <= {*ids}
+
+
+def all_closed(store: PostgresLedgerStore) -> bool:
+    lanes = (store.database._writers, store.database._readers)
+    return all(each.raw.is_closed() for lane in lanes for each in lane._idle)
+
+
 async def test_a_process_that_stands_still_does_not_hold_its_locks(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,7 +378,12 @@ async def test_two_stores_on_one_database_create_a_topic_once(url: str) -> None:
             await one.delete(TOPIC)
 
 
-async def test_two_stores_that_append_fence_each_other(url: str) -> None:
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
+async def test_two_stores_that_append_fence_each_other(
+    server: PostgresServer, url: str, isolation: str
+) -> None:
+    """Whatever a server's default: it refuses more of what runs at the same time."""
+    await configure(server, default_transaction_isolation=isolation)
     async with (
         open_postgres_store(Server(url), migrates=True) as one,
         open_postgres_store(Server(url), migrates=True) as other,
