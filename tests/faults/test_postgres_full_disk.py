@@ -1,6 +1,7 @@
 """PostgreSQL's disk is full: producers wait, nothing unstored is acknowledged, and the ledger goes
 on by itself when there is room again."""
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,35 +14,60 @@ from seqgate.services.ledger.adapters.postgres import open_postgres_store
 from seqgate.services.runtime.postgres import Server
 from tests.faults.test_full_disk import MESSAGES, publish_until_full
 from tests.support.application import Application
-from tests.support.postgres_server import PostgresServer, admin
+from tests.support.postgres_server import PostgresServer, admin, empty_database
+from tests.support.waiting import eventually
 from tools.stack.postgres_server import in_namespace, not_root
 from tools.stack.stack import Stack
 
 TOPIC = "public/default/full-disk"
 
-SIZE = "24m"
-"""A database without tables takes 8 MB."""
+SIZE = "40m"
+"""A database without tables takes 8 MB, and a segment of the write-ahead log 16 MB."""
 
 ROOM_ROWS = 50
-"""The room that is left, in rows of 8 kB."""
+"""The room that is left for tables, in rows of 8 kB."""
 
-MOUNT = 'mount -t tmpfs -o "size=$1,mode=700" disk "$2" && shift 2 && exec "$@"'
+MOUNT = 'mount -t tmpfs -o "size=$1,mode=700" disk "$2" && echo mounted && exec cat'
+
+
+SPARE_SEGMENTS = """SELECT count(*) FROM pg_ls_waldir()
+    WHERE name > pg_walfile_name(pg_current_wal_lsn()) AND length(name) = 24"""
+"""The segments of the write-ahead log that were made in advance."""
 
 
 class OnSmallDisk(PostgresServer):
-    """A server with a small disk, a file system in memory that only it sees."""
+    """A server with a small disk, a file system in memory that only it sees. It outlives the
+    server, with a process of its own."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / "data")
         self.disk = folder / "disk"
         self.disk.mkdir()
+        unshare = ["unshare", "--user", "--map-root-user", "--mount", "--"]
+        self._holder = subprocess.Popen(
+            [*unshare, "sh", "-c", MOUNT, "sh", SIZE, str(self.disk)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._holder.stdout is not None
+        assert self._holder.stdout.readline() == b"mounted\n"
+
+    def inside(self, *command: str) -> list[str]:
+        """A command that runs another one where the disk is seen."""
+        target = ["--target", str(self._holder.pid), "--user", "--mount"]
+        return ["nsenter", *target, "--preserve-credentials", "--", *command]
 
     @property
     def command(self) -> list[str]:
-        root = ("unshare", "--user", "--map-root-user", "--mount", "--")
-        mounting = ("sh", "-c", MOUNT, "sh", SIZE, str(self.disk))
-        server = super().command[len(not_root()) :]
-        return [*root, *mounting, *in_namespace(), *server]
+        return self.inside(*in_namespace(), *super().command[len(not_root()) :])
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
+
+    def close(self) -> None:
+        self.stop()
+        self._holder.communicate()
 
 
 @pytest.fixture
@@ -51,7 +77,11 @@ def server(tmp_path: Path) -> Iterator[OnSmallDisk]:
         server.start()
         yield server
     finally:
-        server.stop()
+        server.close()
+
+
+def stored(application: Application) -> int:
+    return sum(not each.duplicate for each in application.history.acknowledged)
 
 
 async def nearly_filled(server: OnSmallDisk) -> str:
@@ -92,6 +122,45 @@ async def test_messages_that_await_disk_space_are_stored_once(
             await connection.execute("DROP TABLE ballast")
         await publishing
         assert len(application.history.acknowledged) > told
+        await application.publish(MESSAGES)
+        await application.check_log()
+        await application.check_state()
+        assert stack.pid("ledger") == pid
+
+
+async def test_a_server_that_ends_for_want_of_space_for_its_log_loses_nothing(
+    tmp_path: Path, server: OnSmallDisk, seed: int
+) -> None:
+    """PostgreSQL ends itself when it cannot write its write-ahead log, and does not start again
+    before there is room."""
+    log, ballast = server.folder / "pg_wal", server.disk / "ballast"
+    server.stop()
+    move = f"mv {log} {server.disk}/ && ln -s {server.disk}/pg_wal {log}"
+    fill = f"cat /dev/zero > {ballast} || true"
+    subprocess.run(server.inside("sh", "-c", move), check=True)
+    server.start()
+    url = await empty_database(server, "full_log")
+    settings = {"SEQGATE_LEDGER_POSTGRES_URL": url}
+    services = ("cursor", "dedup", "ledger")
+    async with Stack(tmp_path / "stack", services=services, environment=settings) as stack:
+        application = Application(
+            stack.target("ledger"), stack.address("dedup"), TOPIC, Random(seed)
+        )
+        await application.publish(MESSAGES)
+        pid, told = stack.pid("ledger"), stored(application)
+        subprocess.run(server.inside("sh", "-c", fill), check=True, stderr=subprocess.DEVNULL)
+        async with admin(server.url()) as connection:
+            while await connection.fetchval(SPARE_SEGMENTS):
+                await connection.execute("CREATE TABLE filler (); DROP TABLE filler")
+                await connection.execute("SELECT pg_switch_wal()")
+            await connection.execute("SELECT pg_switch_wal()")
+        publishing = await publish_until_full(application, stack.log("ledger"), "STORE_UNAVAILABLE")
+        await eventually(lambda: server.has_ended)
+        assert stored(application) == told
+        assert not publishing.done()
+        subprocess.run(server.inside("rm", str(ballast)), check=True)
+        server.start()
+        await publishing
         await application.publish(MESSAGES)
         await application.check_log()
         await application.check_state()
