@@ -76,6 +76,8 @@ OWN: Final[Mapping[str, str]] = {
     "C1": "unit/test_rights.py::test_producer_names_of_services_are_reserved",
     "C2": "unit/test_rights.py::test_a_list_shows_only_items_that_its_caller_may_get",
     "C4": "cli/test_jobs.py::test_a_job_starts_the_installed_module_from_any_folder",
+    "F12": "conformance/test_ledgers_on_one_store.py::"
+    "test_a_zombie_does_not_deny_what_its_successor_stored",
     "D-gap": "integration/test_reader.py::test_unread_messages_that_were_trimmed_are_reported",
 }
 """The tests that find the other defects, by their paths below `tests`."""

@@ -98,3 +98,11 @@ def budget_nothing(patch: Any) -> None:
 @defect("F1", "a replay continues across a trim of entries that it has not read yet")
 def go_on_across_trims(patch: Any) -> None:
     patch.setattr(live, "_follows", lambda *_: True)
+
+
+@defect("F12", "a ledger that lost a topic denies what its successor stored")
+def deny_successors(patch: Any) -> None:
+    async def told(_: Ledger, live: object, found: object, told: object) -> object:
+        return told
+
+    patch.setattr(Ledger, "_told", told)
