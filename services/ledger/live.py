@@ -893,7 +893,10 @@ class LiveTopic:
             return []
         except DomainError as error:
             about = {**error.details, "topic": str(self.topic), "reason": error.reason}
-            log.critical("replay failed: damaged entry", **about)
+            if isinstance(error, EntryCorrupt):
+                log.critical("replay failed: damaged entry", **about)
+            else:
+                log.warning("replay failed", **about)
             error.retry_after_s = error.retry_after_s or OPEN_RETRY_AFTER_S
             return [] if self.stopped else self._writer.log_failed(error)
         if self.stopped:

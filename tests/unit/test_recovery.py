@@ -6,9 +6,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from seqgate.services.deduplication import Confirmation
-from seqgate.services.errors import DomainError
+from seqgate.services.errors import DomainError, StoreUnavailable
 from seqgate.services.ledger.adapters.memory import MemoryLedgerStore
 from seqgate.services.ledger.config import LedgerConfig
 from seqgate.services.ledger.core import writer
@@ -212,6 +213,32 @@ async def test_a_damaged_entry_gives_no_verdict_until_a_state_is_loaded_past_it(
         parts.dedup.confirmed[TOPIC] = Position(1, 5)
         await eventually(parts.opens)
         assert parts.dedup.confirmed[TOPIC] == TAIL
+
+
+@pytest.mark.parametrize(
+    ("error", "level"),
+    [(EntryCorrupt("damaged"), "critical"), (StoreUnavailable("away"), "warning")],
+)
+async def test_only_a_damaged_entry_is_reported_as_one(
+    monkeypatch: pytest.MonkeyPatch, error: DomainError, level: str
+) -> None:
+    async with running() as parts:
+        read, errors = parts.store.read, [error]
+
+        async def failing_once(
+            topic: TopicName, after: Position | None, **limits: Any
+        ) -> list[StoredEntry]:
+            if errors:
+                raise errors.pop()
+            return await read(topic, after, **limits)
+
+        monkeypatch.setattr(parts.store, "read", failing_once)
+        with capture_logs() as lines:
+            await eventually(parts.opens)
+        (failed,) = [line for line in lines if line["event"].startswith("replay failed")]
+        assert failed["log_level"] == level
+        assert ("damaged" in failed["event"]) is (level == "critical")
+        assert failed["reason"] == error.reason
 
 
 async def test_a_replay_from_the_start_counts_trimmed_entries() -> None:
