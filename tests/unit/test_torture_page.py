@@ -156,6 +156,8 @@ def test_a_line_truncated_by_a_crash_is_ignored(tmp_path: Path) -> None:
         ["--rate", "0"],
         ["--seed", "../x"],
         ["--limits", "none"],
+        ["--store", "redis"],
+        ["--ledger", "h:1", "--dispatcher", "h:1", "--store", "postgres"],
         ["--ledger", "h:1"],
         ["--dispatcher", "h:1"],
         ["--cursor", "h:1"],
@@ -163,7 +165,7 @@ def test_a_line_truncated_by_a_crash_is_ignored(tmp_path: Path) -> None:
         ["--ca", "a", "--key", "k"],
     ],
 )
-def test_malformed_journals_are_refused(arguments: list[str]) -> None:
+def test_malformed_options_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as refusal:
         parsed(arguments)
     assert refusal.value.code == 2

@@ -1,8 +1,8 @@
 """Torture Seqgate: applications publish and consume under faults, and nothing may be lost,
 duplicated or out of order.
 
-python -m tools.torture --minutes 10 --seed 3
-    starts two of each service and injects faults
+python -m tools.torture --minutes 10 --seed 3 [--store postgres]
+    starts two of each service, on SQLite or three PostgreSQL servers, and injects faults
 python -m tools.torture --minutes 10 --ledger HOST:PORT --dispatcher HOST:PORT [--cursor HOST:PORT]
     puts load on a running installation, in which you inject faults, and checks it
 
@@ -54,6 +54,12 @@ def _parser() -> argparse.ArgumentParser:
         help=f"messages a second of each producer (default: {RATE:.0f}; with --limits tiny or "
         f"mixed: {TINY_RATE:.0f})",
     )
+    parser.add_argument(
+        "--store",
+        choices=("sqlite", "postgres"),
+        default="sqlite",
+        help="of logs and cursors (default: sqlite); not with --ledger",
+    )
     parser.add_argument("--out", type=Path, default=Path("build/torture"), help="the output folder")
     parser.add_argument(
         "--ledger", default="", help="HOST:PORT of a running ledger (default: start all services)"
@@ -90,6 +96,8 @@ def parsed(arguments: list[str]) -> Options:
         parser.error(f"--rate must be above 0 and at most {RATE_MAX}")
     if bool(given.ledger) != bool(given.dispatcher) or (given.cursor and not given.ledger):
         parser.error("--ledger and --dispatcher require each other, and --cursor requires both")
+    if given.ledger and given.store != "sqlite":
+        parser.error("--store applies to services started here, not to --ledger")
     if bool(given.certificate) != bool(given.key) or (given.certificate and not given.ca):
         parser.error("--certificate and --key require each other, and --ca")
     seed = given.seed or secrets.token_hex(4)
@@ -107,6 +115,7 @@ def parsed(arguments: list[str]) -> Options:
         dispatcher=given.dispatcher,
         cursor=given.cursor,
         shown=Shown(given.ca, given.certificate, given.key, given.token),
+        on_postgres=given.store == "postgres",
         namespace=given.namespace or (f"torture/{seed}" if given.ledger else NAMESPACE),
     )
 

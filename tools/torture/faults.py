@@ -17,6 +17,7 @@ class Where(Enum):
     LINK = auto()
     REDIS = auto()
     STORE = auto()
+    POSTGRES = auto()
     TOPIC = auto()
 
 
@@ -44,6 +45,12 @@ class Kind(Enum):
     FULL = "a disk is full", Where.STORE, 3, 1.0, 6.0
     CLOCK = "a process's clock is set back, then right", Where.SERVICE, 4, 1.0, 15.0
     TRIM = "a topic is trimmed", Where.TOPIC, 5
+    POSTGRES_KILL = "SIGKILL of PostgreSQL's primary, and a start", Where.POSTGRES, 3, 0.1, 4.0
+    POSTGRES_STOP = "SIGSTOP of PostgreSQL's primary, then SIGCONT", Where.POSTGRES, 3, 0.2, 6.0
+    POSTGRES_RESTART = "SIGINT of PostgreSQL's primary, and a start", Where.POSTGRES, 2, 0.0, 2.0
+    POSTGRES_ALONE = "SIGSTOP of PostgreSQL's standbys, then SIGCONT", Where.POSTGRES, 2, 0.2, 6.0
+    POSTGRES_FAILOVER = "a standby replaces the killed primary", Where.POSTGRES, 3, 0.1, 3.0
+    POSTGRES_ZOMBIE = "a standby replaces the suspended primary", Where.POSTGRES, 3, 0.2, 6.0
 
     def __init__(
         self, text: str, where: Where, weight: int, least_s: float = 0.0, most_s: float = 0.0

@@ -7,13 +7,15 @@ import asyncio
 import resource
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from signal import Signals
 from typing import Final, NamedTuple
 
 from tools.stack.application import Application
 from tools.stack.journal import Journal
+from tools.stack.postgres_cluster import PostgresCluster
+from tools.stack.stack import STORES
 from tools.torture.faults import Fault, Kind, Where, plan
 from tools.torture.installation import Installation
 from tools.torture.links import Way
@@ -65,7 +67,8 @@ class Happening:
             Where.APPLICATION: list(self._applications),
             Where.LINK: list(there.links),
             Where.REDIS: ["redis"],
-            Where.STORE: ["ledger", "cursor"],
+            Where.STORE: [] if there.cluster else list(STORES),
+            Where.POSTGRES: ["postgres"] if there.cluster else [],
             Where.TOPIC: [self._trimmed],
         }
         loop = asyncio.get_running_loop()
@@ -139,6 +142,9 @@ class Happening:
                 await there.roll_redis_back()
             case Kind.REDIS_FAILOVER:
                 await self._fail_over(fault.lasts_s)
+            case _:
+                assert there.cluster is not None
+                await _broken_postgres(there.cluster, fault)
 
     async def _fail_over(self, lag_s: float) -> None:
         """Suspend the replica, kill the master with the writes that the replica lacks, promote the
@@ -186,6 +192,44 @@ class Happening:
         finally:
             for name in names:
                 _bound_files(there.pid(name), resource.RLIM_INFINITY)
+
+
+async def _broken_postgres(cluster: PostgresCluster, fault: Fault) -> None:
+    primary = cluster.primary
+    match fault.kind:
+        case Kind.POSTGRES_KILL:
+            await cluster.kill(primary)
+            await asyncio.sleep(fault.lasts_s)
+            await cluster.start_again(primary)
+        case Kind.POSTGRES_RESTART:
+            await cluster.stop_server(primary)
+            await asyncio.sleep(fault.lasts_s)
+            await cluster.start_again(primary)
+        case Kind.POSTGRES_STOP:
+            await _paused(cluster, [primary], fault.lasts_s)
+        case Kind.POSTGRES_ALONE:  # commits wait
+            await _paused(cluster, sorted(cluster.standbys), fault.lasts_s)
+        case Kind.POSTGRES_FAILOVER:
+            await cluster.kill(primary)
+            await asyncio.sleep(fault.lasts_s)
+            await cluster.promote()
+            await cluster.return_as_standby(primary)
+        case Kind.POSTGRES_ZOMBIE:
+            await cluster.pause(primary)
+            await cluster.promote()
+            cluster.resume(primary)
+            await asyncio.sleep(fault.lasts_s)
+            await cluster.return_as_standby(primary)
+
+
+async def _paused(cluster: PostgresCluster, names: Sequence[str], seconds: float) -> None:
+    try:
+        for name in names:
+            await cluster.pause(name)
+        await asyncio.sleep(seconds)
+    finally:
+        for name in names:
+            cluster.resume(name)
 
 
 async def _stopped(signal: Callable[[Signals], None], seconds: float) -> None:

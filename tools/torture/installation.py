@@ -6,8 +6,12 @@ from every process to each one it calls.
         ║           ▼ ║        ▼
         ╚═▶ dispatcher ═▶ cursor, filter
 
-A ═▶ is a link for each pair of processes. Applications have one ledger link per home, which leads
-to one instance, and to the other one while the first does not listen.
+A ═▶ is a link for each pair of processes.
+
+On SQLite, applications have one ledger link per home, which leads to one instance, and to the other
+one while the first does not listen. On PostgreSQL ledgers name each other, so each link leads to
+one instance; and the store is a cluster of three servers, with a link from every ledger and cursor
+service to each.
 """
 
 import asyncio
@@ -19,8 +23,10 @@ from random import Random
 from signal import Signals
 from typing import Final
 
+from tools.stack.postgres_cluster import DATABASE, NAMES, PostgresCluster
+from tools.stack.postgres_server import postgres_url
 from tools.stack.redis_server import copy_files
-from tools.stack.stack import CALLS, Stack, any_of, service_of
+from tools.stack.stack import CALLS, STORES, Stack, any_of, service_of
 from tools.torture.clock import shift_clock
 from tools.torture.limits import settings_of
 from tools.torture.links import Link
@@ -34,11 +40,17 @@ class Installation(Stack):
     Attributes:
         links: by name, `caller>callee`.
         master: the name of the current Redis master.
+        cluster: the PostgreSQL servers; None on SQLite.
     """
 
-    def __init__(self, folder: Path, *, limits: str, seed: str) -> None:
+    def __init__(self, folder: Path, *, limits: str, seed: str, on_postgres: bool = False) -> None:
         """`limits` is one of limits.LIMITS; `seed` draws each process's, if they are mixed."""
-        super().__init__(folder, instances=2, replicas=2, redis_servers=2)
+        # What a killed server wrote survives: it is the kernel's.
+        self.cluster = (
+            PostgresCluster(folder / "postgres", is_lasting=False) if on_postgres else None
+        )
+        url = self.cluster.url() if self.cluster else ""
+        super().__init__(folder, instances=2, replicas=2, redis_servers=2, postgres_url=url)
         self.links: dict[str, Link] = {}
         self.master = self.redis[0]
         random = Random(f"{seed}/limits")
@@ -53,8 +65,13 @@ class Installation(Stack):
 
     @property
     def ledgers(self) -> list[str]:
-        """The ledger's addresses for applications, by home."""
-        return [self.links[f"applications>{each}"].address for each in self.instances["ledger"]]
+        """The ledger's addresses for applications, by home; on PostgreSQL, each is a list of all
+        instances, the home's own first."""
+        names = self.instances["ledger"]
+        addresses = [self.links[f"applications>{each}"].address for each in names]
+        if self.cluster is None:
+            return addresses
+        return [any_of([*addresses[home:], *addresses[:home]]) for home in range(len(addresses))]
 
     @property
     def dispatchers(self) -> list[str]:
@@ -74,6 +91,8 @@ class Installation(Stack):
     # ---- life
 
     async def start(self) -> None:
+        if self.cluster is not None:
+            await self._life.enter_async_context(self.cluster)
         for link in self._made_links():
             self.links[link.name] = await self._life.enter_async_context(link)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +122,12 @@ class Installation(Stack):
             yield Link(f"applications>{name}", ports[name])
         for name in instances["ledger"]:
             others = [ports[each] for each in instances["ledger"] if each != name]
-            yield Link(f"applications>{name}", ports[name], *others)
+            yield Link(f"applications>{name}", ports[name], *([] if self.cluster else others))
+        if self.cluster is not None:
+            for service in STORES:
+                for caller in instances[service]:
+                    for server, port in self.cluster.ports.items():
+                        yield Link(f"{caller}>{server}", port)
 
     def _command(self, name: str) -> Sequence[str]:
         if name in self.redis:
@@ -123,8 +147,11 @@ class Installation(Stack):
         }
         if who == "dedup":
             told["REDIS_URL"] = f"redis://{self.links[f'{name}>redis'].address}/0"
-        if who == "dispatcher":
+        if who == "dispatcher" or (self.cluster is not None and who == "ledger"):
             told["ADVERTISE"] = self.links[f"applications>{name}"].address
+        if self.cluster is not None and who in STORES:
+            servers = (self.links[f"{name}>{each}"].port for each in NAMES)
+            told["POSTGRES_URL"] = postgres_url(*servers, database=DATABASE)
         linked = {f"SEQGATE_{who.upper()}_{key}": value for key, value in told.items()}
         return super()._own_settings(name) | self._limits[name] | linked
 

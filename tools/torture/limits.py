@@ -18,6 +18,7 @@ TINY: Final = {
     "LEDGER_GROUP_ENTRIES_MAX": "3",
     "LEDGER_FAILURES_MAX": "1",
     "LEDGER_STORE_READERS": "1",
+    "LEDGER_STORE_WRITERS": "1",
     "LEDGER_DEDUP_TIMEOUT_S": "0.7",
     "LEDGER_OPEN_TIMEOUT_S": "8",
     "LEDGER_IDLE_TIMEOUT_S": "2",
@@ -28,6 +29,7 @@ TINY: Final = {
     "DEDUP_CURSOR_TIMEOUT_S": "0.7",
     "DEDUP_PURGE_INTERVAL_S": "2",
     "CURSOR_STORE_READERS": "1",
+    "CURSOR_STORE_WRITERS": "1",
 }
 """Settings, without the prefix SEQGATE_."""
 

