@@ -9,6 +9,8 @@ limit all mean that the outcome is unknown: StoreUnavailable.
 
 A primary that was replaced may come back and accept statements. Each promotion begins a timeline
 with a higher number: a connection to a server on a lower timeline than the highest seen is refused.
+Until a process sees the new one, the old primary answers its reads with what it had, but it cannot
+commit, since its standbys follow the new one: a read that ends with a commit is current.
 """
 
 import asyncio
@@ -401,8 +403,9 @@ class _RunAgain(Exception):
 class PostgresDatabase:
     """See seqgate.services.runtime.transactions.Database. Created by `open_postgres`."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, *, confirms_reads: bool = False) -> None:
         self._servers = Servers(server)
+        self._look = _CONFIRMED_LOOK if confirms_reads else _LOOK
         self._writers = _Lane(self._servers, server.writers)
         self._readers = _Lane(self._servers, server.readers)
         self._writes, self._reads = Waiting("writes"), Waiting("reads")
@@ -417,7 +420,7 @@ class PostgresDatabase:
 
     async def read(self, work: Work[T]) -> T:
         def transact(connection: _Connection) -> Awaitable[T]:
-            return _transact(connection, _LOOK, work)
+            return _transact(connection, self._look, work)
 
         return await self._run(self._readers, transact, self._reads, names.SELECT)
 
@@ -510,13 +513,19 @@ class PostgresDatabase:
 
 
 @asynccontextmanager
-async def open_postgres(server: Server) -> AsyncIterator[PostgresDatabase]:
+async def open_postgres(
+    server: Server, *, confirms_reads: bool = False
+) -> AsyncIterator[PostgresDatabase]:
     """Connect to a database. Retries while no server answers.
+
+    Args:
+        confirms_reads: whether each read costs a commit, which a replaced primary cannot make; for
+            callers that do not confirm by other means that theirs is the primary.
 
     Raises:
         StoreUnavailable: no server answered for OPEN_MAX_S, or one has a setting that is refused.
     """
-    database = PostgresDatabase(server)
+    database = PostgresDatabase(server, confirms_reads=confirms_reads)
     guard = asyncio.create_task(database.guard_forever())
     try:
         await _opened_in_time(database)
@@ -551,7 +560,7 @@ async def _transact(connection: _Connection, how: "_How", work: Work[T]) -> T:
         raise _RunAgain(str(error)) from error
     try:
         result = await synchronously(lambda: work(PostgresTransaction(raw, how.for_update)))
-        await raw.execute("COMMIT")
+        await raw.execute(how.end)
     except _CONFLICTS as error:
         await _roll_back(raw)
         raise _RunAgain(str(error)) from error
@@ -586,10 +595,15 @@ async def _roll_back(raw: "asyncpg.Connection[Any]") -> None:
 class _How(NamedTuple):
     begin: str
     for_update: str
+    end: str = "COMMIT"
 
 
 _CHANGE: Final = _How("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", " FOR UPDATE")
 _LOOK: Final = _How("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "")
+# A commit of nothing would not wait for a standby; this one writes a message that nobody reads.
+_CONFIRMED_LOOK: Final = _LOOK._replace(
+    end="SELECT pg_logical_emit_message(true, 'seqgate', ''); COMMIT"
+)
 
 _CONFLICTS: Final = (
     asyncpg.SerializationError,

@@ -3,13 +3,17 @@ standby that is promoted, once and in order."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
+from seqgate.services.cursor.adapters.postgres import PostgresCursorStore
+from seqgate.services.cursor.adapters.postgres import open_postgres_store as open_cursor_store
+from seqgate.services.cursor.core.cursor import Caller, CursorState, Range
 from seqgate.services.errors import Fenced, StoreUnavailable
 from seqgate.services.ledger.adapters.postgres import PostgresLedgerStore, open_postgres_store
 from seqgate.services.runtime.postgres import Server
@@ -17,6 +21,8 @@ from seqgate.types import Position, TopicName
 from tests.support.entries import single
 from tests.support.waiting import eventually
 from tools.stack.postgres_cluster import PostgresCluster
+
+T = TypeVar("T")
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 
@@ -156,6 +162,47 @@ async def test_a_primary_that_was_replaced_and_comes_back_is_not_used(tmp_path: 
         await cluster.return_as_standby(second)
         await load.progress(500)
         assert await cluster.ask(old, USED) == 0
+
+
+async def test_a_replaced_primary_answers_no_read_of_cursors(tmp_path: Path) -> None:
+    """It still has what the new one no longer has: a dispatcher would deliver again what is
+    acknowledged."""
+    topic = TOPICS[0]
+
+    def acknowledge(state: CursorState, _: int) -> None:
+        state.acknowledge([Range(Position(1, 0), 0)], [], Caller())
+
+    async def marks(store: PostgresCursorStore) -> list[Position | None]:
+        """What a service answers, by each of its reads."""
+        head = await store.look(topic, "s", lambda state: state.head)
+        (listed,) = await store.cursors(topic, after=("", ""), limit=2)
+        return [head.mark_delete, listed.mark_delete]
+
+    async with PostgresCluster(tmp_path, is_lasting=False) as cluster:
+        server = Server(cluster.url(), needs_standby=True)
+        async with (
+            open_cursor_store(server, migrates=True) as one,
+            open_cursor_store(server, migrates=True) as other,
+        ):
+            await one.create(topic, "s", mark_delete=None, properties={})
+            assert await marks(other) == [None, None]
+            old = cluster.primary
+            await cluster.pause(old)
+            await cluster.promote()
+            cluster.resume(old)
+            await insisted(lambda: one.change(topic, "s", acknowledge))
+            assert await cluster.ask(old, USED), "the other one has noticed nothing"
+            assert await insisted(lambda: marks(other)) == [Position(1, 0)] * 2
+
+
+async def insisted(call: Callable[[], Awaitable[T]]) -> T:
+    """The result of a call, repeated while the store is unavailable."""
+    async with asyncio.timeout(PAUSE_MAX_S):
+        while True:
+            try:
+                return await call()
+            except StoreUnavailable:
+                await asyncio.sleep(0.05)
 
 
 async def test_appends_wait_while_no_standby_answers(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 Several cursor services share a database. A step holds the lock of its cursor's row. Steps of one
 cursor queue before they take a connection, so that a busy cursor leaves connections to the others.
+Any service answers a read of a cursor that another has just changed, so reads are confirmed.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -35,7 +36,7 @@ async def open_postgres_store(
         StoreUnavailable: the database does not answer, has a setting that is refused, or a layout
             that this version cannot use.
     """
-    async with open_postgres(server) as database:
+    async with open_postgres(server, confirms_reads=True) as database:
         await prepare(database, "cursor", MIGRATIONS, migrates=migrates)
         store = PostgresCursorStore(database, clock or SteadyClock())
         await store.begin()
