@@ -42,6 +42,10 @@ VERSION_MIN: Final = 150_000
 CONNECT_MAX_S: Final = 10.0
 """How long connecting to one server may take."""
 
+OTHERS_MAX_S: Final = 2.0
+"""How much longer the other servers of a URL may take when one of them is a primary: a server that
+was lost with its machine does not answer, and one that does may have replaced that primary."""
+
 STATEMENT_MAX_S: Final = 30.0
 """How long a transaction may use a connection; then the connection is given up, and the outcome is
 unknown."""
@@ -211,16 +215,20 @@ class Servers:
         if self._current is not None and len(self._addresses) > 1:
             with suppress(StoreUnavailable, _NotPrimary):
                 return await self._connect(self._current)
-        answers = await asyncio.gather(
-            *(self._connect(each) for each in self._addresses), return_exceptions=True
-        )
+        asked = [asyncio.create_task(self._connect(each)) for each in self._addresses]
+        try:
+            await _one_or_all(asked)
+        finally:
+            for each in asked:
+                each.cancel()
+            await asyncio.wait(asked)
         found = [
-            (answer, address)
-            for answer, address in zip(answers, self._addresses, strict=True)
-            if isinstance(answer, _Connection)
+            (each.result(), address)
+            for each, address in zip(asked, self._addresses, strict=True)
+            if _is_successful(each)
         ]
         if not found:
-            errors = [each for each in answers if isinstance(each, BaseException)]
+            errors = [error for each in asked if (error := each.exception()) is not None]
             for error in errors:
                 if not isinstance(error, _NotPrimary):
                     raise error
@@ -296,6 +304,19 @@ class Servers:
         self._current = None
         with suppress(StoreUnavailable):
             (await self.connect()).raw.terminate()
+
+
+async def _one_or_all(asked: Sequence["asyncio.Task[Any]"]) -> None:
+    """Wait until one has succeeded, and OTHERS_MAX_S for the others; or until all have failed."""
+    waiting = set(asked)
+    while waiting and not any(map(_is_successful, asked)):
+        _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    if waiting:
+        await asyncio.wait(waiting, timeout=OTHERS_MAX_S)
+
+
+def _is_successful(task: "asyncio.Task[Any]") -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 class _NotPrimary(Exception):

@@ -2,6 +2,7 @@
 fail-over could remove, and nothing waits for ever."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -159,6 +160,18 @@ async def test_an_append_that_takes_too_long_is_given_up_with_its_connection(
         assert await waiting_commits(server)
         assert (await store.get(TOPIC)).tail is None
     await eventually(lambda: stored(store, state.ledger_id))
+
+
+async def test_a_silent_server_among_several_delays_nobody_for_long(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that was lost with its machine does not refuse connections."""
+    monkeypatch.setattr(limits, "CONNECT_MAX_S", 600.0)
+    monkeypatch.setattr(limits, "OTHERS_MAX_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        both = url.replace("@", f"@127.0.0.1:{silent.getsockname()[1]},")
+        async with asyncio.timeout(limits.OPEN_MAX_S), open_postgres(Server(both)) as database:
+            assert await database.read(lambda db: db.rows("SELECT 1"))
 
 
 @pytest.mark.parametrize(
