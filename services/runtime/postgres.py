@@ -57,6 +57,10 @@ promoted; then its connection is given up."""
 GUARD_S: Final = 0.5
 """The interval at which running transactions are looked at."""
 
+CLOSE_MAX_S: Final = 5.0
+"""How long a process that ends waits for what runs. Its callers are gone, so then it gives up the
+connections."""
+
 LOCK_MAX_MS: Final = 10_000
 """How long a statement waits for a lock."""
 
@@ -526,9 +530,9 @@ class PostgresDatabase:
                     each.raw.terminate()
 
     async def close(self) -> None:
-        """Wait for what runs, and close all connections."""
+        """Wait for what runs, for CLOSE_MAX_S, and close all connections."""
         if self._running:
-            await asyncio.wait(self._running, timeout=STATEMENT_MAX_S)
+            await asyncio.wait(self._running, timeout=CLOSE_MAX_S)
         for lane in (self._writers, self._readers):
             await lane.close()
 

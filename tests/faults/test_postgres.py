@@ -162,6 +162,22 @@ async def test_an_append_that_takes_too_long_is_given_up_with_its_connection(
     await eventually(lambda: stored(store, state.ledger_id))
 
 
+async def test_a_store_that_closes_gives_up_what_waits(
+    server: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CLOSE_MAX_S", 0.1)
+    async with (
+        asyncio.timeout(limits.STATEMENT_MAX_S),
+        open_postgres_store(Server(url), migrates=True) as store,
+        standby_gone(server),
+    ):
+        taking = asyncio.create_task(store.take(TOPIC, create=True))
+        await eventually(lambda: waiting_commits(server))
+        await store.database.close()
+        with pytest.raises(StoreUnavailable):
+            await taking
+
+
 async def test_a_silent_server_among_several_delays_nobody_for_long(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

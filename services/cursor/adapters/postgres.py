@@ -14,7 +14,7 @@ from seqgate.services.cursor.adapters.tables import TableCursorStore
 from seqgate.services.cursor.core.cursor import CursorState
 from seqgate.services.runtime.clock import Clock, SteadyClock
 from seqgate.services.runtime.layouts import prepare
-from seqgate.services.runtime.postgres import STATEMENT_MAX_S, Server, open_postgres, size_of
+from seqgate.services.runtime.postgres import CLOSE_MAX_S, Server, open_postgres, size_of
 from seqgate.services.runtime.transactions import Database
 from seqgate.services.runtime.turns import Turns
 from seqgate.types import TopicName
@@ -62,5 +62,5 @@ class PostgresCursorStore(TableCursorStore):
         return await self._database.read(lambda db: size_of(db, TABLES))
 
     async def close(self) -> None:
-        """Finish the steps that wait."""
-        await self._turns.close(STATEMENT_MAX_S)
+        """Finish the steps that wait, if that takes no longer than CLOSE_MAX_S."""
+        await self._turns.close(CLOSE_MAX_S)
