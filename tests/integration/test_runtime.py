@@ -791,7 +791,7 @@ async def ledger_at(endpoints: Mapping[str, Any]) -> AsyncIterator[Any]:
         yield LedgerServiceStub(channel)
 
 
-@pytest.mark.parametrize("store", ["sqlite", "postgres"])
+@pytest.mark.parametrize("store", some_of(["postgres", "sqlite"], every=2))
 async def test_the_stack_stops_on_request_and_resumes_from_its_folder(
     tmp_path: Path, topic: str, store: str
 ) -> None:
