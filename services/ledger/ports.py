@@ -337,6 +337,11 @@ class LedgerStore(Protocol):
         names. A recreated topic is not among them."""
         ...
 
+    async def is_leaving(self, topic: TopicName) -> bool:
+        """Whether a topic is in `leaving`. In contrast to what reads return, this is current even
+        if the store's server was replaced."""
+        ...
+
     async def left(self, topic: TopicName) -> None:
         """Remove a topic from `leaving`, after its cursors are removed."""
         ...

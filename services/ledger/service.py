@@ -661,16 +661,8 @@ class Ledger:
 
     async def _remove_left(self, topic: TopicName) -> None:
         """Remove the cursors of a deleted topic, unless it was recreated."""
-
-        async def is_gone() -> bool:
-            try:
-                await self._store.get(topic)
-            except TopicNotFound:
-                return True
-            return False
-
         async with asyncio.timeout(SWEEP_TIMEOUT_S):
-            if not await self._cursors.delete_all(topic, is_gone):
+            if not await self._cursors.delete_all(topic, lambda: self._store.is_leaving(topic)):
                 return
         await self._store.left(topic)
         log.info("cursors of a deleted topic deleted", topic=str(topic))

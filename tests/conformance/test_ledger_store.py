@@ -380,9 +380,11 @@ async def test_leftovers_of_deleted_topics_are_listed_until_removed(store: Ledge
     await store.delete(TopicName.parse("test/store/nothing"))
     assert await store.leaving(after="", limit=2) == topics[:2]
     assert await store.leaving(after=str(topics[1]), limit=2) == topics[2:]
+    assert all([await store.is_leaving(topic) for topic in topics])
     await store.left(topics[0])
     await store.left(topics[0])
     await store.create(topics[1])  # its cursors may be new
+    assert [await store.is_leaving(topic) for topic in topics] == [False, False, True]
     assert await store.leaving(after="", limit=9) == topics[2:]
     await store.take(topics[2], create=True)
     assert await store.leaving(after="", limit=9) == []

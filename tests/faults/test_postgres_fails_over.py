@@ -195,6 +195,27 @@ async def test_a_replaced_primary_answers_no_read_of_cursors(tmp_path: Path) -> 
             assert await insisted(lambda: marks(other)) == [Position(1, 0)] * 2
 
 
+async def test_a_replaced_primary_says_of_no_topic_that_it_is_gone(tmp_path: Path) -> None:
+    """It may have been recreated, and its cursors would be deleted."""
+    topic = TOPICS[0]
+    async with PostgresCluster(tmp_path, is_lasting=False) as cluster:
+        server = Server(cluster.url(), needs_standby=True)
+        async with (
+            open_postgres_store(server, migrates=True) as one,
+            open_postgres_store(server, migrates=True) as other,
+        ):
+            await one.create(topic)
+            await one.delete(topic, leaves_cursors=True)
+            assert await other.is_leaving(topic)
+            old = cluster.primary
+            await cluster.pause(old)
+            await cluster.promote()
+            cluster.resume(old)
+            await insisted(lambda: one.create(topic))
+            assert await cluster.ask(old, USED), "the other one has noticed nothing"
+            assert not await insisted(lambda: other.is_leaving(topic))
+
+
 async def insisted(call: Callable[[], Awaitable[T]]) -> T:
     """The result of a call, repeated while the store is unavailable."""
     async with asyncio.timeout(PAUSE_MAX_S):

@@ -349,6 +349,9 @@ class MemoryLedgerStore:
     async def leaving(self, *, after: str, limit: int) -> list[TopicName]:
         return sorted((each for each in self._leaving if str(each) > after), key=str)[:limit]
 
+    async def is_leaving(self, topic: TopicName) -> bool:
+        return topic in self._leaving
+
     async def left(self, topic: TopicName) -> None:
         self._leaving.discard(topic)
 

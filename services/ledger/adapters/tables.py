@@ -401,6 +401,14 @@ class TableLedgerStore:
         rows = await self._database.read(lambda db: db.rows(asked, after, limit))
         return [TopicName.parse(name) for (name,) in rows]
 
+    async def is_leaving(self, topic: TopicName) -> bool:
+        def work(db: Transaction) -> bool:
+            asked = f"SELECT name FROM leaving WHERE name = ?{db.for_update}"
+            return bool(db.rows(asked, str(topic)))
+
+        # As a change: only a primary that was not replaced can commit the lock of a row.
+        return await self._database.write(work)
+
     async def left(self, topic: TopicName) -> None:
         def work(db: Transaction) -> None:
             db.change("DELETE FROM leaving WHERE name = ?", str(topic))
