@@ -17,11 +17,11 @@ from tests.simulation.system.swarm import draw
 from tests.support.depth import deep, times
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = deep(quick=2, full=6)
-HISTORIES = times(quick=210, full=30_000) // BLOCKS
+BLOCKS = deep(quick=1, full=6)
+HISTORIES = times(quick=100, full=30_000) // BLOCKS
 """Histories of each block."""
 
-BEFORE = times(quick=10, full=200)
+BEFORE = times(quick=3, full=200)
 """Histories played before one is replayed in the same process."""
 
 SHOWN = 60
