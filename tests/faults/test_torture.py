@@ -1,4 +1,4 @@
-"""Real processes under load and faults, for about half a minute each time; and those parts of the
+"""Real processes under load and faults, for a short time in make test; and those parts of the
 torture that need real processes."""
 
 import asyncio
@@ -27,7 +27,7 @@ from tools.torture.torturing import RECORD, Options, torture
 
 HOUR_S = 3_600.0
 
-SECONDS = deep(quick=20.0, full=180.0)
+SECONDS = deep(quick=12.0, full=180.0)
 """Duration of the faults, in seconds."""
 
 RATE = 10.0
