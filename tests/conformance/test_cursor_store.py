@@ -760,8 +760,8 @@ async def test_changes_of_one_cursor_are_serialized(place: Place) -> None:
     assert (head.mark_delete, head.mark_delete_properties) == (Position(1, 7), {"k": str(last)})
 
 
-HISTORIES = 25
-KINDS = {"memory": HISTORIES, "sqlite": HISTORIES, "postgres": times(quick=3, full=HISTORIES)}
+HISTORIES = times(quick=10, full=50)
+KINDS = {"memory": HISTORIES, "sqlite": HISTORIES, "postgres": times(quick=2, full=50)}
 
 
 @pytest.mark.parametrize(

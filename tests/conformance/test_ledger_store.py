@@ -1,14 +1,13 @@
 """The contract of every ledger store. A new adapter starts by being added to the fixture."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import apsw
 import pytest
-import pytest_asyncio
 
 from seqgate.services.errors import DomainError, Fenced
 from seqgate.services.ledger.adapters.memory import MemoryLedgerStore
@@ -26,8 +25,8 @@ from seqgate.services.ledger.ports import (
 )
 from seqgate.types import Position, TopicName
 from tests.support.columns import Row, row_of, rows_of
+from tests.support.depth import times
 from tests.support.entries import batch, chunk, large, marker, single
-from tests.support.ledger_stores import open_store
 
 TOPIC = TopicName.parse("test/store/topic")
 OTHER = TopicName.parse("test/store/topic2")
@@ -36,10 +35,13 @@ B0, B1 = B = large(5, "b", 2)
 EVERYTHING: dict[str, Any] = {"entries_max": 1000, "bytes_max": 1_000_000, "payloads": True}
 
 
-@pytest_asyncio.fixture(params=["memory", "sqlite", "postgres"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LedgerStore]:
-    async with open_store(request, tmp_path) as opened:
-        yield opened
+@pytest.fixture
+def store(ledger_store: LedgerStore) -> LedgerStore:
+    return ledger_store
+
+
+HISTORIES = times(quick=10, full=100)
+"""Of each kind, on each store."""
 
 
 class Writer:
@@ -723,11 +725,11 @@ async def test_the_first_entry_since_a_time_is_found(store: LedgerStore) -> None
         writer = await Writer.of(store)
     await writer.append(single(5), append_ms=30)
     await writer.append(single(6), append_ms=40)
-    times = [
+    found = [
         (0, (1, 0)), (10, (1, 0)), (11, (1, 2)), (20, (1, 2)), (21, (4, 0)), (30, (4, 0)),
         (31, (4, 1)), (40, (4, 1)), (41, None), (2**64 - 1, None),
     ]  # fmt: skip
-    assert [(each, await store.find_time(TOPIC, each)) for each, _ in times] == times
+    assert [(each, await store.find_time(TOPIC, each)) for each, _ in found] == found
     await store.trim(TOPIC, Position(1, 1))  # in the middle of a group
     assert await store.find_time(TOPIC, 10) == (1, 1)
     assert await store.find_time(TOPIC, 20) == (1, 2)
@@ -738,7 +740,7 @@ async def test_the_first_entry_since_a_time_is_found(store: LedgerStore) -> None
     assert await store.find_time(TOPIC, 0) is None
 
 
-@pytest.mark.parametrize("history", range(30))
+@pytest.mark.parametrize("history", range(HISTORIES))
 async def test_entries_are_found_by_time_although_the_clock_went_back(
     store: LedgerStore, seed: int, history: int
 ) -> None:
@@ -756,16 +758,16 @@ async def test_entries_are_found_by_time_although_the_clock_went_back(
         places = await positions(store)
         await store.trim(TOPIC, random.choice(places))
     log = await store.read(TOPIC, None, **EVERYTHING)
-    times = {stored.position: stored.append_ms for stored in log}
-    before = dict(zip(times, [-1, *times.values()], strict=False))
-    for append_ms in range(max(times.values()) + 2):
+    appended = {stored.position: stored.append_ms for stored in log}
+    before = dict(zip(appended, [-1, *appended.values()], strict=False))
+    for append_ms in range(max(appended.values()) + 2):
         found = await store.find_time(TOPIC, append_ms)
         if found is None:
             assert log[-1].append_ms < append_ms
         else:
-            assert before[found] < append_ms <= times[found]
+            assert before[found] < append_ms <= appended[found]
         if not goes_back:
-            assert found == next((each for each in times if times[each] >= append_ms), None)
+            assert found == next((each for each in appended if appended[each] >= append_ms), None)
 
 
 END = Position(99, 0)
@@ -838,7 +840,7 @@ async def test_ranges_without_entries_have_no_columns(store: LedgerStore) -> Non
     assert await columns(store, None, END) == []
 
 
-@pytest.mark.parametrize("history", range(25))
+@pytest.mark.parametrize("history", range(HISTORIES))
 async def test_columns_agree_with_reads(store: LedgerStore, seed: int, history: int) -> None:
     random = Random(f"columns {seed + history}")
     writer = await Writer.of(store)
@@ -1112,7 +1114,7 @@ async def test_topics_are_written_concurrently(store: LedgerStore) -> None:
         assert (await store.get(name)).entries == 10
 
 
-@pytest.mark.parametrize("history", range(40))
+@pytest.mark.parametrize("history", range(HISTORIES))
 async def test_every_store_agrees_with_the_memory_store(
     store: LedgerStore, seed: int, history: int
 ) -> None:

@@ -5,7 +5,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -26,7 +25,6 @@ from seqgate.services.runtime.cursors import MemoryCursors
 from seqgate.types import Position, TopicName
 from tests.simulation.defects import find
 from tests.support.entries import chunk, large, single
-from tests.support.ledger_stores import open_store
 from tests.support.remembering import RememberingDeduplicator
 
 TOPIC = TopicName.parse("public/default/shared")
@@ -34,10 +32,9 @@ FAR = Position(99, 0)
 STORED, DUPLICATE = Status.STORED, Status.DUPLICATE
 
 
-@pytest_asyncio.fixture(params=["memory", "sqlite", "postgres"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LedgerStore]:
-    async with open_store(request, tmp_path) as opened:
-        yield opened
+@pytest.fixture
+def store(ledger_store: LedgerStore) -> LedgerStore:
+    return ledger_store
 
 
 @pytest.fixture(autouse=True)
