@@ -68,9 +68,10 @@ class RawConsumer:
                 async with asyncio.timeout(WAIT_S):
                     await self._call.write(pb.ConsumeRequest(**request))
         except asyncio.CancelledError:
-            # gRPC raises it if the call, and not this task, was cancelled during the write.
+            # gRPC raises it if the call, and not this task, was cancelled during the write. The
+            # call may then have any status.
             task = asyncio.current_task()
-            if task is None or task.cancelling() or not self._call.cancelled():
+            if task is None or task.cancelling():
                 raise
 
     async def permit(self, messages: int) -> None:
