@@ -158,7 +158,9 @@ class Called(NamedTuple):
         path = f"/{method.containing_service.full_name}/{method.name}"
         return cls(method, getattr(channel, f"{sent}_{received}")(path, write, read))
 
-    async def refusal(self, requests: Sequence[Any]) -> aio.AioRpcError | None:
+    async def refusal(
+        self, requests: Sequence[Any], *, silence_s: float = SILENCE_S
+    ) -> aio.AioRpcError | None:
         """The error of a refused call; None if it is answered or still open."""
         many = self.method.client_streaming
         call = self.call(timeout=CALL_S) if many else self.call(requests[0], timeout=CALL_S)
@@ -169,7 +171,7 @@ class Called(NamedTuple):
                 await call
                 return None
             for _ in range(ANSWERS_MAX):
-                async with asyncio.timeout(SILENCE_S):
+                async with asyncio.timeout(silence_s):
                     if await call.read() is aio.EOF:
                         return None
         except TimeoutError:
@@ -215,6 +217,7 @@ def is_ours(error: aio.AioRpcError) -> bool:
 
 async def answered_bytes(channel: aio.Channel, method: MethodDescriptor, sent: bytes) -> None:
     """Call a method with bytes that are no message, and check the refusal."""
-    refusal = await Called.on(channel, method, bytes, bytes).refusal([sent])
+    called = Called.on(channel, method, bytes, bytes)
+    refusal = await called.refusal([sent], silence_s=CALL_S)
     assert refusal is not None
     check(status_of_call(refusal), StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST")
