@@ -302,7 +302,7 @@ def channel_to(address: str) -> aio.Channel:
         address,
         options=[
             ("grpc.initial_reconnect_backoff_ms", 50),
-            ("grpc.min_reconnect_backoff_ms", 50),
+            ("grpc.min_reconnect_backoff_ms", 2_000),  # an attempt's deadline, not a wait
             ("grpc.max_reconnect_backoff_ms", 100),
             ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
             ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
