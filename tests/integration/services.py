@@ -1,5 +1,6 @@
 """A running stack with a stub for each of its services, and helpers for tests."""
 
+import asyncio
 import json
 import os
 import signal
@@ -233,6 +234,18 @@ async def _another(
         tell(process, signal.SIGKILL)
         await process.wait()
     assert [each for each in log_lines(stack, f"{service}-{port}") if is_bad(each)] == []
+
+
+async def stopping(services: Services, process: str) -> "asyncio.Task[int | None]":
+    """Stop a process gracefully, and return when it drains. The task returns its exit status."""
+
+    def drains() -> int:
+        return sum(line["event"] == "draining" for line in services.log(process))
+
+    before = drains()
+    task = asyncio.create_task(services.stack.terminate(process))
+    await eventually(lambda: drains() > before, f"{process} drains")
+    return task
 
 
 @contextmanager

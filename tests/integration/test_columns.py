@@ -14,7 +14,7 @@ from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.times import milliseconds
 from seqgate.types import Chunk, Position
 from tests.integration.refusals import refused
-from tests.integration.services import Services, not_serving, running
+from tests.integration.services import Services, running, stopping
 from tests.support.columns import Row, rows_on_the_wire
 from tests.support.publisher import batch, publishing, single
 from tests.support.waiting import eventually
@@ -225,8 +225,7 @@ async def test_a_job_is_told_to_reconnect_when_the_service_drains(
     call = stoppable.ledger.ReadColumns(pb.ReadColumnsRequest(topic=topic, metadata=True))
     assert (await call.read()).HasField("started")
     response = await call.read()
-    ending = asyncio.create_task(stoppable.stack.terminate("ledger"))
-    await not_serving(stoppable.stack.address("ledger"))
+    ending = await stopping(stoppable, "ledger")
     found: list[Row] = []
     while response.HasField("blocks"):
         found += [row for block in response.blocks.blocks for row in rows_on_the_wire(block)]

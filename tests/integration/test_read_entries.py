@@ -1,6 +1,5 @@
 """Entries by their positions, and positions by their time."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable
 from random import Random
@@ -15,7 +14,7 @@ from seqgate.services.ledger.servicer import POSITIONS_MAX
 from seqgate.times import TIME_MAX_MS, milliseconds, timestamp
 from seqgate.types import SEQUENCE_ID_MAX
 from tests.integration.refusals import refused
-from tests.integration.services import Services, not_serving, running
+from tests.integration.services import Services, running, stopping
 from tests.support.publisher import publishing, single
 from tests.support.waiting import eventually
 
@@ -160,8 +159,7 @@ async def test_a_reader_of_entries_is_told_to_reconnect_when_the_service_drains(
     wanted = [each.position for each in await stoppable.read(topic, metadata_only=True)]
     call = stoppable.ledger.ReadEntries(asking(topic, wanted))
     found = [*(await call.read()).entries.entries]
-    ending = asyncio.create_task(stoppable.stack.terminate("ledger"))
-    await not_serving(stoppable.stack.address("ledger"))
+    ending = await stopping(stoppable, "ledger")
     while (response := await call.read()).HasField("entries"):
         found += response.entries.entries
     assert response.HasField("draining")
