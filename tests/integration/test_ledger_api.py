@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from grpc import StatusCode, aio
 
 from seqgate.api.common.v1.common_pb2 import Position, Start
@@ -385,6 +386,16 @@ async def test_a_topic_deleted_without_dedup_is_recreated_empty(private: Any, to
 
 @pytest.fixture
 async def ten(services: Services, topic: str) -> str:
+    return await make_ten(services, topic)
+
+
+@pytest_asyncio.fixture(scope="module")
+async def same_ten(services: Services) -> str:
+    """One for all tests that only read it."""
+    return await make_ten(services, "public/default/ten")
+
+
+async def make_ten(services: Services, topic: str) -> str:
     """A topic with the ids 100 to 109 at the positions 1:0 to 1:9, the first two trimmed."""
     async with publishing(services.ledger, topic, "p") as publisher:
         for half in (range(100, 105), range(105, 110)):
@@ -454,9 +465,13 @@ EVERYTHING = list(range(102, 110))
 )
 @pytest.mark.parametrize("metadata_only", [False, True], ids=["", "metadata only"])
 async def test_a_read_ends_at_its_bound(
-    services: Services, ten: str, request_: dict[str, Any], ids: list[int], metadata_only: bool
+    services: Services,
+    same_ten: str,
+    request_: dict[str, Any],
+    ids: list[int],
+    metadata_only: bool,
 ) -> None:
-    entries = await services.read(ten, metadata_only=metadata_only, **request_)
+    entries = await services.read(same_ten, metadata_only=metadata_only, **request_)
     assert [each.metadata.sequence_id for each in entries] == ids
     assert [each.position for each in entries] == [position(1, each - 100) for each in ids]
     assert [each.payload_bytes for each in entries] == [each - 99 for each in ids]
