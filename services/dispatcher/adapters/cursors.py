@@ -349,18 +349,15 @@ def _entries_of(run: pb.PositionRange) -> int:
 def _ranges(entries: Iterable[Position]) -> list[pb.PositionRange]:
     """Positions as ranges of neighbours."""
     ranges: list[pb.PositionRange] = []
-    for position in sorted(entries):
-        last = ranges[-1] if ranges else None
-        if (
-            last is not None
-            and last.first.ledger_id == position.ledger_id
-            and last.last_entry_id + 1 == position.entry_id
-            and _entries_of(last) < RUN_ENTRIES_MAX
-        ):
-            last.last_entry_id += 1
-        else:
-            first = to_position(position)
-            ranges.append(pb.PositionRange(first=first, last_entry_id=position.entry_id))
+    ordered = sorted(entries)
+    start = 0
+    for place, (ledger_id, entry_id) in enumerate(ordered, 1):
+        following = (ledger_id, entry_id + 1)
+        if place < len(ordered) and ordered[place] == following and place - start < RUN_ENTRIES_MAX:
+            continue
+        first = to_position(ordered[start])
+        ranges.append(pb.PositionRange(first=first, last_entry_id=entry_id))
+        start = place
     return ranges
 
 

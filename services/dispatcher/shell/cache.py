@@ -26,7 +26,7 @@ class EntryCache:
         self._bytes_max = bytes_max
         self._caches = caches
         self._bytes = 0
-        self._entries: OrderedDict[Position, StoredEntry] = OrderedDict()
+        self._entries: OrderedDict[Position, tuple[StoredEntry, int]] = OrderedDict()
 
     @property
     def size_bytes(self) -> int:
@@ -37,16 +37,18 @@ class EntryCache:
 
     def peek(self, position: Position) -> StoredEntry | None:
         """As `take`, but the entry stays cached."""
-        return self._entries.get(position)
+        cached = self._entries.get(position)
+        return None if cached is None else cached[0]
 
     def put(self, entry: StoredEntry) -> None:
         position = Position(entry.position.ledger_id, entry.position.entry_id)
         self.take(position)  # an entry may be read more than once
-        self._entries[position] = entry
-        self._count(_size(entry))
+        size_bytes = entry.ByteSize() + OVERHEAD_BYTES
+        self._entries[position] = (entry, size_bytes)
+        self._count(size_bytes)
         while self._entries and self._is_full:
-            _, oldest = self._entries.popitem(last=False)
-            self._count(-_size(oldest))
+            _, (_, size_bytes) = self._entries.popitem(last=False)
+            self._count(-size_bytes)
 
     @property
     def _is_full(self) -> bool:
@@ -59,15 +61,13 @@ class EntryCache:
 
     def take(self, position: Position) -> StoredEntry | None:
         """Remove an entry and return it; None: it was not cached."""
-        entry = self._entries.pop(position, None)
-        if entry is not None:
-            self._count(-_size(entry))
+        cached = self._entries.pop(position, None)
+        if cached is None:
+            return None
+        entry, size_bytes = cached
+        self._count(-size_bytes)
         return entry
 
     def clear(self) -> None:
         self._entries.clear()
         self._count(-self._bytes)
-
-
-def _size(entry: StoredEntry) -> int:
-    return entry.ByteSize() + OVERHEAD_BYTES
