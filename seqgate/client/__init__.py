@@ -14,7 +14,7 @@ from seqgate.client._codec import Compression
 from seqgate.client._consumer import Consumer
 from seqgate.client._message import Gap, Message, Received, Token
 from seqgate.client._outbox import Receipt
-from seqgate.client._producer import Producer
+from seqgate.client._producer import Outgoing, Producer, SendManyError
 from seqgate.client._reader import EARLIEST, LATEST, Missed, Reader, Start
 from seqgate.client._subscribing import (
     AfterDeadLetter,
@@ -32,6 +32,8 @@ __all__ = [
     "Client",
     "TLS",
     "Producer",
+    "Outgoing",
+    "SendManyError",
     "Batching",
     "Chunking",
     "Compression",

@@ -8,7 +8,7 @@ every change of the inbox.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -20,8 +20,9 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc as pb_grpc
 from seqgate.client._assembler import Dropped, DropReason
 from seqgate.client._breaker import BreakerState
 from seqgate.client._channel import Backoff
+from seqgate.client._group import Group
 from seqgate.client._inbox import Inbox
-from seqgate.client._message import Received
+from seqgate.client._message import MANY_MESSAGES, Received
 from seqgate.client._status import error_of_call
 from seqgate.client._streams import ending, read, read_or_end
 from seqgate.client._subscribing import (
@@ -117,6 +118,7 @@ class Consumer:
         self._linger: asyncio.TimerHandle | None = None
         self._due: asyncio.TimerHandle | None = None
         self._due_ms: int | None = None
+        self._postponed: SeqgateError | None = None  # of a message behind those of receive_many
         self._redirects = 0
         self._lost_s: float | None = None
         self._leave = False
@@ -203,6 +205,25 @@ class Consumer:
         async with asyncio.timeout(timeout_s):
             return await self._receive(lock=False)
 
+    async def receive_many(
+        self, messages_max: int = MANY_MESSAGES, timeout_s: float | None = None
+    ) -> list[Received]:
+        """Wait for a message, and return it with those that have arrived already, at most
+        `messages_max`. Cancelling the call loses no message. Raises the same as `receive`; an error
+        about a later message is raised by the next call."""
+        if messages_max < 1:
+            raise ValueError("messages_max must be at least 1")
+        messages = [await self.receive(timeout_s)]
+        try:
+            while len(messages) < messages_max:
+                message = self._take(lock=False)
+                if message is None:
+                    break
+                messages.append(message)
+        except SeqgateError as error:
+            self._postponed = error
+        return messages
+
     async def receive_and_lock(self) -> tuple[Received, bytes]:
         """Wait for the next message of an unlocked key, and lock its key: no task gets another
         message of the key until `unlock`. Returns the message and the key. For concurrent
@@ -240,6 +261,23 @@ class Consumer:
             ConsumerClosedError, or the error that ended the consumer.
         """
         await self.ack_nowait(message)
+
+    async def ack_many(self, messages: Iterable[Received]) -> None:
+        """Acknowledge messages, and return when that is durable for all of them. Raises the first
+        error that `ack` would raise for one, once all have an outcome."""
+        self._check_open()
+        if self._spans.is_on:
+            futures = [self.ack_nowait(each) for each in messages]
+            for outcome in await asyncio.gather(*futures, return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
+            return
+        tokens = [each.token for each in messages]
+        group: Group[None] = Group(len(tokens))
+        for token, member in zip(tokens, group.members(), strict=True):
+            self._inbox.acknowledge(token, member)
+        self._perform()
+        await group.results()
 
     def ack_nowait(self, message: Received) -> "asyncio.Future[None]":
         """Acknowledge a message; the future is done when that is durable, or has the exception that
@@ -424,6 +462,9 @@ class Consumer:
     async def _receive(self, *, lock: bool) -> Received:
         while True:
             self._check_open()
+            if self._postponed is not None:
+                error, self._postponed = self._postponed, None
+                raise error
             message = self._take(lock=lock)
             if message is not None:
                 return message

@@ -3,10 +3,13 @@
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from seqgate.message_id import MessageId
 from seqgate.types import Position
+
+MANY_MESSAGES: Final = 1_000
+"""The most messages that one call returns by default."""
 
 
 @dataclass(frozen=True, slots=True)

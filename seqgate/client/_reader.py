@@ -24,7 +24,7 @@ from seqgate.client._assembler import (
 )
 from seqgate.client._channel import CALL_TIMEOUT_S, Backoff, translated
 from seqgate.client._codec import corrupt, decode_entry, decode_large, piece_of, position_of
-from seqgate.client._message import Message
+from seqgate.client._message import MANY_MESSAGES, Message
 from seqgate.client._status import error_of_call
 from seqgate.client._tracing import Reading
 from seqgate.errors import (
@@ -152,23 +152,49 @@ class Reader:
         After any of these except NotFoundError, `skip` continues after the range in question.
         """
         called_ns = time.time_ns() if self._spans.is_on else 0
-        while not self._buffer:
-            if self._missed is not None:
-                raise self._missed.error
-            if self._closed:
-                raise StopAsyncIteration
-            if self._arrived:
-                await self._take_next()
-            elif not await self._fill():
-                raise StopAsyncIteration
-        message = self._buffer.popleft()
-        if self._spans.is_on and TRACEPARENT in message.properties:
-            self._spans.record(message, max(called_ns, self._arrived_ns))
-        return message
+        if not await self._until_buffered():
+            raise StopAsyncIteration
+        return self._take(called_ns)
 
     async def read(self) -> Message | None:
         """The next message; None at the topic's end, if the reader does not follow."""
         return await anext(self, None)
+
+    async def read_many(self, messages_max: int = MANY_MESSAGES) -> list[Message]:
+        """Wait for a message, and return it with those that have arrived already, at most
+        `messages_max`; nothing at the topic's end, if the reader does not follow. Raises the same
+        as iterating."""
+        if messages_max < 1:
+            raise ValueError("messages_max must be at least 1")
+        called_ns = time.time_ns() if self._spans.is_on else 0
+        if not await self._until_buffered():
+            return []
+        while len(self._buffer) < messages_max and self._arrived and self._missed is None:
+            left = len(self._arrived)
+            await self._take_next()
+            if len(self._arrived) == left:
+                break  # the next call waits for it
+        count = min(len(self._buffer), messages_max)
+        return [self._take(called_ns) for _ in range(count)]
+
+    async def _until_buffered(self) -> bool:
+        """Wait until the buffer has a message. False: the reader is closed, or at its end."""
+        while not self._buffer:
+            if self._missed is not None:
+                raise self._missed.error
+            if self._closed:
+                return False
+            if self._arrived:
+                await self._take_next()
+            elif not await self._fill():
+                return False
+        return True
+
+    def _take(self, called_ns: int) -> Message:
+        message = self._buffer.popleft()
+        if self._spans.is_on and TRACEPARENT in message.properties:
+            self._spans.record(message, max(called_ns, self._arrived_ns))
+        return message
 
     def skip(self) -> Missed | None:
         """Continue after the range whose error the reader raises: trimmed messages, a damaged

@@ -194,9 +194,11 @@ class Reading:
 
 
 class Consuming:
+    """The spans of one consumer. `is_on`: whether any are recorded."""
+
     def __init__(self, topic: str, subscription: str) -> None:
         more = {names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: subscription}
-        self._is_on = is_traced()
+        self.is_on = is_traced()
         self._topic = topic
         self._process = {**_attributes(topic, names.PROCESS), **more}
         self._settle = {**_attributes(topic, names.SETTLE), **more}
@@ -245,7 +247,7 @@ class Consuming:
 
     def settling(self, name: str, message: Message | None, answer: "asyncio.Future[None]") -> None:
         """Start the span of a settlement (names.ACK or names.NACK), which its answer ends."""
-        if not self._is_on:
+        if not self.is_on:
             return
         span = _TRACER.start_span(
             f"{name} {self._topic}", kind=SpanKind.CLIENT, attributes=self._settle
