@@ -2,9 +2,10 @@
 
 import base64
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, Final, NamedTuple
 
@@ -101,6 +102,10 @@ class Fields(NamedTuple):
     properties: Mapping[str, str]
     event_time_ms: int | None
     has_bytes_key: bool
+
+
+# Fields._make without a Python call per message.
+_fields_of: Final[Callable[[Iterable[Any]], Fields]] = partial(tuple.__new__, Fields)
 
 
 def encode_single(
@@ -280,19 +285,21 @@ def _fields(
     properties = dict(own.properties) if own.properties else {}
     if shared is not None:
         properties = {**shared, **properties}
-    return Fields(
-        topic,
-        MessageId(position.ledger_id, position.entry_id, -1, batch_index),
-        payload,
-        metadata.producer_name,
-        sequence_id,
-        metadata.publish_time,
-        milliseconds(stored.append_time),
-        own.partition_key if has_key else None,
-        own.ordering_key if own.HasField("ordering_key") else None,
-        properties,
-        own.event_time if own.HasField("event_time") else None,
-        has_bytes_key,
+    return _fields_of(
+        (
+            topic,
+            MessageId(position.ledger_id, position.entry_id, -1, batch_index),
+            payload,
+            metadata.producer_name,
+            sequence_id,
+            metadata.publish_time,
+            milliseconds(stored.append_time),
+            own.partition_key if has_key else None,
+            own.ordering_key if own.HasField("ordering_key") else None,
+            properties,
+            own.event_time if own.HasField("event_time") else None,
+            has_bytes_key,
+        )
     )
 
 
