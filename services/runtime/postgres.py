@@ -553,7 +553,7 @@ async def open_postgres(
     database = PostgresDatabase(server, confirms_reads=confirms_reads)
     guard = asyncio.create_task(database.guard_forever())
     try:
-        await _opened_in_time(database)
+        await insisted(lambda: database.read(lambda db: db.rows("SELECT 1")))
         yield database
     finally:
         guard.cancel()
@@ -561,19 +561,23 @@ async def open_postgres(
         await database.close()
 
 
-async def _opened_in_time(database: PostgresDatabase) -> None:
+async def insisted(begin: Callable[[], Awaitable[T]]) -> T:
+    """Do what a process needs before it serves, repeatedly while no server answers: a fail-over
+    that begins meanwhile must not end the process.
+
+    Raises:
+        StoreUnavailable: it failed for OPEN_MAX_S, or for a reason that does not pass.
+    """
     until_s = time.monotonic() + OPEN_MAX_S
     while True:
         try:
-            await database.read(lambda db: db.rows("SELECT 1"))
+            return await begin()
         except StoreUnavailable as error:
             may_pass = error.retry_after_s is not None
             if not may_pass or time.monotonic() >= until_s:
                 raise
             log.warning("PostgreSQL cannot be reached", why=str(error.__cause__ or error))
             await asyncio.sleep(OPEN_RETRY_S)
-        else:
-            return
 
 
 async def _transact(connection: _Connection, how: "_How", work: Work[T]) -> T:

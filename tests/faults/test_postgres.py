@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from random import Random
 
+import asyncpg
 import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
@@ -38,6 +39,8 @@ TOPIC = TopicName.parse("public/default/faults")
 
 WAITING_COMMITS = """SELECT pid FROM pg_stat_activity
     WHERE wait_event = 'SyncRep' AND application_name = 'seqgate'"""
+WAITS_FOR_LOCK = """SELECT count(*) FROM pg_stat_activity
+    WHERE wait_event_type = 'Lock' AND application_name = 'seqgate'"""
 
 
 @pytest.fixture(scope="module")
@@ -251,6 +254,30 @@ async def test_a_store_works_again_after_its_server_was_killed(
     await eventually(lambda: answers(store))
     tail = (await store.take(TOPIC, create=False)).tail
     assert tail in (Position(state.ledger_id, 0), Position(state.ledger_id, 1))
+
+
+async def test_a_server_that_is_killed_while_a_store_opens_delays_it(
+    server: PostgresServer, url: str
+) -> None:
+    async with open_postgres_store(Server(url), migrates=True):
+        pass
+    locking = await asyncpg.connect(url)
+    await locking.execute("BEGIN; LOCK TABLE seqgate_layout")
+
+    async def opens() -> bool:
+        async with open_postgres_store(Server(url), migrates=True) as store:
+            return await answers(store)
+
+    async def waits() -> bool:
+        async with admin(server.url()) as connection:
+            return bool(await connection.fetchval(WAITS_FOR_LOCK))
+
+    opening = asyncio.create_task(opens())
+    await eventually(waits, "it is connected, and looks at the layout")
+    server.kill()
+    locking.terminate()
+    server.start()
+    assert await opening
 
 
 async def answers(store: PostgresLedgerStore) -> bool:

@@ -14,7 +14,13 @@ from seqgate.services.cursor.adapters.tables import TableCursorStore
 from seqgate.services.cursor.core.cursor import CursorState
 from seqgate.services.runtime.clock import Clock, SteadyClock
 from seqgate.services.runtime.layouts import prepare
-from seqgate.services.runtime.postgres import CLOSE_MAX_S, Server, open_postgres, size_of
+from seqgate.services.runtime.postgres import (
+    CLOSE_MAX_S,
+    Server,
+    insisted,
+    open_postgres,
+    size_of,
+)
 from seqgate.services.runtime.transactions import Database
 from seqgate.services.runtime.turns import Turns
 from seqgate.types import TopicName
@@ -37,9 +43,9 @@ async def open_postgres_store(
             that this version cannot use.
     """
     async with open_postgres(server, confirms_reads=True) as database:
-        await prepare(database, "cursor", MIGRATIONS, migrates=migrates)
+        await insisted(lambda: prepare(database, "cursor", MIGRATIONS, migrates=migrates))
         store = PostgresCursorStore(database, clock or SteadyClock())
-        await store.begin()
+        await insisted(store.begin)
         try:
             yield store
         finally:

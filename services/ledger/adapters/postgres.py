@@ -19,7 +19,13 @@ from seqgate.services.ledger.core.entry import Entry
 from seqgate.services.ledger.core.ownership import Beat
 from seqgate.services.ledger.ports import NO_INSTANCES, Trimmed
 from seqgate.services.runtime.layouts import prepare
-from seqgate.services.runtime.postgres import PostgresDatabase, Server, open_postgres, size_of
+from seqgate.services.runtime.postgres import (
+    PostgresDatabase,
+    Server,
+    insisted,
+    open_postgres,
+    size_of,
+)
 from seqgate.services.runtime.transactions import Transaction
 from seqgate.types import Position, TopicName
 
@@ -99,9 +105,9 @@ async def open_postgres_store(
             that this version cannot use.
     """
     async with open_postgres(server) as database:
-        await prepare(database, "ledger", MIGRATIONS, migrates=migrates)
+        await insisted(lambda: prepare(database, "ledger", MIGRATIONS, migrates=migrates))
         store = PostgresLedgerStore(database)
-        await store.remove_deleted()
+        await insisted(store.remove_deleted)
         vacuum = asyncio.create_task(store.vacuum_forever())
         try:
             yield store
