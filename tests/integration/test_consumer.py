@@ -280,8 +280,8 @@ async def test_a_message_that_is_not_settled_in_time_is_redelivered(
 
 async def test_buffered_messages_do_not_time_out(client: Client, fake: FakeDispatcher) -> None:
     fake.publish(b"x", key="k")
-    async with client.consumer(TOPIC, "s", ack_timeout_s=1.5) as consumer:
-        await eventually(lambda: len(said(fake, "renew")) > 6)
+    async with client.consumer(TOPIC, "s", ack_timeout_s=4) as consumer:
+        await eventually(lambda: len(said(fake, "renew")) > 3)
         (message,) = await some(consumer, 1)
         assert message.attempts == 0
         await consumer.ack(message)
