@@ -4,6 +4,7 @@ from collections import OrderedDict
 from typing import Final
 
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
+from seqgate.services.dispatcher.entries import position_of
 from seqgate.types import Position
 
 OVERHEAD_BYTES: Final = 512
@@ -41,7 +42,7 @@ class EntryCache:
         return None if cached is None else cached[0]
 
     def put(self, entry: StoredEntry) -> None:
-        position = Position(entry.position.ledger_id, entry.position.entry_id)
+        position = position_of(entry)
         self.take(position)  # an entry may be read more than once
         size_bytes = entry.ByteSize() + OVERHEAD_BYTES
         self._entries[position] = (entry, size_bytes)
