@@ -118,10 +118,10 @@ async def cancelling(cluster: PostgresCluster) -> AsyncIterator[None]:
 
 async def test_nothing_tells_of_what_a_fail_over_removes(tmp_path: Path) -> None:
     async with PostgresCluster(tmp_path / "postgres", is_lasting=False) as cluster:
-        urls = {f"SEQGATE_{each}_POSTGRES_URL": cluster.url() for each in ("LEDGER", "CURSOR")}
+        url = cluster.url()
         services = ("cursor", "dedup", "ledger")
         async with (
-            Stack(tmp_path / "stack", services=services, environment=urls, instances=2) as stack,
+            Stack(tmp_path / "stack", services=services, postgres_url=url, instances=2) as stack,
             connect(stack.target("ledger")) as client,
             channel_to(stack.address(LEDGERS[0])) as one,
             channel_to(stack.address(LEDGERS[1])) as other,

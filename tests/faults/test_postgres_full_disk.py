@@ -108,9 +108,8 @@ async def test_messages_that_await_disk_space_are_stored_once(
     tmp_path: Path, server: OnSmallDisk, seed: int
 ) -> None:
     url = await nearly_filled(server)
-    settings = {"SEQGATE_LEDGER_POSTGRES_URL": url}
     services = ("cursor", "dedup", "ledger")
-    async with Stack(tmp_path / "stack", services=services, environment=settings) as stack:
+    async with Stack(tmp_path / "stack", services=services, postgres_url=url) as stack:
         application = Application(
             stack.target("ledger"), stack.address("dedup"), TOPIC, Random(seed)
         )
@@ -140,9 +139,8 @@ async def test_a_server_that_ends_for_want_of_space_for_its_log_loses_nothing(
     subprocess.run(server.inside("sh", "-c", move), check=True)
     server.start()
     url = await empty_database(server, "full_log")
-    settings = {"SEQGATE_LEDGER_POSTGRES_URL": url}
     services = ("cursor", "dedup", "ledger")
-    async with Stack(tmp_path / "stack", services=services, environment=settings) as stack:
+    async with Stack(tmp_path / "stack", services=services, postgres_url=url) as stack:
         application = Application(
             stack.target("ledger"), stack.address("dedup"), TOPIC, Random(seed)
         )
