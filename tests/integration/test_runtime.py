@@ -830,22 +830,17 @@ async def test_the_stack_ends_when_one_of_its_processes_does(tmp_path: Path, nam
         assert b"Traceback" not in error + out
 
 
-async def test_no_process_outlives_a_stack_that_was_killed(tmp_path: Path) -> None:
-    folder = tmp_path / "stack"
+async def test_a_stack_has_its_folder_and_the_given_ports_until_it_is_killed_with_all_processes(
+    tmp_path: Path,
+) -> None:
+    folder, base = tmp_path / "stack", consecutive_ports(6)
+    told = tmp_path / "endpoints.json"
     async with process(
         *("-m", "tools.stack", "run", "--dir", str(folder)),
-        *("--endpoints", str(tmp_path / "endpoints.json")),
+        *("--endpoints", str(told), "--port-base", str(base)),
     ) as child:
-        await eventually((tmp_path / "endpoints.json").exists, "the stack is healthy")
-        pids = json.loads((tmp_path / "endpoints.json").read_text())["pids"]
-        child.kill()
-        await child.wait()
-        await eventually(lambda: not any(map(lives, pids.values())), "all have ended")
-
-
-async def test_a_folder_and_the_given_ports_belong_to_one_stack(tmp_path: Path) -> None:
-    folder, base = tmp_path / "stack", consecutive_ports(6)
-    async with stack_command(folder, "--port-base", str(base)) as (_, endpoints):
+        await eventually(told.exists, "the stack is healthy")
+        endpoints = json.loads(told.read_text())
         assert endpoints["redis"] == f"redis://127.0.0.1:{base}/0"
         assert endpoints["dedup"] == f"127.0.0.1:{base + 1}"
         assert endpoints["ledger"] == f"127.0.0.1:{base + 2}"
@@ -864,6 +859,11 @@ async def test_a_folder_and_the_given_ports_belong_to_one_stack(tmp_path: Path) 
         assert not other.exists()
         for service in SERVICES:
             assert await health(endpoints[service]) == "SERVING"
+
+        child.kill()
+        await child.wait()
+        pids = endpoints["pids"].values()
+        await eventually(lambda: not any(map(lives, pids)), "all have ended")
 
 
 def consecutive_ports(count: int) -> int:
