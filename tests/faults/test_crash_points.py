@@ -50,7 +50,7 @@ async def publish_through(
     await application.check_state()
 
 
-@pytest.mark.parametrize("point", some_of(LEDGER_POINTS, every=5))
+@pytest.mark.parametrize("point", some_of(LEDGER_POINTS, every=8))
 async def test_messages_are_stored_once_if_the_ledger_dies_at(
     world: World, point: str, seed: int
 ) -> None:
@@ -59,7 +59,7 @@ async def test_messages_are_stored_once_if_the_ledger_dies_at(
     await publish_through(world, world.application(seed), "ledger", Order(point, passes), "ledger")
 
 
-@pytest.mark.parametrize("point", some_of(DEDUP_POINTS, every=5))
+@pytest.mark.parametrize("point", some_of(DEDUP_POINTS, every=8))
 async def test_messages_are_stored_once_if_dedup_dies_at(
     world: World, point: str, seed: int
 ) -> None:
@@ -67,7 +67,7 @@ async def test_messages_are_stored_once_if_dedup_dies_at(
     await publish_through(world, world.application(seed), "dedup", Order(point, passes), "dedup")
 
 
-@pytest.mark.parametrize("point", some_of(DEDUP_POINTS, every=5))
+@pytest.mark.parametrize("point", some_of(DEDUP_POINTS, every=8))
 async def test_messages_are_stored_once_if_redis_dies_when_dedup_is_at(
     world: World, point: str, seed: int
 ) -> None:
@@ -76,7 +76,7 @@ async def test_messages_are_stored_once_if_redis_dies_when_dedup_is_at(
     await publish_through(world, world.application(seed), "dedup", order, "redis")
 
 
-@pytest.mark.parametrize("point", some_of(points("append", "admit"), every=5))
+@pytest.mark.parametrize("point", some_of(points("append", "admit"), every=8))
 async def test_messages_are_stored_once_if_everything_dies_when_the_ledger_is_at(
     world: World, point: str, seed: int
 ) -> None:

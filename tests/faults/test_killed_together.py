@@ -27,7 +27,7 @@ def passes(point: str) -> int:
     return 0 if point.startswith(ONCE) else 1
 
 
-@pytest.mark.parametrize("point", some_of(LEDGER_POINTS, every=5))
+@pytest.mark.parametrize("point", some_of(LEDGER_POINTS, every=8))
 async def test_messages_are_stored_once_if_ledger_and_dedup_die_when_the_ledger_is_at(
     world: World, point: str, seed: int
 ) -> None:
@@ -36,7 +36,7 @@ async def test_messages_are_stored_once_if_ledger_and_dedup_die_when_the_ledger_
     await publish_through(world, world.application(seed), "ledger", order, *dying)
 
 
-@pytest.mark.parametrize("point", some_of(points("append", "receipts"), every=5))
+@pytest.mark.parametrize("point", some_of(points("append", "receipts"), every=8))
 async def test_messages_are_stored_once_if_dedup_dies_when_the_ledger_is_at(
     world: World, point: str, seed: int
 ) -> None:
@@ -44,7 +44,7 @@ async def test_messages_are_stored_once_if_dedup_dies_when_the_ledger_is_at(
     await publish_through(world, world.application(seed), "ledger", order, "dedup")
 
 
-@pytest.mark.parametrize("point", some_of(DEDUP_POINTS, every=5))
+@pytest.mark.parametrize("point", some_of(DEDUP_POINTS, every=8))
 async def test_messages_are_stored_once_if_dedup_and_redis_die_when_dedup_is_at(
     world: World, point: str, seed: int
 ) -> None:
@@ -54,7 +54,7 @@ async def test_messages_are_stored_once_if_dedup_and_redis_die_when_dedup_is_at(
 
 
 @pytest.mark.parametrize(
-    "point", some_of([each for each in LEDGER_POINTS if each.startswith(ONCE)], every=5)
+    "point", some_of([each for each in LEDGER_POINTS if each.startswith(ONCE)], every=8)
 )
 async def test_messages_are_stored_once_if_the_ledger_dies_again_during_recovery_at(
     world: World, point: str, seed: int

@@ -195,7 +195,7 @@ def at(point: str, *pids: int) -> Order:
 LEDGER_POINTS = ["admit.before", "admit.after", "append.before", "append.after", "receipts.after"]
 
 
-@pytest.mark.parametrize("point", some_of(LEDGER_POINTS, every=5))
+@pytest.mark.parametrize("point", some_of(LEDGER_POINTS, every=8))
 async def test_large_messages_are_stored_once_if_the_ledger_dies_between_chunks_at(
     world: World, point: str
 ) -> None:

@@ -39,7 +39,7 @@ async def judge(world: World, seed: int) -> None:
     await application.check_state()
 
 
-@pytest.mark.parametrize("point", some_of(points(*SNAPSHOT_VERBS), every=5))
+@pytest.mark.parametrize("point", some_of(points(*SNAPSHOT_VERBS), every=8))
 async def test_messages_are_stored_once_if_dedup_dies_in_a_snapshot(
     world: World, point: str, seed: int
 ) -> None:
@@ -47,7 +47,7 @@ async def test_messages_are_stored_once_if_dedup_dies_in_a_snapshot(
     await judge(world, seed)
 
 
-@pytest.mark.parametrize("point", some_of(points("mark_delete", "get"), every=5))
+@pytest.mark.parametrize("point", some_of(points("mark_delete", "get"), every=8))
 async def test_publishing_continues_if_the_cursor_service_dies_in_a_snapshot(
     world: World, point: str, seed: int
 ) -> None:
@@ -69,7 +69,7 @@ async def test_publishing_continues_if_the_cursor_service_dies_in_a_snapshot(
 
 
 @pytest.mark.parametrize("victim", ["dedup", "cursor", "redis"])
-@pytest.mark.parametrize("point", some_of(points(*RECOVERY_VERBS), every=5))
+@pytest.mark.parametrize("point", some_of(points(*RECOVERY_VERBS), every=8))
 async def test_messages_are_stored_once_if_a_recovery_is_interrupted(
     world: World, point: str, victim: str, seed: int
 ) -> None:
