@@ -100,7 +100,7 @@ async def test_a_script_run_after_some_later_ones_loses_and_duplicates_nothing(
     assert len(await book.judge()) == 5 * GROUP
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", some_of([3, 1], every=2))
 async def test_a_script_run_after_all_later_ones_loses_and_duplicates_nothing(
     late: Late, count: int, seed: int
 ) -> None:
@@ -116,7 +116,7 @@ async def test_a_script_run_after_all_later_ones_loses_and_duplicates_nothing(
     await judge(application)
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", some_of([3, 1], every=2))
 async def test_a_late_script_without_publishers_loses_and_duplicates_nothing(
     late: Late, count: int, seed: int
 ) -> None:

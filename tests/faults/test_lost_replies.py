@@ -12,6 +12,7 @@ import pytest_asyncio
 from seqgate.client import _channel
 from tests.faults.world import World
 from tests.support.application import Application
+from tests.support.depth import some_of
 from tests.support.wire import Wire
 from tools.stack.ports import free_ports
 
@@ -67,7 +68,7 @@ async def judge(application: Application) -> None:
     await application.check_state()
 
 
-@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("count", some_of([4, 1], every=2))
 @pytest.mark.parametrize("link", LINKS)
 async def test_messages_are_stored_once_if_replies_are_lost_with_their_connection(
     wires: Wires, link: str, count: int, seed: int
