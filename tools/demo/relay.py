@@ -147,6 +147,8 @@ class _Stream:
     def receive(self, response: pb.PublishResponse) -> None:
         """Note which publications are answered. A receipt without a position means that a message
         is stored already, or cannot be stored now: the relay does not stop within it."""
+        for run in response.receipts.runs:
+            self._unanswered -= {*range(run.request_id, run.request_id + run.count)}
         for receipt in response.receipts.receipts:
             self._unanswered.discard(receipt.request_id)
             if not receipt.HasField("position"):
