@@ -134,19 +134,21 @@ async def test_log_lines_have_no_payload_key_property_or_secret(
     assert {"topic taken", "subscription taken", "subscription released"} <= seen
 
 
-async def test_a_storm_of_refusals_is_sampled_in_the_log(services: Services, topic: str) -> None:
+async def test_a_storm_of_refusals_is_sampled_in_the_log(stoppable: Services, topic: str) -> None:
+    """On services that refuse little else: a class that was told lately is not told again."""
+
     def told(method: str) -> list[object]:
-        lines = services.log("ledger")
+        lines = stoppable.log("ledger")
         return [each for each in lines if each.get("method", "").endswith(method)]
 
     before = len(told("/FindMessage"))
     request = pb.FindMessageRequest(topic=topic, producer_name="", sequence_id=1)
     with refused(StatusCode.NOT_FOUND, "TOPIC_NOT_FOUND"):
-        await services.ledger.FindMessage(
+        await stoppable.ledger.FindMessage(
             pb.FindMessageRequest(topic=topic, producer_name="p", sequence_id=1)
         )
     answers = await asyncio.gather(
-        *(services.ledger.FindMessage(request) for _ in range(STORM)), return_exceptions=True
+        *(stoppable.ledger.FindMessage(request) for _ in range(STORM)), return_exceptions=True
     )
     codes = {each.code() for each in answers if isinstance(each, AioRpcError)}
     assert (len(answers), codes) == (STORM, {StatusCode.INVALID_ARGUMENT})
@@ -155,7 +157,7 @@ async def test_a_storm_of_refusals_is_sampled_in_the_log(services: Services, top
 
     publications = [single(each, each, b"x", payload_crc32c=1) for each in range(1, STORM)]
     before = len(told("/Publish"))
-    async with publishing(services.ledger, topic, "p") as publisher:
+    async with publishing(stoppable.ledger, topic, "p") as publisher:
         await publisher.send(*publications)
         for each in publications:
             receipt = await publisher.receipt(each.request_id)
