@@ -20,7 +20,7 @@ help:
 	@echo "make test    lint, types and the tests"
 	@echo "make test-deep  all tests at full depth: histories, deliberate defects, benchmarks, long torture"
 	@echo "make lint    ruff, mypy, import contracts, buf, generated code, errors, documents"
-	@echo "make bench   measure, and print tables and build/bench/report.json"
+	@echo "make bench   measure, print tables, and write build/bench/report.json and index.html"
 	@echo "make protos  generate seqgate/api from protos/"
 	@echo "make errors  generate docs/errors.md from the code"
 	@echo "make locks   write the hashes of what requirements.lock names, and the images' locks"

@@ -7,6 +7,7 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,10 @@ class Run:
         report: dict[str, Any] = json.loads(self._report.read_text())
         return report
 
+    @property
+    def page(self) -> str:
+        return self._report.with_name("index.html").read_text()
+
     def leaves_nothing(self) -> None:
         assert self.processes == []
         assert list(self._report.parent.glob("stack-*")) == []
@@ -123,6 +128,12 @@ async def test_figures_are_reported_beside_their_limits(bench: Run, root: Path) 
     assert all(each["limit"] for each in found["exchange"] if "p99" not in each["name"])
     for each in found["price"]:
         assert set(each["cpu_percent"]) == {"client", "ledger", "dedup", "redis", "others"}
+        assert set(each["cpu_us"]) == set(each["cpu_percent"])
+
+    shown = bench.page
+    for each in report["measurements"]:
+        assert escape(each["name"]) in shown
+    assert str(root) not in shown
 
 
 async def test_text_output_has_tables(bench: Run) -> None:

@@ -8,6 +8,7 @@ not, for rates and for latencies.
 
 import argparse
 import asyncio
+import json
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
@@ -21,11 +22,13 @@ from rich.console import Console
 from tools.bench import clients, delivery, parts, rebuild, recovery, stores
 from tools.bench.bench import SECONDS, Bench
 from tools.bench.figures import Measurement, as_json, print_group
+from tools.bench.page import page
 from tools.bench.rounds import BenchError
 from tools.stack.child import ChildFailed, cancel_on_sigterm
 from tools.stack.stack import Stack, StackError
 
-WIDTH: Final = 160  # of tables, without a terminal
+WIDTH: Final = 200  # of tables, without a terminal
+PAGE: Final = "index.html"  # beside the report
 INTERRUPTED: Final = 130
 NULL_LEDGER: Final = {"ledger": (sys.executable, "-m", "tools.bench.null_ledger")}
 
@@ -104,7 +107,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--report",
         type=Path,
         default=Path("build/bench/report.json"),
-        help="the report's file; services keep their data beside it (default: %(default)s)",
+        help="the report's file; beside it are index.html and, until the end, services' data "
+        "(default: %(default)s)",
     )
     given = parser.parse_args(arguments)
     asked = given.only.split(",")
@@ -130,6 +134,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     options.report.write_text(text + "\n")
+    options.report.with_name(PAGE).write_text(page(json.loads(text)))
     if options.json:
         print(text)
     return 0

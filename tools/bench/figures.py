@@ -68,6 +68,8 @@ class Measurement:
     Attributes:
         unit: of a rate, `.../s`; of any other figure, less is better.
         values: the figure of each round.
+        cpu: each process's share of a core, in percent.
+        cpu_us: each process's processor time for one of the unit, in microseconds.
         payload_bytes: payload of one message or entry; None: no figure in MB/s.
         pairs: the ratios of rounds that were measured in turn with the limit's.
     """
@@ -80,6 +82,7 @@ class Measurement:
     cpu: Mapping[str, float] | None = None
     payload_bytes: int | None = None
     pairs: Spread | None = None
+    cpu_us: Mapping[str, float] | None = None
 
     @property
     def value(self) -> float:
@@ -141,7 +144,8 @@ def rate(
     if paired and isinstance(limit, Measurement):
         pairs = over_rounds(list(map(ratio, values, limit.values)))
     cpu, spread = _cpu_percent(rounds), over_rounds(values)
-    return Measurement(name, f"{unit}/s", spread, values, limit, cpu, payload_bytes, pairs)
+    prices = _cpu_us(rounds, each)
+    return Measurement(name, f"{unit}/s", spread, values, limit, cpu, payload_bytes, pairs, prices)
 
 
 def latency(
@@ -177,6 +181,14 @@ def _cpu_percent(rounds: Sequence[Round]) -> Mapping[str, float] | None:
     totals = {name: sum(one.cpu_s[name] for one in rounds) for name in rounds[0].cpu_s}
     # Clocks tick: the time of others is a small difference of large numbers.
     return {name: max(0.0, 100 * each / elapsed_s) for name, each in totals.items()} or None
+
+
+def _cpu_us(rounds: Sequence[Round], each: float) -> Mapping[str, float] | None:
+    """By process, in microseconds for one message, where a call does `each` of them. The idle time
+    of a service is in it: the longer a round waits, the more."""
+    count = sum(one.calls for one in rounds) * each
+    totals = {name: sum(one.cpu_s[name] for one in rounds) for name in rounds[0].cpu_s}
+    return {name: max(0.0, total * 1e6 / count) for name, total in totals.items()} or None
 
 
 # ---- the report
@@ -243,6 +255,8 @@ def _fields(group: str, measurement: Measurement) -> dict[str, Any]:
         busy = [name for name, each in measurement.cpu.items() if each >= BUSY_PERCENT]
         fields["cpu_percent"] = {name: round(each, 1) for name, each in measurement.cpu.items()}
         fields["busy"] = " and ".join(busy) or "none"
+    if measurement.cpu_us is not None:
+        fields["cpu_us"] = {name: _rounded(each) for name, each in measurement.cpu_us.items()}
     return fields
 
 
@@ -250,6 +264,7 @@ def _cells(fields: Mapping[str, Any]) -> dict[str, str]:
     """A measurement's row, from its fields in the report."""
     limit, ratio, speed = fields["limit"], fields["ratio"], fields.get("mb_per_s")
     shares = ", ".join(f"{name} {each:.0f}" for name, each in fields.get("cpu_percent", {}).items())
+    prices = ", ".join(f"{name} {_number(each)}" for name, each in fields.get("cpu_us", {}).items())
     least = fields.get("ratio_min")
     pairs = "" if least is None else f"\n{least:.0%} … {fields['ratio_max']:.0%}"
     return {
@@ -261,6 +276,7 @@ def _cells(fields: Mapping[str, Any]) -> dict[str, str]:
         "limit": f"{_number(limit['value'])}  {limit['name']}" if limit else "",
         "ratio": "" if ratio is None else f"{ratio:.0%}{pairs}",
         "% of a core: who is busy": f"{shares}: {fields['busy']}" if shares else "",
+        "µs of processor each": prices,
     }
 
 
