@@ -9,9 +9,10 @@ STYLE: Final = """
 body{font:14px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:1120px;padding:0 1rem;
 color:#1f2328;background:#fff}
 h1{font-size:1.5rem;margin-bottom:.2rem}h2{font-size:1.1rem;margin:2.2rem 0 .4rem}
-table{border-collapse:collapse;width:100%}td,th{padding:.25rem .8rem .25rem 0;text-align:left;
-vertical-align:top;border-bottom:1px solid #d8dee4}th{font-weight:600;font-size:12px}
-td.number{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
+table{border-collapse:collapse;width:100%;table-layout:fixed}
+td,th{padding:.25rem .8rem .25rem 0;text-align:left;vertical-align:top;
+border-bottom:1px solid #d8dee4}th{font-weight:600;font-size:12px}
+.number{text-align:right}td.number{font-variant-numeric:tabular-nums;white-space:nowrap}
 small{color:#59636e;display:block}svg{display:block;margin-top:.2rem}
 .room{fill:#eaeef2}.value{fill:#2da44e}.limit{stroke:#1f2328;stroke-width:1.5}
 .key{margin-right:.8rem;font-size:12px;white-space:nowrap}.key i{display:inline-block;width:10px;
@@ -33,7 +34,6 @@ COLOURS: Final = {
     "dispatcher": "#0aa5a5",
     "filter": "#bc4c00",
     "postgres": "#57606a",
-    "others": "#afb8c1",
 }
 OTHER_COLOUR: Final = "#d4a72c"
 
@@ -56,24 +56,25 @@ def page(report: Mapping[str, Any]) -> str:
 
 
 def _section(group: str, measurements: Sequence[Mapping[str, Any]]) -> str:
-    names = dict.fromkeys(name for each in measurements for name in each.get("cpu_us", {}))
+    names = dict.fromkeys(name for each in measurements for name in _prices(each))
     keys = "".join(
         f'<span class="key"><i style="background:{_colour(name)}"></i>{escape(name)}</span>'
         for name in names
     )
-    longest = max((sum(each.get("cpu_us", {}).values()) for each in measurements), default=0.0)
-    rows = "".join(_row(each, longest) for each in measurements)
-    titles = ("figure", "value", "beside its limit", "processor time each")
-    head = "".join(f"<th>{each}</th>" for each in titles)
-    return f"<h2>{escape(group)}</h2><p>{keys}</p><table><tr>{head}</tr>{rows}</table>"
+    rows = "".join(map(_row, measurements))
+    head = (
+        '<tr><th>figure</th><th class="number">value</th>'
+        "<th>beside its limit</th><th>processor time each</th></tr>"
+    )
+    return f"<h2>{escape(group)}</h2><p>{keys}</p><table>{head}{rows}</table>"
 
 
-def _row(each: Mapping[str, Any], longest_us: float) -> str:
+def _row(each: Mapping[str, Any]) -> str:
     spread = f"{_number(each['min'])} to {_number(each['max'])}"
     value = f"{_number(each['value'])} {escape(each['unit'])}<small>{spread}</small>"
     return (
         f'<tr><td>{escape(each["name"])}</td><td class="number">{value}</td>'
-        f"<td>{_beside_limit(each)}</td><td>{_price(each, longest_us)}</td></tr>"
+        f"<td>{_beside_limit(each)}</td><td>{_price(each)}</td></tr>"
     )
 
 
@@ -91,15 +92,20 @@ def _beside_limit(each: Mapping[str, Any]) -> str:
     )
 
 
-def _price(each: Mapping[str, Any], longest_us: float) -> str:
-    """The processor time of each process, as one bar."""
-    prices = each.get("cpu_us", {})
+def _prices(each: Mapping[str, Any]) -> dict[str, float]:
+    """The processor time of each process; not that of others, which is the neighbours' as well."""
+    return {name: price for name, price in each.get("cpu_us", {}).items() if name != "others"}
+
+
+def _price(each: Mapping[str, Any]) -> str:
+    """How the processor time is divided, as one bar."""
+    prices = _prices(each)
     total = sum(prices.values())
     if not total:
         return ""
     bars, x = "", 0.0
     for name, price in prices.items():
-        width = price / longest_us * WIDTH
+        width = price / total * WIDTH
         title = f"<title>{escape(name)}: {_number(price)} µs</title>"
         bars += f'<rect x="{x:.1f}" width="{width:.1f}" height="{HEIGHT}" fill="{_colour(name)}">'
         bars += f"{title}</rect>"
