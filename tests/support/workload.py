@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from grpc import aio
+from grpc import StatusCode, aio
 
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
@@ -132,7 +132,12 @@ async def judge(ledger: str, dedup: str, topic: str, history: History) -> list[S
         request = dedup_pb2.ListProducersRequest(topic=topic, page_size=10_000)
 
         async def agrees() -> bool:
-            listed = (await stub.ListProducers(request)).producers
+            try:
+                listed = (await stub.ListProducers(request)).producers
+            except aio.AioRpcError as error:
+                if error.code() is not StatusCode.UNAVAILABLE:
+                    raise
+                return False  # a pooled connection to a Redis that died meanwhile, for one
             state = {each.name: _marks(each) for each in listed}
             return not state_anomalies(log, state)
 
