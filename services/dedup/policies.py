@@ -116,10 +116,10 @@ class DurablePolicies:
         self._cached: OrderedDict[Level, Policy] = OrderedDict()
 
     def known(self, topic: TopicName) -> KnownPolicy | None:
-        if topic.is_system or not self._cursors.configured:  # no call can have set a policy
+        if self._is_never_set(topic):
             return KnownPolicy(self._file.policies.effective(topic), None)
-        for_topic = self._cached.get(Level.of_topic(topic))
-        for_namespace = self._cached.get(Level.of_namespace(topic.namespace))
+        for_topic = self._used(Level.of_topic(topic))
+        for_namespace = self._used(Level.of_namespace(topic.namespace))
         if for_topic is None or for_namespace is None:
             return None
         policy = self._file.policies.effective(
@@ -128,9 +128,8 @@ class DurablePolicies:
         return KnownPolicy(policy, self._token)
 
     async def effective(self, topic: TopicName) -> EffectivePolicy:
-        known = self.known(topic)
-        if known is not None and known.token is None:
-            return known.policy
+        if self._is_never_set(topic):
+            return self._file.policies.effective(topic)
         token = await self._store.policy_token()
         for_topic = await self._cached_or_read(token, Level.of_topic(topic))
         for_namespace = await self._cached_or_read(token, Level.of_namespace(topic.namespace))
@@ -207,14 +206,24 @@ class DurablePolicies:
             if policy is not None and level in self._cached:
                 self._cached[level] = policy
 
+    def _is_never_set(self, topic: TopicName) -> bool:
+        """Whether no call can have set the topic's policy."""
+        return topic.is_system or not self._cursors.configured
+
+    def _used(self, level: Level) -> Policy | None:
+        """A cached policy, which becomes the most recently used."""
+        policy = self._cached.get(level)
+        if policy is not None:
+            self._cached.move_to_end(level)
+        return policy
+
     async def _cached_or_read(self, token: str, level: Level) -> Policy:
         """The policy set on a level, for a caller that has just seen `token`."""
         if token != self._token:
             self._token = token
             self._cached.clear()
-        policy = self._cached.get(level)
+        policy = self._used(level)
         if policy is not None:
-            self._cached.move_to_end(level)
             return policy
         policy = await self._read(level)
         if token == self._token:

@@ -5,7 +5,7 @@ the store because each call concerns one topic only.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from seqgate.services.cursors import Cursor
 from seqgate.services.dedup.core.policy import EffectivePolicy, Policies
@@ -64,9 +64,10 @@ class ProducerPage(NamedTuple):
 
 
 class Outdated(NamedTuple):
-    """Policies may have changed: the token is another now. Empty: the store has none."""
+    """Nothing was done: the policies' token is another than the caller's, or lost."""
 
-    token: str
+
+OUTDATED: Final = Outdated()
 
 
 class StateStore(Protocol):
@@ -90,8 +91,8 @@ class StateStore(Protocol):
         max_producers: int,
         policies: str | None = None,
     ) -> Judged | Behind | Changed | Full | Outdated:
-        """Judge claims. `policies` is the policies' token that the caller knows: if the store has
-        another, nothing happens, and the outcome is Outdated. None: it is not compared."""
+        """Judge claims. `policies` is the policies' token that the caller knows; None: it is not
+        compared."""
         ...
 
     async def confirm(

@@ -117,12 +117,27 @@ class Deduplication:
             Fenced, StateUnavailable: see the store.
         """
         known = self._policies.known(topic)
-        if known is None or not known.policy.enabled.value:
-            policy, token = await self._policies.effective(topic), None
-        else:
-            policy, token = known
+        if known is not None and known.policy.enabled.value:
+            outcome = await self._admit(topic, writer, confirmation, claims, *known)
+            if not isinstance(outcome, Outdated):
+                return outcome
+        policy = await self._policies.effective(topic)
         if not policy.enabled.value:
             return self._disabled("admit")
+        outcome = await self._admit(topic, writer, confirmation, claims, policy, None)
+        assert not isinstance(outcome, Outdated), "no token was compared"
+        return outcome
+
+    async def _admit(
+        self,
+        topic: TopicName,
+        writer: Writer,
+        confirmation: Confirmation | None,
+        claims: Sequence[ProducerClaims],
+        policy: EffectivePolicy,
+        token: str | None,
+    ) -> Judged | Behind | Changed | Outdated:
+        """Judge claims under a policy: see KnownPolicy."""
         limit = policy.max_producers.value
         for _ in range(EVICTION_ROUNDS_MAX):
             now_ms = await self._store.now_ms()
@@ -137,11 +152,7 @@ class Deduplication:
                     policies=token,
                 )
             if isinstance(outcome, Outdated):
-                policy, token = await self._policies.effective(topic), None
-                if not policy.enabled.value:
-                    return self._disabled("admit")
-                limit = policy.max_producers.value
-                continue
+                return outcome
             self._metrics.called("admit", outcome)
             if not isinstance(outcome, Full):
                 if isinstance(outcome, Judged):

@@ -10,7 +10,7 @@ from seqgate.services.dedup.adapters.connect import connect_redis
 from seqgate.services.dedup.adapters.keys import POLICIES, topic_key
 from seqgate.services.dedup.adapters.memory import MemoryStateStore
 from seqgate.services.dedup.adapters.redis import RedisStateStore
-from seqgate.services.dedup.ports import Outdated, StateStore, StateUnavailable
+from seqgate.services.dedup.ports import OUTDATED, StateStore, StateUnavailable
 from seqgate.services.deduplication import Claim, Confirmation, Judged, ProducerClaims, Writer
 from seqgate.types import Position, TopicName
 from tests.support.redis_server import RedisServer
@@ -76,7 +76,7 @@ async def test_claims_are_judged_only_under_the_current_token(store: StateStore)
     assert isinstance(await admitted(store, first), Judged)
     summary = await store.summary(TOPIC)
     await store.set_policy_token("another")
-    assert await admitted(store, first) == Outdated("another")
+    assert await admitted(store, first) == OUTDATED
     assert await store.summary(TOPIC) == summary
     assert isinstance(await admitted(store, "another"), Judged)
     assert isinstance(await admitted(store, None), Judged)
@@ -88,7 +88,7 @@ async def test_claims_are_not_judged_under_a_lost_token(
     token = await in_redis.policy_token()
     with redis.client() as client:
         client.flushdb()
-    assert await admitted(in_redis, token) == Outdated("")
+    assert await admitted(in_redis, token) == OUTDATED
     assert await in_redis.summary(TOPIC) is None
 
 

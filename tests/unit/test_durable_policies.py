@@ -5,6 +5,7 @@ import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from seqgate.services.dedup.core.policy import (
 from seqgate.services.dedup.metrics import DedupMetrics
 from seqgate.services.dedup.policies import NAMESPACE, PROPERTY, DurablePolicies, Level, new_token
 from seqgate.services.dedup.ports import StateUnavailable
-from seqgate.services.dedup.service import Deduplication
+from seqgate.services.dedup.service import EVICTION_ROUNDS_MAX, Deduplication
 from seqgate.services.dedup.snapshots import Snapshots
 from seqgate.services.deduplication import (
     DISABLED,
@@ -595,3 +596,36 @@ async def test_claims_are_judged_again_after_the_token_was_lost(world: World) ->
     await world.store.set_policy_token(new_token())
     assert isinstance(await admitted(dedup), Judged)
     assert world.store.asked == 2
+
+
+async def test_a_policy_that_claims_use_stays_cached(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CACHED_MAX", 3)
+    dedup = deduplication(world, world.one)
+    await admitted(dedup)
+    for number in range(5):
+        await limit(world.one, TopicName.parse(f"public/default/other-{number}"))
+        asked = world.store.asked
+        await admitted(dedup)
+        assert world.store.asked == asked
+
+
+async def test_a_lost_token_costs_no_eviction(world: World) -> None:
+    dedup = deduplication(world, world.one)
+    await world.one.set(OF_ORDERS, at_most(1))
+    await admitted(dedup, "first")
+    evict = dedup._make_room
+    rounds = 0
+
+    async def evict_in_vain(*args: Any, **more: Any) -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds == EVICTION_ROUNDS_MAX:
+            await evict(*args, **more)
+
+    dedup._make_room = evict_in_vain  # type: ignore[method-assign]
+    await world.store.set_policy_token(new_token())
+    with pytest.raises(TooManyProducers):
+        await admitted(dedup, "second")
+    assert rounds == EVICTION_ROUNDS_MAX

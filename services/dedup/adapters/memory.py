@@ -15,7 +15,7 @@ from seqgate.services.dedup.core.topic import (
     TopicState,
     Tracked,
 )
-from seqgate.services.dedup.ports import Outdated, ProducerPage, Summary
+from seqgate.services.dedup.ports import OUTDATED, Outdated, ProducerPage, Summary
 from seqgate.services.deduplication import (
     Applied,
     Behind,
@@ -55,7 +55,7 @@ class MemoryStateStore:
         policies: str | None = None,
     ) -> Judged | Behind | Changed | Full | Outdated:
         if policies not in (None, self._policy_token):
-            return Outdated(self._policy_token)
+            return OUTDATED
         state = self._enter(topic, writer)
         return state.admit(writer, confirmation, claims, now_ms=now_ms, max_producers=max_producers)
 

@@ -46,7 +46,13 @@ from seqgate.services.dedup.core.topic import (
     Saved,
     Tracked,
 )
-from seqgate.services.dedup.ports import Outdated, ProducerPage, StateUnavailable, Summary
+from seqgate.services.dedup.ports import (
+    OUTDATED,
+    Outdated,
+    ProducerPage,
+    StateUnavailable,
+    Summary,
+)
 from seqgate.services.deduplication import (
     Applied,
     Behind,
@@ -162,9 +168,8 @@ class RedisStateStore:
     ) -> Judged | Behind | Changed | Full | Outdated:
         keys: tuple[str, ...] = ()
         if policies is not None and self._is_cluster:  # where another node may have the token
-            token = await self.policy_token()
-            if token != policies:
-                return Outdated(token)
+            if await self.policy_token() != policies:
+                return OUTDATED
         elif policies is not None:
             keys = (POLICIES,)
         call = self._call(writer, confirmation)
@@ -181,8 +186,8 @@ class RedisStateStore:
                 return Full(tracked, wanted)
             case ["changed", revision]:
                 return Changed(revision)
-            case ["outdated", token]:
-                return Outdated(token)
+            case ["outdated"]:
+                return OUTDATED
             case _:
                 return _gate(reply)
 

@@ -11,7 +11,7 @@
 --     max_producers  a number
 --
 -- Returns, in addition to topic.lua:
---     {"outdated", token}  if KEYS[2] has another token, or none ("")
+--     {"outdated"}  if KEYS[2] has another token, or none
 --     {"changed", revision}
 --     {"full", tracked, wanted}
 --     {"judged", revision, {{verdicts, persisted, aborts}, ...}, unsaved}
@@ -23,10 +23,7 @@
 --
 -- Same function as core/topic.py:TopicState.admit and core/sequence.py:admit.
 
-if KEYS[2] then
-  local token = redis.call("GET", KEYS[2])
-  if token ~= call.policies then return answer({ "outdated", token or "" }) end
-end
+if KEYS[2] and redis.call("GET", KEYS[2]) ~= call.policies then return answer({ "outdated" }) end
 
 local refusal = enter()
 if refusal then return answer(refusal) end
