@@ -358,6 +358,7 @@ class LiveTopic:
         self.grown = Pulse()
         self.progress = Pulse()
         self.stopped = False
+        self.limits = limits
         self.keep_within_s: float | None = None
         """The seconds until connected producers must be reported as alive again; None: no limit."""
         self._store = store

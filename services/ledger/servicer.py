@@ -388,7 +388,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
             raise InvalidPublication("publications is empty", field="publications")
         _check_request_ids(session, [each.request_id for each in publications.publications])
         foreign = publications.ledger_id not in (0, opened.topic.ledger_id)
-        runs = Runs(session.number)
+        runs = Runs(session.number, opened.topic.limits)
         traced = opened.topic.tracing.is_on
         resumes = False
         for publication in publications.publications:

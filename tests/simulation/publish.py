@@ -218,6 +218,7 @@ class Process:
         self.world = world
         self.epoch, tail = world.log.take()
         limits = Limits(group_entries_max=world.random.choice((1, 2, 5)), patience=3)
+        self.limits = limits
         self.writer = TopicWriter(INCARNATION, self.epoch, tail, limits)
         self.under_way: list[Effect] = []
         self.sessions: dict[int, Application] = {}
@@ -509,7 +510,9 @@ class Application:
 
     def _units(self, publications: pb.Publications) -> list[Unit]:
         """The publications as units, perhaps in runs."""
-        runs, alone = Runs(self.session), self.world.random.random() < 0.5
+        assert self.process is not None
+        runs = Runs(self.session, self.process.limits)
+        alone = self.world.random.random() < 0.5
         for each in publications.publications:
             entries = _PARSER._entries(self.name, each.entries)
             runs.add(each.request_id, entries, resume=each.resume, alone=alone)

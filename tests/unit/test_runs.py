@@ -7,11 +7,18 @@ from hypothesis import strategies as st
 
 from seqgate.services.ledger.core.entry import Entry, Unit, unit_of
 from seqgate.services.ledger.core.runs import RUN_BYTES_MAX, RUN_ENTRIES_MAX, Runs
+from seqgate.services.ledger.core.writer import Limits
 from tests.support.entries import batch, chunk, marker, single
 
+LIMITS = Limits()
 
-def cut(*publications: tuple[int, Sequence[Entry]], resume: Sequence[int] = ()) -> list[Unit]:
-    runs = Runs(1)
+
+def cut(
+    *publications: tuple[int, Sequence[Entry]],
+    resume: Sequence[int] = (),
+    limits: Limits = LIMITS,
+) -> list[Unit]:
+    runs = Runs(1, limits)
     for request_id, entries in publications:
         runs.add(request_id, entries, resume=request_id in resume)
     return runs.end()
@@ -63,6 +70,12 @@ def test_runs_are_bounded() -> None:
     assert [each.publications for each in large] == [1, 1, 1]
 
 
+def test_runs_keep_to_the_limits_of_a_group() -> None:
+    four = [(each, [single(each, payload=b"x" * 600)]) for each in range(4)]
+    assert shapes(cut(*four, limits=Limits(group_entries_max=3))) == [[0, 1, 2], [3]]
+    assert shapes(cut(*four, limits=Limits(group_bytes_max=1_300))) == [[0, 1], [2, 3]]
+
+
 ENTRIES = st.integers(0, 20).flatmap(
     lambda lowest: st.sampled_from(
         [
@@ -79,7 +92,7 @@ ENTRIES = st.integers(0, 20).flatmap(
 
 @given(st.lists(st.tuples(st.integers(0, 2), ENTRIES, st.booleans())))
 def test_a_run_is_its_publications(given: list[tuple[int, list[Entry], bool]]) -> None:
-    runs, expected, request_id = Runs(3), [], 0
+    runs, expected, request_id = Runs(3, LIMITS), [], 0
     for distance, entries, resume in given:
         request_id += distance + 1
         runs.add(request_id, entries, resume=resume)

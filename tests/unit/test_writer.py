@@ -52,6 +52,7 @@ from seqgate.services.deduplication import (
 )
 from seqgate.services.errors import DomainError, Draining, Fenced, StoreFull, StoreUnavailable
 from seqgate.services.ledger.core.entry import Entry, Unit, run_of, unit_of
+from seqgate.services.ledger.core.receipt import Status
 from seqgate.services.ledger.core.writer import (
     Admit,
     Answer,
@@ -422,3 +423,13 @@ def _after(given: Sequence[str]) -> Position | None:
 
 def _error(reason: str) -> DomainError:
     return _ERRORS[reason]("no")
+
+
+def test_a_run_is_refused_as_its_publications_are() -> None:
+    writer = TopicWriter(1, 1, None, Limits())
+    writer.open_session(1)
+    run = run_of(1, 7, [single(1, "p"), single(2, "p"), single(3, "p")], resume=True)
+    answers = writer.refuse([run], StoreFull("no room"))
+    assert [
+        (each.unit.request_id, each.receipt.status) for each in answers if isinstance(each, Answer)
+    ] == [(7, Status.FAILED), (8, Status.SKIPPED), (9, Status.SKIPPED)]

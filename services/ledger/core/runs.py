@@ -4,20 +4,21 @@ from collections.abc import Sequence
 from typing import Final
 
 from seqgate.services.ledger.core.entry import Entry, Unit, run_of, unit_of
+from seqgate.services.ledger.core.writer import Limits
 
 RUN_ENTRIES_MAX: Final = 500
-"""The most publications of a run. A run is admitted and appended whole, so it is well below a
-group."""
-
 RUN_BYTES_MAX: Final = 1024 * 1024
-"""The most bytes of a run."""
+"""The most publications of a run, and their bytes; a group's limits, if those are lower, since a
+run is admitted and appended whole."""
 
 
 class Runs:
     """The units of publications that are added one by one, in order."""
 
-    def __init__(self, session: int) -> None:
+    def __init__(self, session: int, limits: Limits) -> None:
         self._session = session
+        self._entries_max = min(RUN_ENTRIES_MAX, limits.group_entries_max)
+        self._bytes_max = min(RUN_BYTES_MAX, limits.group_bytes_max)
         self._units: list[Unit] = []
         self._run: list[Entry] = []
         self._resume = False
@@ -38,8 +39,8 @@ class Runs:
             resume
             or request_id != self._next_request_id
             or entry.lowest <= run[-1].highest
-            or len(run) == RUN_ENTRIES_MAX
-            or self._size_bytes + size_bytes > RUN_BYTES_MAX
+            or len(run) == self._entries_max
+            or self._size_bytes + size_bytes > self._bytes_max
         ):
             self._end_run()
         if not run:

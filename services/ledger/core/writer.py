@@ -367,7 +367,7 @@ class TopicWriter:
         """Answer units that cannot be accepted now. As after a failure, their stream goes on hold:
         later units are skipped until the producer resumes."""
         effects: list[Effect] = []
-        for unit in units:
+        for unit in chain.from_iterable(each.divided() for each in units):
             if unit.resume:
                 self.resume(unit.session)
             if unit.session in self._on_hold:
