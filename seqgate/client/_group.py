@@ -11,18 +11,14 @@ _PENDING: Final = object()
 
 
 class Group(Generic[T]):
-    """Outcomes in the order of their members: results, or errors.
-
-    Attributes:
-        future: done when every member is.
-    """
+    """Outcomes in the order of their members: results, or errors."""
 
     def __init__(self, size: int) -> None:
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._outcomes: list[Any] = [_PENDING] * size
         self._left = size
         if not size:
-            self.future.set_result(None)
+            self._done.set_result(None)
 
     def members(self) -> "list[Member]":
         return [Member(self, place) for place in range(len(self._outcomes))]
@@ -30,15 +26,15 @@ class Group(Generic[T]):
     def settle(self, place: int, outcome: T | SeqgateError) -> None:
         self._outcomes[place] = outcome
         self._left -= 1
-        if not self._left and not self.future.done():
-            self.future.set_result(None)
+        if not self._left and not self._done.done():
+            self._done.set_result(None)
 
     def is_settled(self, place: int) -> bool:
         return self._outcomes[place] is not _PENDING
 
     async def outcomes(self) -> list[T | SeqgateError]:
         """Wait for all of them. A cancelled wait may be repeated."""
-        await asyncio.shield(self.future)
+        await asyncio.shield(self._done)
         return list(self._outcomes)
 
     async def results(self) -> list[T]:
@@ -58,11 +54,6 @@ class Member:
     def __init__(self, group: Group[Any], place: int) -> None:
         self._group = group
         self._place = place
-
-    @property
-    def future(self) -> "asyncio.Future[None]":
-        """The group's: done at the same time or later."""
-        return self._group.future
 
     def done(self) -> bool:
         return self._group.is_settled(self._place)

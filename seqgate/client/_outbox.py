@@ -255,7 +255,7 @@ class Outbox:
             parcel = self._parcels.get(request_id)
             if parcel is None or not parcel.sent:
                 continue
-            if len(parcel.messages) > 1 or type(parcel) is not _Parcel:
+            if len(parcel.messages) > 1 or isinstance(parcel, _ChunkParcel):
                 position = common_pb2.Position(ledger_id=ledger_id, entry_id=first + place)
                 stored = pb.RECEIPT_STATUS_STORED
                 receipt = pb.Receipt(request_id=request_id, status=stored, position=position)

@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -134,12 +135,7 @@ class Producer:
         send_timeout_s: float | None,
         open_timeout_s: float,
     ) -> None:
-        if name is not None:
-            check_producer_name(name)
-        if initial_sequence_id is not None and not 0 <= initial_sequence_id < SEQUENCE_ID_MAX:
-            raise InvalidRequestError(
-                "initial_sequence_id must be 0 to 2^63 - 2", reason="INVALID_SEQUENCE_ID"
-            )
+        _check_identity(name, initial_sequence_id)
         if max_pending_messages < 1:
             raise ValueError("max_pending_messages must be at least 1")
         if max_pending_bytes < 1:
@@ -274,14 +270,15 @@ class Producer:
         messages that were sent before.
 
         Raises:
-            InvalidRequestError, MessageTooLargeError: one of them is invalid; none was sent.
+            InvalidRequestError: one of them is invalid; none was sent.
             SendManyError: some failed; it has each one's receipt or error.
             ProducerClosedError, or the error that ended the producer: none was sent.
         """
-        prepared = [self._prepare_outgoing(each) for each in messages]
-        group: Group[Receipt] = Group(len(prepared))
-        for (message, sequence_id), member in zip(prepared, group.members(), strict=True):
+        checked = [self._checked_outgoing(each) for each in messages]
+        group: Group[Receipt] = Group(len(checked))
+        for (message, sequence_id), member in zip(checked, group.members(), strict=True):
             try:
+                self._seal(message)  # not all at once: only pending messages have a budget
                 await self._until_room(message)
                 self._accept(message, sequence_id, member)
             except SeqgateError as error:
@@ -293,11 +290,11 @@ class Producer:
             raise SendManyError(outcomes)
         return cast("list[Receipt]", outcomes)
 
-    def _prepare_outgoing(self, given: bytes | Outgoing) -> tuple[OutgoingMessage, int | None]:
+    def _checked_outgoing(self, given: bytes | Outgoing) -> tuple[OutgoingMessage, int | None]:
         each = given if isinstance(given, Outgoing) else Outgoing(given)
         try:
             deliver_at_ms = _deliver_at_ms(each.deliver_at, each.deliver_after_s)
-            message = self._prepare(
+            message = self._checked(
                 each.payload,
                 each.key,
                 each.properties,
@@ -353,6 +350,21 @@ class Producer:
         event_time_ms: int | None,
         deliver_at_ms: int | None,
     ) -> OutgoingMessage:
+        message = self._checked(
+            payload, key, properties, ordering_key, event_time_ms, deliver_at_ms
+        )
+        self._seal(message)
+        return message
+
+    def _checked(
+        self,
+        payload: bytes,
+        key: str | bytes | None,
+        properties: Mapping[str, str] | None,
+        ordering_key: bytes | None,
+        event_time_ms: int | None,
+        deliver_at_ms: int | None,
+    ) -> OutgoingMessage:
         self._check_open()
         properties = dict(properties or {})
         _check(payload, key, properties, ordering_key, event_time_ms)
@@ -361,15 +373,16 @@ class Producer:
         )
         if self._projection is not None:
             message.shown = self._projection.of(properties)
-        if self._chunking is not None:
-            message.sealed = seal_message(
-                self._name,
-                message,
-                compression=self._compression,
-                publish_time_ms=_now_ms(),
-            )
-            message.chunks = self._chunks_of(message.sealed.body, self._chunking)
         return message
+
+    def _seal(self, message: OutgoingMessage) -> None:
+        """Compress a message that may be cut into chunks, and count them."""
+        if self._chunking is None:
+            return
+        message.sealed = seal_message(
+            self._name, message, compression=self._compression, publish_time_ms=_now_ms()
+        )
+        message.chunks = self._chunks_of(message.sealed.body, self._chunking)
 
     def _check_open(self) -> None:
         if self._failure is not None:
@@ -421,12 +434,13 @@ class Producer:
         """Send collected messages, and return when all messages so far have an outcome. Failures
         are raised only to those that await the messages."""
         self._flush_batch()
-        waiting = {
-            message.done.future if isinstance(message.done, Member) else message.done
-            for message in self._outbox.unresolved
-        }
-        if waiting:
-            await asyncio.wait(waiting)
+        waiting = deque(self._outbox.unresolved)
+        while waiting:
+            if waiting[0].done.done():
+                waiting.popleft()
+                continue
+            self._room.clear()
+            await self._room.wait()
 
     async def close(self) -> None:
         """Flush, and release the name. Messages not stored within the send timeout fail; without a
@@ -800,6 +814,15 @@ def _raise_about(sequence_id: int | None, error: SeqgateError) -> NoReturn:
     if sequence_id is None:
         raise error
     raise error.of_message(sequence_id) from error.__cause__
+
+
+def _check_identity(name: str | None, initial_sequence_id: int | None) -> None:
+    if name is not None:
+        check_producer_name(name)
+    if initial_sequence_id is not None and not 0 <= initial_sequence_id < SEQUENCE_ID_MAX:
+        raise InvalidRequestError(
+            "initial_sequence_id must be 0 to 2^63 - 2", reason="INVALID_SEQUENCE_ID"
+        )
 
 
 def _check(

@@ -5,9 +5,19 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from seqgate.client import Batching, Client, Outgoing, Receipt, Received, SendManyError, connect
+from seqgate.client import (
+    Batching,
+    Chunking,
+    Client,
+    Outgoing,
+    Receipt,
+    Received,
+    SendManyError,
+    connect,
+)
 from seqgate.errors import (
     InvalidRequestError,
+    MessageTooLargeError,
     MixedSequenceIdsError,
     ProducerClosedError,
     StaleSequenceIdError,
@@ -101,6 +111,27 @@ async def test_a_flush_waits_for_many_messages(client: Client, topic: str) -> No
         assert producer.pending_messages == 0
         assert len(await sending) == COUNT
     assert await stored(client, topic) == numbered(COUNT)
+
+
+async def test_a_flush_ends_after_many_messages_were_cancelled(client: Client, topic: str) -> None:
+    async with client.producer(topic, max_pending_messages=64) as producer:
+        sending = asyncio.create_task(producer.send_many(numbered(COUNT)))
+        await asyncio.sleep(0)
+        sending.cancel()
+        async with asyncio.timeout(WITHIN_S):
+            await producer.flush()
+    assert await stored(client, topic) == numbered(64)
+
+
+async def test_a_message_too_large_fails_among_many(client: Client, topic: str) -> None:
+    async with client.producer(topic, chunking=Chunking(1_000)) as producer:
+        limit = producer._limits.max_large_message_bytes
+        with pytest.raises(SendManyError) as failure:
+            await producer.send_many([b"small", bytes(limit + 1), b"next"])
+    small, large, following = failure.value.outcomes
+    assert isinstance(small, Receipt)
+    assert isinstance(large, MessageTooLargeError)
+    assert isinstance(following, Receipt)
 
 
 async def test_many_messages_are_received_and_acknowledged(client: Client, topic: str) -> None:
