@@ -60,16 +60,8 @@ def run_service(
         except ValueError as error:
             return _refused(config_type, str(error))
         WORKER.set(worker)
-    fault = next(faults(config_type, arguments, os.environ), None)
-    if fault is not None:
-        return _refused(config_type, fault)
     try:
-        config = config_type()
-        config.check()
-        check_exposure(config)
-        check_files(config)
-        exporter_asked_for("TRACES")
-        exporter_asked_for("METRICS")
+        config = _settings(config_type, arguments)
     except ValidationError as error:
         return _refused(config_type, *wrong_values(config_type, error))
     except (OSError, ValueError) as error:
@@ -82,12 +74,37 @@ def run_service(
         format_=config.log_format,
         worker=None if worker is None else worker.number,
     )
+    if isinstance(config, WorkersConfig) and config.shares_port and worker is None:
+        return _status_of(lambda: supervise(config))
+    return _status_of(lambda: _serve(run, config))
+
+
+def _settings(config_type: type[C], arguments: Sequence[str]) -> C:
+    """The settings, checked. Raises ValidationError, OSError or ValueError for what is wrong."""
+    fault = next(faults(config_type, arguments, os.environ), None)
+    if fault is not None:
+        raise ValueError(fault)
+    config = config_type()
+    config.check()
+    check_exposure(config)
+    check_files(config)
+    exporter_asked_for("TRACES")
+    exporter_asked_for("METRICS")
+    return config
+
+
+def _serve(run: Callable[[C], Awaitable[None]], config: C) -> bool:
+    with tracing(config.service):
+        _collect_rarely()
+        asyncio.run(_run(run, config))
+    return True
+
+
+def _status_of(work: Callable[[], bool]) -> int:
+    """The exit status of work that logs its failure and returns False, or raises."""
     try:
-        if isinstance(config, WorkersConfig) and config.shares_port and worker is None:
-            return EXIT_OK if supervise(config) else EXIT_FAILED
-        with tracing(config.service):
-            _collect_rarely()
-            asyncio.run(_run(run, config))
+        if not work():
+            return EXIT_FAILED
     except DomainError as error:
         about = {**error.details, "reason": error.reason, "why": error.message}
         log.critical("failed", **about)
