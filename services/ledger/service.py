@@ -328,7 +328,8 @@ class Ledger:
             entries = durable(live, entries)
             if through is not None:
                 entries = [each for each in entries if each.position <= through]
-            pages.fit(_memory_bytes(entries, payloads=what.payloads))
+            sizes = _sizes(entries, payloads=what.payloads)
+            pages.fit(sum(sizes) + ENTRY_BYTES * len(entries))
             if after is not None:
                 missed = await self._missed(topic, after, entries, through)
                 if missed is not None and entries and missed.last >= entries[0].position:
@@ -338,7 +339,7 @@ class Ledger:
                     after = missed.last
             if entries:
                 tracing.read(entries, began_ns)
-                for some in _responses(entries, payloads=what.payloads):
+                for some in _responses(entries, sizes):
                     yield some
                 counts.read_entries += len(entries)
                 after = entries[-1].position
@@ -396,9 +397,10 @@ class Ledger:
             if not entries:
                 positions = positions[len(asked) :]
                 continue
-            pages.fit(_memory_bytes(entries, payloads=payloads))
+            sizes = _sizes(entries, payloads=payloads)
+            pages.fit(sum(sizes) + ENTRY_BYTES * len(entries))
             self._metrics.of(topic).read_entries += len(entries)
-            for some in _responses(entries, payloads=payloads):
+            for some in _responses(entries, sizes):
                 yield some
             positions = positions[bisect_right(positions, entries[-1].position) :]
 
@@ -845,19 +847,19 @@ def _slowest_cursors(mark_deletes: Mapping[str, Position | None], before: Positi
     return sorted(name for name, each in mark_deletes.items() if (each or NOWHERE) == lowest)
 
 
-def _memory_bytes(entries: Sequence[StoredEntry], *, payloads: bool) -> int:
-    sizes = (each.size_bytes if payloads else len(each.entry.metadata) for each in entries)
-    return sum(sizes) + ENTRY_BYTES * len(entries)
+def _sizes(entries: Sequence[StoredEntry], *, payloads: bool) -> list[int]:
+    """The bytes of each entry. Written out: a property costs more than the rest."""
+    if payloads:
+        return [len(each.entry.metadata) + each.payload_bytes for each in entries]
+    return [len(each.entry.metadata) for each in entries]
 
 
-def _responses(entries: list[StoredEntry], *, payloads: bool) -> Iterator[list[StoredEntry]]:
-    some: list[StoredEntry] = []
-    size_bytes = 0
-    for each in entries:
-        each_bytes = each.size_bytes if payloads else len(each.entry.metadata)
-        if some and (len(some) >= READ_ENTRIES_MAX or size_bytes + each_bytes > READ_BYTES_MAX):
-            yield some
-            some, size_bytes = [], 0
-        some.append(each)
-        size_bytes += each_bytes
-    yield some
+def _responses(entries: list[StoredEntry], sizes: Sequence[int]) -> Iterator[list[StoredEntry]]:
+    start, response_bytes = 0, 0
+    for place, size_bytes in enumerate(sizes):
+        is_full = place - start >= READ_ENTRIES_MAX or response_bytes + size_bytes > READ_BYTES_MAX
+        if is_full and place > start:
+            yield entries[start:place]
+            start, response_bytes = place, 0
+        response_bytes += size_bytes
+    yield entries[start:]

@@ -5,7 +5,7 @@ import base64
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
-from functools import lru_cache, partial
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -218,8 +218,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
                 first, last = to_position(entries.first), to_position(entries.last)
                 yield pb.ReadResponse(trimmed=pb.EntriesTrimmed(first=first, last=last))
                 continue
-            stored = [_to_stored(each, payloads=what.payloads) for each in entries]
-            yield pb.ReadResponse(entries=pb.StoredEntries(entries=stored))
+            yield pb.ReadResponse(entries=_to_stored(entries))
         if draining.is_set():
             yield pb.ReadResponse(draining=common_pb2.Draining())
 
@@ -230,8 +229,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
         payloads, draining = not request.metadata_only, self._drain.event
         read = self._ledger.read_at(topic, positions, pages, draining, payloads=payloads)
         async for entries in read:
-            stored = [_to_stored(each, payloads=payloads) for each in entries]
-            yield pb.ReadEntriesResponse(entries=pb.StoredEntries(entries=stored))
+            yield pb.ReadEntriesResponse(entries=_to_stored(entries))
         if draining.is_set():
             yield pb.ReadEntriesResponse(draining=common_pb2.Draining())
 
@@ -904,18 +902,26 @@ def _to_columns(run: Columns) -> pb.EntryColumns:
     return block
 
 
-@lru_cache(maxsize=64)
-def _append_time(append_ms: int) -> Timestamp:
-    """Cached, since entries appended together share their time. Never modify the result."""
-    return timestamp(append_ms)
-
-
-def _to_stored(stored: StoredEntry, *, payloads: bool) -> pb.StoredEntry:
-    return pb.StoredEntry(
-        position=to_position(stored.position),
-        metadata=entry_pb2.EntryMetadata.FromString(stored.entry.metadata),
-        payload=stored.entry.payload if payloads else b"",
-        append_time=_append_time(stored.append_ms),
-        payload_bytes=stored.payload_bytes,
-        aborts=stored.entry.aborts,
-    )
+def _to_stored(entries: Sequence[StoredEntry]) -> pb.StoredEntries:
+    """Filled in place, and with what entries appended together share parsed from its encoding:
+    constructors take three times as long."""
+    wire = pb.StoredEntries()
+    add = wire.entries.add
+    shared: tuple[int, int] | None = None
+    head = b""
+    for (ledger_id, entry_id), append_ms, entry, payload_bytes in entries:
+        if shared != (ledger_id, append_ms):
+            shared = ledger_id, append_ms
+            position = common_pb2.Position(ledger_id=ledger_id)
+            head = pb.StoredEntry(
+                position=position, append_time=timestamp(append_ms)
+            ).SerializeToString()
+        each = add()
+        each.MergeFromString(head)
+        each.position.entry_id = entry_id
+        each.metadata.MergeFromString(entry.metadata)
+        each.payload = entry.payload
+        each.payload_bytes = payload_bytes
+        if entry.aborts:
+            each.aborts = entry.aborts
+    return wire

@@ -97,7 +97,7 @@ def page_of(
     size_bytes = 0
     try:
         for stored in _entries(db, topic_id, after, state.first, payloads=payloads):
-            size_bytes += stored.size_bytes if payloads else len(stored.entry.metadata)
+            size_bytes += len(stored.entry.metadata) + (stored.payload_bytes if payloads else 0)
             if found and (len(found) >= entries_max or size_bytes > bytes_max):
                 break
             found.append(stored)
