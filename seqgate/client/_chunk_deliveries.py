@@ -18,9 +18,8 @@ or everything given back is answered.
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
-from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client._assembler import (
     Assembled,
@@ -118,20 +117,24 @@ class ChunkDeliveries:
         return reports
 
     def add(
-        self, delivery: pb.Delivery, position: Position, key: bytes, now_ms: int
+        self,
+        number: int,
+        entry: ledger_pb2.StoredEntry,
+        position: Position,
+        key: bytes,
+        now_ms: int,
     ) -> list[Effect]:
-        number = delivery.delivery
-        attempt = (delivery.metadata.producer_name, delivery.metadata.uuid)
+        attempt = (entry.metadata.producer_name, entry.metadata.uuid)
         chunk = _Chunk(number, attempt, key)
         if attempt in self._returning:
-            if delivery.metadata.chunk_id:
+            if entry.metadata.chunk_id:
                 return [self._give_back(attempt, {position: chunk})]
             self._returning.discard(attempt)  # chunks arrive in the order in which they were sent
             self._no_room.discard(attempt)
         self._chunks[position] = chunk
         self._positions[number] = position
         try:
-            piece = piece_of(cast("ledger_pb2.StoredEntry", delivery))
+            piece = piece_of(entry)
         except SeqgateError as damage:
             return [*self._abandon(attempt, gone=(number,)), Damaged(damage)]
         added = self._assembler.add(piece, now_ms)

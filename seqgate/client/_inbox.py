@@ -333,8 +333,7 @@ class Inbox:
         match response.WhichOneof("response"):
             case "deliveries":
                 if not self._is_leaving:
-                    for delivery in response.deliveries.deliveries:
-                        self._delivered(delivery, now_ms)
+                    self._take_deliveries(response.deliveries, now_ms)
             case "settled":
                 for ticket in self._requests.settled(response.settled):
                     self._conclude(ticket)
@@ -491,38 +490,53 @@ class Inbox:
 
     # ---- deliveries
 
-    def _delivered(self, delivery: pb.Delivery, now_ms: int) -> None:
-        metadata = delivery.metadata
-        messages = _messages_in(delivery)
+    def _take_deliveries(self, deliveries: pb.Deliveries, now_ms: int) -> None:
+        for delivery in deliveries.deliveries:
+            gap = None
+            if delivery.HasField("gap"):
+                gap = Gap(position_of(delivery.gap.position), delivery.gap.attempts)
+            entry = cast("ledger_pb2.StoredEntry", delivery)  # its fields have the same names
+            self._delivered(
+                delivery.delivery, entry, now_ms, delivery.attempts, gap, delivery.acknowledged
+            )
+        for run in deliveries.runs:
+            for number, entry in enumerate(run.entries, run.first):
+                self._delivered(number, entry, now_ms)
+
+    def _delivered(
+        self,
+        number: int,
+        entry: ledger_pb2.StoredEntry,
+        now_ms: int,
+        attempts: int = 0,
+        gap: Gap | None = None,
+        acknowledged: Iterable[int] = (),
+    ) -> None:
+        metadata = entry.metadata
+        messages = _messages_in(entry)
         unsettled, cost = (1 << messages) - 1, messages
         if messages > 1:
-            for index in delivery.acknowledged:
+            for index in acknowledged:
                 unsettled &= ~(1 << index)
             cost = unsettled.bit_count()
-        size_bytes = len(delivery.payload)
+        size_bytes = len(entry.payload)
         self._permits.use(cost, size_bytes)
-        if delivery.aborts:
-            self._apply(self._chunks.abort(metadata.producer_name, delivery.aborts))
-        last = position_of(delivery.position)
+        if entry.aborts:
+            self._apply(self._chunks.abort(metadata.producer_name, entry.aborts))
+        last = position_of(entry.position)
         key = b"" if self._is_one_key else sticky_key(metadata)
+        about = (last, key, entry, attempts, gap)
         if metadata.num_chunks_from_msg <= 1:
-            number = (delivery.delivery,)
-            self._add(
-                Unit(number, last, last, key, delivery, None, unsettled, cost, size_bytes, now_ms)
-            )
+            self._add(Unit((number,), last, *about, None, unsettled, cost, size_bytes, now_ms))
             return
-        effects = self._chunks.add(delivery, last, key, now_ms)
+        effects = self._chunks.add(number, entry, last, key, now_ms)
         self._apply(effects)
         for effect in effects:
             match effect:
                 case Complete(numbers, first, body):
-                    size_bytes = len(body)
-                    self._add(
-                        Unit(numbers, first, last, key, delivery, body, 1, 1, size_bytes, now_ms)
-                    )
+                    self._add(Unit(numbers, first, *about, body, 1, 1, len(body), now_ms))
                 case Damaged(error):
-                    number = (delivery.delivery,)
-                    self._add(Unit(number, last, last, key, delivery, b"", 1, 1, 0, now_ms, error))
+                    self._add(Unit((number,), last, *about, b"", 1, 1, 0, now_ms, error))
 
     def _apply(self, effects: Iterable[Effect]) -> None:
         """Settle chunks that make no message here, those of an attempt together."""
@@ -544,8 +558,7 @@ class Inbox:
     def _decode(self, unit: Unit) -> list[Received]:
         """Decode the unacknowledged messages of a unit, the first one last. Raises
         CorruptMessageError if the unit is damaged; it is then refused."""
-        source = unit.source
-        stored = cast("ledger_pb2.StoredEntry", source)  # its fields have the same names
+        stored = unit.source
         try:
             if unit.damage is not None:
                 raise unit.damage
@@ -557,10 +570,7 @@ class Inbox:
         except SeqgateError:
             self._refuse(unit, [])
             raise
-        gap = None
-        if source.HasField("gap"):
-            gap = Gap(position_of(source.gap.position), source.gap.attempts)
-        number, attempts = unit.deliveries[-1], source.attempts
+        number, attempts, gap = unit.deliveries[-1], unit.attempts, unit.gap
         unit.messages = []
         for fields in reversed(messages):
             token = Token(self._epoch, number, fields.id.batch_index)
@@ -639,7 +649,7 @@ class Inbox:
 
     def _refuse(self, unit: Unit, waiters: list[Any], delay_ms: int | None = None) -> None:
         if delay_ms is None:
-            delay_ms = self._retry_delay_ms(unit.source.attempts)
+            delay_ms = self._retry_delay_ms(unit.attempts)
         ticket = Ticket(
             Action.NEGATIVE_ACKNOWLEDGE, len(unit.deliveries), waiters, delay_ms=delay_ms
         )
@@ -708,7 +718,7 @@ class Inbox:
             del self._by_position[unit.last]
 
 
-def _messages_in(delivery: pb.Delivery) -> int:
+def _messages_in(entry: ledger_pb2.StoredEntry) -> int:
     """The messages of an entry, acknowledged ones included."""
-    metadata = delivery.metadata
+    metadata = entry.metadata
     return metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else 1

@@ -18,8 +18,9 @@ from typing import Any, Final
 
 from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client._chunk_deliveries import Attempt
-from seqgate.client._message import Received
+from seqgate.client._message import Gap, Received
 from seqgate.client._status import error_of_status
 from seqgate.errors import InternalError, InvalidRequestError, SeqgateError, StaleTokenError
 from seqgate.times import duration
@@ -43,6 +44,7 @@ class Unit:
         deliveries: the delivery's number, or one for each chunk.
         first, last: the positions of its first and last entry.
         source: its (last) entry.
+        attempts, gap: as in Received.
         body: the chunks of a large message end to end, until they are decoded.
         unsettled: the bits of messages not durably acknowledged.
         waiting: the number of messages not handed out; 0 when the unit is dead.
@@ -58,7 +60,9 @@ class Unit:
     first: Position
     last: Position
     key: bytes
-    source: pb.Delivery
+    source: ledger_pb2.StoredEntry
+    attempts: int
+    gap: Gap | None
     body: bytes | None
     unsettled: int
     waiting: int
@@ -253,6 +257,8 @@ class Requests:
         while items and self._has_room:
             some = items[:items_max]
             del items[:items_max]
+            if action is Action.ACKNOWLEDGE:
+                some.sort(key=_place)
             out.append(_request(action, self._next_id, self.epoch, some))
             self._unanswered[self._next_id] = [ticket for _, ticket in some]
             self._next_id += 1
@@ -263,8 +269,8 @@ def _request(
 ) -> pb.ConsumeRequest:
     match action:
         case Action.ACKNOWLEDGE:
-            settlements = [_settlement(*item) for item in items]
-            acks = pb.Acknowledge(request_id=request_id, epoch=epoch, settlements=settlements)
+            acks = pb.Acknowledge(request_id=request_id, epoch=epoch)
+            _fill(acks, items)
             return pb.ConsumeRequest(acknowledge=acks)
         case Action.ACKNOWLEDGE_CUMULATIVE:
             ((delivery, ticket),) = items
@@ -306,11 +312,25 @@ def _request(
             return pb.ConsumeRequest(seek=pb.Seek(request_id=request_id, start=ticket.start))
 
 
-def _settlement(delivery: int, ticket: Ticket) -> pb.Settlement:
-    """A ticket's share of a delivery: all that is left of it, or some messages."""
-    if ticket.unit is None or ticket.bits == ticket.unit.unsettled:
-        return pb.Settlement(delivery=delivery)
-    return pb.Settlement(delivery=delivery, indexes=_indexes(ticket.bits))
+def _place(item: Item) -> tuple[bool, int]:
+    """Where an acknowledgement stands among others: parts of batches, then runs of deliveries."""
+    delivery, ticket = item
+    unit = ticket.unit
+    return unit is None or ticket.bits == unit.unsettled, delivery
+
+
+def _fill(acks: pb.Acknowledge, items: Sequence[Item]) -> None:
+    """Name deliveries, which are in the order of `_place`."""
+    following, run = -1, None
+    for item in items:
+        is_whole, delivery = _place(item)
+        if not is_whole:
+            acks.settlements.add(delivery=delivery, indexes=_indexes(item[1].bits))
+        elif run is not None and delivery == following:
+            run.count += 1
+        else:
+            run = acks.runs.add(first=delivery, count=1)
+        following = delivery + 1
 
 
 def _indexes(bits: int) -> Iterator[int]:

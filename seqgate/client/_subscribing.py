@@ -181,6 +181,7 @@ class Subscribing(NamedTuple):
                     ranges=ranges_to_wire(self.ranges),
                     weight=self.weight,
                     ack_timeout=duration(self.ack_timeout_ms) if self.ack_timeout_ms else None,
+                    delivery_runs=True,
                 )
             )
         except (ValueError, TypeError) as error:

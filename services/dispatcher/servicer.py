@@ -286,6 +286,13 @@ def _settle(live: Live, session: Session, kind: str, asked: pb.ConsumeRequest) -
             else:
                 session.acknowledge_cumulative(request_id, through, span)
             return
+        if kind == "acknowledge":
+            acks, whole = parsing.acknowledged(request)
+            if request.epoch != live.epoch:
+                session.stale(request_id, len(acks) + len(whole), span)
+            else:
+                session.acknowledge(request_id, acks, whole, span)
+            return
         items = parsing.items(kind, request)
     except DomainError as error:
         session.refused(request_id, in_stream(error))

@@ -20,6 +20,7 @@ from seqgate.owners import FollowingChannel
 from seqgate.types import Position
 from tests.integration.services import channel_to
 from tests.support.delivery_checkers import Deliveries, Token
+from tests.support.delivery_runs import each_delivery
 from tests.support.raw_consumer import RawConsumer, connect, subscribe
 from tests.support.stubs import cursor_stub
 from tests.support.waiting import eventually
@@ -53,7 +54,7 @@ class Recording(RawConsumer):
         await self.ask_acknowledge(*deliveries)
 
     def _take(self, response: pb.ConsumeResponse) -> None:
-        for each in response.deliveries.deliveries:
+        for each in each_delivery(response.deliveries):
             token = Token(self.epoch, each.delivery)
             position = Position(each.position.ledger_id, each.position.entry_id)
             self._history.delivered(self._place, token, each.metadata.partition_key, position)
@@ -118,7 +119,8 @@ class Group:
             address = self._random.choice(self.addresses)
             channel = self._channels.setdefault(address, channel_to(address))
             stub: Any = DispatcherServiceStub(channel)
-            request = subscribe(self.topic, self.subscription, name=name)
+            runs = self._random.random() < 0.5
+            request = subscribe(self.topic, self.subscription, name=name, delivery_runs=runs)
             try:
                 consumer = await connect(
                     stub, request, lambda *opened: Recording(self.history, *opened)

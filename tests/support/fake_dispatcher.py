@@ -58,6 +58,7 @@ from seqgate.services.dispatcher.core.settling import Durable
 from seqgate.services.dispatcher.core.subscription import Ack, Nack, Subscription
 from seqgate.times import milliseconds, timestamp
 from seqgate.types import Position
+from tests.support.delivery_runs import each_settlement, in_runs
 
 PRODUCER = "p"
 EPOCH = 7
@@ -323,7 +324,7 @@ class Broker:
                 self._do(machine.permit(number, request.permit.messages, now_ms))
             case "acknowledge":
                 asked = request.acknowledge
-                items = [_item(each) for each in asked.settlements]
+                items = [_item(each) for each in each_settlement(asked)]
                 effects, outcomes, persist = machine.acknowledge(number, items, now_ms)
                 self._answer_when_durable(stream, asked.request_id, outcomes, persist)
                 self._do(effects)
@@ -399,6 +400,13 @@ class Broker:
     def _answer(self, stream: Stream, request_id: int, outcomes: Sequence[Outcome]) -> None:
         stream.put(settled=_settled(request_id, outcomes))
 
+    def _deliver(self, stream: Stream, deliveries: Iterable[pb.Delivery]) -> None:
+        if stream.subscribe.delivery_runs:
+            for each in in_runs(deliveries):
+                stream.put(deliveries=each)
+        else:
+            stream.put(deliveries=pb.Deliveries(deliveries=deliveries))
+
     def _do(self, effects: Iterable[Effect]) -> None:
         machine = self.machine
         assert machine is not None
@@ -406,8 +414,7 @@ class Broker:
             match effect:
                 case Deliver(consumer, deliveries):
                     if consumer in self.streams:
-                        wire = [self._delivery(each) for each in deliveries]
-                        self.streams[consumer].put(deliveries=pb.Deliveries(deliveries=wire))
+                        self._deliver(self.streams[consumer], map(self._delivery, deliveries))
                 case Revoke(consumer, numbers):
                     if consumer in self.streams:
                         self.streams[consumer].put(revoked=pb.Revoked(deliveries=numbers))

@@ -25,6 +25,7 @@ from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client import Producer, connect
 from tests.integration.services import Services, paused, pids_of, running
 from tests.support import raw_consumer
+from tests.support.delivery_runs import each_delivery
 from tests.support.publisher import publishing, single
 from tests.support.waiting import eventually
 
@@ -79,14 +80,14 @@ async def stopped_consumer(
     await _fill(services, topic, messages=messages, size_bytes=size_bytes)
     call = services.dispatcher.Consume()
     request = dispatcher_pb2.ConsumeRequest
-    await call.write(request(subscribe=raw_consumer.subscribe(topic)))
+    await call.write(request(subscribe=raw_consumer.subscribe(topic, delivery_runs=True)))
     await call.write(request(permit=dispatcher_pb2.Permit(messages=messages)))
     await at_rest(services, "dispatcher")
     received = 0
     while received < messages:
         async with asyncio.timeout(raw_consumer.WAIT_S):
             response = await call.read()
-        received += len(response.deliveries.deliveries)
+        received += sum(1 for _ in each_delivery(response.deliveries))
     call.cancel()
 
 

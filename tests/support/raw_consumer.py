@@ -18,6 +18,7 @@ from grpc import aio
 from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.times import duration
+from tests.support.delivery_runs import each_delivery
 
 WAIT_S = 60.0
 """The limit of every wait here."""
@@ -43,7 +44,8 @@ class RawConsumer:
         self.responses: list[pb.ConsumeResponse] = []
         """All responses after Subscribed."""
         self.deliveries: list[pb.Delivery] = []
-        """All deliveries."""
+        """All deliveries, those in runs included."""
+        self.runs: list[pb.DeliveryRun] = []
         self.revoked: set[int] = set()
         self.moved: set[int] = set()
         self.ranges: list[tuple[int, int]] = []
@@ -90,6 +92,11 @@ class RawConsumer:
         """Acknowledge without waiting. Returns the request's id."""
         items = [pb.Settlement(delivery=each, indexes=indexes) for each in map(_number, deliveries)]
         return await self.ask("acknowledge", pb.Acknowledge(settlements=items))
+
+    async def acknowledge_runs(self, *runs: tuple[int, int]) -> pb.Settled:
+        """Acknowledge so many deliveries from each number on, and return the answer."""
+        numbers = [pb.DeliveryNumbers(first=first, count=count) for first, count in runs]
+        return await self.settled(await self.ask("acknowledge", pb.Acknowledge(runs=numbers)))
 
     async def acknowledge_cumulative(
         self, delivery: pb.Delivery | int, indexes: Sequence[int] = ()
@@ -229,8 +236,10 @@ class RawConsumer:
     def _take(self, response: pb.ConsumeResponse) -> None:
         match response.WhichOneof("response"):
             case "deliveries":
-                assert response.deliveries.deliveries
-                self.deliveries += response.deliveries.deliveries
+                deliveries = [*each_delivery(response.deliveries)]
+                assert deliveries
+                self.deliveries += deliveries
+                self.runs += response.deliveries.runs
             case "settled":
                 self._settled[response.settled.request_id] = response.settled
             case "revoked":
@@ -260,6 +269,7 @@ def subscribe(
     weight: int = 0,
     ack_timeout_ms: int = 0,
     properties: dict[str, str] | None = None,
+    delivery_runs: bool = False,
     **options: Any,
 ) -> pb.Subscribe:
     """A Subscribe request; by default KEY_SHARED, from the earliest message."""
@@ -273,6 +283,7 @@ def subscribe(
         ranges=[pb.KeyRange(first=first, last=last) for first, last in ranges],
         weight=weight,
         ack_timeout=duration(ack_timeout_ms) if ack_timeout_ms else None,
+        delivery_runs=delivery_runs,
     )
 
 

@@ -35,6 +35,7 @@ from seqgate.services.errors import Draining
 from seqgate.services.runtime.tasks import end
 from seqgate.types import Position, TopicName
 from tests.simulation.ground import run
+from tests.support.delivery_runs import each_delivery
 
 TOPIC = TopicName.parse("test/shells/topic")
 NAME = "s"
@@ -252,7 +253,7 @@ class Peer:
                 if response.HasField("deliveries"):
                     await self.reading.wait()
                 self.responses.append(response)
-                for each in response.deliveries.deliveries:
+                for each in each_delivery(response.deliveries):
                     self.got.append(each)
                     self.waiting[each.delivery] = each
                 for number in response.revoked.deliveries:
@@ -269,9 +270,12 @@ class Peer:
         self._requests += 1
         for each in deliveries:
             self.waiting.pop(each.delivery, None)
-        items = [Ack(each.delivery) for each in deliveries]
+        numbers = [each.delivery for each in deliveries]
         self.session.count_request()
-        self.session.acknowledge(self._requests, items)
+        if self.session.joining.delivery_runs:
+            self.session.acknowledge(self._requests, [], numbers)
+        else:
+            self.session.acknowledge(self._requests, [*map(Ack, numbers)], [])
 
     def negative_acknowledge(self, *deliveries: pb.Delivery, delay_ms: int = 0) -> None:
         """Refuse deliveries, to be redelivered after a delay."""
@@ -301,7 +305,14 @@ class Shell:
             "consumer_parked_max": self.config.consumer_parked_max,
         }
         joining = Joining(
-            "c", Options(**(limits | options)), Placement.CONSISTENT_HASHING, TOPIC, (), 1, 0
+            "c",
+            Options(**(limits | options)),
+            Placement.CONSISTENT_HASHING,
+            TOPIC,
+            (),
+            1,
+            0,
+            delivery_runs=len(self.live.sessions) % 2 == 0,
         )
         peer = Peer(self.live, await self.live.subscribe(joining))
         self.tasks.create_task(peer.run())

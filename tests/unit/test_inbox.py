@@ -102,6 +102,7 @@ class World:
             options=pb.SubscriptionOptions(type=self.kind),  # type: ignore[arg-type]
             create_at=common_pb2.Start(earliest=common_pb2.Earliest()),
             ack_timeout=duration(self.ack_timeout_ms) if self.ack_timeout_ms else None,
+            delivery_runs=self.broker.subscribed % 2 == 0,
         )
         self.number = self.broker.subscribe(subscribe)
         self.stream: Stream = self.broker.streams[self.number]

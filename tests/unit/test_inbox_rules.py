@@ -29,6 +29,7 @@ from seqgate.errors import CorruptMessageError, InvalidRequestError, StaleTokenE
 from seqgate.message_id import EARLIEST_ID, LATEST_ID, ChunkMessageId, MessageId
 from seqgate.times import timestamp
 from seqgate.types import Position
+from tests.support.delivery_runs import each_settlement
 
 NOW_MS = 1_000
 EPOCH = 3
@@ -202,7 +203,7 @@ def test_messages_of_a_batch_are_acknowledged_in_one_settlement() -> None:
         inbox.acknowledge(messages[at].token, at)
     settle(inbox, request.acknowledge.request_id)
     (request,) = sent(inbox, "acknowledge")
-    assert not request.acknowledge.settlements[0].indexes  # all remaining messages
+    assert not each_settlement(request.acknowledge)[0].indexes  # all remaining messages
     settle(inbox, request.acknowledge.request_id)
     assert inbox.take_resolved() == [(0, None), (2, None), (1, None), (3, None)]
     assert inbox.unacked == 0
@@ -264,8 +265,8 @@ def test_items_of_a_request_and_unanswered_requests_are_bounded() -> None:
     for message in taken(inbox):
         inbox.acknowledge(message.token, None)
     first, second = sent(inbox, "acknowledge")
-    assert len(first.acknowledge.settlements) == ITEMS_MAX
-    assert len(second.acknowledge.settlements) == 1
+    assert len(each_settlement(first.acknowledge)) == ITEMS_MAX
+    assert len(each_settlement(second.acknowledge)) == 1
     answered = second.acknowledge.request_id
     for number in range(UNANSWERED_MAX):
         deliver(inbox, plain(20_000 + number, str(number)))
@@ -274,7 +275,7 @@ def test_items_of_a_request_and_unanswered_requests_are_bounded() -> None:
         assert len(sent(inbox, "acknowledge")) == (number < UNANSWERED_MAX - 2)
     settle(inbox, answered)
     (request,) = sent(inbox, "acknowledge")
-    assert len(request.acknowledge.settlements) == 2
+    assert len(each_settlement(request.acknowledge)) == 2
 
 
 # ---- refusals, and later messages of the key
@@ -369,7 +370,7 @@ def test_chunks_of_a_corrupt_message_are_acknowledged() -> None:
     broken.payload = b"?"
     deliver(inbox, chunk(1, 0), chunk(2, 1), broken)
     (request,) = sent(inbox, "acknowledge")
-    assert [each.delivery for each in request.acknowledge.settlements] == [1, 2, 3]
+    assert [each.delivery for each in each_settlement(request.acknowledge)] == [1, 2, 3]
     assert inbox.dropped == {DropReason.CORRUPT: 3}
 
 

@@ -12,7 +12,7 @@ from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.services.dispatcher import spans as message_spans
 from seqgate.services.dispatcher.adapters.memory import MemoryCursors
-from seqgate.services.dispatcher.core.effects import AfterDeadLetter, DeadLetter
+from seqgate.services.dispatcher.core.effects import AfterDeadLetter, DeadLetter, Delivery
 from seqgate.services.dispatcher.core.positions import Acknowledged
 from seqgate.services.dispatcher.cursor.tenure import Tenure
 from seqgate.services.dispatcher.letters.graveyard import Graveyard
@@ -42,8 +42,11 @@ class Told:
         self.told: list[Any] = []
         self.error: Exception | None = None
 
-    def put(self, *items: Any) -> None:
-        self.told += items
+    def put(self, response: pb.ConsumeResponse) -> None:
+        self.told.append(response)
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        self.told += deliveries
 
     def finish(self, error: Exception | None = None, *, at_once: bool = True) -> None:
         del at_once

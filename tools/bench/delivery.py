@@ -340,6 +340,7 @@ async def _joined(stub: "DispatcherServiceAsyncStub", names: dict[str, Any], num
         consumer_name=f"consumer-{number}",
         options=pb.SubscriptionOptions(type=pb.SUBSCRIPTION_TYPE_KEY_SHARED),
         create_at=EARLIEST,
+        delivery_runs=True,
     )
     call = stub.Consume()
     await call.write(pb.ConsumeRequest(subscribe=subscribe))
@@ -356,13 +357,17 @@ async def _settled(stream: Stream, *, stuck: bool) -> AsyncIterator[int]:
         response = await _next(call)
         if response.HasField("settled"):
             yield unsettled.pop(response.settled.request_id)
-        elif (deliveries := response.deliveries.deliveries) and not stuck:
-            count = sum(each.metadata.num_messages_in_batch or 1 for each in deliveries)
-            unsettled[request_id] = count
+        elif response.HasField("deliveries") and not stuck:
+            count = 0
             request = pb.ConsumeRequest()
             request.acknowledge.request_id, request.acknowledge.epoch = request_id, epoch
-            for each in deliveries:
+            for each in response.deliveries.deliveries:
                 request.acknowledge.settlements.add(delivery=each.delivery)
+                count += each.metadata.num_messages_in_batch or 1
+            for run in response.deliveries.runs:
+                request.acknowledge.runs.add(first=run.first, count=len(run.entries))
+                count += sum(each.metadata.num_messages_in_batch or 1 for each in run.entries)
+            unsettled[request_id] = count
             await call.write(request)
             await call.write(pb.ConsumeRequest(permit=pb.Permit(messages=count)))
 

@@ -306,5 +306,6 @@ class Delivering:
             lane, position, messages, consumer, unacked=unacked, now_ms=now_ms
         )
         gap = self._gaps.gap(lane.key) if self._gaps.keys else None
-        delivery = Delivery(flight.delivery, position, unacked, attempts, flight.deadline_ms, gap)
+        number, deadline_ms = flight.delivery, flight.deadline_ms
+        delivery = Delivery(number, position, messages, unacked, attempts, deadline_ms, gap)
         self._out.deliver(consumer.id, delivery)

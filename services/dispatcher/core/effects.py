@@ -152,6 +152,7 @@ class Delivery(NamedTuple):
 
     Attributes:
         delivery: its number: with the subscription's epoch, the token that settles it.
+        messages: the number of its messages.
         unacked: a bit for each unacknowledged message.
         attempts: how many earlier deliveries of it failed.
         gap: the message missing before it in its key.
@@ -159,6 +160,7 @@ class Delivery(NamedTuple):
 
     delivery: int
     position: Position
+    messages: int
     unacked: int
     attempts: int
     deadline_ms: int | None

@@ -144,6 +144,16 @@ class Settling:
             pending = flight.pending | _pending(self._batch, flight.position)
             self._batch.parts[flight.position] = (flight.lane, flight.messages, pending)
 
+    def acknowledge_whole(self, flight: Flight) -> None:
+        """`acknowledge` of all messages, which most deliveries are."""
+        if flight.pending == flight.unacked:
+            return
+        flight.pending = flight.unacked
+        batch = self._batch
+        if batch.parts:
+            batch.parts.pop(flight.position, None)
+        batch.whole[flight.position] = flight.lane
+
     def left(self, position: Position, messages: int) -> int:
         """The bits of messages without an acknowledgement, durable or pending, of an entry that is
         not in flight: messages acknowledged by an earlier delivery are not delivered again."""

@@ -487,20 +487,28 @@ class Subscription:
     # ---- settlements
 
     def acknowledge(
-        self, consumer: int, items: Iterable[Ack], now_ms: int
+        self, consumer: int, items: Iterable[Ack], now_ms: int, *, whole: Iterable[int] = ()
     ) -> tuple[list[Effect], list[Outcome], int]:
-        """Acknowledge deliveries. Also returns the outcome of each item, and the number of the
-        Persist after which they are durable; 0: they already are."""
+        """Acknowledge deliveries: `items`, and those in `whole` with all their messages. Also
+        returns the outcome of each, and the number of the Persist after which they are durable; 0:
+        they already are."""
         known = self.consumers.get(consumer)
+        flights = {} if known is None else known.flights
         outcomes = []
         for item in items:
-            flight = None if known is None else known.flights.get(item.delivery)
+            flight = flights.get(item.delivery)
             if flight is None:
                 outcomes.append(Outcome.STALE)
             elif item.messages >> flight.messages:
                 outcomes.append(Outcome.INVALID)
             else:
                 self.settling.acknowledge(flight, item.messages or (1 << flight.messages) - 1)
+                outcomes.append(Outcome.DONE)
+        for flight in map(flights.get, whole):
+            if flight is None:
+                outcomes.append(Outcome.STALE)
+            else:
+                self.settling.acknowledge_whole(flight)
                 outcomes.append(Outcome.DONE)
         number = self.durable_with
         self._count_stale(outcomes)

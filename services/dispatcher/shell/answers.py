@@ -16,8 +16,12 @@ from seqgate.telemetry import spans
 class Stream(Protocol):
     """A consumer's stream."""
 
-    def put(self, *items: Delivery | pb.ConsumeResponse) -> None:
-        """Queue messages, after all queued before."""
+    def put(self, response: pb.ConsumeResponse) -> None:
+        """Queue a message, after everything queued before."""
+        ...
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        """Queue deliveries, after everything queued before."""
         ...
 
     def finish(self, error: Exception | None = None, *, at_once: bool = True) -> None:

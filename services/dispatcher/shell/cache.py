@@ -1,10 +1,10 @@
 """Entries that were read and are not sent yet, within a byte budget."""
 
-from collections import OrderedDict
-from typing import Final
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
-from seqgate.services.dispatcher.entries import position_of
 from seqgate.types import Position
 
 OVERHEAD_BYTES: Final = 512
@@ -19,15 +19,28 @@ class Caches:
         self.bytes_max = bytes_max
 
 
+class Cached(NamedTuple):
+    """An entry, and its size without overhead."""
+
+    entry: StoredEntry
+    size_bytes: int
+
+
+# Cached._make without a Python call per entry.
+_cached: Final[Callable[[Iterable[Any]], Cached]] = partial(tuple.__new__, Cached)
+
+
 class EntryCache:
-    """Evicts the oldest entries first. A cache that adds an entry while all caches together are
-    over their limit evicts its own."""
+    """Evicts the oldest entries first. A cache that adds entries while all caches together are over
+    their limit evicts its own."""
 
     def __init__(self, bytes_max: int, caches: Caches) -> None:
         self._bytes_max = bytes_max
         self._caches = caches
         self._bytes = 0
-        self._entries: OrderedDict[Position, tuple[StoredEntry, int]] = OrderedDict()
+        self._entries: dict[Position, Cached] = {}
+        self.get: Final[Callable[[Position], Cached | None]] = self._entries.get
+        """The entry at a position, which stays cached; None: it is not cached."""
 
     @property
     def size_bytes(self) -> int:
@@ -36,38 +49,43 @@ class EntryCache:
     def __contains__(self, position: Position) -> bool:
         return position in self._entries
 
-    def peek(self, position: Position) -> StoredEntry | None:
-        """As `take`, but the entry stays cached."""
-        cached = self._entries.get(position)
-        return None if cached is None else cached[0]
-
-    def put(self, entry: StoredEntry) -> None:
-        position = position_of(entry)
-        self.take(position)  # an entry may be read more than once
-        size_bytes = entry.ByteSize() + OVERHEAD_BYTES
-        self._entries[position] = (entry, size_bytes)
-        self._count(size_bytes)
-        while self._entries and self._is_full:
-            _, (_, size_bytes) = self._entries.popitem(last=False)
-            self._count(-size_bytes)
-
-    @property
-    def _is_full(self) -> bool:
+    def put(self, read: Iterable[tuple[Position, StoredEntry]]) -> None:
+        """Add entries as they were read, which may be more than once."""
+        entries, added_bytes = self._entries, 0
+        for position, entry in read:
+            if position in entries:
+                self.drop((position,))
+            size_bytes = entry.ByteSize()
+            entries[position] = _cached((entry, size_bytes))
+            added_bytes += size_bytes + OVERHEAD_BYTES
+        self._count(added_bytes)
         caches = self._caches
-        return self._bytes > self._bytes_max or caches.size_bytes > caches.bytes_max
+        over_bytes = max(self._bytes - self._bytes_max, caches.size_bytes - caches.bytes_max)
+        if over_bytes > 0:
+            self.drop(self._oldest(over_bytes))
+
+    def _oldest(self, size_bytes: int) -> list[Position]:
+        """The oldest entries that have so many bytes together, or all."""
+        oldest = []
+        for position, cached in self._entries.items():
+            if size_bytes <= 0:
+                break
+            oldest.append(position)
+            size_bytes -= cached.size_bytes + OVERHEAD_BYTES
+        return oldest
 
     def _count(self, size_bytes: int) -> None:
         self._bytes += size_bytes
         self._caches.size_bytes += size_bytes
 
-    def take(self, position: Position) -> StoredEntry | None:
-        """Remove an entry and return it; None: it was not cached."""
-        cached = self._entries.pop(position, None)
-        if cached is None:
-            return None
-        entry, size_bytes = cached
-        self._count(-size_bytes)
-        return entry
+    def drop(self, positions: Iterable[Position]) -> None:
+        """Remove the entries at these positions, as far as they are cached."""
+        dropped_bytes = 0
+        for position in positions:
+            cached = self._entries.pop(position, None)
+            if cached is not None:
+                dropped_bytes += cached.size_bytes + OVERHEAD_BYTES
+        self._count(-dropped_bytes)
 
     def clear(self) -> None:
         self._entries.clear()

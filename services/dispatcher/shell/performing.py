@@ -27,7 +27,6 @@ from seqgate.services.dispatcher.core.effects import (
     Because,
     DeadLetter,
     Deliver,
-    Delivery,
     Drain,
     Effect,
     ForgetKey,
@@ -187,7 +186,8 @@ class Performing:
         for effect in effects:
             match effect:
                 case Deliver(consumer, deliveries):
-                    self._put(consumer, *deliveries)
+                    if (stream := self._streams.get(consumer)) is not None:
+                        stream.deliver(deliveries)
                 case Revoke(consumer, numbers):
                     self._put(consumer, pb.ConsumeResponse(revoked=pb.Revoked(deliveries=numbers)))
                 case Drain(consumer, numbers):
@@ -247,10 +247,9 @@ class Performing:
             delayed=self._delayed,
         )
 
-    def _put(self, consumer: int, *items: Delivery | pb.ConsumeResponse) -> None:
-        stream = self._streams.get(consumer)
-        if stream is not None:
-            stream.put(*items)
+    def _put(self, consumer: int, response: pb.ConsumeResponse) -> None:
+        if (stream := self._streams.get(consumer)) is not None:
+            stream.put(response)
 
     def _tell_ranges(self, consumer: int, ranges: Sequence[SlotRange]) -> None:
         self.assignment_revision += 1
@@ -300,9 +299,8 @@ class Performing:
             known = list(map(entry_of, entries, verdicts))
         else:
             known = list(map(entry_of, entries))
-        for stored, entry in zip(entries, known, strict=True):
-            if entry.verdict != REJECT:
-                self.cache.put(stored)
+        read = zip(known, entries, strict=True)
+        self.cache.put((each.position, stored) for each, stored in read if each.verdict != REJECT)
         self.apply(self.machine.read(known, self.now_ms()))
 
     async def _next_entries(self, after: Position | None) -> Sequence[ledger_pb2.StoredEntry]:
@@ -346,7 +344,7 @@ class Performing:
         self.apply(self.machine.scanned(known, self.now_ms()))
 
     async def _judge(self, positions: Sequence[Position], generation: int) -> None:
-        kept = [each for each in map(self.cache.peek, positions) if each is not None]
+        kept = [each.entry for each in map(self.cache.get, positions) if each is not None]
         missing = sorted(each for each in positions if each not in self.cache)
         fetched = Fetched((), 0)
         if missing:
@@ -362,7 +360,7 @@ class Performing:
             return
         for position, verdict in verdicts.items():
             if verdict == REJECT:
-                self.cache.take(position)
+                self.cache.drop((position,))
         verdicts.update(dict.fromkeys(gone, ACCEPT))  # the delivery reports it as gone
         self.apply(self.machine.judged(verdicts, self.now_ms()))
 

@@ -8,10 +8,11 @@ deliveries ──▶ cached, or fetched? ──▶ one message ──▶ sent
 
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
@@ -19,6 +20,7 @@ from seqgate.message_id import MessageId
 from seqgate.services.dispatcher.core.effects import Delivery
 from seqgate.services.dispatcher.entries import position_of
 from seqgate.services.dispatcher.ports import Log
+from seqgate.services.dispatcher.shell.cache import Cached
 from seqgate.services.dispatcher.shell.performing import Performing
 from seqgate.services.dispatcher.shell.work import Work
 from seqgate.services.dispatcher.spans import MessageSpans
@@ -59,15 +61,15 @@ class Sending:
         self._spans = MessageSpans(names.DELIVER, str(topic), named)
 
     async def filled(
-        self, consumer: int, deliveries: Sequence[Delivery], share: Share
+        self, consumer: int, deliveries: Sequence[Delivery], share: Share, *, runs: bool
     ) -> AsyncGenerator[pb.ConsumeResponse, None]:
-        """Deliveries with their entries, without stale ones.
+        """Deliveries with their entries, without stale ones; in runs where they can be, if `runs`.
 
         The next entries are chosen and taken in one step, without waiting. An entry that is neither
         cached nor fetched is fetched, with some that follow, and the choice starts over: meanwhile
         deliveries may become stale, and cached entries be evicted. Only an entry that was requested
         from the log and is no longer there counts as gone."""
-        page = _Page(self._performing.generation, deque(deliveries), share)
+        page = _Page(self._performing.generation, deque(deliveries), share, runs)
         try:
             while page.pending and page.generation == self._performing.generation:
                 with self._work.contained():
@@ -87,42 +89,61 @@ class Sending:
     def _next(self, consumer: int, page: "_Page") -> pb.ConsumeResponse | None:
         """Take as many deliveries off the page as one message holds. None: the first one's entry is
         missing, or there is no budget for it, or none is left."""
-        performing, pending = self._performing, page.pending
-        known = performing.machine.consumers.get(consumer)
-        response = pb.ConsumeResponse()
-        filled = response.deliveries.deliveries
-        unsent, gone = 0, []
+        chosen, gone, unsent = self._choose(consumer, page)
+        pending = page.pending
+        while chosen and not page.take(sum(each.taken_bytes for each in chosen)):
+            page.lacks_bytes = chosen[0].taken_bytes
+            left = len(chosen) // 2
+            pending.extendleft(each.delivery for each in reversed(chosen[left:]))
+            del chosen[left:]
+        if chosen:
+            page.lacks_bytes = 0
+        for each in chosen:
+            page.fetched.pop(each.delivery.position, None)
+            page.sending_bytes += each.size_bytes
+        self._performing.cache.drop(each.delivery.position for each in chosen)
+        page.give_reserve()
+        if self._spans.is_on:
+            self._record_spans(chosen, page.began_ns)
+        response = _response(chosen) if chosen else None
+        self._return_unsent(consumer, gone, unsent)
+        return response
+
+    def _choose(self, consumer: int, page: "_Page") -> tuple[list["_Chosen"], list[int], int]:
+        """Take deliveries off the page, up to the first whose entry is missing, or that does not
+        fit into the same message. Also returns the deliveries whose entries the log no longer has,
+        and the number of messages in stale deliveries."""
+        pending, fetched, cached = page.pending, page.fetched, self._performing.cache.get
+        known = self._performing.machine.consumers.get(consumer)
+        flights: Container[int] = () if known is None else known.flights
+        chosen: list[_Chosen] = []
+        gone: list[int] = []
+        unsent, size_bytes, in_run = 0, 0, False
         while pending:
             delivery = pending[0]
-            position = delivery.position
-            if known is None or delivery.delivery not in known.flights:
-                unsent += delivery.unacked.bit_count()
+            number, position, messages, unacked, attempts, _, gap = delivery
+            if number not in flights:
+                unsent += unacked.bit_count()
                 page.forget(position)
                 pending.popleft()
                 continue
             if position in page.gone:
-                gone.append(delivery.delivery)
+                gone.append(number)
                 pending.popleft()
                 continue
-            entry = page.fetched.get(position) or performing.cache.peek(position)
-            if entry is None:
+            found = fetched.get(position) or cached(position)
+            if found is None:
                 break
-            added = entry.ByteSize()
-            if filled and page.sending_bytes + added > RESPONSE_BYTES_MAX:
+            entry, entry_bytes = found
+            is_plain = page.runs and not attempts and gap is None and unacked + 1 == 1 << messages
+            size_bytes += entry_bytes
+            if chosen and (size_bytes > RESPONSE_BYTES_MAX or is_plain is not in_run):
                 break
-            if position not in page.fetched and not page.take(added):
-                page.lacks_bytes = added
-                break
-            page.fetched.pop(position, None)
-            performing.cache.take(position)
-            _fill(filled.add(), delivery, entry)
-            if self._spans.is_on and TRACEPARENT in entry.metadata.properties:
-                self._record_span(delivery, entry, page.began_ns)
-            page.sending_bytes += added
+            in_run = is_plain
+            taken_bytes = 0 if position in fetched else entry_bytes
+            chosen.append(_chosen((delivery, entry, entry_bytes, taken_bytes, is_plain)))
             pending.popleft()
-        page.give_reserve()
-        self._return_unsent(consumer, gone, unsent)
-        return response if filled else None
+        return chosen, gone, unsent
 
     def _return_unsent(self, consumer: int, gone: Sequence[int], unsent: int) -> None:
         """Return the permits of deliveries that are not sent, since the log no longer has the entry
@@ -134,16 +155,18 @@ class Sending:
         if unsent:
             performing.apply(performing.machine.permit(consumer, unsent, performing.now_ms()))
 
-    def _record_span(
-        self, delivery: Delivery, entry: ledger_pb2.StoredEntry, began_ns: int
-    ) -> None:
-        about: dict[str, str | int] = {
-            names.MESSAGING_MESSAGE_ID: str(MessageId(*delivery.position)),
-            names.PRODUCER_NAME: entry.metadata.producer_name,
-            names.SEQUENCE_ID: entry.metadata.sequence_id,
-            names.ATTEMPTS: delivery.attempts,
-        }
-        self._spans.record(entry.metadata.properties, began_ns, about)
+    def _record_spans(self, chosen: Iterable["_Chosen"], began_ns: int) -> None:
+        for delivery, entry, *_ in chosen:
+            metadata = entry.metadata
+            if TRACEPARENT not in metadata.properties:
+                continue
+            about: dict[str, str | int] = {
+                names.MESSAGING_MESSAGE_ID: str(MessageId(*delivery.position)),
+                names.PRODUCER_NAME: metadata.producer_name,
+                names.SEQUENCE_ID: metadata.sequence_id,
+                names.ATTEMPTS: delivery.attempts,
+            }
+            self._spans.record(metadata.properties, began_ns, about)
 
     async def _fetch(self, page: "_Page") -> None:
         """Wait for the budget that the first delivery lacks, or fetch its entry and some more."""
@@ -168,7 +191,7 @@ class Sending:
             raise
         page.add(wanted[: found.answered], found.entries)
         page.was_left_out = page.pending[0].position not in wanted[: found.answered]
-        fetched_bytes = sum(each.ByteSize() for each in found.entries)
+        fetched_bytes = sum(page.fetched[position_of(each)].size_bytes for each in found.entries)
         page.share.add(fetched_bytes)
         page.share.give(room_bytes)
         if found.entries:
@@ -207,6 +230,7 @@ class _Page:
         generation: of the machine that made them.
         pending: those not sent yet, in order.
         share: the budget taken for fetched entries, and for those being sent.
+        runs: whether the consumer understands runs.
         fetched: entries not sent yet.
         gone: requested positions at which the log no longer has an entry.
         sending_bytes: the size of the entries being sent.
@@ -218,7 +242,8 @@ class _Page:
     generation: int
     pending: deque[Delivery]
     share: Share
-    fetched: dict[Position, ledger_pb2.StoredEntry] = field(default_factory=dict)
+    runs: bool
+    fetched: dict[Position, Cached] = field(default_factory=dict)
     gone: set[Position] = field(default_factory=set)
     sending_bytes: int = 0
     lacks_bytes: int = 0
@@ -227,7 +252,7 @@ class _Page:
     began_ns: int = field(default_factory=time.time_ns)
 
     def take(self, size_bytes: int) -> bool:
-        """Take budget for a cached entry, from the reserve if that suffices. Returns whether there
+        """Take budget for cached entries, from the reserve if that suffices. Returns whether there
         was enough."""
         if size_bytes > self.reserve_bytes:
             return self.share.try_take(size_bytes)
@@ -240,19 +265,61 @@ class _Page:
 
     def add(self, answered: Sequence[Position], entries: Sequence[ledger_pb2.StoredEntry]) -> None:
         """Record the log's answer about these positions."""
-        self.fetched.update((position_of(each), each) for each in entries)
+        self.fetched.update((position_of(each), Cached(each, each.ByteSize())) for each in entries)
         self.gone.update(each for each in answered if each not in self.fetched)
 
     def forget(self, position: Position) -> None:
         """Release an entry that is not sent."""
-        entry = self.fetched.pop(position, None)
-        if entry is not None:
-            self.share.give(entry.ByteSize())
+        found = self.fetched.pop(position, None)
+        if found is not None:
+            self.share.give(found.size_bytes)
 
     def drop(self) -> None:
         """Release everything before waiting for budget; it is fetched again."""
         self.fetched.clear()
         self.share.give_all()
+
+
+class _Chosen(NamedTuple):
+    """A delivery to be sent with its entry.
+
+    Attributes:
+        taken_bytes: the budget to take for it: that of a fetched entry is taken already.
+        is_plain: whether nothing is to be said of it but its number and its entry.
+    """
+
+    delivery: Delivery
+    entry: ledger_pb2.StoredEntry
+    size_bytes: int
+    taken_bytes: int
+    is_plain: bool
+
+
+# _Chosen._make without a Python call per entry.
+_chosen: Final[Callable[[Iterable[Any]], _Chosen]] = partial(tuple.__new__, _Chosen)
+
+
+def _response(chosen: Sequence[_Chosen]) -> pb.ConsumeResponse:
+    """Deliveries that are all plain, or none of them."""
+    response = pb.ConsumeResponse()
+    if chosen[0].is_plain:
+        _fill_runs(response.deliveries, chosen)
+    else:
+        add = response.deliveries.deliveries.add
+        for delivery, entry, *_ in chosen:
+            _fill(add(), delivery, entry)
+    return response
+
+
+def _fill_runs(wire: pb.Deliveries, chosen: Sequence[_Chosen]) -> None:
+    run = wire.runs.add(first=chosen[0].delivery.delivery)
+    add, following = run.entries.add, run.first
+    for delivery, entry, *_ in chosen:
+        if delivery.delivery != following:
+            following = delivery.delivery
+            add = wire.runs.add(first=following).entries.add
+        add().CopyFrom(entry)
+        following += 1
 
 
 def _fill(wire: pb.Delivery, delivery: Delivery, entry: ledger_pb2.StoredEntry) -> None:
@@ -264,12 +331,10 @@ def _fill(wire: pb.Delivery, delivery: Delivery, entry: ledger_pb2.StoredEntry) 
     wire.attempts = delivery.attempts
     if entry.aborts:
         wire.aborts = entry.aborts
-    if entry.metadata.HasField("num_messages_in_batch"):
-        messages = entry.metadata.num_messages_in_batch
-        if delivery.unacked != (1 << messages) - 1:
-            wire.acknowledged.extend(
-                index for index in range(messages) if not delivery.unacked >> index & 1
-            )
+    if delivery.unacked + 1 != 1 << delivery.messages:
+        wire.acknowledged.extend(
+            index for index in range(delivery.messages) if not delivery.unacked >> index & 1
+        )
     if delivery.gap is not None:
         wire.gap.position.ledger_id, wire.gap.position.entry_id = delivery.gap.position
         wire.gap.attempts = delivery.gap.attempts

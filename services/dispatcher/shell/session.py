@@ -32,7 +32,7 @@ UNANSWERED_MAX: Final = 1_000
 
 
 class Joining(NamedTuple):
-    """The parameters of a subscribe request."""
+    """The parameters of a subscribe request. `delivery_runs`: the consumer understands runs."""
 
     name: str
     options: Options
@@ -41,6 +41,7 @@ class Joining(NamedTuple):
     ranges: Sequence[SlotRange]
     weight: int
     ack_timeout_ms: int
+    delivery_runs: bool = False
 
 
 class Session:
@@ -60,7 +61,8 @@ class Session:
         self._sending = sending
         self._leave = leave
         self._share = sending.room.share(self._cut_off)
-        self._outbox: deque[Delivery | pb.ConsumeResponse] = deque()
+        self._outbox: deque[Sequence[Delivery] | pb.ConsumeResponse] = deque()
+        self._outbox_items = 0
         self._outbox_bytes = 0
         self._news = asyncio.Event()
         self._failed = asyncio.Event()
@@ -76,13 +78,23 @@ class Session:
 
     # ---- outgoing messages
 
-    def put(self, *items: Delivery | pb.ConsumeResponse) -> None:
+    def put(self, response: pb.ConsumeResponse) -> None:
+        self._queue(response, 1, response.ByteSize())
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        self._queue(deliveries, len(deliveries), 0)
+
+    def _queue(
+        self, item: Sequence[Delivery] | pb.ConsumeResponse, count: int, size_bytes: int
+    ) -> None:
+        """`size_bytes` is 0 for deliveries, which permits bound."""
         if self._over:
             return
-        self._outbox.extend(items)
-        self._outbox_bytes += sum(map(_size_bytes, items))
+        self._outbox.append(item)
+        self._outbox_items += count
+        self._outbox_bytes += size_bytes
         self._news.set()
-        is_long = len(self._outbox) > OUTBOX_ITEMS_MAX + self._permitted()
+        is_long = self._outbox_items > OUTBOX_ITEMS_MAX + self._permitted()
         if is_long or self._outbox_bytes > OUTBOX_BYTES_MAX:
             self._cut_off()
 
@@ -94,7 +106,8 @@ class Session:
         asyncio.get_running_loop().call_soon(self._leave, self)
 
     def forget_deliveries(self) -> None:
-        self._outbox = deque(each for each in self._outbox if not isinstance(each, Delivery))
+        self._outbox = deque(each for each in self._outbox if isinstance(each, pb.ConsumeResponse))
+        self._outbox_items = len(self._outbox)
 
     def finish(self, error: Exception | None = None, *, at_once: bool = True) -> None:
         """End the stream: with an error at once, unless `at_once` is false, else after the queued
@@ -120,29 +133,40 @@ class Session:
             self._news.clear()
             while self._outbox:
                 first = self._outbox[0]
-                if isinstance(first, Delivery):
-                    some = self._sending.filled(self.consumer, self._deliveries(), self._share)
-                    async with aclosing(some):
-                        async for response in some:
-                            yield response
-                else:
+                if isinstance(first, pb.ConsumeResponse):
                     self._outbox.popleft()
-                    self._outbox_bytes -= _size_bytes(first)
+                    self._outbox_items -= 1
+                    self._outbox_bytes -= first.ByteSize()
                     self._unanswered -= first.HasField("settled")
                     yield first
+                    continue
+                some = self._sending.filled(
+                    self.consumer,
+                    self._deliveries(),
+                    self._share,
+                    runs=self.joining.delivery_runs,
+                )
+                async with aclosing(some):
+                    async for response in some:
+                        yield response
             if self._over:
                 if self._error is not None and not self._failed.is_set():
                     raise self._error
                 return
 
     def _deliveries(self) -> list[Delivery]:
+        """Take the deliveries up to the next other message, as many as one response holds."""
         some: list[Delivery] = []
-        while self._outbox and len(some) < RESPONSE_ENTRIES_MAX:
+        while self._outbox and (room := RESPONSE_ENTRIES_MAX - len(some)):
             first = self._outbox[0]
-            if not isinstance(first, Delivery):
+            if isinstance(first, pb.ConsumeResponse):
                 break
-            some.append(first)
-            self._outbox.popleft()
+            some += first[:room]
+            if len(first) > room:
+                self._outbox[0] = first[room:]
+            else:
+                self._outbox.popleft()
+        self._outbox_items -= len(some)
         return some
 
     def _permitted(self) -> int:
@@ -166,10 +190,15 @@ class Session:
             performing, now_ms = self._performing, self._performing.now_ms()
             performing.apply(performing.machine.permit(self.consumer, messages, now_ms))
 
-    def acknowledge(self, request_id: int, items: Iterable[Ack], span: Span = INVALID_SPAN) -> None:
+    def acknowledge(
+        self, request_id: int, items: Iterable[Ack], whole: Iterable[int], span: Span = INVALID_SPAN
+    ) -> None:
+        """Acknowledge deliveries in part, and others as a whole."""
         with self._performing.contained():
             performing, now_ms = self._performing, self._performing.now_ms()
-            effects, outcomes, number = performing.machine.acknowledge(self.consumer, items, now_ms)
+            effects, outcomes, number = performing.machine.acknowledge(
+                self.consumer, items, now_ms, whole=whole
+            )
             self._answer(request_id, outcomes, span, number)
             performing.apply(effects)
 
@@ -238,8 +267,3 @@ class Session:
         self._performing.answers.give(
             self, settled_response(request_id, outcomes), number, span=span
         )
-
-
-def _size_bytes(item: Delivery | pb.ConsumeResponse) -> int:
-    """The size of a message in the budget; 0 for deliveries, which permits bound."""
-    return 0 if isinstance(item, Delivery) else item.ByteSize()

@@ -1,5 +1,6 @@
 """Parses requests into values of the core, or refuses them."""
 
+import itertools
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -100,6 +101,7 @@ def joining(
         [SlotRange(each.first, each.last) for each in subscribe.ranges],
         subscribe.weight or 1,
         timeout_ms,
+        subscribe.delivery_runs,
     )
 
 
@@ -228,22 +230,34 @@ def permits(messages: int, have: int) -> int:
     return messages
 
 
+def acknowledged(request: pb.Acknowledge) -> tuple[Sequence[Ack], Sequence[int]]:
+    """The settlements of a request, and the deliveries of its runs."""
+    runs = [(run.first, run.count) for run in request.runs]
+    if not all(count for _, count in runs):
+        raise InvalidSettlement("a run must have at least one delivery", field="runs.count")
+    _check_count(len(request.settlements) + sum(count for _, count in runs))
+    whole = [*itertools.chain.from_iterable(range(first, first + count) for first, count in runs)]
+    return [_item(each) for each in request.settlements], whole
+
+
 def items(kind: str, request: Any) -> Sequence[Any]:
-    """The items of a request, by the name of its field."""
+    """The items of another request, by the name of its field."""
     match kind:
-        case "acknowledge":
-            return [_item(each) for each in _counted(request.settlements)]
         case "negative_acknowledge":
             return [_nack(each) for each in _counted(request.negative_acknowledgements)]
     return list(_counted(request.deliveries))
 
 
 def _counted(given: Any) -> Iterable[Any]:
-    if not 1 <= len(given) <= ITEMS_MAX:
+    _check_count(len(given))
+    return given  # type: ignore[no-any-return]
+
+
+def _check_count(deliveries: int) -> None:
+    if not 1 <= deliveries <= ITEMS_MAX:
         raise InvalidSettlement(
             f"a request must name 1 to {ITEMS_MAX:,} deliveries", field="request"
         )
-    return given  # type: ignore[no-any-return]
 
 
 def _item(settlement: pb.Settlement) -> Ack:

@@ -14,6 +14,7 @@ from google.rpc import status_pb2 as _status_pb2
 from seqgate.api.common.v1 import common_pb2 as _common_pb2
 from seqgate.api.entry.v1 import entry_pb2 as _entry_pb2
 from seqgate.api.filter.v1 import filter_pb2 as _filter_pb2
+from seqgate.api.ledger.v1 import ledger_pb2 as _ledger_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -628,6 +629,7 @@ class Subscribe(_message.Message):
     RANGES_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
     ACK_TIMEOUT_FIELD_NUMBER: _builtins.int
+    DELIVERY_RUNS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """tenant/namespace/name."""
     subscription: _builtins.str
@@ -638,6 +640,8 @@ class Subscribe(_message.Message):
     """
     weight: _builtins.int
     """The consumer's shares of the ring, 1 to 100; 0: 1."""
+    delivery_runs: _builtins.bool
+    """Whether the consumer understands Deliveries.runs."""
     @_builtins.property
     def options(self) -> Global___SubscriptionOptions:
         """The subscription's options, the same for all connected consumers."""
@@ -674,10 +678,11 @@ class Subscribe(_message.Message):
         ranges: _abc.Iterable[Global___KeyRange] | None = ...,
         weight: _builtins.int = ...,
         ack_timeout: _duration_pb2.Duration | None = ...,
+        delivery_runs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ack_timeout", b"ack_timeout", "create_at", b"create_at", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_timeout", b"ack_timeout", "consumer_name", b"consumer_name", "create_at", b"create_at", "options", b"options", "properties", b"properties", "ranges", b"ranges", "subscription", b"subscription", "topic", b"topic", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_timeout", b"ack_timeout", "consumer_name", b"consumer_name", "create_at", b"create_at", "delivery_runs", b"delivery_runs", "options", b"options", "properties", b"properties", "ranges", b"ranges", "subscription", b"subscription", "topic", b"topic", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -746,13 +751,20 @@ class Acknowledge(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     SETTLEMENTS_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """Identifies the request on this stream; returned in Settled."""
     epoch: _builtins.int
     """The epoch of the tokens."""
     @_builtins.property
     def settlements(self) -> _containers.RepeatedCompositeFieldContainer[Global___Settlement]:
-        """At most 10,000."""
+        """The deliveries. A request may name 1 to 10,000, those in runs included."""
+
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeliveryNumbers]:
+        """Runs of deliveries that are acknowledged as a whole. Their outcomes follow
+        those of the settlements.
+        """
 
     def __init__(
         self,
@@ -760,14 +772,41 @@ class Acknowledge(_message.Message):
         request_id: _builtins.int = ...,
         epoch: _builtins.int = ...,
         settlements: _abc.Iterable[Global___Settlement] | None = ...,
+        runs: _abc.Iterable[Global___DeliveryNumbers] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "request_id", b"request_id", "settlements", b"settlements"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "request_id", b"request_id", "runs", b"runs", "settlements", b"settlements"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Acknowledge: _TypeAlias = Acknowledge  # noqa: Y015
+
+@_typing.final
+class DeliveryNumbers(_message.Message):
+    """DeliveryNumbers are consecutive delivery numbers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    """The first number."""
+    count: _builtins.int
+    """How many there are, at least 1."""
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "first", b"first"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeliveryNumbers: _TypeAlias = DeliveryNumbers  # noqa: Y015
 
 @_typing.final
 class AcknowledgeCumulative(_message.Message):
@@ -1126,22 +1165,60 @@ class Deliveries(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DELIVERIES_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def deliveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Delivery]:
-        """At least one."""
+        """The deliveries, in order."""
+
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeliveryRun]:
+        """Instead of `deliveries`, for a consumer that understands runs: the same, in
+        order, if nothing is to be said of them but their numbers and entries.
+        """
 
     def __init__(
         self,
         *,
         deliveries: _abc.Iterable[Global___Delivery] | None = ...,
+        runs: _abc.Iterable[Global___DeliveryRun] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Deliveries: _TypeAlias = Deliveries  # noqa: Y015
+
+@_typing.final
+class DeliveryRun(_message.Message):
+    """DeliveryRun is a run of deliveries with consecutive numbers. None has failed
+    before, none of their messages is acknowledged, and none follows a Gap.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    """The number of the first delivery."""
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[_ledger_pb2.StoredEntry]:
+        """Their entries, in order. At least one."""
+
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        entries: _abc.Iterable[_ledger_pb2.StoredEntry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "first", b"first"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeliveryRun: _TypeAlias = DeliveryRun  # noqa: Y015
 
 @_typing.final
 class Delivery(_message.Message):
