@@ -11,10 +11,11 @@ from typing import Final
 import structlog
 
 from seqgate.services.dispatcher.core.lane import Consumer, Reason
+from seqgate.services.dispatcher.core.positions import Run
 from seqgate.services.dispatcher.core.subscription import Subscription
 from seqgate.services.dispatcher.filtering.estimate import after, size
 from seqgate.services.dispatcher.filtering.tallies import Row
-from seqgate.services.dispatcher.ports import Log, Run
+from seqgate.services.dispatcher.ports import Log
 from seqgate.services.dispatcher.shell.live import Live
 from seqgate.services.errors import DomainError
 from seqgate.services.runtime.metrics import OFF, Metrics, Read, Values, summed

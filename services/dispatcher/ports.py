@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, Protocol
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.services.dispatcher.core.effects import Persist
+from seqgate.services.dispatcher.core.positions import Run
 from seqgate.services.errors import DomainError, Kind
 from seqgate.types import Position, TopicName
 
@@ -136,13 +137,6 @@ class Cursor:
         return {
             name: value for name, value in self.properties.items() if not name.startswith(INTERNAL)
         }
-
-
-class Run(NamedTuple):
-    """Consecutive entries of one ledger, through `last_entry_id`."""
-
-    first: Position
-    last_entry_id: int
 
 
 class Part(NamedTuple):

@@ -28,6 +28,7 @@ from seqgate.services.dispatcher.adapters import cursors as adapter
 from seqgate.services.dispatcher.adapters.cursors import CALL_ITEMS_MAX, SubscriptionCursors
 from seqgate.services.dispatcher.adapters.memory import MemoryCursors
 from seqgate.services.dispatcher.core.effects import Persist
+from seqgate.services.dispatcher.core.positions import Run, runs_of
 from seqgate.services.dispatcher.cursor.tenure import Tenure, persist
 from seqgate.services.dispatcher.ports import (
     Cursors,
@@ -37,7 +38,6 @@ from seqgate.services.dispatcher.ports import (
     Lease,
     NotOwner,
     Part,
-    Run,
     SubscriptionNotFound,
 )
 from seqgate.services.errors import DomainError, Fenced, InvalidPage, Kind
@@ -107,7 +107,7 @@ def entries(
     parts: tuple[tuple[Position, int, int], ...] = (),
     successions: tuple[tuple[Position, Position], ...] = (),
 ) -> Persist:
-    return Persist(1, positions, parts, successions)
+    return Persist(1, runs_of(positions), parts, successions)
 
 
 NOTHING = entries()

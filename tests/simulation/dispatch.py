@@ -397,14 +397,14 @@ class World:
                 case DeadLetter():
                     self._dies(effect)
                     self.pending.append(effect)
-                case Persist(_, entries, parts) if any(
-                    self._is_done_for_good(each) for each in entries
-                ) or {*entries} & {each for each, _, _ in parts}:
+                case Persist() if any(map(self._is_done_for_good, effect.entries)) or {
+                    *effect.entries
+                } & {each for each, _, _ in effect.parts}:
                     raise Broken("an acknowledgement is persisted twice")
                 case Judge(positions):
                     self._check_asked(positions)
                     self.pending.append(effect)
-                case Persist(_, entries) if not all(map(self._is_settled, entries)):
+                case Persist() if not all(map(self._is_settled, effect.entries)):
                     raise Broken("an entry is persisted without an acknowledgement")
                 case _:
                     if isinstance(effect, Scan):

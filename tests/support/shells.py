@@ -17,6 +17,7 @@ from seqgate.services.cursors import CursorsUnavailable
 from seqgate.services.dispatcher.adapters.memory import MemoryCursors
 from seqgate.services.dispatcher.config import DispatcherConfig
 from seqgate.services.dispatcher.core.effects import Options
+from seqgate.services.dispatcher.core.positions import Run
 from seqgate.services.dispatcher.core.selectors import Placement
 from seqgate.services.dispatcher.core.subscription import Ack, Nack
 from seqgate.services.dispatcher.entries import position_of
@@ -26,7 +27,6 @@ from seqgate.services.dispatcher.ports import (
     LedgerUnavailable,
     Letter,
     Ports,
-    Run,
     TopicNotFound,
 )
 from seqgate.services.dispatcher.shell.live import Live

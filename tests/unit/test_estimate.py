@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqgate.services.dispatcher.core.positions import Run
 from seqgate.services.dispatcher.filtering.estimate import (
     BLOCK_ENTRIES,
     Block,
@@ -19,7 +20,6 @@ from seqgate.services.dispatcher.filtering.estimate import (
     starts,
     wilson,
 )
-from seqgate.services.dispatcher.ports import Run
 from seqgate.types import Position
 
 

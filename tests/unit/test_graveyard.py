@@ -11,7 +11,7 @@ from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.services.dispatcher.adapters.letters import published
 from seqgate.services.dispatcher.adapters.memory import MemoryCursors
 from seqgate.services.dispatcher.core.effects import AfterDeadLetter, Because, DeadLetter, Options
-from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.core.positions import Acknowledged, runs_of
 from seqgate.services.dispatcher.core.settling import Gaps, remembered
 from seqgate.services.dispatcher.cursor.tenure import Tenure
 from seqgate.services.dispatcher.letters.graveyard import (
@@ -80,7 +80,7 @@ async def bury(graveyard: Graveyard, count: int) -> list[Position]:
     positions = [Position(1, entry_id) for entry_id in range(count)]
     for position in positions:
         await graveyard.bury(DeadLetter(position, b"k", 1, AfterDeadLetter.CONTINUE))
-        graveyard.acknowledged([position])
+        graveyard.acknowledged(runs_of([position]))
         await graveyard.tidy()
     return positions
 
@@ -272,7 +272,7 @@ async def test_a_reset_releases_keys_held_by_redelivered_entries() -> None:
     graveyard = await opened(cursors, everything)
     for position, key in ((FIRST, b"before"), (SECOND, b"again"), (THIRD, b"on its way")):
         await graveyard.bury(letter(position, key))
-    graveyard.acknowledged([FIRST, SECOND])
+    graveyard.acknowledged(runs_of([FIRST, SECOND]))
     await graveyard.tidy()
     lease = await cursors.acquire(TOPIC, "s", "me", 60_000)
     await cursors.reset(TOPIC, "s", FIRST, lease.epoch)

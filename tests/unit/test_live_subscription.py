@@ -13,6 +13,7 @@ from seqgate.services.dispatcher.adapters.filters import GrpcFilters
 from seqgate.services.dispatcher.adapters.memory import MemoryCursors
 from seqgate.services.dispatcher.config import DispatcherConfig
 from seqgate.services.dispatcher.core.effects import FILTER_FAILED, Entry, Options, Persist
+from seqgate.services.dispatcher.core.positions import runs_of
 from seqgate.services.dispatcher.core.selectors import Placement
 from seqgate.services.dispatcher.core.verdicts import WAITS
 from seqgate.services.dispatcher.errors import SubscriptionBusy, TooManyConsumers
@@ -95,7 +96,7 @@ async def test_a_permanently_refused_persist_makes_the_subscription_reopen() -> 
         ports = Ports(unused, cursors, unused, filters, "me", lambda: 0)
         dispatcher = Dispatcher(DispatcherConfig(), ports, tasks)
         live = await dispatcher.live(TOPIC, "s")
-        live._performing.apply([Persist(1, (Position(1, 0),), (), ())])
+        live._performing.apply([Persist(1, runs_of([Position(1, 0)]), (), ())])
         await eventually(lambda: live.stopped is not None)
         assert isinstance(live.stopped, CursorsRefused)
         assert cursors.persists == 1

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from seqgate.services.dispatcher.core.effects import AfterDeadLetter, Because, DeadLetter, Persist
+from seqgate.services.dispatcher.core.positions import runs_of
 from seqgate.types import Position
 from tests.simulation.defects import find
 from tests.support.shells import NAME, TOPIC, Shell, positions, shell, until, virtually
@@ -18,7 +19,7 @@ def at(entry_id: int) -> Position:
 
 
 async def _said(it: Shell, *entries: int, parts: Sequence[tuple[Position, int, int]] = ()) -> None:
-    persist = Persist(0, tuple(map(at, entries)), tuple(parts), ())
+    persist = Persist(0, runs_of(map(at, entries)), tuple(parts), ())
     await it.cursors.persist(TOPIC, NAME, persist, it.live.epoch)
     await it.live.load()
 
@@ -135,7 +136,7 @@ async def _moved_back_after_a_letter() -> None:
     async with shell(Random(7)) as it:
         position = it.log.append(b"k")
         await it.live._graveyard.bury(DeadLetter(position, b"k", 1, AfterDeadLetter.CONTINUE))
-        it.live._graveyard.acknowledged([position])
+        it.live._graveyard.acknowledged(runs_of([position]))
         await it.live.reset(None)
         peer = await it.join()
         peer.session.permit(1)

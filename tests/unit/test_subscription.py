@@ -28,7 +28,7 @@ from seqgate.services.dispatcher.core.effects import (
     SubscriptionType,
 )
 from seqgate.services.dispatcher.core.lane import BEYOND_ROOM_MAX, Chunk, Reason
-from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.core.positions import Acknowledged, runs_of
 from seqgate.services.dispatcher.core.selectors import Ring
 from seqgate.services.dispatcher.core.settling import UNSETTLED_MAX, Durable
 from seqgate.services.dispatcher.core.subscription import Ack, Nack, Subscription
@@ -536,7 +536,7 @@ def test_cumulative_acknowledgement_requires_a_valid_token() -> None:
         assert it.sub.acknowledge_cumulative(consumer, item, 0) == ([], outcome, 0)
     effects, outcome, number = it.sub.acknowledge_cumulative(1, Ack(it.tokens[1].delivery, 0b01), 0)
     assert outcome is Outcome.DONE
-    assert effects == [Persist(number, (Position(1, 0),), ((Position(1, 1), 2, 0b01),), ())]
+    assert effects == [Persist(number, runs_of([Position(1, 0)]), ((Position(1, 1), 2, 0b01),), ())]
 
 
 def test_the_next_retry_of_a_waiting_key_is_reported() -> None:
@@ -669,7 +669,7 @@ def test_a_batch_acknowledged_in_parts_is_persisted_whole() -> None:
     it.acknowledge(1, 1, messages=0b01)
     it.acknowledge(1, 1, messages=0b10)
     it.do(it.sub.persisted(None, 0))
-    assert it.effects[-1] == Persist(2, (Position(1, 1),), (), ())
+    assert it.effects[-1] == Persist(2, runs_of([Position(1, 1)]), (), ())
 
 
 def test_a_consumer_that_acknowledged_a_moving_key_is_not_asked_to_return_it() -> None:
@@ -696,7 +696,7 @@ def test_cumulative_acknowledgement_settles_earlier_failed_messages() -> None:
     effects, outcome, number = it.sub.acknowledge_cumulative(1, Ack(it.tokens[1].delivery), 0)
     assert (effects, outcome, number) == ([], Outcome.DONE, 2)
     it.do(it.sub.persisted(None, 0))
-    assert it.effects[-1] == Persist(2, (Position(1, 0),), (), ())
+    assert it.effects[-1] == Persist(2, runs_of([Position(1, 0)]), (), ())
     it.do(it.sub.persisted(Position(1, 1), 0))
     it.do(it.sub.recorded(0))
     it.wait(1_000)

@@ -9,6 +9,7 @@ import pytest
 from seqgate.services.cursors import CursorsUnavailable
 from seqgate.services.dispatcher.adapters.memory import MemoryCursors
 from seqgate.services.dispatcher.core.effects import Persist
+from seqgate.services.dispatcher.core.positions import runs_of
 from seqgate.services.dispatcher.cursor.tenure import Tenure
 from seqgate.services.dispatcher.ports import Cursor
 from seqgate.services.errors import DomainError, Fenced
@@ -16,7 +17,7 @@ from seqgate.types import Position, TopicName
 
 TOPIC: Final = TopicName.parse("t/n/a")
 FIRST, SECOND = Position(1, 0), Position(1, 1)
-ACK: Final = Persist(1, (FIRST,), (), ())
+ACK: Final = Persist(1, runs_of([FIRST]), (), ())
 
 
 class Delaying(MemoryCursors):

@@ -12,10 +12,12 @@ import structlog
 from google.protobuf.message import Message
 from grpc import StatusCode, aio
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.internal.cursor.v1 import lease_pb2, lease_pb2_grpc
 from seqgate.owners import FollowingChannel
 from seqgate.services.dispatcher.core.effects import Persist
+from seqgate.services.dispatcher.core.positions import Run
 from seqgate.services.dispatcher.ports import (
     Cursor,
     CursorCorrupt,
@@ -24,7 +26,6 @@ from seqgate.services.dispatcher.ports import (
     Lease,
     NotOwner,
     Part,
-    Run,
     SubscriptionNotFound,
 )
 from seqgate.services.errors import DomainError, Fenced, InvalidPage
@@ -154,7 +155,7 @@ class SubscriptionCursors(CursorClient):
         batches = [_batch(*part) for part in what.parts]
         calls = zip_longest(
             _shares(successions, lambda _: 0, CALL_ITEMS_MAX),
-            _shares(_ranges(what.entries), _entries_of, CALL_ENTRIES_MAX),
+            _shares(_ranges(what.runs), _entries_of, CALL_ENTRIES_MAX),
             _shares(batches, lambda batch: len(batch.indexes), CALL_INDEXES_MAX),
             fillvalue=(),
         )
@@ -346,19 +347,15 @@ def _entries_of(run: pb.PositionRange) -> int:
     return int(run.last_entry_id - run.first.entry_id + 1)
 
 
-def _ranges(entries: Iterable[Position]) -> list[pb.PositionRange]:
-    """Positions as ranges of neighbours."""
-    ranges: list[pb.PositionRange] = []
-    ordered = sorted(entries)
-    start = 0
-    for place, (ledger_id, entry_id) in enumerate(ordered, 1):
-        following = (ledger_id, entry_id + 1)
-        if place < len(ordered) and ordered[place] == following and place - start < RUN_ENTRIES_MAX:
-            continue
-        first = to_position(ordered[start])
-        ranges.append(pb.PositionRange(first=first, last_entry_id=entry_id))
-        start = place
-    return ranges
+def _ranges(runs: Iterable[Run]) -> list[pb.PositionRange]:
+    return [
+        pb.PositionRange(
+            first=common_pb2.Position(ledger_id=ledger_id, entry_id=start),
+            last_entry_id=min(last, start + RUN_ENTRIES_MAX - 1),
+        )
+        for (ledger_id, first), last in runs
+        for start in range(first, last + 1, RUN_ENTRIES_MAX)
+    ]
 
 
 def _batch(position: Position, messages: int, bits: int) -> pb.BatchAcknowledgement:

@@ -14,12 +14,12 @@ from seqgate.api.common.v1 import common_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from seqgate.owners import NOT_OWNER, FollowingChannel
+from seqgate.services.dispatcher.core.positions import Run
 from seqgate.services.dispatcher.ports import (
     Ends,
     EntryCorrupt,
     Fetched,
     LedgerUnavailable,
-    Run,
     TopicNotFound,
 )
 from seqgate.services.runtime.channels import check_health

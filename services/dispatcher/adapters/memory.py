@@ -6,6 +6,7 @@ from typing import Final
 
 from seqgate.services.cursors import CursorsUnavailable
 from seqgate.services.dispatcher.core.effects import Persist
+from seqgate.services.dispatcher.core.positions import Run
 from seqgate.services.dispatcher.ports import (
     Cursor,
     CursorsRefused,
@@ -13,7 +14,6 @@ from seqgate.services.dispatcher.ports import (
     Lease,
     NotOwner,
     Part,
-    Run,
     SubscriptionNotFound,
 )
 from seqgate.services.errors import Fenced, InvalidPage

@@ -8,13 +8,16 @@ its messages is being retried, or another rule withholds it: then that key alone
 a line of `_withheld`, and must wake the keys that it withheld when it ends.
 """
 
-from typing import Final
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final
 
 from seqgate.services.dispatcher.core.effects import (
     AfterDeadLetter,
     Because,
     DeadLetter,
     Delivery,
+    Entry,
     Options,
     Outgoing,
 )
@@ -32,6 +35,10 @@ TURN_ENTRIES: Final = 16
 
 KEPT_BACK_MAX: Final = 20_000
 """Limit of kept-back chunks, some 400 bytes each; chunks returned beyond it count as failed."""
+
+
+# Delivery._make without a Python call per entry.
+_delivery: Final[Callable[[Iterable[Any]], Delivery]] = partial(tuple.__new__, Delivery)
 
 
 class Delivering:
@@ -53,6 +60,53 @@ class Delivering:
         self._timers = parking.timers
         self._out = out
         self._large = large
+
+    # ---- entries that wait for nobody
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether entries may be delivered as they are read: no entry failed, is dead-lettered or
+        postponed, and so may withhold others."""
+        settling = self._settling
+        return not (
+            settling.attempts
+            or settling.doomed
+            or self._gaps.keys
+            or self._parking.delays.postponed
+        )
+
+    def passes(self, entry: Entry, key: bytes, now_ms: int) -> bool:
+        """Deliver an accepted entry, which is not a chunk, as it is read, if none of its key waits
+        and its consumer has room: parking it and taking it again would do the same, and is half of
+        an entry's price. Returns whether it was delivered."""
+        parking = self._parking
+        lane = parking.lanes.get(key)
+        slot = parking.slot_of(key) if lane is None else lane.slot
+        queue = slot.queue
+        if queue.slots or queue.is_choked or slot.lag is not None or len(queue.takers) != 1:
+            return False
+        (consumer,) = queue.takers
+        if (
+            consumer.permits <= 0
+            or consumer.is_blocked
+            or consumer.gathering is not None
+            or consumer.joined_at is not None
+            or self._flights.is_blocked
+            or entry.deliver_at_ms > now_ms
+        ):
+            return False
+        if lane is None:
+            lane = parking.add_lane(key, slot)
+        elif (
+            not lane.is_free
+            or (lane.holder is not None and lane.holder != consumer.id)
+            or 0 < self._options.max_in_flight_per_key <= len(lane.flights)
+        ):
+            return False
+        self._deliver(lane, entry.position, entry.messages, consumer, now_ms)
+        return True
+
+    # ---- entries that wait
 
     def serve(self, now_ms: int) -> None:
         """Deliver all deliverable entries."""
@@ -130,7 +184,7 @@ class Delivering:
                 parking.set_aside(lane, head)
                 continue
             parking.take(lane, head)
-            self._deliver(lane, head, target, now_ms)
+            self._deliver(lane, head.position, head.messages, target, now_ms)
             if consumer.gathering is not None and self._is_last(lane, head.position):
                 consumer.gathering = None
         if consumer.gathering is None or not consumer.has_room:  # else `_serve` continues with it
@@ -296,9 +350,9 @@ class Delivering:
         self._parking.withhold(lane, Reason.DEAD_LETTERING, now_ms)
 
     def _deliver(
-        self, lane: Lane, head: Parked | Returned, consumer: Consumer, now_ms: int
+        self, lane: Lane, position: Position, messages: int, consumer: Consumer, now_ms: int
     ) -> None:
-        settling, position, messages = self._settling, head.position, head.messages
+        settling = self._settling
         lane.last_reason = Reason.READY
         unacked = settling.left(position, messages)
         attempts = settling.attempts.get(position, 0) if settling.attempts else 0
@@ -307,5 +361,5 @@ class Delivering:
         )
         gap = self._gaps.gap(lane.key) if self._gaps.keys else None
         number, deadline_ms = flight.delivery, flight.deadline_ms
-        delivery = Delivery(number, position, messages, unacked, attempts, deadline_ms, gap)
-        self._out.deliver(consumer.id, delivery)
+        about = (number, position, messages, unacked, attempts, deadline_ms, gap)
+        self._out.deliver(consumer.id, _delivery(about))

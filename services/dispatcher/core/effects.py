@@ -5,6 +5,7 @@ from enum import Enum, auto
 from typing import Final, NamedTuple
 
 from seqgate.services.dispatcher.core.lane import Chunk, Flight
+from seqgate.services.dispatcher.core.positions import Run, positions_of
 from seqgate.services.dispatcher.core.selectors import SlotRange
 from seqgate.types import Position
 
@@ -225,14 +226,19 @@ class Persist:
     """Make acknowledgements durable, retrying until they are. Event: `persisted`.
 
     Attributes:
+        runs: the entries that are acknowledged as a whole.
         parts: of batches, their number of messages, and the bits of the acknowledged ones.
         successions: pairs of positions in two ledgers between which the log has no entry.
     """
 
     number: int
-    entries: tuple[Position, ...]
+    runs: tuple[Run, ...]
     parts: tuple[tuple[Position, int, int], ...]
     successions: tuple[tuple[Position, Position], ...]
+
+    @property
+    def entries(self) -> list[Position]:
+        return positions_of(self.runs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -315,6 +315,22 @@ class Lane:
             or self.unresolved
         )
 
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing but deliveries in flight has to do with a key's next entry."""
+        return not (
+            self.waiting
+            or self.returned
+            or self.is_ready
+            or self.reason is not Reason.READY
+            or self.rare
+            or self.undecided
+            or self.unresolved
+            or self.recording
+            or self.dead
+            or self.lag
+        )
+
     def is_behind(self, position: Position) -> bool:
         """Whether an entry is at or after the key's lag."""
         return self.lag is not None and position >= self.lag

@@ -152,7 +152,7 @@ class Parking:
     def keep_read(self, entry: Entry, key: bytes, now_ms: int) -> None:
         """Park an entry that was read, unless it is behind a lag, or there is no room."""
         lane = self.lanes.get(key)
-        slot = self._slot(key) if lane is None else lane.slot
+        slot = self.slot_of(key) if lane is None else lane.slot
         if slot.lag is None and (lane is None or lane.lag is None):
             self._keep(entry, key, lane, slot, now_ms, is_new=True)
         self.drop_idle_slot(slot)
@@ -161,7 +161,7 @@ class Parking:
         """Park an entry that was read again if it lags, the scan covers it, and there is room."""
         position = entry.position
         lane = self.lanes.get(key)
-        slot = self._slot(key) if lane is None else lane.slot
+        slot = self.slot_of(key) if lane is None else lane.slot
         is_behind = slot.is_behind(position) or (lane is not None and lane.is_behind(position))
         if position in self.delays.postponed:
             if is_behind or self.delays.is_passing:
@@ -265,7 +265,8 @@ class Parking:
         has."""
         return self.delays.gone(last, found) if self.delays.is_passing else []
 
-    def _slot(self, key: bytes) -> Slot:
+    def slot_of(self, key: bytes) -> Slot:
+        """The slot of a key without a lane, which may be new."""
         number = self.slot_number(key)
         slot = self.slots.get(number)
         if slot is None:
@@ -356,11 +357,15 @@ class Parking:
         rare.later[position] = when_ms
         self._keep_delayed(Kept(when_ms, position, entry.messages, lane))
 
+    def add_lane(self, key: bytes, slot: Slot) -> Lane:
+        lane = self.lanes[key] = Lane(key, slot)
+        slot.lanes[lane] = None
+        return lane
+
     def _lane(self, entry: Entry, key: bytes, lane: Lane | None, slot: Slot, now_ms: int) -> Lane:
         """The lane of a waiting entry, with the entry's state recorded in it."""
         if lane is None:
-            lane = self.lanes[key] = Lane(key, slot)
-            slot.lanes[lane] = None
+            lane = self.add_lane(key, slot)
         if entry.chunk is not None:
             rare = lane.rare = lane.rare or Rare()
             rare.chunks[entry.position] = entry.chunk

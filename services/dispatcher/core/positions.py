@@ -2,7 +2,7 @@
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from seqgate.types import Position
@@ -20,6 +20,41 @@ _WHOLE_CHUNK: Final = (1 << _CHUNK_ENTRIES) - 1
 
 _ALL: Final = -1
 """A bitmap in which every bit is set, which takes no memory."""
+
+
+class Run(NamedTuple):
+    """Consecutive entries of one ledger, through `last_entry_id`."""
+
+    first: Position
+    last_entry_id: int
+
+    @property
+    def size(self) -> int:
+        return self.last_entry_id - self.first.entry_id + 1
+
+
+def runs_of(positions: Iterable[Position]) -> tuple[Run, ...]:
+    """Entries as runs of neighbours, in the order of the log."""
+    runs: list[Run] = []
+    ordered = sorted(positions)
+    if not ordered:
+        return ()
+    first = last = ordered[0]
+    for position in ordered:
+        if position[1] > last[1] + 1 or position[0] != last[0]:
+            runs.append(Run(first, last[1]))
+            first = position
+        last = position
+    runs.append(Run(first, last[1]))
+    return tuple(runs)
+
+
+def positions_of(runs: Iterable[Run]) -> list[Position]:
+    return [
+        Position(ledger_id, entry_id)
+        for (ledger_id, first), last in runs
+        for entry_id in range(first, last + 1)
+    ]
 
 
 class Parked(NamedTuple):

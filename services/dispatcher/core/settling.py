@@ -38,7 +38,7 @@ from seqgate.services.dispatcher.core.effects import (
     SubscriptionType,
 )
 from seqgate.services.dispatcher.core.lane import Flight, Lane
-from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.core.positions import Acknowledged, Run, runs_of
 from seqgate.types import Position
 
 UNSETTLED_MAX: Final = 20_000
@@ -72,11 +72,13 @@ class Batch:
     Attributes:
         whole: entries, and the lanes that they were in; None: in none.
         parts: of batches, the lane, the number of messages, and the bits of the acknowledged ones.
+        runs: the entries in `whole`, once they are being persisted.
     """
 
     number: int
     whole: dict[Position, Lane | None] = field(default_factory=dict)
     parts: dict[Position, tuple[Lane, int, int]] = field(default_factory=dict)
+    runs: tuple[Run, ...] = ()
     successions: list[tuple[Position, Position]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -187,11 +189,18 @@ class Settling:
         batch = self._persisting = self._batch
         self._batch = Batch(batch.number + 1)
         parts = tuple((each, size, bits) for each, (_, size, bits) in batch.parts.items())
-        return Persist(batch.number, tuple(batch.whole), parts, tuple(batch.successions))
+        batch.runs = runs_of(batch.whole)
+        return Persist(batch.number, batch.runs, parts, tuple(batch.successions))
 
     def persisted(self) -> Batch:
+        """End the pending batch: its entries in `whole` are durably acknowledged."""
         batch, self._persisting = self._persisting, None
         assert batch is not None
+        for run in batch.runs:
+            self.acknowledged.add_range(*run)
+        if self.partial or self.attempts or self.doomed:
+            for position in batch.whole:
+                self._forget(position)
         return batch
 
     def reduce(self, position: Position, messages: int, bits: int) -> int:
@@ -202,8 +211,12 @@ class Settling:
         return left
 
     def done(self, position: Position) -> None:
-        """Record that an entry is durably acknowledged."""
+        """Record that the rest of a batch is durably acknowledged."""
         self.acknowledged.add(position)
+        self._forget(position)
+
+    def _forget(self, position: Position) -> None:
+        """Forget the state of an entry that is durably acknowledged."""
         self.partial.pop(position, None)
         self.attempts.pop(position, None)
         self.doomed.discard(position)

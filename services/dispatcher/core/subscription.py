@@ -349,6 +349,7 @@ class Subscription:
     def read(self, entries: Sequence[Entry], now_ms: int) -> list[Effect]:
         """Process the next entries of the log, in order."""
         self._is_reading = False
+        waits_for_nobody = self.delivering.may_pass
         passed: list[Position] = []
         for entry in entries:
             before = self.read_position
@@ -375,6 +376,8 @@ class Subscription:
                 if counted is None:
                     continue
                 entry = counted
+            elif waits_for_nobody and self.delivering.passes(entry, key, now_ms):
+                continue
             self.parking.keep_read(entry, key, now_ms)
         self.settling.pass_over(passed, Because.HEADLESS)
         return self._effects(now_ms)
@@ -657,11 +660,15 @@ class Subscription:
     def persisted(self, mark_delete: Position | None, now_ms: int) -> list[Effect]:
         """Complete a Persist; the cursor is at `mark_delete`."""
         batch = self.settling.persisted()
-        for position, lane in batch.whole.items():
-            self._done(position, lane)
+        self.totals["acknowledged_entries"] += len(batch.whole)
+        for position, in_lane in batch.whole.items():
+            if in_lane is not None:
+                self._end(position, in_lane)
         for position, (lane, messages, bits) in batch.parts.items():
             if not self.settling.reduce(position, messages, bits):
-                self._done(position, lane)
+                self.totals["acknowledged_entries"] += 1
+                self.settling.done(position)
+                self._end(position, lane)
                 continue
             flight = lane.flights.get(position)
             if flight is not None:
@@ -713,11 +720,8 @@ class Subscription:
             self.parking.wake(lane)
         return self._effects(now_ms)
 
-    def _done(self, position: Position, lane: Lane | None) -> None:
-        self.totals["acknowledged_entries"] += 1
-        self.settling.done(position)
-        if lane is None:
-            return
+    def _end(self, position: Position, lane: Lane) -> None:
+        """End what a durably acknowledged entry held up in its key."""
         flight = lane.flights.get(position)
         if flight is not None:
             self.flights.land(flight)
@@ -729,7 +733,8 @@ class Subscription:
         if self.keys and self.gaps.is_beyond(lane.key, position, AfterDeadLetter.CONTINUE):
             self.out.add(self.gaps.forget(lane.key))
         self.parking.wake(lane)
-        self.parking.drop_if_idle(lane)
+        if not lane.flights:
+            self.parking.drop_if_idle(lane)
 
     def _end_chunk(self, lane: Lane, chunk: Chunk | None) -> None:
         """Once the last chunk of a message is durably acknowledged, drop its kept-back chunks: they

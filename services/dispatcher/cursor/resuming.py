@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from seqgate.services.dispatcher.core.effects import Persist
-from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.core.positions import Acknowledged, runs_of
 from seqgate.services.dispatcher.cursor.tenure import Tenure
 from seqgate.services.dispatcher.ports import Cursor, Part
 from seqgate.types import Position, TopicName
@@ -65,7 +65,7 @@ async def move_back(
     entries = [each for each in entries if last is not None and each <= last]
     await tenure.reset(mark_delete)
     for start in range(0, len(entries), BATCH_ENTRIES):
-        some = tuple(entries[start : start + BATCH_ENTRIES])
+        some = runs_of(entries[start : start + BATCH_ENTRIES])
         await tenure.persist(Persist(0, some, (), ()))
     kept = tuple(each for each in parts if last is not None and each[0] <= last)
     if kept:

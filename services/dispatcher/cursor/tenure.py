@@ -17,13 +17,13 @@ from typing import Final, TypeVar
 import structlog
 
 from seqgate.services.dispatcher.core.effects import Persist
+from seqgate.services.dispatcher.core.positions import Run
 from seqgate.services.dispatcher.ports import (
     Cursor,
     Cursors,
     CursorsRefused,
     Log,
     Part,
-    Run,
     SubscriptionNotFound,
 )
 from seqgate.services.errors import DomainError, Fenced

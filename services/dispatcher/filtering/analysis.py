@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.services.dispatcher.core.effects import ACCEPT, REJECT
-from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.core.positions import Acknowledged, Run
 from seqgate.services.dispatcher.entries import position_of
 from seqgate.services.dispatcher.filtering.estimate import (
     BLOCK_ENTRIES,
@@ -22,7 +22,7 @@ from seqgate.services.dispatcher.filtering.estimate import (
     starts,
 )
 from seqgate.services.dispatcher.filtering.trial import Trial
-from seqgate.services.dispatcher.ports import Cursor, Decision, Log, Run
+from seqgate.services.dispatcher.ports import Cursor, Decision, Log
 from seqgate.types import Position, TopicName
 
 

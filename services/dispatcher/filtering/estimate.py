@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from seqgate.services.dispatcher.ports import Run
+from seqgate.services.dispatcher.core.positions import Run
 from seqgate.types import Position
 
 BLOCK_ENTRIES: Final = 100

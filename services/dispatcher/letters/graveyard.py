@@ -38,7 +38,7 @@ from seqgate.services.dispatcher.core.effects import (
     Gap,
     KeyState,
 )
-from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.core.positions import Acknowledged, Run, positions_of
 from seqgate.services.dispatcher.core.settling import remembered
 from seqgate.services.dispatcher.cursor.tenure import Tenure
 from seqgate.services.dispatcher.entries import position_of
@@ -236,10 +236,10 @@ class Graveyard:
         self._open[what.position] = letter
         self._round = round_
 
-    def acknowledged(self, positions: Iterable[Position]) -> None:
+    def acknowledged(self, runs: Iterable[Run]) -> None:
         """Let `tidy` remove the numbers of durably acknowledged entries."""
         if self._open:
-            self._done.update(position for position in positions if position in self._open)
+            self._done.update(each for each in positions_of(runs) if each in self._open)
 
     async def tidy(self) -> None:
         """Remove the numbers of acknowledged entries."""

@@ -369,7 +369,7 @@ class Performing:
     async def _persist(self, what: Persist, generation: int) -> None:
         followed = self.answers.followed(what.number)
         with spans.shared(f"{names.PERSIST} {self._topic}", followed, self._persisting) as span:
-            span.set_attribute(names.ENTRIES, len(what.entries) + len(what.parts))
+            span.set_attribute(names.ENTRIES, sum(run.size for run in what.runs) + len(what.parts))
             mark_delete = await self._work.repeated(
                 lambda: persist(self._tenure, self._ports.log, self._topic, what)
             )
@@ -378,7 +378,7 @@ class Performing:
         effects = self.machine.persisted(mark_delete, self.now_ms())
         self.answers.durable(what.number)
         self.apply(effects)
-        self._graveyard.acknowledged(what.entries)
+        self._graveyard.acknowledged(what.runs)
         if self._graveyard.has_done:
             self._work.start_for_machine(self._work.repeated, self._graveyard.tidy)
 
