@@ -104,7 +104,8 @@ class Fields(NamedTuple):
     has_bytes_key: bool
 
 
-# Fields._make without a Python call per message.
+# NamedTuple._make without a Python call per message.
+_position: Final[Callable[[Iterable[Any]], Position]] = partial(tuple.__new__, Position)
 _fields_of: Final[Callable[[Iterable[Any]], Fields]] = partial(tuple.__new__, Fields)
 
 
@@ -364,7 +365,7 @@ def piece_of(stored: ledger_pb2.StoredEntry) -> Piece:
 
 
 def position_of(wire: common_pb2.Position) -> Position:
-    return Position(wire.ledger_id, wire.entry_id)
+    return _position((wire.ledger_id, wire.entry_id))
 
 
 def corrupt(stored: ledger_pb2.StoredEntry, message: str) -> CorruptMessageError:

@@ -25,8 +25,9 @@ Invariants:
 """
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, cast
 
 from seqgate.api.common.v1 import common_pb2
@@ -55,6 +56,9 @@ from seqgate.types import Position
 EXPECTED_BYTES: Final = 1024 * 1024
 """The assumed bytes of a message until the first one arrives, to bound the first permits."""
 
+
+# Token._make without a Python call per message.
+_token: Final[Callable[[Iterable[Any]], Token]] = partial(tuple.__new__, Token)
 
 Answer = tuple[Any, SeqgateError | None]
 """A waiter and its result: None for success."""
@@ -571,9 +575,14 @@ class Inbox:
             self._refuse(unit, [])
             raise
         number, attempts, gap = unit.deliveries[-1], unit.attempts, unit.gap
+        if len(messages) == 1:
+            (fields,) = messages
+            token = _token((self._epoch, number, fields.id.batch_index))
+            unit.messages = [Received(*fields, attempts, gap, token)]
+            return unit.messages
         unit.messages = []
         for fields in reversed(messages):
-            token = Token(self._epoch, number, fields.id.batch_index)
+            token = _token((self._epoch, number, fields.id.batch_index))
             if unit.unsettled & token.bit:
                 unit.messages.append(Received(*fields, attempts, gap, token))
         return unit.messages

@@ -22,14 +22,16 @@ def position_of(stored: StoredEntry) -> Position:
 
 def entry_of(stored: StoredEntry, verdict: int = ACCEPT) -> Entry:
     """The machine's view of an entry. A marker has no key."""
-    metadata = stored.metadata
-    position = position_of(stored)
+    metadata, place = stored.metadata, stored.position
+    position = _position((place.ledger_id, place.entry_id))
     if metadata.HasField("marker_type"):
         return Entry(position, None)
     chunk = None
     if metadata.num_chunks_from_msg > 1:
         is_last = metadata.chunk_id == metadata.num_chunks_from_msg - 1
         chunk = Chunk(f"{metadata.producer_name}\0{metadata.uuid}", is_last, metadata.chunk_id)
-    aborts = f"{metadata.producer_name}\0{stored.aborts}" if stored.aborts else ""
+    aborts = stored.aborts
+    if aborts:
+        aborts = f"{metadata.producer_name}\0{aborts}"
     key, messages = sticky_key(metadata), metadata.num_messages_in_batch or 1
     return _entry((position, key, messages, metadata.deliver_at_time, chunk, verdict, aborts))

@@ -159,9 +159,15 @@ class Settling:
     def left(self, position: Position, messages: int) -> int:
         """The bits of messages without an acknowledgement, durable or pending, of an entry that is
         not in flight: messages acknowledged by an earlier delivery are not delivered again."""
-        left = self.partial.get(position, (1 << messages) - 1)
-        left &= ~_pending(self._batch, position)
-        return left if self._persisting is None else left & ~_pending(self._persisting, position)
+        batch, persisting = self._batch, self._persisting
+        left = (1 << messages) - 1
+        if self.partial:
+            left = self.partial.get(position, left)
+        if batch.parts:
+            left &= ~_pending(batch, position)
+        if persisting is not None and persisting.parts:
+            left &= ~_pending(persisting, position)
+        return left
 
     def acknowledge_entry(self, position: Position, lane: Lane | None) -> None:
         """Acknowledge an entry that is not in flight; `lane` is the one that it was in, if any."""
