@@ -65,15 +65,10 @@ class Delivering:
 
     @property
     def may_pass(self) -> bool:
-        """Whether entries may be delivered as they are read: no entry failed, is dead-lettered or
-        postponed, and so may withhold others."""
+        """Whether entries may be delivered as they are read: no entry failed or is dead-lettered,
+        and so may withhold others. Reading changes none of this."""
         settling = self._settling
-        return not (
-            settling.attempts
-            or settling.doomed
-            or self._gaps.keys
-            or self._parking.delays.postponed
-        )
+        return not (settling.attempts or settling.doomed or self._gaps.keys)
 
     def passes(self, entry: Entry, key: bytes, now_ms: int) -> bool:
         """Deliver an accepted entry, which is not a chunk, as it is read, if none of its key waits
@@ -93,6 +88,7 @@ class Delivering:
             or consumer.joined_at is not None
             or self._flights.is_blocked
             or entry.deliver_at_ms > now_ms
+            or parking.delays.postponed
         ):
             return False
         if lane is None:
