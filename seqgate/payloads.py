@@ -10,8 +10,9 @@ Services decide by metadata and never open a batch. To prove it, opened batches 
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import lz4.block
 import zstandard
@@ -42,8 +43,13 @@ class SingleMessage(NamedTuple):
     payload: bytes
 
 
-def pack_batch(messages: Iterable[SingleMessage]) -> bytes:
-    """The uncompressed payload of a batch. Sets the messages' payload_size."""
+# SingleMessage._make without a Python call per message.
+_single: Final[Callable[[Iterable[Any]], SingleMessage]] = partial(tuple.__new__, SingleMessage)
+
+
+def pack_batch(messages: Iterable[tuple[entry_pb2.SingleMessageMetadata, bytes]]) -> bytes:
+    """The uncompressed payload of a batch. Sets the messages' payload_size. Takes one message after
+    the other, which may share a metadata that is filled anew."""
     parts: list[bytes] = []
     for metadata, payload in messages:
         metadata.payload_size = len(payload)
@@ -76,7 +82,7 @@ def _messages(opened: bytes) -> Iterator[SingleMessage]:
         end = start + metadata.payload_size
         if not metadata.HasField("payload_size") or not start <= end <= len(opened):
             raise PayloadDamaged("a message of the batch exceeds its payload")
-        yield SingleMessage(metadata, opened[start:end])
+        yield _single((metadata, opened[start:end]))
 
 
 def unpack(metadata: entry_pb2.EntryMetadata, payload: bytes) -> bytes:

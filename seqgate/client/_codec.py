@@ -2,7 +2,7 @@
 
 import base64
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -60,14 +60,13 @@ class OutgoingMessage:
     chunks: int = 1
     span: Any = None  # its own recorded span: see _tracing.py
     batch: Any = None  # its batch's recorded span
+    size_bytes: int = field(init=False)  # about what it adds to a batch, its trace not counted
 
-    @property
-    def size_bytes(self) -> int:
-        """The approximate bytes that it adds to a batch."""
-        size_bytes = len(self.payload) + len(self.key or "") + 16
+    def __post_init__(self) -> None:
+        self.size_bytes = len(self.payload) + len(self.key or "") + 16
         if self.properties:
-            size_bytes += sum(len(name) + len(value) for name, value in self.properties.items())
-        return size_bytes
+            of_properties = (len(name) + len(value) for name, value in self.properties.items())
+            self.size_bytes += sum(of_properties)
 
     @property
     def shown_bytes(self) -> int:
@@ -99,7 +98,7 @@ class Fields(NamedTuple):
     append_time_ms: int
     key: str | None
     ordering_key: bytes | None
-    properties: Mapping[str, str]
+    properties: dict[str, str]
     event_time_ms: int | None
     has_bytes_key: bool
 
@@ -209,14 +208,20 @@ def encode_batch(
         _describe_keys(metadata, first)
     if first.deliver_at_ms is not None:
         metadata.deliver_at_time = first.deliver_at_ms
-    payload = pack_batch(map(_single, messages))
+    payload = pack_batch(_singles(messages))
     return to_entry(metadata, _seal(metadata, payload, compression))
 
 
-def _single(message: OutgoingMessage) -> SingleMessage:
-    metadata = entry_pb2.SingleMessageMetadata(sequence_id=message.sequence_id)
-    _describe(metadata, message)
-    return SingleMessage(metadata, message.payload)
+def _singles(
+    messages: Iterable[OutgoingMessage],
+) -> Iterator[tuple[entry_pb2.SingleMessageMetadata, bytes]]:
+    """One metadata for all, filled anew."""
+    metadata = entry_pb2.SingleMessageMetadata()
+    for message in messages:
+        metadata.Clear()
+        metadata.sequence_id = message.sequence_id
+        _describe(metadata, message)
+        yield metadata, message.payload
 
 
 def decode_entry(topic: str, stored: ledger_pb2.StoredEntry) -> list[Message]:
@@ -234,17 +239,11 @@ def decode_fields(topic: str, stored: ledger_pb2.StoredEntry) -> list[Fields]:
     try:
         if not metadata.HasField("num_messages_in_batch"):
             whole = unpack(metadata, payload)
-            return [_fields(topic, stored, metadata, whole, metadata.sequence_id, -1)]
+            return [_fields(topic, stored, metadata, whole)]
         messages = open_batch(metadata, payload)
     except PayloadDamaged as error:
         raise corrupt(stored, str(error)) from error
-    steps = metadata.sequence_id_steps or [1] * (len(messages) - 1)
-    ids = accumulate(steps, initial=metadata.sequence_id)
-    shared = dict(metadata.properties) if metadata.properties else None
-    return [
-        _fields(topic, stored, single.metadata, single.payload, sequence_id, index, shared)
-        for index, (single, sequence_id) in enumerate(zip(messages, ids, strict=True))
-    ]
+    return _batch_fields(topic, stored, metadata, messages)
 
 
 def decode_large(topic: str, last: ledger_pb2.StoredEntry, body: bytes, first: Position) -> Message:
@@ -263,44 +262,84 @@ def decode_large_fields(
         whole = unpack(metadata, body)
     except PayloadDamaged as error:
         raise corrupt(last, str(error)) from error
-    fields = _fields(topic, last, metadata, whole, metadata.sequence_id, -1)
+    fields = _fields(topic, last, metadata, whole)
     return fields._replace(id=ChunkMessageId(MessageId(*first), fields.id))
 
 
+_Own = tuple[str | None, bytes | None, dict[str, str], int | None, bool]
+"""The last five of Fields."""
+
+
 def _fields(
-    topic: str,
-    stored: ledger_pb2.StoredEntry,
-    own: entry_pb2.EntryMetadata | entry_pb2.SingleMessageMetadata,
-    payload: bytes,
-    sequence_id: int,
-    batch_index: int,
-    shared: Mapping[str, str] | None = None,
+    topic: str, stored: ledger_pb2.StoredEntry, metadata: entry_pb2.EntryMetadata, payload: bytes
 ) -> Fields:
-    """Combine a message's own metadata, its entry's, and its batch's properties (`shared`)."""
+    """The fields of an entry's only message."""
     position = stored.position
-    has_key = own.HasField("partition_key")
-    has_bytes_key = has_key and own.partition_key_b64_encoded
-    if has_bytes_key:
-        _check_base64(stored, own.partition_key)
-    metadata = stored.metadata
-    properties = dict(own.properties) if own.properties else {}
-    if shared is not None:
-        properties = {**shared, **properties}
     return _fields_of(
         (
             topic,
-            MessageId(position.ledger_id, position.entry_id, -1, batch_index),
+            MessageId(position.ledger_id, position.entry_id),
             payload,
             metadata.producer_name,
-            sequence_id,
+            metadata.sequence_id,
             metadata.publish_time,
             milliseconds(stored.append_time),
-            own.partition_key if has_key else None,
-            own.ordering_key if own.HasField("ordering_key") else None,
-            properties,
-            own.event_time if own.HasField("event_time") else None,
-            has_bytes_key,
+            *_own(stored, metadata),
         )
+    )
+
+
+def _batch_fields(
+    topic: str,
+    stored: ledger_pb2.StoredEntry,
+    metadata: entry_pb2.EntryMetadata,
+    messages: Sequence[SingleMessage],
+) -> list[Fields]:
+    """The fields of a batch's messages. What they share is looked up once."""
+    ledger_id, entry_id = stored.position.ledger_id, stored.position.entry_id
+    producer_name, publish_time_ms = metadata.producer_name, metadata.publish_time
+    append_time_ms = milliseconds(stored.append_time)
+    steps = metadata.sequence_id_steps or [1] * (len(messages) - 1)
+    sequence_ids = accumulate(steps, initial=metadata.sequence_id)
+    fields = [
+        _fields_of(
+            (
+                topic,
+                MessageId(ledger_id, entry_id, -1, index),
+                payload,
+                producer_name,
+                sequence_id,
+                publish_time_ms,
+                append_time_ms,
+                *_own(stored, own),
+            )
+        )
+        for index, ((own, payload), sequence_id) in enumerate(
+            zip(messages, sequence_ids, strict=True)
+        )
+    ]
+    if metadata.properties:
+        shared = dict(metadata.properties)
+        fields = [each._replace(properties=shared | each.properties) for each in fields]
+    return fields
+
+
+def _own(
+    stored: ledger_pb2.StoredEntry,
+    own: entry_pb2.EntryMetadata | entry_pb2.SingleMessageMetadata,
+) -> _Own:
+    """What a message says of itself."""
+    has = own.HasField
+    has_key = has("partition_key")
+    has_bytes_key = has_key and own.partition_key_b64_encoded
+    if has_bytes_key:
+        _check_base64(stored, own.partition_key)
+    return (
+        own.partition_key if has_key else None,
+        own.ordering_key if has("ordering_key") else None,
+        dict(properties) if (properties := own.properties) else {},
+        own.event_time if has("event_time") else None,
+        has_bytes_key,
     )
 
 

@@ -24,7 +24,8 @@ them are answered.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from seqgate.api.common.v1 import common_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
@@ -58,6 +59,11 @@ class Receipt(NamedTuple):
 class Resolved(NamedTuple):
     message: OutgoingMessage
     outcome: Receipt | SeqgateError
+
+
+# NamedTuple._make without a Python call per message.
+_receipt: Final[Callable[[Iterable[Any]], Receipt]] = partial(tuple.__new__, Receipt)
+_resolved: Final[Callable[[Iterable[Any]], Resolved]] = partial(tuple.__new__, Resolved)
 
 
 @dataclass(slots=True)
@@ -425,7 +431,8 @@ def _resolve(receipt: pb.Receipt, parcel: _Parcel) -> list[Resolved]:
         for index in range(count):
             message = next(left)
             message_id = MessageId(ledger_id, entry_id + offset, -1, index if batch else -1)
-            resolved.append(Resolved(message, Receipt(message_id, message.sequence_id, duplicate)))
+            stored = _receipt((message_id, message.sequence_id, duplicate))
+            resolved.append(_resolved((message, stored)))
     return resolved
 
 

@@ -291,7 +291,9 @@ class Producer:
         return cast("list[Receipt]", outcomes)
 
     def _checked_outgoing(self, given: bytes | Outgoing) -> tuple[OutgoingMessage, int | None]:
-        each = given if isinstance(given, Outgoing) else Outgoing(given)
+        if not isinstance(given, Outgoing):
+            return self._checked(given, None, None, None, None, None), None
+        each = given
         try:
             deliver_at_ms = _deliver_at_ms(each.deliver_at, each.deliver_after_s)
             message = self._checked(
@@ -366,7 +368,7 @@ class Producer:
         deliver_at_ms: int | None,
     ) -> OutgoingMessage:
         self._check_open()
-        properties = dict(properties or {})
+        properties = dict(properties) if properties else {}
         _check(payload, key, properties, ordering_key, event_time_ms)
         message = OutgoingMessage(
             0, bytes(payload), key, ordering_key, properties, event_time_ms, deliver_at_ms
@@ -596,6 +598,7 @@ class Producer:
         for message, outcome in resolved:
             self._pending_messages -= message.chunks
             self._pending_bytes -= message.size_bytes
+            done = message.done
             if isinstance(outcome, SeqgateError) and outcome.sequence_id is None:
                 outcome = outcome.of_message(message.sequence_id)
             if message.span is not None or message.batch is not None:
@@ -604,11 +607,11 @@ class Producer:
                 self._has_stored = True
                 if self._last_sequence_id is None or outcome.sequence_id > self._last_sequence_id:
                     self._last_sequence_id = outcome.sequence_id
-                if not message.done.done():
-                    message.done.set_result(outcome)
-            elif not message.done.done():
-                message.done.set_exception(outcome)
-                message.done.exception()  # retrieved: not every future is awaited
+                if not done.done():
+                    done.set_result(outcome)
+            elif not done.done():
+                done.set_exception(outcome)
+                done.exception()  # retrieved: not every future is awaited
         self._room.set()
 
     # ---- the stream
@@ -833,6 +836,8 @@ def _check(
     event_time_ms: int | None,
 ) -> None:
     """Refuse a message that cannot be encoded, before it affects others."""
+    if type(payload) is bytes and key is ordering_key is event_time_ms is None and not properties:
+        return  # as most messages of a batch
     wrong = ""
     if not isinstance(payload, bytes | bytearray | memoryview):
         wrong = "payload must be bytes"
