@@ -2,7 +2,9 @@
 
 python -m tools.dev.protos            write seqgate/api
 python -m tools.dev.protos --check    exit 1 if seqgate/api is stale
-python -m tools.dev.protos --lint     exit 1 if buf finds faults in protos/
+python -m tools.dev.protos --lint     exit 1 if buf finds faults in protos/, or a change that breaks
+                                      callers of the last released version
+python -m tools.dev.protos --release  keep the contract as that of the version in pyproject.toml
 """
 
 import shutil
@@ -10,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import tomllib
 from pathlib import Path
 
 import grpc_tools
@@ -20,6 +23,8 @@ from tools.dev.command import carry_out
 ROOT = Path(__file__).resolve().parents[2]
 PROTOS = ROOT / "protos"
 GENERATED = ROOT / "seqgate" / "api"
+RELEASES = PROTOS / "releases"
+"""The contracts of released versions, as descriptor sets: <version>.binpb."""
 
 
 def protoc(*outputs: str) -> None:
@@ -71,14 +76,32 @@ def differences(left: Path, right: Path) -> list[str]:
 
 
 def lint() -> list[str]:
-    """Lint a compiled image of protos/: buf would need a network to resolve imports."""
+    """Lint a compiled image of protos/, and compare it with the last released one: buf would need a
+    network to resolve imports."""
     with tempfile.TemporaryDirectory() as scratch:
         image = Path(scratch) / "image.binpb"
         protoc("--include_imports", "--include_source_info", f"--descriptor_set_out={image}")
-        buf = Path(sysconfig.get_path("scripts")) / "buf"
-        command = [str(buf), "lint", str(image), "--config", str(PROTOS / "buf.yaml")]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        released = max(RELEASES.glob("*.binpb"), key=_version)
+        return buf("lint", image) + buf("breaking", image, "--against", str(released))
+
+
+def buf(command: str, image: Path, *options: str) -> list[str]:
+    """What buf says against an image, by the rules of protos/buf.yaml."""
+    program = Path(sysconfig.get_path("scripts")) / "buf"
+    config = str(PROTOS / "buf.yaml")
+    given = [str(program), command, str(image), "--config", config, *options]
+    done = subprocess.run(given, check=False, capture_output=True, text=True)
     return (done.stdout + done.stderr).splitlines() or ["buf failed"] * (done.returncode != 0)
+
+
+def _version(image: Path) -> tuple[int, ...]:
+    return tuple(int(part) for part in image.stem.split("."))
+
+
+def release() -> list[str]:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    protoc("--include_imports", f"--descriptor_set_out={RELEASES / f'{version}.binpb'}")
+    return []
 
 
 def check() -> list[str]:
@@ -97,4 +120,6 @@ def write() -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(carry_out(__doc__, {"": write, "--check": check, "--lint": lint}))
+    sys.exit(
+        carry_out(__doc__, {"": write, "--check": check, "--lint": lint, "--release": release})
+    )
