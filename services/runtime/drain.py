@@ -78,15 +78,32 @@ class Drain:
     async def requests(self, context: Any, *over: asyncio.Event) -> AsyncIterator[Any]:
         """The messages of a stream, until the caller closes its side, the drain begins, or one of
         the events `over` is set."""
+        loop = asyncio.get_running_loop()
+        reading: asyncio.Timeout | None = None
+        is_over = False
+
+        def end(_: object) -> None:
+            nonlocal is_over
+            if reading is not None and not is_over:
+                reading.reschedule(loop.time())
+            is_over = True
+
         ends = [asyncio.ensure_future(each.wait()) for each in (self._begun, *over)]
+        for each in ends:
+            each.add_done_callback(end)
         try:
-            while not any(each.done() for each in ends):
-                read = asyncio.ensure_future(context.read())
-                await asyncio.wait({read, *ends}, return_when=asyncio.FIRST_COMPLETED)
-                if not read.done():
-                    read.cancel()
-                    return
-                if (request := read.result()) is aio.EOF:
+            while not is_over:
+                # Read in this task: a task for each read costs more than a small request.
+                try:
+                    async with asyncio.timeout(None) as reading:
+                        request = await context.read()
+                except TimeoutError:
+                    if reading is not None and reading.expired():
+                        return
+                    raise
+                finally:
+                    reading = None
+                if request is aio.EOF:
                     return
                 yield request
         finally:
