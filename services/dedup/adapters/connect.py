@@ -3,10 +3,15 @@
 In all cases no command is sent twice, and after an error the next command finds the right server:
 broken connections are reopened, Sentinels are asked on each new connection, and a cluster's nodes
 for the map of slots.
+
+A command's time limit is `_Client`'s, and the handshake's is `_greeted`'s: with redis-py's
+`socket_timeout`, each command would cost a task.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 from redis.asyncio import Redis
@@ -16,6 +21,7 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as NotConnected
 from redis.exceptions import ReadOnlyError
+from redis.exceptions import TimeoutError as NotInTime
 
 from seqgate.services.dedup.adapters.cluster import ClusterRedis
 from seqgate.services.dedup.redis_url import Node, RedisUrl, Served, parse_redis_url
@@ -26,33 +32,46 @@ async def connect_redis(url: str, *, timeout_s: float, connections_max: int) -> 
     """A client, Redis or ClusterRedis, with at most `connections_max` connections (in a cluster, to
     each node). It never retries, and never waits longer than `timeout_s`."""
     at = parse_redis_url(url)
-    patience = _patience(timeout_s)
-    options: dict[str, Any] = {"max_connections": connections_max, **at.options}
+    options: dict[str, Any] = {
+        "max_connections": connections_max,
+        "redis_connect_func": partial(_greeted, timeout_s),
+        **at.options,
+        **_patience(timeout_s),
+    }
     async with AsyncExitStack() as stack:
         client: Any
         if at.served is Served.SENTINEL:
-            client = await stack.enter_async_context(_master(at, timeout_s, options | patience))
+            client = await stack.enter_async_context(_master(at, timeout_s, options))
         elif at.served is Served.CLUSTER:
 
             def connect(node: Node) -> Redis:
-                return Redis(host=node.host, port=node.port, **options, **patience)
+                return _Client(timeout_s, host=node.host, port=node.port, **options)
 
             client = ClusterRedis(at.nodes, connect, timeout_s=timeout_s)
         elif at.served is Served.SOCKET:
-            client = _Server(unix_socket_path=at.path, db=at.database, **options, **patience)
+            client = _Server(timeout_s, unix_socket_path=at.path, db=at.database, **options)
         else:
             ((host, port),) = at.nodes
-            client = _Server(host=host, port=port, db=at.database, **options, **patience)
+            client = _Server(timeout_s, host=host, port=port, db=at.database, **options)
         yield await stack.enter_async_context(client)
 
 
 def _patience(timeout_s: float) -> dict[str, Any]:
     return {
         "retry": Retry(NoBackoff(), 0),
-        "socket_timeout": timeout_s,
+        "socket_timeout": None,
         "socket_connect_timeout": timeout_s,
         "socket_keepalive": True,
     }
+
+
+async def _greeted(timeout_s: float, connection: Connection) -> None:
+    """The handshake on a new connection."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await connection.on_connect()
+    except TimeoutError as error:
+        raise NotInTime("no answer to the handshake") from error
 
 
 @asynccontextmanager
@@ -61,35 +80,60 @@ async def _master(at: RedisUrl, timeout_s: float, options: dict[str, Any]) -> As
     connection to the master share one connection's time limit, so that a silent Sentinel does not
     use it up."""
     share_s = timeout_s / (len(at.nodes) + 1)
+    asked_in_s = {**_patience(share_s), "socket_timeout": share_s}
     sentinel: Any = Sentinel(  # type: ignore[no-untyped-call]
-        at.nodes, sentinel_kwargs={**at.sentinel, **_patience(share_s)}
+        at.nodes, sentinel_kwargs={**at.sentinel, **asked_in_s}
     )
+    own = {
+        "socket_connect_timeout": share_s,
+        "redis_connect_func": partial(_greeted_by_a_master, timeout_s),
+    }
     async with sentinel:
-        yield sentinel.master_for(
-            at.master,
-            db=at.database,
-            redis_connect_func=_to_a_master,
-            **(options | {"socket_connect_timeout": share_s}),
-        )
+        master = sentinel.master_for(at.master, _Client, db=at.database, **(options | own))
+        master.timeout_s = timeout_s
+        yield master
 
 
-async def _to_a_master(connection: Connection) -> None:
+async def _greeted_by_a_master(timeout_s: float, connection: Connection) -> None:
     """Check a new connection's server. Outdated Sentinels may name a demoted, and so stale,
     master."""
-    await connection.on_connect()
-    await connection.send_command("ROLE")
-    role, *_ = await connection.read_response()
+    try:
+        async with asyncio.timeout(timeout_s):
+            await connection.on_connect()
+            await connection.send_command("ROLE")
+            role, *_ = await connection.read_response()
+    except TimeoutError as error:
+        raise NotInTime("no answer to the handshake") from error
     if role != b"master":
         raise NotConnected(f"role is {role!r}, not master")
 
 
-class _Server(Redis):
+class _Client(Redis):
+    """A client whose commands have a time limit, which begins when they have a connection."""
+
+    def __init__(self, timeout_s: float | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.timeout_s = timeout_s
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        # redis-py's own method also retries and keeps statistics, which doubles a command's price.
+        pool: Any = self.connection_pool
+        connection = await pool.get_connection()
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                await connection.send_command(*args)
+                return await self.parse_response(connection, args[0], **options)
+        finally:
+            await pool.release(connection)
+
+
+class _Server(_Client):
     """One address, behind which the server may change: after one refuses writes, the next
     connection may lead to its successor."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         try:
-            return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+            return await super().execute_command(*args, **options)
         except ReadOnlyError:
             await self.connection_pool.disconnect(inuse_connections=False)
             raise
