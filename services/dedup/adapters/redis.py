@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
+from random import Random
 from typing import Any, Final
 
 import msgpack
@@ -79,6 +80,10 @@ CLOCK_AGE_MAX_S: Final = 10.0
 LEAP_MAX: Final = 2**40
 """The bound of a revision's leaps. Revisions wrap at 2^52, since Lua's numbers are doubles."""
 
+_RANDOM: Final = Random()
+"""Seeded by the system, whose own generator costs a system call per number. Leaps must differ, but
+may be guessed."""
+
 _CURSOR: Final = re.compile(r"[0-9]{0,20}")
 """Redis's scan cursors are 64-bit numbers."""
 
@@ -129,7 +134,7 @@ class Script:
 
 
 def _random_leap() -> int:
-    return secrets.randbelow(LEAP_MAX)
+    return _RANDOM.randrange(LEAP_MAX)
 
 
 class RedisStateStore:
