@@ -71,7 +71,7 @@ def carrier() -> dict[str, str]:
     return into
 
 
-_NOTHING: Final = nullcontext(INVALID_SPAN)
+NOTHING: Final = nullcontext(INVALID_SPAN)
 
 
 def part(
@@ -79,7 +79,7 @@ def part(
 ) -> AbstractContextManager[Span]:
     """A step of the current span, if that is recorded."""
     if not trace.get_current_span().is_recording():
-        return _NOTHING
+        return NOTHING
     return within(_TRACER.start_span(name, kind=kind, attributes=attributes))
 
 
@@ -87,7 +87,7 @@ def database(system: str, operation: str, target: str = "") -> AbstractContextMa
     """A database operation, as a step of the current span. `system` is names.REDIS, names.SQLITE or
     names.POSTGRESQL; `operation` is the database's name for it, on `target`."""
     if not trace.get_current_span().is_recording():
-        return _NOTHING
+        return NOTHING
     attributes = {names.DB_SYSTEM_NAME: system, names.DB_OPERATION_NAME: operation}
     return part(f"{operation} {target}".rstrip(), attributes, SpanKind.CLIENT)
 
@@ -135,12 +135,14 @@ class Carried(Protocol):
     tracestate: str
 
 
-@contextmanager
-def asked(name: str, carried: Carried, attributes: Attributes | None = None) -> Iterator[Span]:
+def asked(
+    name: str, carried: Carried, attributes: Attributes | None = None
+) -> AbstractContextManager[Span]:
     """The work for one request on a stream, on the serving side. `carried` is the requesting side's
     `carrier()`; if it is empty, nothing is recorded."""
-    with within(begun(name, carried, attributes)) as span:
-        yield span
+    if not carried.traceparent and trace.get_current_span() is INVALID_SPAN:
+        return NOTHING
+    return within(begun(name, carried, attributes))
 
 
 def begun(name: str, carried: Carried, attributes: Attributes | None = None) -> Span:

@@ -14,7 +14,7 @@ of its metadata.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -129,8 +129,9 @@ class TopicTracing:
 
     # ---- the work on publications
 
-    @contextmanager
-    def asking(self, operation: str, units: Sequence[Unit], *, confirms: bool) -> Iterator[Span]:
+    def asking(
+        self, operation: str, units: Sequence[Unit], *, confirms: bool
+    ) -> AbstractContextManager[Span]:
         """The span of a call to deduplication.
 
         Args:
@@ -138,6 +139,8 @@ class TopicTracing:
             units: the units to judge.
             confirms: whether it confirms the entries stored since the last confirmation.
         """
+        if not (self._units or self._stored or trace.get_current_span().is_recording()):
+            return spans.NOTHING
         contexts = self._contexts_of(units)
         if confirms:
             if contexts or operation != names.ADMIT:
@@ -147,12 +150,7 @@ class TopicTracing:
         about = self._messaging | {names.MESSAGING_OPERATION_NAME: operation}
         if units:
             about[names.ENTRIES] = len(units)
-        if contexts:
-            with spans.shared(name, contexts, about) as span:
-                yield span
-        else:
-            with spans.part(name, about) as span:
-                yield span
+        return spans.shared(name, contexts, about) if contexts else spans.part(name, about)
 
     @contextmanager
     def looking_up(self, units: Sequence[Unit]) -> Iterator[None]:
@@ -162,12 +160,12 @@ class TopicTracing:
         with spans.shared(name, self._contexts_of(units), about):
             yield
 
-    @contextmanager
-    def appending(self, entries: Sequence[Entry]) -> Iterator[None]:
+    def appending(self, entries: Sequence[Entry]) -> AbstractContextManager[object]:
         """The spans of storing a group. On success, its entries wait for confirmation."""
-        if not self._entries:
-            yield
-            return
+        return self._appending(entries) if self._entries else spans.NOTHING
+
+    @contextmanager
+    def _appending(self, entries: Sequence[Entry]) -> Iterator[None]:
         followed = [span for key in map(_key, entries) if (span := self._entries.get(key))]
         if not followed:
             yield
@@ -221,14 +219,11 @@ class TopicTracing:
             self._recovery.end()
             self._recovery = None
 
-    @contextmanager
-    def recovering(self) -> Iterator[None]:
+    def recovering(self) -> AbstractContextManager[object]:
         """Makes the recovery's span current, if a recovery is running."""
         if self._recovery is None:
-            yield
-            return
-        with trace.use_span(self._recovery, record_exception=False, set_status_on_exception=False):
-            yield
+            return spans.NOTHING
+        return trace.use_span(self._recovery, record_exception=False, set_status_on_exception=False)
 
     @contextmanager
     def replaying(self) -> Iterator[Span]:
