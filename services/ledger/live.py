@@ -132,16 +132,19 @@ class Pulse:
     """Wakes every waiter at each beat."""
 
     def __init__(self) -> None:
-        self._next = asyncio.Event()
+        self._next: asyncio.Event | None = None
 
     def beat(self) -> None:
-        self._next.set()
-        self._next = asyncio.Event()
+        if self._next is not None:
+            self._next.set()
+            self._next = None
 
     @property
     def next(self) -> asyncio.Event:
         """The event that the next beat sets. Take it before checking the state, or a beat between
         the check and the wait is missed."""
+        if self._next is None:
+            self._next = asyncio.Event()
         return self._next
 
 
@@ -643,6 +646,9 @@ class LiveTopic:
                     self.lose(error)
                 case _:
                     self._tasks.create_task(self._do(effect), context=self._context.copy())
+        self._progressed()
+
+    def _progressed(self) -> None:
         if not self.stopped:
             is_aligning = self._writer.phase is Phase.ALIGNING
             self._recovery.record(self._cause, is_aligning=is_aligning)
@@ -670,9 +676,15 @@ class LiveTopic:
 
     async def _do(self, effect: Effect) -> None:
         with self._contained():
-            with self.tracing.recovering():
-                effects = await self._done(effect)
-            self._perform(effects)
+            while True:
+                with self.tracing.recovering():
+                    effects = await self._done(effect)
+                match effects:
+                    case [Append() as effect]:  # in this task: for one message, tasks cost time
+                        self._progressed()
+                    case _:
+                        self._perform(effects)
+                        return
 
     async def _done(self, effect: Effect) -> list[Effect]:
         """Perform an effect. Returns the effects that follow from its outcome."""
