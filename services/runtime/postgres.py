@@ -489,7 +489,7 @@ class PostgresDatabase:
         running = asyncio.create_task(self._resolve(done, lane, transact))
         self._running.add(running)
         running.add_done_callback(self._running.discard)
-        return await outcome(names.POSTGRESQL, operation, done)
+        return await outcome(names.POSTGRESQL, operation, asyncio.shield(done))
 
     async def _resolve(
         self,

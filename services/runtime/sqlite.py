@@ -81,8 +81,13 @@ class DiskShare(NamedTuple):
 
 
 class _Task(NamedTuple, Generic[T]):
+    """Work, and the future on which its caller waits. A caller that gives up cancels the future but
+    not the work, so `ended` is called when the work is over: a shield around the future would cost
+    as much as the rest of the hand-over."""
+
     work: Work[T]
     done: "asyncio.Future[T]"
+    ended: Callable[[], None]
 
 
 class Connections:
@@ -113,8 +118,8 @@ class Connections:
             StoreUnavailable: the outcome is unknown.
         """
         done: asyncio.Future[T] = self._loop.create_future()
-        self._writes.begin(done)
-        self._queue.put(_Task(work, done))  # type: ignore[arg-type]
+        task = _Task(work, done, self._writes.enter())
+        self._queue.put(task)  # type: ignore[arg-type]
         return await outcome(names.SQLITE, names.COMMIT, done)
 
     async def read(self, work: Work[T]) -> T:
@@ -125,9 +130,9 @@ class Connections:
             StoreUnavailable: SQLite failed.
         """
         done: asyncio.Future[T] = self._loop.create_future()
-        self._reads.begin(done)
+        task = _Task(work, done, self._reads.enter())
         given_up = threading.Event()
-        self._readers.submit(self._answer, _Task(work, done), given_up)
+        self._readers.submit(self._answer, task, given_up)
         try:
             return await outcome(names.SQLITE, names.SELECT, done)
         except asyncio.CancelledError:
@@ -382,6 +387,7 @@ def _commit(connection: apsw.Connection, group: list[_Task[object]]) -> list[obj
 
 def _resolve(group: list[_Task[object]], results: list[object]) -> None:
     for task, result in zip(group, results, strict=True):
+        task.ended()
         if task.done.cancelled():
             continue
         if isinstance(result, Exception):

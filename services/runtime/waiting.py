@@ -2,6 +2,7 @@
 a caller that gives up."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 from seqgate.services.errors import DomainError, StoreFull, StoreUnavailable
@@ -31,25 +32,34 @@ class Waiting:
         Raises:
             ServiceBusy: the queue is full; nothing was done.
         """
+        end = self.enter()
+        done.add_done_callback(lambda _: end())
+
+    def enter(self) -> Callable[[], None]:
+        """Count a piece of work until the returned function is called.
+
+        Raises:
+            ServiceBusy: the queue is full; nothing was done.
+        """
         size_bytes = ASKED_BYTES.get()
         if self.count >= WAITING_MAX or not self._budget.fits(size_bytes):
             raise busy(f"too many {self._what} or bytes waiting for the store", limit="WAITING_MAX")
         self._budget.take(size_bytes)
         self.count += 1
 
-        def end(_: object) -> None:
+        def end() -> None:
             self._budget.give(size_bytes)
             self.count -= 1
 
-        done.add_done_callback(end)
+        return end
 
 
-async def outcome(system: str, operation: str, done: "asyncio.Future[T]") -> T:
-    """Await work of a database, with a span. The work goes on when the caller is cancelled. A
-    refusal is a result, not a failure of the database."""
+async def outcome(system: str, operation: str, done: Awaitable[T]) -> T:
+    """Await work of a database, with a span. A refusal is a result, not a failure of the
+    database."""
     with spans.database(system, operation):
         try:
-            return await asyncio.shield(done)
+            return await done
         except (StoreFull, StoreUnavailable):
             raise
         except DomainError as error:

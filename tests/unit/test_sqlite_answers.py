@@ -16,7 +16,7 @@ async def test_an_unawaited_refusal_is_not_logged_as_an_exception() -> None:
     loop = asyncio.get_running_loop()
     unheard: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: unheard.append(context))
-    task = _Task[object](lambda _: None, loop.create_future())
+    task = _Task[object](lambda _: None, loop.create_future(), lambda: None)
     _resolve([task], [Refused("no")])
     del task
     gc.collect()
