@@ -56,6 +56,7 @@ class OutgoingMessage:
     deliver_at_ms: int | None = None
     shown: Mapping[str, str] | None = None  # its projection for filters; None: not projected
     done: Any = None  # the producer's future; opaque here and in the outbox
+    resolved: bool = False  # it has an outcome; its future may end earlier, by a cancellation
     sealed: "Sealed | None" = None
     chunks: int = 1
     span: Any = None  # its own recorded span: see _tracing.py

@@ -154,6 +154,11 @@ class Outbox:
         return self._parcels_out
 
     @property
+    def waiting(self) -> bool:
+        """Whether something waits for the window, or for `resume`."""
+        return self._paused or bool(self._unsent)
+
+    @property
     def unresolved(self) -> list[OutgoingMessage]:
         messages = (message for parcel in self._open_parcels() for message in parcel.messages)
         return list({id(message): message for message in messages}.values())

@@ -256,11 +256,11 @@ class Producer:
                 payload, key, properties, ordering_key, event_time_ms, deliver_at_ms
             )
             await self._until_room(message)
-            receipt = asyncio.get_running_loop().create_future()
+            receipt: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
             self._accept(message, sequence_id, receipt)
         except SeqgateError as error:
             _raise_about(sequence_id, error)
-        return await asyncio.shield(receipt)
+        return await receipt  # a cancelled call cancels the future, not the message
 
     async def send_many(self, messages: Iterable[bytes | Outgoing]) -> list[Receipt]:
         """Publish messages in this order, and return their receipts when all are durable. Costs
@@ -438,7 +438,7 @@ class Producer:
         self._flush_batch()
         waiting = deque(self._outbox.unresolved)
         while waiting:
-            if waiting[0].done.done():
+            if waiting[0].resolved:
                 waiting.popleft()
                 continue
             self._room.clear()
@@ -596,6 +596,7 @@ class Producer:
 
     def _resolve(self, resolved: Sequence[Resolved]) -> None:
         for message, outcome in resolved:
+            message.resolved = True
             self._pending_messages -= message.chunks
             self._pending_bytes -= message.size_bytes
             done = message.done
@@ -748,7 +749,8 @@ class Producer:
                         self._resolve(self._outbox.receive_run(run))
                     for receipt in response.receipts.receipts:
                         self._resolve(self._outbox.receive(receipt))
-                    self._wake.set()
+                    if self._outbox.waiting:
+                        self._wake.set()
                 case "draining":
                     self._moving = True
                 case _:

@@ -1196,6 +1196,19 @@ async def test_a_cancelled_send_still_publishes_its_message(client: Client, topi
     assert sorted(payloads) == [b"after", b"kept", b"kept too"]
 
 
+async def test_a_flush_waits_for_messages_whose_senders_were_cancelled(
+    client: Client, topic: str
+) -> None:
+    async with client.producer(topic) as producer:
+        sending = asyncio.create_task(producer.send(b"0"))
+        future = producer.send_nowait(b"1")
+        await asyncio.sleep(0)
+        sending.cancel()
+        future.cancel()
+        await producer.flush()
+        assert producer.pending_messages == 0
+
+
 async def test_a_blocked_send_that_is_cancelled_publishes_nothing(
     client: Client, topic: str
 ) -> None:
