@@ -13,3 +13,6 @@ if __name__ != "seqgate.services":
 # gRPC's C core writes its own lines to standard error; relevant failures reach us as errors.
 if not os.environ.get("GRPC_VERBOSITY"):
     os.environ["GRPC_VERBOSITY"] = "NONE"
+
+# Its event engine passes a message through more threads: docs/decisions/no-event-engine.md.
+os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
