@@ -116,7 +116,7 @@ class Brake:
 
     def record_acknowledged(self, delivery: int, bits: int) -> None:
         if self.state is BreakerState.CLOSED:
-            self._count += 1
+            self._count += bits.bit_count()
         elif self._is_probe(delivery, bits):
             self._enter(BreakerState.CLOSED, None)
             self._pause_ms = 0

@@ -215,13 +215,11 @@ class Consumer:
             raise ValueError("messages_max must be at least 1")
         messages = [await self.receive(timeout_s)]
         try:
-            while len(messages) < messages_max:
-                message = self._take(lock=False)
-                if message is None:
-                    break
-                messages.append(message)
+            self._inbox.take_more(messages, messages_max, self._now_ms())
         except SeqgateError as error:
+            self._perform()
             self._postponed = error
+        self._taken()
         return messages
 
     async def receive_and_lock(self) -> tuple[Received, bytes]:
@@ -272,10 +270,16 @@ class Consumer:
                 if isinstance(outcome, BaseException):
                     raise outcome
             return
-        tokens = [each.token for each in messages]
-        group: Group[None] = Group(len(tokens))
-        for token, member in zip(tokens, group.members(), strict=True):
-            self._inbox.acknowledge(token, member)
+        together: dict[tuple[int, int], int] = {}
+        for each in messages:
+            epoch, delivery, _ = token = each.token
+            together[epoch, delivery] = together.get((epoch, delivery), 0) | token.bit
+        some = [
+            (*at, part) for at, bits in together.items() for part in self._inbox.parts(*at, bits)
+        ]
+        group: Group[None] = Group(len(some))
+        for part, member in zip(some, group.members(), strict=True):
+            self._inbox.acknowledge_part(*part, member)
         self._perform()
         await group.results()
 
@@ -477,10 +481,14 @@ class Consumer:
         except SeqgateError:
             self._perform()
             raise
+        self._taken()
+        return message
+
+    def _taken(self) -> None:
+        """Messages were taken: more may be permitted."""
         self._wake.set()
         if self._inbox.due_ms != self._due_ms:
             self._set_due(self._inbox.due_ms)
-        return message
 
     def _check_open(self) -> None:
         if self._failure is not None:

@@ -46,7 +46,7 @@ from seqgate.client._chunk_deliveries import (
 )
 from seqgate.client._codec import decode_fields, decode_large_fields, position_of
 from seqgate.client._message import Gap, Received, Token
-from seqgate.client._requests import Action, Requests, Ticket, Unit, no_such_message, stale
+from seqgate.client._requests import Action, Requests, Ticket, Unit, indexes, no_such_message, stale
 from seqgate.client._subscribing import Incomplete, RetryPolicy
 from seqgate.errors import SeqgateError, StaleTokenError, UnavailableError
 from seqgate.keys import sticky_key
@@ -397,6 +397,22 @@ class Inbox:
             return message
         return None
 
+    def take_more(self, messages: list[Received], messages_max: int, now_ms: int) -> None:
+        """Take messages until there are `messages_max`, or none may be handed out. Raises the same
+        as `take`; what was taken before is in `messages`."""
+        while len(messages) < messages_max:
+            message = self.take(now_ms)
+            if message is None:
+                return
+            messages.append(message)
+            unit, left = self._units[message.token.delivery], messages_max - len(messages)
+            if unit.messages and left and not unit.acked and self._brake is None:
+                # The rest of a batch may follow at once.
+                rest = unit.messages[-left:]
+                del unit.messages[-left:]
+                self._queue.take(unit, len(rest))
+                messages += reversed(rest)
+
     def key_of(self, message: Received) -> bytes | None:
         """The key that `take` locked for a message; None: its token is stale."""
         unit = self._unit_of(message.token)
@@ -411,6 +427,22 @@ class Inbox:
             self._resolved.append((waiter, stale()))
         else:
             self._acknowledge(unit, token.bit, waiter)
+
+    def parts(self, epoch: int, delivery: int, bits: int) -> Iterable[int]:
+        """Messages of a delivery (bits) that `acknowledge_part` takes together: all, unless the
+        answer about some of them is on its way already."""
+        unit = self._units.get(delivery)
+        if unit is None or epoch != self._epoch or not bits & unit.acked:
+            return (bits,)
+        return (1 << index for index in indexes(bits))
+
+    def acknowledge_part(self, epoch: int, delivery: int, bits: int, waiter: Any) -> None:
+        """Acknowledge messages of a delivery, as `parts` divides them."""
+        unit = self._units.get(delivery)
+        if unit is None or epoch != self._epoch:
+            self._resolved.append((waiter, stale()))
+        else:
+            self._acknowledge(unit, bits, waiter)
 
     def acknowledge_id(self, message_id: MessageId, waiter: Any) -> None:
         """Acknowledge a message by its id, or a whole batch."""

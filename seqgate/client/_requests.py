@@ -325,7 +325,7 @@ def _fill(acks: pb.Acknowledge, items: Sequence[Item]) -> None:
     for item in items:
         is_whole, delivery = _place(item)
         if not is_whole:
-            acks.settlements.add(delivery=delivery, indexes=_indexes(item[1].bits))
+            acks.settlements.add(delivery=delivery, indexes=indexes(item[1].bits))
         elif run is not None and delivery == following:
             run.count += 1
         else:
@@ -333,7 +333,7 @@ def _fill(acks: pb.Acknowledge, items: Sequence[Item]) -> None:
         following = delivery + 1
 
 
-def _indexes(bits: int) -> Iterator[int]:
+def indexes(bits: int) -> Iterator[int]:
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1

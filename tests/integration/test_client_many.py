@@ -134,8 +134,11 @@ async def test_a_message_too_large_fails_among_many(client: Client, topic: str) 
     assert isinstance(following, Receipt)
 
 
-async def test_many_messages_are_received_and_acknowledged(client: Client, topic: str) -> None:
-    async with client.producer(topic) as producer:
+@pytest.mark.parametrize("batching", [None, Batching(messages_max=7), Batching(messages_max=300)])
+async def test_many_messages_are_received_and_acknowledged(
+    client: Client, topic: str, batching: Batching | None
+) -> None:
+    async with client.producer(topic, batching=batching) as producer:
         await producer.send_many(numbered(COUNT))
     found: list[bytes] = []
     messages: list[Received] = []
@@ -151,6 +154,25 @@ async def test_many_messages_are_received_and_acknowledged(client: Client, topic
         await consumer.ack_many([])
         with pytest.raises(ValueError, match="at least 1"):
             await consumer.receive_many(0)
+    async with client.consumer(topic, "s") as consumer:
+        with pytest.raises(TimeoutError):
+            await consumer.receive_many(timeout_s=0.05)
+
+
+async def test_acknowledging_a_batch_waits_for_what_is_acknowledged_already(
+    client: Client, topic: str
+) -> None:
+    async with client.producer(topic, batching=Batching(messages_max=4)) as producer:
+        await producer.send_many(numbered(4))
+    async with client.consumer(topic, "s") as consumer, asyncio.timeout(WITHIN_S):
+        messages = await consumer.receive_many(3)
+        assert [int(each.payload) for each in messages] == [0, 1, 2]
+        first = consumer.ack_nowait(messages[0])
+        await consumer.ack_many(messages)
+        assert first.done()
+        await consumer.ack_many([messages[1], messages[1]])
+        (last,) = await consumer.receive_many()
+        await consumer.ack_many([last])
     async with client.consumer(topic, "s") as consumer:
         with pytest.raises(TimeoutError):
             await consumer.receive_many(timeout_s=0.05)
