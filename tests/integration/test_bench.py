@@ -286,6 +286,16 @@ async def test_stores_are_compared_with_sqlite(bench: Run) -> None:
     )
 
 
+async def test_claims_are_compared_with_keys_set_by_hand(bench: Run) -> None:
+    found = await bench.figures("peers")
+    for claims, keys in (("1 claim", "one at a time"), ("1,000 claims", "1,000 at a time")):
+        each = found[f"Seqgate: {claims} on a stream"]
+        assert each["limit"]["name"] == f"Redis: SET NX EX, {keys}"
+        assert each["unit"] == "claims/s"
+        assert {"client", "dedup", "redis"} <= set(each["cpu_us"])
+    assert found["Redis: SET NX EX, one at a time, p50"]["unit"] == "ms"
+
+
 async def test_terminated_benchmarks_leave_no_process(bench: Run) -> None:
     process = await bench.start("--seconds-per-measurement", "30", "--only", "price")
     await eventually(

@@ -3,6 +3,8 @@
 from html.parser import HTMLParser
 from typing import Any
 
+import pytest
+
 from tools.bench.page import page
 
 VOID = {"meta", "rect", "line"}
@@ -58,9 +60,17 @@ def test_a_figure_is_shown_with_its_limit_and_its_price() -> None:
     assert html.count('class="limit"') == 1
 
 
-def test_a_figure_above_its_limit_stays_within_its_bar() -> None:
+@pytest.mark.parametrize(
+    ("ratio", "width", "line"),
+    [(0.0, 0.0, 192.0), (0.5, 96.0, 192.0), (1.25, 240.0, 192.0), (4.0, 240.0, 60.0)],
+)
+def test_bar_and_line_stand_in_the_ratio_of_figure_and_limit(
+    ratio: float, width: float, line: float
+) -> None:
     limit = {"name": "slow", "value": 1.0}
-    assert 'class="value" width="240.0"' in page(report(figure("a", limit=limit, ratio=1_200.0)))
+    html = page(report(figure("a", limit=limit, ratio=ratio)))
+    assert f'class="value" width="{width}"' in html
+    assert f'class="limit" x1="{line}" x2="{line}"' in html
 
 
 def test_groups_are_apart() -> None:

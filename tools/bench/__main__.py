@@ -19,7 +19,7 @@ from typing import Any, Final
 import structlog
 from rich.console import Console
 
-from tools.bench import clients, delivery, parts, rebuild, recovery, stores
+from tools.bench import clients, delivery, parts, peers, rebuild, recovery, stores
 from tools.bench.bench import SECONDS, Bench
 from tools.bench.figures import Measurement, as_json, print_group
 from tools.bench.page import page
@@ -50,6 +50,7 @@ GROUPS: Final[dict[str, Callable[[Bench], Coroutine[Any, Any, list[Measurement]]
     "dispatch": delivery.dispatch,
     "filter": parts.filtering,
     "filtered": delivery.filtered,
+    "peers": peers.peers,
     "recovery": recovery.recovery,
     "rebuild": rebuild.rebuild,
 }

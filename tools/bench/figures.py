@@ -209,7 +209,7 @@ def print_group(console: Console, group: str, measurements: Sequence[Measurement
     """The table of a group, without columns that would be empty."""
     rows = [_cells(_fields(group, each)) for each in measurements]
     table = Table(title=group, title_justify="left", title_style="bold")
-    shown = [name for name in rows[0] if name == "limit" or any(row[name] for row in rows)]
+    shown = [name for name in rows[0] if any(row[name] for row in rows)]
     for name in shown:
         table.add_column(name, justify="right" if name in NUMBERS else "left")
     for row in rows:
@@ -273,7 +273,7 @@ def _cells(fields: Mapping[str, Any]) -> dict[str, str]:
         "unit": fields["unit"],
         "min … max": f"{_number(fields['min'])} … {_number(fields['max'])}",
         "MB/s": _number(speed) if speed else "",
-        "limit": f"{_number(limit['value'])}  {limit['name']}" if limit else "",
+        "limit or peer": f"{_number(limit['value'])}  {limit['name']}" if limit else "",
         "ratio": "" if ratio is None else f"{ratio:.0%}{pairs}",
         "% of a core: who is busy": f"{shares}: {fields['busy']}" if shares else "",
         "µs of processor each": prices,

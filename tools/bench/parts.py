@@ -105,7 +105,7 @@ async def redis(bench: Bench) -> list[Measurement]:
             Repeated("Redis script that returns 1", client.register_script("return 1")),
         ]
         for claims in CLAIMS:
-            call = await _groups(f"bench/raw/admit-{claims}", claims, align, admit)
+            call = await groups(f"bench/raw/admit-{claims}", claims, align, admit)
             cases.append(Repeated(admit_script(claims), call))
         return await bench.measure(cases)
 
@@ -195,7 +195,7 @@ async def claims_by(bench: Bench, *, name: str) -> list[Measurement]:
         for claims, noun in CLAIMS.items():
             topic = f"bench/{name.lower()}/admit-{claims}"
             way = admit if ping_pong == UNARY else line.admit
-            call = await _groups(topic, claims, line.rollback, way)
+            call = await groups(topic, claims, line.rollback, way)
             units = {"calls": 1} if claims == 1 else {"calls": 1, "claims": claims}
             limit = bench.series(f"{ping_pong} + admit script", ping_pong, admit_script(claims))
             shares = (MEDIAN, 0.99)
@@ -205,7 +205,7 @@ async def claims_by(bench: Bench, *, name: str) -> list[Measurement]:
         return await bench.measure(cases)
 
 
-async def _groups(
+async def groups(
     topic: str,
     claims: int,
     align: Callable[[TopicName, dedup.Writer, None], Awaitable[object]],
