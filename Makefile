@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+PEERS := .venv/.peers
 CLASSES := .venv/spark-classes/spark.jsa
 # Makes targets side by side. Name the longest first, so that both cores are busy to the end.
 TOGETHER := $(MAKE) --no-print-directory --output-sync --jobs=2
@@ -40,7 +41,7 @@ test: setup
 	@$(TOGETHER) $(CLASSES) types rules compiled
 	@$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --durations=20
 
-test-deep: lint
+test-deep: lint $(PEERS)
 	@SEQGATE_TEST_DEPTH=$${SEQGATE_TEST_DEPTH:-full} $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 lint: setup
@@ -68,11 +69,16 @@ compiled:
 $(CLASSES): $(READY)
 	@$(BIN)/python -m tests.support.spark_classes >/dev/null 2>&1 || echo "Spark's classes are not archived"
 
+# Only the bench and its tests compare with them.
+$(PEERS): $(READY) requirements-bench.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r \
+	    requirements-bench.lock && touch $@ || echo "the bench's peers are not installed"
+
 format: setup
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: setup
+bench: setup $(PEERS)
 	@$(BIN)/python -m tools.bench
 
 protos: setup

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.waiting import eventually
+from tools.bench import peers
 from tools.bench.__main__ import INTERRUPTED, parse
 from tools.stack.child import tell
 
@@ -286,7 +287,7 @@ async def test_stores_are_compared_with_sqlite(bench: Run) -> None:
     )
 
 
-async def test_claims_are_compared_with_keys_set_by_hand(bench: Run) -> None:
+async def test_publishing_and_claims_are_compared_with_what_peers_do(bench: Run) -> None:
     found = await bench.figures("peers")
     for claims, keys in (("1 claim", "one at a time"), ("1,000 claims", "1,000 at a time")):
         each = found[f"Seqgate: {claims} on a stream"]
@@ -294,6 +295,24 @@ async def test_claims_are_compared_with_keys_set_by_hand(bench: Run) -> None:
         assert each["unit"] == "claims/s"
         assert {"client", "dedup", "redis"} <= set(each["cpu_us"])
     assert found["Redis: SET NX EX, one at a time, p50"]["unit"] == "ms"
+
+    prices = {
+        "publish, unbatched": {"client", "ledger", "dedup", "redis"},
+        "publish, one at a time": {"client", "ledger", "dedup", "redis"},
+        "receive a backlog": {"client", "dispatcher", "ledger", "cursor"},
+    }
+    is_left_out = any("JetStream" in each for each in bench.report["left_out"])
+    assert is_left_out == (peers.jetstream_program() is None)
+    for kind, processes in prices.items():
+        each = found[f"Seqgate: {kind}"]
+        assert each["unit"] == "messages/s"
+        assert processes <= set(each["cpu_us"])
+        if is_left_out:
+            assert each["limit"] is None
+            continue
+        assert each["limit"]["name"] == f"JetStream, synced always: {kind}"
+        for sync in ("always", "every 2 minutes"):
+            assert {"client", "nats"} <= set(found[f"JetStream, synced {sync}: {kind}"]["cpu_us"])
 
 
 async def test_terminated_benchmarks_leave_no_process(bench: Run) -> None:

@@ -16,7 +16,9 @@ def figure(name: str, **more: Any) -> dict[str, Any]:
 
 
 def report(*measurements: dict[str, Any]) -> dict[str, Any]:
-    return {"machine": {"cpus": 2, "kernel": "6.1 <x>"}, "measurements": list(measurements)}
+    machine = {"cpus": 2, "kernel": "6.1 <x>"}
+    left_out = ["a peer: <program> is missing"]
+    return {"machine": machine, "left_out": left_out, "measurements": list(measurements)}
 
 
 class Balanced(HTMLParser):
@@ -71,6 +73,10 @@ def test_bar_and_line_stand_in_the_ratio_of_figure_and_limit(
     html = page(report(figure("a", limit=limit, ratio=ratio)))
     assert f'class="value" width="{width}"' in html
     assert f'class="limit" x1="{line}" x2="{line}"' in html
+
+
+def test_what_was_left_out_is_told() -> None:
+    assert "Left out: a peer: <program> is missing." in read(page(report(figure("one"))))
 
 
 def test_groups_are_apart() -> None:

@@ -55,7 +55,7 @@ def test_a_lock_without_a_hash_or_a_package_is_found(monkeypatch: pytest.MonkeyP
     assert len(list(locks.faults())) == len(LOCKS)
 
 
-@pytest.mark.parametrize("path", ["tools/dev/venv.sh", "deploy/docker/Dockerfile"])
+@pytest.mark.parametrize("path", ["tools/dev/venv.sh", "deploy/docker/Dockerfile", "Makefile"])
 def test_every_package_from_an_index_is_installed_by_hash(path: str) -> None:
     text = (ROOT / path).read_text().replace("\\\n", " ")
     commands = re.findall(r"(?:pip install|^\s*pip) [^&\n]*", text, flags=re.MULTILINE)

@@ -83,7 +83,9 @@ async def run(options: argparse.Namespace, console: Console) -> str:
                 bench.note(measurements)
                 done.append((group, measurements))
                 print_group(console, group, measurements)
-            return as_json(done)
+            for each in bench.left_out:
+                console.print(f"left out: {each}")
+            return as_json(done, bench.left_out)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

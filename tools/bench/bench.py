@@ -23,11 +23,13 @@ class Bench:
     Attributes:
         null: the services that only answer, as a ledger: see tools.bench.null_ledger.
         seconds: how long a round takes.
+        left_out: what was not measured, and why.
     """
 
     stack: Stack
     null: Stack
     seconds: float
+    left_out: list[str] = field(default_factory=list)
     _found: dict[str, Measurement] = field(default_factory=dict)
 
     def note(self, measurements: Sequence[Measurement]) -> None:

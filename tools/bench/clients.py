@@ -67,6 +67,12 @@ class Workload(Case):
     units: Mapping[str, float] = field(default_factory=lambda: {"messages": 1})
     payload_bytes: int = PAYLOAD_BYTES
 
+    @property
+    def payload(self) -> bytes:
+        """Bytes that do not compress. Zeros would be one page of memory, and never leave the
+        cache."""
+        return Random(0).randbytes(self.payload_bytes)
+
 
 @dataclass(kw_only=True)
 class Publish(Workload):
@@ -106,12 +112,6 @@ class Publish(Workload):
             chunking=Chunking(self.chunk_bytes) if self.chunk_bytes else None,
             max_pending_messages=PENDING_MAX,
         )
-
-    @property
-    def payload(self) -> bytes:
-        """Bytes that do not compress. Zeros would be one page of memory, and never leave the
-        cache."""
-        return Random(0).randbytes(self.payload_bytes)
 
     async def pump(
         self,

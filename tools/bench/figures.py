@@ -200,9 +200,15 @@ are busy, the figure says little about us."""
 NUMBERS: Final = ("value", "min … max", "MB/s", "ratio")
 
 
-def as_json(groups: Sequence[tuple[str, Sequence[Measurement]]]) -> str:
-    measurements = [_fields(group, each) for group, found in groups for each in found]
-    return json.dumps({"machine": _machine(), "measurements": measurements}, indent=2)
+def as_json(
+    groups: Sequence[tuple[str, Sequence[Measurement]]], left_out: Sequence[str] = ()
+) -> str:
+    report = {
+        "machine": _machine(),
+        "left_out": list(left_out),
+        "measurements": [_fields(group, each) for group, found in groups for each in found],
+    }
+    return json.dumps(report, indent=2)
 
 
 def print_group(console: Console, group: str, measurements: Sequence[Measurement]) -> None:

@@ -34,6 +34,7 @@ COLOURS: Final = {
     "dispatcher": "#0aa5a5",
     "filter": "#bc4c00",
     "postgres": "#57606a",
+    "nats": "#e85aad",
 }
 OTHER_COLOUR: Final = "#d4a72c"
 
@@ -44,12 +45,14 @@ def page(report: Mapping[str, Any]) -> str:
     about = ", ".join(f"{name} {value}" for name, value in machine.items())
     groups = groupby(report["measurements"], key=lambda each: each["group"])
     sections = [_section(name, list(found)) for name, found in groups]
+    left_out = "".join(f"<p>Left out: {escape(each)}.</p>" for each in report["left_out"])
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>Benchmarks</title><style>{STYLE}</style></head><body><h1>Benchmarks</h1>"
         f"<p>{escape(about)}. Each figure is the median of its rounds; bars end at the figure, and "
         "the line is its limit or a peer, measured in the same run.</p>"
+        + left_out
         + "".join(sections)
         + "</body></html>\n"
     )

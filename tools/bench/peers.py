@@ -1,30 +1,50 @@
 """Peers: what others do to the same end, and Seqgate beside it, in rounds that take turns.
 
-SET key NX EX    deduplication by hand, on the services' own Redis. Beside it are claims of the
-                 dedup service, which also survive that Redis loses its data, that the caller
-                 dies before it has stored anything, and a resend after the keys expired.
+A peer that is not installed is left out, and the report says so.
 """
 
+import asyncio
+import importlib.util
+import tempfile
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
 from typing import Any, Final
 
 from grpc import aio
 
+from seqgate.client import connect
 from seqgate.services.dedup.adapters.connect import connect_redis
 from seqgate.services.ledger.adapters.dedup import GrpcDeduplicator
 from tools.bench.bench import Bench
+from tools.bench.clients import OneAtATime, Publish, workload
 from tools.bench.figures import MEDIAN, Measurement
 from tools.bench.parts import CLAIMS, DEDUP_TIMEOUT_S, REDIS_TIMEOUT_S, groups
-from tools.bench.rounds import Call, Case, Repeated, check
+from tools.bench.rounds import Call, Case, Meter, Repeated, Round, check
+from tools.bench.servers import program
 
 PIPELINED: Final = {1: "one at a time", 1_000: "1,000 at a time"}  # claims, and keys
 DATABASE: Final = 1  # of keys: the dedup service has the other one
 REMEMBERED_S: Final = 120  # as long as JetStream does, by default
 
 
+MESSAGES: Final = 10_000  # of a backlog: JetStream syncs for each
+PUBLISH: Final = "publish, unbatched"
+ONE: Final = "publish, one at a time"
+RECEIVE: Final = "receive a backlog"
+SYNCED: Final = {"always": "JetStream, synced always", "2m": "JetStream, synced every 2 minutes"}
+"""By the server's setting; the second is the default, whose receipts are for memory."""
+
+
 async def peers(bench: Bench) -> list[Measurement]:
-    return await _deduplicators(bench)
+    return [*await _deduplicators(bench), *await _logs(bench)]
+
+
+# ---- deduplication by hand: SET key NX EX, on the services' own Redis. The dedup service's claims
+# also survive that Redis loses its data, that the caller dies before it has stored anything, and a
+# resend after the keys expired
 
 
 async def _deduplicators(bench: Bench) -> list[Measurement]:
@@ -72,3 +92,96 @@ def _set(redis: Any, numbers: Iterator[int], keys: int) -> Call:
         check(await pipeline.execute(), [True] * keys)
 
     return set_one if keys == 1 else set_all
+
+
+# ---- logs
+
+
+@dataclass(kw_only=True)
+class Receive(Publish):
+    """A backlog, by a consumer of a new subscription, until each message is acknowledged."""
+
+    verb = "receive"
+    services = ("dispatcher", "ledger", "cursor")
+    dispatcher: str
+    messages: int
+
+    async def prepare(self) -> None:
+        async with connect(self.address) as client, self.producer(client) as producer:
+            until = float("inf")
+            self.messages = await self.pump(producer, until=until, count_max=self.messages)
+
+    async def round(self, meter: Meter) -> Round:
+        async with (
+            connect(self.address, self.dispatcher) as client,
+            client.consumer(self.topic, f"s{next(_subscriptions)}") as consumer,
+        ):
+            received = 0
+            with meter:
+                async with asyncio.TaskGroup() as acknowledging:
+                    while received < self.messages:
+                        messages = await consumer.receive_many()
+                        acknowledging.create_task(consumer.ack_many(messages))
+                        received += len(messages)
+        check(received, self.messages)
+        return meter.round(received)
+
+
+_subscriptions = count()
+
+
+async def _logs(bench: Bench) -> list[Measurement]:
+    """The same messages through each log, by its own client. Cases of one kind follow each other,
+    Seqgate's last."""
+    messages = bench.scaled(MESSAGES)
+    namespace = "bench/peers"
+    own: dict[str, Publish] = {
+        PUBLISH: workload(bench, Publish, "unbatched", namespace=namespace),
+        ONE: workload(bench, OneAtATime, "one at a time", namespace=namespace, shares=[MEDIAN]),
+        RECEIVE: workload(
+            bench,
+            Receive,
+            "a backlog",
+            namespace=namespace,
+            dispatcher=bench.address("dispatcher"),
+            messages=messages,
+        ),
+    }
+    async with AsyncExitStack() as used:
+        folder = used.enter_context(tempfile.TemporaryDirectory(dir=bench.stack.folder))
+        cases = await _jetstream(bench, Path(folder), used, messages)
+        for kind, case in own.items():
+            # The peer that promises the same.
+            limits = [each.name for each in cases if each.name == f"{SYNCED['always']}: {kind}"]
+            cases.append(replace(case, name=f"Seqgate: {kind}", limits=limits))
+        cases.sort(key=lambda each: each.name.partition(": ")[2])
+        return await bench.measure(cases, paired=True)
+
+
+def jetstream_program() -> str | None:
+    """The path of nats-server, if it is installed, and its client."""
+    return program("nats-server") if importlib.util.find_spec("nats") else None
+
+
+async def _jetstream(bench: Bench, folder: Path, used: AsyncExitStack, messages: int) -> list[Case]:
+    found = jetstream_program()
+    if found is None:
+        bench.left_out.append("NATS JetStream, which needs nats-server and the package nats-py")
+        return []
+    from tools.bench.jetstream import (
+        JetStreamOneAtATime,
+        JetStreamPublish,
+        JetStreamReceive,
+        nats_server,
+    )
+
+    cases: list[Case] = []
+    for sync, text in SYNCED.items():
+        address, pid = await used.enter_async_context(nats_server(found, folder, sync))
+        how: dict[str, Any] = {"address": address, "pids": {"nats": pid}}
+        cases += [
+            JetStreamPublish(f"{text}: {PUBLISH}", topic="unbatched", **how),
+            JetStreamOneAtATime(f"{text}: {ONE}", topic="one", shares=[MEDIAN], **how),
+            JetStreamReceive(f"{text}: {RECEIVE}", topic="receive", messages=messages, **how),
+        ]
+    return cases

@@ -22,7 +22,11 @@ from tools.dev.command import carry_out
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
-LOCKS: Final = (ROOT / "requirements.lock", ROOT / "requirements-checkov.lock")
+LOCKS: Final = (
+    ROOT / "requirements.lock",
+    ROOT / "requirements-checkov.lock",
+    ROOT / "requirements-bench.lock",
+)
 """Written by hand, except for the hashes."""
 
 IMAGES: Final = {
