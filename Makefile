@@ -12,7 +12,7 @@ TOGETHER := $(MAKE) --no-print-directory --output-sync --jobs=2
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep lint types rules compiled format bench protos errors locks clean
+.PHONY: help setup demo test test-deep lint types rules compiled format bench bench-docs protos errors locks clean
 
 help:
 	@echo "make demo    publish a year of flights through crashes, and prove that each is stored once"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-deep  all tests at full depth: histories, deliberate defects, benchmarks, long torture"
 	@echo "make lint    ruff, mypy, import contracts, buf, generated code, errors, documents"
 	@echo "make bench   measure, print tables, and write build/bench/report.json and index.html"
+	@echo "make bench-docs  make bench, and keep its figures in docs/benchmarks and README.md"
 	@echo "make protos  generate seqgate/api from protos/"
 	@echo "make errors  generate docs/errors.md from the code"
 	@echo "make locks   write the hashes of what requirements.lock names, and the images' locks"
@@ -80,6 +81,9 @@ format: setup
 
 bench: setup $(PEERS)
 	@$(BIN)/python -m tools.bench
+
+bench-docs: bench
+	@$(BIN)/python -m tools.bench.document
 
 protos: setup
 	@$(BIN)/python -m tools.dev.protos

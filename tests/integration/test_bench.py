@@ -109,7 +109,9 @@ async def test_figures_are_reported_beside_their_limits(bench: Run, root: Path) 
     report = json.loads(wrote)
     assert bench.report == report
     assert report["machine"]["cpus"] == len(os.sched_getaffinity(0))
-    assert {"python", "kernel"} <= set(report["machine"])
+    assert {"python", "kernel", "disk", "memory_gib"} <= set(report["machine"])
+    again = "python -m tools.bench --only exchange,price --seconds-per-measurement 0.05"
+    assert report["command"] == again
     assert str(root) not in wrote
     assert os.uname().nodename not in report["machine"].values()
 

