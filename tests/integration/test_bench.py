@@ -305,10 +305,14 @@ async def test_publishing_and_claims_are_compared_with_what_peers_do(bench: Run)
     }
     is_left_out = any("JetStream" in each for each in bench.report["left_out"])
     assert is_left_out == (peers.jetstream_program() is None)
+    without_rabbitmq = any("RabbitMQ" in each for each in bench.report["left_out"])
+    assert without_rabbitmq == (peers.rabbitmq_programs() is None)
     for kind, processes in prices.items():
         each = found[f"Seqgate: {kind}"]
         assert each["unit"] == "messages/s"
         assert processes <= set(each["cpu_us"])
+        if not without_rabbitmq:
+            assert {"client", "rabbitmq"} <= set(found[f"{peers.RABBITMQ}: {kind}"]["cpu_us"])
         if is_left_out:
             assert each["limit"] is None
             continue

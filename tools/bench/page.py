@@ -35,6 +35,7 @@ COLOURS: Final = {
     "filter": "#bc4c00",
     "postgres": "#57606a",
     "nats": "#e85aad",
+    "rabbitmq": "#7d4e2d",
 }
 OTHER_COLOUR: Final = "#d4a72c"
 

@@ -34,6 +34,7 @@ MESSAGES: Final = 10_000  # of a backlog: JetStream syncs for each
 PUBLISH: Final = "publish, unbatched"
 ONE: Final = "publish, one at a time"
 RECEIVE: Final = "receive a backlog"
+RABBITMQ: Final = "RabbitMQ streams, never synced"
 SYNCED: Final = {"always": "JetStream, synced always", "2m": "JetStream, synced every 2 minutes"}
 """By the server's setting; the second is the default, whose receipts are for memory."""
 
@@ -150,6 +151,7 @@ async def _logs(bench: Bench) -> list[Measurement]:
     async with AsyncExitStack() as used:
         folder = used.enter_context(tempfile.TemporaryDirectory(dir=bench.stack.folder))
         cases = await _jetstream(bench, Path(folder), used, messages)
+        cases += await _rabbitmq(bench, Path(folder), used, messages)
         for kind, case in own.items():
             # The peer that promises the same.
             limits = [each.name for each in cases if each.name == f"{SYNCED['always']}: {kind}"]
@@ -185,3 +187,32 @@ async def _jetstream(bench: Bench, folder: Path, used: AsyncExitStack, messages:
             JetStreamReceive(f"{text}: {RECEIVE}", topic="receive", messages=messages, **how),
         ]
     return cases
+
+
+def rabbitmq_programs() -> tuple[str, str] | None:
+    """The paths of rabbitmq-server and Erlang's epmd, if they are installed, and a client."""
+    broker, epmd = program("rabbitmq-server"), program("epmd")
+    return (broker, epmd) if broker and epmd and importlib.util.find_spec("rstream") else None
+
+
+async def _rabbitmq(bench: Bench, folder: Path, used: AsyncExitStack, messages: int) -> list[Case]:
+    found = rabbitmq_programs()
+    if found is None:
+        bench.left_out.append(
+            "RabbitMQ streams, which need rabbitmq-server and the package rstream"
+        )
+        return []
+    from tools.bench.rabbitmq import (
+        RabbitOneAtATime,
+        RabbitPublish,
+        RabbitReceive,
+        rabbitmq_server,
+    )
+
+    address, pid = await used.enter_async_context(rabbitmq_server(*found, folder))
+    how: dict[str, Any] = {"address": address, "pids": {"rabbitmq": pid}}
+    return [
+        RabbitPublish(f"{RABBITMQ}: {PUBLISH}", topic="unbatched", **how),
+        RabbitOneAtATime(f"{RABBITMQ}: {ONE}", topic="one", shares=[MEDIAN], **how),
+        RabbitReceive(f"{RABBITMQ}: {RECEIVE}", topic="receive", messages=messages, **how),
+    ]

@@ -11,9 +11,10 @@ from signal import Signals
 from typing import Final
 
 from tools.stack.child import Child, ChildFailed, start_process, tail, tell
+from tools.stack.processes import kill
 
 START_TIMEOUT_S: Final = 60.0
-STOP_TIMEOUT_S: Final = 20.0
+STOP_TIMEOUT_S: Final = 30.0
 POLL_S: Final = 0.02
 
 
@@ -46,7 +47,7 @@ async def server(
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await child.wait()
         except TimeoutError:
-            tell(child, Signals.SIGKILL)
+            await asyncio.to_thread(kill, child.pid)
             await child.wait()
 
 
