@@ -49,6 +49,9 @@ SHARED: Final = {
 INSIDE: Final = "Stays inside the service"
 """Marks the docstring of a refusal that callers never see."""
 
+PEERS: Final = frozenset({"tools.bench.jetstream", "tools.bench.rabbitmq"})
+"""Modules without errors of their own, for which only the bench installs packages."""
+
 WORDS_MIN: Final = 4
 """The fewest words of a remedy: a shorter one adds nothing to its kind."""
 
@@ -236,7 +239,8 @@ def _calls(folder: Path) -> list[tuple[str, ast.Call]]:
 @cache
 def _import_all(package: ModuleType) -> None:
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        if not module.name.endswith("__main__") and not module.name.startswith("seqgate.api."):
+        is_left_out = module.name in PEERS or module.name.startswith("seqgate.api.")
+        if not module.name.endswith("__main__") and not is_left_out:
             importlib.import_module(module.name)
 
 
