@@ -1,6 +1,7 @@
 """Registers the commands, and runs the process."""
 
 import inspect
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -61,6 +62,8 @@ command(app, "top")(top)
 
 def main() -> int:
     arguments = sys.argv[1:]
+    # Standard error is for the command's own lines, which programs read.
+    logging.getLogger("seqgate").addHandler(logging.NullHandler())
     try:
         return int(app(arguments, prog_name="seqgate", standalone_mode=False) or 0)
     except typer.TyperException as error:

@@ -19,10 +19,10 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc as pb_grpc
 from seqgate.client._assembler import Dropped, DropReason
 from seqgate.client._breaker import BreakerState
-from seqgate.client._channel import Backoff
 from seqgate.client._group import Group
 from seqgate.client._inbox import Inbox
 from seqgate.client._message import MANY_MESSAGES, Received
+from seqgate.client._reconnecting import Reconnecting
 from seqgate.client._status import error_of_call
 from seqgate.client._streams import ending, read, read_or_end
 from seqgate.client._subscribing import (
@@ -125,7 +125,9 @@ class Consumer:
         self._is_moving = False
         self._is_connected = False
         self._is_closing = False
-        self._last_error: SeqgateError | None = None
+        self._reconnecting = Reconnecting(
+            f"a consumer of {subscribing.subscription!r} of {subscribing.topic}"
+        )
         self._failure: SeqgateError | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -432,7 +434,7 @@ class Consumer:
             async with asyncio.timeout(self._open_timeout_s):
                 await asyncio.shield(self._opened)
         except TimeoutError:
-            error = self._last_error or UnavailableError("no dispatcher service answers")
+            error = self._reconnecting.given_up(self._home, self._open_timeout_s)
             await self._stop(error)
             raise error from None
         except BaseException:
@@ -548,11 +550,10 @@ class Consumer:
     # ---- the stream
 
     async def _run(self) -> None:
-        backoff = Backoff()
         while True:
             error: SeqgateError = UnavailableError("the service shut down")
             try:
-                await self._stream(backoff)
+                await self._stream()
             except SeqgateError as failure:
                 error = failure
             except Exception as surprise:
@@ -566,9 +567,8 @@ class Consumer:
             if not self._may_retry(error):
                 self._end(error)
                 return
-            self._last_error = error
             if not self._is_redirected(error):
-                await asyncio.sleep(backoff.next_s(error.retry_after_s))
+                await asyncio.sleep(self._reconnecting.failed(error))
 
     def _may_retry(self, error: SeqgateError) -> bool:
         if isinstance(error, _RETRYABLE) or error.reason == "NOT_OWNER":
@@ -587,7 +587,7 @@ class Consumer:
         self._redirects = self._redirects + 1 if is_news else 0
         return is_news and self._redirects <= REDIRECTS_MAX
 
-    async def _stream(self, backoff: Backoff) -> None:
+    async def _stream(self) -> None:
         """Run one stream until the service shuts down, or raise its error."""
         stub = pb_grpc.DispatcherServiceStub(self._channels(self._address))
         call = stub.Consume()
@@ -596,7 +596,7 @@ class Consumer:
         try:
             await call.write(self._first)
             self._take_subscribed((await read(call)).subscribed)
-            backoff.reset()
+            self._reconnecting.succeeded()
             sending = asyncio.create_task(self._send(call))
             moving: asyncio.Task[None] | None = None
             try:

@@ -21,7 +21,6 @@ from grpc import aio
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from seqgate.client._batcher import Batcher, Batching, cut_by_key
-from seqgate.client._channel import Backoff
 from seqgate.client._chunking import Chunking, LargeMessage, chunks_of
 from seqgate.client._codec import (
     Compression,
@@ -34,6 +33,7 @@ from seqgate.client._codec import (
 )
 from seqgate.client._group import Group, Member
 from seqgate.client._outbox import Outbox, Receipt, Resolved, pieces
+from seqgate.client._reconnecting import Reconnecting
 from seqgate.client._status import error_of_call
 from seqgate.client._streams import ending, read
 from seqgate.client._tracing import PROPERTIES_MAX, Publishing, shared_context
@@ -177,7 +177,9 @@ class Producer:
         self._connected = False
         self._finishing = False
         self._moving = False
-        self._last_error: SeqgateError | None = None
+        named = f"producer {name!r}" if name else "a producer"
+        self._reconnecting = Reconnecting(f"{named} of {topic}")
+        self._address = channel.owners.home
         self._failure: SeqgateError | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -487,7 +489,7 @@ class Producer:
             async with asyncio.timeout(self._open_timeout_s):
                 await asyncio.shield(self._opened)
         except TimeoutError:
-            error = self._last_error or UnavailableError("no ledger service answers")
+            error = self._reconnecting.given_up(self._address, self._open_timeout_s)
             await self._stop(error)
             raise error from None
         except BaseException:
@@ -618,11 +620,10 @@ class Producer:
     # ---- the stream
 
     async def _run(self) -> None:
-        backoff = Backoff()
         while True:
             error: SeqgateError = UnavailableError("the service shut down")
             try:
-                await self._stream(backoff)
+                await self._stream()
             except SeqgateError as failure:
                 error = failure
             except Exception as surprise:
@@ -633,8 +634,7 @@ class Producer:
             if not self._may_retry(error):
                 self._end(error)
                 return
-            self._last_error = error
-            await asyncio.sleep(backoff.next_s(error.retry_after_s))
+            await asyncio.sleep(self._reconnecting.failed(error))
 
     def _may_retry(self, error: SeqgateError) -> bool:
         if isinstance(error, FencedError):
@@ -642,14 +642,14 @@ class Producer:
             return error.reason != "PRODUCER_TAKEN_OVER"
         return isinstance(error, _RETRYABLE) or error.reason == NOT_OWNER
 
-    async def _stream(self, backoff: Backoff) -> None:
+    async def _stream(self) -> None:
         """Run one stream until the service shuts down, or raise its error."""
         call = self._stub.Publish()
         self._moving = False
         try:
             await call.write(pb.PublishRequest(open=self._open_request()))
             self._take_opened((await read(call)).opened)
-            backoff.reset()
+            self._reconnecting.succeeded()
             sending = asyncio.create_task(self._send(call))
             try:
                 await self._receive(call)
@@ -773,7 +773,7 @@ class Producer:
                 await asyncio.sleep(wait_s)
                 continue
             # Fail all, as Pulsar does: a resend of one would be overtaken by later messages.
-            cause = self._outbox.last_failure or self._last_error
+            cause = self._outbox.last_failure or self._reconnecting.last
             details = {"last_reason": cause.reason} if cause is not None and cause.reason else {}
             error = SendTimeoutError(
                 "no receipt arrived in time; the message may be in the log", details=details

@@ -22,9 +22,10 @@ from seqgate.client._assembler import (
     Headless,
     Piece,
 )
-from seqgate.client._channel import CALL_TIMEOUT_S, Backoff, translated
+from seqgate.client._channel import CALL_TIMEOUT_S, translated
 from seqgate.client._codec import corrupt, decode_entry, decode_large, piece_of, position_of
 from seqgate.client._message import MANY_MESSAGES, Message
+from seqgate.client._reconnecting import Reconnecting
 from seqgate.client._status import error_of_call
 from seqgate.client._tracing import Reading
 from seqgate.errors import (
@@ -108,7 +109,7 @@ class Reader:
         self._reading: asyncio.Task[Any] | None = None
         self._arrived: deque[pb.StoredEntry | pb.EntriesTrimmed] = deque()
         self._buffer: deque[Message] = deque()
-        self._backoff = Backoff()
+        self._reconnecting = Reconnecting(f"a reader of {topic}")
         self._missed: Missed | None = None  # the next range; its error is raised
         self._after: Position | None = None  # the last entry received
         self._at: Position | None = None  # the first entry to be received
@@ -277,7 +278,7 @@ class Reader:
         except (UnavailableError, InUseError, LimitExceededError) as error:
             _check_retryable(error)
             self._drop_call()
-            await asyncio.sleep(self._backoff.next_s(error.retry_after_s))
+            await asyncio.sleep(self._reconnecting.failed(error))
             return True
         except DataLossError as error:
             self._missed = _damaged_stretch(error)
@@ -292,9 +293,9 @@ class Reader:
                 self._take_started(response.started)
             case "draining":
                 self._drop_call()
-                await asyncio.sleep(self._backoff.next_s())
+                await asyncio.sleep(self._reconnecting.pause_s())
             case "entries":
-                self._backoff.reset()
+                self._reconnecting.succeeded()
                 self._arrived.extend(response.entries.entries)
                 if self._spans.is_on:
                     self._arrived_ns = time.time_ns()
@@ -355,7 +356,7 @@ class Reader:
             messages = await self._messages(stored)
         except (UnavailableError, InUseError, LimitExceededError) as error:
             _check_retryable(error)
-            await asyncio.sleep(self._backoff.next_s(error.retry_after_s))
+            await asyncio.sleep(self._reconnecting.failed(error))
             return
         except (CorruptMessageError, MessageTooLargeError) as damage:
             if not self._is_next(stored):

@@ -21,7 +21,8 @@ from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.channels import open_blocking_channel
-from seqgate.client._channel import OPTIONS, Backoff
+from seqgate.client._channel import OPTIONS
+from seqgate.client._reconnecting import Backoff
 from seqgate.client._status import error_of_call
 from seqgate.errors import SeqgateError, UnavailableError
 from seqgate.owners import NOT_OWNER, FollowingBlockingChannel

@@ -105,7 +105,7 @@ def test_the_time_module_tells_virtual_time() -> None:
 
 def test_random_numbers_come_from_the_seed() -> None:
     async def main() -> list[object]:
-        from seqgate.client._channel import Backoff
+        from seqgate.client._reconnecting import Backoff
 
         return [
             uuid.uuid4(),
