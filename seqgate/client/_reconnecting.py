@@ -68,7 +68,8 @@ class Reconnecting:
         self.last = error
         if self._logged_s is None or now_s - self._logged_s >= LOG_INTERVAL_S:
             self._logged_s = now_s
-            _log.warning("%s is not connected, and tries again: %s", self._who, error)
+            # As text: a handler may keep what it is given, and an error keeps its frames.
+            _log.warning("%s is not connected, and tries again: %s", self._who, str(error))
         return self._backoff.next_s(error.retry_after_s)
 
     def pause_s(self) -> float:
