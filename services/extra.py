@@ -6,7 +6,7 @@ from typing import NoReturn
 EXIT_USAGE = 2
 
 
-def require_services(error: ModuleNotFoundError) -> NoReturn:
+def require_services(error: ModuleNotFoundError, extra: str = "services") -> NoReturn:
     """Exit with status 2 and the command that installs the extra.
 
     Raises:
@@ -16,6 +16,6 @@ def require_services(error: ModuleNotFoundError) -> NoReturn:
         raise error
     sys.stderr.write(
         f"a service needs the packages of an extra ({error.name} is missing): "
-        "pip install 'seqgate[services]'\n"
+        f"pip install 'seqgate[{extra}]'\n"
     )
     sys.exit(EXIT_USAGE)

@@ -10,12 +10,12 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, Verbosity, settings
 
+from seqgate.dev.stack import Stack
 from tests.support.depth import is_deep, times
 from tests.support.nursery import Nursery
 from tests.support.postgres_server import PostgresServer, running_postgres
 from tests.support.redis_groups import Cluster, Sentinels, running
 from tests.support.redis_server import RedisServer, running_redis
-from tools.stack.stack import Stack
 
 settings.register_profile(
     "default",

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from typing import Annotated, Final
 
 from seqgate.api.common.v1 import common_pb2
-from seqgate.cli._declared import argument
+from seqgate.cli._declared import argument, option
 from seqgate.cli._failure import WrongUsage
-from seqgate.client import EARLIEST, LATEST, ChunkMessageId, MessageId
+from seqgate.client import ChunkMessageId, MessageId
 from seqgate.client._subscribing import Place, start_to_wire
 from seqgate.errors import InvalidRequestError
 from seqgate.types import (
@@ -56,6 +56,8 @@ Subscription = Annotated[str, argument("NAME", "The subscription.", parse=subscr
 
 
 # ---- keys and properties
+
+Key = Annotated[str | None, option("KEY", "The key of each message.", "--key", "-k")]
 
 
 def key_from_text(key: str) -> bytes:
@@ -103,16 +105,6 @@ def place(option: str, text: str) -> Place:
         expected = f"earliest, latest, {ID_EXPECTED}, or a time (ISO 8601, 1970 or later)"
         raise _wrong(option, expected, text)
     return found
-
-
-def cursor_place(option: str, text: str) -> MessageId | str:
-    """Earliest, latest, or the id of the next message."""
-    if text in (EARLIEST, LATEST):
-        return text
-    found = _id(text)
-    if found is None:
-        raise _wrong(option, f"earliest, latest, or {ID_EXPECTED}", text)
-    return found.first_chunk if isinstance(found, ChunkMessageId) else found
 
 
 def start(option: str, text: str) -> common_pb2.Start:

@@ -45,7 +45,8 @@ async def consume(
         "PLACE",
         f"Create the subscription at this place if it does not exist: {PLACE_HELP} "
         "Without this option it must exist.",
-        parse=partial(place, "--start"),
+        "--from",
+        parse=partial(place, "--from"),
     ),
 ) -> int:
     """Consume from a subscription: print messages as `read` does, and acknowledge each one once it

@@ -1,5 +1,6 @@
 """`seqgate cursor`: manages cursors, the acknowledged positions of readers."""
 
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -7,14 +8,15 @@ from typing import Annotated, Any, Final
 from seqgate.api.common.v1 import common_pb2
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
-from seqgate.cli._arguments import Cursor, Topic, cursor_place, topic_name
+from seqgate.cli._arguments import PLACE_HELP, Cursor, Topic, first_entry, place, topic_name
 from seqgate.cli._command import Run, command, group
 from seqgate.cli._declared import REQUIRED, argument, flag, option
 from seqgate.cli._failure import InvalidInput, OutputFailed
 from seqgate.cli._log import last_before
 from seqgate.cli._output import Columns, time_shown
-from seqgate.cli._wire import record, wire_position
+from seqgate.cli._wire import position, record, wire_position
 from seqgate.client import EARLIEST, LATEST, MessageId
+from seqgate.client._subscribing import Place, start_to_wire
 from seqgate.types import Position
 
 HOLES_SHOWN: Final = 20
@@ -87,11 +89,8 @@ async def create(
     topic: Topic,
     name: Cursor,
     *,
-    at: MessageId | str = option(
-        "PLACE",
-        "earliest, latest, or the id of the first message to deliver.",
-        default=EARLIEST,
-        parse=partial(cursor_place, "--at"),
+    start: Place = option(
+        "PLACE", PLACE_HELP, "--from", default=EARLIEST, parse=partial(place, "--from")
     ),
 ) -> None:
     """Create a cursor. An existing one is left unchanged.
@@ -100,7 +99,7 @@ async def create(
     delivery starts with the whole batch; for a large message, with its first chunk. With latest,
     everything up to the topic's last message in the ledger service counts as acknowledged.
     """
-    mark_delete = await _before(run, topic, at)
+    mark_delete = await _before(run, topic, start)
     answer = await run.services.call(
         pb.CreateCursorRequest(topic=topic, cursor=name, mark_delete=mark_delete)
     )
@@ -113,12 +112,7 @@ async def reset(
     topic: Topic,
     name: Cursor,
     *,
-    to: MessageId | str = option(
-        "PLACE",
-        "earliest, latest, or the id of the next message to deliver.",
-        default=REQUIRED,
-        parse=partial(cursor_place, "--to"),
-    ),
+    to: Place = option("PLACE", PLACE_HELP, default=REQUIRED, parse=partial(place, "--to")),
 ) -> None:
     """Move a cursor forwards or backwards. Acknowledgements beyond its new position, delivery
     counts, and the properties of its position are discarded.
@@ -198,21 +192,37 @@ def _write(file: Path, data: bytes) -> None:
         raise OutputFailed(f"{file}: {error.strerror}") from error
 
 
-async def _before(run: Run, topic: str, place: MessageId | str) -> common_pb2.Position | None:
-    """The last entry before a place. Before the first entry of a ledger, that is the last one of an
-    earlier ledger, which only the ledger service knows."""
+async def _before(run: Run, topic: str, place: Place) -> common_pb2.Position | None:
+    """The last entry before a place; None: it has none."""
     match place:
-        case MessageId(ledger_id=ledger_id, entry_id=entry_id) if entry_id > 0:
-            return wire_position(Position(ledger_id, entry_id - 1))
-        case MessageId(ledger_id=ledger_id):
-            last = await last_before(run, topic, ledger_id)
-            return last and wire_position(last)
-        case _ if place == LATEST:
-            request = ledger_pb2.GetLastMessageIdRequest(topic=topic)
+        case MessageId():
+            first, _ = first_entry(place)
+            return await _before_entry(run, topic, first)
+        case datetime():
+            asked = start_to_wire(place).time
+            request = ledger_pb2.FindPositionRequest(topic=topic, append_time=asked)
             answer = await run.services.call(request)
-            return answer.last if answer.HasField("last") else None
+            if answer.HasField("position"):
+                return await _before_entry(run, topic, position(answer.position))
+            return await _last(run, topic)
+        case _ if place == LATEST:
+            return await _last(run, topic)
         case _:
             return None
+
+
+async def _before_entry(run: Run, topic: str, entry: Position) -> common_pb2.Position | None:
+    """The last entry before another one. Before the first entry of a ledger, that is the last one
+    of an earlier ledger, which only the ledger service knows."""
+    if entry.entry_id > 0:
+        return wire_position(Position(entry.ledger_id, entry.entry_id - 1))
+    last = await last_before(run, topic, entry.ledger_id)
+    return last and wire_position(last)
+
+
+async def _last(run: Run, topic: str) -> common_pb2.Position | None:
+    answer = await run.services.call(ledger_pb2.GetLastMessageIdRequest(topic=topic))
+    return answer.last if answer.HasField("last") else None
 
 
 # ---- output

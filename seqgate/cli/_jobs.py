@@ -12,6 +12,7 @@ import signal
 import sys
 import sysconfig
 from collections.abc import Sequence
+from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final
@@ -19,10 +20,11 @@ from typing import Annotated, Final
 import seqgate
 from seqgate.cli._arguments import topic_name
 from seqgate.cli._command import Run
-from seqgate.cli._declared import REQUIRED, argument, flag, option
+from seqgate.cli._declared import REQUIRED, argument, choice, flag, option
 from seqgate.cli._failure import WrongUsage
 from seqgate.telemetry import spans
 
+DEV: Final = "seqgate.dev"
 REBUILD: Final = "seqgate.jobs.rebuild"
 AUDIT: Final = "seqgate.jobs.audit"
 COPY: Final = "seqgate.jobs.copy"
@@ -46,6 +48,11 @@ SkipCorrupt = Annotated[
     bool, flag("Skip unreadable entries. Their messages count as never stored.", "--skip-corrupt")
 ]
 FromEarliest = Annotated[bool, flag("Use the log alone, not snapshots.", "--from-earliest")]
+
+
+class Store(StrEnum):
+    SQLITE = "sqlite"
+    POSTGRES = "postgres"
 
 
 class JobsMissing(WrongUsage):
@@ -121,6 +128,29 @@ async def copy(
     """
     options = [part for each in sources for part in ("--from", each)]
     return await _process(COPY, [*options, "--to", target], run)
+
+
+async def dev(
+    run: Run,
+    *,
+    data: str | None = option(
+        "DIR", "Keep data in this folder. Default: a temporary one, deleted at the end."
+    ),
+    port_base: int | None = option(
+        "N", "First of 7 consecutive ports; 0: free ones. Default: 7700.", min=0, max=65529
+    ),
+    store: Store = choice("Where logs and cursors are.", default=Store.SQLITE),
+) -> None:
+    """Run all of Seqgate on this machine until Ctrl-C, with an embedded Redis server.
+
+    Its ports are those that commands call by default. A process that ends is started again.
+    """
+    options = ["--store", store]
+    options += [] if data is None else ["--data", data]
+    options += [] if port_base is None else ["--port-base", str(port_base)]
+    options += ["--json"] * run.output.json
+    command = [sys.executable, "-m", DEV, *options]
+    os.execve(sys.executable, command, {**os.environ, **_modules()})  # noqa: S606
 
 
 async def _rebuild(

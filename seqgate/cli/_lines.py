@@ -48,6 +48,10 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
+Pieces = AsyncGenerator[tuple[int | None, bytes], None]
+"""The input of each message, and the number of its line; None: the input is one message."""
+
+
 async def numbered_lines(descriptor: int) -> AsyncGenerator[tuple[int, bytes], None]:
     """The lines that are not blank, numbered from 1. Holds one block and one line at a time. Raises
     InvalidInput if reading fails or a line is too long."""
@@ -59,7 +63,12 @@ async def numbered_lines(descriptor: int) -> AsyncGenerator[tuple[int, bytes], N
                 yield number, line
 
 
-async def whole(descriptor: int) -> AsyncGenerator[tuple[None, bytes], None]:
+async def one(data: bytes) -> Pieces:
+    """Data that is given, as one piece."""
+    yield None, data
+
+
+async def whole(descriptor: int) -> Pieces:
     """The whole input as one piece. Raises InvalidInput if reading fails or it is too large."""
     parts: list[bytes] = []
     size_bytes = 0

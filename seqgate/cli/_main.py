@@ -17,7 +17,7 @@ from seqgate.cli._declared import flag
 from seqgate.cli._dedup import app as dedup
 from seqgate.cli._failure import INTERRUPTED, WrongUsage, exit_code
 from seqgate.cli._filter import app as filter_
-from seqgate.cli._jobs import audit, diff, rebuild
+from seqgate.cli._jobs import audit, dev, diff, rebuild
 from seqgate.cli._output import Format, Output
 from seqgate.cli._publish import publish
 from seqgate.cli._read import read
@@ -54,6 +54,7 @@ app.add_typer(subscription, name="subscription")
 app.add_typer(filter_, name="filter")
 app.add_typer(context, name="context")
 app.add_typer(admin, name="admin")
+command(app, "dev")(dev)
 command(app, "publish")(publish)
 command(app, "read")(read)
 command(app, "consume")(consume)

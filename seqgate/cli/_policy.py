@@ -148,12 +148,12 @@ async def set_(
         snapshot_interval=snapshot_interval,
     )
     if values == pb.PolicyValues():
-        raise WrongUsage("no value given; use `policy unset` to remove a policy")
+        raise WrongUsage("no value given; use `policy rm` to remove a policy")
     await _set(run, topic, namespace, values)
 
 
-@command(app, "unset")
-async def unset(run: Run, topic: Topic = "", *, namespace: Namespace = "") -> None:
+@command(app, "rm")
+async def rm(run: Run, topic: Topic = "", *, namespace: Namespace = "") -> None:
     """Remove the values that `policy set` has set. The policy file applies again."""
     await _set(run, topic, namespace, pb.PolicyValues())
 

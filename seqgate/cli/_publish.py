@@ -1,4 +1,4 @@
-"""`seqgate publish`: publishes each line, or a whole file, and prints the receipts.
+"""`seqgate publish`: publishes a message, lines, or a whole file, and prints the receipts.
 
 Two tasks share the work. One reads lines and passes messages to the producer, without waiting for
 receipts; the other awaits them, in the order of the lines, and reports each outcome. Room bounds
@@ -10,18 +10,28 @@ have to know how large an entry may be.
 A refused message does not keep the others from being stored. But after a time-out, or a takeover of
 the name, nothing more is sent: later messages would overtake those that were not stored, whose
 sequence ids could then never be stored.
+
+A file's lines have their numbers as sequence ids, under a producer name that stands for the file:
+published again, only the lines that are not stored yet are.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing, suppress
+import hashlib
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from io import FileIO
+from pathlib import Path
 from typing import Final, NamedTuple
 
-from seqgate.cli._arguments import producer_name, topic_name
+from seqgate.cli._arguments import Key, producer_name, properties_of, topic_name
 from seqgate.cli._command import Run
 from seqgate.cli._declared import argument, choice, flag, option
 from seqgate.cli._failure import DONE, REFUSED, InvalidInput, OutputFailed, WrongUsage
-from seqgate.cli._lines import WHOLE_BYTES_MAX, numbered_lines, open_input, whole
+from seqgate.cli._lines import WHOLE_BYTES_MAX, Pieces, numbered_lines, one, open_input, whole
 from seqgate.cli._message import Draft, parse
 from seqgate.cli._output import Output, OutputClosed
 from seqgate.cli._service import client as client_of
@@ -48,14 +58,15 @@ PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 CHUNK_BYTES_MIN: Final = 1024
 """The smallest chunk size to accept: no service can be configured to take only smaller ones."""
 
+FILE_NAME_CHARACTERS: Final = 40
+DIGEST_CHARACTERS: Final = 16
+"""How much of a file's name, and of the digest of its place, are in its producer's name."""
+
 _ENTRIES_MAX: Final = PENDING_MAX + WHOLE_BYTES_MAX // CHUNK_BYTES_MIN
 """The producer's limit on entries without a receipt: so high that only Room makes senders wait."""
 
 _BYTES_MAX: Final = 2 * PENDING_BYTES_MAX + WHOLE_BYTES_MAX
 """The producer's limit on their bytes, likewise: a message may count for more than its line."""
-
-Source = AsyncGenerator[tuple[int | None, bytes], None]
-"""The input of each message, and the number of its line; None: the input is one message."""
 
 _ENDING: Final = (SendTimeoutError, UnavailableError, FencedError, ProducerClosedError)
 """After one of these errors nothing more is sent."""
@@ -91,18 +102,47 @@ class _Sent(NamedTuple):
     receipt: asyncio.Future[Receipt]
 
 
+class Input(StrEnum):
+    """How the input is read."""
+
+    TEXT = "text"
+    JSON = "json"
+    WHOLE = "whole"
+
+
 async def publish(
     run: Run,
     topic: str = argument("TOPIC", "The topic; created if the ledger allows it.", parse=topic_name),
-    file: str = argument(
-        "FILE", "Input file; - for standard input.", default="-", show_default=True
+    message: str | None = argument(
+        "MESSAGE", "The payload of one message. Default: read standard input.", default=None
     ),
     *,
-    as_whole: bool = flag("Publish the bytes of FILE as the payload of one message.", "--whole"),
+    key: Key = None,
+    properties: dict[str, str] | None = option(
+        "NAME=VALUE",
+        "A property of each message; repeatable.",
+        "--property",
+        parse=partial(properties_of, "--property"),
+        raw=list[str],
+    ),
+    sequence_id: int | None = option(
+        "N", "The sequence id of MESSAGE.", min=0, max=SEQUENCE_ID_MAX
+    ),
+    file: Path | None = option(
+        "FILE",
+        "Publish this file. The sequence id of a line is its number, from 1: publishing the file "
+        "again stores only what is not stored yet.",
+    ),
+    form: Input = choice(
+        "How to read input: each line is a payload (text) or a JSON object (json), or all of it is "
+        "one payload (whole).",
+        "--input",
+        default=Input.TEXT,
+    ),
     producer: str | None = option(
         "NAME",
-        "The producer's name, which identifies duplicates. Default: a unique name that the service "
-        "assigns.",
+        "The producer's name, which identifies duplicates. Default: for lines of a file, a name "
+        "made of its path and this machine's name; else a unique name that the service assigns.",
         parse=producer_name,
     ),
     takeover: bool = flag("Take over the name from a connected producer."),
@@ -127,7 +167,9 @@ async def publish(
         max=SEQUENCE_ID_MAX - 1,
     ),
 ) -> int:
-    """Publish messages exactly once, from one JSON object per line.
+    """Publish messages exactly once: a message, lines of standard input, or a file.
+
+    Blank lines are skipped. With --input json, a line is:
 
     {"payload": "...", "key": "...", "properties": {"name": "value"}, "sequence_id": 7,
     "event_time_ms": 1700000000000, "ordering_key": "..."}
@@ -139,12 +181,15 @@ async def publish(
     A message that is too large for one entry is split into chunks and read as one message. Its id
     names the first and the last chunk: FIRST;LAST.
     """
+    given = _Given(message, file, form, key, properties or {}, sequence_id)
+    given.check()
+    producer = producer or given.producer
     if takeover and producer is None:
         raise WrongUsage("--takeover requires --producer")
     settings = run.settings
     batching = _batching(filter_properties or [], batch=batch)
     chunking = _chunking(chunk_bytes, batch=batch)
-    with open_input(file) as opened, reaching("ledger", settings.ledger.value):
+    with given.opened() as opened, reaching("ledger", settings.ledger.value):
         async with (
             client_of(settings) as client,
             client.producer(
@@ -161,13 +206,78 @@ async def publish(
                 open_timeout_s=settings.timeout_s,
             ) as connected,
         ):
-            work = _Work(connected, run.output, Draft if as_whole else parse)
+            work = _Work(connected, run.output, given.draft)
             try:
-                await work.do((whole if as_whole else numbered_lines)(opened.fileno()))
+                await work.do(given.source(opened))
             finally:
                 work.summarize()
             work.check()
     return work.outcome()
+
+
+@dataclass(slots=True)
+class _Given:
+    """What is to be published, as given."""
+
+    message: str | None
+    file: Path | None
+    form: Input
+    key: str | None
+    properties: Mapping[str, str]
+    sequence_id: int | None
+    _has_ids: bool | None = None  # whether a file's lines have sequence ids of their own
+
+    def check(self) -> None:
+        if self.message is not None and self.file is not None:
+            raise WrongUsage("MESSAGE and --file are mutually exclusive")
+        if self.message is not None and self.form is not Input.TEXT:
+            raise WrongUsage("MESSAGE and --input are mutually exclusive")
+        if self.form is Input.JSON and (self.key is not None or self.properties):
+            raise WrongUsage("with --input json, keys and properties are in the lines")
+        if self.sequence_id is not None and self.message is None and self.form is not Input.WHOLE:
+            raise WrongUsage("--sequence-id requires MESSAGE or --input whole")
+
+    @property
+    def numbers_lines(self) -> bool:
+        return self.file is not None and self.form is not Input.WHOLE
+
+    @property
+    def producer(self) -> str | None:
+        """The name of the producer of a file's lines. It stands for the path on this machine, so
+        that two files never share their numbers."""
+        if not self.numbers_lines:
+            return None
+        assert self.file is not None
+        path = self.file.resolve()
+        place = f"{socket.gethostname()}:{path}"
+        digest = hashlib.sha256(place.encode(errors="surrogateescape")).hexdigest()
+        name = path.name.encode(errors="replace").decode()[:FILE_NAME_CHARACTERS]
+        return f"file-{name}-{digest[:DIGEST_CHARACTERS]}"
+
+    def opened(self) -> AbstractContextManager[FileIO | None]:
+        if self.message is not None:
+            return nullcontext()
+        return open_input("-" if self.file is None else str(self.file))
+
+    def source(self, opened: FileIO | None) -> Pieces:
+        if opened is None:
+            assert self.message is not None
+            return one(self.message.encode(errors="surrogateescape"))
+        if self.form is Input.WHOLE:
+            return whole(opened.fileno())
+        return numbered_lines(opened.fileno())
+
+    def draft(self, data: bytes, line: int | None) -> Draft:
+        """The message of a piece of input. Raises InvalidInput."""
+        number = line if self.numbers_lines else self.sequence_id
+        if self.form is Input.JSON:
+            parsed = parse(data)
+            has_id = parsed.sequence_id is not None
+            if self.numbers_lines and self._has_ids not in (None, has_id):
+                raise MixedSequenceIdsError("sequence_id must be set on all lines or none")
+            self._has_ids = has_id
+            return parsed if has_id else parsed._replace(sequence_id=number)
+        return Draft(data, key=self.key, properties=self.properties, sequence_id=number)
 
 
 def _batching(filter_properties: list[str], *, batch: bool) -> Batching | None:
@@ -198,7 +308,10 @@ def _chunking(chunk_bytes: int | None, *, batch: bool) -> Chunking | None:
 
 class _Work:
     def __init__(
-        self, producer: Producer, output: Output, understand: Callable[[bytes], Draft]
+        self,
+        producer: Producer,
+        output: Output,
+        understand: Callable[[bytes, int | None], Draft],
     ) -> None:
         self._producer = producer
         self._output = output
@@ -211,7 +324,7 @@ class _Work:
         self._error: SeqgateError | None = None  # the reason why the rest was not sent
         self._counts = {"sent": 0, "stored": 0, "duplicates": 0, "failed": 0}
 
-    async def do(self, source: Source) -> None:
+    async def do(self, source: Pieces) -> None:
         """Publish the source until it ends or an error stops it."""
         async with asyncio.TaskGroup() as group:
             sending = group.create_task(self._send_all(source))
@@ -241,7 +354,7 @@ class _Work:
             raise _with(self._error, self._counts)
         return DONE if self._at_end and not self._counts["failed"] else REFUSED
 
-    async def _send_all(self, source: Source) -> None:
+    async def _send_all(self, source: Pieces) -> None:
         try:
             async with aclosing(source) as found:
                 async for line, data in found:
@@ -257,7 +370,7 @@ class _Work:
 
     def _send(self, line: int | None, data: bytes) -> None:
         try:
-            draft = self._understand(data)
+            draft = self._understand(data, line)
             self._newest = self._producer.send_nowait(**draft._asdict())
         except (
             MessageTooLargeError

@@ -3,9 +3,12 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from datetime import datetime
+from functools import partial
+from typing import Final
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
-from seqgate.cli._arguments import ID_EXPECTED, Topic
+from seqgate.cli._arguments import PLACE_HELP, Topic, place
 from seqgate.cli._command import Run
 from seqgate.cli._declared import flag, option
 from seqgate.cli._failure import WrongUsage, reason_of
@@ -14,20 +17,14 @@ from seqgate.cli._message import Listing
 from seqgate.cli._output import Output
 from seqgate.cli._service import client as client_of
 from seqgate.cli._service import reaching
+from seqgate.cli._wire import position
 from seqgate.client import EARLIEST, Message, MessageId, Missed, Start
+from seqgate.client._subscribing import Place, start_to_wire
 from seqgate.errors import DataLossError, MessageTooLargeError, UnavailableError
+from seqgate.types import Position
 
-
-def _place(text: str) -> Start:
-    match text:
-        case "earliest" | "latest":
-            return text
-    try:
-        return MessageId.parse(text)
-    except ValueError:
-        raise WrongUsage(
-            f"--from must be earliest, latest, or {ID_EXPECTED}", details={"from": text}
-        ) from None
+_WHOLE_BATCH: Final = 2**31
+"""Beyond the index of any message in a batch."""
 
 
 async def read(
@@ -36,11 +33,15 @@ async def read(
     *,
     start: Start = option(
         "PLACE",
-        "earliest, latest, or a message id. Quote the id of a large message: it contains a "
-        "semicolon.",
+        f"{PLACE_HELP} Quote the id of a large message: it contains a semicolon.",
         "--from",
         default=EARLIEST,
-        parse=_place,
+        parse=partial(place, "--from"),
+    ),
+    to: Place | None = option(
+        "PLACE",
+        "Stop after the message with this id, or before the first message stored at this time.",
+        parse=partial(place, "--to"),
     ),
     exclusive: bool = flag("Start after the message with that id."),
     follow: bool = flag("Wait for new messages.", "--follow", "-f"),
@@ -59,7 +60,10 @@ async def read(
     """
     if exclusive and not isinstance(start, MessageId):
         raise WrongUsage("--exclusive requires --from with a message id")
+    if follow and to is not None:
+        raise WrongUsage("--to and --follow are mutually exclusive")
     await run.services.call(pb.GetTopicRequest(topic=topic))
+    end = await _end(run, topic, to)
     listing = Listing(run.output, whole=True)
     left_out = LeftOut()
     found = messages(
@@ -74,6 +78,8 @@ async def read(
     try:
         async with aclosing(found):
             async for message in found:
+                if end is not None and _place_of(message.id) > end:
+                    break
                 listing.add(message)
                 if count is not None:
                     count -= 1
@@ -81,6 +87,30 @@ async def read(
                         break
     finally:
         tell_left_out(run.output, left_out)
+
+
+_Place = tuple[Position, int]
+"""A message's entry, and its index in a batch."""
+
+
+async def _end(run: Run, topic: str, to: Place | None) -> _Place | None:
+    """The last place to print; None: no limit."""
+    match to:
+        case MessageId():
+            return to.position, _WHOLE_BATCH if to.batch_index < 0 else to.batch_index
+        case datetime():
+            asked = start_to_wire(to).time
+            request = pb.FindPositionRequest(topic=topic, append_time=asked)
+            answer = await run.services.call(request)
+            return (position(answer.position), -2) if answer.HasField("position") else None
+        case "earliest":
+            return Position(0, 0), -2
+        case _:
+            return None
+
+
+def _place_of(message_id: MessageId) -> _Place:
+    return message_id.position, message_id.batch_index
 
 
 async def messages(

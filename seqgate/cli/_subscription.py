@@ -30,8 +30,8 @@ app.add_typer(filter_, name="filter")
 command(app, "analyze")(analyze)
 
 
-@command(app, "list")
-async def list_(run: Run, topic: Topic) -> None:
+@command(app, "ls")
+async def ls(run: Run, topic: Topic) -> None:
     """List a topic's subscriptions, sorted by name."""
     columns: Columns = {
         "SUBSCRIPTION": "subscription",
@@ -57,7 +57,7 @@ async def create(
     name: Subscription,
     *,
     start_at: common_pb2.Start = option(
-        "PLACE", PLACE_HELP, "--start", default="earliest", parse=partial(start, "--start")
+        "PLACE", PLACE_HELP, "--from", default="earliest", parse=partial(start, "--from")
     ),
     properties: dict[str, str] | None = option(
         "NAME=VALUE",
@@ -78,8 +78,8 @@ async def create(
     await _tell(run, request)
 
 
-@command(app, "delete")
-async def delete(
+@command(app, "rm")
+async def rm(
     run: Run,
     topic: Topic,
     name: Subscription,
@@ -90,7 +90,7 @@ async def delete(
     await run.services.call(
         pb.DeleteSubscriptionRequest(topic=topic, subscription=name, force=force)
     )
-    run.output.result({"topic": topic, "subscription": name, "deleted": True})
+    run.output.result({"topic": topic, "subscription": name, "removed": True})
 
 
 @command(app, "reset")

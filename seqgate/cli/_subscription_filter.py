@@ -67,7 +67,7 @@ Given = Annotated[
     argument("NAME[:VERSION]=EXPR...", FILTERS_HELP, parse=_parsed, raw=list[str]),
 ]
 StartAt = Annotated[
-    common_pb2.Start | None, option("PLACE", START_HELP, "--start", parse=partial(start, "--start"))
+    common_pb2.Start | None, option("PLACE", START_HELP, "--from", parse=partial(start, "--from"))
 ]
 Nothing = Annotated[bool, flag("Remove all filters.", "--none")]
 

@@ -50,8 +50,8 @@ async def ls(
     await run.output.listing(columns, (record(each) async for each in topics))
 
 
-@command(app, "stat")
-async def stat(run: Run, topic: Topic) -> None:
+@command(app, "show")
+async def show(run: Run, topic: Topic) -> None:
     """Show a topic and its deduplication state.
 
     If the dedup service does not answer, that part is omitted.

@@ -153,7 +153,7 @@ class Client:
 
         Args:
             topic: tenant/namespace/name, or a name in public/default. It must exist.
-            start: "earliest", "latest", or a message's id.
+            start: "earliest", "latest", a message's id, or a time.
             inclusive: whether to start with the message of the id, or after it.
             follow: wait for new messages; False: the iteration ends at the topic's end.
             assembly: limits on incomplete large messages in memory; None: AssemblyLimits().
@@ -161,6 +161,10 @@ class Client:
             on_missed: called with the range when messages were trimmed before they were read; the
                 reader continues after it. None: MessagesTrimmedError, until `skip` is called. With
                 "earliest", only messages after the first one read count as missed.
+
+        Raises:
+            InvalidNameError: the topic is invalid.
+            InvalidRequestError: the start is none, or a time before 1970.
         """
         return Reader(
             self._channel,

@@ -6,7 +6,8 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from datetime import datetime
+from typing import Any, Final
 
 from grpc import aio
 
@@ -27,6 +28,7 @@ from seqgate.client._codec import corrupt, decode_entry, decode_large, piece_of,
 from seqgate.client._message import MANY_MESSAGES, Message
 from seqgate.client._reconnecting import Reconnecting
 from seqgate.client._status import error_of_call
+from seqgate.client._subscribing import Place, start_to_wire
 from seqgate.client._tracing import Reading
 from seqgate.errors import (
     CorruptMessageError,
@@ -62,8 +64,9 @@ class Missed:
     error: SeqgateError
 
 
-Start = MessageId | Literal["earliest", "latest"]
-"""Where a reader starts: at the topic's first message, after its last one, or at a message."""
+Start = Place
+"""Where a reader starts: at the topic's first message, after its last one, at a message, or at the
+first message stored at this time or later, by the ledger's clock."""
 
 
 class Reader:
@@ -233,10 +236,19 @@ class Reader:
             return False
         last = position_of(reply.last)
         if self._after is None and self._at is None:
-            return self._start == EARLIEST
+            return self._start == EARLIEST or (
+                isinstance(self._start, datetime) and await self._has_message_since(self._start)
+            )
         if self._after is not None:
             return last > self._after
         return self._at is not None and last >= self._at
+
+    async def _has_message_since(self, start: datetime) -> bool:
+        request = pb.FindPositionRequest(
+            topic=str(self._topic), append_time=start_to_wire(start).time
+        )
+        reply = await translated(self._stub.FindPosition(request, timeout=CALL_TIMEOUT_S))
+        return bool(reply.HasField("position"))
 
     async def close(self) -> None:
         """End the iteration and the stream."""
@@ -254,6 +266,7 @@ class Reader:
         self._after = self._at = None
         self._floor: MessageId | None = None  # the first message to return
         if not isinstance(start, MessageId):
+            start_to_wire(start)  # raises if it is none
             return
         if start.ledger_id < 0:
             self._start = EARLIEST
@@ -333,10 +346,8 @@ class Reader:
             request.start.after.CopyFrom(_to_wire(self._after))
         elif self._at is not None:
             request.start.at.CopyFrom(_to_wire(self._at))
-        elif self._start == EARLIEST:
-            request.start.earliest.SetInParent()
         else:
-            request.start.latest.SetInParent()
+            request.start.CopyFrom(start_to_wire(self._start))
         return request
 
     def _take_started(self, started: pb.Started) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from tempfile import TemporaryFile
 from typing import Any
 
+from seqgate.dev.child import tell
 from tests.support.nursery import SEQGATE, Nursery
-from tools.stack.child import tell
 
 PATIENCE_S = 20.0
 """The limit of a command and of a wait for its output, in seconds."""
@@ -74,7 +74,16 @@ class Running:
 
     def interrupt(self) -> None:
         """Interrupt it, as Ctrl-C does."""
-        self._process.send_signal(signal.SIGINT)
+        self.send(signal.SIGINT)
+
+    def send(self, number: signal.Signals) -> None:
+        tell(self._process, number)
+
+    async def error_line(self) -> str:
+        """The next line of its standard error."""
+        assert self._process.stderr is not None
+        async with asyncio.timeout(PATIENCE_S):
+            return (await self._process.stderr.readline()).decode()
 
     async def ended(self) -> Ended:
         """Close its input, and wait until it ends."""

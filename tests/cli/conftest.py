@@ -2,7 +2,9 @@
 
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
@@ -11,9 +13,10 @@ import pytest_asyncio
 
 from seqgate.cli import main
 from seqgate.client import Client, connect
+from seqgate.dev.stack import Stack
 from tests.cli.command_line import CommandLine, Ended
 from tests.support.nursery import Nursery
-from tools.stack.stack import Stack
+from tests.support.waiting import eventually
 
 _NUMBERS = count()
 
@@ -75,6 +78,25 @@ async def client(stack: Stack) -> AsyncIterator[Client]:
     """A client of the ledger service."""
     async with connect(stack.address("ledger")) as client:
         yield client
+
+
+async def stored_around_a_moment(client: Client, topic: str) -> str:
+    """Publish two messages before a moment, and two from then on. Returns the moment."""
+    async with client.producer(topic, name="p") as producer:
+        for _ in range(2):
+            await producer.send(b"before")
+        await later()
+        moment = datetime.now(UTC)
+        await later()
+        for _ in range(2):
+            await producer.send(b"since")
+    return moment.isoformat()
+
+
+async def later() -> None:
+    """Wait until the clock has moved on by two milliseconds, the grain of an entry's time."""
+    now_ns = time.time_ns()
+    await eventually(lambda: time.time_ns() > now_ns + 2_000_000, "the clock moves on")
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 from seqgate.cli._failure import InvalidInput, exit_code, reason_of
 from seqgate.cli._output import shown, time_shown
 from seqgate.client import Client
+from seqgate.dev.ports import free_ports
 from seqgate.errors import (
     BY_REASON,
     FencedError,
@@ -21,7 +22,6 @@ from seqgate.errors import (
     UnavailableError,
 )
 from tests.cli.command_line import CommandLine, Ended
-from tools.stack.ports import free_ports
 
 
 @pytest.mark.parametrize(
@@ -85,11 +85,15 @@ def test_help_is_printed_on_request_and_without_arguments(inside: Callable[..., 
         (["read"], "WRONG_USAGE", "Missing argument 'TOPIC'."),
         (["topic", "ls", "--nope"], "WRONG_USAGE", "No such option: --nope"),
         (["read", "a b"], "INVALID_TOPIC_NAME", "topic must be tenant/namespace/name"),
-        (["read", "t", "--from", "9"], "WRONG_USAGE", "--from must be earliest, latest, or"),
+        (["read", "t", "--from", "9"], "WRONG_USAGE", "--from must be earliest, latest, a message"),
         (["read", "t", "--exclusive"], "WRONG_USAGE", "--exclusive requires --from"),
         (["publish", "t", "--takeover"], "WRONG_USAGE", "--takeover requires --producer"),
         (["publish", "t", "--producer", "\n"], "INVALID_PRODUCER_NAME", "producer name must be"),
-        (["publish", "t", "missing.jsonl"], "INVALID_INPUT", "missing.jsonl: No such file"),
+        (
+            ["publish", "t", "--file", "missing.jsonl"],
+            "INVALID_INPUT",
+            "missing.jsonl: No such file",
+        ),
         (["topic", "ls", "--ledger", "here"], "INVALID_SETTINGS", "'here' is not HOST:PORT"),
     ],
 )

@@ -9,9 +9,9 @@ import pytest
 import pytest_asyncio
 
 from seqgate.client import Chunking, Client, connect
+from seqgate.dev.ports import free_ports
+from seqgate.dev.stack import Stack
 from tests.cli.command_line import CommandLine, Ended
-from tools.stack.ports import free_ports
-from tools.stack.stack import Stack
 
 
 async def published(client: Client, topic: str, payloads: Sequence[bytes]) -> None:
@@ -41,7 +41,7 @@ async def test_messages_are_printed_like_read_and_acknowledged(
     await published(client, topic, [b"a", b"b", b"c", b"d"])
     consume = ("consume", topic, "s")
 
-    table = await seqgate(*consume, "--start", "earliest", "--count", "2")
+    table = await seqgate(*consume, "--from", "earliest", "--count", "2")
     between = await mark_delete(seqgate, topic)
     shown = await seqgate(*consume, "-n", "2", "-o", "json")
     read = await seqgate("read", topic, "-o", "json", "--from", "1:2")
@@ -59,7 +59,7 @@ async def test_consume_waits_for_messages_until_interrupted(
 ) -> None:
     """Acknowledgements are durable by then, and unwritten messages come next."""
     await published(client, topic, [b"before"])
-    consume = ("consume", topic, "s", "--start", "earliest", "--name", "me")
+    consume = ("consume", topic, "s", "--from", "earliest", "--name", "me")
     async with client.producer(topic, name="q") as producer:
         async with seqgate.running(*consume) as consuming:
             assert (await consuming.line()).startswith("MESSAGE")
@@ -118,7 +118,7 @@ async def test_a_large_message_is_received_and_acknowledged_whole(
 ) -> None:
     async with client.producer(topic, name="p", chunking=Chunking(1024)) as producer:
         await producer.send(b"a" * 5_000)
-    ended = await seqgate("consume", topic, "s", "--start", "earliest", "-n", "1", "-o", "json")
+    ended = await seqgate("consume", topic, "s", "--from", "earliest", "-n", "1", "-o", "json")
     assert (ended.record["message_id"], len(ended.record["payload"])) == ("1:0:-1;1:4:-1", 5_000)
     assert await mark_delete(seqgate, topic) == "1:4"
 
@@ -129,7 +129,7 @@ async def test_consume_ends_quietly_when_its_output_closes(
     """Like `| head -1`: messages that could not be written are not acknowledged."""
     await published(client, topic, [b"x" * 100_000] * 20)
     receiving, giving = os.pipe()
-    arguments = ("consume", topic, "s", "--start", "earliest", "-o", "json")
+    arguments = ("consume", topic, "s", "--from", "earliest", "-o", "json")
     async with seqgate.running(*arguments, stdout=giving) as consuming:
         os.close(giving)
         assert await asyncio.to_thread(os.read, receiving, 1)
@@ -156,7 +156,7 @@ async def test_an_unreachable_dispatcher_exits_with_3(bare: CommandLine) -> None
     nobody = bare.with_(SEQGATE_DISPATCHER=address)
     for ended in await asyncio.gather(
         nobody("consume", "t", "s", "--timeout", "0.2", "-o", "json"),
-        nobody("subscription", "list", "t", "-o", "json"),
+        nobody("subscription", "ls", "t", "-o", "json"),
     ):
         assert (ended.code, ended.out) == (3, "")
         error = json.loads(ended.err)["error"]
@@ -171,9 +171,9 @@ async def test_an_unreachable_dispatcher_exits_with_3(bare: CommandLine) -> None
         (["t", "s", "-n", "0"], "WRONG_USAGE", "Invalid value for '--count'"),
         (["t", "s", "--type", "failover"], "WRONG_USAGE", "Invalid value for '--type'"),
         (
-            ["t", "s", "--start", "9"],
+            ["t", "s", "--from", "9"],
             "WRONG_USAGE",
-            "--start must be earliest, latest, a message id",
+            "--from must be earliest, latest, a message id",
         ),
         (["t", ""], "INVALID_SUBSCRIPTION_NAME", "subscription name must be 1 to 255 bytes"),
     ],

@@ -13,10 +13,11 @@ from seqgate.api.common.v1.common_pb2 import Position
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.internal.cursor.v1 import lease_pb2
 from seqgate.client import Batching, Chunking, Client
+from seqgate.dev.stack import Stack
 from seqgate.times import duration
 from tests.cli.command_line import CommandLine, Ended
+from tests.cli.conftest import stored_around_a_moment
 from tests.support.stubs import cursor_stub
-from tools.stack.stack import Stack
 
 
 @pytest_asyncio.fixture
@@ -166,7 +167,7 @@ async def test_a_removed_cursor_is_gone(seqgate: CommandLine, cursors: Any, topi
 
 async def test_a_cursor_is_created_once(seqgate: CommandLine, topic: str) -> None:
     table = await seqgate("cursor", "create", topic, "c")
-    again = await seqgate("cursor", "create", topic, "c", "--at", "1:7", "-o", "json")
+    again = await seqgate("cursor", "create", topic, "c", "--from", "1:7", "-o", "json")
 
     assert dict(table.rows) == {
         "Topic": topic,
@@ -186,7 +187,7 @@ async def test_a_cursor_is_placed_before_the_given_message(
     (large,) = await published(client, topic, 1, chunking=Chunking(2))
     last_plain = plain[-1].split(":")
 
-    created = await seqgate("cursor", "create", topic, "c", "--at", plain[1], "-o", "json")
+    created = await seqgate("cursor", "create", topic, "c", "--from", plain[1], "-o", "json")
     in_batch = await seqgate("cursor", "reset", topic, "c", "--to", batched[2], "-o", "json")
     chunked = await seqgate("cursor", "reset", topic, "c", "--to", large, "-o", "json")
     latest = await seqgate("cursor", "reset", topic, "c", "--to", "latest", "-o", "json")
@@ -213,31 +214,56 @@ async def test_the_place_before_a_ledgers_first_entry_is_in_the_previous_ledger(
 
     places = {"1:0": None, "2:0": "1:2", "3:0": "2:4", "9:0": "3:0", "2:1": "2:0"}
     for place, mark_delete in places.items():
-        ended = await seqgate("cursor", "create", topic, f"at {place}", "--at", place, "-o", "json")
+        ended = await seqgate(
+            "cursor", "create", topic, f"at {place}", "--from", place, "-o", "json"
+        )
         assert (ended.code, ended.record["mark_delete"]) == (0, mark_delete), place
+
+
+async def test_a_cursor_is_placed_at_a_time(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    moment = await stored_around_a_moment(client, topic)
+    at_it = await seqgate("cursor", "create", topic, "at", "--from", moment, "-o", "json")
+    assert at_it.record["mark_delete"] == "1:1"
+    reset = ("cursor", "reset", topic, "at", "-o", "json", "--to")
+    assert (await seqgate(*reset, "2099-01-01")).record["mark_delete"] == "1:3"
+    assert (await seqgate(*reset, "1970-01-01")).record["mark_delete"] is None
 
 
 async def test_the_latest_of_an_empty_topic_is_its_start(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     await published(client, topic, 0)
-    ended = await seqgate("cursor", "create", topic, "c", "--at", "latest", "-o", "json")
+    ended = await seqgate("cursor", "create", topic, "c", "--from", "latest", "-o", "json")
     assert (ended.code, ended.record["mark_delete"]) == (0, None)
 
 
 async def test_the_latest_of_a_topic_that_does_not_exist_is_refused(
     seqgate: CommandLine, topic: str
 ) -> None:
-    ended = await seqgate("cursor", "create", topic, "c", "--at", "latest", "-o", "json")
+    ended = await seqgate("cursor", "create", topic, "c", "--from", "latest", "-o", "json")
     assert (ended.code, ended.error["reason"]) == (1, "TOPIC_NOT_FOUND")
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason", "message"),
     [
-        (["create", "t", "c", "--at", "first"], "WRONG_USAGE", "--at must be earliest, latest, or"),
-        (["create", "t", "c", "--at", "1:-1"], "WRONG_USAGE", "--at must be earliest, latest, or"),
-        (["reset", "t", "c", "--to", "9"], "WRONG_USAGE", "--to must be earliest, latest, or"),
+        (
+            ["create", "t", "c", "--from", "first"],
+            "WRONG_USAGE",
+            "--from must be earliest, latest, a message",
+        ),
+        (
+            ["create", "t", "c", "--from", "1:-1"],
+            "WRONG_USAGE",
+            "--from must be earliest, latest, a message",
+        ),
+        (
+            ["reset", "t", "c", "--to", "9"],
+            "WRONG_USAGE",
+            "--to must be earliest, latest",
+        ),
         (["reset", "t", "c"], "WRONG_USAGE", "Missing option '--to'"),
         (["show", "a b", "c"], "INVALID_TOPIC_NAME", "topic must be tenant/namespace/name"),
         (["rm", "t", "\n"], "INVALID_CURSOR_NAME", "name must be 1 to 255 bytes"),

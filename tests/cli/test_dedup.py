@@ -12,11 +12,11 @@ from seqgate.api.common.v1.common_pb2 import Position
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.client import Batching, Chunking, Client
+from seqgate.dev.ports import free_ports
+from seqgate.dev.stack import Stack
 from tests.cli.command_line import CommandLine
 from tests.support.stubs import dedup_stub
 from tests.support.waiting import eventually
-from tools.stack.ports import free_ports
-from tools.stack.stack import Stack
 
 
 @pytest_asyncio.fixture

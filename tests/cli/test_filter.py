@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from seqgate.client import Client
+from seqgate.dev.ports import free_ports
 from tests.cli.command_line import CommandLine, Ended, json_lines
-from tools.stack.ports import free_ports
 
 IN_EU = "properties.region == 'eu'"
 

@@ -15,6 +15,7 @@ from seqgate.api.common.v1.common_pb2 import Position
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.client import Client
+from seqgate.dev.stack import Stack
 from seqgate.services.dedup.adapters.keys import topic_key
 from seqgate.times import timestamp
 from seqgate.types import TopicName
@@ -24,7 +25,6 @@ from tests.support.jobs import PATIENCE_S, quick_spark
 from tests.support.nursery import SEQGATE
 from tests.support.stubs import dedup_stub
 from tests.support.waiting import eventually
-from tools.stack.stack import Stack
 
 pytestmark = pytest.mark.timeout(600)  # Spark starts slowly
 

@@ -27,7 +27,7 @@ async def test_a_policy_is_set_shown_and_removed(seqgate: CommandLine, topic: st
         seqgate("dedup", "policy", "show", topic),
         seqgate("dedup", "policy", "show", topic, "-o", "json"),
     )
-    removed = await seqgate("dedup", "policy", "unset", topic)
+    removed = await seqgate("dedup", "policy", "rm", topic)
     after = await seqgate("dedup", "policy", "show", topic)
 
     assert said.rows == [
@@ -64,7 +64,7 @@ async def test_a_namespace_has_a_policy_of_its_own(seqgate: CommandLine) -> None
         seqgate("dedup", "policy", "show", "cli/policy/topic", "-o", "json"),
     )
     again = await seqgate("dedup", "policy", "set", *namespace, "--max-producers", "3")
-    removed = await seqgate("dedup", "policy", "unset", *namespace, "-o", "json")
+    removed = await seqgate("dedup", "policy", "rm", *namespace, "-o", "json")
     nothing = await seqgate("dedup", "policy", "show", "cli/policy")
 
     assert said.record == shown.record == {"namespace": "cli/policy", **NOTHING, "enabled": True}
@@ -76,7 +76,7 @@ async def test_a_namespace_has_a_policy_of_its_own(seqgate: CommandLine) -> None
 
 async def test_removing_a_policy_twice_succeeds(seqgate: CommandLine, topic: str) -> None:
     for _ in range(2):
-        ended = await seqgate("dedup", "policy", "unset", topic, "-o", "json")
+        ended = await seqgate("dedup", "policy", "rm", topic, "-o", "json")
         assert (ended.code, ended.record) == (0, {"topic": topic, **NOTHING})
 
 
@@ -113,8 +113,8 @@ async def test_a_system_topic_is_refused_by_the_service(seqgate: CommandLine) ->
         ),
         (["set", "t", "--snapshot-entries", "1000001"], "WRONG_USAGE", "Invalid value for"),
         (["set", "t", "--snapshot-interval-s", "-1"], "WRONG_USAGE", "Invalid value for"),
-        (["unset"], "WRONG_USAGE", "give either TOPIC or --namespace"),
-        (["unset", "--namespace", "a/b/c"], "INVALID_POLICY", "the namespace must be"),
+        (["rm"], "WRONG_USAGE", "give either TOPIC or --namespace"),
+        (["rm", "--namespace", "a/b/c"], "INVALID_POLICY", "the namespace must be"),
         (["show"], "WRONG_USAGE", "Missing argument 'TOPIC_OR_NAMESPACE'."),
         (["show", "a/"], "INVALID_POLICY", "the namespace must be"),
         (["show", "a/b/c/d"], "INVALID_TOPIC_NAME", "topic must be"),

@@ -11,14 +11,103 @@ import pytest
 
 from seqgate.cli import _lines, _publish
 from seqgate.client import Client, Message
+from seqgate.dev.stack import Stack
 from tests.cli.command_line import CommandLine, Ended, json_lines
 from tests.support.waiting import WITHIN_S
-from tools.stack.stack import Stack
+
+JSON = ("--input", "json")
+WHOLE = ("--input", "whole")
 
 
 async def stored(client: Client, topic: str) -> list[Message]:
     async with client.reader(topic, follow=False) as reader:
         return [message async for message in reader]
+
+
+async def test_a_message_is_an_argument(seqgate: CommandLine, client: Client, topic: str) -> None:
+    about = ("-k", "alice", "--property", "a=b", "--property", "c=d=e")
+    sent = ("publish", topic, "zwölf", *about, "--producer", "p", "--sequence-id", "7")
+    first = await seqgate(*sent, "-o", "json")
+    again = await seqgate(*sent, "-o", "json", stdin=b"not read\n")
+    assert (first.code, first.record) == (
+        0,
+        {"message_id": "1:0:-1", "sequence_id": 7, "duplicate": False},
+    )
+    assert again.record == first.record | {"duplicate": True}
+    (message,) = await stored(client, topic)
+    assert (message.payload, message.key) == ("zwölf".encode(), "alice")
+    assert message.properties == {"a": "b", "c": "d=e"}
+
+
+async def test_lines_are_payloads(seqgate: CommandLine, client: Client, topic: str) -> None:
+    lines = b'one\n\n  two \n{"payload": "x"}\n\xff'
+    ended = await seqgate("publish", topic, "--key", "k", "-o", "json", stdin=lines)
+    assert (ended.code, len(ended.records)) == (0, 4)
+    found = await stored(client, topic)
+    payloads = [b"one", b"  two ", b'{"payload": "x"}', b"\xff"]
+    assert [message.payload for message in found] == payloads
+    assert {message.key for message in found} == {"k"}
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+async def test_a_file_that_is_published_again_stores_only_what_is_new(
+    seqgate: CommandLine, client: Client, tmp_path: Path, topic: str, form: str
+) -> None:
+    """Also under another path to the same file, but not another file of its name."""
+    file, other = tmp_path / "lines", tmp_path / "other" / "lines"
+    other.parent.mkdir()
+    (tmp_path / "link").symlink_to(file)
+
+    def lines(count: int) -> bytes:
+        if form == "json":
+            return json_lines(*({"payload": str(number)} for number in range(count)))
+        return b"".join(b"%d\n" % number for number in range(count))
+
+    publish = ("publish", topic, "--input", form, "--file")
+    file.write_bytes(lines(2))
+    first = await seqgate(*publish, str(file), "-o", "json")
+    file.write_bytes(lines(3))
+    more = await seqgate(*publish, str(tmp_path / "link"), "-o", "json")
+    other.write_bytes(lines(1))
+    of_other = await seqgate(*publish, str(other), "-o", "json")
+
+    assert [(each["sequence_id"], each["duplicate"]) for each in first.records] == [
+        (1, False),
+        (2, False),
+    ]
+    assert [each["duplicate"] for each in more.records] == [True, True, False]
+    assert [each["duplicate"] for each in of_other.records] == [False]
+    found = await stored(client, topic)
+    assert [message.payload for message in found] == [b"0", b"1", b"2", b"0"]
+    assert {message.producer_name[:11] for message in found} == {"file-lines-"}
+
+
+async def test_a_files_lines_have_all_their_own_ids_or_none(
+    seqgate: CommandLine, tmp_path: Path, topic: str
+) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes(json_lines({"payload": "a", "sequence_id": 9}, {"payload": "b"}))
+    ended = await seqgate("publish", topic, *JSON, "--file", str(file), "-o", "json")
+    assert (ended.code, [each["sequence_id"] for each in ended.records]) == (2, [9])
+    assert ended.error["details"]["line"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["m", "--file", "f"], "MESSAGE and --file are mutually exclusive"),
+        (["m", *JSON], "MESSAGE and --input are mutually exclusive"),
+        ([*JSON, "-k", "k"], "with --input json, keys and properties are in the lines"),
+        (["--sequence-id", "1"], "--sequence-id requires MESSAGE or --input whole"),
+        (["m", "--property", "a"], "--property must be NAME=VALUE"),
+    ],
+)
+def test_what_is_published_is_said_once(
+    inside: Callable[..., Ended], arguments: list[str], message: str
+) -> None:
+    ended = inside("publish", "t", *arguments, "-o", "json")
+    assert (ended.code, ended.error["reason"]) == (2, "WRONG_USAGE")
+    assert ended.error["message"] == message
 
 
 async def test_every_line_gets_a_receipt(seqgate: CommandLine, client: Client, topic: str) -> None:
@@ -28,7 +117,7 @@ async def test_every_line_gets_a_receipt(seqgate: CommandLine, client: Client, t
         {"payload": ""},
     )
 
-    ended = await seqgate("publish", topic, "-o", "json", stdin=lines)
+    ended = await seqgate("publish", topic, *JSON, "-o", "json", stdin=lines)
 
     assert (ended.code, ended.err) == (0, "")
     assert ended.records == [
@@ -45,7 +134,7 @@ async def test_every_line_gets_a_receipt(seqgate: CommandLine, client: Client, t
 async def test_text_output_is_a_summary(seqgate: CommandLine, tmp_path: Path, topic: str) -> None:
     file = tmp_path / "lines.jsonl"
     file.write_bytes(json_lines(*({"payload": "x", "sequence_id": n} for n in (1, 2, 2, 0))))
-    arguments = ("publish", topic, str(file), "--producer", "p")
+    arguments = ("publish", topic, *JSON, "--file", str(file), "--producer", "p")
 
     first = await seqgate(*arguments)
     again = await seqgate(*arguments, "-o", "json")
@@ -78,7 +167,7 @@ async def test_lines_are_batched_compressed_and_numbered(
     options = ("--batch", "--compression", "zstd", "--initial-sequence-id", "9")
 
     ended = await seqgate(
-        "publish", topic, "-", "--producer", "p", *options, "-o", "json", stdin=lines
+        "publish", topic, *JSON, "--producer", "p", *options, "-o", "json", stdin=lines
     )
 
     assert ended.code == 0
@@ -100,7 +189,7 @@ async def test_batches_are_cut_by_their_filter_properties(
     )
     options = ("--batch", "--filter-property", "a", "--filter-property", "b")
 
-    ended = await seqgate("publish", topic, *options, "-o", "json", stdin=lines)
+    ended = await seqgate("publish", topic, *JSON, *options, "-o", "json", stdin=lines)
 
     assert (ended.code, ended.err) == (0, "")
     messages = await stored(client, topic)
@@ -139,7 +228,7 @@ async def test_an_invalid_line_ends_publishing_after_earlier_receipts(
         b'{"payload": "never", "sequence_id": 9}\n'
     )
 
-    ended = await seqgate("publish", topic, "-o", "json", stdin=lines)
+    ended = await seqgate("publish", topic, *JSON, "-o", "json", stdin=lines)
 
     assert ended.code == 2
     assert [each["duplicate"] for each in ended.records] == [False, True]
@@ -152,7 +241,9 @@ async def test_an_invalid_line_ends_publishing_after_earlier_receipts(
 
 
 async def test_an_invalid_line_is_reported_as_text(seqgate: CommandLine, topic: str) -> None:
-    ended = await seqgate("publish", topic, "--producer", "p", stdin=b'{"payload": "a"}\npayload')
+    ended = await seqgate(
+        "publish", topic, *JSON, "--producer", "p", stdin=b'{"payload": "a"}\npayload'
+    )
 
     assert ended.code == 2
     assert ended.rows[1] == ["p", "1", "1", "0", "0"]
@@ -174,7 +265,7 @@ async def test_a_refused_message_does_not_affect_others(
 ) -> None:
     lines = json_lines({"payload": "a"}, {"payload": "x" * size_bytes}, {"payload": "b"})
 
-    ended = await seqgate("publish", topic, "-o", "json", *options, stdin=lines)
+    ended = await seqgate("publish", topic, *JSON, "-o", "json", *options, stdin=lines)
 
     assert ended.code == 1
     assert (ended.error["reason"], ended.error["details"]["line"]) == ("ENTRY_TOO_LARGE", "2")
@@ -190,7 +281,12 @@ async def test_a_large_message_is_chunked_at_the_services_limit(
     payloads = ["a", "x" * 6_000_000, "b"]
 
     ended = await seqgate(
-        "publish", topic, "-o", "json", stdin=json_lines(*({"payload": each} for each in payloads))
+        "publish",
+        topic,
+        *JSON,
+        "-o",
+        "json",
+        stdin=json_lines(*({"payload": each} for each in payloads)),
     )
 
     assert (ended.code, ended.err) == (0, "")
@@ -203,7 +299,7 @@ async def test_chunks_have_the_requested_size(
 ) -> None:
     """Also beyond the limit of pending messages."""
     line = {"payload": "x" * 9_000_000, "sequence_id": 7}
-    arguments = ("publish", topic, "--producer", "p", "--chunk-bytes", "1024", "-o", "json")
+    arguments = ("publish", topic, *JSON, "--producer", "p", "--chunk-bytes", "1024", "-o", "json")
 
     first = await seqgate(*arguments, stdin=json_lines(line))
     again = await seqgate(*arguments, stdin=json_lines(line))
@@ -220,8 +316,8 @@ async def test_a_file_can_be_one_message(
     file = tmp_path / "report.pdf"
     file.write_bytes(bytes(range(256)) * 25_000 + b"\n\n")
 
-    of_file = await seqgate("publish", topic, str(file), "--whole", "-o", "json")
-    of_pipe = await seqgate("publish", topic, "--whole", "--producer", "p", stdin=b"a\nb\n")
+    of_file = await seqgate("publish", topic, "--file", str(file), *WHOLE, "-o", "json")
+    of_pipe = await seqgate("publish", topic, *WHOLE, "--producer", "p", stdin=b"a\nb\n")
 
     assert (of_file.code, of_file.record["message_id"]) == (0, "1:0:-1;1:1:-1")
     assert (of_pipe.code, of_pipe.rows[1]) == (0, ["p", "1", "1", "0", "0"])
@@ -230,7 +326,7 @@ async def test_a_file_can_be_one_message(
 
 
 async def test_a_refusal_of_a_file_names_no_line(seqgate: CommandLine, topic: str) -> None:
-    arguments = ("publish", topic, "--whole", "--chunk-bytes", "1024", "-o", "json")
+    arguments = ("publish", topic, *WHOLE, "--chunk-bytes", "1024", "-o", "json")
 
     ended = await seqgate(*arguments, stdin=bytes(10_000 * 1024 + 1))
 
@@ -263,7 +359,7 @@ def test_invalid_chunking_and_batching_options_are_refused(
 async def test_lines_are_published_as_they_arrive(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
-    async with seqgate.running("publish", topic, "-o", "json") as publishing:
+    async with seqgate.running("publish", topic, *JSON, "-o", "json") as publishing:
         for number in range(3):
             await publishing.write({"payload": f"{number}"})
             assert (await publishing.record())["sequence_id"] == number
@@ -276,7 +372,7 @@ async def test_more_lines_than_the_pending_limit_are_published(
 ) -> None:
     lines = b'{"payload": "x"}\n' * 12_000
 
-    ended = await seqgate("publish", topic, "--batch", "--producer", "p", stdin=lines)
+    ended = await seqgate("publish", topic, *JSON, "--batch", "--producer", "p", stdin=lines)
 
     assert (ended.code, ended.rows[1]) == (0, ["p", "12000", "12000", "0", "0"])
     assert [each.sequence_id for each in await stored(client, topic)] == list(range(12_000))
@@ -316,14 +412,14 @@ def test_an_interrupt_ends_the_wait_for_a_pipes_writer(
         opened.append(path)
 
     monkeypatch.setattr(_lines, "FileIO", opening)
-    ended = inside("publish", "t", "pipe")
+    ended = inside("publish", "t", "--file", "pipe")
     assert (ended.code, opened) == (130, [])
 
 
 async def test_a_producer_name_in_use_is_refused_and_can_be_taken_over(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
-    arguments = ("publish", topic, "--producer", "p", "-o", "json")
+    arguments = ("publish", topic, *JSON, "--producer", "p", "-o", "json")
     line = {"payload": "x"}
     async with seqgate.running(*arguments) as first:
         await first.write(line)
@@ -351,7 +447,7 @@ async def test_nothing_is_sent_after_a_message_that_timed_out(
     seqgate: CommandLine, stack: Stack, client: Client, topic: str
 ) -> None:
     """Otherwise later messages would overtake it, and make it stale forever."""
-    arguments = ("publish", topic, "--producer", "p", "--timeout", "1", "-o", "json")
+    arguments = ("publish", topic, *JSON, "--producer", "p", "--timeout", "1", "-o", "json")
     async with seqgate.running(*arguments) as publishing:
         await publishing.write({"payload": "before"})
         await publishing.record()
@@ -376,7 +472,7 @@ async def test_publish_ends_quietly_when_its_output_closes(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     receiving, giving = os.pipe()
-    async with seqgate.running("publish", topic, "-o", "json", stdout=giving) as publishing:
+    async with seqgate.running("publish", topic, *JSON, "-o", "json", stdout=giving) as publishing:
         os.close(giving)
         await publishing.write({"payload": "a"})
         assert await asyncio.to_thread(os.read, receiving, 1_000)
@@ -393,7 +489,7 @@ async def test_publish_fails_when_receipts_cannot_be_written(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
-    async with seqgate.running("publish", topic, "-o", "json", stdout=full) as publishing:
+    async with seqgate.running("publish", topic, *JSON, "-o", "json", stdout=full) as publishing:
         os.close(full)
         await publishing.write({"payload": "a"})
         assert await publishing.exit_code() == 1
@@ -408,7 +504,7 @@ async def test_publish_fails_when_receipts_cannot_be_written(
 async def test_an_interrupt_exits_with_130_and_reports_the_sent_messages(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:
-    async with seqgate.running("publish", topic, "--producer", "p") as publishing:
+    async with seqgate.running("publish", topic, *JSON, "--producer", "p") as publishing:
         await publishing.write({"payload": "a"})
         async with client.producer(topic):  # creates the topic unless it exists
             pass

@@ -10,9 +10,10 @@ from grpc import aio
 
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.client import Batching, Chunking, Client
+from seqgate.dev.stack import Stack
 from tests.cli.command_line import CommandLine
+from tests.cli.conftest import stored_around_a_moment
 from tests.support.publisher import publishing, single
-from tools.stack.stack import Stack
 
 
 async def published(client: Client, topic: str, payloads: Sequence[bytes]) -> None:
@@ -210,3 +211,35 @@ async def test_missing_messages_are_reported_on_standard_error(
     }
     assert notes[1]["reason"] == "CHECKSUM_MISMATCH"
     assert notes[1]["details"] == {"first": "1:3", "last": "1:3"}
+
+
+async def test_a_stretch_is_read(seqgate: CommandLine, client: Client, topic: str) -> None:
+    moment = await stored_around_a_moment(client, topic)
+
+    async def read(*arguments: str) -> list[int]:
+        ended = await seqgate("read", topic, "-o", "json", *arguments)
+        assert (ended.code, ended.err) == (0, "")
+        return [each["sequence_id"] for each in ended.records]
+
+    assert await read("--from", moment) == [2, 3]
+    assert await read("--to", moment) == [0, 1]
+    assert await read("--from", moment, "--to", moment) == []
+    assert await read("--from", "2099-01-01") == []
+    assert await read("--to", "2099-01-01") == [0, 1, 2, 3]
+    assert await read("--from", "1:1", "--to", "1:2") == [1, 2]
+    assert await read("--to", "earliest") == []
+    assert await read("--to", "latest") == [0, 1, 2, 3]
+
+
+async def test_a_stretch_ends_inside_a_batch(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    await published(client, topic, [b"a", b"b", b"c", b"d"])
+    for to, last in (("1:1:-1:0", 2), ("1:1", 3)):
+        ended = await seqgate("read", topic, "--from", "1:0:-1:1", "--to", to, "-o", "json")
+        assert [each["sequence_id"] for each in ended.records] == [*range(1, last + 1)]
+
+
+async def test_a_stretch_is_not_followed(seqgate: CommandLine, topic: str) -> None:
+    ended = await seqgate("read", topic, "--follow", "--to", "latest", "-o", "json")
+    assert (ended.code, ended.error["message"]) == (2, "--to and --follow are mutually exclusive")

@@ -15,14 +15,14 @@ from grpc_status import rpc_status
 
 from seqgate.api.internal.cursor.v1 import lease_pb2
 from seqgate.client import AfterDeadLetter, Batching, Client, SubscriptionOptions, connect
+from seqgate.dev.ports import free_ports
+from seqgate.dev.stack import Stack
 from seqgate.services.dispatcher.ports import NotOwner
 from seqgate.services.runtime.status import status_of
 from seqgate.times import duration
 from tests.cli.command_line import CommandLine, Ended
 from tests.support.stubs import cursor_stub
 from tests.support.waiting import eventually
-from tools.stack.ports import free_ports
-from tools.stack.stack import Stack
 
 
 @pytest_asyncio.fixture
@@ -69,7 +69,7 @@ async def sending_on(owner: Callable[[], str]) -> AsyncIterator[str]:
 async def test_a_subscription_is_created_once(seqgate: CommandLine, stored: str) -> None:
     create = ("subscription", "create", stored, "s")
     table = await seqgate(*create, "--property", "team=billing", "--property", "a=b=c")
-    again = await seqgate(*create, "--start", "latest", "-o", "json")
+    again = await seqgate(*create, "--from", "latest", "-o", "json")
 
     lines = [(row[0] or row[1], row[-1]) for row in table.rows if len(row) > 1]
     assert [each for each in lines if each[0] != "Since"] == [
@@ -115,19 +115,19 @@ async def test_a_subscription_starts_at_the_given_position(
 
     async def created(number: int, place: str) -> Ended:
         name = f"s{number}"
-        return await seqgate("subscription", "create", stored, name, "--start", place, "-o", "json")
+        return await seqgate("subscription", "create", stored, name, "--from", place, "-o", "json")
 
     ended = await asyncio.gather(*(created(*each) for each in enumerate(places)))
     assert [each.record["mark_delete"] for each in ended] == list(places.values())
 
 
 async def test_subscriptions_are_listed_by_name(seqgate: CommandLine, stored: str) -> None:
-    await seqgate("subscription", "create", stored, "b", "--start", "1:4")
+    await seqgate("subscription", "create", stored, "b", "--from", "1:4")
     await seqgate("subscription", "create", stored, "a", "--property", "x=y")
 
     table, listed, shown = await asyncio.gather(
-        seqgate("subscription", "list", stored),
-        seqgate("subscription", "list", stored, "-o", "json"),
+        seqgate("subscription", "ls", stored),
+        seqgate("subscription", "ls", stored, "-o", "json"),
         seqgate("subscription", "show", stored, "b", "-o", "json"),
     )
 
@@ -151,8 +151,8 @@ async def test_properties_are_put_and_removed(seqgate: CommandLine, stored: str)
 
 async def test_a_deleted_subscription_is_gone(seqgate: CommandLine, stored: str) -> None:
     await seqgate("subscription", "create", stored, "s")
-    first = await seqgate("subscription", "delete", stored, "s")
-    again = await seqgate("subscription", "delete", stored, "s", "-o", "json")
+    first = await seqgate("subscription", "rm", stored, "s")
+    again = await seqgate("subscription", "rm", stored, "s", "-o", "json")
     assert first == Ended(0, "", "")
     assert (again.code, again.error["reason"]) == (1, "SUBSCRIPTION_NOT_FOUND")
 
@@ -162,16 +162,16 @@ async def test_a_subscription_in_use_is_deleted_by_force(
 ) -> None:
     consumer = consuming.consumer(stored, "s")
     await consumer.open()
-    refused = await seqgate("subscription", "delete", stored, "s", "-o", "json")
-    forced = await seqgate("subscription", "delete", stored, "s", "--force", "-o", "json")
+    refused = await seqgate("subscription", "rm", stored, "s", "-o", "json")
+    forced = await seqgate("subscription", "rm", stored, "s", "--force", "-o", "json")
     await consumer.close()
 
     assert (refused.code, refused.error["reason"]) == (1, "SUBSCRIPTION_BUSY")
-    assert forced.record == {"topic": stored, "subscription": "s", "deleted": True}
+    assert forced.record == {"topic": stored, "subscription": "s", "removed": True}
 
 
 async def test_a_subscription_is_moved_back(seqgate: CommandLine, stored: str) -> None:
-    await seqgate("subscription", "create", stored, "s", "--start", "latest")
+    await seqgate("subscription", "create", stored, "s", "--from", "latest")
     moved = await seqgate("subscription", "reset", stored, "s", "--to", "1:2", "-o", "json")
     beyond = await seqgate("subscription", "reset", stored, "s", "--to", "earliest", "-o", "json")
     assert (moved.record["mark_delete"], beyond.record["mark_delete"]) == ("1:1", None)
@@ -396,12 +396,12 @@ async def test_an_unreachable_owner_is_named(
     ("arguments", "reason", "message"),
     [
         (
-            ["create", "t", "s", "--start", "first"],
+            ["create", "t", "s", "--from", "first"],
             "WRONG_USAGE",
-            "--start must be earliest, latest, a",
+            "--from must be earliest, latest, a",
         ),
-        (["create", "t", "s", "--start", "1969-12-31"], "WRONG_USAGE", "--start must be earliest"),
-        (["create", "t", "s", "--start=-1:-1"], "WRONG_USAGE", "--start must be earliest"),
+        (["create", "t", "s", "--from", "1969-12-31"], "WRONG_USAGE", "--from must be earliest"),
+        (["create", "t", "s", "--from=-1:-1"], "WRONG_USAGE", "--from must be earliest"),
         (["create", "t", "s", "--property", "a"], "WRONG_USAGE", "--property must be NAME=VALUE"),
         (["create", "t", "s", "--property", "=a"], "WRONG_USAGE", "--property must be NAME=VALUE"),
         (["reset", "t", "s"], "WRONG_USAGE", "Missing option '--to'"),
@@ -415,7 +415,7 @@ async def test_an_unreachable_owner_is_named(
         (["report", "t", "s", "--keys", "1001"], "WRONG_USAGE", "Invalid value for '--keys'"),
         (["show", "a b", "s"], "INVALID_TOPIC_NAME", "topic must be tenant/namespace/name"),
         (["show", "t", "\n"], "INVALID_SUBSCRIPTION_NAME", "subscription name must be 1 to"),
-        (["list", "t", "--dispatcher", "x"], "INVALID_SETTINGS", "'x' is not HOST:PORT (--disp"),
+        (["ls", "t", "--dispatcher", "x"], "INVALID_SETTINGS", "'x' is not HOST:PORT (--disp"),
     ],
 )
 def test_wrong_usage_exits_with_2(

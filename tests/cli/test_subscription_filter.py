@@ -6,9 +6,9 @@ import pytest
 import pytest_asyncio
 
 from seqgate.client import Client, connect
+from seqgate.dev.stack import Stack
 from tests.cli.command_line import CommandLine, Ended
 from tests.support.waiting import eventually
-from tools.stack.stack import Stack
 
 EU, US = "properties.region == 'eu'", "properties.region == 'us'"
 
@@ -36,7 +36,7 @@ async def test_filters_are_set_and_shown_with_versions(seqgate: CommandLine, sto
     await seqgate("subscription", "filter", "set", *names, f"region={EU}", "all=true")
     again = await seqgate(
         *("subscription", "filter", "set", *names, f"region={US}", "all=true", "big:7=1 < 2"),
-        *("--start", "1:4", "--on-failure", "reject", "-o", "json"),
+        *("--from", "1:4", "--on-failure", "reject", "-o", "json"),
     )
     table = await seqgate("subscription", "filter", "show", *names)
 
@@ -81,7 +81,7 @@ async def test_a_shadow_chain_is_set_shown_counted_and_removed(
     seqgate: CommandLine, consuming: Client, stored: str
 ) -> None:
     names = (stored, "s")
-    start = ("--start", "earliest")
+    start = ("--from", "earliest")
     await seqgate("subscription", "filter", "set", *names, f"region={EU}")
     shadow = await seqgate(
         "subscription", "filter", "shadow", *names, f"region={US}", *start, "-o", "json"
@@ -158,7 +158,7 @@ async def test_an_analysis_counts_the_verdicts_on_the_backlog(
     seqgate: CommandLine, stored: str
 ) -> None:
     names = (stored, "s")
-    await seqgate("subscription", "filter", "set", *names, f"region={EU}", "--start", "1:2")
+    await seqgate("subscription", "filter", "set", *names, f"region={EU}", "--from", "1:2")
     applied = await seqgate("subscription", "analyze", *names, "-o", "json")
     other = await seqgate("subscription", "analyze", *names, "none=int(properties.region) > 0")
     part = await seqgate(
@@ -188,8 +188,8 @@ async def test_an_analysis_counts_the_verdicts_on_the_backlog(
         (["filter", "set", "t", "s", "=true"], "a filter must be NAME=EXPR or NAME:VERSION=EXPR"),
         (["filter", "set", "t", "s", "a="], "a filter must be NAME=EXPR or NAME:VERSION=EXPR"),
         (
-            ["filter", "set", "t", "s", "a=true", "--start", "x"],
-            "--start must be earliest, latest, a",
+            ["filter", "set", "t", "s", "a=true", "--from", "x"],
+            "--from must be earliest, latest, a",
         ),
         (["filter", "shadow", "t", "s"], "give filters or --none"),
         (["analyze", "t", "s", "--entries", "0"], "Invalid value for '--entries'"),

@@ -25,11 +25,11 @@ from seqgate.cli._settings import resolve
 from seqgate.cli._top_frame import Sampler, frame_of
 from seqgate.cli._top_screen import rows_of, summary
 from seqgate.client import Client, connect
+from seqgate.dev.ports import free_ports
+from seqgate.dev.stack import Stack
 from tests.cli.command_line import PATIENCE_S, CommandLine
 from tests.support.nursery import SEQGATE
 from tests.support.waiting import eventually
-from tools.stack.ports import free_ports
-from tools.stack.stack import Stack
 
 
 class Terminal:

@@ -13,13 +13,13 @@ from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.ledger.v1.ledger_pb2 import CreateTopicRequest
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.client import Batching, Chunking, Client, connect
+from seqgate.dev.ports import free_ports
+from seqgate.dev.stack import Stack
 from seqgate.errors import SeqgateError
 from tests.cli.command_line import CommandLine
 from tests.support.fake_ledger import running_instance
 from tests.support.stubs import dedup_stub
 from tests.support.waiting import eventually
-from tools.stack.ports import free_ports
-from tools.stack.stack import Stack
 
 
 async def published(client: Client, topic: str, *payloads: str, **options: Any) -> list[str]:
@@ -83,7 +83,7 @@ async def test_a_topic_is_shown_with_its_deduplication(
     await published(client, topic, "one", "two", name="p")
 
     table, shown = await asyncio.gather(
-        seqgate("topic", "stat", topic), seqgate("topic", "stat", topic, "-o", "json")
+        seqgate("topic", "show", topic), seqgate("topic", "show", topic, "-o", "json")
     )
 
     fields = dict(table.rows)
@@ -103,7 +103,7 @@ async def test_a_topic_is_shown_without_the_dedup_service(
     (port,) = free_ports(1)
     nobody = seqgate.with_(SEQGATE_DEDUP=f"127.0.0.1:{port}")
 
-    shown = await nobody("topic", "stat", topic, "-o", "json")
+    shown = await nobody("topic", "show", topic, "-o", "json")
 
     assert shown.code == 0
     assert (shown.record["messages"], shown.record["dedup"]) == (1, None)
@@ -142,7 +142,7 @@ async def test_a_topic_that_awaits_a_rebuild_shows_the_length_of_its_replay(
             await eventually(waits)
 
         table, shown = await asyncio.gather(
-            seqgate("topic", "stat", topic), seqgate("topic", "stat", topic, "-o", "json")
+            seqgate("topic", "show", topic), seqgate("topic", "show", topic, "-o", "json")
         )
 
     fields = dict(table.rows)
@@ -190,7 +190,7 @@ async def test_a_topic_is_shown_by_its_owner(
     async with running_instance() as elsewhere:
         elsewhere.owner = stack.address("ledger")
         led = seqgate.with_(SEQGATE_LEDGER=elsewhere.address)
-        assert (await led("topic", "stat", topic, "-o", "json")).record["topic"] == topic
+        assert (await led("topic", "show", topic, "-o", "json")).record["topic"] == topic
         assert (await led("topic", "tail", topic, "-o", "json")).record["payload"] == "one"
 
 
@@ -251,9 +251,9 @@ async def test_a_trim_reports_its_removals_and_its_limit(
 ) -> None:
     ids = await published(client, topic, *"abcde")
     for cursor in ("slow", "as-slow"):
-        created = await seqgate("cursor", "create", topic, cursor, "--at", ids[2])
+        created = await seqgate("cursor", "create", topic, cursor, "--from", ids[2])
         assert created.code == 0
-    await seqgate("cursor", "create", topic, "quick", "--at", ids[4])
+    await seqgate("cursor", "create", topic, "quick", "--from", ids[4])
 
     trimmed = await seqgate("topic", "trim", topic, ids[3], "-o", "json")
     assert trimmed.record == {

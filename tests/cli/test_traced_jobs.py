@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from seqgate.client import connect
+from seqgate.dev.stack import Stack
 from seqgate.telemetry import names
 from tests.cli.command_line import CommandLine, Ended
 from tests.support.jobs import PATIENCE_S, quick_spark
 from tests.support.otlp import Received, otel_variables, otlp_receiver
-from tools.stack.stack import Stack
 from tools.trace.receiver import Span
 
 pytestmark = pytest.mark.timeout(600)  # Spark starts slowly

@@ -19,8 +19,10 @@ async def test_publish_and_consume_are_traced_from_the_command(
     seqgate: CommandLine, topic: str, received: Received
 ) -> None:
     traced = seqgate.with_(**otel_variables(received))
-    published = await traced("publish", topic, stdin=json_lines({"payload": "x"}))
-    consumed = await traced("consume", topic, "s", "--start", "earliest", "-n", "1")
+    published = await traced(
+        "publish", topic, "--input", "json", stdin=json_lines({"payload": "x"})
+    )
+    consumed = await traced("consume", topic, "s", "--from", "earliest", "-n", "1")
     assert (published.code, consumed.code, published.err, consumed.err) == (0, 0, "", "")
 
     await eventually(lambda: received.named("seqgate consume"))

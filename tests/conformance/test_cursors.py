@@ -12,6 +12,7 @@ from grpc import aio
 
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.cursor.v1 import cursor_pb2_grpc
+from seqgate.dev.ports import free_ports
 from seqgate.services.cursor.adapters.managed import export_managed_cursor, import_managed_cursor
 from seqgate.services.cursor.adapters.sqlite import open_sqlite_store
 from seqgate.services.cursor.config import CursorConfig
@@ -25,7 +26,6 @@ from seqgate.services.runtime.drain import Drain
 from seqgate.services.runtime.server import grpc_server
 from seqgate.types import Position, TopicName
 from tests.support.stubs import cursor_stub
-from tools.stack.ports import free_ports
 
 TOPIC = TopicName.parse("test/cursors/topic")
 OTHER = TopicName.parse("test/cursors/topic2")

@@ -14,6 +14,7 @@ from grpc import aio
 
 from seqgate.api.cursor.v1 import cursor_pb2_grpc
 from seqgate.api.internal.cursor.v1 import lease_pb2_grpc
+from seqgate.dev.ports import free_ports
 from seqgate.services.cursor import lease_servicer as lease_limits
 from seqgate.services.cursor import servicer as limits
 from seqgate.services.cursor.adapters.managed import export_managed_cursor, import_managed_cursor
@@ -47,7 +48,6 @@ from seqgate.services.runtime.server import grpc_server
 from seqgate.types import Position, TopicName
 from tests.support.postgres_server import empty_database
 from tests.support.waiting import eventually
-from tools.stack.ports import free_ports
 
 TOPIC = TopicName.parse("test/cursors/topic")
 OTHER = TopicName.parse("test/cursors/topic2")

@@ -13,6 +13,7 @@ from seqgate.api.common.v1.common_pb2 import Position
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.filter.v1 import filter_pb2, filter_pb2_grpc
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
+from seqgate.dev.ports import free_ports
 from seqgate.services.dispatcher.adapters import filters as limits
 from seqgate.services.dispatcher.adapters.filters import GrpcFilters
 from seqgate.services.dispatcher.adapters.memory import MemoryCursors
@@ -45,7 +46,6 @@ from seqgate.services.runtime.channels import peer_channel
 from seqgate.services.runtime.drain import Drain
 from seqgate.services.runtime.server import grpc_server
 from seqgate.types import TopicName
-from tools.stack.ports import free_ports
 
 TOPIC = "test/filters/topic"
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from seqgate.dev.ports import free_ports
 from seqgate.services.dedup.adapters.connect import connect_redis
 from seqgate.services.dedup.adapters.keys import POLICIES, topic_key
 from seqgate.services.dedup.adapters.memory import MemoryStateStore
@@ -14,7 +15,6 @@ from seqgate.services.dedup.ports import OUTDATED, StateStore, StateUnavailable
 from seqgate.services.deduplication import Claim, Confirmation, Judged, ProducerClaims, Writer
 from seqgate.types import Position, TopicName
 from tests.support.redis_server import RedisServer
-from tools.stack.ports import free_ports
 
 TOPIC = TopicName.parse("test/token/topic")
 

@@ -14,6 +14,7 @@ import pytest_asyncio
 from redis.asyncio.connection import Connection
 from redis.exceptions import ConnectionError as NotConnected
 
+from seqgate.dev.ports import free_ports
 from seqgate.services.dedup.adapters.connect import connect_redis
 from seqgate.services.dedup.adapters.keys import POLICIES, topic_key
 from seqgate.services.dedup.adapters.redis import RedisStateStore
@@ -42,7 +43,6 @@ from tests.support.redis_groups import (
 )
 from tests.support.redis_server import RedisServer, running_redis
 from tests.support.waiting import eventually
-from tools.stack.ports import free_ports
 
 TIMEOUT_S = 1.0
 SPLIT_HISTORIES = 30

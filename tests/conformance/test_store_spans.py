@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import SpanKind, StatusCode
 
+from seqgate.dev.ports import free_ports
 from seqgate.services.dedup.adapters.connect import connect_redis
 from seqgate.services.dedup.adapters.redis import RedisStateStore
 from seqgate.services.dedup.ports import StateUnavailable
@@ -22,7 +23,6 @@ from seqgate.types import Position, TopicName
 from tests.support.recorded import Recorded
 from tests.support.redis_groups import Cluster
 from tests.support.redis_server import RedisServer
-from tools.stack.ports import free_ports
 
 TOPIC = TopicName.parse("secret-tenant/spans/topic")
 END = Position(1, 0)

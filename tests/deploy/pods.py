@@ -14,12 +14,12 @@ from typing import Any
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from seqgate.dev.child import Child, tell
+from seqgate.dev.ports import free_ports
+from seqgate.dev.stack import Stack
 from tests.deploy.manifests import K8S, Document, Manifests, Variable, Workload, read, render
 from tests.support.redis_server import running_redis
 from tests.support.waiting import eventually
-from tools.stack.child import Child, tell
-from tools.stack.ports import free_ports
-from tools.stack.stack import Stack
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from redis.asyncio import Redis
 
 from seqgate.client import Client, connect
+from seqgate.dev.stack import Stack
 from tests.deploy.manifests import K8S
-from tools.stack.stack import Stack
 
 STORES = ("ledger", "cursor")
 EXEC = re.compile(r"^kubectl -n seqgate exec (\S+) -- (.+)$", re.MULTILINE)

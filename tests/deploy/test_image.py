@@ -12,9 +12,9 @@ from signal import SIGKILL
 import pytest
 
 from seqgate.client import connect
+from seqgate.dev.child import Child, start_process, tell
 from tests.deploy.manifests import SERVICES, Variable, Workload
 from tests.deploy.pods import Node, Pod, installed
-from tools.stack.child import Child, start_process, tell
 
 pytestmark = pytest.mark.timeout(3600)
 """The first build may create a Debian image and install all packages."""

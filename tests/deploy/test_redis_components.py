@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
+from seqgate.dev.ports import free_ports
+from seqgate.dev.redis_server import redis_binary
 from tests.deploy.manifests import K8S
 from tests.support.redis_groups import SLOTS, command, until
 from tests.support.redis_server import RedisServer
-from tools.stack.ports import free_ports
-from tools.stack.redis_server import redis_binary
 
 SENTINEL = K8S / "components" / "redis-sentinel"
 CLUSTER = K8S / "components" / "redis-cluster"

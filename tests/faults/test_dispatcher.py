@@ -22,6 +22,8 @@ from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.client import connect as connect_client
+from seqgate.dev.ports import free_ports
+from seqgate.dev.stack import Stack
 from seqgate.times import duration
 from tests.faults.world import World
 from tests.integration.refusals import check as check_refusal
@@ -36,8 +38,6 @@ from tests.support.raw_consumer import RawConsumer, connect, consuming, subscrib
 from tests.support.stubs import cursor_stub
 from tests.support.waiting import eventually
 from tests.support.wire import Wire
-from tools.stack.ports import free_ports
-from tools.stack.stack import Stack
 
 MESSAGES = 300
 """Messages in the tests that do not publish during the fault."""

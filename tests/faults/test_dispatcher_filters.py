@@ -14,6 +14,7 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.dev.ports import free_ports
 from tests.faults.test_dispatcher import QUICK, dispatcher, is_stopped
 from tests.faults.world import World
 from tests.integration.services import channel_to, serving
@@ -21,7 +22,6 @@ from tests.support.crash_points import Order
 from tests.support.publisher import publishing, single
 from tests.support.raw_consumer import EARLIEST, consuming
 from tests.support.waiting import eventually
-from tools.stack.ports import free_ports
 
 REGIONS = ("eu", "us", "eu", "us")
 EU, US, ASIA = "eu", "us", "asia"

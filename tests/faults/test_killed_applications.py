@@ -11,11 +11,11 @@ from signal import SIGKILL
 import pytest
 import pytest_asyncio
 
+from seqgate.dev.child import Child, tell
 from tests.faults.world import World
 from tests.support.checkers import Stored
 from tests.support.crash_points import ORDER, Order
 from tests.support.workload import POINTS, Journal, judge, message, read_log
-from tools.stack.child import Child, tell
 
 MESSAGES = 200
 NAME = "application"

@@ -7,6 +7,7 @@ from signal import SIGKILL
 
 import pytest
 
+from seqgate.dev.stack import StackError
 from tests.faults.test_crash_points import (
     DEDUP_POINTS,
     LEDGER_POINTS,
@@ -17,7 +18,6 @@ from tests.faults.test_crash_points import (
 from tests.faults.world import World
 from tests.support.crash_points import Order
 from tests.support.depth import some_of
-from tools.stack.stack import StackError
 
 ONCE = ("take", "rollback", "confirm")
 """Points that may be passed only once while a topic is published to."""

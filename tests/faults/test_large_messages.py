@@ -26,6 +26,7 @@ from seqgate.api.common.v1 import common_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.client import Chunking, Dropped, DropReason, Receipt, connect
+from seqgate.dev.child import bound_to_us
 from tests.faults.test_lost_replies import LINKS, Wires, wired
 from tests.faults.world import World
 from tests.integration.services import channel_to
@@ -35,7 +36,6 @@ from tests.support.depth import some_of
 from tests.support.publisher import Publisher, publishing, single
 from tests.support.waiting import WITHIN_S
 from tests.support.workload import judge, read_log
-from tools.stack.child import bound_to_us
 
 FEW_AT_A_TIME: dict[str, Any] = {"SEQGATE_LEDGER_GROUP_ENTRIES_MAX": "3"}
 """Small, so that a large message is stored in many steps."""

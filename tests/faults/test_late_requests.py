@@ -12,6 +12,7 @@ from grpc import aio
 from redis.asyncio import Redis
 
 from seqgate.api.ledger.v1 import ledger_pb2_grpc
+from seqgate.dev.ports import free_ports
 from seqgate.services.dedup.adapters.redis import script_text
 from tests.faults.world import World
 from tests.support.application import Application
@@ -20,7 +21,6 @@ from tests.support.proxy import Proxy
 from tests.support.publisher import publishing
 from tests.support.waiting import eventually
 from tests.support.workload import Book
-from tools.stack.ports import free_ports
 
 MESSAGES = 60
 TIMEOUT_S = 0.3

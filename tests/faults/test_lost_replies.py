@@ -10,11 +10,11 @@ import pytest
 import pytest_asyncio
 
 from seqgate.client import _channel
+from seqgate.dev.ports import free_ports
 from tests.faults.world import World
 from tests.support.application import Application
 from tests.support.depth import some_of
 from tests.support.wire import Wire
-from tools.stack.ports import free_ports
 
 MESSAGES = 120
 LINKS = ("dedup to Redis", "ledger to dedup", "producer to ledger")

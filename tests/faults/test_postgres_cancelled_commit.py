@@ -18,11 +18,11 @@ from seqgate.api.common.v1 import common_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.client import connect
+from seqgate.dev.stack import Stack
 from tests.integration.services import channel_to
 from tests.support.postgres_server import admin
 from tests.support.waiting import eventually
 from tools.stack.postgres_cluster import PostgresCluster
-from tools.stack.stack import Stack
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 

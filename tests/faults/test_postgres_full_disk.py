@@ -10,14 +10,14 @@ from random import Random
 import asyncpg
 import pytest
 
+from seqgate.dev.postgres_server import in_namespace, not_root
+from seqgate.dev.stack import Stack
 from seqgate.services.ledger.adapters.postgres import open_postgres_store
 from seqgate.services.runtime.postgres import Server
 from tests.faults.test_full_disk import MESSAGES, publish_until_full
 from tests.support.application import Application
 from tests.support.postgres_server import PostgresServer, admin, empty_database
 from tests.support.waiting import eventually
-from tools.stack.postgres_server import in_namespace, not_root
-from tools.stack.stack import Stack
 
 TOPIC = "public/default/full-disk"
 

@@ -11,8 +11,8 @@ from signal import SIGCONT, SIGSTOP
 import pytest
 
 from seqgate.client import Client, connect
+from seqgate.dev.stack import Stack
 from tests.support.waiting import eventually
-from tools.stack.stack import Stack
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 

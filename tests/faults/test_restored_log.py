@@ -9,10 +9,10 @@ import apsw
 import pytest
 
 from seqgate.client import Client, connect
+from seqgate.dev.stack import Stack
 from tests.cli.command_line import CommandLine
 from tests.support.nursery import Nursery
 from tests.support.waiting import eventually
-from tools.stack.stack import Stack
 
 TOPIC = "public/default/orders"
 LOST = "public/default/made-since"

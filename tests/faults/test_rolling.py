@@ -22,6 +22,7 @@ from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.client import connect
+from seqgate.dev.stack import Stack
 from seqgate.owners import FollowingChannel, owner_named
 from tests.integration.refusals import status_of_call
 from tests.integration.services import channel_to, log_lines
@@ -30,7 +31,6 @@ from tests.support.delivering import Group, all_acknowledged, is_here, load, pos
 from tests.support.delivery_checkers import check
 from tests.support.stubs import cursor_stub, dedup_stub
 from tests.support.waiting import eventually
-from tools.stack.stack import Stack
 
 DRAIN_S = 5.0
 GRACE_S = 5.0

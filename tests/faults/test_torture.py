@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from seqgate.dev.child import bound_to_us, tell
+from seqgate.dev.stack import Stack
 from tests.support.depth import deep
 from tests.support.waiting import eventually
-from tools.stack.child import bound_to_us, tell
 from tools.stack.forwarder import Ends
-from tools.stack.stack import Stack
 from tools.torture.clock import shift_clock
 from tools.torture.limits import LIMITS
 from tools.torture.links import Link, Way

@@ -13,8 +13,8 @@ from redis.asyncio import Redis
 from seqgate.api.common.v1 import common_pb2
 from seqgate.api.ledger.v1 import ledger_pb2, ledger_pb2_grpc
 from seqgate.client import Client, connect
+from seqgate.dev.stack import Stack
 from seqgate.errors import SequenceIdTrimmedError
-from tools.stack.stack import Stack
 
 TOPIC = "public/default/trimmed"
 PRODUCERS = [f"p{number}" for number in range(7)]

@@ -20,6 +20,8 @@ from grpc import aio
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc
 from seqgate.client._status import error_of_call
+from seqgate.dev.child import Child, tell
+from seqgate.dev.ports import free_ports
 from seqgate.services.runtime.channels import check_health
 from tests.faults.world import World
 from tests.support.crash_points import ORDER, Order
@@ -27,8 +29,6 @@ from tests.support.depth import some_of
 from tests.support.publisher import publishing
 from tests.support.waiting import eventually
 from tests.support.workload import Book
-from tools.stack.child import Child, tell
-from tools.stack.ports import free_ports
 
 ROUND = 20
 """Messages sent at a time."""

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
+from seqgate.dev.stack import Stack
 from tests.support.application import Application
 from tests.support.crash_points import ORDER, REPLAY_PAGE, Order
-from tools.stack.stack import Stack
 
 REPLAY_PAGE_ENTRIES = 40
 

@@ -14,10 +14,10 @@ from grpc import StatusCode, aio
 from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.dev.stack import SERVICES, Stack
 from tests.integration.services import Services, pids_of, running, serving
 from tests.support.depth import is_deep
 from tests.support.waiting import eventually
-from tools.stack.stack import SERVICES, Stack
 
 STOPPABLE = "public/default/stoppable"
 """The topic by which `stoppable` finds out whether its stack works again."""

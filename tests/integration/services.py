@@ -22,11 +22,11 @@ from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
 from seqgate.api.filter.v1.filter_pb2_grpc import FilterServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.dev.child import tell
+from seqgate.dev.ports import free_ports
+from seqgate.dev.stack import SERVICES, Stack
 from tests.support.stubs import cursor_stub, dedup_stub
 from tests.support.waiting import eventually
-from tools.stack.child import tell
-from tools.stack.ports import free_ports
-from tools.stack.stack import SERVICES, Stack
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 """The largest message that a test sends or accepts, above the limits of the services."""

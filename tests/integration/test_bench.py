@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from seqgate.dev.child import tell
 from tests.support.waiting import eventually
 from tools.bench import peers
 from tools.bench.__main__ import INTERRUPTED, parse
-from tools.stack.child import tell
 
 pytestmark = pytest.mark.deep
 

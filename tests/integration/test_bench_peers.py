@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from seqgate.dev.ports import free_ports
+from seqgate.dev.stack import Stack
 from tools.bench import peers
 from tools.bench.bench import Bench
 from tools.bench.servers import program, server
 from tools.stack.child import ChildFailed
-from tools.stack.ports import free_ports
 from tools.stack.processes import is_alive
-from tools.stack.stack import Stack
 
 
 async def test_a_peer_that_is_not_installed_is_left_out_and_told(

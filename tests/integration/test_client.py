@@ -23,6 +23,8 @@ from seqgate.client import (
     Receipt,
     connect,
 )
+from seqgate.dev.ports import free_ports
+from seqgate.dev.stack import Stack
 from seqgate.errors import (
     FencedError,
     InUseError,
@@ -40,8 +42,6 @@ from seqgate.errors import (
 from seqgate.types import SEQUENCE_ID_MAX, InvalidNameError
 from tests.integration.services import Services, paused, running
 from tests.support.waiting import WITHIN_S, eventually
-from tools.stack.ports import free_ports
-from tools.stack.stack import Stack
 
 LATER_S = 60.0
 """A delay that no test waits for."""

@@ -15,6 +15,7 @@ from seqgate.client import (
     SendManyError,
     connect,
 )
+from seqgate.dev.stack import Stack
 from seqgate.errors import (
     InvalidRequestError,
     MessageTooLargeError,
@@ -24,7 +25,6 @@ from seqgate.errors import (
     StaleTokenError,
 )
 from tests.support.waiting import WITHIN_S
-from tools.stack.stack import Stack
 
 COUNT = 500
 

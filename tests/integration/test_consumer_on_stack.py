@@ -22,10 +22,10 @@ from seqgate.client import (
     connect,
     process_by_key,
 )
+from seqgate.dev.stack import Stack
 from seqgate.errors import InUseError, NotFoundError, StaleTokenError
 from tests.support.stubs import cursor_stub
 from tests.support.waiting import WITHIN_S, eventually
-from tools.stack.stack import Stack
 
 AT_ONCE = RetryPolicy(min_s=0, max_s=0)
 

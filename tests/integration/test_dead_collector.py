@@ -7,12 +7,12 @@ from grpc import aio
 
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.api.filter.v1.filter_pb2_grpc import FilterServiceStub
+from seqgate.dev.ports import free_ports
+from seqgate.dev.stack import Stack
 from seqgate.services.runtime import metrics
 from seqgate.telemetry.setup import FLUSH_TIMEOUT_S
 from tests.integration.services import log_lines
 from tests.support.waiting import eventually
-from tools.stack.ports import free_ports
-from tools.stack.stack import Stack
 
 STOP_S = 30.0
 """The time that a process may need to end on a busy machine, besides its last exports."""

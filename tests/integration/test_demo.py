@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from seqgate.dev.stack import Stack
 from tests.support.jobs import quick_spark
 from tools.demo import __main__ as demo
 from tools.demo import filtering, proof
 from tools.demo.dataset import Original
 from tools.demo.filtering import filter_flights
 from tools.demo.report import LABELS, Screen, broken
-from tools.stack.stack import Stack
 
 FLIGHTS = 10_000
 

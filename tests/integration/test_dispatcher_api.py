@@ -20,6 +20,7 @@ from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import (
 )
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.dev.ports import free_ports
 from seqgate.services.dispatcher import service as service_limits
 from seqgate.services.dispatcher.adapters.cursors import SubscriptionCursors
 from seqgate.services.dispatcher.adapters.filters import GrpcFilters
@@ -52,7 +53,6 @@ from tests.support.raw_consumer import (
     subscribe,
 )
 from tests.support.waiting import WITHIN_S, eventually
-from tools.stack.ports import free_ports
 
 INVALID, NOT_FOUND = StatusCode.INVALID_ARGUMENT, StatusCode.NOT_FOUND
 IN_USE, EXHAUSTED = StatusCode.FAILED_PRECONDITION, StatusCode.RESOURCE_EXHAUSTED

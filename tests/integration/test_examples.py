@@ -10,8 +10,8 @@ from contextlib import closing
 from pathlib import Path
 
 from seqgate.client import Chunking, connect
+from seqgate.dev.stack import Stack
 from tests.support.waiting import eventually
-from tools.stack.stack import Stack
 
 
 def balances(database: Path) -> dict[str, int]:

@@ -14,12 +14,12 @@ from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.client import Client, Consumer, RetryPolicy, SubscriptionOptions, connect
+from seqgate.dev.stack import SERVICES
 from seqgate.telemetry import names
 from tests.integration.services import Services, running
 from tests.integration.test_dispatcher_owners import instance
 from tests.support.otlp import Received, otel_variables, otlp_receiver
 from tests.support.traced_application import APPLICATION, application
-from tools.stack.stack import SERVICES
 from tools.trace.receiver import Span
 
 FILTERED = "public/default/filtered"

@@ -32,6 +32,7 @@ from seqgate.client import (
     Receipt,
     connect,
 )
+from seqgate.dev.stack import Stack
 from seqgate.errors import (
     CorruptMessageError,
     DataLossError,
@@ -44,7 +45,6 @@ from seqgate.message_id import EARLIEST_ID, LATEST_ID
 from tests.integration.services import Services, paused
 from tests.support.publisher import Publisher, publishing, single
 from tests.support.waiting import WITHIN_S, eventually
-from tools.stack.stack import Stack
 
 KIB = 1024
 STORED = pb.RECEIPT_STATUS_STORED

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from seqgate.dev.ports import free_ports
 from seqgate.services.errors import StoreUnavailable
 from seqgate.services.ledger.adapters.postgres import MIGRATIONS, open_postgres_store
 from seqgate.services.runtime.layouts import Step, missing, prepare, steps_in
@@ -18,7 +19,6 @@ from seqgate.services.runtime.postgres import PostgresDatabase, Server, open_pos
 from seqgate.types import TopicName
 from tests.support.entries import single
 from tests.support.postgres_server import PostgresServer, admin
-from tools.stack.ports import free_ports
 
 FIRST = "-- usable from: 0.1.0\nCREATE TABLE first (a bigint)"
 SECOND = "-- usable from: 0.1.0\nALTER TABLE first ADD COLUMN b bigint NOT NULL DEFAULT 7"

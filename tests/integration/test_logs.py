@@ -16,6 +16,8 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import Chunking, SubscriptionOptions, connect
+from seqgate.dev.ports import free_ports
+from seqgate.dev.stack import SERVICES, Stack
 from seqgate.errors import SeqgateError
 from seqgate.services.dedup.adapters.keys import topic_key
 from seqgate.types import TopicName
@@ -23,8 +25,6 @@ from tests.integration.refusals import refused
 from tests.integration.services import Services, connected, log_lines, not_serving
 from tests.support.publisher import publishing, single
 from tests.support.waiting import eventually
-from tools.stack.ports import free_ports
-from tools.stack.stack import SERVICES, Stack
 
 MARK = "s3cretMARK"
 BASE64 = base64.b64encode(MARK.encode()).decode()

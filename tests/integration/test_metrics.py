@@ -24,6 +24,8 @@ from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.dev.ports import free_ports
+from seqgate.dev.stack import SERVICES
 from seqgate.services.dispatcher.config import DispatcherConfig
 from seqgate.services.filter.config import FilterConfig
 from seqgate.services.ledger.config import LedgerConfig
@@ -52,8 +54,6 @@ from tests.support.publisher import batch, publishing, single
 from tests.support.raw_consumer import EARLIEST, SHARED, consuming
 from tests.support.scrape import TYPES, Scrape, family_name, scraped
 from tests.support.waiting import eventually
-from tools.stack.ports import free_ports
-from tools.stack.stack import SERVICES
 
 STORED, DUPLICATE = ledger_pb2.RECEIPT_STATUS_STORED, ledger_pb2.RECEIPT_STATUS_DUPLICATE
 STALE, REFUSED = ledger_pb2.RECEIPT_STATUS_STALE, ledger_pb2.RECEIPT_STATUS_REFUSED

@@ -13,12 +13,12 @@ from signal import SIGKILL
 import asyncpg
 import pytest
 
+from seqgate.dev import postgres_server
+from seqgate.dev.postgres_server import as_nobody, in_namespace, postgres_binaries, works
 from tests.support.postgres_server import SETTINGS, PostgresServer, admin
 from tests.support.waiting import eventually
-from tools.stack import postgres_server
 from tools.stack.child import python_process
 from tools.stack.postgres_cluster import NAMES, ClusterError, PostgresCluster
-from tools.stack.postgres_server import as_nobody, in_namespace, postgres_binaries, works
 from tools.stack.processes import children, is_alive
 
 LONG = "a-folder-whose-path-is-too-long-for-a-socket/" * 5
@@ -79,7 +79,7 @@ async def test_a_server_keeps_what_was_committed_and_leaves_no_process(
 STARTER = """
 import subprocess, sys
 from pathlib import Path
-from tools.stack.postgres_server import postgres_command
+from seqgate.dev.postgres_server import postgres_command
 
 server = subprocess.Popen(postgres_command(Path({folder!r}), {port}, {settings!r}))
 print(server.pid, flush=True)

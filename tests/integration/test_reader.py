@@ -6,6 +6,7 @@ import sqlite3
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,9 +27,11 @@ from seqgate.client import (
     Receipt,
     connect,
 )
+from seqgate.dev.stack import Stack
 from seqgate.errors import (
     CorruptMessageError,
     DataLossError,
+    InvalidRequestError,
     MessagesTrimmedError,
     NotFoundError,
 )
@@ -36,7 +39,6 @@ from seqgate.types import Position
 from tests.integration.services import Services, pids_of, running
 from tests.support.publisher import batch, publishing, single
 from tests.support.waiting import WITHIN_S, eventually
-from tools.stack.stack import Stack
 
 COLLECTING = Batching(delay_s=60)
 STREAMS_MAX = 50
@@ -116,6 +118,27 @@ async def test_a_reader_starts_at_any_message_or_after_it(client: Client, topic:
         assert await rest(at) == everything[number:], where
         after = client.reader(topic, start=where, inclusive=False, follow=False)
         assert await rest(after) == everything[number + 1 :], where
+
+
+async def test_a_reader_starts_at_a_time(client: Client, topic: str) -> None:
+    await publish(client, topic, 1, 3, 1, 2)
+    async with client.reader(topic, follow=False) as reader:
+        found = [message async for message in reader]
+    for each in found:
+        since = datetime.fromtimestamp(each.append_time_ms / 1000, UTC)
+        expected = [m.sequence_id for m in found if m.append_time_ms >= each.append_time_ms]
+        reader = client.reader(topic, start=since, follow=False)
+        assert await reader.has_message_available()
+        assert await rest(reader) == expected
+    beyond = client.reader(topic, start=datetime(2099, 1, 1, tzinfo=UTC), follow=False)
+    assert not await beyond.has_message_available()
+    assert await rest(beyond) == []
+
+
+async def test_a_start_that_is_none_is_refused(client: Client, topic: str) -> None:
+    for start in ("first", datetime(1969, 1, 1, tzinfo=UTC)):
+        with pytest.raises(InvalidRequestError, match="invalid start"):
+            client.reader(topic, start=start)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

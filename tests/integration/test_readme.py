@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from tools.stack.stack import Stack
+from seqgate.dev.stack import Stack
 
 
 def blocks(root: Path, language: str) -> list[str]:
@@ -30,7 +30,7 @@ async def test_the_example_and_the_commands_run(stack: Stack, root: Path) -> Non
     printed = await run(sys.executable, "-c", example)
     assert "checkout 1001 b'2 apples'" in printed
     commands = [line for line in blocks(root, "sh")[-1].splitlines() if line]
-    assert len(commands) == 7
+    assert len(commands) == 8
     for command in commands:
         name, *arguments = shlex.split(command)
         printed = await run(

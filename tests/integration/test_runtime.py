@@ -5,7 +5,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -25,7 +24,8 @@ from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
-from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.dev.child import tell
+from seqgate.dev.stack import SERVICES, Stack
 from seqgate.services.dedup.adapters.keys import topic_key
 from seqgate.services.runtime.channels import UNARY_TIMEOUT_S
 from seqgate.types import TopicName
@@ -43,13 +43,9 @@ from tests.integration.services import (
     serving,
     writes_held_up,
 )
-from tests.support.depth import some_of
 from tests.support.publisher import Publisher, publishing, single
 from tests.support.raw_channel import RawChannel
 from tests.support.waiting import WITHIN_S, eventually
-from tools.stack.child import tell
-from tools.stack.ports import free_ports
-from tools.stack.stack import SERVICES, Stack
 
 STORED, DUPLICATE = pb.RECEIPT_STATUS_STORED, pb.RECEIPT_STATUS_DUPLICATE
 FAILED = pb.RECEIPT_STATUS_FAILED
@@ -746,149 +742,3 @@ async def test_dedup_does_not_start_with_invalid_policies(
     )
     assert ended.status == 1
     assert json.loads(ended.error.splitlines()[-1])["event"] == "failed"
-
-
-# ---- python -m tools.stack
-
-
-@asynccontextmanager
-async def stack_command(
-    folder: Path, *more: str
-) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any]]]:
-    """`tools.stack run`, healthy; and its endpoints."""
-    endpoints = folder.parent / "endpoints.json"
-    arguments = ("--dir", str(folder), "--endpoints", str(endpoints), *more)
-    async with process("-m", "tools.stack", "run", *arguments) as child:
-
-        def healthy() -> bool:
-            assert child.returncode is None
-            return endpoints.exists()
-
-        await eventually(healthy, "the stack is healthy")
-        found = json.loads(endpoints.read_text())
-        try:
-            yield child, found
-        finally:
-            if child.returncode is None:
-                child.terminate()
-                await child.wait()
-            await eventually(lambda: not any(map(lives, found["pids"].values())), "all have ended")
-    assert not endpoints.exists()
-
-
-def lives(pid: int) -> bool:
-    """Whether a process with this id is running."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
-@asynccontextmanager
-async def ledger_at(endpoints: Mapping[str, Any]) -> AsyncIterator[Any]:
-    async with channel_to(endpoints["ledger"]) as channel:
-        yield LedgerServiceStub(channel)
-
-
-@pytest.mark.parametrize("store", some_of(["postgres", "sqlite"], every=2))
-async def test_the_stack_stops_on_request_and_resumes_from_its_folder(
-    tmp_path: Path, topic: str, store: str
-) -> None:
-    folder = tmp_path / "stack"
-    servers = ["redis", *(["postgres"] if store == "postgres" else [])]
-    for round_, number in enumerate((signal.SIGTERM, signal.SIGINT)):
-        async with stack_command(folder, "--store", store) as (child, endpoints):
-            assert endpoints.keys() == {*SERVICES, *servers, "pids"}
-            assert endpoints["pids"].keys() == {*SERVICES, *servers}
-            for service in SERVICES:
-                assert await health(endpoints[service]) == "SERVING"
-            async with ledger_at(endpoints) as ledger, publishing(ledger, topic, "p") as publisher:
-                if round_:
-                    assert publisher.opened.last_sequence_id == round_ - 1
-                for sequence_id in range(round_ + 1):
-                    receipt = await publisher.store(single(sequence_id, sequence_id))
-                    expected = STORED if sequence_id == round_ else DUPLICATE
-                    assert receipt.status == expected
-            child.send_signal(number)
-            async with asyncio.timeout(END_S):
-                assert await child.wait() == 0
-            out, error = await child.communicate()
-            for name in ("ledger", *servers):
-                assert endpoints[name] in out.decode()
-            assert error == b""
-
-
-@pytest.mark.parametrize("name", some_of(["redis", *SERVICES], every=6))
-async def test_the_stack_ends_when_one_of_its_processes_does(tmp_path: Path, name: str) -> None:
-    async with stack_command(tmp_path / "stack") as (child, endpoints):
-        os.kill(endpoints["pids"][name], signal.SIGKILL)
-        async with asyncio.timeout(END_S):
-            out, error = await child.communicate()
-        assert child.returncode == 1
-        assert f"{name} ended" in error.decode()
-        assert b"Traceback" not in error + out
-
-
-async def test_a_stack_has_its_folder_and_the_given_ports_until_it_is_killed_with_all_processes(
-    tmp_path: Path,
-) -> None:
-    folder, base = tmp_path / "stack", consecutive_ports(6)
-    told = tmp_path / "endpoints.json"
-    async with process(
-        *("-m", "tools.stack", "run", "--dir", str(folder)),
-        *("--endpoints", str(told), "--port-base", str(base)),
-    ) as child:
-        await eventually(told.exists, "the stack is healthy")
-        endpoints = json.loads(told.read_text())
-        assert endpoints["redis"] == f"redis://127.0.0.1:{base}/0"
-        assert endpoints["dedup"] == f"127.0.0.1:{base + 1}"
-        assert endpoints["ledger"] == f"127.0.0.1:{base + 2}"
-        assert endpoints["cursor"] == f"127.0.0.1:{base + 3}"
-        assert endpoints["dispatcher"] == f"127.0.0.1:{base + 4}"
-        assert endpoints["filter"] == f"127.0.0.1:{base + 5}"
-
-        other = tmp_path / "others.json"
-        same_folder = ("--dir", str(folder), "--endpoints", str(other))
-        same_ports = ("--dir", str(tmp_path / "other"), "--port-base", str(base))
-        for arguments, named in ((same_folder, str(folder)), (same_ports, str(base))):
-            ended = await end_of("-m", "tools.stack", "run", *arguments, cwd=tmp_path)
-            assert ended.status == 1
-            assert named in ended.error
-            assert "Traceback" not in ended.error
-        assert not other.exists()
-        for service in SERVICES:
-            assert await health(endpoints[service]) == "SERVING"
-
-        child.kill()
-        await child.wait()
-        pids = endpoints["pids"].values()
-        await eventually(lambda: not any(map(lives, pids)), "all have ended")
-
-
-def consecutive_ports(count: int) -> int:
-    """The first of this many consecutive free ports."""
-    ports = sorted(free_ports(400))
-    for first in ports:
-        if set(range(first, first + count)) <= set(ports):
-            return first
-    for first in ports:
-        if all(_is_free(port) for port in range(first, first + count)):
-            return first
-    raise AssertionError("no ports")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as listener:
-        try:
-            listener.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
-async def test_the_stack_shows_its_usage(tmp_path: Path) -> None:
-    for arguments in ((), ("run", "--dir", "x", "--port-base", "y")):
-        ended = await end_of("-m", "tools.stack", *arguments, cwd=tmp_path)
-        assert ended.status == 2
-        assert "usage: python -m tools.stack" in ended.error

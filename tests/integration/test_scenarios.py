@@ -21,6 +21,7 @@ from grpc import StatusCode, aio
 from seqgate.api.common.v1.common_pb2 import Position
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import connect
+from seqgate.dev.stack import Stack
 from seqgate.message_id import MessageId
 from tests.integration.conftest import ON_SQLITE
 from tests.integration.refusals import check
@@ -36,7 +37,6 @@ from tests.support.checkers import (
 )
 from tests.support.publisher import Publisher, batch, batch_entry, publishing, single
 from tests.support.waiting import eventually
-from tools.stack.stack import Stack
 
 STORED, DUPLICATE = pb.RECEIPT_STATUS_STORED, pb.RECEIPT_STATUS_DUPLICATE
 STALE, PARTIAL = pb.RECEIPT_STATUS_STALE, pb.RECEIPT_STATUS_PARTIAL

@@ -25,6 +25,7 @@ from seqgate import watched
 from seqgate.api.filter.v1 import filter_pb2 as pb
 from seqgate.api.filter.v1 import filter_pb2_grpc
 from seqgate.client._channel import Security, open_channel
+from seqgate.dev.ports import free_ports
 from seqgate.errors import AuthenticationError
 from seqgate.services.filter.adapters.cel import CelEngine
 from seqgate.services.filter.config import FilterConfig
@@ -40,7 +41,6 @@ from seqgate.tls import TLS, BearerToken
 from tests.integration.refusals import refused
 from tests.support.authority import Authority, Files, Issuer, replace
 from tests.support.waiting import eventually
-from tools.stack.ports import free_ports
 
 SERVICE = "spiffe://example/dispatcher"
 USER = "spiffe://example/user"

@@ -23,6 +23,7 @@ from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.channels import open_blocking_channel
 from seqgate.client import SubscriptionOptions, connect
 from seqgate.client._channel import Security, open_channel
+from seqgate.dev.stack import SERVICES
 from seqgate.errors import AuthenticationError, PermissionDeniedError
 from seqgate.owners import FollowingChannel
 from seqgate.telemetry import metrics as told
@@ -35,7 +36,6 @@ from tests.support.scrape import scraped
 from tests.support.secured_stack import SecuredStack, first_answer, rules
 from tests.support.stubs import cursor_stub, dedup_stub
 from tests.support.waiting import eventually
-from tools.stack.stack import SERVICES
 
 PATIENCE_S = 20.0
 

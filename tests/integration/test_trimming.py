@@ -16,6 +16,7 @@ from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.dev.stack import Stack
 from seqgate.times import timestamp
 from seqgate.types import DEDUP_CURSOR
 from tests.integration.refusals import check, refused, status_of_call
@@ -31,7 +32,6 @@ from tests.integration.services import (
 from tests.support.publisher import publishing, single
 from tests.support.stubs import cursor_stub, dedup_stub
 from tests.support.waiting import eventually
-from tools.stack.stack import Stack
 
 STORED, DUPLICATE = pb.RECEIPT_STATUS_STORED, pb.RECEIPT_STATUS_DUPLICATE
 STALE = pb.RECEIPT_STATUS_STALE

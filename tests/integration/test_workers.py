@@ -18,14 +18,14 @@ from grpc import StatusCode, aio
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.api.filter.v1.filter_pb2_grpc import FilterServiceStub
+from seqgate.dev.child import bound_to_us, tell
+from seqgate.dev.ports import free_ports
 from seqgate.telemetry.metrics import SERVER_CALLS
 from tests.integration.services import channel_to, serving
 from tests.support.redis_server import RedisServer
 from tests.support.scrape import Scrape, scraped
 from tests.support.stubs import dedup_stub
 from tests.support.waiting import eventually
-from tools.stack.child import bound_to_us, tell
-from tools.stack.ports import free_ports
 from tools.stack.processes import children, is_alive
 
 WORKERS = 2

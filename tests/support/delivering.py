@@ -16,6 +16,7 @@ from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.client import connect as connect_client
+from seqgate.dev.stack import Stack
 from seqgate.owners import FollowingChannel
 from seqgate.types import Position
 from tests.integration.services import channel_to
@@ -24,7 +25,6 @@ from tests.support.delivery_runs import each_delivery
 from tests.support.raw_consumer import RawConsumer, connect, subscribe
 from tests.support.stubs import cursor_stub
 from tests.support.waiting import eventually
-from tools.stack.stack import Stack
 
 KEYS = 25
 CONSUMERS = 3

@@ -13,10 +13,10 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any, NamedTuple
 
+from seqgate.dev.child import bound_to_us
+from seqgate.dev.stack import Stack
 from tests.support.spark_classes import java_options
 from tests.support.waiting import eventually
-from tools.stack.child import bound_to_us
-from tools.stack.stack import Stack
 
 PATIENCE_S = 300.0
 """The limit of a job's step: Spark starts slowly on a busy machine."""

@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tools.stack.child import Child, start_process, tell
+from seqgate.dev.child import Child, start_process, tell
 
 MODULES = (
     "seqgate.services.cursor",
@@ -91,7 +91,7 @@ class Nursery:
     async def start(
         self, command: Sequence[str], log: int, environment: Mapping[str, str]
     ) -> Child:
-        """Run a command, as tools.stack.child.start_process does."""
+        """Run a command, as seqgate.dev.child.start_process does."""
         arguments, variables = _without_env(command)
         if arguments[:2] != [sys.executable, "-m"] or arguments[2] not in MODULES:
             return await start_process(command, log, environment)

@@ -11,16 +11,16 @@ from signal import SIGINT
 
 import asyncpg
 
-from seqgate.services.runtime.transactions import Transaction
-from tools.stack import processes
-from tools.stack.ports import free_ports
-from tools.stack.postgres_server import (
+from seqgate.dev.ports import free_ports
+from seqgate.dev.postgres_server import (
     USER,
     is_ready,
     make_database_folder,
     postgres_command,
     postgres_url,
 )
+from seqgate.services.runtime.transactions import Transaction
+from tools.stack import processes
 
 SETTINGS: Mapping[str, str] = {
     "fsync": "off",

@@ -17,11 +17,11 @@ from redis import Redis
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
+from seqgate.dev.child import bound_to_us
+from seqgate.dev.ports import free_ports
+from seqgate.dev.redis_server import redis_binary
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import WITHIN_S, eventually
-from tools.stack.child import bound_to_us
-from tools.stack.ports import free_ports
-from tools.stack.redis_server import redis_binary
 
 MASTER: Final = "seqgate"
 """The master's name at the Sentinels."""

@@ -10,9 +10,9 @@ from redis.backoff import ConstantBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from tools.stack.child import bound_to_us
-from tools.stack.ports import free_ports
-from tools.stack.redis_server import redis_command
+from seqgate.dev.child import bound_to_us
+from seqgate.dev.ports import free_ports
+from seqgate.dev.redis_server import redis_command
 
 START_RETRIES = 500
 

@@ -9,13 +9,13 @@ from typing import Any, Final
 from grpc import aio
 
 from seqgate.client._channel import Security, open_channel
+from seqgate.dev import stack as stack_module
+from seqgate.dev.ports import free_ports
+from seqgate.dev.stack import SERVICES, Stack
 from seqgate.tls import TLS, BearerToken
 from tests.support.authority import Authority, Files, Issuer
 from tests.support.publisher import STATUS_LOST
 from tests.support.rpcs import VERBS, Rpc
-from tools.stack import stack as stack_module
-from tools.stack.ports import free_ports
-from tools.stack.stack import SERVICES, Stack
 
 ROLES: Final = ("ledger", "dedup", "dispatcher", "jobs")
 

@@ -32,6 +32,7 @@ from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import Batching, connect
 from seqgate.client import _producer as producer_module
 from seqgate.client._outbox import Outbox, Resolved
+from seqgate.dev.stack import Stack
 from seqgate.message_id import MessageId
 from tests.support.checkers import (
     Acknowledgement,
@@ -48,7 +49,6 @@ from tests.support.crash_points import ORDER, Points
 from tests.support.publisher import Publisher, single
 from tests.support.stubs import dedup_stub
 from tests.support.waiting import eventually
-from tools.stack.stack import Stack
 
 POINTS: Final = ("opened", "written", "receipt", "told", "noted")
 

@@ -7,7 +7,8 @@ from signal import SIGCONT
 
 import pytest
 
-from tools.stack.child import ChildFailed, tell
+from seqgate.dev.child import tell
+from tools.stack.child import ChildFailed
 from tools.stack.worker import in_worker
 
 CHILDREN = 100

@@ -12,9 +12,9 @@ from seqgate.client._reconnecting import (
     LOG_INTERVAL_S,
     Reconnecting,
 )
+from seqgate.dev.ports import free_ports
 from seqgate.errors import InUseError, UnavailableError
 from tests.simulation.ground import run
-from tools.stack.ports import free_ports
 
 LOST = UnavailableError("it is gone", reason="DRAINING")
 

@@ -19,13 +19,13 @@ from typing import Any, Final
 import structlog
 from rich.console import Console
 
+from seqgate.dev.stack import Stack, StackError
 from tools.bench import clients, delivery, parts, peers, rebuild, recovery, stores
 from tools.bench.bench import SECONDS, Bench
 from tools.bench.figures import Measurement, as_json, print_group
 from tools.bench.page import page
 from tools.bench.rounds import BenchError
 from tools.stack.child import ChildFailed, cancel_on_sigterm
-from tools.stack.stack import Stack, StackError
 
 WIDTH: Final = 200  # of tables, without a terminal
 REPORT: Final = Path("build/bench/report.json")

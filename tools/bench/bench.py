@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from seqgate.dev.stack import Stack
 from tools.bench.figures import Measurement, figures, in_series
 from tools.bench.logs import Logs, fill
 from tools.bench.rounds import ROUNDS, Case, Limit, Repeated, Round, take_turns
-from tools.stack.stack import Stack
 from tools.stack.worker import in_worker
 
 SECONDS: Final = 0.4  # a round, unless asked otherwise

@@ -17,11 +17,11 @@ from random import Random
 from typing import Any, ClassVar, Final, TypeVar
 
 from seqgate.client import Batching, Chunking, Client, Producer, Receipt, connect
+from seqgate.dev.ports import free_ports
 from tools.bench import parts
 from tools.bench.bench import Bench
 from tools.bench.figures import MEDIAN, Measurement
 from tools.bench.rounds import CALLS_MAX, BenchError, Case, Limit, Meter, Round, check, one_round
-from tools.stack.ports import free_ports
 from tools.trace.receiver import otlp_receiver
 
 W = TypeVar("W", bound="Publish")

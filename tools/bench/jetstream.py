@@ -20,10 +20,10 @@ import nats
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, PubAck, StorageType
 
+from seqgate.dev.ports import free_ports
 from tools.bench.clients import BURST_MESSAGES, PENDING_MAX, Workload
 from tools.bench.rounds import CALLS_MAX, Meter, Round, check, one_round
 from tools.bench.servers import server
-from tools.stack.ports import free_ports
 
 FETCHED: Final = 500  # messages that a consumer asks for at a time
 WITHIN_S: Final = 60.0  # how long one answer may take

@@ -17,10 +17,10 @@ from rstream import Consumer, Producer
 from rstream.exceptions import OffsetNotFound
 from rstream.utils import RawMessage
 
+from seqgate.dev.ports import free_ports
 from tools.bench.clients import BURST_MESSAGES, PENDING_MAX, Workload
 from tools.bench.rounds import CALLS_MAX, Meter, Round, check, one_round
 from tools.bench.servers import server
-from tools.stack.ports import free_ports
 
 STORED: Final = 500  # messages after which a consumer stores its offset
 WITHIN_S: Final = 60.0  # how long a backlog may take

@@ -10,7 +10,8 @@ from pathlib import Path
 from signal import Signals
 from typing import Final
 
-from tools.stack.child import Child, ChildFailed, start_process, tail, tell
+from seqgate.dev.child import Child, start_process, tail, tell
+from tools.stack.child import ChildFailed
 from tools.stack.processes import kill
 
 START_TIMEOUT_S: Final = 60.0

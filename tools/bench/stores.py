@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from seqgate.client import Client, Producer, connect
+from seqgate.dev.stack import POSTGRES
 from seqgate.services.cursor.adapters import postgres as cursor_postgres
 from seqgate.services.cursor.adapters import sqlite as cursor_sqlite
 from seqgate.services.cursor.core.cursor import Caller, CursorState, Range
@@ -33,7 +34,6 @@ from tools.bench.figures import MEDIAN, Measurement, computing, figures
 from tools.bench.parts import appender
 from tools.bench.rounds import Call, Limit, Repeated, Round, check
 from tools.stack.postgres_cluster import NAMES, PostgresCluster
-from tools.stack.stack import POSTGRES
 
 PAYLOAD_BYTES: Final = 100
 APPENDED: Final = {1: "append, 1 entry", 100: "append, 100 entries", 1_000: "append, 1,000 entries"}

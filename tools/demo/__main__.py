@@ -24,6 +24,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from seqgate.dev.stack import Stack, StackError
 from tools.demo.dataset import Original, by_carrier, load_flights, load_weather, months_for
 from tools.demo.delivery import chosen, deliver
 from tools.demo.filtering import filter_flights
@@ -34,7 +35,6 @@ from tools.demo.report import Screen, broken, show_result
 from tools.stack.application import ApplicationFailed
 from tools.stack.child import ChildFailed
 from tools.stack.postgres_cluster import ClusterError, PostgresCluster
-from tools.stack.stack import Stack, StackError
 
 TIME_LIMIT_S: Final = 600
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from seqgate.client import Batching, Client, MessageId, Receipt, connect
+from seqgate.dev.stack import Stack
 from seqgate.types import Position
 from tools.demo.crew import TOPIC
 from tools.demo.dataset import Original
 from tools.demo.report import Screen, Step
 from tools.stack.application import Application
 from tools.stack.journal import Tail, path_of
-from tools.stack.stack import Stack
 
 FLIGHTS_MAX: Final = 40_000  # a crew works longer on one than it takes to publish it
 IN_FLIGHT_MAX: Final = 100_000  # flights that are being published at a time

@@ -22,11 +22,11 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc as pb_grpc
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.client import Batching, Consumer, MessageId, connect
+from seqgate.dev.stack import Stack
 from seqgate.errors import StaleTokenError
 from tools.demo.dataset import Original
 from tools.demo.delivery import publish_all
 from tools.demo.report import Screen, Step
-from tools.stack.stack import Stack
 
 TOPIC: Final = "nyc/2013/departures"
 NAMES: Final[dict[str, Any]] = {"topic": TOPIC, "subscription": "newark"}

@@ -14,8 +14,8 @@ from typing import Final
 from opentelemetry import trace
 
 from seqgate.client import connect
+from seqgate.dev.stack import Stack
 from seqgate.telemetry import tracing
-from tools.stack.stack import Stack
 from tools.stack.worker import in_worker
 from tools.trace.receiver import Received, otlp_receiver
 from tools.trace.tree import journey, write_spans

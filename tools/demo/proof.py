@@ -21,13 +21,13 @@ from grpc import aio
 from seqgate.api.dedup.v1 import dedup_pb2, dedup_pb2_grpc
 from seqgate.api.ledger.v1 import ledger_pb2, ledger_pb2_grpc
 from seqgate.client import Dropped, DropReason, Message, connect
+from seqgate.dev.stack import Stack
 from seqgate.owners import FollowingChannel
 from seqgate.types import Position
 from tools.demo.dataset import Original, Originals
 from tools.demo.publisher import TOPIC, Progress
 from tools.demo.relay import Crashes, Stalled
 from tools.demo.report import Screen
-from tools.stack.stack import Stack
 from tools.stack.worker import in_worker
 
 EXAMPLES_MAX: Final = 3  # examples of each broken promise that are kept

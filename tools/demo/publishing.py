@@ -15,14 +15,14 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, NamedTuple
 
+from seqgate.dev.stack import Stack
 from tools.demo.dataset import Originals
 from tools.demo.publisher import Progress, keep_originals
 from tools.demo.relay import Crashes, Relay
 from tools.demo.report import Screen
 from tools.stack.application import Application
 from tools.stack.postgres_cluster import PostgresCluster
-from tools.stack.redis_server import copy_files
-from tools.stack.stack import Stack
+from tools.stack.redis_files import copy_files
 
 PUBLISHER: Final = "tools.demo.publisher"
 PROCESSES: Final = 4  # over which the carriers are spread

@@ -155,7 +155,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "INVALID_SETTLEMENT": "Settle 1 to 10,000 deliveries in a request, with `indexes` below the "
     "batch's number of messages, and delays of at most 86,400,000 milliseconds (a day).",
     "INVALID_START": "Set one of `earliest`, `latest`, `at`, `after` and `time`, and no position "
-    "after the topic's last entry (`seqgate topic stat`).",
+    "after the topic's last entry (`seqgate topic show`).",
     "INVALID_STATE": "Send one `header` with `through` as the first message, then each producer "
     "once, at most 100,000. Load states with `seqgate dedup rebuild`; report it if that fails.",
     "INVALID_SUBSCRIPTION_NAME": "Name the subscription with 1 to 255 bytes of UTF-8 without "
@@ -230,7 +230,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "them. An EXCLUSIVE subscription takes one consumer. To delete it all the same, set `force`.",
     "SUBSCRIPTION_FAILED": "Subscribe again, as the client does. Report the dispatcher's log line "
     "with the event `subscription failed`.",
-    "SUBSCRIPTION_NOT_FOUND": "Check the name against `seqgate subscription list`. Create it with "
+    "SUBSCRIPTION_NOT_FOUND": "Check the name against `seqgate subscription ls`. Create it with "
     "`seqgate subscription create`, or set `create_at` to create it when subscribing.",
     "TOKEN_EXPIRED": "Get a new token from its issuer, and have it renewed before `exp`; a file "
     "given as the token is read again when it changes. Check the clocks of both machines: they may "

@@ -8,8 +8,8 @@ from pathlib import Path
 from signal import Signals
 from typing import Final
 
-from tools.stack.child import Child, tail, tell
-from tools.stack.stack import Stack
+from seqgate.dev.child import Child, tail, tell
+from seqgate.dev.stack import Stack
 
 END_S: Final = 30.0  # the default limit from a signal to the end
 

@@ -25,10 +25,9 @@ from typing import Any, Final, Self
 
 import asyncpg
 
-from tools.stack import processes
-from tools.stack.child import Child, start_process, tail, tell
-from tools.stack.ports import free_ports
-from tools.stack.postgres_server import (
+from seqgate.dev.child import Child, start_process, tail, tell
+from seqgate.dev.ports import free_ports
+from seqgate.dev.postgres_server import (
     USER,
     give_to_server,
     make_database_folder,
@@ -37,6 +36,7 @@ from tools.stack.postgres_server import (
     postgres_url,
     run_as_server,
 )
+from tools.stack import processes
 
 NAMES: Final = ("postgres", "postgres-1", "postgres-2")
 

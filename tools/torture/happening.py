@@ -12,10 +12,10 @@ from functools import partial
 from signal import Signals
 from typing import Final, NamedTuple
 
+from seqgate.dev.stack import STORES
 from tools.stack.application import Application
 from tools.stack.journal import Journal
 from tools.stack.postgres_cluster import PostgresCluster
-from tools.stack.stack import STORES
 from tools.torture.faults import Fault, Kind, Where, plan
 from tools.torture.installation import Installation
 from tools.torture.links import Way

@@ -15,6 +15,7 @@ service to each.
 """
 
 import asyncio
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -23,10 +24,10 @@ from random import Random
 from signal import Signals
 from typing import Final
 
+from seqgate.dev.postgres_server import postgres_url
+from seqgate.dev.stack import CALLS, STORES, Stack, any_of, service_of
 from tools.stack.postgres_cluster import DATABASE, NAMES, PostgresCluster
-from tools.stack.postgres_server import postgres_url
-from tools.stack.redis_server import copy_files
-from tools.stack.stack import CALLS, STORES, Stack, any_of, service_of
+from tools.stack.redis_files import copy_files
 from tools.torture.clock import shift_clock
 from tools.torture.limits import settings_of
 from tools.torture.links import Link
@@ -101,7 +102,8 @@ class Installation(Stack):
             self.set_clock(name, 0)
         await super().start()
         await self.follow(self.replica, self.master)
-        self.write_endpoints(self.folder / "endpoints.json")
+        text = json.dumps(self.endpoints, indent=2)
+        (self.folder / "endpoints.json").write_text(f"{text}\n")
 
     async def stop(self) -> None:
         for name in (*self.services, *self.redis):

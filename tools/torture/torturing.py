@@ -11,8 +11,8 @@ from signal import Signals
 from typing import Final, NamedTuple
 
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.dev.child import tail
 from tools.stack.application import Application
-from tools.stack.child import tail
 from tools.stack.journal import SUFFIX, Journal
 from tools.torture.cast import NAMESPACE, cast
 from tools.torture.evidence import last_position

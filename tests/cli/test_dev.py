@@ -1,0 +1,145 @@
+"""seqgate dev: all services on one machine."""
+
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seqgate.dev.ports import free_ports
+from seqgate.dev.stack import PORTS, SERVICES
+from tests.cli.command_line import CommandLine, Running
+from tests.support.depth import some_of
+from tests.support.waiting import eventually
+from tools.stack.processes import is_alive
+
+SEND = ("publish", "t", "hello", "--key", "alice", "--producer", "p", "--sequence-id", "1")
+
+
+@asynccontextmanager
+async def dev(bare: CommandLine, *arguments: str) -> AsyncIterator[tuple[Running, dict[str, Any]]]:
+    """`seqgate dev`, ready, and what it says. All its processes are gone at the end."""
+    async with bare.running("dev", "-o", "json", *arguments) as running:
+        found = await running.record()
+        try:
+            yield running, found
+        finally:
+            running.send(signal.SIGTERM)
+            await running.exit_code()
+            pids = found["pids"].values()
+            await eventually(lambda: not any(map(is_alive, pids)), "all processes have ended")
+
+
+def calling(bare: CommandLine, found: Mapping[str, Any]) -> CommandLine:
+    return bare.with_(**{f"SEQGATE_{name.upper()}": found[name] for name in SERVICES})
+
+
+@pytest.mark.parametrize("store", some_of(["postgres", "sqlite"], every=2))
+async def test_it_stops_on_request_and_goes_on_with_its_data(
+    tmp_path: Path, bare: CommandLine, store: str
+) -> None:
+    data = tmp_path / "data"
+    servers = ["redis", *(["postgres"] if store == "postgres" else [])]
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)[: 2 if store == "sqlite" else 3]:
+        where = ("--data", str(data), "--port-base", "0", "--store", store)
+        async with dev(bare, *where) as (running, found):
+            assert found["pids"].keys() == {*SERVICES, *servers}
+            assert found.keys() == {*SERVICES, *servers, "pids", "data", "data_is_kept", "logs"}
+            assert (found["data"], found["data_is_kept"]) == (str(data), True)
+            assert (Path(found["logs"]) / "ledger.log").stat().st_size > 0
+            ended = await calling(bare, found)(*SEND, "-o", "json")
+            assert ended.record["duplicate"] == (number is not signal.SIGTERM)
+            running.send(number)
+            assert await running.exit_code() == 0
+            assert (await running.ended()).err == ""
+
+
+async def test_a_process_that_is_killed_is_started_again(bare: CommandLine) -> None:
+    async with dev(bare, "--port-base", "0") as (running, found):
+        seqgate = calling(bare, found)
+        assert (await seqgate(*SEND)).code == 0
+        for name in ("ledger", "redis"):
+            os.kill(found["pids"][name], signal.SIGKILL)
+            assert f"{name} was killed by SIGKILL" in await running.error_line()
+        ended = await seqgate(*SEND, "-o", "json")
+        assert (ended.record["duplicate"], ended.err) == (True, "")
+
+
+async def test_one_that_never_starts_ends_all(bare: CommandLine) -> None:
+    wrong = bare.with_(SEQGATE_FILTER_MAX_MESSAGES="many")
+    ended = await wrong("dev", "--port-base", "0", "-o", "json")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.error["reason"] == "NOT_STARTED"
+    assert "filter ended with 2" in ended.error["message"]
+
+
+async def test_data_without_a_folder_goes_at_the_end(bare: CommandLine) -> None:
+    async with dev(bare, "--port-base", "0") as (_, found):
+        assert not found["data_is_kept"]
+        assert Path(found["data"], "ledger", "ledger.db").exists()
+    assert not Path(found["data"]).exists()
+
+
+async def test_people_see_addresses_folders_and_first_commands(bare: CommandLine) -> None:
+    async with bare.running("dev", "--port-base", "0") as running:
+        lines = [await running.line() for _ in range(15)]
+        running.send(signal.SIGTERM)
+        assert await running.exit_code() == 0
+    told = "".join(lines)
+    assert "is running on this machine. Ctrl-C stops it." in lines[0]
+    for name in (*SERVICES, "redis"):
+        assert f"\n{name} " in told
+    assert "(deleted when this ends; --data DIR keeps it)" in told
+    assert "  export SEQGATE_LEDGER=127.0.0.1:" in told
+    assert "  seqgate publish greetings hello --key alice\n" in told
+
+
+async def test_it_has_its_folder_and_ports_until_it_is_killed_with_all_processes(
+    tmp_path: Path, bare: CommandLine
+) -> None:
+    data, base = tmp_path / "data", consecutive_ports(len(PORTS))
+    ports = ("--port-base", str(base))
+    async with dev(bare, "--data", str(data), *ports) as (running, found):
+        assert found["redis"] == f"redis://127.0.0.1:{base}/0"
+        assert found["dedup"] == f"127.0.0.1:{base + 1}"
+        assert found["ledger"] == f"127.0.0.1:{base + 2}"
+        assert found["cursor"] == f"127.0.0.1:{base + 3}"
+        assert found["dispatcher"] == f"127.0.0.1:{base + 4}"
+        assert found["filter"] == f"127.0.0.1:{base + 5}"
+        for arguments, named in (
+            (("--data", str(data), "--port-base", "0"), f"the folder {data}"),
+            (ports, f"port {base} for redis cannot be used"),
+        ):
+            ended = await bare("dev", *arguments)
+            assert (ended.code, ended.out) == (1, "")
+            (line,) = ended.err.splitlines()
+            assert named in line
+        running.send(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("base", ["-1", "65530", "x"])
+async def test_ports_are_checked(bare: CommandLine, base: str) -> None:
+    ended = await bare("dev", "--port-base", base, "-o", "json")
+    assert (ended.code, ended.error["reason"]) == (2, "WRONG_USAGE")
+    assert "--port-base" in ended.error["message"]
+
+
+def consecutive_ports(count: int) -> int:
+    """The first of this many consecutive free ports."""
+    for first in free_ports(400):
+        if all(_is_free(port) for port in range(first, first + count)):
+            return first
+    raise AssertionError("no ports")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
