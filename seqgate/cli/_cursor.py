@@ -1,23 +1,20 @@
 """`seqgate cursor`: manages cursors, the acknowledged positions of readers."""
 
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 from seqgate.api.common.v1 import common_pb2
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
-from seqgate.api.ledger.v1 import ledger_pb2
-from seqgate.cli._arguments import PLACE_HELP, Cursor, Topic, first_entry, place, topic_name
+from seqgate.cli._arguments import PLACE_HELP, Cursor, Topic, place, topic_name
 from seqgate.cli._command import Run, command, group
 from seqgate.cli._declared import REQUIRED, argument, flag, option
 from seqgate.cli._failure import InvalidInput, OutputFailed
-from seqgate.cli._log import last_before
 from seqgate.cli._output import Columns, time_shown
-from seqgate.cli._wire import position, record, wire_position
-from seqgate.client import EARLIEST, LATEST, MessageId
-from seqgate.client._subscribing import Place, start_to_wire
-from seqgate.types import Position
+from seqgate.cli._wire import record, wire_position
+from seqgate.client import EARLIEST
+from seqgate.client._log import before
+from seqgate.client._subscribing import Place
 
 HOLES_SHOWN: Final = 20
 """The most ranges and batches that `show` lists; it counts all of them."""
@@ -192,37 +189,10 @@ def _write(file: Path, data: bytes) -> None:
         raise OutputFailed(f"{file}: {error.strerror}") from error
 
 
-async def _before(run: Run, topic: str, place: Place) -> common_pb2.Position | None:
-    """The last entry before a place; None: it has none."""
-    match place:
-        case MessageId():
-            first, _ = first_entry(place)
-            return await _before_entry(run, topic, first)
-        case datetime():
-            asked = start_to_wire(place).time
-            request = ledger_pb2.FindPositionRequest(topic=topic, append_time=asked)
-            answer = await run.services.call(request)
-            if answer.HasField("position"):
-                return await _before_entry(run, topic, position(answer.position))
-            return await _last(run, topic)
-        case _ if place == LATEST:
-            return await _last(run, topic)
-        case _:
-            return None
-
-
-async def _before_entry(run: Run, topic: str, entry: Position) -> common_pb2.Position | None:
-    """The last entry before another one. Before the first entry of a ledger, that is the last one
-    of an earlier ledger, which only the ledger service knows."""
-    if entry.entry_id > 0:
-        return wire_position(Position(entry.ledger_id, entry.entry_id - 1))
-    last = await last_before(run, topic, entry.ledger_id)
-    return last and wire_position(last)
-
-
-async def _last(run: Run, topic: str) -> common_pb2.Position | None:
-    answer = await run.services.call(ledger_pb2.GetLastMessageIdRequest(topic=topic))
-    return answer.last if answer.HasField("last") else None
+async def _before(run: Run, topic: str, start: Place) -> common_pb2.Position | None:
+    """The last entry before a place."""
+    found = await before(run.services, topic, start)
+    return None if found is None else wire_position(found)
 
 
 # ---- output

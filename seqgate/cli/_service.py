@@ -1,132 +1,35 @@
-"""Calls to the services, with a time limit, and with the address in errors."""
+"""Calls to the services of the settings."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
-from typing import Any, Final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
 
 from grpc import aio
 
-from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
-from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
-from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
-from seqgate.api.filter.v1.filter_pb2_grpc import FilterServiceStub
-from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.cli._failure import InvalidSettings
-from seqgate.cli._settings import Setting, Settings
+from seqgate.cli._settings import SERVICES, Settings
 from seqgate.client import Client, connect
-from seqgate.client._channel import open_channel, translated
-from seqgate.errors import InUseError, UnavailableError
-from seqgate.owners import FollowingChannel
+from seqgate.client._calls import Calls, reaching
+from seqgate.client._channel import open_channel
 
-REDIRECTS_MAX: Final = 2
-"""The most redirects to follow for a request about a subscription."""
-
-_STUBS: Final[Mapping[str, Any]] = {
-    "ledger": LedgerServiceStub,
-    "dedup": DedupServiceStub,
-    "cursor": CursorServiceStub,
-    "dispatcher": DispatcherServiceStub,
-    "filter": FilterServiceStub,
-}
-
-_FOLLOWING: Final = ("ledger", "cursor")
-"""The services whose instances each own topics."""
+__all__ = ["Services", "client", "reaching", "usable_files"]
 
 
-class Services:
-    """Stubs of the configured services. A channel is opened by the first call that needs it.
-
-    The type of a request selects its service and its method: seqgate.api.ledger.v1.GetTopicRequest
-    goes to GetTopic of the ledger service.
-    """
-
+class Services(Calls):
     def __init__(self, settings: Settings) -> None:
+        def opened(target: str) -> aio.Channel:
+            with usable_files():
+                return open_channel(target, settings.security)
+
+        addresses = {name: getattr(settings, name).value for name in SERVICES}
+        super().__init__(addresses, opened, timeout_s=settings.timeout_s)
         self.settings: Final = settings
-        self._channels = AsyncExitStack()
-        self._stubs: dict[tuple[str, str], Any] = {}
 
     async def __aenter__(self) -> "Services":
         return self
 
     async def __aexit__(self, *raised: object) -> None:
-        await self._channels.aclose()
-
-    async def call(self, request: Any, *, timeout_s: float | None = None) -> Any:
-        """Send a request; `timeout_s` overrides the settings. Raises SeqgateError if the service
-        refuses or times out, and InUseError (reason NOT_OWNER) if each dispatcher redirects to
-        another one."""
-        name, method = _addressed(request)
-        target = self.target(name)
-        limit_s = self.settings.timeout_s if timeout_s is None else timeout_s
-        for left in reversed(range(REDIRECTS_MAX + 1)):
-            try:
-                with reaching(name, target):
-                    stub = self.stub(name, target)
-                    return await translated(getattr(stub, method)(request, timeout=limit_s))
-            except InUseError as error:
-                owner = error.details.get("owner", "")
-                if name != "dispatcher" or error.reason != "NOT_OWNER" or not owner:
-                    raise
-                if not left:
-                    raise InUseError(
-                        f"the subscription is changing owners: after {REDIRECTS_MAX} redirects "
-                        f"the dispatcher at {target} does not own it either",
-                        reason=error.reason,
-                        details=error.details,
-                        retry_after_s=error.retry_after_s,
-                    ) from error
-                target = owner
-        raise AssertionError("unreachable")
-
-    async def pages(self, request: Any) -> AsyncIterator[Any]:
-        while True:
-            page = await self.call(request)
-            (items,) = (field.name for field in page.DESCRIPTOR.fields if field.is_repeated)
-            for each in getattr(page, items):
-                yield each
-            if not page.next_page_token:
-                return
-            request.page_token = page.next_page_token
-
-    async def responses(self, request: Any) -> list[Any]:
-        """All responses of a stream. Raises SeqgateError like `call`, and if the service drains."""
-        name, method = _addressed(request)
-
-        async def collected() -> list[Any]:
-            call = getattr(self.stub(name), method)(request, timeout=self.settings.timeout_s)
-            return [_not_draining(name, each) async for each in call]
-
-        with reaching(name, self.target(name)):
-            return await translated(collected())
-
-    def target(self, name: str) -> str:
-        setting: Setting = getattr(self.settings, name)
-        return setting.value
-
-    def stub(self, name: str, target: str | None = None) -> Any:
-        """The stub of a service, at its own address or another one."""
-        target = target or self.target(name)
-        if (name, target) not in self._stubs:
-            follows = name in _FOLLOWING
-            channel = FollowingChannel(target, self._open) if follows else self._open(target)
-            self._channels.push_async_callback(channel.close)
-            self._stubs[name, target] = _STUBS[name](channel)
-        return self._stubs[name, target]
-
-    def _open(self, target: str) -> aio.Channel:
-        with usable_files():
-            return open_channel(target, self.settings.security)
-
-
-def _addressed(request: Any) -> tuple[str, str]:
-    service = request.DESCRIPTOR.full_name.split(".")[2]
-    return service, request.DESCRIPTOR.name.removesuffix("Request")
-
-
-def _not_draining(name: str, response: Any) -> Any:
-    if response.HasField("draining"):
-        raise UnavailableError(f"the {name} service is shutting down", reason="DRAINING")
-    return response
+        await self.close()
 
 
 def client(settings: Settings, dispatcher: str | None = None) -> Client:
@@ -146,18 +49,3 @@ def usable_files() -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         raise InvalidSettings(str(error)) from error
-
-
-@contextmanager
-def reaching(name: str, target: str) -> Iterator[None]:
-    """Name the service in errors of calls that it did not answer."""
-    try:
-        yield
-    except UnavailableError as error:
-        if error.reason:  # it did answer, with a refusal
-            raise
-        raise UnavailableError(
-            f"the {name} service at {target} does not answer",
-            reason="UNREACHABLE",
-            details={"cause": " ".join(str(error).split())},
-        ) from error

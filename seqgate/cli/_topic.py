@@ -12,12 +12,12 @@ from seqgate.cli._command import Run, command, group
 from seqgate.cli._declared import argument, flag, option
 from seqgate.cli._dedup import status_record
 from seqgate.cli._failure import reason_of
-from seqgate.cli._log import following, start_of_last
 from seqgate.cli._message import Listing
 from seqgate.cli._output import Columns, Fields, fields_of
 from seqgate.cli._read import messages
 from seqgate.cli._wire import position, record, wire_position
 from seqgate.client import EARLIEST, LATEST, Message, MessageId, Start
+from seqgate.client._log import following, start_of_last
 from seqgate.errors import SeqgateError
 
 TAIL_MAX: Final = 100_000
@@ -159,6 +159,6 @@ async def _start(run: Run, topic: pb.Topic, count: int) -> Start:
         first=position(topic.first),
         last=position(topic.last),
         entries=topic.entries,
-        following=following(run, topic.name, count, topic.last),
+        following=following(run.services, topic.name, count, topic.last),
     )
     return MessageId(*start)

@@ -1,9 +1,20 @@
 """The asyncio client of Seqgate.
 
-`connect` returns a Client, which makes Producers, Readers and Consumers. Errors are in
+`connect` returns a Client, which makes Producers, Readers, Consumers and an Admin. Errors are in
 `seqgate.errors`.
 """
 
+from seqgate.client._admin import (
+    Admin,
+    CursorInfo,
+    DeduplicationInfo,
+    PolicyValues,
+    Reason,
+    SubscriptionInfo,
+    TopicInfo,
+    Trimmed,
+    Verdict,
+)
 from seqgate.client._assembler import AssemblyLimits, Dropped, DropReason
 from seqgate.client._batcher import Batching
 from seqgate.client._breaker import Breaker, BreakerState
@@ -54,6 +65,15 @@ __all__ = [
     "BreakerState",
     "Incomplete",
     "process_by_key",
+    "Admin",
+    "TopicInfo",
+    "Trimmed",
+    "PolicyValues",
+    "DeduplicationInfo",
+    "Verdict",
+    "SubscriptionInfo",
+    "Reason",
+    "CursorInfo",
     "AssemblyLimits",
     "Dropped",
     "DropReason",

@@ -6,9 +6,11 @@ from typing import Final
 
 from grpc import aio
 
+from seqgate.client._admin import Admin
 from seqgate.client._assembler import AssemblyLimits, Dropped
 from seqgate.client._batcher import Batching
 from seqgate.client._breaker import Breaker
+from seqgate.client._calls import Calls
 from seqgate.client._channel import PLAIN, Security, open_channel
 from seqgate.client._chunking import Chunking
 from seqgate.client._codec import Compression
@@ -39,11 +41,16 @@ RECEIVER_QUEUE_BYTES: Final = 64 * 1024 * 1024
 
 BREAKER: Final = Breaker()
 
+ADMIN_TIMEOUT_S: Final = 30.0
+"""How long a call of the admin client may take, in seconds."""
+
 
 def connect(
     ledger: str,
     dispatcher: str | None = None,
     *,
+    dedup: str | None = None,
+    cursor: str | None = None,
     tls: TLS | None = None,
     token: BearerToken | None = None,
 ) -> "Client":
@@ -55,6 +62,7 @@ def connect(
                 receipt = await producer.send(b"...", key="customer-17")
 
     Args:
+        dedup, cursor: the addresses of these services, for `admin`.
         tls: connect over TLS, optionally with a client certificate. Files are reloaded when they
             change.
         token: authenticates calls: a token, a file (Path) that is reloaded when it changes, or a
@@ -65,20 +73,29 @@ def connect(
         RuntimeError: no event loop is running.
         OSError, ValueError: a file is unusable, or a token would be sent in plain text.
     """
-    return Client(ledger, dispatcher, Security(tls, token))
+    return Client(ledger, dispatcher, Security(tls, token), dedup=dedup, cursor=cursor)
 
 
 class Client:
     """See connect."""
 
     def __init__(
-        self, ledger: str, dispatcher: str | None = None, security: Security = PLAIN
+        self,
+        ledger: str,
+        dispatcher: str | None = None,
+        security: Security = PLAIN,
+        *,
+        dedup: str | None = None,
+        cursor: str | None = None,
     ) -> None:
         self._open_channel = partial(open_channel, security=security)
         self._channel = FollowingChannel(ledger, self._open_channel)
         self._channel.at(ledger)  # raises now if files are unusable
         self._dispatcher = dispatcher
         self._dispatchers: dict[str, aio.Channel] = {}  # by address: subscriptions differ in owner
+        given = {"ledger": ledger, "dispatcher": dispatcher, "dedup": dedup, "cursor": cursor}
+        addresses = {name: address for name, address in given.items() if address is not None}
+        self._calls = Calls(addresses, self._open_channel, timeout_s=ADMIN_TIMEOUT_S)
 
     def producer(
         self,
@@ -272,6 +289,11 @@ class Client:
             open_timeout_s=open_timeout_s,
         )
 
+    def admin(self) -> Admin:
+        """The admin client of the services whose addresses the client has: it manages topics,
+        policies, subscriptions and cursors. A call may take 30 seconds."""
+        return Admin(self._calls)
+
     def _dispatcher_channel(self, address: str) -> aio.Channel:
         channel = self._dispatchers.get(address)
         if channel is None:
@@ -280,6 +302,7 @@ class Client:
 
     async def close(self) -> None:
         """Close the connections. Close producers and consumers first."""
+        await self._calls.close()
         await self._channel.close()
         for channel in list(self._dispatchers.values()):
             await channel.close()

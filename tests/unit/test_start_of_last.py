@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqgate.cli._log import start_of_last
+from seqgate.client._log import start_of_last
 from seqgate.types import Position
 
 

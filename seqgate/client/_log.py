@@ -10,25 +10,28 @@ finds a position with enough followers: first among the ledgers, then inside one
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 
 from seqgate.api.common.v1 import common_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
-from seqgate.cli._command import Run
-from seqgate.cli._wire import position, wire_position
+from seqgate.client._calls import Calls
+from seqgate.client._codec import position_of
+from seqgate.client._subscribing import Place, start_to_wire
+from seqgate.message_id import ChunkMessageId, MessageId
 from seqgate.types import SEQUENCE_ID_MAX, Position
 
 Following = Callable[[Position], Awaitable[Sequence[Position]]]
 """The first entries at or after a position and up to the last one: as many as requested, or all."""
 
 
-def following(run: Run, topic: str, count: int, through: common_pb2.Position) -> Following:
+def following(calls: Calls, topic: str, count: int, through: common_pb2.Position) -> Following:
     async def positions(place: Position) -> Sequence[Position]:
         request = pb.ReadRequest(
             topic=topic, max_entries=count, through=through, metadata_only=True
         )
-        request.start.at.CopyFrom(wire_position(place))
-        responses = await run.services.responses(request)
-        return [position(each.position) for read in responses for each in read.entries.entries]
+        request.start.at.CopyFrom(to_wire(place))
+        responses = await calls.responses(request)
+        return [position_of(each.position) for read in responses for each in read.entries.entries]
 
     return positions
 
@@ -58,13 +61,50 @@ async def start_of_last(
     return Position(ledger_id, entry_id)
 
 
-async def last_before(run: Run, topic: str, ledger_id: int) -> Position | None:
+async def before(calls: Calls, topic: str, place: Place) -> Position | None:
+    """The last entry before a place; None: it has none. For a message in a batch, that is the entry
+    before the batch; for a large message, the one before its first chunk."""
+    match place:
+        case MessageId():
+            first = place.first_chunk if isinstance(place, ChunkMessageId) else place
+            return await _before_entry(calls, topic, first.position)
+        case datetime():
+            time = start_to_wire(place).time
+            answer = await calls.call(pb.FindPositionRequest(topic=topic, append_time=time))
+            if answer.HasField("position"):
+                return await _before_entry(calls, topic, position_of(answer.position))
+            return await _last_entry(calls, topic)
+        case "latest":
+            return await _last_entry(calls, topic)
+        case _:
+            start_to_wire(place)  # raises if it is none
+            return None
+
+
+async def _before_entry(calls: Calls, topic: str, entry: Position) -> Position | None:
+    """The last entry before another one. Before the first entry of a ledger, that is the last one
+    of an earlier ledger, which only the ledger service knows."""
+    if entry.entry_id > 0:
+        return Position(entry.ledger_id, entry.entry_id - 1)
+    return await last_before(calls, topic, entry.ledger_id)
+
+
+async def _last_entry(calls: Calls, topic: str) -> Position | None:
+    answer = await calls.call(pb.GetLastMessageIdRequest(topic=topic))
+    return position_of(answer.last) if answer.HasField("last") else None
+
+
+def to_wire(place: Position) -> common_pb2.Position:
+    return common_pb2.Position(ledger_id=place.ledger_id, entry_id=place.entry_id)
+
+
+async def last_before(calls: Calls, topic: str, ledger_id: int) -> Position | None:
     """The last entry of all ledgers before this one; None: there is none."""
-    found = await run.services.call(pb.GetTopicRequest(topic=topic))
+    found = await calls.call(pb.GetTopicRequest(topic=topic))
     if not ledger_id:
         return None
     through = common_pb2.Position(ledger_id=ledger_id - 1, entry_id=SEQUENCE_ID_MAX)
-    positions = following(run, topic, 1, through)
+    positions = following(calls, topic, 1, through)
 
     async def followed(position: Position) -> bool:
         return bool(await positions(position))

@@ -1,0 +1,603 @@
+"""The admin client: topics, deduplication policies, subscriptions, cursors, and explanations."""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+
+from seqgate.api.cursor.v1 import cursor_pb2
+from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.api.dispatcher.v1 import dispatcher_pb2
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.client._calls import Calls
+from seqgate.client._codec import position_of
+from seqgate.client._log import before, to_wire
+from seqgate.client._reader import EARLIEST
+from seqgate.client._subscribing import Place, start_to_wire
+from seqgate.errors import InvalidRequestError
+from seqgate.message_id import ChunkMessageId, MessageId
+from seqgate.times import duration, milliseconds
+from seqgate.types import Position, TopicName
+
+PAGE: Final = 1_000
+"""How many objects a listing asks for at once."""
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic.
+
+    Attributes:
+        name: tenant/namespace/name.
+        created_at: when it was created.
+        first, last: its first and its last entry; None: it has none.
+        entries, messages, size_bytes: what its log has.
+        connected_producers: how many are connected to the ledger that answers.
+        entries_to_replay: about how many entries deduplication has yet to replay.
+    """
+
+    name: str
+    created_at: datetime
+    first: MessageId | None
+    last: MessageId | None
+    entries: int
+    messages: int
+    size_bytes: int
+    connected_producers: int
+    entries_to_replay: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """What a trim removed.
+
+    Attributes:
+        removed_entries: how many entries were removed.
+        first: the first entry that is left; None: none is.
+        held_back_by: the cursors that have not acknowledged more.
+    """
+
+    removed_entries: int
+    first: MessageId | None
+    held_back_by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CursorInfo:
+    """A cursor.
+
+    Attributes:
+        mark_delete: everything up to here is acknowledged; None: nothing is.
+        acknowledged_entries: how many entries beyond it are.
+        partial_batches: how many batches are acknowledged in part.
+        properties: the cursor's own.
+        revision: grows with each change of its position or properties.
+        owner: who holds its lease; None: nobody ever did.
+    """
+
+    topic: str
+    name: str
+    mark_delete: Position | None
+    acknowledged_entries: int
+    partial_batches: int
+    properties: Mapping[str, str]
+    revision: int
+    created_at: datetime
+    owner: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionInfo:
+    """A subscription.
+
+    Attributes:
+        mark_delete: everything up to here is acknowledged; None: nothing is.
+        acknowledged_entries: how many entries beyond it are.
+        owner: the address of the dispatcher instance that owns it; None: none does.
+    """
+
+    topic: str
+    name: str
+    mark_delete: Position | None
+    acknowledged_entries: int
+    properties: Mapping[str, str]
+    created_at: datetime
+    owner: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyValues:
+    """Values of a deduplication policy; None: the level above decides.
+
+    Attributes:
+        enabled: whether topics deduplicate.
+        producer_inactivity_timeout_s: seconds after which an inactive producer is forgotten, in
+            whole minutes, at most 365 days; 0: never.
+        max_producers: the most producers that a topic tracks: 1 to 100,000.
+        evicts_when_full: on one more producer, forget the longest inactive one, instead of refusing
+            it.
+        snapshot_entries: a snapshot is taken after this many entries: at most 1,000,000; 0: not by
+            count.
+        snapshot_interval_s: a snapshot is taken this many seconds after a new entry, whole ones, at
+            most a day; 0: not by time.
+    """
+
+    enabled: bool | None = None
+    producer_inactivity_timeout_s: int | None = None
+    max_producers: int | None = None
+    evicts_when_full: bool | None = None
+    snapshot_entries: int | None = None
+    snapshot_interval_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeduplicationInfo:
+    """A topic's deduplication.
+
+    Attributes:
+        state: ACTIVE, REPLAYING, or as TopicState in dedup.proto names it.
+        policy: the values in effect; none is None.
+        confirmed: the state covers the log up to here; None: no entry.
+        entries_to_replay: how many entries it lacks.
+        producers: how many it tracks.
+        duplicates: how many publications it judged duplicates, since Redis last lost the state.
+        snapshot: the newest snapshot covers the log up to here; None: there is none, or
+            `snapshot_unknown`.
+        snapshot_unknown: whether it is unknown if there is a snapshot.
+    """
+
+    state: str
+    policy: PolicyValues
+    confirmed: Position | None
+    entries_to_replay: int
+    producers: int
+    duplicates: int
+    snapshot: Position | None
+    snapshot_unknown: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What would become of a message if it was sent now.
+
+    Attributes:
+        verdict: NEW, DUPLICATE, or as ClaimVerdict in dedup.proto names it.
+        explanation: why, in one or two sentences.
+        persisted_sequence_id: the producer's last one that is stored; None: none is known.
+        pushed_sequence_id: its last one that was accepted; None: none is known.
+    """
+
+    verdict: str
+    explanation: str
+    persisted_sequence_id: int | None
+    pushed_sequence_id: int | None
+
+
+class Reason(NamedTuple):
+    """One reason why messages are not delivered.
+
+    Attributes:
+        reason: as Reason in dispatcher.proto names it.
+        text: the reason as a sentence.
+        consumer: the consumer concerned.
+        position: the entry concerned.
+        since: when it began.
+        until: when it ends by itself; None: only an event ends it.
+    """
+
+    reason: str
+    text: str
+    consumer: str | None
+    position: Position | None
+    since: datetime | None
+    until: datetime | None
+
+
+class Admin:
+    """Manages topics, policies, subscriptions and cursors. Made by Client.admin; it needs no close.
+
+    Topics are named as everywhere: tenant/namespace/name, or a name in public/default. Each method
+    raises InvalidNameError for an invalid name, UnavailableError if the service does not answer in
+    time, PermissionDeniedError without the right to administer, and ValueError if the client was
+    not given the service's address.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    # ---- topics
+
+    async def create_topic(self, topic: str) -> TopicInfo:
+        """Create a topic; an existing one is left unchanged."""
+        request = ledger_pb2.CreateTopicRequest(topic=_name(topic))
+        return _topic((await self._calls.call(request)).topic)
+
+    async def topic(self, topic: str) -> TopicInfo:
+        """A topic. Raises NotFoundError."""
+        request = ledger_pb2.GetTopicRequest(topic=_name(topic))
+        return _topic((await self._calls.call(request)).topic)
+
+    async def topics(self, prefix: str = "") -> AsyncIterator[TopicInfo]:
+        """The topics whose full name has this prefix, sorted by name. A prefix without a slash is
+        one of names in public/default."""
+        if prefix and "/" not in prefix:
+            prefix = f"public/default/{prefix}"
+        request = ledger_pb2.ListTopicsRequest(prefix=prefix, page_size=PAGE)
+        async for each in self._calls.pages(request):
+            yield _topic(each)
+
+    async def delete_topic(self, topic: str, *, force: bool = False) -> None:
+        """Delete a topic with its entries, its deduplication state and its cursors.
+
+        Args:
+            force: also with connected producers, which fail.
+
+        Raises:
+            NotFoundError: there is no such topic, or no longer.
+            InUseError: producers are connected.
+        """
+        request = ledger_pb2.DeleteTopicRequest(topic=_name(topic), force=force)
+        await self._calls.call(request)
+
+    async def trim_topic(self, topic: str, before: MessageId) -> Trimmed:
+        """Remove a topic's messages before this one for good, as far as every cursor of the topic
+        has acknowledged them. Raises NotFoundError."""
+        first = before.first_chunk if isinstance(before, ChunkMessageId) else before
+        request = ledger_pb2.TrimTopicRequest(topic=_name(topic), before=to_wire(first.position))
+        answer = await self._calls.call(request)
+        return Trimmed(
+            answer.removed_entries, _id(_optional(answer, "first")), tuple(answer.held_back_by)
+        )
+
+    # ---- deduplication
+
+    async def deduplication(self, topic: str) -> DeduplicationInfo:
+        """A topic's deduplication and the policy in effect. Raises NotFoundError."""
+        found = await self._calls.call(dedup_pb2.GetTopicStatusRequest(topic=_name(topic)))
+        return DeduplicationInfo(
+            state=_enum(dedup_pb2.TopicState, found.state),
+            policy=_policy(found.policy),
+            confirmed=_position(_optional(found, "confirmed")),
+            entries_to_replay=found.entries_remaining,
+            producers=found.producers,
+            duplicates=found.counts.duplicate_claims,
+            snapshot=_position(_optional(found, "snapshot")),
+            snapshot_unknown=found.snapshot_unknown,
+        )
+
+    async def policy(self, level: str) -> PolicyValues:
+        """The values that `set_policy` has set on a topic, or on a namespace: tenant/namespace."""
+        found = await self._calls.call(dedup_pb2.GetPolicyRequest(**_level(level)))
+        given = {field.name for field, _ in found.values.ListFields()}
+        return _policy(found.values, given)
+
+    async def set_policy(self, level: str, values: PolicyValues) -> None:
+        """Set the policy of a topic or of a namespace, replacing what was set there before. When
+        this returns, it is in effect on all instances. Without any value, the level's policy is
+        removed. Raises InvalidRequestError if a value is out of bounds."""
+        request = dedup_pb2.SetPolicyRequest(values=_policy_to_wire(values), **_level(level))
+        await self._calls.call(request)
+
+    async def take_snapshot(self, topic: str) -> Position | None:
+        """Take a snapshot of the deduplication state now. Returns the last entry that it covers;
+        None: there is nothing to keep."""
+        answer = await self._calls.call(dedup_pb2.TakeSnapshotRequest(topic=_name(topic)))
+        return _position(_optional(answer, "position"))
+
+    async def explain_publication(self, topic: str, producer: str, sequence_id: int) -> Verdict:
+        """What would become of a message if it was sent now, and why. Changes nothing."""
+        request = dedup_pb2.ExplainRequest(
+            topic=_name(topic), producer_name=producer, sequence_id=sequence_id
+        )
+        found = await self._calls.call(request)
+        return Verdict(
+            _enum(dedup_pb2.ClaimVerdict, found.verdict),
+            found.explanation,
+            _optional(found.producer, "persisted_sequence_id"),
+            _optional(found.producer, "pushed_sequence_id"),
+        )
+
+    # ---- subscriptions
+
+    async def create_subscription(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        start: Place = EARLIEST,
+        properties: Mapping[str, str] | None = None,
+    ) -> SubscriptionInfo:
+        """Create a subscription; an existing one is left unchanged.
+
+        Args:
+            start: where it starts: for a message in a batch, with the whole batch; for a large
+                message, with its first chunk.
+            properties: at most 64, of at most 4 KiB each.
+
+        Raises:
+            NotFoundError: there is no such topic.
+            InvalidRequestError: an argument is invalid.
+        """
+        request = dispatcher_pb2.CreateSubscriptionRequest(
+            topic=_name(topic),
+            subscription=subscription,
+            start=start_to_wire(start),
+            properties=properties,
+        )
+        return _subscription((await self._calls.call(request)).subscription)
+
+    async def subscription(self, topic: str, subscription: str) -> SubscriptionInfo:
+        """A subscription. Raises NotFoundError."""
+        request = dispatcher_pb2.GetSubscriptionRequest(
+            topic=_name(topic), subscription=subscription
+        )
+        return _subscription((await self._calls.call(request)).subscription)
+
+    async def subscriptions(self, topic: str) -> AsyncIterator[SubscriptionInfo]:
+        """A topic's subscriptions, sorted by name."""
+        request = dispatcher_pb2.ListSubscriptionsRequest(topic=_name(topic), page_size=PAGE)
+        async for each in self._calls.pages(request):
+            yield _subscription(each)
+
+    async def reset_subscription(
+        self, topic: str, subscription: str, to: Place
+    ) -> SubscriptionInfo:
+        """Move a subscription forwards or backwards. Acknowledgements beyond the place are
+        discarded; consumers stay connected. Raises NotFoundError."""
+        request = dispatcher_pb2.ResetSubscriptionRequest(
+            topic=_name(topic), subscription=subscription, start=start_to_wire(to)
+        )
+        return _subscription((await self._calls.call(request)).subscription)
+
+    async def update_subscription(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        put: Mapping[str, str] | None = None,
+        remove: tuple[str, ...] = (),
+    ) -> SubscriptionInfo:
+        """Set and remove properties of a subscription. Raises NotFoundError."""
+        request = dispatcher_pb2.UpdateSubscriptionPropertiesRequest(
+            topic=_name(topic), subscription=subscription, put=put, remove=remove
+        )
+        return _subscription((await self._calls.call(request)).subscription)
+
+    async def delete_subscription(
+        self, topic: str, subscription: str, *, force: bool = False
+    ) -> None:
+        """Delete a subscription and its acknowledgements.
+
+        Args:
+            force: also with connected consumers, which are disconnected.
+
+        Raises:
+            NotFoundError: there is no such subscription, or no longer.
+            InUseError: consumers are connected.
+        """
+        request = dispatcher_pb2.DeleteSubscriptionRequest(
+            topic=_name(topic), subscription=subscription, force=force
+        )
+        await self._calls.call(request)
+
+    async def release_key(self, topic: str, subscription: str, key: str | bytes) -> None:
+        """Deliver a key again that a dead letter holds up."""
+        request = dispatcher_pb2.ReleaseKeyRequest(
+            topic=_name(topic), subscription=subscription, key=_key(key)
+        )
+        await self._calls.call(request)
+
+    async def explain_delivery(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        key: str | bytes | None = None,
+        message_id: MessageId | None = None,
+    ) -> list[Reason]:
+        """Why a key's messages, or one message, are not delivered: the nearest reason first.
+
+        Raises:
+            InvalidRequestError: neither or both of key and message_id are given.
+            NotFoundError: there is no such subscription.
+        """
+        if (key is None) == (message_id is None):
+            raise InvalidRequestError("give either a key or a message's id")
+        request = dispatcher_pb2.ExplainRequest(topic=_name(topic), subscription=subscription)
+        if key is not None:
+            request.key = _key(key)
+        if message_id is not None:
+            request.position.CopyFrom(to_wire(message_id.position))
+        return [_reason(each) for each in (await self._calls.call(request)).reasons]
+
+    # ---- cursors
+
+    async def create_cursor(
+        self,
+        topic: str,
+        cursor: str,
+        *,
+        start: Place = EARLIEST,
+        properties: Mapping[str, str] | None = None,
+    ) -> CursorInfo:
+        """Create a cursor; an existing one is left unchanged.
+
+        Args:
+            start: everything before it counts as acknowledged.
+            properties: at most 2,000, of at most 4 KiB each, and 4 MiB together.
+        """
+        name = _name(topic)
+        place = await before(self._calls, name, start)
+        request = cursor_pb2.CreateCursorRequest(
+            topic=name, cursor=cursor, mark_delete=_wire(place), properties=properties
+        )
+        return _cursor((await self._calls.call(request)).cursor)
+
+    async def cursor(self, topic: str, cursor: str) -> CursorInfo:
+        """A cursor. Raises NotFoundError."""
+        request = cursor_pb2.GetCursorRequest(topic=_name(topic), cursor=cursor)
+        return _cursor((await self._calls.call(request)).cursor)
+
+    async def cursors(self, topic: str = "") -> AsyncIterator[CursorInfo]:
+        """The cursors of a topic, or of all topics, sorted by topic and name."""
+        request = cursor_pb2.ListCursorsRequest(topic=topic and _name(topic), page_size=PAGE)
+        async for each in self._calls.pages(request):
+            yield _cursor(each)
+
+    async def reset_cursor(self, topic: str, cursor: str, to: Place) -> CursorInfo:
+        """Move a cursor forwards or backwards. What was acknowledged beyond the place is discarded.
+        Raises NotFoundError, and InUseError if somebody holds its lease."""
+        name = _name(topic)
+        place = await before(self._calls, name, to)
+        request = cursor_pb2.ResetCursorRequest(topic=name, cursor=cursor, mark_delete=_wire(place))
+        return _cursor((await self._calls.call(request)).cursor)
+
+    async def delete_cursor(self, topic: str, cursor: str) -> None:
+        """Delete a cursor. Raises NotFoundError, and InUseError if somebody holds its lease."""
+        await self._calls.call(cursor_pb2.DeleteCursorRequest(topic=_name(topic), cursor=cursor))
+
+
+# ---- from the wire, and to it
+
+
+def _name(topic: str) -> str:
+    return str(TopicName.expand(topic))
+
+
+def _level(text: str) -> dict[str, Any]:
+    """A namespace (tenant/namespace), or else a topic."""
+    if text.count("/") == 1:
+        return {"namespace": TopicName.parse(f"{text}/a").namespace}
+    return {"topic": _name(text)}
+
+
+def _key(key: str | bytes) -> bytes:
+    return key.encode() if isinstance(key, str) else key
+
+
+def _optional(message: Any, field: str) -> Any:
+    return getattr(message, field) if message.HasField(field) else None
+
+
+def _position(wire: Any) -> Position | None:
+    return None if wire is None else position_of(wire)
+
+
+def _wire(place: Position | None) -> Any:
+    return None if place is None else to_wire(place)
+
+
+def _id(wire: Any) -> MessageId | None:
+    return None if wire is None else MessageId(*position_of(wire))
+
+
+def _time(wire: Any) -> datetime:
+    return datetime.fromtimestamp(milliseconds(wire) / 1000, UTC)
+
+
+def _enum(kind: Any, number: int) -> str:
+    """An enum's value without the enum's name."""
+    names = [each.name for each in kind.DESCRIPTOR.values]
+    prefix = names[0].removesuffix("UNSPECIFIED")
+    value = kind.DESCRIPTOR.values_by_number.get(number)
+    return str(number) if value is None else value.name.removeprefix(prefix)
+
+
+def _topic(wire: ledger_pb2.Topic) -> TopicInfo:
+    return TopicInfo(
+        name=wire.name,
+        created_at=_time(wire.created),
+        first=_id(_optional(wire, "first")),
+        last=_id(_optional(wire, "last")),
+        entries=wire.entries,
+        messages=wire.messages,
+        size_bytes=wire.bytes,
+        connected_producers=wire.connected_producers,
+        entries_to_replay=wire.entries_to_replay,
+    )
+
+
+def _cursor(wire: cursor_pb2.Cursor) -> CursorInfo:
+    return CursorInfo(
+        topic=wire.topic,
+        name=wire.name,
+        mark_delete=_position(_optional(wire, "mark_delete")),
+        acknowledged_entries=wire.acknowledged_entries,
+        partial_batches=wire.partial_batches,
+        properties=dict(wire.properties),
+        revision=wire.revision,
+        created_at=_time(wire.created),
+        owner=wire.lease.owner if wire.HasField("lease") else None,
+    )
+
+
+def _subscription(wire: dispatcher_pb2.Subscription) -> SubscriptionInfo:
+    return SubscriptionInfo(
+        topic=wire.topic,
+        name=wire.name,
+        mark_delete=_position(_optional(wire, "mark_delete")),
+        acknowledged_entries=wire.acknowledged_entries,
+        properties=dict(wire.properties),
+        created_at=_time(wire.created),
+        owner=wire.owner or None,
+    )
+
+
+def _reason(wire: dispatcher_pb2.Explanation) -> Reason:
+    since, until = (_optional(wire, each) for each in ("since", "until"))
+    return Reason(
+        _enum(dispatcher_pb2.Reason, wire.reason),
+        wire.text,
+        wire.consumer or None,
+        _position(_optional(wire, "position")),
+        None if since is None else _time(since),
+        None if until is None else _time(until),
+    )
+
+
+_ON_FULL: Final = {
+    True: dedup_pb2.FULL_TOPIC_ACTION_EVICT,
+    False: dedup_pb2.FULL_TOPIC_ACTION_REFUSE,
+    None: dedup_pb2.FULL_TOPIC_ACTION_UNSPECIFIED,
+}
+
+_POLICY_FIELDS: Final = {
+    "producer_inactivity_timeout_s": "producer_inactivity_timeout",
+    "evicts_when_full": "on_full",
+    "snapshot_interval_s": "snapshot_interval",
+}
+"""The values whose fields on the wire have other names."""
+
+
+def _policy(wire: Any, given: set[str] | None = None) -> PolicyValues:
+    """The values of a policy; only those of the fields `given`, if it is."""
+    values: dict[str, Any] = {}
+    for field in fields(PolicyValues):
+        name = _POLICY_FIELDS.get(field.name, field.name)
+        if given is not None and name not in given:
+            continue
+        value = getattr(wire, name)
+        if name == "on_full":
+            value = value == dedup_pb2.FULL_TOPIC_ACTION_EVICT
+        elif isinstance(value, Duration):
+            value = value.seconds
+        values[field.name] = value
+    return PolicyValues(**values)
+
+
+def _policy_to_wire(values: PolicyValues) -> dedup_pb2.PolicyValues:
+    def span(seconds: int | None) -> Duration | None:
+        return None if seconds is None else duration(seconds * 1000)
+
+    return dedup_pb2.PolicyValues(
+        enabled=values.enabled,
+        producer_inactivity_timeout=span(values.producer_inactivity_timeout_s),
+        max_producers=values.max_producers,
+        on_full=_ON_FULL[values.evicts_when_full],
+        snapshot_entries=values.snapshot_entries,
+        snapshot_interval=span(values.snapshot_interval_s),
+    )
