@@ -1,5 +1,6 @@
 """`seqgate dedup`: shows deduplication state, and explains verdicts."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
@@ -11,7 +12,8 @@ from seqgate.cli._output import Columns, fields_of, words
 from seqgate.cli._output import shown as text_shown
 from seqgate.cli._policy import app as policy
 from seqgate.cli._policy import policy_record
-from seqgate.cli._sent_again import Standing, sent_again, snapshot_shown
+from seqgate.cli._sent_again import Standing, newest_snapshot, sent_again, snapshot_shown
+from seqgate.cli._to_replay import entries_to_replay
 from seqgate.cli._trace import trace_of
 from seqgate.cli._wire import enum_name, position, record
 from seqgate.client import ChunkMessageId, MessageId
@@ -24,20 +26,29 @@ app.add_typer(policy, name="policy")
 
 @command(app, "status")
 async def status(run: Run, topic: Topic) -> None:
-    """Show whether a topic deduplicates, and how far its state covers the log."""
+    """Show whether a topic deduplicates, and how far its state covers the log.
+
+    The number of entries to be replayed is known only if the ledger service answers.
+    """
+    in_log, no_log = None, ""
+    try:
+        in_log = (await run.services.call(ledger_pb2.GetTopicRequest(topic=topic))).topic
+    except SeqgateError as error:
+        no_log = f"not known: {error}"
     found = await run.services.call(pb.GetTopicStatusRequest(topic=topic))
-    shown = status_record(topic, found)
+    to_replay = None if in_log is None else await entries_to_replay(run, in_log, found)
+    shown = status_record(topic, found) | {"entries_to_replay": to_replay}
     titles: Columns = {
         "Topic": "topic",
         "State": lambda each: each["state"].lower(),
         "Deduplicates": lambda each: _value(each["policy"]["enabled"]),
         "Epoch of the writer": "epoch",
         "Confirmed up to": "confirmed",
-        "Entries to be replayed": "entries_remaining",
-        "Snapshot up to": "snapshot",
+        "Entries to be replayed": lambda each: no_log or to_replay_shown(each),
+        "Snapshot up to": lambda _: newest_snapshot(found),
         "Snapshot taken": "snapshot_taken_ms",
         "Entries since the snapshot": "entries_since_snapshot",
-        "Last snapshot": lambda each: each["snapshot_error"] or "did not fail",
+        "Last failed snapshot": lambda each: each["snapshot_error"] or "none at this instance",
         "Snapshot after entries": lambda each: _value(each["policy"]["snapshot_entries"]),
         "Snapshot after seconds": lambda each: _value(each["policy"]["snapshot_interval_s"]),
         "Producers": "producers",
@@ -110,6 +121,7 @@ async def explain(
         "trace_id": trace_id,
         "forgotten": standing.is_forgotten,
         "snapshot": status["snapshot"],
+        "snapshot_unknown": status["snapshot_unknown"],
         "snapshot_covers_it": standing.covered,
         "sent_again": sent_again(standing),
     }
@@ -123,8 +135,8 @@ async def explain(
         fields.append(("Unfinished", _unfinished_shown(unfinished)))
     if found.verdict == pb.CLAIM_VERDICT_DUPLICATE or fate is not None:
         fields.append(("The log", _fate_shown(fate, message_id)))
+    fields.append(("Snapshot", snapshot_shown(standing)))
     if standing.position is not None:
-        fields.append(("Snapshot", snapshot_shown(standing)))
         fields.append(("Trace", trace_id))
     fields.append(("If it is sent now", shown["sent_again"]))
     run.output.result(shown, fields)
@@ -147,7 +159,16 @@ async def snapshot(run: Run, topic: Topic) -> None:
 
 
 def status_record(topic: str, found: pb.GetTopicStatusResponse) -> dict[str, Any]:
-    return {"topic": topic, **record(found), "policy": policy_record(found.policy)}
+    """A status; `entries_to_replay` is not part of it, since only the log has them all."""
+    shown = {"topic": topic, **record(found), "policy": policy_record(found.policy)}
+    shown["counts"] = record(found.counts)  # without a state, the service sends none
+    del shown["entries_remaining"]
+    return shown
+
+
+def to_replay_shown(shown: Mapping[str, Any]) -> str:
+    found = shown["entries_to_replay"]
+    return "not known: the cursor service does not answer" if found is None else str(found)
 
 
 async def _standing(

@@ -93,15 +93,18 @@ def _new(standing: Standing) -> str:
     )
 
 
-def snapshot_shown(standing: Standing) -> str | None:
-    """The snapshot that covers the message; None: the message is not in the log."""
-    status, covered = standing.found.status, standing.covered
-    if standing.position is None:
-        return None
+def newest_snapshot(status: pb.GetTopicStatusResponse) -> str:
+    """A topic's newest snapshot."""
     if status.snapshot_unknown:
         return "not known: the cursor service does not answer"
-    if not status.HasField("snapshot"):
-        return "none: no snapshot was taken"
+    return str(position(status.snapshot)) if status.HasField("snapshot") else "none"
+
+
+def snapshot_shown(standing: Standing) -> str:
+    """The snapshot that covers the message; if the message is not in the log, the newest one."""
+    status, covered = standing.found.status, standing.covered
+    if standing.position is None or not status.HasField("snapshot"):
+        return newest_snapshot(status)
     snapshot = position(status.snapshot)
     if not covered:
         return f"none: the newest ends at {snapshot}, and later entries are replayed"

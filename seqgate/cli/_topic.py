@@ -10,11 +10,13 @@ from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.cli._arguments import Topic, first_entry, message_id
 from seqgate.cli._command import Run, command, group
 from seqgate.cli._declared import argument, flag, option
-from seqgate.cli._dedup import status_record
+from seqgate.cli._dedup import status_record, to_replay_shown
 from seqgate.cli._failure import reason_of
 from seqgate.cli._message import Listing
 from seqgate.cli._output import Columns, Fields, fields_of
 from seqgate.cli._read import messages
+from seqgate.cli._sent_again import newest_snapshot
+from seqgate.cli._to_replay import entries_to_replay
 from seqgate.cli._wire import position, record, wire_position
 from seqgate.client import EARLIEST, LATEST, Message, MessageId, Start
 from seqgate.client._log import following, start_of_last
@@ -56,7 +58,8 @@ async def show(run: Run, topic: Topic) -> None:
 
     If the dedup service does not answer, that part is omitted.
     """
-    shown = record((await run.services.call(pb.GetTopicRequest(topic=topic))).topic)
+    found = (await run.services.call(pb.GetTopicRequest(topic=topic))).topic
+    shown = record(found)
     titles: Columns = {
         "Topic": "topic",
         "Created": "created_ms",
@@ -67,19 +70,25 @@ async def show(run: Run, topic: Topic) -> None:
         "Messages": "messages",
         "Bytes": "bytes",
         "Connected producers": "connected_producers",
-        "Entries to be replayed": "entries_to_replay",
     }
     try:
         status = await run.services.call(dedup_pb2.GetTopicStatusRequest(topic=topic))
     except SeqgateError as error:
-        shown |= {"dedup": None, "dedup_error": reason_of(error)}
-        known: Fields = [("Deduplication", f"not known: {error}")]
+        to_replay = found.entries_to_replay or None  # 0: as far as the ledger knows
+        shown |= {"dedup": None, "dedup_error": reason_of(error), "entries_to_replay": to_replay}
+        known: Fields = [
+            ("Entries to be replayed", to_replay or "not known"),
+            ("Deduplication", f"not known: {error}"),
+        ]
     else:
         summary = status_record(topic, status)
-        shown |= {"dedup": summary, "dedup_error": None}
+        to_replay = await entries_to_replay(run, found, status)
+        shown |= {"dedup": summary, "dedup_error": None, "entries_to_replay": to_replay}
         known = [
+            ("Entries to be replayed", to_replay_shown(shown)),
             ("Deduplication", summary["state"].lower()),
             ("Confirmed", summary["confirmed"]),
+            ("Snapshot up to", newest_snapshot(status)),
             ("Producers", summary["producers"]),
             ("Duplicates", summary["counts"]["duplicate_claims"]),
         ]

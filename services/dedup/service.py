@@ -18,7 +18,7 @@ from seqgate.services.dedup.core.retention import Jumps, forgettable
 from seqgate.services.dedup.core.topic import Full, Persisted, Tracked
 from seqgate.services.dedup.metrics import DedupMetrics
 from seqgate.services.dedup.ports import Outdated, PolicySource, ProducerPage, StateStore, Summary
-from seqgate.services.dedup.snapshots import Snapshots, Taken
+from seqgate.services.dedup.snapshots import Snapshots, Standing, Taken
 from seqgate.services.deduplication import (
     DISABLED,
     Applied,
@@ -64,15 +64,26 @@ Outcome = TypeVar("Outcome", bound=Judged | Applied | Behind | Changed)
 
 class TopicStatus(NamedTuple):
     """A topic's policy and state, and the error of its last snapshot, if it failed. `snapshot` is
-    the position of the snapshot in the cursor, set if the state does not record one;
-    `snapshot_unknown`: it could not be determined."""
+    the newest one in the cursor service; `snapshot_unknown`: the cursor service did not say."""
 
     policy: EffectivePolicy
     policy_error: str
     summary: Summary | None
     snapshot_error: str
-    snapshot: Position | None = None
+    snapshot: Standing | None = None
     snapshot_unknown: bool = False
+
+    @property
+    def unsaved(self) -> int:
+        """The number of entries confirmed since the snapshot, of those since the state was
+        created."""
+        if self.summary is None:
+            return 0
+        if self.snapshot is None:
+            return self.summary.counts.confirmed_entries
+        confirmed = self.summary.confirmed
+        covers_all = confirmed is None or confirmed <= self.snapshot.position
+        return 0 if covers_all else self.summary.unsaved
 
 
 class LoadOutcome(NamedTuple):
@@ -221,11 +232,10 @@ class Deduplication:
         policy = await self._policies.effective(topic)
         summary = await self._store.summary(topic)
         snapshot, unknown = None, False
-        if policy.enabled.value and (summary is None or summary.saved.position is None):
-            try:
-                snapshot = await self._snapshots.standing(topic)
-            except CursorsUnavailable:
-                unknown = True
+        try:
+            snapshot = await self._snapshots.standing(topic, summary)
+        except CursorsUnavailable:
+            unknown = True
         error = self._snapshots.error(topic)
         return TopicStatus(policy, self._policies.error, summary, error, snapshot, unknown)
 
@@ -280,6 +290,7 @@ class Deduplication:
             None if tracked is None else tracked.marks,
             sequence_id,
             known_topic=status.summary is not None,
+            snapshot=None if status.snapshot is None else status.snapshot.position,
         )
         return explanation, tracked, status
 

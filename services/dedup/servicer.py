@@ -240,7 +240,9 @@ def _to_status(status: TopicStatus) -> pb.GetTopicStatusResponse:
         snapshot_unknown=status.snapshot_unknown,
     )
     if status.snapshot is not None:
-        response.snapshot.ledger_id, response.snapshot.entry_id = status.snapshot
+        response.snapshot.CopyFrom(to_position(status.snapshot.position))
+        if status.snapshot.taken_ms:
+            response.snapshot_taken.FromMilliseconds(status.snapshot.taken_ms)
     summary = status.summary
     if not status.policy.enabled.value:
         response.state = pb.TOPIC_STATE_DISABLED
@@ -256,10 +258,7 @@ def _to_status(status: TopicStatus) -> pb.GetTopicStatusResponse:
             response.confirmed.ledger_id, response.confirmed.entry_id = summary.confirmed
         response.entries_remaining = summary.remaining
         response.producers = summary.producers
-        response.entries_since_snapshot = summary.unsaved
-        if summary.saved.position is not None and summary.saved.taken_ms:  # and not dropped
-            response.snapshot.ledger_id, response.snapshot.entry_id = summary.saved.position
-            response.snapshot_taken.FromMilliseconds(summary.saved.taken_ms)
+        response.entries_since_snapshot = status.unsaved
         counts = summary.counts
         response.counts.confirmed_entries = counts.confirmed_entries
         response.counts.new_claims = counts.new

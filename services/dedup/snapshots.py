@@ -37,7 +37,7 @@ from seqgate.services.dedup.core.snapshot import (
 )
 from seqgate.services.dedup.core.topic import Frozen, Loaded, Saved
 from seqgate.services.dedup.metrics import DedupMetrics
-from seqgate.services.dedup.ports import Cursors, PolicySource, StateStore
+from seqgate.services.dedup.ports import Cursors, PolicySource, StateStore, Summary
 from seqgate.services.deduplication import Writer
 from seqgate.services.errors import DomainError, Kind
 from seqgate.services.runtime.tasks import end
@@ -71,6 +71,9 @@ FAILURE_REST_S: Final = 1.0
 FAILURE_REST_MAX_S: Final = 60.0
 """The longest pause after a failed snapshot; pauses double from FAILURE_REST_S up to it."""
 
+LOOK_S: Final = 2.0
+"""The time limit for finding the newest snapshot, for a status."""
+
 CONFLICTS_MAX: Final = 3
 """How often a snapshot is taken again because another replica's was attached first."""
 
@@ -92,6 +95,14 @@ class Taken(NamedTuple):
 
     position: Position
     producers: int
+
+
+class Standing(NamedTuple):
+    """The newest snapshot, as the cursor service has it; `taken_ms` 0: it does not say when it was
+    taken."""
+
+    position: Position
+    taken_ms: int
 
 
 class Snapshots:
@@ -294,9 +305,13 @@ class Snapshots:
         before = None if cursor is None else cursor.mark_delete
         if position is None or (before is not None and position < before):
             # The state was lost, or is still behind its snapshot.
-            return None if cursor is None else await self._standing(topic)
+            if cursor is None:
+                return None
+            found = await self._usable(topic, 0 if frozen is None else frozen.incarnation)
+            return None if found is None else Taken(found[0], len(found[1].producers))
         assert frozen is not None
-        properties = _fitting(frozen)
+        now_ms = await self._store.now_ms()
+        properties = _fitting(frozen, now_ms)
         if cursor is None:
             cursor = await self._cursors.create(topic, DEDUP_CURSOR, position)
             if cursor.revision:
@@ -304,28 +319,42 @@ class Snapshots:
         await self._cursors.mark_delete(
             topic, DEDUP_CURSOR, position, properties, revision=cursor.revision
         )
-        saved = Saved(position, frozen.entries, await self._store.now_ms())
+        saved = Saved(position, frozen.entries, now_ms)
         await self._store.record_snapshot(topic, frozen.incarnation, saved)
         return Taken(position, len(frozen.producers))
 
-    async def _standing(self, topic: TopicName) -> Taken | None:
+    async def _usable(self, topic: TopicName, incarnation: int) -> tuple[Position, Snapshot] | None:
+        """The snapshot in the cursor, if it is readable and of this incarnation or a newer one."""
         async with self._reads_at_a_time:
             cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=True)
-            if cursor is None or cursor.mark_delete is None:
+            snapshot = None if cursor is None else _read(topic, cursor, 0)
+            if cursor is None or cursor.mark_delete is None or snapshot is None:
                 return None
-            if not cursor.mark_delete_properties:  # dropped, or never attached
+            of = incarnation if snapshot.incarnation is None else snapshot.incarnation
+            if of < incarnation or not snapshot.is_of(of, cursor.mark_delete):
                 return None
-            snapshot = _read(topic, cursor, 0)
-            return Taken(cursor.mark_delete, 0 if snapshot is None else len(snapshot.producers))
+            return cursor.mark_delete, snapshot
 
-    async def standing(self, topic: TopicName) -> Position | None:
-        """The position of the snapshot in the cursor, whatever the state; None: there is none.
+    async def standing(self, topic: TopicName, state: Summary | None) -> Standing | None:
+        """The newest snapshot, as the cursor service has it; None: it has none. The topic's state
+        only saves reading the snapshot: Redis may have lost or rolled back what it records of it.
 
         Raises:
             CursorsUnavailable: it is unknown whether there is one.
         """
-        taken = await self._standing(topic)
-        return None if taken is None else taken.position
+        try:
+            async with asyncio.timeout(LOOK_S):
+                cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=False)
+                if cursor is None or cursor.mark_delete is None:
+                    return None
+                if state and state.saved.taken_ms and state.saved.position == cursor.mark_delete:
+                    return Standing(cursor.mark_delete, state.saved.taken_ms)
+                found = await self._usable(topic, 0 if state is None else state.incarnation)
+                return None if found is None else Standing(found[0], found[1].taken_ms)
+        except TimeoutError as error:
+            raise CursorsUnavailable(
+                f"the cursor service did not answer in {LOOK_S:g} s", retry_after_s=FAILURE_REST_S
+            ) from error
 
     async def _let_go(self, topic: TopicName) -> None:
         """Move the cursor, without a snapshot, to the position of the state: the log can be
@@ -396,7 +425,7 @@ class Snapshots:
             cursor.mark_delete,
             snapshot.producers,
             replacing=False,
-            taken_ms=now_ms,
+            taken_ms=snapshot.taken_ms or now_ms,
         )
         log.warning("snapshot loaded", topic=str(topic), position=str(loaded.confirmed))
         return loaded
@@ -427,13 +456,13 @@ def _place(frozen: Frozen | None) -> Position | None:
     return None if frozen.confirmed.ledger_id == BEFORE_THE_LOG else frozen.confirmed
 
 
-def _fitting(frozen: Frozen) -> dict[str, str]:
+def _fitting(frozen: Frozen, taken_ms: int) -> dict[str, str]:
     """The properties of a snapshot.
 
     Raises:
         SnapshotTooLarge: they exceed the limits.
     """
-    properties = encode(frozen)
+    properties = encode(frozen, taken_ms=taken_ms)
     size_bytes = sum(len(text.encode()) for each in properties.items() for text in each)
     if size_bytes > SNAPSHOT_BYTES_MAX:
         raise SnapshotTooLarge(

@@ -2,20 +2,25 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
+from signal import SIGCONT, SIGSTOP
 from typing import Any
 
 import pytest_asyncio
 from grpc import aio
+from redis.asyncio import Redis
 
 from seqgate.api.common.v1 import common_pb2
 from seqgate.api.common.v1.common_pb2 import Position
+from seqgate.api.cursor.v1.cursor_pb2 import DeleteCursorRequest
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.internal.dedup.v1 import writer_pb2
-from seqgate.client import Batching, Chunking, Client
+from seqgate.client import Batching, Chunking, Client, connect
 from seqgate.dev.ports import free_ports
 from seqgate.dev.stack import Stack
+from seqgate.types import DEDUP_CURSOR
 from tests.cli.command_line import CommandLine
-from tests.support.stubs import dedup_stub
+from tests.support.stubs import cursor_stub, dedup_stub
 from tests.support.waiting import eventually
 
 
@@ -159,6 +164,7 @@ async def test_explain_prints_verdict_and_cause(seqgate: CommandLine, stored: st
         "trace_id": None,
         "forgotten": False,
         "snapshot": new.record["snapshot"],
+        "snapshot_unknown": False,
         "snapshot_covers_it": None,
         "sent_again": "It would be stored.",
     }
@@ -256,6 +262,108 @@ async def test_a_topic_without_state_has_no_snapshot_to_take(
     assert (table.code, shown.code) == (0, 0)
     assert table.rows == [["Topic", topic], ["Snapshot", "there is nothing to keep"]]
     assert shown.record == {"topic": topic, "snapshot": None, "producers": 0}
+
+
+async def test_a_snapshot_is_shown_after_redis_was_emptied(
+    bare: CommandLine, topic: str, tmp_path: Path
+) -> None:
+    """By an instance that remembers it, by one that does not, and by one that cannot know."""
+    settings = {"SEQGATE_DEDUP_SNAPSHOT_CHECK_INTERVAL_S": "3600"}
+    async with Stack(tmp_path / "stack", environment=settings) as stack:
+        seqgate = bare.with_(
+            SEQGATE_LEDGER=stack.address("ledger"),
+            SEQGATE_DEDUP=stack.address("dedup"),
+            SEQGATE_CURSOR=stack.address("cursor"),
+        )
+
+        async def shown() -> tuple[Any, ...]:
+            """The snapshot and the length of a replay, once the commands agree about them."""
+            status, stat, explained = await asyncio.gather(
+                seqgate("dedup", "status", topic, "-o", "json"),
+                seqgate("topic", "show", topic, "-o", "json"),
+                seqgate("dedup", "explain", topic, "p", "3", "-o", "json"),
+            )
+            found, of_topic = status.record, stat.record["dedup"]
+            agreed = ("state", "snapshot", "snapshot_taken_ms", "snapshot_unknown")
+            assert {each: found[each] for each in agreed} == {
+                each: of_topic[each] for each in agreed
+            }
+            assert stat.record["entries_to_replay"] == found["entries_to_replay"]
+            assert explained.record["snapshot"] == found["snapshot"]
+            assert explained.record["snapshot_unknown"] == found["snapshot_unknown"]
+            names = "snapshot", "snapshot_taken_ms", "snapshot_unknown", "entries_to_replay"
+            return found["state"], *(found[each] for each in names)
+
+        async with (
+            connect(stack.address("ledger")) as client,
+            client.producer(topic, name="p", batching=None) as producer,
+        ):
+            for _ in range(10):
+                await producer.send(b"x")
+
+            async def taken() -> bool:
+                of = (await seqgate("dedup", "snapshot", topic, "-o", "json")).record
+                return bool(of["snapshot"] == "1:9")
+
+            await eventually(taken)
+            for _ in range(2):
+                await producer.send(b"x")
+
+        async def confirmed() -> bool:  # a confirmation after the loss replays already
+            of = (await seqgate("dedup", "status", topic, "-o", "json")).record
+            return bool(of["confirmed"] == "1:11")
+
+        await eventually(confirmed)
+        taken_ms = (await seqgate("dedup", "status", topic, "-o", "json")).record[
+            "snapshot_taken_ms"
+        ]
+        async with Redis.from_url(stack.redis_url) as redis:
+            await redis.flushall()
+
+        assert await shown() == ("ABSENT", "1:9", taken_ms, False, 2)
+        table = dict((await seqgate("dedup", "explain", topic, "p", "3")).rows)
+        assert "the snapshot at 1:9 and the log after it" in table["Why"]
+        assert table["Snapshot"].startswith("covered by the one up to 1:9, taken 20")
+        tables = [
+            dict((await seqgate(*each, topic)).rows)
+            for each in (("dedup", "status"), ("topic", "show"))
+        ]
+        assert [each["Snapshot up to"] for each in tables] == ["1:9"] * 2
+        assert [each["Entries to be replayed"] for each in tables] == ["2"] * 2
+
+        await stack.terminate("dedup")
+        await stack.run("dedup")
+        assert await shown() == ("ABSENT", "1:9", taken_ms, False, 2)
+
+        stack.signal("cursor", SIGSTOP)
+        assert await shown() == ("ABSENT", None, None, True, None)
+        table = dict((await seqgate("dedup", "status", topic)).rows)
+        unknown = "not known: the cursor service does not answer"
+        assert [table[each] for each in ("Snapshot up to", "Entries to be replayed")] == [
+            unknown
+        ] * 2
+        stack.signal("cursor", SIGCONT)
+
+        async with (
+            connect(stack.address("ledger")) as client,
+            client.producer(topic, name="p", batching=None) as producer,
+        ):
+            await producer.send(b"x")
+            assert await shown() == ("ACTIVE", "1:9", taken_ms, False, 0)
+
+
+async def test_a_snapshot_that_the_cursor_service_lost_is_not_shown(
+    seqgate: CommandLine, stack: Stack, stored: str
+) -> None:
+    await seqgate("dedup", "snapshot", stored)
+    async with aio.insecure_channel(stack.address("cursor")) as channel:
+        await cursor_stub(channel).DeleteCursor(
+            DeleteCursorRequest(topic=stored, cursor=DEDUP_CURSOR)
+        )
+    status, stat = await asyncio.gather(
+        seqgate("dedup", "status", stored), seqgate("topic", "show", stored)
+    )
+    assert [dict(each.rows)["Snapshot up to"] for each in (status, stat)] == ["none"] * 2
 
 
 async def test_policy_shows_the_level_of_each_value(

@@ -60,7 +60,7 @@ def test_the_outcome_of_sending_again_is_explained(of: Standing, words: str) -> 
 @pytest.mark.parametrize(
     ("snapshot", "covered", "words"),
     [
-        (None, False, "no snapshot was taken"),
+        (None, False, "none"),
         (common_pb2.Position(ledger_id=1, entry_id=3), False, "the newest ends at 1:3"),
         (common_pb2.Position(ledger_id=1, entry_id=4), True, "covered by the one up to 1:4"),
     ],
@@ -70,15 +70,15 @@ def test_the_snapshot_that_covers_an_id_is_named(
 ) -> None:
     of = standing(DUPLICATE, "STORED", snapshot=snapshot)
     assert of.covered is covered
-    assert words in (snapshot_shown(of) or "")
+    assert words in snapshot_shown(of)
 
 
 def test_an_unknown_snapshot_is_not_reported_as_missing() -> None:
     of = standing(NEW, "STORED", state=ABSENT, snapshot_unknown=True)
     assert of.covered is None
-    assert "not known" in (snapshot_shown(of) or "")
+    assert "not known" in snapshot_shown(of)
 
 
-def test_an_id_that_was_never_stored_has_no_snapshot() -> None:
+def test_an_id_that_was_never_stored_is_in_no_snapshot() -> None:
     of = standing(NEW, None)
-    assert (of.covered, snapshot_shown(of)) == (None, None)
+    assert (of.covered, snapshot_shown(of)) == (None, "none")

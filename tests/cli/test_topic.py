@@ -107,6 +107,7 @@ async def test_a_topic_is_shown_without_the_dedup_service(
 
     assert shown.code == 0
     assert (shown.record["messages"], shown.record["dedup"]) == (1, None)
+    assert shown.record["entries_to_replay"] is None
     assert shown.record["dedup_error"] == "UNREACHABLE"
 
 

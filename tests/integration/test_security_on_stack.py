@@ -398,7 +398,7 @@ async def test_the_command_line_uses_the_given_credentials(
     ):
         await producer.send(b"1")
 
-    shown = await command("topic", "stat", topic, "-o", "json")
+    shown = await command("topic", "show", topic, "-o", "json")
     assert shown.code == 0, shown.err
     with_token = ("--token-file", str(file), "-o", "json")
     denied = await command("publish", topic, *with_token, stdin=b"hello\n")
@@ -406,7 +406,7 @@ async def test_the_command_line_uses_the_given_credentials(
     assert denied.error["reason"] == "PERMISSION_DENIED"
     assert denied.error["details"]["principal"] == "sub:read"
     by_variable = command.with_(SEQGATE_TOKEN="a.b.c")
-    assert (await by_variable("topic", "stat", topic, "-o", "json")).error["reason"] == (
+    assert (await by_variable("topic", "show", topic, "-o", "json")).error["reason"] == (
         "INVALID_TOKEN"
     )
     missing = await command("topic", "ls", "--ca-file", str(tmp_path / "none.pem"), "-o", "json")

@@ -205,7 +205,7 @@ class State:
         if frozen is None or frozen.confirmed is None:
             return
         if self.snapshot is None or self.snapshot[0] <= frozen.confirmed:
-            self.snapshot = frozen.confirmed, snapshot.encode(frozen)
+            self.snapshot = frozen.confirmed, snapshot.encode(frozen, taken_ms=0)
 
     def remember(self) -> None:
         self.copies.append(copy.deepcopy(self.state))

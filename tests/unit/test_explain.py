@@ -8,7 +8,7 @@ from seqgate.services.dedup.core.explain import explain
 from seqgate.services.dedup.core.policy import EffectivePolicy, Source, Sourced
 from seqgate.services.dedup.core.sequence import Marks, admit
 from seqgate.services.deduplication import Claim, Verdict
-from seqgate.types import Chunk
+from seqgate.types import Chunk, Position
 
 ON = EffectivePolicy()
 OFF = EffectivePolicy(enabled=Sourced(value=False, source=Source.NAMESPACE))
@@ -47,6 +47,12 @@ def test_a_verdict_is_explained(
     explanation = explain(policy, marks, sequence_id, known_topic=known_topic)
     assert explanation.verdict is verdict
     assert words in explanation.text
+
+
+def test_a_lost_state_is_explained_with_the_snapshot_it_is_rebuilt_from() -> None:
+    text = explain(ON, None, 4, known_topic=False, snapshot=Position(1, 9)).text
+    assert "rebuilt from the snapshot at 1:9 and the log after it" in text
+    assert "rebuilt from the log when" in explain(ON, None, 4, known_topic=False).text
 
 
 CHUNKS = st.sampled_from([None, FIRST, SECOND, FIRST._replace(uuid="b")])

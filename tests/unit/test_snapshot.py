@@ -37,15 +37,23 @@ states = st.lists(
 
 @given(states)
 def test_a_snapshot_is_read_back_unchanged(producers: list[Persisted]) -> None:
-    properties = encode(Frozen(7, AT, 100, producers))
-    assert decode(properties, now_ms=0) == Snapshot(7, AT, sorted(producers))
+    properties = encode(Frozen(7, AT, 100, producers), taken_ms=8)
+    assert decode(properties, now_ms=0) == Snapshot(7, AT, sorted(producers), 8)
 
 
 def test_a_complete_id_is_a_bare_number_like_pulsars() -> None:
-    properties = encode(Frozen(7, AT, 0, [Persisted("p", 41, None, 5), Persisted("q", 9, HALF, 6)]))
+    frozen = Frozen(7, AT, 0, [Persisted("p", 41, None, 5), Persisted("q", 9, HALF, 6)])
+    properties = encode(frozen, taken_ms=8)
     about = json.loads(properties.pop(ABOUT))
     assert properties == {"p": "41", "q": "9/1/3/300/two%2F%C2%BD%20%2520"}
-    assert about == {"layout": 1, "incarnation": 7, "position": [3, 41], "active_ms": [5, 6]}
+    expected = {"layout": 1, "incarnation": 7, "position": [3, 41], "taken_ms": 8}
+    assert about == expected | {"active_ms": [5, 6]}
+
+
+def test_a_snapshot_of_an_earlier_version_does_not_tell_when_it_was_taken() -> None:
+    about = '{"layout": 1, "incarnation": 7, "position": [3, 41], "active_ms": [5]}'
+    snapshot = decode({"p": "41", ABOUT: about}, now_ms=99)
+    assert snapshot == Snapshot(7, AT, [Persisted("p", 41, None, 5)], 0)
 
 
 def test_a_snapshot_of_pulsar_fits_any_log_and_counts_as_active_now() -> None:
@@ -55,7 +63,7 @@ def test_a_snapshot_of_pulsar_fits_any_log_and_counts_as_active_now() -> None:
 
 
 def test_a_snapshot_belongs_to_one_incarnation_and_position() -> None:
-    snapshot = decode(encode(Frozen(7, AT, 0, [])), now_ms=0)
+    snapshot = decode(encode(Frozen(7, AT, 0, []), taken_ms=0), now_ms=0)
     assert snapshot.is_of(7, AT)
     assert not snapshot.is_of(8, AT)
     assert not snapshot.is_of(7, Position(3, 42))

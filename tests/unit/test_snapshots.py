@@ -740,7 +740,9 @@ async def test_concurrent_snapshot_reads_are_bounded(
 
     monkeypatch.setattr(world.cursors, "get", held)
     topics = [TopicName.parse(f"test/snapshots/{number}") for number in range(5)]
-    asked = [asyncio.create_task(world.snapshots.standing(topic)) for topic in topics]
+    for topic in topics:
+        await world.cursors.create(topic, DEDUP_CURSOR, Position(1, 0))  # without a snapshot
+    asked = [asyncio.create_task(world.snapshots.standing(topic, None)) for topic in topics]
     await eventually(lambda: reading == 2, "two are read")
     on.set()
     assert await asyncio.gather(*asked) == [None] * 5

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from seqgate.services.dedup.core.policy import EffectivePolicy, Source
 from seqgate.services.dedup.core.sequence import Marks, admit
 from seqgate.services.deduplication import NEVER, Claim, Verdict
+from seqgate.types import Position
 
 _LEVELS = {
     Source.DEFAULT: "by default",
@@ -21,8 +22,14 @@ class Explanation(NamedTuple):
 
 
 def explain(
-    policy: EffectivePolicy, marks: Marks | None, sequence_id: int, *, known_topic: bool
+    policy: EffectivePolicy,
+    marks: Marks | None,
+    sequence_id: int,
+    *,
+    known_topic: bool,
+    snapshot: Position | None = None,
 ) -> Explanation:
+    """`snapshot` is the position of the topic's newest one, if it is known to have one."""
     enabled, source = policy.enabled
     if not enabled:
         return Explanation(
@@ -30,13 +37,19 @@ def explain(
             f"Deduplication is off {_LEVELS[source]}: every message is stored.",
         )
     if marks is None:
-        why = (
-            "This producer is unknown: it has stored nothing, or was dropped after inactivity or "
-            "eviction."
-            if known_topic
-            else "This topic has no deduplication state: it is rebuilt from the log when a "
-            "producer connects, and the verdict may differ then."
-        )
+        if known_topic:
+            why = (
+                "This producer is unknown: it has stored nothing, or was dropped after inactivity "
+                "or eviction."
+            )
+        else:
+            parts = "the log"
+            if snapshot is not None:
+                parts = f"the snapshot at {snapshot} and the log after it"
+            why = (
+                f"This topic has no deduplication state: it is rebuilt from {parts} when a "
+                "producer connects, and the verdict may differ then."
+            )
         return Explanation(Verdict.NEW, why)
 
     _, (verdict,), aborts = admit(marks, [Claim(sequence_id, sequence_id)])

@@ -1,7 +1,8 @@
 """The form of a topic's state as properties of a cursor's position.
 
     <producer>              "41", or inside a large message "41/<chunk>/<chunks>/<bytes>/<uuid>"
-    #seqgate.internal.dedup {"layout": 1, "incarnation": 7, "position": [3, 41], "active_ms": [...]}
+    #seqgate.internal.dedup {"layout": 1, "incarnation": 7, "position": [3, 41], "taken_ms": ...,
+                             "active_ms": [...]}
 
 Pulsar stores a bare decimal number under the same name, so its snapshots can be read here, and ours
 by Pulsar. `active_ms` has the last activity of each producer, in the order of their names. The
@@ -29,11 +30,13 @@ class UnreadableSnapshot(ValueError):
 
 
 class Snapshot(NamedTuple):
-    """A state with its log's incarnation and position; Pulsar's snapshots record neither: None."""
+    """A state with its log's incarnation and position; Pulsar's snapshots record neither: None.
+    `taken_ms` 0: it does not record when it was taken."""
 
     incarnation: int | None
     position: Position | None
     producers: list[Persisted]
+    taken_ms: int = 0
 
     def is_of(self, incarnation: int, position: Position) -> bool:
         """Whether this is the state of that log at that position."""
@@ -48,7 +51,7 @@ def covers_more(position: Position | None, writer: Writer, confirmed: Position |
     return confirmed is None or confirmed < position
 
 
-def encode(frozen: Frozen) -> dict[str, str]:
+def encode(frozen: Frozen, *, taken_ms: int) -> dict[str, str]:
     """The properties for a state, which must have a confirmed position."""
     assert frozen.confirmed is not None
     producers = sorted(frozen.producers)
@@ -60,6 +63,7 @@ def encode(frozen: Frozen) -> dict[str, str]:
         "layout": LAYOUT,
         "incarnation": frozen.incarnation,
         "position": frozen.confirmed,
+        "taken_ms": taken_ms,
         "active_ms": [each.active_ms for each in producers],
     }
     properties[ABOUT] = json.dumps(about, separators=(",", ":"))
@@ -74,28 +78,34 @@ def decode(properties: Mapping[str, str], *, now_ms: int) -> Snapshot:
     """
     marks = sorted((_unescaped(name), mark) for name, mark in properties.items() if name != ABOUT)
     try:
-        incarnation, position, active_ms = _about(properties.get(ABOUT), len(marks), now_ms)
+        about = _about(properties.get(ABOUT), len(marks), now_ms)
         producers = [
             Persisted(producer, *_mark(mark), active)
-            for (producer, mark), active in zip(marks, active_ms, strict=True)
+            for (producer, mark), active in zip(marks, about.active_ms, strict=True)
         ]
     except (ValueError, TypeError, KeyError, InvalidChunkError) as error:
         raise UnreadableSnapshot(f"not a snapshot: {error}") from error
-    return Snapshot(incarnation, position, producers)
+    return Snapshot(about.incarnation, about.position, producers, about.taken_ms)
 
 
-def _about(
-    text: str | None, count: int, now_ms: int
-) -> tuple[int | None, Position | None, list[int]]:
+class _About(NamedTuple):
+    incarnation: int | None
+    position: Position | None
+    active_ms: list[int]
+    taken_ms: int = 0
+
+
+def _about(text: str | None, count: int, now_ms: int) -> _About:
     if text is None:
         if not count:
             raise ValueError("no properties")
-        return None, None, [now_ms] * count
+        return _About(None, None, [now_ms] * count)
     about = json.loads(text)
     if about["layout"] != LAYOUT:
         raise ValueError(f"unknown layout {about['layout']}, want {LAYOUT}")
     position = Position(*(int(each) for each in about["position"]))
-    return int(about["incarnation"]), position, [int(each) for each in about["active_ms"]]
+    active_ms = [int(each) for each in about["active_ms"]]
+    return _About(int(about["incarnation"]), position, active_ms, int(about.get("taken_ms", 0)))
 
 
 def _inside(sequence_id: int, chunk: Chunk) -> str:

@@ -750,17 +750,15 @@ class GetTopicStatusResponse(_message.Message):
     producers: _builtins.int
     """The number of tracked producers."""
     entries_since_snapshot: _builtins.int
-    """The number of entries confirmed since: the length of a replay if Redis lost
-    the state now.
+    """The number of entries confirmed since, of those in counts.confirmed_entries:
+    the length of a replay if Redis lost the state now.
     """
     snapshot_error: _builtins.str
     """Why this replica's last attempt at a snapshot failed; empty: it succeeded, or
     there was none.
     """
     snapshot_unknown: _builtins.bool
-    """Whether there is a snapshot is unknown: Redis has no record of one, and the
-    cursor service does not answer.
-    """
+    """Whether there is a snapshot is unknown: the cursor service does not answer."""
     @_builtins.property
     def policy(self) -> Global___Policy:
         """The policy in effect."""
@@ -775,8 +773,8 @@ class GetTopicStatusResponse(_message.Message):
 
     @_builtins.property
     def snapshot(self) -> _common_pb2.Position:
-        """The newest snapshot covers the log up to here; absent: there is none, or
-        snapshot_unknown is set.
+        """The newest snapshot, as the cursor service has it, covers the log up to here;
+        absent: there is none, or snapshot_unknown is set.
         """
 
     @_builtins.property
