@@ -45,6 +45,8 @@ class DomainError(Exception):
 
     kind: ClassVar[Kind]
     reason: ClassVar[str]
+    is_usual: ClassVar[bool] = False
+    """Whether callers ask in order to find this out; if so, it is logged at debug level only."""
 
     def __init__(
         self,

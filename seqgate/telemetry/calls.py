@@ -6,15 +6,17 @@
 Every call has a client span and a server span, named by its method, with the attributes of
 OpenTelemetry's RPC conventions. The context travels in the metadata, in the format that
 OTEL_PROPAGATORS sets, by default W3C's. Errors and cancellations end the span with their code. A
-stream has one span for its whole life; its messages have spans of their own.
+stream has one span for its whole life; its messages have spans of their own. gRPC's own services,
+health and reflection, have none on either side.
 
 Client spans are a hook of the channel, not an interceptor: seqgate/channels.py has the reason.
 """
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final
 
@@ -31,6 +33,9 @@ from seqgate.telemetry.spans import rpc_attributes
 
 _TRACER: Final = trace.get_tracer("seqgate.telemetry")
 
+GRPCS_OWN: Final = "grpc."
+"""The prefix of methods without spans, which probes call continuously."""
+
 _SERVER_ERRORS: Final = frozenset(
     {
         StatusCode.UNKNOWN,
@@ -45,17 +50,37 @@ _SERVER_ERRORS: Final = frozenset(
 do not count as errors of the server."""
 
 
-def end_call(span: Span, code: StatusCode, *, kind: SpanKind, reason: str = "") -> None:
+def end_call(
+    span: Span,
+    code: StatusCode,
+    *,
+    kind: SpanKind,
+    reason: str = "",
+    expected: StatusCode = StatusCode.OK,
+) -> None:
     if span.is_recording():
         span.set_attribute(names.RPC_RESPONSE_STATUS_CODE, code.name)
         failed = code in _SERVER_ERRORS if kind is SpanKind.SERVER else code is not StatusCode.OK
-        if failed:
+        if failed and code is not expected:
             span.set_attribute(names.ERROR_TYPE, code.name)
             span.set_status(Status(SpanStatus.ERROR, reason or None))
     span.end()
 
 
 # ---- the client's side
+
+_EXPECTED: ContextVar[StatusCode] = ContextVar("expected", default=StatusCode.OK)
+
+
+@contextmanager
+def expecting(code: StatusCode) -> Iterator[None]:
+    """Calls that begin within the context may end with this code, which their caller plans for: it
+    does not mark their client spans as failed."""
+    token = _EXPECTED.set(code)
+    try:
+        yield
+    finally:
+        _EXPECTED.reset(token)
 
 
 def traced_channel(channel: aio.Channel, target: str = "") -> aio.Channel:
@@ -79,6 +104,8 @@ class Tracing:
         self._roots = roots
 
     def __call__(self, call: Call) -> OnEnd | None:
+        if call.method.startswith(GRPCS_OWN):
+            return None
         if not (self._roots or trace.get_current_span().get_span_context().is_valid):
             return None
         attributes = {**rpc_attributes(call.method), **self._address}
@@ -88,13 +115,13 @@ class Tracing:
         carrier: dict[str, str] = {}
         propagate.inject(carrier, trace.set_span_in_context(span))
         call.metadata = (*call.metadata, *carrier.items())
-        return partial(_end_client, span) if span.is_recording() else None
+        return partial(_end_client, span, _EXPECTED.get()) if span.is_recording() else None
 
 
-def _end_client(span: Span, end: End) -> None:
+def _end_client(span: Span, expected: StatusCode, end: End) -> None:
     if end.error is not None:
         span.record_exception(end.error)
-    end_call(span, end.code, kind=SpanKind.CLIENT, reason=end.details)
+    end_call(span, end.code, kind=SpanKind.CLIENT, reason=end.details, expected=expected)
 
 
 def _address(target: str) -> dict[str, str | int]:
@@ -111,20 +138,16 @@ class TracingServerInterceptor(aio.ServerInterceptor):
     """Spans for a server's calls, whatever their handlers' style: unary, async generator, or read
     and write on the context. Within a handler the span is the current one."""
 
-    def __init__(self, *, except_for: str = "/grpc.") -> None:
-        """`except_for` is the prefix of methods without spans: health, reflection."""
-        self._except_for = except_for
-
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)
-        method = handler_call_details.method
-        if handler is None or method.startswith(self._except_for):
+        method = handler_call_details.method.removeprefix("/")
+        if handler is None or method.startswith(GRPCS_OWN):
             return handler
-        return traced_handler(handler, method.removeprefix("/"))
+        return traced_handler(handler, method)
 
 
 def traced_handler(handler: Any, name: str) -> Any:

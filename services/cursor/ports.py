@@ -19,6 +19,7 @@ class CursorNotFound(DomainError):
 
     kind = Kind.NOT_FOUND
     reason = "CURSOR_NOT_FOUND"
+    is_usual = True  # services ask for cursors that need not exist yet
 
 
 class CursorCorrupt(DomainError):

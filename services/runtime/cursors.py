@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Final, NoReturn, TypeVar
 
 import structlog
-from grpc import aio
+from grpc import StatusCode, aio
 
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.cursor.v1 import cursor_pb2_grpc as pb_grpc
@@ -22,6 +22,7 @@ from seqgate.services.cursors import Cursor, CursorConflict, CursorsUnavailable,
 from seqgate.services.errors import DomainError
 from seqgate.services.runtime.positions import of_position, to_position
 from seqgate.services.runtime.status import CallFailed, answer
+from seqgate.telemetry.calls import expecting
 from seqgate.types import Position, TopicName
 
 Q = TypeVar("Q")
@@ -50,6 +51,8 @@ EXPECTED: Final = frozenset(
 
 
 class CursorClient:
+    """Callers plan for cursors that do not exist yet."""
+
     def __init__(self, channel: FollowingChannel, *, timeout_s: float | None = None) -> None:
         """Without `timeout_s`, a call may take the rest of its caller's deadline."""
         self._stub = pb_grpc.CursorServiceStub(channel)
@@ -64,7 +67,8 @@ class CursorClient:
 
     async def _call(self, method: "aio.UnaryUnaryMultiCallable[Q, R]", request: Q) -> R:
         try:
-            return await answer(method(request, timeout=self._timeout_s))
+            with expecting(StatusCode.NOT_FOUND):
+                return await answer(method(request, timeout=self._timeout_s))
         except CallFailed as failed:
             raise self.refusal(failed) from failed
 

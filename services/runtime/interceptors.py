@@ -1,6 +1,7 @@
 """The layers around every call, outermost first:
 
-    logged      logs a sample of failed calls, and every call at debug level
+    logged      logs a sample of failed calls, and every call at debug level; probes of health
+                pass none of these layers, and leave no line
     translated  turns refusals into statuses, and unexpected exceptions into INTERNAL
     drained     refuses new calls while the service shuts down; counts streams
     deadlined   records the caller's deadline, for calls made on its behalf
@@ -28,6 +29,7 @@ from contextlib import (
     aclosing,
     asynccontextmanager,
 )
+from contextvars import ContextVar
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -85,13 +87,16 @@ def logged(refusals: RefusalLog) -> Around:
                 "peer": peer,
             }
             log.debug("call", method=method, **about)
-            if code not in _QUIET:
+            if code not in _QUIET and not _IS_USUAL.get():
                 reason = structlog.contextvars.get_contextvars().get("reason", code.name)
                 level = _LEVELS.get(code, logging.WARNING)
                 refusals.record("refused", Group(reason, method), level=level, **about)
 
     return around
 
+
+_IS_USUAL: ContextVar[bool] = ContextVar("is_usual", default=False)
+"""Whether this call was refused with a usual answer (DomainError.is_usual)."""
 
 _QUIET = {
     grpc.StatusCode.OK,
@@ -130,6 +135,7 @@ def translated(refusals: RefusalLog) -> Around:
         except DomainError as refusal:
             refusals.record_busy(refusal)
             structlog.contextvars.bind_contextvars(reason=refusal.reason)  # for `logged`
+            _IS_USUAL.set(refusal.is_usual)  # likewise
             get_current_span().set_attribute(names.REASON, refusal.reason)
             status = status_of(refusal)
             await _abort(context, code_of(status), rpc_status.to_status(status))

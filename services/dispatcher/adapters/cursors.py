@@ -29,13 +29,16 @@ from seqgate.services.dispatcher.ports import (
     SubscriptionNotFound,
 )
 from seqgate.services.errors import DomainError, Fenced, InvalidPage
+from seqgate.services.runtime.channels import check_health
 from seqgate.services.runtime.cursors import EXPECTED, RETRY_AFTER_S, CursorClient
 from seqgate.services.runtime.positions import of_position, to_position
-from seqgate.services.runtime.status import CallFailed
+from seqgate.services.runtime.status import CallFailed, call_failed
 from seqgate.times import duration
 from seqgate.types import Position, TopicName
 
 log = structlog.get_logger()
+
+SERVICE: Final = "seqgate.api.cursor.v1.CursorService"
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Message)
@@ -74,6 +77,7 @@ class SubscriptionCursors(CursorClient):
 
     def __init__(self, channel: FollowingChannel, *, timeout_s: float | None = None) -> None:
         super().__init__(channel, timeout_s=timeout_s)
+        self._channel = channel
         self._lease_stub = lease_pb2_grpc.CursorLeaseServiceStub(channel)
 
     async def create(
@@ -236,7 +240,10 @@ class SubscriptionCursors(CursorClient):
         await self._call(self._lease_stub.ReleaseLease, request)
 
     async def check(self) -> None:
-        await self._call(self._stub.ListCursors, pb.ListCursorsRequest(page_size=1))
+        try:
+            await check_health(self._channel, SERVICE)
+        except aio.AioRpcError as error:
+            raise self.refusal(call_failed(error)) from error
 
     async def _in_parts(
         self, method: "aio.UnaryUnaryMultiCallable[R, T]", request: R, *fields: str
