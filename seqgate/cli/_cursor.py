@@ -10,6 +10,7 @@ from seqgate.cli._arguments import PLACE_HELP, Cursor, Topic, place, topic_name
 from seqgate.cli._command import Run, command, group
 from seqgate.cli._declared import REQUIRED, argument, flag, option
 from seqgate.cli._failure import InvalidInput, OutputFailed
+from seqgate.cli._known import OwnLog, check_known, known
 from seqgate.cli._output import Columns, time_shown
 from seqgate.cli._wire import record, wire_position
 from seqgate.client import EARLIEST
@@ -59,6 +60,8 @@ async def ls(
         "LEASE": lambda each: each["lease"] and each["lease"]["owner"],
     }
     cursors = run.services.pages(pb.ListCursorsRequest(topic=topic))
+    if topic:
+        cursors = known(run, topic, cursors)
     await run.output.listing(columns, (record(each) async for each in cursors))
 
 
@@ -89,6 +92,7 @@ async def create(
     start: Place = option(
         "PLACE", PLACE_HELP, "--from", default=EARLIEST, parse=partial(place, "--from")
     ),
+    own_log: OwnLog = False,
 ) -> None:
     """Create a cursor. An existing one is left unchanged.
 
@@ -96,6 +100,8 @@ async def create(
     delivery starts with the whole batch; for a large message, with its first chunk. With latest,
     everything up to the topic's last message in the ledger service counts as acknowledged.
     """
+    if not own_log:
+        await check_known(run, topic)
     mark_delete = await _before(run, topic, start)
     answer = await run.services.call(
         pb.CreateCursorRequest(topic=topic, cursor=name, mark_delete=mark_delete)

@@ -8,6 +8,7 @@ from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.cli._arguments import Topic, first_entry
 from seqgate.cli._command import Run, command, group
 from seqgate.cli._declared import argument
+from seqgate.cli._known import check_known, has_state, known
 from seqgate.cli._output import Columns, fields_of, words
 from seqgate.cli._output import shown as text_shown
 from seqgate.cli._policy import app as policy
@@ -36,6 +37,8 @@ async def status(run: Run, topic: Topic) -> None:
     except SeqgateError as error:
         no_log = f"not known: {error}"
     found = await run.services.call(pb.GetTopicStatusRequest(topic=topic))
+    if not has_state(found):
+        await check_known(run, topic)
     to_replay = None if in_log is None else await entries_to_replay(run, in_log, found)
     shown = status_record(topic, found) | {"entries_to_replay": to_replay}
     titles: Columns = {
@@ -79,7 +82,7 @@ async def producers(run: Run, topic: Topic) -> None:
         "UNFINISHED": lambda each: _unfinished_shown(each["unfinished"]),
         "LAST ACTIVE": "last_active_ms",
     }
-    found = run.services.pages(pb.ListProducersRequest(topic=topic))
+    found = known(run, topic, run.services.pages(pb.ListProducersRequest(topic=topic)))
     records = (record(each) | {"unfinished": _unfinished(each)} async for each in found)
     await run.output.listing(columns, records, by="producer")
 
@@ -100,6 +103,8 @@ async def explain(
     found: pb.ExplainResponse = await run.services.call(
         pb.ExplainRequest(topic=topic, producer_name=producer, sequence_id=sequence_id)
     )
+    if not has_state(found.status):
+        await check_known(run, topic)
     standing = await _standing(run, topic, producer, sequence_id, found)
     fate, message_id = standing.fate, standing.message_id
     first = None if message_id is None else first_entry(MessageId.parse(message_id))
@@ -149,6 +154,8 @@ async def snapshot(run: Run, topic: Topic) -> None:
     The service takes snapshots automatically; a fresh one shortens the next replay.
     """
     taken = record(await run.services.call(pb.TakeSnapshotRequest(topic=topic)))
+    if taken["position"] is None:
+        await check_known(run, topic)
     shown = {"topic": topic, "snapshot": taken["position"], "producers": taken["producers"]}
     fields: list[tuple[str, object]] = [("Topic", topic)]
     if shown["snapshot"] is None:

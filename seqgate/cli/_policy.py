@@ -11,6 +11,7 @@ from seqgate.cli._arguments import Topic, topic_name
 from seqgate.cli._command import Run, command, group
 from seqgate.cli._declared import argument, choice, option
 from seqgate.cli._failure import WrongUsage
+from seqgate.cli._known import OwnLog, check_deduplicated, check_known, has_state
 from seqgate.cli._output import Table, words
 from seqgate.cli._wire import enum_name
 from seqgate.times import duration
@@ -87,6 +88,8 @@ async def show(
         return
     topic = topic_name(name)
     status = await run.services.call(pb.GetTopicStatusRequest(topic=topic))
+    if not has_state(status):
+        await check_known(run, topic)
     values = policy_record(status.policy)
     rows = [(key, each["value"], words(each["source"])) for key, each in values.items()]
     run.output.result({"topic": topic, **values}, Table(("POLICY", "VALUE", "SET BY"), rows))
@@ -133,6 +136,7 @@ async def set_(
         min=0,
         max=SNAPSHOT_INTERVAL_MAX_S,
     ),
+    own_log: OwnLog = False,
 ) -> None:
     """Set the policy of a topic or a namespace, replacing everything set there before.
 
@@ -149,18 +153,24 @@ async def set_(
     )
     if values == pb.PolicyValues():
         raise WrongUsage("no value given; use `policy rm` to remove a policy")
-    await _set(run, topic, namespace, values)
+    await _set(run, topic, namespace, values, own_log=own_log)
 
 
 @command(app, "rm")
-async def rm(run: Run, topic: Topic = "", *, namespace: Namespace = "") -> None:
+async def rm(
+    run: Run, topic: Topic = "", *, namespace: Namespace = "", own_log: OwnLog = False
+) -> None:
     """Remove the values that `policy set` has set. The policy file applies again."""
-    await _set(run, topic, namespace, pb.PolicyValues())
+    await _set(run, topic, namespace, pb.PolicyValues(), own_log=own_log)
 
 
-async def _set(run: Run, topic: str, namespace: str, values: pb.PolicyValues) -> None:
+async def _set(
+    run: Run, topic: str, namespace: str, values: pb.PolicyValues, *, own_log: bool
+) -> None:
     if bool(topic) == bool(namespace):
         raise WrongUsage("give either TOPIC or --namespace")
+    if topic and not own_log:
+        await check_deduplicated(run, topic)
     level = {"namespace": namespace} if namespace else {"topic": topic}
     await run.services.call(pb.SetPolicyRequest(values=values, **level))
     _tell(run, level, values)

@@ -17,6 +17,7 @@ from seqgate.cli._arguments import (
 from seqgate.cli._command import Run, command, group
 from seqgate.cli._declared import REQUIRED, argument, flag, option
 from seqgate.cli._failure import WrongUsage
+from seqgate.cli._known import known
 from seqgate.cli._output import Columns, time_shown
 from seqgate.cli._report import explain, report
 from seqgate.cli._subscription_filter import analyze
@@ -41,7 +42,8 @@ async def ls(run: Run, topic: Topic) -> None:
         "OWNER": "owner",
     }
     found = run.services.pages(pb.ListSubscriptionsRequest(topic=topic, page_size=LISTED))
-    await run.output.listing(columns, (record(each) async for each in found))
+    subscriptions = (record(each) async for each in known(run, topic, found))
+    await run.output.listing(columns, subscriptions)
 
 
 @command(app, "show")

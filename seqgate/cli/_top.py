@@ -9,12 +9,14 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from enum import StrEnum
 from typing import Any, Final
 
+from seqgate.cli._arguments import topic_name
 from seqgate.cli._command import Run
 from seqgate.cli._declared import argument, choice, flag, option
 from seqgate.cli._failure import DONE, UNAVAILABLE
 from seqgate.cli._output import Output
 from seqgate.cli._top_frame import SORTS, Sample, Sampler, frame_of
 from seqgate.cli._top_screen import rows_of, screen, summary
+from seqgate.errors import NotFoundError
 
 INTERVAL_S: Final = 2.0
 INTERVAL_MIN_S: Final = 0.1
@@ -59,6 +61,8 @@ async def top(
     Read-only: for a subscription that no dispatcher owns, only its lag is shown. Limited to 200
     topics with 100 subscriptions each.
     """
+    is_name = not set(pattern) & set("*?[")
+    pattern = topic_name(pattern) if is_name else pattern
     sampler = Sampler(run.services, pattern)
     if not (once or run.output.json) and sys.stdout.isatty():
         await Live(sampler, interval, sort.value).run()
@@ -66,6 +70,10 @@ async def top(
     before: Sample | None = None
     while True:
         now = await sampler.sample()
+        if is_name and not now.topics and not now.away:
+            raise NotFoundError(
+                "topic not found", reason="TOPIC_NOT_FOUND", details={"topic": pattern}
+            )
         if before is not None or not once:
             _print(run.output, frame_of(now, before, sort.value))
         if before is not None and once:

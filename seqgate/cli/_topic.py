@@ -1,4 +1,4 @@
-"""`seqgate topic`: lists, inspects and trims topics."""
+"""`seqgate topic`: creates, lists, inspects, trims and deletes topics."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ TAIL_MAX: Final = 100_000
 FARTHER: Final = 8
 """The factor by which `tail` reads more entries until it has enough messages."""
 
-app = group("List, inspect and trim topics.")
+app = group("Create, list, inspect, trim and delete topics.")
 
 
 def _expanded(prefix: str) -> str:
@@ -50,6 +50,30 @@ async def ls(
     columns = {name.upper(): name for name in ("topic", "entries", "messages", "bytes", "last")}
     topics = run.services.pages(pb.ListTopicsRequest(prefix=prefix))
     await run.output.listing(columns, (record(each) async for each in topics))
+
+
+@command(app, "create")
+async def create(
+    run: Run,
+    topic: Topic,
+) -> None:
+    """Create a topic. An existing one is left unchanged."""
+    answer = await run.services.call(pb.CreateTopicRequest(topic=topic))
+    shown = {"topic": topic, "created": answer.created}
+    created = "now" if answer.created else "before; left unchanged"
+    run.output.result(shown, [("Topic", topic), ("Created", created)])
+
+
+@command(app, "rm")
+async def rm(
+    run: Run,
+    topic: Topic,
+    *,
+    force: bool = flag("Delete it even with connected producers, and disconnect them."),
+) -> None:
+    """Delete a topic with its messages, its deduplication state, its cursors and subscriptions."""
+    await run.services.call(pb.DeleteTopicRequest(topic=topic, force=force))
+    run.output.result({"topic": topic, "removed": True})
 
 
 @command(app, "show")

@@ -166,6 +166,7 @@ async def test_a_removed_cursor_is_gone(seqgate: CommandLine, cursors: Any, topi
 
 
 async def test_a_cursor_is_created_once(seqgate: CommandLine, topic: str) -> None:
+    await seqgate("topic", "create", topic)
     table = await seqgate("cursor", "create", topic, "c")
     again = await seqgate("cursor", "create", topic, "c", "--from", "1:7", "-o", "json")
 

@@ -255,6 +255,7 @@ async def test_a_snapshot_is_taken(seqgate: CommandLine, stored: str) -> None:
 async def test_a_topic_without_state_has_no_snapshot_to_take(
     seqgate: CommandLine, topic: str
 ) -> None:
+    await seqgate("topic", "create", topic)
     table, shown = await asyncio.gather(
         seqgate("dedup", "snapshot", topic), seqgate("dedup", "snapshot", topic, "-o", "json")
     )
@@ -369,6 +370,7 @@ async def test_a_snapshot_that_the_cursor_service_lost_is_not_shown(
 async def test_policy_shows_the_level_of_each_value(
     seqgate: CommandLine, stack: Stack, dedup: Any, topic: str
 ) -> None:
+    await seqgate("topic", "create", topic)
     before = stack.policy_file.read_text()
     stack.policy_file.write_text(
         f'[namespace."cli/tests"]\nmax_producers = 77\n[topic."{topic}"]\non_full = "refuse"\n'

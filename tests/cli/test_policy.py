@@ -18,6 +18,7 @@ NOTHING = {
 
 
 async def test_a_policy_is_set_shown_and_removed(seqgate: CommandLine, topic: str) -> None:
+    await seqgate("topic", "create", topic)
     said = await seqgate(
         *("dedup", "policy", "set", topic, "--disabled", "--max-producers", "5"),
         *("--on-full", "refuse", "--producer-inactivity-timeout-minutes", "0"),
@@ -57,6 +58,7 @@ async def test_a_policy_is_set_shown_and_removed(seqgate: CommandLine, topic: st
 
 
 async def test_a_namespace_has_a_policy_of_its_own(seqgate: CommandLine) -> None:
+    await seqgate("topic", "create", "cli/policy/topic")
     namespace = ("--namespace", "cli/policy")
     said = await seqgate("dedup", "policy", "set", *namespace, "--enabled", "-o", "json")
     shown, topic = await asyncio.gather(
@@ -75,6 +77,7 @@ async def test_a_namespace_has_a_policy_of_its_own(seqgate: CommandLine) -> None
 
 
 async def test_removing_a_policy_twice_succeeds(seqgate: CommandLine, topic: str) -> None:
+    await seqgate("topic", "create", topic)
     for _ in range(2):
         ended = await seqgate("dedup", "policy", "rm", topic, "-o", "json")
         assert (ended.code, ended.record) == (0, {"topic": topic, **NOTHING})

@@ -293,3 +293,28 @@ async def test_a_trim_requires_a_position(seqgate: CommandLine, before: str) -> 
     ended = await seqgate("topic", "trim", "t", "--", before)
     assert ended.code == 2
     assert "BEFORE" in ended.err
+
+
+async def test_a_topic_is_created_once_and_removed(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    made = await seqgate("topic", "create", topic, "-o", "json")
+    again = await seqgate("topic", "create", topic)
+    assert made.record == {"topic": topic, "created": True}
+    assert again.rows == [["Topic", topic], ["Created", "before; left unchanged"]]
+
+    async with client.producer(topic, name="p"):
+        busy = await seqgate("topic", "rm", topic, "-o", "json")
+    assert (busy.code, busy.error["reason"]) == (1, "TOPIC_IN_USE")
+    removed = await seqgate("topic", "rm", topic, "-o", "json")
+    assert removed.record == {"topic": topic, "removed": True}
+
+
+async def test_a_topic_in_use_is_removed_by_force(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    producer = client.producer(topic, name="p")
+    await producer.open()
+    assert (await seqgate("topic", "rm", topic, "--force")).code == 0
+    with pytest.raises(SeqgateError):
+        await producer.send(b"x")

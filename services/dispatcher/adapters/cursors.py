@@ -279,7 +279,11 @@ class SubscriptionCursors(CursorClient):
         CursorsRefused, which is not retried."""
         match failed.reason:
             case "CURSOR_NOT_FOUND":
-                return SubscriptionNotFound("subscription not found")
+                return SubscriptionNotFound(
+                    "subscription not found",
+                    topic=failed.details.get("topic", ""),
+                    subscription=failed.details.get("cursor", ""),
+                )
             case "FENCED":
                 return Fenced("another instance owns the subscription")
             case "LEASE_HELD":

@@ -196,7 +196,7 @@ class GrpcLog:
 
 def _give_up(error: CallFailed) -> NoReturn:
     if error.reason == "TOPIC_NOT_FOUND":
-        raise TopicNotFound("topic not found") from error
+        raise TopicNotFound("topic not found", **dict[str, Any](error.details)) from error
     if error.reason == "ENTRY_CORRUPT":
         raise EntryCorrupt(error.message, **dict[str, Any](error.details)) from error
     log.debug("ledger unavailable", reason=error.reason, error=error.message)

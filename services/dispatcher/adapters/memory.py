@@ -248,7 +248,9 @@ class MemoryCursors:
         self._check()
         kept = self._kept.get((topic, name))
         if kept is None:
-            raise SubscriptionNotFound("subscription not found")
+            raise SubscriptionNotFound(
+                "subscription not found", topic=str(topic), subscription=name
+            )
         return kept
 
     def _fenced(self, topic: TopicName, name: str, epoch: int) -> _Kept:
