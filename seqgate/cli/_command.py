@@ -74,12 +74,13 @@ class Run:
     services: Services
 
 
-def group(text: str, *own: inspect.Parameter) -> typer.Typer:
-    """A group of commands. `own` are the group's own options, whose callbacks do their work."""
+def group(text: str, *own: inspect.Parameter, is_root: bool = False) -> typer.Typer:
+    """A group of commands. `own` are the group's own options, whose callbacks do their work; the
+    root also has those that install shell completion."""
     app = typer.Typer(
         help=text,
         rich_markup_mode=None,
-        add_completion=False,
+        add_completion=is_root,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"]},
     )

@@ -1,12 +1,19 @@
-"""`seqgate context`: shows the services that commands call, and the sources of their addresses."""
+"""`seqgate context`: shows the services that commands call, and chooses them."""
 
 import os
+from pathlib import Path
+from typing import Annotated
 
 from seqgate.cli._command import Run, command, group
+from seqgate.cli._config_file import add_context, remove_context, use_context
+from seqgate.cli._declared import argument
+from seqgate.cli._failure import WrongUsage
 from seqgate.cli._output import Columns, Table, table
-from seqgate.cli._settings import SERVICES, Setting
+from seqgate.cli._settings import FILES, SERVICES, Setting
 
-app = group("Show the services that commands call.")
+app = group("Show and choose the services that commands call.")
+
+Name = Annotated[str, argument("NAME", "The context.")]
 
 
 @command(app, "ls")
@@ -29,6 +36,43 @@ async def ls(run: Run) -> None:
         **{service.upper(): service for service in SERVICES},
     }
     run.output.table(*table(columns, contexts))
+
+
+@command(app, "add")
+async def add(run: Run, name: Name) -> None:
+    """Add a context to the config file: the addresses and files that are given as options.
+
+    The first context becomes the current one. A token itself is never written; give --token-file.
+    """
+    settings = run.settings
+    given = {
+        **{service: getattr(settings, service) for service in SERVICES},
+        **settings.files,
+    }
+    values = {key: each.value for key, each in given.items() if each.source.startswith("--")}
+    if not values:
+        raise WrongUsage("give the addresses of the context: --ledger HOST:PORT, --dispatcher ...")
+    folder = Path.cwd()
+    for key in FILES:
+        if key in values:
+            values[key] = str(folder / values[key])
+    add_context(settings.config, name, values)
+    shown = {"context": name, "current": settings.config.current is None, **values}
+    run.output.result(shown, [("Context", name), *values.items()])
+
+
+@command(app, "use")
+async def use(run: Run, name: Name) -> None:
+    """Make a context the current one."""
+    use_context(run.settings.config, name)
+    run.output.result({"context": name, "current": True}, [("Current context", name)])
+
+
+@command(app, "rm")
+async def rm(run: Run, name: Name) -> None:
+    """Remove a context from the config file."""
+    remove_context(run.settings.config, name)
+    run.output.result({"context": name, "removed": True})
 
 
 @command(app, "show")

@@ -9,6 +9,7 @@ from typing import Final
 import typer
 
 from seqgate.cli._admin import app as admin
+from seqgate.cli._bench import bench
 from seqgate.cli._command import command, group
 from seqgate.cli._consume import consume
 from seqgate.cli._context import app as context
@@ -42,7 +43,9 @@ VERSION: Final = inspect.Parameter(
 )
 
 app = group(
-    "Publish and consume messages exactly once, and inspect topics and deduplication.", VERSION
+    "Publish and consume messages exactly once, and inspect topics and deduplication.",
+    VERSION,
+    is_root=True,
 )
 command(dedup, "rebuild")(rebuild)
 command(dedup, "diff")(diff)
@@ -59,6 +62,7 @@ command(app, "publish")(publish)
 command(app, "read")(read)
 command(app, "consume")(consume)
 command(app, "top")(top)
+command(app, "bench")(bench)
 
 
 def main() -> int:
