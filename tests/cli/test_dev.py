@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from seqgate.dev.ports import free_ports
 from seqgate.dev.stack import PORTS, SERVICES
 from tests.cli.command_line import CommandLine, Running
 from tests.support.depth import some_of
+from tests.support.ports import consecutive_ports
 from tests.support.waiting import eventually
 from tools.stack.processes import is_alive
 
@@ -126,20 +125,3 @@ async def test_ports_are_checked(bare: CommandLine, base: str) -> None:
     ended = await bare("dev", "--port-base", base, "-o", "json")
     assert (ended.code, ended.error["reason"]) == (2, "WRONG_USAGE")
     assert "--port-base" in ended.error["message"]
-
-
-def consecutive_ports(count: int) -> int:
-    """The first of this many consecutive free ports."""
-    for first in free_ports(400):
-        if all(_is_free(port) for port in range(first, first + count)):
-            return first
-    raise AssertionError("no ports")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as listener:
-        try:
-            listener.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True

@@ -2,10 +2,14 @@
 Each run reports those left out once."""
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "seqgate", "services")
+"""The sources of a wheel."""
 
 NEEDS = {
     "test_manifests.py": ("kubectl", "kustomize"),
@@ -39,3 +43,23 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
             sys.stderr.write(f"left out: tests/deploy/{collection_path.name}, without {lacking}\n")
             sys.stderr.flush()
     return True
+
+
+@pytest.fixture(scope="session")
+def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, because setuptools also packs what an earlier build left in build/."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in SOURCES:
+        if (root / name).is_file():
+            shutil.copy(root / name, source)
+        else:
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(root / name, source / name, symlinks=True, ignore=ignored)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index"]
+    command += ["--no-build-isolation", "--wheel-dir", str(folder), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.glob("*.whl")
+    return built

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,9 +14,6 @@ import pytest
 
 from tests.deploy.manifests import SERVICES
 
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "seqgate", "services")
-"""The sources of a wheel."""
-
 SEQGATE = ("-c", "import sys; from seqgate.cli import main; sys.exit(main())")
 """The effect of the script `seqgate`."""
 
@@ -29,26 +25,6 @@ COMMANDS = {
 }
 
 PATIENCE_S = 120.0
-
-
-@pytest.fixture(scope="session")
-def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, because setuptools also packs what an earlier build left in build/."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    source.mkdir()
-    for name in SOURCES:
-        if (root / name).is_file():
-            shutil.copy(root / name, source)
-        else:
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(root / name, source / name, symlinks=True, ignore=ignored)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index"]
-    command += ["--no-build-isolation", "--wheel-dir", str(folder), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (built,) = folder.glob("*.whl")
-    return built
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,8 @@ IMAGES: Final = {
 }
 """Generated: the lock of each image, and the extras that it installs."""
 
+PROJECT: Final = "seqgate"
+
 BUILDS: Final = "setuptools"
 """Builds sdists; part of every lock."""
 
@@ -159,7 +161,7 @@ def needed(extras: Sequence[str], lock: Lock) -> list[Pinned]:
     lock."""
     pinned = {each.name: each for each in lock.packages}
     wanted = {BUILDS}
-    waiting = [("seqgate", frozenset(extras))]
+    waiting = [(PROJECT, frozenset(extras))]
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
         asked = waiting.pop()
@@ -169,10 +171,12 @@ def needed(extras: Sequence[str], lock: Lock) -> list[Pinned]:
         name, chosen = asked
         for requirement in _requirements(name, chosen):
             other = canonical(requirement.name)
+            waiting.append((other, frozenset(requirement.extras)))
+            if other == PROJECT:  # an extra made of others
+                continue
             if other not in pinned:
                 raise LookupError(f"{name} needs {other}, which requirements.lock does not have")
             wanted.add(other)
-            waiting.append((other, frozenset(requirement.extras)))
     return [each for each in lock.packages if each.name in wanted]
 
 

@@ -1,0 +1,85 @@
+"""A newcomer's first hour: an empty environment and an empty folder, one command to install, one to
+run everything, and what they would type next."""
+
+import json
+import os
+import subprocess
+import sys
+import venv
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+
+from tests.support.depth import is_deep
+from tests.support.ports import consecutive_ports
+from tools.dev.locks import LOCKS, needed, parse
+
+PATIENCE_S = 180.0
+
+DOWNLOAD_S = 600.0
+
+
+@pytest.fixture
+def environment(tmp_path: Path, wheel: Path) -> Path:
+    """A virtual environment with `seqgate[server]`: at full depth from the package index; else with
+    links to the files of the packages that the extra names, and no others."""
+    folder = tmp_path / "environment"
+    venv.create(folder, with_pip=False, symlinks=True)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--python", str(folder / "bin" / "python")]
+    if is_deep():
+        install = [*pip, "install", f"{wheel}[server]"]
+        subprocess.run(install, check=True, timeout=DOWNLOAD_S)
+        return folder
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", str(wheel)], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for package in needed(("server",), parse(LOCKS[0].read_text())):
+        link_package(package.name, packages)
+    return folder
+
+
+def link_package(name: str, folder: Path) -> None:
+    """Link the files of an installed package; one that another Python needs is not installed."""
+    try:
+        files = distribution(name).files or ()
+    except PackageNotFoundError:
+        return
+    for file in files:
+        if ".." in file.parts:  # a script
+            continue
+        target = folder / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(Path(str(file.locate())))
+
+
+def test_the_first_hour(tmp_path: Path, environment: Path, root: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    done = subprocess.run(
+        ["sh", str(root / "tests" / "deploy" / "first_hour.sh"), str(consecutive_ports(7))],
+        cwd=folder,
+        env={
+            "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(folder),
+        },
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), (done, (folder / "dev.log").read_text())
+    summaries = [line.split() for line in done.stdout.splitlines() if is_summary(line)]
+    counts = [each[1:4] for each in summaries]  # sent, stored, duplicates
+    assert ["".join(each) for each in counts] == ["110", "101", "110", "220", "202"]
+    assert "Verdict" in done.stdout
+    assert "duplicate" in done.stdout
+    consumed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    by_key = {key: [m["payload"] for m in consumed if m["key"] == key] for key in ("alice", "bob")}
+    assert by_key == {"alice": ["2 apples", "three", "four"], "bob": ["1 pear"]}
+    assert "ledger was killed by SIGKILL, and is started again" in (folder / "dev.log").read_text()
+
+
+def is_summary(line: str) -> bool:
+    """Whether a line is the summary of a publish: a producer and four counts."""
+    words = line.split()
+    return len(words) == 5 and all(each.isdecimal() for each in words[1:])
