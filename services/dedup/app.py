@@ -30,6 +30,14 @@ from seqgate.services.runtime.tasks import end
 SERVICES = "seqgate.api.dedup.v1.DedupService", "seqgate.api.internal.dedup.v1.DedupWriterService"
 
 
+def check(config: DedupConfig) -> None:
+    """Check the policy file. Raises UnusableSetting."""
+    try:
+        PolicyFile(config.policy_file)
+    except (OSError, ValueError) as error:
+        raise config.unusable("policy_file", f"{config.policy_file}: {error}") from error
+
+
 async def run(config: DedupConfig) -> None:
     async with (
         telling(config) as metrics,

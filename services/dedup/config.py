@@ -10,6 +10,7 @@ from seqgate.services.runtime.config import (
     CallerConfig,
     Port,
     Seconds,
+    TargetOrNone,
     WorkersConfig,
     settings_for,
 )
@@ -45,7 +46,7 @@ class DedupConfig(CallerConfig, WorkersConfig):
     redis_connections_max: Annotated[int, Field(ge=1, le=10_000)] = 64
     """The most connections to Redis, in a cluster to each node; a call beyond that is refused."""
 
-    cursor_target: str = "127.0.0.1:7703"
+    cursor_target: TargetOrNone = "127.0.0.1:7703"
     """The cursor service, which stores snapshots and policies: host:port, or dns:///name:port to
     balance over its replicas. Empty: none; a state that Redis loses is replayed from the start of
     the log, and SetPolicy is refused."""

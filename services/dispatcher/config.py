@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Final, Self
 
 from pydantic import Field, model_validator
 
-from seqgate.services.runtime.config import CallerConfig, Port, Seconds, settings_for
+from seqgate.services.runtime.config import CallerConfig, Port, Seconds, Target, settings_for
 
 EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104
 """Hosts that can be listened on, but not connected to."""
@@ -23,16 +23,16 @@ class DispatcherConfig(CallerConfig):
     subscriptions that it owns. Empty: the value of listen, which must then be a single address,
     and not port 0."""
 
-    ledger_target: str = "127.0.0.1:7702"
+    ledger_target: Target = "127.0.0.1:7702"
     """The ledger service: host:port, or dns:///name:port to balance over its replicas."""
 
-    cursor_target: str = "127.0.0.1:7703"
+    cursor_target: Target = "127.0.0.1:7703"
     """The cursor service, as for ledger_target."""
 
     call_timeout_s: Seconds = 5
     """The time limit of a call to the ledger or cursor service."""
 
-    filter_target: str = "127.0.0.1:7705"
+    filter_target: Target = "127.0.0.1:7705"
     """The filter service, as for ledger_target. Only subscriptions with filters need it."""
 
     filter_timeout_s: Seconds = 1

@@ -9,6 +9,8 @@ from seqgate.services.runtime.config import (
     CallerConfig,
     Port,
     Seconds,
+    Target,
+    TargetOrNone,
     settings_for,
     with_port_or_none,
 )
@@ -38,13 +40,13 @@ class LedgerConfig(StoreConfig, CallerConfig):
 
     store_path: Path = Path("ledger.db")
 
-    dedup_target: str = "127.0.0.1:7701"
+    dedup_target: Target = "127.0.0.1:7701"
     """The dedup service: host:port, or dns:///name:port to balance over its replicas."""
 
     dedup_timeout_s: Seconds = 5
     """The time limit of a call to the dedup service."""
 
-    cursor_target: str = "127.0.0.1:7703"
+    cursor_target: TargetOrNone = "127.0.0.1:7703"
     """The cursor service, as for dedup_target. While it does not answer, nothing is trimmed;
     publishing continues. Empty: none, and no cursor holds a trim back."""
 
@@ -135,6 +137,7 @@ class LedgerConfig(StoreConfig, CallerConfig):
     """The time after which a topic without producers is released."""
 
     def check(self) -> None:
+        super().check()
         host, _, port = self.listen.rpartition(":")
         if self.postgres_url and not self.advertise and (host in EVERYWHERE or port == "0"):
             raise ValueError(

@@ -37,6 +37,27 @@ def with_port_or_none(text: str) -> str:
     return text and _with_port(text)
 
 
+def _target(text: str) -> str:
+    """An address to connect to, by gRPC's rules, except that a host needs a port."""
+    if text.startswith(("unix:", "unix-abstract:")):
+        return text
+    addresses = text.rpartition("/")[2] if text.startswith("dns:") else text
+    for scheme in ("dns:", "ipv4:", "ipv6:"):
+        addresses = addresses.removeprefix(scheme)
+    try:
+        for each in addresses.split(","):
+            _with_port(each)
+    except ValueError as error:
+        raise ValueError(f"{error}, or dns:///name:port") from error
+    if "/" in addresses:
+        raise ValueError("must be host:port, or dns:///name:port, without a path")
+    return text
+
+
+def _target_or_none(text: str) -> str:
+    return text and _target(text)
+
+
 def _of_topics(pattern: str) -> str:
     if pattern.count("/") != 2:
         raise ValueError("must be tenant/namespace/name, with * and ? as wildcards")
@@ -45,7 +66,13 @@ def _of_topics(pattern: str) -> str:
 
 TopicPattern = Annotated[str, AfterValidator(_of_topics)]
 Port = Annotated[str, AfterValidator(_with_port)]
+Target = Annotated[str, AfterValidator(_target)]
+TargetOrNone = Annotated[str, AfterValidator(_target_or_none)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class UnusableSetting(ValueError):
+    """A valid setting cannot be used on this machine: its port is in use, or its folder missing."""
 
 
 class ServiceConfig(BaseSettings):
@@ -153,6 +180,14 @@ class ServiceConfig(BaseSettings):
     """json: one object a line, for machines. text: for people. auto: text if standard error is a
     terminal, otherwise JSON."""
 
+    @classmethod
+    def variable(cls, name: str) -> str:
+        """The environment variable of a setting."""
+        return f"{cls.model_config['env_prefix']}{name}".upper()
+
+    def unusable(self, name: str, why: str) -> UnusableSetting:
+        return UnusableSetting(f"{self.variable(name)}: {why}")
+
     def check(self) -> None:
         """Check that the settings are consistent, before the service starts.
 
@@ -195,9 +230,10 @@ class ServiceConfig(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         del dotenv_settings, file_secret_settings
         sources: tuple[PydanticBaseSettingsSource, ...] = (init_settings, env_settings)
-        file = os.environ.get(f"{cls.model_config['env_prefix']}CONFIG_FILE".upper())
+        variable = cls.variable("config_file")
+        file = os.environ.get(variable)
         if file:
-            sources += (TomlConfigSettingsSource(settings_cls, toml_file=_existing(Path(file))),)
+            sources += (_toml(settings_cls, variable, Path(file)),)
         return sources
 
 
@@ -248,7 +284,10 @@ def settings_for(service: str) -> SettingsConfigDict:
     return SettingsConfigDict(env_prefix=f"SEQGATE_{service.upper()}_")
 
 
-def _existing(path: Path) -> Path:
+def _toml(settings_cls: type[BaseSettings], variable: str, path: Path) -> TomlConfigSettingsSource:
     if not path.is_file():
-        raise FileNotFoundError(f"settings file not found: {path}")
-    return path
+        raise FileNotFoundError(f"{variable}: settings file not found: {path}")
+    try:
+        return TomlConfigSettingsSource(settings_cls, toml_file=path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{variable}: {path}: {error}") from error

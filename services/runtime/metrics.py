@@ -30,7 +30,7 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -42,6 +42,7 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation
 from seqgate.services.errors import DomainError
 from seqgate.services.runtime.config import ServiceConfig
 from seqgate.services.runtime.globs import matches
+from seqgate.services.runtime.startup import listening
 from seqgate.services.runtime.tasks import end
 from seqgate.services.runtime.worker import METRICS, tell_supervisor
 from seqgate.telemetry.metrics import (
@@ -273,7 +274,7 @@ async def telling(config: ServiceConfig) -> AsyncIterator[Metrics]:
 
     Raises:
         TelemetrySettingError: a variable names an unknown exporter.
-        OSError: `metrics_listen` is not a usable address, or is in use.
+        UnusableSetting: `metrics_listen` is not a usable address, or is in use.
     """
     exporter = exporter_asked_for("METRICS")
     if exporter == NONE and not config.metrics_listen:
@@ -294,7 +295,9 @@ async def telling(config: ServiceConfig) -> AsyncIterator[Metrics]:
         meter = provider.get_meter("seqgate", version("seqgate"))
         metrics = Metrics(meter, readings, TopicLabels(config.metrics_topics))
         _tell_process(metrics)
-        with scraped(config.metrics_listen, app) as port:
+        with ExitStack() as serving:
+            with listening(config, "metrics_listen"):
+                port = serving.enter_context(scraped(config.metrics_listen, app))
             tell_supervisor(METRICS, port)
             ticking = asyncio.create_task(_tick(metrics.histogram(LOOP_LAG)))
             try:

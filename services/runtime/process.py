@@ -11,9 +11,10 @@ import structlog
 from pydantic import ValidationError
 
 from seqgate.services.errors import DomainError
-from seqgate.services.runtime.config import ServiceConfig, WorkersConfig
+from seqgate.services.runtime.config import ServiceConfig, UnusableSetting, WorkersConfig
 from seqgate.services.runtime.logs import configure_logs
 from seqgate.services.runtime.security import check_exposure, check_files
+from seqgate.services.runtime.startup import check_ports, check_read_files
 from seqgate.services.runtime.store_config import StoreConfig
 from seqgate.services.runtime.supervisor import supervise
 from seqgate.services.runtime.usage import faults, usage, wrong_values
@@ -40,9 +41,11 @@ def run_service(
     arguments: Sequence[str] = (),
     *,
     migrate: Callable[[C], Awaitable[None]] | None = None,
+    check: Callable[[C], None] = lambda _: None,
 ) -> int:
     """Read the settings and run until SIGTERM or SIGINT, in several processes if `workers` says so;
-    or `migrate`, if --migrate is given. Returns the exit status: 0 after a signal, --help or
+    or `migrate`, if --migrate is given. `check` raises OSError or ValueError for what is wrong with
+    the settings, before anything runs. Returns the exit status: 0 after a signal, --help or
     --migrate, 1 after a failure, 2 for invalid arguments or settings."""
     if "--help" in arguments:
         sys.stdout.write(usage(config_type))
@@ -62,6 +65,9 @@ def run_service(
         WORKER.set(worker)
     try:
         config = _settings(config_type, arguments)
+        check(config)
+        if worker is None and not migrates:  # a supervisor holds its workers' ports
+            check_ports(config)
     except ValidationError as error:
         return _refused(config_type, *wrong_values(config_type, error))
     except (OSError, ValueError) as error:
@@ -75,8 +81,8 @@ def run_service(
         worker=None if worker is None else worker.number,
     )
     if isinstance(config, WorkersConfig) and config.shares_port and worker is None:
-        return _status_of(lambda: supervise(config))
-    return _status_of(lambda: _serve(run, config))
+        return _status_of(config_type, lambda: supervise(config))
+    return _status_of(config_type, lambda: _serve(run, config))
 
 
 def _settings(config_type: type[C], arguments: Sequence[str]) -> C:
@@ -87,6 +93,7 @@ def _settings(config_type: type[C], arguments: Sequence[str]) -> C:
     config = config_type()
     config.check()
     check_exposure(config)
+    check_read_files(config)
     check_files(config)
     exporter_asked_for("TRACES")
     exporter_asked_for("METRICS")
@@ -100,11 +107,13 @@ def _serve(run: Callable[[C], Awaitable[None]], config: C) -> bool:
     return True
 
 
-def _status_of(work: Callable[[], bool]) -> int:
+def _status_of(config_type: type[ServiceConfig], work: Callable[[], bool]) -> int:
     """The exit status of work that logs its failure and returns False, or raises."""
     try:
         if not work():
             return EXIT_FAILED
+    except UnusableSetting as error:
+        return _refused(config_type, str(error))
     except DomainError as error:
         about = {**error.details, "reason": error.reason, "why": error.message}
         log.critical("failed", **about)

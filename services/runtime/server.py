@@ -27,6 +27,7 @@ from seqgate.services.runtime.metrics import OFF, Metrics
 from seqgate.services.runtime.refusal_log import RefusalLog
 from seqgate.services.runtime.rights import Rights
 from seqgate.services.runtime.security import exposure, guard_of, server_credentials
+from seqgate.services.runtime.startup import listening
 from seqgate.services.runtime.tasks import end
 from seqgate.services.runtime.windows import WINDOWS
 from seqgate.services.runtime.worker import LISTENING, WORKER, tell_supervisor
@@ -64,6 +65,7 @@ async def grpc_server(
         metrics: records calls, streams and denials.
 
     Raises:
+        UnusableSetting: a port is in use, or an address is none of this machine.
         OSError, ValueError: a certificate, key or access file cannot be used.
     """
     refusals = RefusalLog()
@@ -122,9 +124,10 @@ def _interceptor(
 def _add_port(config: ServiceConfig, server: aio.Server) -> tuple[int, bool]:
     """Add the listen address. Returns its port, and whether it uses TLS."""
     credentials = server_credentials(config)
-    if credentials is None:
-        return server.add_insecure_port(config.listen), False
-    return server.add_secure_port(config.listen, credentials), True
+    with listening(config, "listen"):
+        if credentials is None:
+            return server.add_insecure_port(config.listen), False
+        return server.add_secure_port(config.listen, credentials), True
 
 
 async def _drained(config: ServiceConfig, drain: Drain) -> None:
@@ -156,7 +159,8 @@ def _health_server(config: ServiceConfig, readiness: Readiness) -> aio.Server:
     server = aio.server(options=_options(config), maximum_concurrent_rpcs=SPARE_CALLS)
     health_pb2_grpc.add_HealthServicer_to_server(readiness.servicer, server)
     if config.health_listen:
-        port = server.add_insecure_port(config.health_listen)
+        with listening(config, "health_listen"):
+            port = server.add_insecure_port(config.health_listen)
         log.info("serving health probes", address=config.health_listen, port=port)
     return server
 

@@ -8,6 +8,7 @@ from pydantic_settings import SettingsConfigDict
 
 from seqgate.services.runtime.config import ServiceConfig
 from seqgate.services.runtime.postgres import Server, addresses_of
+from seqgate.services.runtime.startup import check_database
 
 CONNECTIONS_MAX: Final = 64
 
@@ -60,6 +61,11 @@ class StoreConfig(ServiceConfig):
             readers=self.store_readers,
             needs_standby=self.postgres_standby_required,
         )
+
+    def check(self) -> None:
+        super().check()
+        if not self.postgres_url:
+            check_database(self, "store_path")
 
     @model_validator(mode="after")
     def _has_one_store(self) -> Self:

@@ -33,10 +33,10 @@ from typing import Any, Final
 import structlog
 
 from seqgate.services.runtime.config import WorkersConfig
-from seqgate.services.runtime.held_port import held_port
 from seqgate.services.runtime.merged_metrics import merged
 from seqgate.services.runtime.metrics import FLUSH_TIMEOUT_S, READING_TIMEOUT_S, scraped
 from seqgate.services.runtime.restarts import STARTS_MAX, Restarts
+from seqgate.services.runtime.startup import held_for, listening
 from seqgate.services.runtime.tasks import end
 from seqgate.services.runtime.worker import ARGUMENT, FAILED, LISTENING, METRICS
 
@@ -60,16 +60,17 @@ INSTANCE: Final = "service.instance.id"
 
 def supervise(config: WorkersConfig) -> bool:
     """Run the workers until SIGTERM or SIGINT. Returns whether they drained then; False if they
-    were not able to start."""
+    were not able to start.
+
+    Raises:
+        UnusableSetting: a port is in use, or an address is none of this machine.
+    """
     with ExitStack() as held:
-        try:
-            listen = held.enter_context(held_port(config.listen))
-            health = config.health_listen and held.enter_context(held_port(config.health_listen))
-            scrapes = Scrapes()
+        listen = held.enter_context(held_for(config, "listen"))
+        health = config.health_listen and held.enter_context(held_for(config, "health_listen"))
+        scrapes = Scrapes()
+        with listening(config, "metrics_listen"):
             held.enter_context(scraped(config.metrics_listen, scrapes.app))
-        except OSError as error:
-            log.error("failed", error=error.strerror)  # noqa: TRY400 - a trace shows no more
-            return False
         log.info("supervising", address=listen, workers=config.workers)
         settings = {
             "listen": listen,

@@ -8,7 +8,7 @@ has a layout in PostgreSQL.
 import difflib
 import pkgutil
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
 
@@ -64,7 +64,9 @@ def wrong_values(config_type: type[ServiceConfig], error: ValidationError) -> It
     for fault in error.errors(include_url=False, include_input=False):
         name = str(fault["loc"][0]) if fault["loc"] else ""
         if fault["type"] == "extra_forbidden":
-            yield f"unknown key {name!r} in the file that {_prefix(config_type)}CONFIG_FILE names"
+            file = config_type.variable("config_file")
+            meant = _meant(name, config_type.model_fields, "--help lists the settings")
+            yield f"unknown key {name!r} in the file that {file} names; {meant}"
             continue
         setting = _prefix(config_type) + name.upper() if name else "the settings"
         message = fault["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
@@ -80,15 +82,20 @@ def faults(
     shell exports them to every process.
     """
     help_ = f"python -m seqgate.services.{config_type.service} --help lists the settings"
+    has_layout = "postgres_migrates" in config_type.model_fields
+    arguments_ = ("--help", "--migrate") if has_layout else ("--help",)
     for argument in arguments:
-        yield f"unknown argument {argument!r}; {help_}"
+        yield f"unknown argument {argument!r}; {_meant(argument, arguments_, help_)}"
     known = [_prefix(config_type) + name.upper() for name in config_type.model_fields]
     known.append(f"{_prefix(config_type)}CONFIG_FILE")
     for name in sorted(environment):
         if _is_unknown(name.upper(), config_type.service, known):
-            near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.85)
-            meant = f"did you mean {near[0]}?" if near else help_
-            yield f"unknown setting {name}; {meant}"
+            yield f"unknown setting {name}; {_meant(name.upper(), known, help_)}"
+
+
+def _meant(name: str, known: Collection[str], otherwise: str) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+    return f"did you mean {near[0]}?" if near else otherwise
 
 
 def _is_unknown(name: str, service: str, known: Iterable[str]) -> bool:

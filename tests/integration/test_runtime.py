@@ -584,6 +584,14 @@ async def end_of_service(service: str, folder: Path, **environment: str) -> Ende
     return Ended(status, "", file.read_text())
 
 
+def refusal(service: str, ended: Ended) -> str:
+    """The sentence with which a service did not start: the only line that it wrote."""
+    assert ended.status == 2, ended
+    (line,) = ended.error.splitlines()
+    assert line.startswith(f"{service}: ")
+    return line
+
+
 SETTINGS: dict[str, tuple[str, dict[str, str], str]] = {
     "no number": ("ledger", {"WINDOW_MESSAGES": "many"}, "window_messages"),
     "a number too small": ("ledger", {"WINDOW_MESSAGES": "0"}, "window_messages"),
@@ -617,8 +625,42 @@ SETTINGS: dict[str, tuple[str, dict[str, str], str]] = {
     "no readers": ("cursor", {"STORE_READERS": "0"}, "store_readers"),
     "a negative size": ("cursor", {"STORE_BYTES_MAX": "-1"}, "store_bytes_max"),
     "two stores": ("ledger", {"POSTGRES_URL": "postgresql://seqgate@127.0.0.1/logs"}, "store_path"),
-    "a file that is no TOML": ("dedup", {"CONFIG_FILE": "listen = "}, ""),
-    "a missing file": ("dedup", {"CONFIG_FILE": ""}, "settings"),
+    "a file that is no TOML": (
+        "dedup",
+        {"CONFIG_FILE": "listen = "},
+        "SEQGATE_DEDUP_CONFIG_FILE: ",
+    ),
+    "a missing file": ("dedup", {"CONFIG_FILE": ""}, "SEQGATE_DEDUP_CONFIG_FILE: "),
+    "a misspelt setting": (
+        "ledger",
+        {"LISTNE": "127.0.0.1:0"},
+        "unknown setting SEQGATE_LEDGER_LISTNE; did you mean SEQGATE_LEDGER_LISTEN?",
+    ),
+    "a scheme that is not Redis's": (
+        "dedup",
+        {"REDIS_URL": "http://127.0.0.1"},
+        "SEQGATE_DEDUP_REDIS_URL: ",
+    ),
+    "a target without a port": (
+        "dispatcher",
+        {"CURSOR_TARGET": "localhost"},
+        "SEQGATE_DISPATCHER_CURSOR_TARGET: must be host:port",
+    ),
+    "metrics without a port": (
+        "filter",
+        {"METRICS_LISTEN": "localhost"},
+        "SEQGATE_FILTER_METRICS_LISTEN: must be host:port",
+    ),
+    "an address of another machine": (
+        "cursor",
+        {"LISTEN": "192.0.2.1:7703", "ALLOW_INSECURE": "true"},
+        "SEQGATE_CURSOR_LISTEN: cannot listen on 192.0.2.1:7703",
+    ),
+    "a certificate that is missing": (
+        "filter",
+        {"TLS_CERTIFICATE_FILE": "/nowhere/tls.crt", "TLS_KEY_FILE": "/nowhere/tls.key"},
+        "SEQGATE_FILTER_TLS_CERTIFICATE_FILE: /nowhere/tls.crt: No such file",
+    ),
 }
 
 
@@ -634,10 +676,7 @@ async def test_a_service_does_not_start_with(tmp_path: Path, what: str) -> None:
             value = str(file)
         environment[f"SEQGATE_{service.upper()}_{name}"] = value
     ended = await end_of_service(service, tmp_path, **environment)
-    assert ended.status == 2, ended
-    assert ended.error.startswith(f"{service}: ")
-    assert named in ended.error.lower()
-    assert "Traceback" not in ended.error
+    assert named.lower() in refusal(service, ended).lower()
     assert not list(tmp_path.glob("*.db")), "nothing was begun"
 
 
@@ -665,25 +704,55 @@ async def test_the_environment_comes_before_the_file(
         assert opened.max_message_bytes == 2048
 
 
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize(
+    ("service", "setting", "more"),
+    [
+        *((service, "LISTEN", {}) for service in SERVICES),
+        *((service, "METRICS_LISTEN", {}) for service in SERVICES),
+        ("ledger", "HEALTH_LISTEN", {}),
+        *(("filter", f"{port}LISTEN", {"WORKERS": "2"}) for port in ("", "METRICS_", "HEALTH_")),
+        ("dedup", "LISTEN", {"WORKERS": "2"}),
+    ],
+)
 async def test_a_port_belongs_to_one_process(
-    services: Services, tmp_path: Path, service: str
+    services: Services, tmp_path: Path, service: str, setting: str, more: dict[str, str]
 ) -> None:
     """Otherwise the two would silently share the callers."""
     address = services.stack.address(service)
-    environment = {f"SEQGATE_{service.upper()}_LISTEN": address, "GRPC_VERBOSITY": ""}
-    ended = await end_of_service(service, tmp_path, **environment)
-    assert ended.status == 1
-    lines = [json.loads(line) for line in ended.error.splitlines() if line.startswith("{")]
-    assert lines[-1]["event"] == "failed"
-    assert address in lines[-1]["exception"]
-    assert [line for line in ended.error.splitlines() if not line.startswith("{")] == []
+    host, _, port = address.rpartition(":")
+    given = {"LISTEN": "127.0.0.1:0", "ADVERTISE": address, setting: address, **more}
+    if service not in ("ledger", "dispatcher"):
+        del given["ADVERTISE"]
+    environment = {f"SEQGATE_{service.upper()}_{name}": value for name, value in given.items()}
+    ended = await end_of_service(service, tmp_path, GRPC_VERBOSITY="", **environment)
+    variable = f"SEQGATE_{service.upper()}_{setting}"
+    assert refusal(service, ended) == f"{service}: {variable}: port {port} of {host} is in use"
+    assert not list(tmp_path.glob("*.db")), "nothing was begun"
     await serving(address)
 
 
-def no_folder(file: Path) -> None:
-    file.rmdir()
-    file.parent.rmdir()
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("nowhere/store.db", "the folder {}/nowhere does not exist"),
+        ("file/store.db", "the folder {}/file is not a folder"),
+        ("folder", "{}/folder is a folder, not a database"),
+        ("/proc/store.db", "the folder /proc is not writable"),
+    ],
+)
+@pytest.mark.parametrize("service", ["ledger", "cursor"])
+async def test_a_service_does_not_start_when_its_folder_is_unusable(
+    tmp_path: Path, service: str, path: str, why: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    environment = {
+        f"SEQGATE_{service.upper()}_LISTEN": "127.0.0.1:0",
+        f"SEQGATE_{service.upper()}_STORE_PATH": str(tmp_path / path),
+    }
+    said = refusal(service, await end_of_service(service, tmp_path, **environment))
+    wanted = f"{service}: SEQGATE_{service.upper()}_STORE_PATH: {why.format(tmp_path)}"
+    assert said.startswith(wanted)
 
 
 def another_file(file: Path) -> None:
@@ -701,8 +770,6 @@ def another_layout(file: Path) -> None:
 @pytest.mark.parametrize(
     "spoil",
     [
-        pytest.param(lambda _: None, id="a folder"),
-        pytest.param(no_folder, id="nowhere"),
         pytest.param(another_file, id="another file"),
         pytest.param(another_layout, id="another layout"),
     ],
@@ -726,9 +793,10 @@ async def test_a_service_does_not_start_when_its_database_is(
     assert [json.loads(line)["event"] for line in ended.error.splitlines()] == ["failed"]
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize("policies", ["[cluster]\nenable = true\n", None], ids=["wrong", "gone"])
 async def test_dedup_does_not_start_with_invalid_policies(
-    tmp_path: Path, policies: str | None
+    tmp_path: Path, policies: str | None, workers: str
 ) -> None:
     """There are no earlier policies to keep, and the built-in ones may be wrong."""
     file = tmp_path / "policies.toml"
@@ -739,6 +807,6 @@ async def test_dedup_does_not_start_with_invalid_policies(
         tmp_path,
         SEQGATE_DEDUP_LISTEN="127.0.0.1:0",
         SEQGATE_DEDUP_POLICY_FILE=str(file),
+        SEQGATE_DEDUP_WORKERS=workers,
     )
-    assert ended.status == 1
-    assert json.loads(ended.error.splitlines()[-1])["event"] == "failed"
+    assert f"SEQGATE_DEDUP_POLICY_FILE: {file}: " in refusal("dedup", ended)

@@ -28,6 +28,7 @@ from seqgate.services.ledger.config import LedgerConfig
 from seqgate.services.ledger.core.receipt import Status
 from seqgate.services.ledger.metrics import LedgerMetrics, Recovery
 from seqgate.services.runtime import metrics as runtime
+from seqgate.services.runtime.config import UnusableSetting
 from seqgate.services.runtime.drain import Drain
 from seqgate.services.runtime.guard import PermissionDenied, record_denial
 from seqgate.services.runtime.load import busy
@@ -315,7 +316,7 @@ async def test_without_an_exporter_and_an_address_metrics_are_off(
 
 
 async def test_a_service_that_cannot_listen_for_scrapes_does_not_start() -> None:
-    with pytest.raises(OSError):
+    with pytest.raises(UnusableSetting, match="SEQGATE_LEDGER_METRICS_LISTEN: cannot listen on"):
         async with telling(LedgerConfig(metrics_listen="192.0.2.1:9464")):  # no machine's address
             raise AssertionError
 

@@ -143,6 +143,44 @@ def test_a_wrong_value_is_a_line_without_the_value(
     assert said in error
 
 
+def test_a_misspelt_argument_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    for config, remedy in (
+        (LedgerConfig, "did you mean --migrate?"),
+        (DedupConfig, "python -m seqgate.services.dedup --help lists the settings"),
+    ):
+        assert run_service(config, never, ["--migrat"]) == 2
+        service = config.service
+        assert capsys.readouterr().err == f"{service}: unknown argument '--migrat'; {remedy}\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (LedgerConfig, "DEDUP_TARGET"),
+        (LedgerConfig, "CURSOR_TARGET"),
+        (DedupConfig, "CURSOR_TARGET"),
+        (DispatcherConfig, "LEDGER_TARGET"),
+        (DispatcherConfig, "CURSOR_TARGET"),
+        (DispatcherConfig, "FILTER_TARGET"),
+    ],
+)
+def test_a_target_is_an_address_with_a_port(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    config: type[ServiceConfig],
+    name: str,
+) -> None:
+    variable = f"SEQGATE_{config.service.upper()}_{name}"
+    for right in ("a:1", "[::1]:1", "dns:///a:1", "dns://1.1.1.1/a:1", "ipv4:1.2.3.4:1,5.6.7.8:1"):
+        monkeypatch.setenv(variable, right)
+        assert getattr(config(), name.lower()) == right
+    for wrong in ("a", "a:b", "dns:///a", "a:1,b", "http://a:1", "ipv4:1.2.3.4"):
+        monkeypatch.setenv(variable, wrong)
+        assert run_service(config, never) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"{config.service}: {variable}: must be host:port")
+
+
 def test_a_password_in_a_wrong_value_is_not_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,7 +198,8 @@ def test_an_unknown_key_of_the_file_is_named(
     monkeypatch.setenv("SEQGATE_LEDGER_CONFIG_FILE", str(tmp_path / "ledger.toml"))
     assert run_service(LedgerConfig, never) == 2
     assert capsys.readouterr().err == (
-        "ledger: unknown key 'window_mesages' in the file that SEQGATE_LEDGER_CONFIG_FILE names\n"
+        "ledger: unknown key 'window_mesages' in the file that SEQGATE_LEDGER_CONFIG_FILE names; "
+        "did you mean window_messages?\n"
     )
 
 

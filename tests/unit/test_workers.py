@@ -19,7 +19,12 @@ from seqgate.services.dedup.config import DedupConfig
 from seqgate.services.filter.config import FilterConfig
 from seqgate.services.ledger.config import LedgerConfig
 from seqgate.services.runtime import restarts, supervisor
-from seqgate.services.runtime.config import WORKERS_MAX, ServiceConfig, WorkersConfig
+from seqgate.services.runtime.config import (
+    WORKERS_MAX,
+    ServiceConfig,
+    UnusableSetting,
+    WorkersConfig,
+)
 from seqgate.services.runtime.held_port import held_port
 from seqgate.services.runtime.merged_metrics import merged
 from seqgate.services.runtime.process import EXIT_USAGE, run_service
@@ -385,9 +390,9 @@ def test_a_port_in_use_is_one_error(setting: str) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        address = f"127.0.0.1:{other.getsockname()[1]}"
-        settings = {"listen": "127.0.0.1:0", setting: address}
-        with capture_logs() as logs:
-            assert not supervise(FilterConfig.model_validate({"workers": 2, **settings}))
-    error = f"cannot listen on {address}: Address already in use"
-    assert logs == [{"event": "failed", "error": error, "log_level": "error"}]
+        port = other.getsockname()[1]
+        settings = {"listen": "127.0.0.1:0", setting: f"127.0.0.1:{port}"}
+        error = f"SEQGATE_FILTER_{setting.upper()}: port {port} of 127.0.0.1 is in use"
+        with capture_logs() as logs, pytest.raises(UnusableSetting, match=f"^{error}$"):
+            supervise(FilterConfig.model_validate({"workers": 2, **settings}))
+    assert logs == []
