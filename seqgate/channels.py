@@ -66,17 +66,24 @@ Hook = Callable[[Call], OnEnd | None]
 """Called before each call; returns a function to call at the call's end, or None."""
 
 
+RESOLUTION_MIN_MS: Final = 500
+"""A name whose address failed is asked for again at most this much later, in milliseconds. gRPC's
+default is 30 seconds: so long callers would miss a pod that was replaced."""
+
+
 def channel_options(
     *, keepalive_s: float, keepalive_timeout_s: float, message_bytes_max: int
 ) -> list[Option]:
-    """Options for a channel that balances over all addresses of a name, reconnects quickly, and
-    notices a dead peer within the sum of both times."""
+    """Options for a channel that balances over all addresses of a name, reconnects quickly, asks
+    for the addresses again when one failed, and notices a dead peer within the sum of both times.
+    """
     timeout_ms = int(keepalive_timeout_s * 1000)
     return [
         ("grpc.lb_policy_name", "round_robin"),
         ("grpc.initial_reconnect_backoff_ms", 50),
         ("grpc.min_reconnect_backoff_ms", 5_000),  # an attempt's deadline, not a wait
         ("grpc.max_reconnect_backoff_ms", 1_000),
+        ("grpc.dns_min_time_between_resolutions_ms", RESOLUTION_MIN_MS),
         ("grpc.keepalive_time_ms", int(keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", timeout_ms),
         ("grpc.http2.ping_timeout_ms", timeout_ms),  # otherwise a ping has a minute

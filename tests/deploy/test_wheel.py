@@ -19,7 +19,10 @@ SEQGATE = ("-c", "import sys; from seqgate.cli import main; sys.exit(main())")
 
 COMMANDS = {
     "seqgate": SEQGATE,
-    **{f"seqgate {name}": (*SEQGATE, *name.split()) for name in ("dev", "dedup rebuild", "topic audit")},
+    **{
+        f"seqgate {name}": (*SEQGATE, *name.split())
+        for name in ("dev", "dedup rebuild", "topic audit")
+    },
     **{name: ("-m", f"seqgate.services.{name}") for name in SERVICES},
     **{name: ("-m", f"seqgate.jobs.{name}") for name in ("rebuild", "audit")},
     "dev": ("-m", "seqgate.dev"),
