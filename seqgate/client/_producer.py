@@ -274,8 +274,10 @@ class Producer:
         Raises:
             InvalidRequestError: one of them is invalid; none was sent.
             SendManyError: some failed; it has each one's receipt or error.
-            ProducerClosedError, or the error that ended the producer: none was sent.
+            ProducerClosedError, or the error that ended the producer: none was sent. Also without
+                messages.
         """
+        self._check_open()
         checked = [self._checked_outgoing(each) for each in messages]
         group: Group[Receipt] = Group(len(checked))
         for (message, sequence_id), member in zip(checked, group.members(), strict=True):

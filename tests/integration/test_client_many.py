@@ -17,6 +17,7 @@ from seqgate.client import (
 )
 from seqgate.dev.stack import Stack
 from seqgate.errors import (
+    FencedError,
     InvalidRequestError,
     MessageTooLargeError,
     MixedSequenceIdsError,
@@ -24,7 +25,7 @@ from seqgate.errors import (
     StaleSequenceIdError,
     StaleTokenError,
 )
-from tests.support.waiting import WITHIN_S
+from tests.support.waiting import WITHIN_S, eventually
 
 COUNT = 500
 
@@ -82,6 +83,27 @@ async def test_one_invalid_message_sends_none(client: Client, topic: str) -> Non
     assert await stored(client, topic) == [b"next"]
     with pytest.raises(ProducerClosedError):
         await producer.send_many([b"late"])
+
+
+async def test_even_no_messages_are_refused_once_another_producer_took_over(
+    client: Client, topic: str
+) -> None:
+    async with (
+        client.producer(topic, name="p") as old,
+        client.producer(topic, name="p", takeover=True) as new,
+    ):
+
+        async def refused() -> bool:
+            try:
+                await old.send_many([])
+            except FencedError as error:
+                return error.reason == "PRODUCER_TAKEN_OVER"
+            return False
+
+        await eventually(refused)
+        assert await new.send_many([]) == []
+    with pytest.raises(ProducerClosedError):
+        await new.send_many([])
 
 
 async def test_failures_among_many_messages_are_told_with_the_receipts(
