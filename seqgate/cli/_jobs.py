@@ -47,6 +47,14 @@ Topics = Annotated[
 SkipCorrupt = Annotated[
     bool, flag("Skip unreadable entries. Their messages count as never stored.", "--skip-corrupt")
 ]
+LogFile = Annotated[
+    str | None,
+    option(
+        "FILE",
+        "Append what Spark writes to this file, and keep it. Default: $SEQGATE_SPARK_LOG, or a "
+        "temporary file that is kept if the job fails.",
+    ),
+]
 FromEarliest = Annotated[bool, flag("Use the log alone, not snapshots.", "--from-earliest")]
 
 
@@ -69,13 +77,14 @@ async def rebuild(
     skip_corrupt: SkipCorrupt = False,
     dry_run: bool = flag("Print what a rebuild would load, and load nothing."),
     replace: bool = flag("Also replace existing state, after diff found it wrong."),
+    log_file: LogFile = None,
 ) -> int:
     """Rebuild deduplication state from the log, with Spark.
 
     Default: all topics that need it. Safe to interrupt, to repeat, and to run twice at once.
     """
     options = ["--dry-run"] * dry_run + ["--replace"] * replace
-    options += ["--from", "earliest"] * from_earliest
+    options += [*(["--from", "earliest"] * from_earliest), *_log_file(log_file)]
     return await _rebuild(run, topics, options, skip_corrupt=skip_corrupt)
 
 
@@ -85,12 +94,14 @@ async def diff(
     *,
     from_snapshot: bool = flag("Start from the snapshot and read only the log after it (faster)."),
     skip_corrupt: SkipCorrupt = False,
+    log_file: LogFile = None,
 ) -> int:
     """Compare deduplication state with the whole log, with Spark.
 
     Exits with 1 if they differ. Read-only.
     """
     options = ["--dry-run", "--diff", *(["--from", "snapshot"] * from_snapshot)]
+    options += _log_file(log_file)
     return await _rebuild(run, topics, options, skip_corrupt=skip_corrupt)
 
 
@@ -99,12 +110,13 @@ async def audit(
     topics: Topics = None,
     *,
     parquet: str | None = option("DIR", "Write the findings to this folder, as Parquet."),
+    log_file: LogFile = None,
 ) -> int:
     """Prove from the log alone that nothing is stored twice, with Spark.
 
     Exits with 1 if a message is stored twice, or a producer's messages are out of order.
     """
-    options = [] if parquet is None else ["--parquet", parquet]
+    options = [*([] if parquet is None else ["--parquet", parquet]), *_log_file(log_file)]
     return await _job(AUDIT, ["--ledger", run.settings.ledger.value, *options], run, topics)
 
 
@@ -151,6 +163,10 @@ async def dev(
     options += ["--json"] * run.output.json
     command = [sys.executable, "-m", DEV, *options]
     os.execve(sys.executable, command, {**os.environ, **_modules()})  # noqa: S606
+
+
+def _log_file(file: str | None) -> Sequence[str]:
+    return [] if file is None else ["--log-file", file]
 
 
 async def _rebuild(

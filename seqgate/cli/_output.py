@@ -85,7 +85,7 @@ class Output:
             raise OutputFailed(f"writing failed: {error.strerror}") from error
 
     def record(self, record: Mapping[str, Any]) -> None:
-        self.line(_json(record))
+        self.line(json_line(record))
 
     async def listing(
         self, columns: Columns, records: AsyncIterable[Mapping[str, Any]], *, by: str | None = None
@@ -123,21 +123,21 @@ class Output:
     def error(self, error: SeqgateError) -> None:
         reason, message = reason_of(error), " ".join(str(error).split())
         if self.json:
-            text = _json(
+            text = json_line(
                 {"error": {"reason": reason, "message": message, "details": error.details}}
             )
         else:
             lines = [f"seqgate: {shown(message)} ({reason})"]
             lines += [f"  {name}: {shown(value)}" for name, value in error.details.items()]
             text = "\n".join(lines)
-        _say(text)
+        say(text)
 
     def note(self, reason: str, message: str, details: Mapping[str, int | str]) -> None:
         """Write a note, which is not an error, on standard error. Tables omit the details."""
         if self.json:
-            _say(_json({"note": {"reason": reason, "message": message, "details": details}}))
+            say(json_line({"note": {"reason": reason, "message": message, "details": details}}))
         else:
-            _say(f"seqgate: {shown(message)} ({reason})")
+            say(f"seqgate: {shown(message)} ({reason})")
 
     def _write(self, headings: Sequence[str] | None, rows: list[list[str]]) -> None:
         if sys.stdout.isatty():
@@ -195,7 +195,7 @@ def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     try:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
@@ -203,7 +203,7 @@ def _say(text: str) -> None:
         _discard(sys.stderr)
 
 
-def _json(record: Mapping[str, Any]) -> str:
+def json_line(record: Mapping[str, Any]) -> str:
     return _ENCODER.encode(record)
 
 

@@ -20,7 +20,9 @@ from importlib import util
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from seqgate.errors import SeqgateError
@@ -47,6 +49,8 @@ STARTS_MAX: Final = 3
 """The most attempts to start Java. On a machine short of memory or processes one may fail without
 a trace, and the next one succeed.
 """
+
+APP_NAME: Final = "spark.app.name"
 
 LOCAL: Final = {
     "spark.master": "local[*]",
@@ -80,11 +84,13 @@ class Java(NamedTuple):
     complete: bool
 
 
-def local_session(app_name: str, **conf: str) -> SparkSession:
+def local_session(app_name: str, log_file: Path | None = None, /, **conf: str) -> SparkSession:
     """The running session, if there is one or under spark-submit; otherwise a new one.
 
     Args:
         app_name: its name in Spark.
+        log_file: the file to which Java, Spark's scripts and its workers append what they write, if
+            this starts Java; None: it goes where this process's does.
         conf: Spark's settings, on top of LOCAL: `**{"spark.driver.memory": "4g"}`. Under
             spark-submit, LOCAL does not apply.
 
@@ -98,16 +104,21 @@ def local_session(app_name: str, **conf: str) -> SparkSession:
         return _configured(builder, conf).getOrCreate()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # otherwise the first one of PATH
     java = find_java(os.environ)
+    conf = {**LOCAL, **conf}
     with _java_home(java):
-        return _started(_configured(builder, {**LOCAL, **conf}), java)
+        return _started(_configured(builder, conf), java, log_file, {APP_NAME: app_name, **conf})
 
 
-def _started(builder: SparkSession.Builder, java: Java) -> SparkSession:
+def _started(
+    builder: SparkSession.Builder, java: Java, log_file: Path | None, conf: Mapping[str, str]
+) -> SparkSession:
     for start in range(1, STARTS_MAX + 1):
         with warnings.catch_warnings():
             # pyspark leaves the pipe of an exited Java to the garbage collector.
             warnings.simplefilter("ignore", ResourceWarning)
             try:
+                if log_file is not None and not _is_java_started():
+                    _start_java(log_file, conf)
                 return builder.getOrCreate()
             except PySparkRuntimeError as error:
                 if error.getCondition() != "JAVA_GATEWAY_EXITED":
@@ -117,6 +128,18 @@ def _started(builder: SparkSession.Builder, java: Java) -> SparkSession:
         f"Java in {java.home} exited {STARTS_MAX} times before Spark was up: check memory for "
         f"spark.driver.memory and the limit of processes"
     )
+
+
+def _is_java_started() -> bool:
+    return SparkContext._gateway is not None  # noqa: SLF001 - it outlives a stopped session
+
+
+def _start_java(log_file: Path, conf: Mapping[str, str]) -> None:
+    """Start Java and Spark in it, for the builder to find."""
+    given = SparkConf().setAll(list(conf.items()))
+    with log_file.open("ab") as out:
+        gateway = launch_gateway(given, {"stdout": out, "stderr": out})  # type: ignore[no-untyped-call]
+    SparkContext(conf=given, gateway=gateway)
 
 
 def _configured(builder: SparkSession.Builder, conf: Mapping[str, str]) -> SparkSession.Builder:

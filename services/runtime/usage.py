@@ -31,6 +31,7 @@ CLIENT: Final = frozenset(
         "TOKEN",
         "CONFIG",
         "CONTEXT",
+        "SPARK_LOG",
     )
 )
 """Variables of the command line and of jobs, which a shell may export to a service."""

@@ -1,10 +1,19 @@
 """Commands that are jobs with Spark: `seqgate dedup rebuild|diff`, `seqgate topic audit`."""
 
 import asyncio
+import fcntl
+import json
+import os
+import pty
+import struct
+import termios
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 import pytest
@@ -15,6 +24,7 @@ from seqgate.api.common.v1.common_pb2 import Position
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.client import Client
+from seqgate.dev.child import tell
 from seqgate.dev.stack import Stack
 from seqgate.services.dedup.adapters.keys import topic_key
 from seqgate.times import timestamp
@@ -119,13 +129,19 @@ async def test_diff_reports_a_difference_and_fails_while_the_audit_passes(
     await stored(client, stack, right, wrong)
     await plant(stack, wrong, 7)
 
-    found = tmp_path / "found"
+    found, log = tmp_path / "found", tmp_path / "spark.log"
     ended, audited = await asyncio.gather(
-        jobs("dedup", "diff", right, wrong),
+        jobs("dedup", "diff", right, wrong, "--log-file", str(log)),
         jobs("topic", "audit", right, wrong, "--parquet", str(found), "-o", "json"),
     )
 
     assert ended.code == 1, ended
+    for each, command, topics in ((ended, "diff", 2), (audited, "audit", 2)):
+        last = progress(each.err)[-1]
+        assert (last["command"], last["topics"], last["of_topics"]) == (command, topics, topics)
+        assert (last["entries"], last["of_entries"], last["done"]) == (6, 6, True)
+    assert "log level" in log.read_text()
+    assert not list(tmp_path.glob("seqgate-spark-*.log"))
     assert f"{right}: equal, 1 producers, 3 entries" in ended.out.splitlines()
     assert f"{wrong}: different, 1 producers, 3 entries, 1 producers differ" in ended.out
     assert "  p: 20 by the log, 7 in place" in ended.out.splitlines()
@@ -139,6 +155,138 @@ async def test_diff_reports_a_difference_and_fails_while_the_audit_passes(
         "findings": 0,
     }
     assert {each.name for each in found.iterdir()} == {"findings.parquet", "topics.parquet"}
+
+
+def progress(err: str) -> list[Any]:
+    """The lines about progress, of which standard error consists."""
+    return [json.loads(line)["progress"] for line in err.splitlines()]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A command that ended: what its terminal got, and its standard output if that was a pipe."""
+
+    code: int
+    terminal: str
+    out: str
+
+
+async def on_terminal(seqgate: CommandLine, *arguments: str, stdout: bool) -> Shown:
+    """Run a command whose standard error, and with `stdout` its output, is a terminal."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 200, 0, 0))
+    process = await asyncio.create_subprocess_exec(
+        SEQGATE,
+        *arguments,
+        stdin=DEVNULL,
+        stdout=theirs if stdout else PIPE,
+        stderr=theirs,
+        env={**seqgate.environment, "TERM": "xterm"},
+    )
+    os.close(theirs)
+    seen: list[bytes] = []
+
+    def read() -> None:
+        with suppress(OSError):  # the last process has closed the terminal
+            while chunk := os.read(ours, 65_536):
+                seen.append(chunk)
+
+    reading = asyncio.create_task(asyncio.to_thread(read))
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            out, _ = await process.communicate()
+            await reading
+    finally:
+        tell(process, SIGKILL)
+        await process.wait()
+        await reading
+        os.close(ours)
+    assert process.returncode is not None
+    return Shown(process.returncode, b"".join(seen).decode(), (out or b"").decode())
+
+
+async def test_a_terminal_shows_a_live_line_and_the_result(
+    seqgate: CommandLine, client: Client, stack: Stack, topic: str, tmp_path: Path
+) -> None:
+    """The result is where standard output is."""
+    await stored(client, stack, topic)
+    quick = seqgate.with_(**quick_spark(tmp_path))
+    result = f"{topic}: equal, 1 producers, 3 entries"
+
+    apart, audited = await asyncio.gather(
+        on_terminal(quick, "dedup", "diff", topic, stdout=False),
+        on_terminal(quick, "topic", "audit", topic, stdout=True),
+    )
+
+    assert (apart.code, audited.code) == (0, 0)
+    assert apart.out.startswith(f"{result}\n")
+    assert result not in apart.terminal
+    assert "1 topics, 1 producers, 3 entries, 3 messages: proven" in audited.terminal
+    for command, each in (("diff", apart), ("audit", audited)):
+        assert command in each.terminal
+        assert "1 of 1 topics, 3 of 3 entries, " in each.terminal
+        for noise in ("progress", "WARN", "log4j", "incubator"):
+            assert noise not in each.terminal
+
+
+async def test_a_job_whose_spark_fails_names_the_log(
+    seqgate: CommandLine, client: Client, stack: Stack, topic: str, tmp_path: Path
+) -> None:
+    await stored(client, stack, topic)
+    home = tmp_path / "java"
+    (home / "bin").mkdir(parents=True)
+    (home / "release").write_text('JAVA_VERSION="21"\n')
+    java = home / "bin" / "java"
+    java.write_text("#!/bin/sh\necho what Java says >&2\nexit 1\n")
+    java.chmod(0o755)
+    broken = seqgate.with_(JAVA_HOME=str(home), TMPDIR=str(tmp_path))
+
+    for command in (("topic", "audit"), ("dedup", "diff")):
+        ended = await broken(*command, topic, "-o", "json", patience_s=PATIENCE_S)
+
+        *before, last = ended.err.splitlines()
+        assert (ended.code, ended.out) == (1, "")
+        assert not progress("\n".join(before))[-1]["done"]
+        error = json.loads(last)["error"]
+        assert error["reason"] == "JAVA_ENDED"
+        log = Path(error["details"]["log"])
+        assert log.parent == tmp_path
+        assert "what Java says" in log.read_text()
+        assert "exited before Spark was up (attempt 3)" in log.read_text()
+
+
+async def test_a_job_whose_tasks_fail_names_the_log(
+    seqgate: CommandLine, client: Client, stack: Stack, topic: str, tmp_path: Path
+) -> None:
+    await stored(client, stack, topic)
+    broken = seqgate.with_(**quick_spark(tmp_path), PYSPARK_PYTHON="/bin/false")
+
+    audited, compared = await asyncio.gather(
+        broken("topic", "audit", topic, "-o", "json", patience_s=PATIENCE_S),
+        broken("dedup", "diff", topic, "-o", "json", patience_s=PATIENCE_S),
+    )
+
+    assert (audited.code, audited.out, compared.code) == (1, "", 1)
+    error = json.loads(audited.err.splitlines()[-1])["error"]
+    (failed,) = [each for each in compared.records if each["kind"] == "topic"]
+    assert error["reason"] == failed["reason"] == "SPARK_JOB_FAILED"
+    assert error["message"].startswith("nothing is proven, since a log cannot be read: ")
+    for each in (error, failed):
+        log = Path(each["details"]["log"])
+        assert log.parent == tmp_path
+        assert "Exception" in log.read_text()
+    for line in (*audited.err.splitlines(), *compared.err.splitlines()):
+        assert json.loads(line).keys() <= {"progress", "note", "error"}
+
+
+async def test_a_log_that_cannot_be_written_is_one_error(
+    seqgate: CommandLine, client: Client, stack: Stack, topic: str
+) -> None:
+    await stored(client, stack, topic)
+    nowhere = seqgate.with_(SEQGATE_SPARK_LOG="/nowhere/spark.log")
+    ended = await nowhere("topic", "audit", topic, "-o", "json")
+    assert (ended.code, ended.out, ended.error["reason"]) == (2, "", "INVALID_SETTINGS")
+    assert "/nowhere/spark.log" in ended.error["message"]
 
 
 @pytest.mark.deep
@@ -224,12 +372,21 @@ async def test_missing_topics_are_reported_without_spark(seqgate: CommandLine, t
     rebuilt, compared, audited, misnamed = await asyncio.gather(
         nowhere("dedup", "rebuild", topic),
         nowhere("dedup", "diff", topic),
-        nowhere("topic", "audit", topic),
+        nowhere("topic", "audit", topic, "-o", "json"),
         nowhere("dedup", "rebuild", "a/b"),
     )
 
-    for ended in (rebuilt, compared, audited):
+    for ended in (rebuilt, compared):
         assert (ended.code, ended.out) == (1, "")
-        assert ended.err == f"topic {topic} not found\n"
+        assert ended.err.startswith(f"seqgate: topic {topic} not found (TOPIC_NOT_FOUND)\n")
+    assert (audited.code, audited.out, audited.error) == (
+        1,
+        "",
+        {
+            "reason": "TOPIC_NOT_FOUND",
+            "message": f"topic {topic} not found",
+            "details": {"topic": topic},
+        },
+    )
     assert (misnamed.code, misnamed.out) == (2, "")
     assert "INVALID_TOPIC_NAME" in misnamed.err

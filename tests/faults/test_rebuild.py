@@ -266,7 +266,7 @@ async def test_a_damaged_entry_fails_only_its_topic_and_can_be_skipped(
                 assert failed["reason"] == "ENTRY_CORRUPT"
                 assert failed["details"]["ledger_id"] == str(place.ledger_id)
                 assert failed["details"]["entry_id"] == str(place.entry_id)
-                assert f"ALARM {damaged.topic} FAILED: ENTRY_CORRUPT" in job.warned
+                assert f"{damaged.topic} FAILED: ENTRY_CORRUPT" in job.warned
             await whole(others)
             await refused(world, damaged, place)
 

@@ -38,7 +38,6 @@ WORDS: Final[Mapping[str, str]] = {
     "UNREACHABLE": "The connection to a service failed. `cause` is gRPC's error.",
     "CHANGED": "The topic or its state changed while a job was working on it, so the job's result "
     "is out of date. It was discarded.",
-    "SPARK_JOB_FAILED": "The Spark job that rebuilds a topic failed.",
 }
 """The meaning of reasons without a class of their own."""
 
@@ -293,8 +292,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "SEND_TIMEOUT": "Follow `last_reason`, which names the cause, and send again with the same "
     "`sequence_id` (one that the application did not set itself may be stored twice). Raise "
     "`send_timeout_s` to ride out longer outages.",
-    "SPARK_JOB_FAILED": "Read Spark's log for the exception, then run `seqgate dedup rebuild` for "
-    "the topic again.",
+    "SPARK_JOB_FAILED": "Read the file that `log` names for the exception, then run the command "
+    "again.",
     "STALE": "Publish it under a higher sequence id if it is still needed. Give this producer "
     "ids that only increase, and have one process at a time publish under its name.",
     "STALE_TOKEN": "Discard the delivery. If its work is done already, expect the message once "

@@ -7,6 +7,9 @@ only grow, and the chunks of a large message must follow each other: then no (pr
 and no (producer, sequence id, attempt, chunk) is stored twice. Chunks of an aborted attempt are not
 duplicates. Entries written with deduplication off are reported where they break these rules.
 
+Progress goes to standard error. What Spark writes goes to a file, which is deleted unless the job
+fails, or --log-file or SEQGATE_SPARK_LOG names one.
+
 Exit status: 0: no findings; 1: findings, or a log cannot be read; 2: invalid arguments; 3: a
 service is unreachable.
 """
@@ -18,26 +21,23 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet
 from opentelemetry import trace
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 
-from seqgate.cli._failure import (
-    INTERRUPTED,
-    REFUSED,
-    WRONG,
-    InvalidSettings,
-    exit_code,
-    reason_of,
-)
+from seqgate.api.ledger.v1.ledger_pb2 import Topic
+from seqgate.cli._failure import INTERRUPTED, REFUSED, exit_code, reason_of
+from seqgate.cli._output import Format, Output
+from seqgate.cli._progress import Progress
 from seqgate.cli._settings import resolve
 from seqgate.errors import SeqgateError
-from seqgate.jobs.audit.scan import FOUND, TOTALS, Audited, Logs, audit
+from seqgate.jobs.audit.scan import FOUND, TOTALS, Audited, Logs, audit, entries_read
+from seqgate.jobs.spark_log import FAILURES, SparkJobFailed, SparkLog, add_log_file, gist, spark_log
 from seqgate.spark import local_session
 from seqgate.spark._columns import connected
 from seqgate.spark._partitions import list_topics
@@ -56,6 +56,7 @@ WIDTH: Final = 160
 def main(arguments: Sequence[str] | None = None, spark: SparkSession | None = None) -> int:
     """Run the command, by default with the process's arguments. Returns its exit status."""
     given = _parser().parse_args(arguments)
+    output = Output(Format.JSON if given.json else Format.TABLE)
     try:
         settings = resolve(os.environ, ledger=given.ledger)
         logs = Logs(settings.ledger.value, ",".join(given.topics or ["*"]), given.timeout)
@@ -63,19 +64,13 @@ def main(arguments: Sequence[str] | None = None, spark: SparkSession | None = No
             spans.part("list"),
             connected(logs.ledger) as stub,
         ):  # invalid arguments are reported without Spark
-            list_topics(stub, given.topics, logs.timeout_s)
-        audited = audit(spark or session(), logs)
-    except InvalidSettings as error:
-        sys.stderr.write(f"{error}\n")
-        return WRONG
+            topics = list_topics(stub, given.topics or ["*"], logs.timeout_s)
+        with spark_log(given.log_file) as log:
+            audited = _audited(topics, logs, log, spark)
     except SeqgateError as error:
-        sys.stderr.write(f"{error}\n")
+        output.error(error)
         spans.fail(trace.get_current_span(), reason_of(error), str(error))
         return exit_code(error)
-    except PySparkException as error:
-        spans.fail(trace.get_current_span(), "SPARK_JOB_FAILED", str(error))
-        sys.stderr.write(f"nothing is proven, since a log cannot be read: {error}\n")
-        return REFUSED
     except KeyboardInterrupt:
         return INTERRUPTED
     if given.parquet is not None:
@@ -87,8 +82,30 @@ def main(arguments: Sequence[str] | None = None, spark: SparkSession | None = No
     return REFUSED if audited.found else 0
 
 
-def session() -> SparkSession:
-    return local_session("seqgate audit", **executor_settings(os.environ))
+def _audited(
+    topics: Sequence[Topic], logs: Logs, log: SparkLog, spark: SparkSession | None
+) -> Audited:
+    """Audit topics, and show the progress. Raises SparkJobFailed: a log cannot be read."""
+    session: SparkSession | None = None
+    group = f"seqgate audit {uuid4()}"
+
+    def look(progress: Progress) -> None:
+        if session is not None:
+            progress.set(entries=entries_read(session, group))
+
+    entries = sum(each.entries for each in topics)
+    with Progress("audit", poll=look, topics=len(topics), entries=entries) as progress:
+        session = spark or local_session("seqgate audit", log.path, **executor_settings(os.environ))
+        try:
+            audited = audit(session, logs, group)
+        except FAILURES as error:
+            raise SparkJobFailed(
+                f"nothing is proven, since a log cannot be read: {gist(error)}",
+                details=log.failed(error),
+            ) from error
+        session = None
+        progress.set(topics=len(topics), entries=sum(each["entries"] for each in audited.totals))
+    return audited
 
 
 def _write(folder: Path, audited: Audited) -> None:
@@ -161,6 +178,7 @@ def _parser() -> argparse.ArgumentParser:
         "--parquet", type=Path, metavar="DIR", help="also write the findings here, as Parquet"
     )
     parser.add_argument("--json", action="store_true", help="print JSON, one object per line")
+    add_log_file(parser)
     parser.add_argument(
         "--timeout",
         type=int,

@@ -1,11 +1,13 @@
 """The two passes over the logs, with Spark."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -56,6 +58,9 @@ FOUND: Final = pa.schema(
 """A finding; `earlier` is the entry that it collides with."""
 
 
+GROUP: Final = "spark.jobGroup.id"
+
+
 class Logs(NamedTuple):
     """The logs to audit, the ledger's address, and how many seconds it may be unreachable."""
 
@@ -72,10 +77,11 @@ class Audited(NamedTuple):
     untold: int
 
 
-def audit(spark: SparkSession, logs: Logs) -> Audited:
-    """Read the logs, and suspicious producers a second time."""
+def audit(spark: SparkSession, logs: Logs, group: str = "") -> Audited:
+    """Read the logs, and suspicious producers a second time. `group` is the job group of the first
+    pass, for entries_read; empty: none."""
     register(spark)
-    with spans.part("spark scan") as span:
+    with spans.part("spark scan") as span, _grouped(spark, group):
         rows = (
             _entries(spark, logs)
             .repartition("topic", "producer")
@@ -117,6 +123,33 @@ def audit(spark: SparkSession, logs: Logs) -> Audited:
                 found.append(row.asDict())
     found.sort(key=lambda row: (row["topic"], row["producer"], row["ledger_id"], row["entry_id"]))
     return Audited([totals[topic] for topic in sorted(totals)], found, untold)
+
+
+@contextmanager
+def _grouped(spark: SparkSession, group: str) -> Iterator[None]:
+    context: Any = spark.sparkContext
+    context.setLocalProperty(GROUP, group or None)
+    try:
+        yield
+    finally:
+        context.setLocalProperty(GROUP, None)
+
+
+def entries_read(spark: SparkSession, group: str) -> int:
+    """The entries that the ended tasks of the first pass of this job group have read: those that
+    they gave to the shuffle. Only Spark's own store counts them."""
+    context: Any = spark.sparkContext
+    tracker = context.statusTracker()
+    jobs = [tracker.getJobInfo(each) for each in tracker.getJobIdsForGroup(group)]
+    stages = [stage for job in jobs if job is not None for stage in job.stageIds]
+    if not stages:
+        return 0
+    try:
+        store = context._jsc.sc().statusStore()  # noqa: SLF001 - it has no public name in Python
+        stage = store.lastStageAttempt(min(stages))
+        return int(stage.shuffleWriteRecords())
+    except Py4JError:  # the store learns of a stage after the tracker does
+        return 0
 
 
 def _entries(spark: SparkSession, logs: Logs) -> DataFrame:

@@ -6,6 +6,9 @@ Topics are names and patterns (* and ?); default: topics whose state was lost. A
 the options, SEQGATE_LEDGER, SEQGATE_DEDUP and SEQGATE_CURSOR, or the config file of the command
 line. Runs in this process, or on a cluster through spark-submit.
 
+Progress goes to standard error. What Spark writes goes to a file, which is deleted unless the job
+fails, or --log-file or SEQGATE_SPARK_LOG names one.
+
 Exit status: 0: success; 1: a topic failed, differs, or was rebuilt without damaged entries; 2:
 invalid arguments; 3: a service is unreachable.
 """
@@ -18,17 +21,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Final
 
 from opentelemetry import trace
-from pyspark.errors import PySparkException
+from pyspark import Accumulator
 from pyspark.sql import SparkSession
 
-from seqgate.cli._failure import (
-    INTERRUPTED,
-    REFUSED,
-    WRONG,
-    InvalidSettings,
-    exit_code,
-    reason_of,
-)
+from seqgate.cli._failure import DONE, INTERRUPTED, REFUSED, exit_code, reason_of
+from seqgate.cli._output import Format, Output, OutputClosed
+from seqgate.cli._progress import Progress
 from seqgate.cli._settings import resolve
 from seqgate.errors import SeqgateError
 from seqgate.jobs.rebuild.loading import RESULTS, Job, Result, reducer
@@ -45,6 +43,7 @@ from seqgate.jobs.rebuild.plan import (
 )
 from seqgate.jobs.rebuild.screen import Screen
 from seqgate.jobs.rebuild.source import Reading, frame, reduced
+from seqgate.jobs.spark_log import FAILURES, SparkJobFailed, SparkLog, add_log_file, gist, spark_log
 from seqgate.spark import local_session
 from seqgate.spark._traced import executor_settings, job
 from seqgate.telemetry import names, spans
@@ -65,18 +64,17 @@ def main(arguments: Sequence[str] | None = None, spark: SparkSession | None = No
     given = _parser().parse_args(arguments)
     source = given.source or (Source.EARLIEST if given.diff else Source.SNAPSHOT)
     given.source = Source(source)
+    output = Output(Format.JSON if given.json else Format.TABLE)
     try:
         settings = resolve(os.environ, ledger=given.ledger, dedup=given.dedup, cursor=given.cursor)
-    except InvalidSettings as error:
-        sys.stderr.write(f"{error}\n")
-        return WRONG
-    addresses = (settings.ledger.value, settings.dedup.value, settings.cursor.value)
-    services = Services(*addresses, given.timeout)
-    try:
-        with Screen(as_json=given.json) as screen:
-            return _run(given, services, screen, spark)
+        addresses = (settings.ledger.value, settings.dedup.value, settings.cursor.value)
+        services = Services(*addresses, given.timeout)
+        with spark_log(given.log_file) as log:
+            return _run(given, services, Screen(output), log, spark)
+    except OutputClosed:
+        return DONE
     except SeqgateError as error:
-        sys.stderr.write(f"{error}\n")
+        output.error(error)
         spans.fail(trace.get_current_span(), reason_of(error), str(error))
         return exit_code(error)
     except KeyboardInterrupt:
@@ -84,7 +82,11 @@ def main(arguments: Sequence[str] | None = None, spark: SparkSession | None = No
 
 
 def _run(
-    given: argparse.Namespace, services: Services, screen: Screen, spark: SparkSession | None
+    given: argparse.Namespace,
+    services: Services,
+    screen: Screen,
+    log: SparkLog,
+    spark: SparkSession | None,
 ) -> int:
     with spans.part("plan") as span, Stubs(services) as stubs:
         found = list(plans(stubs, given.topics, given.source, comparing=given.diff))
@@ -98,35 +100,64 @@ def _run(
         for topic in topics:
             screen.planned(topic)
     else:
-        screen.begin(len(topics))
         if topics:
-            spark = spark or local_session("seqgate rebuild", **executor_settings(os.environ))
-            cores = spark.sparkContext.defaultParallelism
-            for wave_results in _rebuilt(
-                spark, waves(topics, given.entries_per_wave, cores), given, services
-            ):
-                screen.wave(wave_results)
-                results += wave_results
+            results = _rebuilt(topics, given, services, screen, log, spark)
         screen.summary(results, untouched)
     bad = any(each.bad for each in results) or any(each.failed for each in untouched)
     return REFUSED if bad else 0
 
 
 def _rebuilt(
-    spark: SparkSession, todo: list[Wave], given: argparse.Namespace, services: Services
+    topics: list[TopicPlan],
+    given: argparse.Namespace,
+    services: Services,
+    screen: Screen,
+    log: SparkLog,
+    spark: SparkSession | None,
+) -> list[Result]:
+    """Rebuild topics, and show the results of each wave as it ends."""
+    results: list[Result] = []
+    entries = sum(each.entries for each in topics)
+    read: Accumulator[int] | None = None
+
+    def look(progress: Progress) -> None:
+        if read is not None:
+            progress.set(entries=read.value)
+
+    verb = "diff" if given.diff else "rebuild"
+    with Progress(verb, poll=look, topics=len(topics), entries=entries) as progress:
+        spark = spark or local_session("seqgate rebuild", log.path, **executor_settings(os.environ))
+        read = spark.sparkContext.accumulator(0)
+        todo = waves(topics, given.entries_per_wave, spark.sparkContext.defaultParallelism)
+        for of_wave in _waves(spark, todo, given, services, log, read):
+            progress.add(topics=len(of_wave))
+            screen.wave(of_wave)
+            results += of_wave
+    return results
+
+
+def _waves(
+    spark: SparkSession,
+    todo: list[Wave],
+    given: argparse.Namespace,
+    services: Services,
+    log: SparkLog,
+    read: "Accumulator[int]",
 ) -> Iterator[list[Result]]:
     """Run the waves; yields the results of each as it ends."""
     pool = ThreadPoolExecutor(WAVES_AT_A_TIME)
     try:
         rebuild = spans.threaded(_wave)
-        pending = {pool.submit(rebuild, spark, wave, given, services): wave for wave in todo}
+        pending = {pool.submit(rebuild, spark, wave, given, services, read): wave for wave in todo}
         for future in as_completed(pending):
             try:
                 yield future.result()
-            except PySparkException as error:
-                message = _gist(str(error))
+            except FAILURES as error:
+                reason, details = SparkJobFailed.default_reason, log.failed(error)
                 yield [
-                    Result(each.topic, "failed", reason="SPARK_JOB_FAILED", message=message)
+                    Result(
+                        each.topic, "failed", reason=reason, message=gist(error), details=details
+                    )
                     for each in pending[future].topics
                 ]
     except BaseException:
@@ -136,15 +167,12 @@ def _rebuilt(
         pool.shutdown(cancel_futures=True)
 
 
-def _gist(message: str) -> str:
-    """The first line of a long report of Spark, and that of the task's exception."""
-    lines = [line.strip() for line in message.partition("SQLSTATE")[0].splitlines()]
-    first, *more = [line for line in lines if line] or ["no reason was given"]
-    return f"{first} {more[-1]}" if more else first
-
-
 def _wave(
-    spark: SparkSession, wave: Wave, given: argparse.Namespace, services: Services
+    spark: SparkSession,
+    wave: Wave,
+    given: argparse.Namespace,
+    services: Services,
+    read: "Accumulator[int]",
 ) -> list[Result]:
     about = {
         names.TOPICS: len(wave.topics),
@@ -164,7 +192,7 @@ def _wave(
         timeout_s, skip_corrupt = services.timeout_s, given.skip_corrupt
         reading = Reading(services.ledger, timeout_s, skip_corrupt, wave.tasks, handed)
         tasks = spark.sparkContext.defaultParallelism * TASKS_PER_CORE
-        rows = reduced(frame(spark, reading), reducer(work), RESULTS, tasks, handed).collect()
+        rows = reduced(frame(spark, reading, read), reducer(work), RESULTS, tasks, handed).collect()
         results = sorted(Result.from_json(row.result) for row in rows)
         span.set_attribute(names.PRODUCERS, sum(each.producers for each in results))
     return results
@@ -213,6 +241,7 @@ def _parser() -> argparse.ArgumentParser:
         help="how long a service may be unreachable; default: %(default)s",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, one object per line")
+    add_log_file(parser)
     return parser
 
 

@@ -3,54 +3,30 @@
 import json
 import sys
 import time
-from types import TracebackType
-from typing import Any, Final, Self
+from collections.abc import Mapping
+from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from seqgate.cli._output import Output
 from seqgate.jobs.rebuild.loading import Result
 from seqgate.jobs.rebuild.plan import TopicPlan, Untouched
 
 WIDTH: Final = 160
 
+TOPIC_FAILED: Final = "TOPIC_FAILED"
+ENTRIES_SKIPPED: Final = "ENTRIES_SKIPPED"
+"""The reasons of notes about topics that an operator must look at."""
+
 
 class Screen:
-    """Prints results to standard output; progress and problems to standard error."""
+    """Prints results to standard output, and problems to standard error."""
 
-    def __init__(self, *, as_json: bool) -> None:
-        self._json = as_json
-        self._console = Console(
-            file=sys.stderr, width=None if sys.stderr.isatty() else WIDTH, soft_wrap=True
-        )
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._json = output.json
         self._started = time.monotonic()
-        self._entries = self._topics = self._of_topics = 0
-        self._progress = Progress(
-            TextColumn("rebuilding"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("topics, {task.fields[entries]:,} entries, {task.fields[rate]:,}/s"),
-            TimeElapsedColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._progress.stop()
-
-    def begin(self, topics: int) -> None:
-        self._of_topics = topics
-        self._task = self._progress.add_task("", total=topics, entries=0, rate=0)
 
     def planned(self, plan: TopicPlan) -> None:
         base = "the beginning" if plan.base is None else f"the snapshot at {plan.base}"
@@ -69,16 +45,8 @@ class Screen:
         self._out({"kind": "untouched", **topic._asdict()}, f"{topic.topic}: {topic.why}")
 
     def wave(self, results: list[Result]) -> None:
-        self._topics += len(results)
-        self._entries += sum(each.entries for each in results)
-        rate = round(self._entries / max(time.monotonic() - self._started, 0.001))
-        self._progress.update(self._task, completed=self._topics, entries=self._entries, rate=rate)
         for each in results:
             self._result(each)
-        if not self._console.is_terminal:
-            self._say(
-                f"{self._topics} of {self._of_topics} topics, {self._entries:,} entries, {rate:,}/s"
-            )
 
     def summary(self, results: list[Result], untouched: list[Untouched]) -> None:
         counts: dict[str, int] = {}
@@ -87,7 +55,7 @@ class Screen:
         figures = {
             "topics": len(results),
             "producers": sum(each.producers for each in results),
-            "entries": self._entries,
+            "entries": sum(each.entries for each in results),
             "skipped": sum(each.skipped for each in results),
             "untouched": len(untouched),
             "seconds": round(time.monotonic() - self._started, 1),
@@ -123,23 +91,26 @@ class Screen:
                 )
         if result.outcome == "failed":
             where = " ".join(f"{name}={value}" for name, value in result.details.items())
-            self._alarm(f"{result.topic} FAILED: {result.reason}: {result.message} {where}")
+            self._alarm(
+                TOPIC_FAILED,
+                f"{result.topic} FAILED: {result.reason}: {result.message} {where}",
+                {"topic": result.topic, "reason": result.reason, **result.details},
+            )
         if result.skipped:
             self._alarm(
+                ENTRIES_SKIPPED,
                 f"{result.topic}: {result.skipped:,} damaged entries were SKIPPED; a message in "
-                "them that is sent again may be stored again"
+                "them that is sent again may be stored again",
+                {"topic": result.topic, "skipped": result.skipped},
             )
 
     def _out(self, fields: dict[str, Any], line: str) -> None:
-        text = json.dumps(fields) if self._json else line
-        if self._progress.disable:
-            sys.stdout.write(text + "\n")
-            sys.stdout.flush()
-        else:
-            self._progress.console.print(text, markup=False, highlight=False)
+        self._output.line(json.dumps(fields) if self._json else line)
 
-    def _alarm(self, line: str) -> None:
-        self._console.print(f"[bold red]ALARM[/] {escape(line)}", highlight=False)
-
-    def _say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False)
+    def _alarm(self, reason: str, line: str, details: Mapping[str, int | str]) -> None:
+        if self._json:
+            self._output.note(reason, line, details)
+            return
+        # Written to the current stderr, which a live line may have replaced by its own.
+        console = Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH, soft_wrap=True)
+        console.print(f"[bold red]ALARM[/] {escape(line)}", highlight=False)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute
+from pyspark import Accumulator
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -34,9 +35,12 @@ class Reading(NamedTuple):
     handed: Mapping[str, str] = {}
 
 
-def frame(spark: SparkSession, reading: Reading) -> DataFrame:
-    """The partials of a wave, one row per (topic, part, producer). (A DataSource does the same, but
-    starts a Python process to plan each wave.)"""
+def frame(
+    spark: SparkSession, reading: Reading, count: "Accumulator[int] | None" = None
+) -> DataFrame:
+    """The partials of a wave, one row per (topic, part, producer). The entries of each part are
+    added to `count` when its task ends. (A DataSource does the same, but starts a Python process to
+    plan each wave.)"""
 
     def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with in_task(reading.handed), connected(reading.ledger) as stub:
@@ -44,9 +48,11 @@ def frame(spark: SparkSession, reading: Reading) -> DataFrame:
                 for number in batch.column("id").to_pylist():
                     for part in reading.tasks[number]:
                         yield from folded(stub, part, reading)
+                        if count is not None and part.range is not None:
+                            count.add(part.range.entries)
 
-    count = len(reading.tasks)
-    return spark.range(0, count, 1, count).mapInArrow(read, from_arrow_schema(PARTIALS))
+    tasks = len(reading.tasks)
+    return spark.range(0, tasks, 1, tasks).mapInArrow(read, from_arrow_schema(PARTIALS))
 
 
 def reduced(
