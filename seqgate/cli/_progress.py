@@ -37,11 +37,13 @@ class Progress:
         *,
         poll: Callable[["Progress"], None] | None = None,
         interval_s: float = INTERVAL_S,
+        is_patient: bool = False,
         **totals: int | None,
     ) -> None:
         """
         Args:
             command: what is done, in one word.
+            is_patient: show nothing if it is done within the interval.
             poll: called before each look at the counts, in a thread, to set them.
             interval_s: the time between two JSON lines.
             totals: each count by its name, with its expected end; None: not known. The bar shows
@@ -55,6 +57,7 @@ class Progress:
         self._lock = threading.Lock()
         self._began_s = time.monotonic()
         self._line = _Line(command, totals) if sys.stderr.isatty() else None
+        self._is_patient = is_patient
         self._interval_s = REDRAWN_S if self._line else interval_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._show_often, name="progress", daemon=True)
@@ -69,7 +72,7 @@ class Progress:
             self._counts.update(counts)
 
     def __enter__(self) -> Self:
-        if self._line is not None:
+        if self._line is not None and not self._is_patient:
             self._line.start()
         self._thread.start()
         return self
@@ -82,12 +85,18 @@ class Progress:
     ) -> None:
         self._ended.set()
         self._thread.join()
+        if self._is_patient:  # it never was shown
+            return
         self._show(is_done=kind is None)
         if self._line is not None:
             self._line.stop()
 
     def _show_often(self) -> None:
         while not self._ended.wait(self._interval_s):
+            if self._is_patient:
+                self._is_patient = False
+                if self._line is not None:
+                    self._line.start()
             self._show(is_done=False)
 
     def _show(self, *, is_done: bool) -> None:

@@ -17,7 +17,9 @@ published again, only the lines that are not stored yet are.
 
 import asyncio
 import hashlib
+import os
 import socket
+import stat
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from dataclasses import dataclass
@@ -34,6 +36,7 @@ from seqgate.cli._failure import DONE, REFUSED, InvalidInput, OutputFailed, Wron
 from seqgate.cli._lines import WHOLE_BYTES_MAX, Pieces, numbered_lines, one, open_input, whole
 from seqgate.cli._message import Draft, parse
 from seqgate.cli._output import Output, OutputClosed
+from seqgate.cli._progress import Progress
 from seqgate.cli._service import client as client_of
 from seqgate.cli._service import reaching
 from seqgate.client import Batching, Chunking, Compression, Producer, Receipt
@@ -206,9 +209,11 @@ async def publish(
                 open_timeout_s=settings.timeout_s,
             ) as connected,
         ):
-            work = _Work(connected, run.output, given.draft)
+            progress = Progress("publish", messages=None, bytes=_size(opened), is_patient=True)
+            work = _Work(connected, run.output, given.draft, progress)
             try:
-                await work.do(given.source(opened))
+                with progress:
+                    await work.do(given.source(opened))
             finally:
                 work.summarize()
             work.check()
@@ -280,6 +285,14 @@ class _Given:
         return Draft(data, key=self.key, properties=self.properties, sequence_id=number)
 
 
+def _size(opened: FileIO | None) -> int | None:
+    """The size of a file in bytes; None: it is not known."""
+    if opened is None:
+        return None
+    about = os.fstat(opened.fileno())
+    return about.st_size if stat.S_ISREG(about.st_mode) else None
+
+
 def _batching(filter_properties: list[str], *, batch: bool) -> Batching | None:
     if not batch:
         if filter_properties:
@@ -312,10 +325,12 @@ class _Work:
         producer: Producer,
         output: Output,
         understand: Callable[[bytes, int | None], Draft],
+        progress: Progress,
     ) -> None:
         self._producer = producer
         self._output = output
         self._understand = understand
+        self._progress = progress
         self._room = Room()
         self._pending: asyncio.Queue[_Sent | None] = asyncio.Queue()
         self._newest: asyncio.Future[Receipt] | None = None
@@ -402,6 +417,8 @@ class _Work:
             self._print(receipt)
         finally:
             self._room.give_back(sent.size_bytes)
+            newline_bytes = 0 if sent.line is None else 1
+            self._progress.add(messages=1, bytes=sent.size_bytes + newline_bytes)
 
     def _print(self, receipt: Receipt) -> None:
         if not self._output.json or self._output_closed:

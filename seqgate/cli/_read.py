@@ -1,8 +1,9 @@
 """`seqgate read`: prints a topic's messages."""
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from datetime import datetime
 from functools import partial
 from typing import Final
@@ -15,6 +16,7 @@ from seqgate.cli._failure import WrongUsage, reason_of
 from seqgate.cli._left_out import LeftOut, tell_left_out
 from seqgate.cli._message import Listing
 from seqgate.cli._output import Output
+from seqgate.cli._progress import Progress
 from seqgate.cli._service import client as client_of
 from seqgate.cli._service import reaching
 from seqgate.cli._wire import position
@@ -62,7 +64,7 @@ async def read(
         raise WrongUsage("--exclusive requires --from with a message id")
     if follow and to is not None:
         raise WrongUsage("--to and --follow are mutually exclusive")
-    await run.services.call(pb.GetTopicRequest(topic=topic))
+    found_topic = (await run.services.call(pb.GetTopicRequest(topic=topic))).topic
     end = await _end(run, topic, to)
     listing = Listing(run.output, whole=True)
     left_out = LeftOut()
@@ -75,16 +77,22 @@ async def read(
         skip_damaged=skip_damaged,
         left_out=left_out,
     )
+    is_all = start == EARLIEST and end is None
+    total = count or (found_topic.messages if is_all else None)
+    progress = Progress("read", messages=total, is_patient=True)
+    is_seen = follow or sys.stdout.isatty()  # by the messages themselves
     try:
         async with aclosing(found):
-            async for message in found:
-                if end is not None and _place_of(message.id) > end:
-                    break
-                listing.add(message)
-                if count is not None:
-                    count -= 1
-                    if count == 0:
+            with nullcontext() if is_seen else progress:
+                async for message in found:
+                    if end is not None and _place_of(message.id) > end:
                         break
+                    listing.add(message)
+                    progress.add(messages=1)
+                    if count is not None:
+                        count -= 1
+                        if count == 0:
+                            break
     finally:
         tell_left_out(run.output, left_out)
 

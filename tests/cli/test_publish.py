@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -515,3 +516,13 @@ async def test_an_interrupt_exits_with_130_and_reports_the_sent_messages(
 
     assert (ended.code, ended.err) == (130, "")
     assert ended.rows[1][:2] == ["p", "1"]
+
+
+async def test_a_long_input_shows_its_progress(seqgate: CommandLine, topic: str) -> None:
+    async with seqgate.running("publish", topic, "-o", "json") as publishing:
+        await publishing.write("a", "b")
+        shown = json.loads(await publishing.error_line())["progress"]
+        assert (shown["command"], shown["messages"], shown["done"]) == ("publish", 2, False)
+        ended = await publishing.ended()
+    assert ended.code == 0
+    assert json.loads(ended.err)["progress"]["done"]

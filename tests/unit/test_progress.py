@@ -47,3 +47,19 @@ def test_a_failed_command_is_not_done(capsys: Printed) -> None:
         raise ValueError("failed")
     (last,) = lines(capsys)
     assert not last["done"]
+
+
+def test_a_patient_one_says_nothing_of_what_is_done_at_once(capsys: Printed) -> None:
+    with Progress("read", messages=None, is_patient=True) as progress:
+        progress.add(messages=1)
+    assert lines(capsys) == []
+
+
+async def test_a_patient_one_shows_what_takes_longer(capsys: Printed) -> None:
+    polled: list[Progress] = []
+    poll = polled.append
+    with Progress("read", poll=poll, interval_s=0.001, messages=3, is_patient=True) as progress:
+        await eventually(lambda: polled, "it is shown")
+        progress.add(messages=3)
+    *_, last = lines(capsys)
+    assert (last["messages"], last["of_messages"], last["done"]) == (3, 3, True)
