@@ -327,8 +327,10 @@ class Snapshots:
         """The snapshot in the cursor, if it is readable and of this incarnation or a newer one."""
         async with self._reads_at_a_time:
             cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=True)
-            snapshot = None if cursor is None else _read(topic, cursor, 0)
-            if cursor is None or cursor.mark_delete is None or snapshot is None:
+            if cursor is None or cursor.mark_delete is None or not cursor.mark_delete_properties:
+                return None
+            snapshot = _read(topic, cursor, 0)
+            if snapshot is None:
                 return None
             of = incarnation if snapshot.incarnation is None else snapshot.incarnation
             if of < incarnation or not snapshot.is_of(of, cursor.mark_delete):

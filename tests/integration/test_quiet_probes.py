@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 from grpc import StatusCode
 
@@ -54,14 +55,20 @@ class Probed:
         return [line for service in SERVICES for line in self.services.log(service)]
 
 
-@pytest_asyncio.fixture
-async def probed(tmp_path: Path) -> AsyncIterator[Probed]:
+@pytest_asyncio.fixture(params=["sqlite", "postgres"])
+async def probed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Probed]:
     """Services that check their dependencies often, and log all they can."""
     often = {f"SEQGATE_{each.upper()}_HEALTH_INTERVAL_S": "0.05" for each in SERVICES}
     loud = {f"SEQGATE_{each.upper()}_LOG_LEVEL": "debug" for each in SERVICES}
     async with (
         otlp_receiver() as received,
-        running(tmp_path / "stack", **often, **loud, **otel_variables(received)) as services,
+        running(
+            tmp_path / "stack",
+            store=request.param,
+            **often,
+            **loud,
+            **otel_variables(received),
+        ) as services,
     ):
         yield Probed(services, received)
 

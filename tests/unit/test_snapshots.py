@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -768,3 +769,63 @@ async def test_concurrent_snapshots_are_bounded(make: Make) -> None:
     on.set()
     await asyncio.gather(*asked)
     assert len(taking) == 9
+
+
+# ---- what a status says of the newest one
+
+
+async def test_a_status_has_the_snapshot_of_the_cursor_whatever_redis_recorded(make: Make) -> None:
+    world = make()
+    await world.append(2)
+    await world.snapshots.take(TOPIC)
+    rolled_back = deepcopy(world.store.states[TOPIC])
+    await world.append(3)
+    await world.snapshots.take(TOPIC)
+    newest = await world.dedup.status(TOPIC)
+    assert newest.snapshot is not None
+    assert newest.snapshot.position == (1, 4)
+
+    world.store.states[TOPIC] = rolled_back
+    assert (await world.dedup.status(TOPIC)).snapshot == newest.snapshot
+    world.store.states.clear()
+    assert (await world.dedup.status(TOPIC)).snapshot == newest.snapshot
+    await world.cursors.delete(TOPIC, DEDUP_CURSOR)
+    world.store.states[TOPIC] = rolled_back
+    lost = await world.dedup.status(TOPIC)
+    assert (lost.snapshot, lost.snapshot_unknown, lost.unsaved) == (None, False, 2)
+
+
+async def test_a_snapshot_that_no_recovery_would_load_is_none(make: Make) -> None:
+    """That of an earlier incarnation, of a position that was moved by hand, and an unreadable
+    one."""
+    world = make()
+    await world.append(2)
+    await world.snapshots.take(TOPIC)
+    cursor = world.cursors.cursors[TOPIC, DEDUP_CURSOR]
+    moved = cursor._replace(mark_delete=Position(1, 9))
+    unreadable = cursor._replace(mark_delete_properties={"p": "x"})
+    world.store.states.clear()
+    for useless in (moved, unreadable):
+        world.cursors.cursors[TOPIC, DEDUP_CURSOR] = useless
+        assert (await world.dedup.status(TOPIC)).snapshot is None
+
+    world.cursors.cursors[TOPIC, DEDUP_CURSOR] = cursor
+    assert (await world.dedup.status(TOPIC)).snapshot is not None
+    await world.store.load(TOPIC, 2, Position(1, 0), [], replacing=False, taken_ms=None)
+    assert (await world.dedup.status(TOPIC)).snapshot is None
+
+
+async def test_a_snapshot_is_unknown_while_the_cursor_service_is_silent(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.001)
+    world = make()
+    await world.append(2)
+    await world.snapshots.take(TOPIC)
+
+    async def silent(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(world.cursors, "get", silent)
+    status = await world.dedup.status(TOPIC)
+    assert (status.snapshot, status.snapshot_unknown) == (None, True)
