@@ -202,8 +202,14 @@ async def test_concurrent_rebuilds_do_not_interfere(
 
 
 async def test_damage_affects_one_topic_and_can_be_skipped(
-    world: World, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+    world: World,
+    spark: SparkSession,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    log = tmp_path / "spark.log"
+    monkeypatch.setenv("SEQGATE_SPARK_LOG", str(log))
     damaged, whole = "damaged/spark/log", "damaged/spark/other"
     blocks = [[single(first + each) for each in range(10)] for first in (0, 10, 20)]
     folder = world.services.stack.folder
@@ -229,7 +235,10 @@ async def test_damage_affects_one_topic_and_can_be_skipped(
     with pytest.raises(PySparkException, match="checksum"):
         world.entries(spark, damaged).count()
     assert audit(["--ledger", world.services.stack.address("ledger"), damaged], spark) == 1
-    assert "nothing is proven" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "nothing is proven" in error
+    assert str(log) in error
+    assert "checksum" in log.read_text()
 
     assert rebuild([*world.addresses, "--json", "--skip-corrupt", damaged], spark) == 1
     captured = capsys.readouterr()
