@@ -14,9 +14,10 @@ const definitions = protoLoader.loadSync(
   [
     ...['dispatcher', 'entry', 'ledger'].map((name) => `seqgate/api/${name}/v1/${name}.proto`),
     'seqgate/api/internal/dedup/v1/writer.proto',
+    'google/rpc/error_details.proto',
   ],
   {
-    includeDirs: [folder('../../protos'), folder('.')], // ours, and google/rpc/status.proto
+    includeDirs: [folder('../../protos')],
     longs: String,
     enums: String,
     defaults: true,

@@ -3,10 +3,12 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -53,17 +55,21 @@ def example(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(
         root / "examples" / "node", folder, ignore=shutil.ignore_patterns("node_modules")
     )
+    install(folder)
+    return folder
+
+
+def install(folder: Path, *packages: str) -> None:
     npm = NODE / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     told = ("--no-package-lock", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline")
     installed = subprocess.run(
-        [NODE / "bin" / "node", npm, "install", *told],
+        [NODE / "bin" / "node", npm, "install", *told, *packages],
         cwd=folder,
         timeout=INSTALL_TIMEOUT_S,
         capture_output=True,
         text=True,
     )
     assert installed.returncode == 0, installed.stderr
-    return folder
 
 
 class Script:
@@ -133,6 +139,34 @@ async def refusal(example: Path, script: str, *arguments: str, lines: Sequence[L
         status, said, complaints = await running.ended()
     assert (status, said) == (1, [])
     return complaints
+
+
+# ---- generated code
+
+
+def test_node_runs_the_code_that_buf_generates(root: Path, tmp_path: Path) -> None:
+    """The commands of protos' README, with no network for buf."""
+    folder = tmp_path / "protos"
+    shutil.copytree(root / "protos", folder)
+    (npm,) = re.findall("npm install (.*)", (folder / "README.md").read_text())
+    install(folder, *npm.split())
+    scripts = sysconfig.get_path("scripts")
+    paths = [folder / "node_modules" / ".bin", NODE / "bin", scripts, os.environ["PATH"]]
+    environment = {"PATH": ":".join(map(str, paths)), "HOME": str(tmp_path)}
+    environment |= dict.fromkeys(("HTTPS_PROXY", "HTTP_PROXY"), "http://127.0.0.1:9")
+    subprocess.run(["buf", "generate"], cwd=folder, env=environment, check=True)
+    (folder / "package.json").write_text('{"type": "module"}')
+    script = """
+        import { create, toBinary } from '@bufbuild/protobuf';
+        import { ReceiptSchema } from './gen/seqgate/api/ledger/v1/ledger_pb.js';
+        const error = { code: 5, message: 'absent' };
+        const receipt = create(ReceiptSchema, { requestId: 2n ** 63n, error });
+        process.stdout.write(toBinary(ReceiptSchema, receipt));
+    """
+    command = ["node", "--input-type=module", "--eval", script]
+    done = subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+    receipt = ledger_pb2.Receipt.FromString(done.stdout)
+    assert (receipt.request_id, receipt.error.message) == (2**63, "absent")
 
 
 # ---- a log of its own

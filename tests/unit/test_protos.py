@@ -1,6 +1,10 @@
-"""tools/dev/protos.py: callers of the last released version stay served."""
+"""The contract: callers of the last release stay served, and protos/ compiles alone."""
 
+import json
+import os
 import shutil
+import subprocess
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -31,3 +35,29 @@ def test_only_changes_that_break_callers_are_refused(
     faults = protos.lint()
     assert len(faults) == bool(found)
     assert all(found in fault for fault in faults)
+
+
+def test_buf_generates_code_from_a_copy_of_protos_without_a_network(tmp_path: Path) -> None:
+    copy = tmp_path / "protos"
+    shutil.copytree(protos.PROTOS, copy)
+    plugin = {"local": "protoc-gen-mypy", "out": "gen", "opt": "quiet"}
+    template = json.dumps({"version": "v2", "plugins": [plugin]})
+    scripts = sysconfig.get_path("scripts")
+    environment = {"PATH": f"{scripts}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    environment |= dict.fromkeys(("HTTPS_PROXY", "HTTP_PROXY"), "http://127.0.0.1:9")
+    command = [f"{scripts}/buf", "generate", "--template", template]
+    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    generated = files(copy / "gen")
+    assert {each for each in generated if each.startswith("google/")} == {
+        "google/rpc/error_details_pb2.pyi",
+        "google/rpc/status_pb2.pyi",
+    }
+    committed = {f"seqgate/api/{name}": text for name, text in files(protos.GENERATED).items()}
+    assert committed.items() <= generated.items()
+
+
+def files(folder: Path) -> dict[str, str]:
+    """The stubs of messages below a folder."""
+    found = folder.rglob("*_pb2.pyi")
+    return {str(each.relative_to(folder)): each.read_text() for each in found}

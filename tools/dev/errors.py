@@ -201,7 +201,7 @@ def _words(refusal: type[Exception]) -> str:
 @cache
 def _identifiers() -> frozenset[str]:
     """All words of protos and code, which include the names of fields, settings and options."""
-    files = [*(ROOT / "protos").rglob("*.proto")]
+    files = [*(ROOT / "protos" / "seqgate").rglob("*.proto")]
     for folder in ("seqgate", "services"):
         files += (each for each in (ROOT / folder).rglob("*.py") if "api" not in each.parts)
     return frozenset(word for file in files for word in re.findall(r"\w+", file.read_text()))

@@ -1,7 +1,7 @@
 """The wire contract: generates seqgate/api from protos/, compares, and lints.
 
-python -m tools.dev.protos            write seqgate/api
-python -m tools.dev.protos --check    exit 1 if seqgate/api is stale
+python -m tools.dev.protos            write seqgate/api, and google/rpc in protos/
+python -m tools.dev.protos --check    exit 1 if one of them is stale
 python -m tools.dev.protos --lint     exit 1 if buf finds faults in protos/, or a change that breaks
                                       callers of the last released version
 python -m tools.dev.protos --release  keep the contract as that of the version in pyproject.toml
@@ -25,16 +25,16 @@ PROTOS = ROOT / "protos"
 GENERATED = ROOT / "seqgate" / "api"
 RELEASES = PROTOS / "releases"
 """The contracts of released versions, as descriptor sets: <version>.binpb."""
+CARRIED = ("google/rpc/error_details.proto", "google/rpc/status.proto")
+"""Copies of Google's files, so that protos/ can be compiled without other packages."""
 
 
 def protoc(*outputs: str) -> None:
-    """Compile every file of protos/; google/rpc and google/protobuf come from the environment."""
-    sources = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
-    includes = [
-        PROTOS,
-        Path(grpc_tools.__file__).parent / "_proto",
-        Path(status_pb2.__file__).parents[2],
-    ]
+    """Compile our files in protos/; google/protobuf comes with protoc."""
+    sources = sorted(
+        str(path.relative_to(PROTOS)) for path in (PROTOS / "seqgate").rglob("*.proto")
+    )
+    includes = [PROTOS, Path(grpc_tools.__file__).parent / "_proto"]
     subprocess.run(
         [
             *(sys.executable, "-m", "grpc_tools.protoc"),
@@ -76,21 +76,16 @@ def differences(left: Path, right: Path) -> list[str]:
 
 
 def lint() -> list[str]:
-    """Lint a compiled image of protos/, and compare it with the last released one: buf would need a
-    network to resolve imports."""
-    with tempfile.TemporaryDirectory() as scratch:
-        image = Path(scratch) / "image.binpb"
-        protoc("--include_imports", "--include_source_info", f"--descriptor_set_out={image}")
-        released = max(RELEASES.glob("*.binpb"), key=_version)
-        return buf("lint", image) + buf("breaking", image, "--against", str(released))
+    """Lint protos/, and compare it with the last released contract."""
+    released = max(RELEASES.glob("*.binpb"), key=_version)
+    return buf("lint") + buf("breaking", "--against", str(released))
 
 
-def buf(command: str, image: Path, *options: str) -> list[str]:
-    """What buf says against an image, by the rules of protos/buf.yaml."""
+def buf(command: str, *options: str) -> list[str]:
+    """What buf says against protos/, by the rules of its buf.yaml."""
     program = Path(sysconfig.get_path("scripts")) / "buf"
-    config = str(PROTOS / "buf.yaml")
-    given = [str(program), command, str(image), "--config", config, *options]
-    done = subprocess.run(given, check=False, capture_output=True, text=True)
+    given = [str(program), command, *options]
+    done = subprocess.run(given, cwd=PROTOS, check=False, capture_output=True, text=True)
     return (done.stdout + done.stderr).splitlines() or ["buf failed"] * (done.returncode != 0)
 
 
@@ -107,11 +102,24 @@ def release() -> list[str]:
 def check() -> list[str]:
     with tempfile.TemporaryDirectory() as scratch:
         generate(Path(scratch))
-        stale = differences(Path(scratch) / "seqgate" / "api", GENERATED)
-    return [f"seqgate/api/{path} is stale: run make protos" for path in stale]
+        changed = differences(Path(scratch) / "seqgate" / "api", GENERATED)
+    stale = [f"seqgate/api/{path}" for path in changed]
+    stale += [
+        f"protos/{name}"
+        for name in CARRIED
+        if (PROTOS / name).read_bytes() != (_packaged() / name).read_bytes()
+    ]
+    return [f"{path} is stale: run make protos" for path in stale]
+
+
+def _packaged() -> Path:
+    """The folder of the installed package that has Google's files."""
+    return Path(status_pb2.__file__).parents[2]
 
 
 def write() -> list[str]:
+    for name in CARRIED:
+        shutil.copyfile(_packaged() / name, PROTOS / name)
     with tempfile.TemporaryDirectory() as scratch:
         generate(Path(scratch))
         shutil.rmtree(GENERATED, ignore_errors=True)
