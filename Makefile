@@ -12,7 +12,7 @@ TOGETHER := $(MAKE) --no-print-directory --output-sync --jobs=2
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep lint types rules compiled format bench bench-docs protos errors locks clean
+.PHONY: help setup demo test test-deep lint types rules compiled format docs bench bench-docs protos errors locks clean
 
 help:
 	@echo "make demo    publish a year of flights through crashes, and prove that each is stored once"
@@ -21,6 +21,7 @@ help:
 	@echo "make test    lint, types and the tests"
 	@echo "make test-deep  all tests at full depth: histories, deliberate defects, benchmarks, long torture"
 	@echo "make lint    ruff, mypy, import contracts, buf, generated code, errors, documents"
+	@echo "make docs    build the documentation as a site, build/site, and check its links"
 	@echo "make bench   measure, print tables, and write build/bench/report.json and index.html"
 	@echo "make bench-docs  make bench, and keep its figures in docs/benchmarks and README.md"
 	@echo "make protos  generate seqgate/api from protos/"
@@ -78,6 +79,9 @@ $(PEERS): $(READY) requirements-bench.lock
 format: setup
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+docs: setup
+	@$(BIN)/python -m tools.site && echo "build/site/index.html is the start page"
 
 bench: setup $(PEERS)
 	@$(BIN)/python -m tools.bench

@@ -4,7 +4,8 @@ python -m tools.dev.documents    exit 1 if a name or a link leads nowhere
 
     any text file    every name that ends in .md exists: from the file's folder, one of its parents,
                      or docs
-    documents        every relative link exists, and so does the heading after its #
+    documents        every relative link exists, and so does the heading after its #; make docs
+                     checks links to the pages that it generates, docs/reference
                      code in backticks exists: a path (`services/ledger/core/writer.py`,
                      `services/*/rights.py`), a function (`seqgate/client/_outbox.py:receive`), or
                      a module (`test_crash_points.py`). The changelog may name removed code.
@@ -31,6 +32,9 @@ TEXT: Final = frozenset(
 )
 """Suffixes of the files searched for names of documents; "" is a Makefile or a Dockerfile."""
 
+GENERATED: Final = "docs/reference"
+"""The folder of pages that `make docs` writes, and whose links it checks."""
+
 HISTORY: Final = "CHANGELOG.md"
 
 NAMED: Final = re.compile(r"(?<![\w/.:-])(?:\.\./)*[\w][\w./-]*\.md\b(?:#[\w-]+)?")
@@ -49,7 +53,7 @@ def faults(root: Path = ROOT) -> list[str]:
         text = file.read_text(encoding="utf-8", errors="ignore")
         of_file = [*_missing_documents(root, file, text)]
         if file.suffix == ".md":
-            of_file += _broken_links(file, text)
+            of_file += _broken_links(root, file, text)
             if file.name != HISTORY:
                 of_file += _missing_code(root, text)
                 of_file += [
@@ -75,19 +79,26 @@ def _missing_documents(root: Path, file: Path, text: str) -> Iterator[str]:
             bases += [each for each in file.parents if each.is_relative_to(root)] + [root / "docs"]
         document = next((each / name for each in bases if (each / name).is_file()), None)
         if document is None:
-            yield f"{name} does not exist"
+            if not _is_generated(root, file.parent / name):
+                yield f"{name} does not exist"
         elif anchor and anchor not in anchors(document):
             yield f"{name} has no heading #{anchor}"
 
 
-def _broken_links(file: Path, text: str) -> Iterator[str]:
+def _broken_links(root: Path, file: Path, text: str) -> Iterator[str]:
     for match in LINK.finditer(text):
         name, _, anchor = match[1].partition("#")
         target = file.parent / name if name else file
+        if _is_generated(root, target):
+            continue
         if not target.exists():
             yield f"the link to {name} leads nowhere"
         elif anchor and anchor not in anchors(target):
             yield f"the link to {match[1]} leads to no heading"
+
+
+def _is_generated(root: Path, document: Path) -> bool:
+    return Path(os.path.normpath(document)).is_relative_to(root / GENERATED)
 
 
 def _missing_code(root: Path, text: str) -> Iterator[str]:
