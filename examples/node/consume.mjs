@@ -1,14 +1,25 @@
 // Consume a subscription: messages come in order per key, and are acknowledged.
 //
-//     node consume.mjs localhost:7704 public/default/orders billing [how many]
+//     node consume.mjs DISPATCHER TOPIC SUBSCRIPTION [COUNT]
 //
-// Prints each message as a JSON line. Any number of these share the subscription, each with keys of
-// its own. A message comes again when a consumer dies before its acknowledgement is durable: an
+// Prints each message as a JSON line, and ends after COUNT of them; without COUNT, never. Any number
+// of these share the subscription, each with keys of its own. A message comes again when a consumer dies before its acknowledgement is durable: an
 // effect that must happen once is stored together with the message's position.
 
 import zlib from 'node:zlib';
 
-import { connect, errorOfCall, pause, readBatch, say, textOf, SeqgateError } from './seqgate.mjs';
+import {
+  Failure,
+  Misuse,
+  SeqgateError,
+  connect,
+  errorOfCall,
+  pause,
+  program,
+  readBatch,
+  say,
+  textOf,
+} from './seqgate.mjs';
 
 const PERMITS = 100; // messages that may be on their way to us
 
@@ -20,9 +31,9 @@ const DECOMPRESS = {
 
 /** The messages of an entry: one, or those of a batch that are not acknowledged already. */
 function messagesOf({ metadata, payload, position, acknowledged, attempts }) {
-  if (metadata.uuid) throw new Error(`${textOf(position)} is a part of a large message`);
+  if (metadata.uuid) throw new Failure(`${textOf(position)} is a part of a large message`);
   const decompress = DECOMPRESS[metadata.compression];
-  if (!decompress) throw new Error(`${textOf(position)} needs ${metadata.compression}`);
+  if (!decompress) throw new Failure(`${textOf(position)} needs ${metadata.compression}`);
   const bytes = decompress(payload);
   const common = { position: textOf(position), producer: metadata.producerName, attempts };
   if (!metadata.numMessagesInBatch) {
@@ -84,18 +95,22 @@ async function consume(address, topic, subscription, progress) {
   }
 }
 
-const [home, topic, subscription, count = Infinity] = process.argv.slice(2);
-const progress = { left: Number(count) };
-let address = home;
-for (let attempt = 0; progress.left > 0; attempt++) {
-  const before = progress.left;
-  try {
-    await consume(address, topic, subscription, progress);
-  } catch (error) {
-    const why = errorOfCall(error);
-    if (!why.owner && !why.isAway) throw why;
-    address = why.owner || home; // another instance has the subscription, or is to be found anew
-    if (progress.left < before) attempt = 0;
-    await pause(attempt, why);
+const COMMAND = { usage: 'node consume.mjs DISPATCHER TOPIC SUBSCRIPTION [COUNT]', least: 3, most: 4 };
+
+await program(COMMAND, async ([home, topic, subscription, count]) => {
+  if (count !== undefined && !/^[1-9]\d{0,8}$/.test(count)) throw new Misuse(COMMAND.usage, `${count} is no count`);
+  const progress = { left: Number(count ?? Infinity) };
+  let address = home;
+  for (let attempt = 0; progress.left > 0; attempt++) {
+    const before = progress.left;
+    try {
+      await consume(address, topic, subscription, progress);
+    } catch (error) {
+      const why = errorOfCall(error);
+      if (!why.owner && !why.isAway) throw why;
+      address = why.owner || home; // another instance has the subscription, or is to be found anew
+      if (progress.left < before) attempt = 0;
+      await pause(attempt, why);
+    }
   }
-}
+});

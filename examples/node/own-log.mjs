@@ -1,6 +1,6 @@
 // A log of one's own, with each message in it exactly once.
 //
-//     node own-log.mjs localhost:7701 public/default/orders orders.log < messages
+//     node own-log.mjs DEDUP TOPIC FILE < messages
 //
 // The log is a file of JSON lines. Messages come as JSON lines, {"producer", "sequenceId", "payload"},
 // the sequence id as text; each is answered by {"producer", "sequenceId", "verdict"} once it is
@@ -18,10 +18,24 @@ import { open } from 'node:fs/promises';
 import { createServer } from 'node:net';
 import { resolve } from 'node:path';
 
-import { SeqgateError, ask, askUntilAnswered, connect, linesIn, pause, say, timestamp } from './seqgate.mjs';
+import {
+  Failure,
+  SeqgateError,
+  ask,
+  askUntilAnswered,
+  connect,
+  isId,
+  isText,
+  linesIn,
+  pause,
+  program,
+  say,
+  timestamp,
+} from './seqgate.mjs';
 
 const CLAIMS_MAX = 1_000; // in a call; the service takes 10,000
 const PAGE_MAX = 10_000; // entries in a confirmation
+const BEGINNING = '{"epoch":"'; // of the file
 
 /** The file. A line is an entry, {"producer", "sequenceId", "payload", "time"}, or {"epoch"}: where a
  * process began. An entry's position is the epoch, and its place after that line. */
@@ -36,9 +50,13 @@ class Log {
     const log = new Log();
     log.#file = await open(path, 'a+');
     const text = await log.#file.readFile();
+    if (!text.toString().startsWith(BEGINNING.slice(0, text.length))) {
+      throw new Failure(`${path} is no log of this program`);
+    }
     const end = text.lastIndexOf('\n') + 1;
+    const lines = text.toString('utf8', 0, end).split('\n').slice(0, -1);
+    lines.forEach((line, at) => log.#add(parse(line, `line ${at + 1} of ${path}`)));
     await log.#file.truncate(end);
-    for (const line of text.toString('utf8', 0, end).split('\n').slice(0, -1)) log.#add(JSON.parse(line));
     await log.append([{ epoch: String(log.epoch + 1n) }]);
     return log;
   }
@@ -69,6 +87,14 @@ class Log {
     if (!position) return 0;
     const at = this.entries.findLastIndex((each) => compare(each.position, position) <= 0);
     return at + 1;
+  }
+}
+
+function parse(line, place) {
+  try {
+    return JSON.parse(line);
+  } catch {
+    throw new Failure(`${place} is damaged`);
   }
 }
 
@@ -169,7 +195,8 @@ async function store(messages, log, deduplication) {
     const before = log.tail;
     if (added.length > 0) {
       const time = Date.now();
-      await log.append(added.map(({ message: { producer, sequenceId, payload } }) => ({ producer, sequenceId, payload, time })));
+      const entry = ({ message: { producer, sequenceId, payload } }) => ({ producer, sequenceId, payload, time });
+      await log.append(added.map(entry));
       await deduplication.confirm(before); // it could ride on the next Admit
     }
     // A second copy waits for the first one, and what follows it waits, too. (PARTIAL is for batches,
@@ -188,19 +215,24 @@ async function store(messages, log, deduplication) {
 async function lock(path) {
   const server = createServer().unref();
   await new Promise((resolve, reject) => {
-    server.once('error', () => reject(new Error(`another process writes ${path}`)));
+    server.once('error', (error) => {
+      reject(error.code === 'EADDRINUSE' ? new Failure(`another process writes ${path}`) : error);
+    });
     server.listen(`\0seqgate-own-log:${path}`, resolve);
   });
 }
 
-const [address, topic, path] = process.argv.slice(2);
-await lock(resolve(path));
-const log = await Log.open(path);
-const deduplication = new Deduplication(address, topic, log);
-await deduplication.takeOver();
-for await (const lines of linesIn()) {
-  for (let from = 0; from < lines.length; from += CLAIMS_MAX) {
-    await store(lines.slice(from, from + CLAIMS_MAX), log, deduplication);
+const MESSAGE = { producer: isText, sequenceId: isId, payload: isText };
+
+await program({ usage: 'node own-log.mjs DEDUP TOPIC FILE < messages', least: 3 }, async ([address, topic, path]) => {
+  await lock(resolve(path));
+  const log = await Log.open(path);
+  const deduplication = new Deduplication(address, topic, log);
+  await deduplication.takeOver();
+  for await (const lines of linesIn(MESSAGE)) {
+    for (let from = 0; from < lines.length; from += CLAIMS_MAX) {
+      await store(lines.slice(from, from + CLAIMS_MAX), log, deduplication);
+    }
   }
-}
-deduplication.close();
+  deduplication.close();
+});

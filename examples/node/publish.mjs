@@ -1,15 +1,30 @@
 // Publish to a topic, each message once.
 //
-//     node publish.mjs localhost:7702 public/default/orders shop < messages
+//     node publish.mjs LEDGER TOPIC PRODUCER [--checksums] < messages
 //
 // Messages come as JSON lines, {"sequenceId", "payload"} and perhaps "key" and "properties", the
 // sequence id as text. Each is answered by {"sequenceId", "status", "position"}. Send a message again,
-// in this process or in another one, and it is a DUPLICATE: nothing is stored twice.
+// in this process or in another one, and it is a DUPLICATE: nothing is stored twice. With --checksums,
+// entries carry a CRC-32C, which the ledger checks before it stores them.
 
 import { randomBytes } from 'node:crypto';
-import { parseArgs } from 'node:util';
 
-import { Entry, SeqgateError, connect, crc32c, errorOfCall, linesIn, pause, say, textOf } from './seqgate.mjs';
+import {
+  Entry,
+  SeqgateError,
+  areProperties,
+  connect,
+  crc32c,
+  errorOfCall,
+  isId,
+  isText,
+  isTextOrAbsent,
+  linesIn,
+  pause,
+  program,
+  say,
+  textOf,
+} from './seqgate.mjs';
 
 const REQUEST_BYTES_MAX = 1024 * 1024;
 
@@ -144,11 +159,15 @@ class Producer {
   }
 }
 
-const { values, positionals } = parseArgs({
-  allowPositionals: true,
-  options: { checksums: { type: 'boolean', default: false } }, // CRC-32C, checked before storing
+const COMMAND = {
+  usage: 'node publish.mjs LEDGER TOPIC PRODUCER [--checksums] < messages',
+  least: 3,
+  options: { checksums: { type: 'boolean', default: false } },
+};
+const MESSAGE = { sequenceId: isId, payload: isText, key: isTextOrAbsent, properties: areProperties };
+
+await program(COMMAND, async ([address, topic, name], { checksums }) => {
+  const producer = new Producer(address, topic, name, checksums);
+  for await (const lines of linesIn(MESSAGE)) await producer.send(lines);
+  await producer.close();
 });
-const [address, topic, name] = positionals;
-const producer = new Producer(address, topic, name, values.checksums);
-for await (const lines of linesIn()) await producer.send(lines);
-await producer.close();

@@ -1,7 +1,8 @@
-// What the examples share: the protos, connections, and errors with their reason.
+// What the examples share: the protos, connections, errors with their reason, arguments and input.
 
 import { fileURLToPath } from 'node:url';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { parseArgs } from 'node:util';
 
 import grpc from '@grpc/grpc-js';
 import protoLoader from '@grpc/proto-loader';
@@ -28,6 +29,14 @@ const api = grpc.loadPackageDefinition(definitions).seqgate.api;
 
 const MESSAGE_BYTES_MAX = 64 * 1024 * 1024;
 const CALL_TIMEOUT_MS = 10_000;
+const FIRST_CONNECTION_MS = 10_000;
+const OPTIONS = {
+  'grpc.initial_reconnect_backoff_ms': 50,
+  'grpc.max_reconnect_backoff_ms': 1_000,
+  'grpc.keepalive_time_ms': 10_000,
+  'grpc.keepalive_timeout_ms': 5_000,
+  'grpc.max_receive_message_length': MESSAGE_BYTES_MAX,
+};
 
 /** A client for DedupWriterService, LedgerService or DispatcherService at an address, host:port. (With
  * TLS: grpc.credentials.createSsl in place of createInsecure.) */
@@ -37,13 +46,15 @@ export function connect(service, address) {
     LedgerService: api.ledger,
     DispatcherService: api.dispatcher,
   };
-  return new versions[service].v1[service](address, grpc.credentials.createInsecure(), {
-    'grpc.initial_reconnect_backoff_ms': 50,
-    'grpc.max_reconnect_backoff_ms': 1_000,
-    'grpc.keepalive_time_ms': 10_000,
-    'grpc.keepalive_timeout_ms': 5_000,
-    'grpc.max_receive_message_length': MESSAGE_BYTES_MAX,
-  });
+  return new versions[service].v1[service](address, grpc.credentials.createInsecure(), OPTIONS);
+}
+
+/** Wait until a server accepts a connection. Throws a Failure. */
+async function reached(address) {
+  const client = new grpc.Client(address, grpc.credentials.createInsecure(), OPTIONS);
+  const error = await new Promise((resolve) => client.waitForReady(Date.now() + FIRST_CONNECTION_MS, resolve));
+  client.close();
+  if (error) throw new Failure(`no service at ${address} within ${FIRST_CONNECTION_MS / 1_000} s`);
 }
 
 /** The answer of a unary call. Throws a SeqgateError. */
@@ -120,9 +131,12 @@ export class SeqgateError extends Error {
 export function errorOfCall(error) {
   const [trailer] = error.metadata?.get('grpc-status-details-bin') ?? [];
   if (trailer) return new SeqgateError(STATUS.deserialize(trailer));
-  if (error.code === undefined) return error; // a mistake of ours, not an answer
+  if (typeof error.code !== 'number') return error; // ours, not an answer
   return new SeqgateError({ code: error.code, message: error.details, details: [] });
 }
+
+/** What a person has to correct, in one sentence. */
+export class Failure extends Error {}
 
 // ---- entries
 
@@ -161,15 +175,97 @@ export function crc32c(bytes) {
   return ~crc >>> 0;
 }
 
-/** What is sent as JSON lines over standard input: an array for each chunk that arrives. */
-export async function* linesIn() {
+// ---- programs
+
+/** Run a program with its arguments, the first of which is a service's address. If something is wrong
+ * with them, or goes wrong, the process ends with one sentence.
+ * @param usage the command. @param least the fewest arguments. @param most the most.
+ * @param options those of parseArgs. @param run gets an array of arguments, and the options. */
+export async function program({ usage, least, most = least, options = {} }, run) {
+  process.stdout.on('error', fail);
+  try {
+    const { positionals, values } = argumentsOf(usage, options);
+    if (positionals.length < least || positionals.length > most) throw new Misuse(usage);
+    if (!/.:\d+$/.test(positionals[0])) throw new Misuse(usage, `${positionals[0]} is no host:port`);
+    await reached(positionals[0]);
+    await run(positionals, values);
+  } catch (error) {
+    fail(error);
+  }
+}
+
+/** Arguments that a program does not take. */
+export class Misuse extends Failure {
+  constructor(usage, why) {
+    super(why ? `${why}; usage: ${usage}` : `usage: ${usage}`);
+  }
+}
+
+function argumentsOf(usage, options) {
+  try {
+    return parseArgs({ allowPositionals: true, options });
+  } catch (error) {
+    throw new Misuse(usage, error.message.split('.')[0]);
+  }
+}
+
+function fail(error) {
+  const isOurs = error instanceof Failure || error instanceof SeqgateError;
+  // A system call's error, of a file say, has a code, too. Another one is a mistake in the program.
+  process.stderr.write(`${isOurs || typeof error.code === 'string' ? error.message : error.stack}\n`);
+  process.exit(error instanceof Misuse ? 2 : 1);
+}
+
+/** What is sent as JSON lines over standard input: an array for each chunk that arrives.
+ * @param fields what a line must have: functions by name, of a value, that return what is wrong. */
+export async function* linesIn(fields) {
   let rest = '';
+  let number = 0;
   for await (const chunk of process.stdin.setEncoding('utf8')) {
     const lines = (rest + chunk).split('\n');
     rest = lines.pop();
-    if (lines.length > 0) yield lines.map((line) => JSON.parse(line));
+    yield* parsed(lines);
+  }
+  if (rest) yield* parsed([rest]);
+
+  function* parsed(lines) {
+    const values = [];
+    let wrong;
+    for (const line of lines) {
+      number++;
+      const [value, fault] = valueOf(line, fields);
+      if ((wrong = fault)) break;
+      values.push(value);
+    }
+    if (values.length > 0) yield values;
+    if (wrong) throw new Failure(`line ${number} of the input ${wrong}`);
   }
 }
+
+/** The value of a line, and what is wrong with it. */
+function valueOf(line, fields) {
+  let value;
+  try {
+    value = JSON.parse(line);
+  } catch {
+    return [undefined, 'is not JSON'];
+  }
+  if (value === null || typeof value !== 'object') return [undefined, 'is not an object'];
+  for (const [name, isRight] of Object.entries(fields)) {
+    if (!isRight(value[name])) return [undefined, `has no valid "${name}": ${JSON.stringify(value[name])}`];
+  }
+  return [value];
+}
+
+export const isText = (value) => typeof value === 'string';
+
+/** Whether a value is a sequence id, as text. The services judge whether it is too large. */
+export const isId = (value) => isText(value) && /^\d{1,20}$/.test(value) && BigInt(value) < 2n ** 64n;
+
+export const isTextOrAbsent = (value) => value === undefined || isText(value);
+
+export const areProperties = (value) =>
+  value === undefined || (value !== null && typeof value === 'object' && Object.values(value).every(isText));
 
 /** Write objects as JSON lines to standard output. */
 export function say(...objects) {
