@@ -43,6 +43,11 @@ def test_a_checkout_without_faults_passes(checkout: Path) -> None:
     assert documents.faults(checkout) == []
 
 
+def test_pages_that_are_generated_may_be_missing(checkout: Path) -> None:
+    write(checkout, f"docs/guides/one{MD}", f"[cli](../reference/cli{MD}#topic)\n")
+    assert documents.faults(checkout) == []
+
+
 @pytest.mark.parametrize(
     ("file", "text", "fault"),
     [

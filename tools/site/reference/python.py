@@ -102,6 +102,8 @@ def _made(package: Any) -> frozenset[str]:
 
 def _field(found: Any) -> str:
     value = "" if found.value is None else f" = {found.value}"
+    if value.startswith(" = pb."):  # a number on the wire
+        value = ""
     text = "".join(f" — {cell(each)}" for each in [_plain(found)] if each)
     return f"- `{cell(f'{found.name}{_annotation(found)}{value}')}`{text}"
 

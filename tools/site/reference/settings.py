@@ -50,7 +50,7 @@ def page() -> str:
         own = config_type(service).model_fields
         for variable, (name, field) in zip(variables(service), own.items(), strict=True):
             if name not in common or name == "listen":
-                parts.append(_entry(variable, field, _meaning(service, name)))
+                parts.append(_entry(variable, field, meaning(service, name)))
         parts.append("And those of every service, below.\n")
     parts.append("## Every service\n")
     parts.append("`<SERVICE>` stands for the service's name: `SEQGATE_LEDGER_LOG_LEVEL`.\n")
@@ -61,7 +61,7 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _meaning(service: str, name: str) -> str:
+def meaning(service: str, name: str) -> str:
     """The docstring of a setting, or of the one whose default it changes."""
     for each in config_type(service).__mro__:
         field = getattr(each, "model_fields", {}).get(name)
