@@ -92,6 +92,7 @@ class FollowingChannel(OuterChannel):
         self.owners: Final = Owners(target)
         self._open = open_channel
         self._channels: dict[str, aio.Channel] = {}
+        self._made: dict[str, dict[str, Callable[..., Any]]] = {}  # by path and address
 
     def at(self, address: str) -> aio.Channel:
         channel = self._channels.get(address)
@@ -105,7 +106,7 @@ class FollowingChannel(OuterChannel):
     def calling(self, method: Method) -> Callable[..., Any]:
         """See Methods. A unary call is a coroutine. A stream of requests begins with its first one,
         which names the topic. A stream of requests with one response is not redirected."""
-        made: dict[str, Callable[..., Any]] = {}
+        made = self._made.setdefault(method.path, {})
 
         def at(address: str) -> Callable[..., Any]:
             multi = made.get(address)
@@ -147,6 +148,12 @@ class FollowingChannel(OuterChannel):
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close(grace)
+
+    async def hang_up(self) -> None:
+        """Close the connections, and release what gRPC holds for them. Later calls open others."""
+        for made in self._made.values():
+            made.clear()
+        await self.close()
 
 
 class FollowingCall:

@@ -1,7 +1,6 @@
 """The client: connections to the services, and the producers, readers and consumers on them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Final
 
 from grpc import aio
@@ -79,6 +78,12 @@ def connect(
 class Client:
     """See connect."""
 
+    # What it makes. The client for threads makes subclasses of them.
+    _producer_class: type[Producer] = Producer
+    _reader_class: type[Reader] = Reader
+    _inbox_class: type[Inbox] = Inbox
+    _consumer_class: type[Consumer] = Consumer
+
     def __init__(
         self,
         ledger: str,
@@ -88,7 +93,7 @@ class Client:
         dedup: str | None = None,
         cursor: str | None = None,
     ) -> None:
-        self._open_channel = partial(open_channel, security=security)
+        self._security = security
         self._channel = FollowingChannel(ledger, self._open_channel)
         self._channel.at(ledger)  # raises now if files are unusable
         self._dispatcher = dispatcher
@@ -140,7 +145,7 @@ class Client:
             InvalidRequestError: the initial sequence id is not 0 to 2^63 - 2.
             ValueError: both batching and chunking are given, or a limit is below 1.
         """
-        return Producer(
+        return self._producer_class(
             self._channel,
             TopicName.expand(topic),
             name=name,
@@ -183,7 +188,7 @@ class Client:
             InvalidNameError: the topic is invalid.
             InvalidRequestError: the start is none, or a time before 1970.
         """
-        return Reader(
+        return self._reader_class(
             self._channel,
             TopicName.expand(topic),
             start=start,
@@ -270,7 +275,7 @@ class Client:
             weight=weight,
             ack_timeout_ms=ack_timeout_ms,
         )
-        inbox = Inbox(
+        inbox = self._inbox_class(
             str(subscribing.topic),
             is_ordered=subscribing.is_ordered,
             is_one_key=subscribing.is_one_key,
@@ -280,7 +285,7 @@ class Client:
             retry=retry,
             breaker=breaker,
         )
-        return Consumer(
+        return self._consumer_class(
             self._dispatcher_channel,
             self._dispatcher,
             subscribing,
@@ -294,11 +299,21 @@ class Client:
         policies, subscriptions and cursors. A call may take 30 seconds."""
         return Admin(self._calls)
 
+    def _open_channel(self, address: str) -> aio.Channel:
+        return open_channel(address, self._security)
+
     def _dispatcher_channel(self, address: str) -> aio.Channel:
         channel = self._dispatchers.get(address)
         if channel is None:
             channel = self._dispatchers[address] = self._open_channel(address)
         return channel
+
+    async def _hang_up(self) -> None:
+        """Close the connections, of which no call is under way. Later calls open others."""
+        await self._channel.hang_up()
+        dispatchers, self._dispatchers = self._dispatchers, {}
+        for channel in dispatchers.values():
+            await channel.close()
 
     async def close(self) -> None:
         """Close the connections. Close producers and consumers first."""

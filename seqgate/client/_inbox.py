@@ -208,15 +208,18 @@ class Permits:
 
     def grant(self, messages: int, size_bytes: int) -> int:
         """The permits to grant now: at least half the capacity, or none."""
+        free = self.free(messages, size_bytes)
+        self.outstanding += free
+        return free
+
+    def free(self, messages: int, size_bytes: int) -> int:
+        """How many `grant` would grant."""
         limits = self._limits
         room_bytes = max(limits.size_bytes - size_bytes, 0)
         room = room_bytes // max(self._expected_bytes, 1)
         capacity = min(limits.messages, max(1, messages + room))
         free = capacity - messages - self.outstanding
-        if free < (capacity + 1) // 2:
-            return 0
-        self.outstanding += free
-        return free
+        return free if free >= (capacity + 1) // 2 else 0
 
     def clear(self) -> None:
         self.outstanding = 0
@@ -306,6 +309,15 @@ class Inbox:
         """When to call `advance`; None: no change is due."""
         return None if self._brake is None else self._brake.due_ms
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the owner must act before an acknowledgement is due: something is resolved, or to
+        be sent."""
+        if self._resolved or self._requests.is_urgent:
+            return True
+        queue = self._queue
+        return self._may_grant and self._permits.free(queue.messages, queue.size_bytes) > 0
+
     def take_resolved(self) -> list[Answer]:
         """The waiters resolved since the last call."""
         resolved, self._resolved = self._resolved, []
@@ -353,8 +365,7 @@ class Inbox:
         if not self._is_connected:
             return []
         out = self._requests.to_send()
-        is_paused = self.is_paused or self.breaker_state is BreakerState.OPEN
-        if not (is_paused or self._is_leaving or self._requests.seeking):
+        if self._may_grant:
             permits = self._permits.grant(self._queue.messages, self._queue.size_bytes)
             if permits:
                 out.append(pb.ConsumeRequest(permit=pb.Permit(messages=permits)))
@@ -523,6 +534,12 @@ class Inbox:
     def advance(self, now_ms: int) -> None:
         if self._brake is not None:
             self._brake.advance(now_ms)
+
+    @property
+    def _may_grant(self) -> bool:
+        is_paused = self.is_paused or self.breaker_state is BreakerState.OPEN
+        is_stopped = is_paused or self._is_leaving or not self._is_connected
+        return not is_stopped and self._requests.seeking is None
 
     # ---- deliveries
 

@@ -253,7 +253,7 @@ class Producer:
         Errors carry the message's `sequence_id`, once one is assigned.
         """
         try:
-            deliver_at_ms = _deliver_at_ms(deliver_at, deliver_after_s)
+            deliver_at_ms = delivery_time_ms(deliver_at, deliver_after_s)
             message = self._prepare(
                 payload, key, properties, ordering_key, event_time_ms, deliver_at_ms
             )
@@ -261,7 +261,7 @@ class Producer:
             receipt: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
             self._accept(message, sequence_id, receipt)
         except SeqgateError as error:
-            _raise_about(sequence_id, error)
+            raise_about(sequence_id, error)
         return await receipt  # a cancelled call cancels the future, not the message
 
     async def send_many(self, messages: Iterable[bytes | Outgoing]) -> list[Receipt]:
@@ -299,7 +299,7 @@ class Producer:
             return self._checked(given, None, None, None, None, None), None
         each = given
         try:
-            deliver_at_ms = _deliver_at_ms(each.deliver_at, each.deliver_after_s)
+            deliver_at_ms = delivery_time_ms(each.deliver_at, each.deliver_after_s)
             message = self._checked(
                 each.payload,
                 each.key,
@@ -309,11 +309,14 @@ class Producer:
                 deliver_at_ms,
             )
         except SeqgateError as error:
-            _raise_about(each.sequence_id, error)
+            raise_about(each.sequence_id, error)
         return message, each.sequence_id
 
+    def _must_wait(self, message: OutgoingMessage) -> bool:
+        return bool(self._pending_messages) and not self._has_room(message) and not self._failure
+
     async def _until_room(self, message: OutgoingMessage) -> None:
-        while self._pending_messages and not self._has_room(message) and not self._failure:
+        while self._must_wait(message):
             self._room.clear()
             await self._room.wait()
 
@@ -332,19 +335,16 @@ class Producer:
         """Publish a message; the future is done when the message is durable or has failed. Raises
         the same as `send`, and ProducerQueueFullError where `send` would wait."""
         try:
-            deliver_at_ms = _deliver_at_ms(deliver_at, deliver_after_s)
+            deliver_at_ms = delivery_time_ms(deliver_at, deliver_after_s)
             message = self._prepare(
                 payload, key, properties, ordering_key, event_time_ms, deliver_at_ms
             )
             if not self._has_room(message):
-                raise ProducerQueueFullError(
-                    f"too many pending messages or bytes (limits {self._max_pending_messages:,} and"
-                    f" {self._max_pending_bytes:,})"
-                )
+                raise self._full()
             receipt: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
             self._accept(message, sequence_id, receipt)
         except SeqgateError as error:
-            _raise_about(sequence_id, error)
+            raise_about(sequence_id, error)
         return receipt
 
     def _prepare(
@@ -415,6 +415,12 @@ class Producer:
             return False
         fits = self._pending_bytes + message.size_bytes <= self._max_pending_bytes
         return fits or not self._pending_messages  # a message alone always has room
+
+    def _full(self) -> SeqgateError:
+        return ProducerQueueFullError(
+            f"too many pending messages or bytes (limits {self._max_pending_messages:,} and"
+            f" {self._max_pending_bytes:,})"
+        )
 
     def _accept(
         self,
@@ -816,7 +822,7 @@ class Producer:
         self._flush_into(self._failure)
 
 
-def _raise_about(sequence_id: int | None, error: SeqgateError) -> NoReturn:
+def raise_about(sequence_id: int | None, error: SeqgateError) -> NoReturn:
     """Raise an error about a message, with its sequence id if it has one."""
     if sequence_id is None:
         raise error
@@ -880,7 +886,7 @@ def _known_to_be_stored(opened: pb.Opened) -> int | None:
     return last.whole_sequence_id if last.HasField("whole_sequence_id") else None
 
 
-def _deliver_at_ms(deliver_at: datetime | None, deliver_after_s: float | None) -> int | None:
+def delivery_time_ms(deliver_at: datetime | None, deliver_after_s: float | None) -> int | None:
     """The earliest delivery, in milliseconds since 1970; None: immediately."""
     wrong = ""
     deliver_at_ms = None

@@ -8,6 +8,7 @@ import logging
 from random import Random
 from typing import Final
 
+from seqgate.client._status import forget_frames
 from seqgate.errors import SeqgateError, UnavailableError
 
 BACKOFF_FIRST_S: Final = 0.05
@@ -65,6 +66,7 @@ class Reconnecting:
         if not self._attempts:
             self._began_s = now_s
         self._attempts += 1
+        forget_frames(error)
         self.last = error
         if self._logged_s is None or now_s - self._logged_s >= LOG_INTERVAL_S:
             self._logged_s = now_s

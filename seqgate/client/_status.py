@@ -55,5 +55,14 @@ def error_of_status(status: status_pb2.Status) -> SeqgateError:
     return error_of(decode(status))
 
 
+def forget_frames(error: BaseException) -> None:
+    """Drop the tracebacks of an error and its causes: their frames refer to calls, and keep gRPC's
+    channels."""
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+
+
 def error_of_call(error: grpc.RpcError) -> SeqgateError:
     return error_of(decode_call(error))

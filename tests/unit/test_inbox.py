@@ -126,7 +126,10 @@ class World:
         for waiter, error in self.inbox.take_resolved():
             self.answer(waiter, error)
         self.inbox.take_dropped()
-        self.up.extend(self.inbox.requests())
+        is_due = self.inbox.is_due
+        requests = self.inbox.requests()
+        assert is_due or not requests
+        self.up.extend(requests)
         while not self.stream.outbox.empty():
             response = self.stream.outbox.get_nowait()
             assert isinstance(response, pb.ConsumeResponse)
