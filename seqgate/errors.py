@@ -166,6 +166,12 @@ class StaleTokenError(SeqgateError):
     default_reason = "STALE_TOKEN"
 
 
+class ClientForkedError(SeqgateError, RuntimeError):
+    """The client was made before this process was forked, and is the parent's."""
+
+    default_reason = "CLIENT_FORKED"
+
+
 BY_REASON: Final[Mapping[str, type[SeqgateError]]] = {
     "MALFORMED_REQUEST": InvalidRequestError,
     "INVALID_TOPIC_NAME": InvalidRequestError,

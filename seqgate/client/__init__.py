@@ -1,7 +1,7 @@
 """The asyncio client of Seqgate.
 
 `connect` returns a Client, which makes Producers, Readers, Consumers and an Admin. Errors are in
-`seqgate.errors`.
+`seqgate.errors`. `seqgate.client.blocking` is the client for threads.
 """
 
 from seqgate.client._admin import (

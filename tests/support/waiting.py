@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import time
 from collections.abc import Awaitable, Callable
 
 POLL_FIRST_S = 0.01
@@ -32,3 +33,14 @@ async def eventually(
         raise AssertionError(
             f"not within {within_s} s: {what or inspect.getsource(state)}"
         ) from None
+
+
+def until(state: Callable[[], object], what: str = "", *, within_s: float = WITHIN_S) -> None:
+    """`eventually` for tests without an event loop."""
+    poll_s = POLL_FIRST_S
+    ends_s = time.monotonic() + within_s
+    while not state():
+        if time.monotonic() > ends_s:
+            raise AssertionError(f"not within {within_s} s: {what or inspect.getsource(state)}")
+        time.sleep(poll_s)
+        poll_s = min(1.5 * poll_s, POLL_LAST_S)

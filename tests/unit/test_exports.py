@@ -1,10 +1,12 @@
 """The public names on which applications may rely."""
 
 import importlib
+import inspect
 
 import pytest
 
 import seqgate.client
+import seqgate.client.blocking
 import seqgate.errors
 
 
@@ -56,6 +58,26 @@ def test_the_client_library_exports_these_names() -> None:
     ]
 
 
+def test_the_client_for_threads_exports_the_same_names() -> None:
+    names = seqgate.client.blocking.__all__
+    assert sorted(names) == ["Client", "Consumer", "Producer", "Reader", "connect"]
+    assert set(names) < set(seqgate.client.__all__)
+
+
+@pytest.mark.parametrize("name", ["Client", "Consumer", "Producer", "Reader"])
+def test_the_client_for_threads_has_the_methods_and_arguments_of_the_asyncio_client(
+    name: str,
+) -> None:
+    ours = getattr(seqgate.client.blocking, name)
+    theirs = getattr(seqgate.client, name)
+    for each in (each for each in vars(theirs) if not each.startswith("_")):
+        member, blocking = getattr(theirs, each), getattr(ours, each)
+        assert blocking.__doc__, each
+        if callable(member):
+            parameters = inspect.signature(member).parameters
+            assert inspect.signature(blocking).parameters == parameters, each
+
+
 def test_every_exported_name_exists_and_is_documented() -> None:
     for name in seqgate.client.__all__:
         exported = getattr(seqgate.client, name)
@@ -67,6 +89,7 @@ def test_the_exported_errors_can_be_caught() -> None:
     names = {name for name in vars(seqgate.errors) if name.endswith("Error")}
     assert names == {
         "AuthenticationError",
+        "ClientForkedError",
         "ConsumerClosedError",
         "CorruptMessageError",
         "DataLossError",

@@ -6,7 +6,7 @@ python -m tools.dev.names    exit 1 if a stub is annotated as Any, or a class na
                stub is annotated as Any: it takes a `...ServiceStub(channel)`, or is called `stub`
                or `..._stub`. Generated code is not checked.
     classes    no two modules of a room define classes of the same name.
-               Rooms are the folders of services and tools, and three of seqgate.
+               Rooms are the folders of services and tools, and four of seqgate.
 """
 
 import ast
@@ -23,7 +23,9 @@ CHECKED: Final = ("seqgate", "services", "tools")
 
 GENERATED: Final = ("seqgate", "api")
 
-ROOMS: Final = frozenset({"seqgate/client", "seqgate/cli", "seqgate/spark"})
+ROOMS: Final = frozenset(
+    {"seqgate/client", "seqgate/client/blocking", "seqgate/cli", "seqgate/spark"}
+)
 """Rooms besides the folders of services and tools."""
 
 
@@ -56,6 +58,8 @@ def _modules(root: Path) -> Iterator[tuple[str, ast.Module]]:
 def _room(name: str) -> str:
     """The room of a module; empty if it is in none."""
     top, *folders, _ = name.split("/")
+    if "/".join([top, *folders]) in ROOMS:
+        return "/".join([top, *folders])
     room = "/".join([top, *folders[:1]])
     return room if folders and (top in {"services", "tools"} or room in ROOMS) else ""
 

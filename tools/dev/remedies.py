@@ -267,6 +267,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "token's `iss` differs.",
     # ---- the client's, the command line's and the jobs' own
     "CHANGED": "Run the job again.",
+    "CLIENT_FORKED": "Call `connect` in the process that uses the client, after the fork; close "
+    "clients of the process that forks before.",
     "CONSUMER_CLOSED": "Open a new consumer; call `receive` and `ack` within its `async with`.",
     "INVALID_INPUT": "Correct the line or file that is named; `seqgate publish --help` shows the "
     "format.",

@@ -1,0 +1,277 @@
+"""The producer for threads.
+
+    send() ──▶ handed over ── one hand-over for many ──▶ _pump ──▶ the asyncio producer
+
+A thread checks its message, and compresses it if it may be large; the loop numbers and sends it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from contextvars import Context, copy_context
+from datetime import datetime
+from threading import Lock
+from typing import Any, NamedTuple
+
+from seqgate.client._codec import OutgoingMessage
+from seqgate.client._outbox import Receipt
+from seqgate.client._producer import Outgoing, delivery_time_ms, raise_about
+from seqgate.client._producer import Producer as AsyncioProducer
+from seqgate.client.blocking._portal import Held, Outcome, Portal, crossing
+from seqgate.errors import SeqgateError
+
+
+class _Handed(NamedTuple):
+    message: OutgoingMessage
+    sequence_id: int | None
+    done: Any  # a Future[Receipt], which has what the outbox asks of asyncio's
+    context: Context
+
+
+class SharedProducer(AsyncioProducer):
+    """The asyncio producer, with a queue of messages that threads hand over. Their numbers and
+    bytes count as pending from then on."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._counting = Lock()
+        self._handed: deque[_Handed] = deque()
+        self._handed_messages = 0
+        self._handed_bytes = 0
+        self._waiting_for_room: asyncio.Task[None] | None = None
+        self._may_call = asyncio.Event()
+
+    # ---- from any thread
+
+    @property
+    def all_pending_messages(self) -> int:
+        return self._pending_messages + self._handed_messages
+
+    @property
+    def all_pending_bytes(self) -> int:
+        return self._pending_bytes + self._handed_bytes
+
+    def checked(
+        self,
+        payload: bytes,
+        key: str | bytes | None,
+        properties: Mapping[str, str] | None,
+        sequence_id: int | None,
+        ordering_key: bytes | None,
+        event_time_ms: int | None,
+        deliver_at: datetime | None,
+        deliver_after_s: float | None,
+    ) -> OutgoingMessage:
+        """A message to hand over. Raises the same as `send_nowait`, full queues aside."""
+        try:
+            deliver_at_ms = delivery_time_ms(deliver_at, deliver_after_s)
+            return self._prepare(
+                payload, key, properties, ordering_key, event_time_ms, deliver_at_ms
+            )
+        except SeqgateError as error:
+            raise_about(sequence_id, error)
+
+    def hand_over(
+        self, message: OutgoingMessage, sequence_id: int | None, *, must_fit: bool
+    ) -> "Future[Receipt]":
+        """Queue a message for `pump`. Raises ProducerQueueFullError if it `must_fit` and does
+        not."""
+        done = Outcome()
+        handed = _Handed(message, sequence_id, done, copy_context())
+        with self._counting:
+            if must_fit and not self._fits(message):
+                raise_about(sequence_id, self._full())
+            self._handed_messages += message.chunks
+            self._handed_bytes += message.size_bytes
+            self._handed.append(handed)
+        return done
+
+    def _fits(self, message: OutgoingMessage) -> bool:
+        messages = self.all_pending_messages
+        if messages + message.chunks > self._max_pending_messages:
+            return False
+        fits = self.all_pending_bytes + message.size_bytes <= self._max_pending_bytes
+        return fits or not messages  # a message alone always has room
+
+    # ---- in the loop
+
+    def pump(self) -> None:
+        """Send what was handed over, in that order, as far as there is room."""
+        if self._waiting_for_room is not None:
+            return
+        while self._handed:
+            message, sequence_id, done, context = handed = self._handed[0]
+            if self._must_wait(message):
+                self._waiting_for_room = asyncio.create_task(self._pump_later(handed))
+                return
+            self._handed.popleft()
+            try:
+                context.run(self._accept, message, sequence_id, done)
+            except SeqgateError as error:
+                told = error if sequence_id is None else error.of_message(sequence_id)
+                done.set_exception(told)
+            with self._counting:
+                self._handed_messages -= message.chunks
+                self._handed_bytes -= message.size_bytes
+
+    async def _pump_later(self, handed: _Handed) -> None:
+        try:
+            await self._until_room(handed.message)
+        finally:
+            self._waiting_for_room = None
+            self.pump()
+
+    async def hang_up(self) -> None:
+        """End the stream, until `call_again`."""
+        if self._tasks and not self._tasks[0].done():
+            running = self._tasks[0]
+            self._may_call.clear()
+            self._tasks[0] = asyncio.create_task(self._run_again(), name=running.get_name())
+            running.cancel()
+            await asyncio.wait([running])
+
+    def call_again(self) -> None:
+        self._may_call.set()
+
+    async def _run_again(self) -> None:
+        await self._may_call.wait()
+        await self._run()
+
+    async def stop(self, error: SeqgateError) -> None:
+        """End at once: what is pending fails with the error."""
+        await self._stop(error)
+
+    async def _stop(self, error: SeqgateError) -> None:
+        await super()._stop(error)
+        if self._waiting_for_room is not None:
+            self._waiting_for_room.cancel()
+            await asyncio.wait([self._waiting_for_room])
+        self.pump()  # all that is left fails
+
+
+class Producer(Held[SharedProducer]):
+    """Publishes to one topic, each message exactly once: `seqgate.client.Producer` for threads.
+
+    Made by Client.producer, and used as a context manager. Threads may share it: messages that they
+    send at the same time share requests and, with Batching, batches. Messages of one thread keep
+    the order of its calls.
+    """
+
+    def __init__(self, portal: Portal, held: SharedProducer, owner: object) -> None:
+        super().__init__(portal, held, owner)
+        self._ring = portal.bell(held.pump)
+
+    @property
+    def name(self) -> str:
+        """The producer's name, assigned by the service if none was given."""
+        return self._held.name
+
+    @property
+    def topic(self) -> str:
+        """The topic's full name."""
+        return self._held.topic
+
+    @property
+    def last_sequence_id(self) -> int | None:
+        """The highest sequence id known to be stored under this name: see the asyncio Producer."""
+        return self._held.last_sequence_id
+
+    @property
+    def pending_messages(self) -> int:
+        """The number of messages that await a receipt; a large one counts once per chunk."""
+        return self._held.all_pending_messages
+
+    @property
+    def pending_bytes(self) -> int:
+        """The bytes of pending messages: payloads, keys and properties, before compression."""
+        return self._held.all_pending_bytes
+
+    def send(
+        self,
+        payload: bytes,
+        *,
+        key: str | bytes | None = None,
+        properties: Mapping[str, str] | None = None,
+        sequence_id: int | None = None,
+        ordering_key: bytes | None = None,
+        event_time_ms: int | None = None,
+        deliver_at: datetime | None = None,
+        deliver_after_s: float | None = None,
+    ) -> Receipt:
+        """Publish a message, and return when it is durable. See the asyncio Producer for arguments,
+        errors, and when it waits. An interrupt does not cancel the message."""
+        self._portal.check()
+        held = self._held
+        message = held.checked(
+            payload,
+            key,
+            properties,
+            sequence_id,
+            ordering_key,
+            event_time_ms,
+            deliver_at,
+            deliver_after_s,
+        )
+        done = held.hand_over(message, sequence_id, must_fit=False)
+        self._ring()
+        try:
+            return done.result()
+        finally:
+            del done  # or an error would keep this frame, and this frame the error
+
+    def send_nowait(
+        self,
+        payload: bytes,
+        *,
+        key: str | bytes | None = None,
+        properties: Mapping[str, str] | None = None,
+        sequence_id: int | None = None,
+        ordering_key: bytes | None = None,
+        event_time_ms: int | None = None,
+        deliver_at: datetime | None = None,
+        deliver_after_s: float | None = None,
+    ) -> "Future[Receipt]":
+        """Publish a message; the future is done when the message is durable or has failed. It
+        cannot be cancelled, and its callbacks run in the client's thread: they must not block.
+
+        Raises the same as `send`, and ProducerQueueFullError where `send` would wait. What is wrong
+        with the message's sequence id is the future's exception."""
+        self._portal.check()
+        held = self._held
+        message = held.checked(
+            payload,
+            key,
+            properties,
+            sequence_id,
+            ordering_key,
+            event_time_ms,
+            deliver_at,
+            deliver_after_s,
+        )
+        done = held.hand_over(message, sequence_id, must_fit=True)
+        self._ring()
+        return done
+
+    def send_many(self, messages: Iterable[bytes | Outgoing]) -> list[Receipt]:
+        """Publish messages in this order, and return their receipts when all are durable: one
+        hand-over for all. Raises the same as the asyncio Producer's."""
+        self._portal.check()
+        return self._portal.run(self._held.send_many, list(messages))
+
+    flush = crossing(SharedProducer.flush)
+    open = crossing(SharedProducer.open)
+
+    def close(self) -> None:
+        """Flush, and release the name. Messages not stored within the send timeout fail; without a
+        timeout, wait until all are stored or refused. In a forked process it does nothing."""
+        if not self._portal.is_gone:
+            self._portal.run(self._held.close)
+
+    def __enter__(self) -> "Producer":
+        self.open()
+        return self
+
+    def __exit__(self, exception: type[BaseException] | None, *rest: object) -> None:
+        if not self._portal.is_gone:
+            self._portal.run(self._held.__aexit__, exception, *rest)

@@ -1,0 +1,132 @@
+"""The reader for threads: takes what has arrived in one hand-over, and returns it one by one."""
+
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from threading import Lock
+
+from seqgate.client._assembler import DropReason
+from seqgate.client._message import MANY_MESSAGES, Message
+from seqgate.client._reader import Missed, Start
+from seqgate.client._reader import Reader as AsyncioReader
+from seqgate.client.blocking._portal import ClosedError, Held, Portal
+
+
+class SharedReader(AsyncioReader):
+    """The asyncio reader, which a fork interrupts."""
+
+    async def hang_up(self) -> None:
+        self._drop_call()
+
+    def call_again(self) -> None:
+        """Nothing: the next read does."""
+
+
+class Reader(Held[AsyncioReader]):
+    """Reads one topic, message by message: `seqgate.client.Reader` for threads.
+
+    Made by Client.reader, and used as an iterator and a context manager. Threads may share it; each
+    message goes to one of them. Besides what the stream holds, it buffers the messages of one
+    response.
+
+        for message in reader:
+            ...
+    """
+
+    def __init__(self, portal: Portal, held: AsyncioReader, owner: object) -> None:
+        super().__init__(portal, held, owner)
+        self._ready: deque[Message] = deque()
+        self._filling = Lock()
+
+    @property
+    def topic(self) -> str:
+        """The topic's full name."""
+        return self._held.topic
+
+    @property
+    def dropped(self) -> Mapping[DropReason, int]:
+        """See the asyncio Reader."""
+        return self._portal.call(lambda: self._held.dropped)
+
+    def __iter__(self) -> "Reader":
+        return self
+
+    def __next__(self) -> Message:
+        """The next message. At the topic's end, waits if the reader follows, and otherwise ends the
+        iteration. Raises the same as the asyncio Reader."""
+        message = self.read()
+        if message is None:
+            raise StopIteration
+        return message
+
+    def read(self) -> Message | None:
+        """The next message; None at the topic's end, if the reader does not follow. An interrupt
+        loses no message."""
+        self._portal.check()
+        while True:
+            with suppress(IndexError):
+                return self._ready.popleft()
+            with self._filling:  # one thread fetches, others wait for what it gets
+                if not self._ready and not self._fill():
+                    return None
+
+    def read_many(self, messages_max: int = MANY_MESSAGES) -> list[Message]:
+        """Wait for a message, and return it with those that have arrived already, at most
+        `messages_max`; nothing at the topic's end, if the reader does not follow. Raises the same
+        as iterating."""
+        if messages_max < 1:
+            raise ValueError("messages_max must be at least 1")
+        message = self.read()
+        messages = [] if message is None else [message]
+        with suppress(IndexError):
+            while messages and len(messages) < messages_max:
+                messages.append(self._ready.popleft())
+        return messages
+
+    def skip(self) -> Missed | None:
+        """Continue after the range whose error the reader raised: see the asyncio Reader."""
+        return self._portal.call(self._held.skip)
+
+    def seek(self, start: Start, *, inclusive: bool = True) -> None:
+        """Continue at another place: at a message, or after it."""
+        self._portal.run(self._seek, start, inclusive=inclusive)
+
+    def has_message_available(self) -> bool:
+        """Whether the topic has unread messages. Also True if only chunks of an incomplete message
+        are left."""
+        self._portal.check()
+        return bool(self._ready) or self._portal.run(self._held.has_message_available)
+
+    def close(self) -> None:
+        """End the iteration and the stream."""
+        if not self._portal.is_gone:
+            self._portal.run(self._close)
+
+    def __enter__(self) -> "Reader":
+        self._portal.check()
+        return self
+
+    def __exit__(self, *rest: object) -> None:
+        self.close()
+
+    def _fill(self) -> bool:
+        """Wait for messages; False at the topic's end, or when the reader is closed."""
+        while not self._portal.is_gone:
+            # Otherwise a fork interrupted the call.
+            with suppress(ClosedError):
+                return self._portal.run(self._arrive)
+        return False
+
+    async def _arrive(self) -> bool:
+        # They are here before anything can interrupt: an interrupted thread loses none.
+        messages = await self._held.read_many()
+        self._ready.extend(messages)
+        return bool(messages)
+
+    async def _seek(self, start: Start, *, inclusive: bool) -> None:
+        await self._held.seek(start, inclusive=inclusive)
+        self._ready.clear()
+
+    async def _close(self) -> None:
+        await self._held.close()
+        self._ready.clear()
