@@ -56,6 +56,8 @@ class Calls:
         self._stubs: dict[tuple[str, str], Any] = {}
 
     async def close(self) -> None:
+        """Close the channels. A later call opens another one."""
+        self._stubs.clear()
         await self._channels.aclose()
 
     async def call(self, request: Any, *, timeout_s: float | None = None) -> Any:

@@ -310,6 +310,7 @@ class Client:
 
     async def _hang_up(self) -> None:
         """Close the connections, of which no call is under way. Later calls open others."""
+        await self._calls.close()
         await self._channel.hang_up()
         dispatchers, self._dispatchers = self._dispatchers, {}
         for channel in dispatchers.values():

@@ -26,12 +26,10 @@ from seqgate.services.extra import require_services
 try:
     from seqgate.cli._output import Fields, Format, Output
     from seqgate.cli._settings import SERVICES as DEFAULTS
-    from seqgate.dev.keeping import keep_running
+    from seqgate.dev.keeping import NotStarted, keep_running
     from seqgate.dev.stack import PORTS, SERVICES, Stack, StackError
 except ModuleNotFoundError as error:
     require_services(error, "server")
-
-from seqgate.errors import SeqgateError
 
 PORT_BASE: Final = 7700
 """The first port, by default: commands call the services there unless told otherwise."""
@@ -41,12 +39,6 @@ PORT_MAX: Final = 65_535
 STOPS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 FAILED: Final = 1
-
-
-class NotStarted(SeqgateError):
-    """Seqgate cannot run on this machine as asked."""
-
-    default_reason = "NOT_STARTED"
 
 
 class Chosen(NamedTuple):

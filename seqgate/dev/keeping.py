@@ -6,9 +6,17 @@ from collections.abc import Callable
 from signal import Signals
 
 from seqgate.dev.stack import Stack, StackError
+from seqgate.errors import SeqgateError
 from seqgate.services.runtime.restarts import Restarts
 
 Tell = Callable[[str], None]
+
+
+class NotStarted(SeqgateError):
+    """Seqgate cannot run on this machine: a port, a folder or a program is missing, or a process
+    ended."""
+
+    default_reason = "NOT_STARTED"
 
 
 async def keep_running(stack: Stack, until: asyncio.Event, tell: Tell) -> None:

@@ -56,14 +56,14 @@ class Running:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
-    async def record(self) -> Any:
+    async def record(self, *, patience_s: float = PATIENCE_S) -> Any:
         """The next object of its output."""
-        return json.loads(await self.line())
+        return json.loads(await self.line(patience_s=patience_s))
 
-    async def line(self) -> str:
+    async def line(self, *, patience_s: float = PATIENCE_S) -> str:
         """The next line of its output."""
         assert self._process.stdout is not None
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(patience_s):
             return (await self._process.stdout.readline()).decode()
 
     async def write(self, *lines: Any) -> None:
@@ -79,10 +79,10 @@ class Running:
     def send(self, number: signal.Signals) -> None:
         tell(self._process, number)
 
-    async def error_line(self) -> str:
+    async def error_line(self, *, patience_s: float = PATIENCE_S) -> str:
         """The next line of its standard error."""
         assert self._process.stderr is not None
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(patience_s):
             return (await self._process.stderr.readline()).decode()
 
     async def ended(self) -> Ended:
@@ -92,9 +92,9 @@ class Running:
         assert self._process.returncode is not None
         return Ended(self._process.returncode, (out or b"").decode(), err.decode())
 
-    async def exit_code(self) -> int:
+    async def exit_code(self, *, patience_s: float = PATIENCE_S) -> int:
         """Wait until it ends, with its input still open."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(patience_s):
             return await self._process.wait()
 
 

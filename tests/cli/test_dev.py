@@ -16,6 +16,9 @@ from tests.support.ports import consecutive_ports
 from tests.support.waiting import eventually
 from tools.stack.processes import is_alive
 
+START_S = 120.0
+"""The limit of the start of all processes, and of their end, on a busy machine."""
+
 SEND = ("publish", "t", "hello", "--key", "alice", "--producer", "p", "--sequence-id", "1")
 
 
@@ -23,12 +26,12 @@ SEND = ("publish", "t", "hello", "--key", "alice", "--producer", "p", "--sequenc
 async def dev(bare: CommandLine, *arguments: str) -> AsyncIterator[tuple[Running, dict[str, Any]]]:
     """`seqgate dev`, ready, and what it says. All its processes are gone at the end."""
     async with bare.running("dev", "-o", "json", *arguments) as running:
-        found = await running.record()
+        found = await running.record(patience_s=START_S)
         try:
             yield running, found
         finally:
             running.send(signal.SIGTERM)
-            await running.exit_code()
+            await running.exit_code(patience_s=START_S)
             pids = found["pids"].values()
             await eventually(lambda: not any(map(is_alive, pids)), "all processes have ended")
 
@@ -53,7 +56,7 @@ async def test_it_stops_on_request_and_goes_on_with_its_data(
             ended = await calling(bare, found)(*SEND, "-o", "json")
             assert ended.record["duplicate"] == (number is not signal.SIGTERM)
             running.send(number)
-            assert await running.exit_code() == 0
+            assert await running.exit_code(patience_s=START_S) == 0
             assert (await running.ended()).err == ""
 
 
@@ -63,14 +66,14 @@ async def test_a_process_that_is_killed_is_started_again(bare: CommandLine) -> N
         assert (await seqgate(*SEND)).code == 0
         for name in ("ledger", "redis"):
             os.kill(found["pids"][name], signal.SIGKILL)
-            assert f"{name} was killed by SIGKILL" in await running.error_line()
+            assert f"{name} was killed by SIGKILL" in await running.error_line(patience_s=START_S)
         ended = await seqgate(*SEND, "-o", "json")
         assert (ended.record["duplicate"], ended.err) == (True, "")
 
 
 async def test_one_that_never_starts_ends_all(bare: CommandLine) -> None:
     wrong = bare.with_(SEQGATE_FILTER_MAX_MESSAGES="many")
-    ended = await wrong("dev", "--port-base", "0", "-o", "json")
+    ended = await wrong("dev", "--port-base", "0", "-o", "json", patience_s=START_S)
     assert (ended.code, ended.out) == (1, "")
     assert ended.error["reason"] == "NOT_STARTED"
     assert "filter ended with 2" in ended.error["message"]
@@ -85,9 +88,9 @@ async def test_data_without_a_folder_goes_at_the_end(bare: CommandLine) -> None:
 
 async def test_people_see_addresses_folders_and_first_commands(bare: CommandLine) -> None:
     async with bare.running("dev", "--port-base", "0") as running:
-        lines = [await running.line() for _ in range(15)]
+        lines = [await running.line(patience_s=START_S) for _ in range(15)]
         running.send(signal.SIGTERM)
-        assert await running.exit_code() == 0
+        assert await running.exit_code(patience_s=START_S) == 0
     told = "".join(lines)
     assert "is running on this machine. Ctrl-C stops it." in lines[0]
     for name in (*SERVICES, "redis"):
@@ -113,7 +116,7 @@ async def test_it_has_its_folder_and_ports_until_it_is_killed_with_all_processes
             (("--data", str(data), "--port-base", "0"), f"the folder {data}"),
             (ports, f"port {base} for redis cannot be used"),
         ):
-            ended = await bare("dev", *arguments)
+            ended = await bare("dev", *arguments, patience_s=START_S)
             assert (ended.code, ended.out) == (1, "")
             (line,) = ended.err.splitlines()
             assert named in line

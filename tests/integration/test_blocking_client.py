@@ -47,7 +47,12 @@ COLLECTING = Batching(delay_s=60)
 
 @pytest.fixture(scope="module")
 def client(stack: Stack) -> Iterator[seqgate.Client]:
-    with seqgate.connect(stack.address("ledger"), stack.address("dispatcher")) as client:
+    with seqgate.connect(
+        stack.address("ledger"),
+        stack.address("dispatcher"),
+        dedup=stack.address("dedup"),
+        cursor=stack.address("cursor"),
+    ) as client:
         yield client
 
 
@@ -685,3 +690,33 @@ with blocking.connect(ledger) as client:
         topic,
     )
     assert ended(process) == "[b'0', b'1', b'2']\n"
+
+
+# ---- admin
+
+
+def test_an_admin_manages_topics_subscriptions_and_cursors(
+    client: seqgate.Client, topic: str
+) -> None:
+    admin = client.admin()
+    assert admin.create_topic(topic).name == topic
+    publish(client, topic, *numbered(3))
+    assert admin.topic(topic).messages == 3
+    assert [each.name for each in admin.topics(topic)] == [topic]
+    assert admin.create_subscription(topic, "s", start=LATEST).name == "s"
+    assert [each.name for each in admin.subscriptions(topic)] == ["s"]
+    assert admin.create_cursor(topic, "c").mark_delete is None
+    assert "c" in {each.name for each in admin.cursors(topic)}
+    assert admin.explain_publication(topic, "nobody", 1).verdict == "NEW"
+    admin.delete_subscription(topic, "s")
+    admin.delete_topic(topic)
+    with pytest.raises(NotFoundError):
+        admin.topic(topic)
+
+
+def test_threads_share_an_admin(client: seqgate.Client, topic: str) -> None:
+    admin = client.admin()
+    admin.create_topic(topic)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: admin.topic(topic).name, range(64)))
+    assert found == [topic] * 64

@@ -123,7 +123,7 @@ def test_binaries_are_the_packages_or_the_systems_of_a_version_that_serves(
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setattr(postgres_server, "DEBIAN", tmp_path / "debian")
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
-    with pytest.raises(FileNotFoundError, match=r"pip install 'seqgate\[stack\]', or apt-get"):
+    with pytest.raises(FileNotFoundError, match=r"pip install 'seqgate\[postgres\]', or apt-get"):
         found()
     on_path = binary(tmp_path / "path", says="postgres (PostgreSQL) 14.22")
     with pytest.raises(FileNotFoundError):

@@ -60,11 +60,11 @@ def test_the_client_library_exports_these_names() -> None:
 
 def test_the_client_for_threads_exports_the_same_names() -> None:
     names = seqgate.client.blocking.__all__
-    assert sorted(names) == ["Client", "Consumer", "Producer", "Reader", "connect"]
+    assert sorted(names) == ["Admin", "Client", "Consumer", "Producer", "Reader", "connect"]
     assert set(names) < set(seqgate.client.__all__)
 
 
-@pytest.mark.parametrize("name", ["Client", "Consumer", "Producer", "Reader"])
+@pytest.mark.parametrize("name", ["Admin", "Client", "Consumer", "Producer", "Reader"])
 def test_the_client_for_threads_has_the_methods_and_arguments_of_the_asyncio_client(
     name: str,
 ) -> None:

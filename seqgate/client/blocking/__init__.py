@@ -15,9 +15,10 @@ A client belongs to the process that made it. In a process forked since, each us
 ClientForkedError: see docs/guides/blocking.md.
 """
 
+from seqgate.client.blocking._admin import Admin
 from seqgate.client.blocking._client import Client, connect
 from seqgate.client.blocking._consumer import Consumer
 from seqgate.client.blocking._producer import Producer
 from seqgate.client.blocking._reader import Reader
 
-__all__ = ["connect", "Client", "Producer", "Reader", "Consumer"]
+__all__ = ["connect", "Client", "Producer", "Reader", "Consumer", "Admin"]

@@ -13,6 +13,7 @@ from grpc import aio
 from seqgate.client._channel import Security
 from seqgate.client._client import Client as AsyncioClient
 from seqgate.client.blocking import _forking
+from seqgate.client.blocking._admin import Admin
 from seqgate.client.blocking._consumer import Consumer, SharedConsumer, SharedInbox
 from seqgate.client.blocking._portal import Portal
 from seqgate.client.blocking._producer import Producer, SharedProducer
@@ -33,6 +34,8 @@ def connect(
     ledger: str,
     dispatcher: str | None = None,
     *,
+    dedup: str | None = None,
+    cursor: str | None = None,
     tls: TLS | None = None,
     token: BearerToken | None = None,
 ) -> "Client":
@@ -45,7 +48,7 @@ def connect(
         ClientForkedError: other gRPC channels were in use when this process was forked.
         OSError, ValueError: a file is unusable, or a token would be sent in plain text.
     """
-    return Client(ledger, dispatcher, Security(tls, token))
+    return Client(ledger, dispatcher, Security(tls, token), dedup=dedup, cursor=cursor)
 
 
 class SharedClient(AsyncioClient):
@@ -57,12 +60,17 @@ class SharedClient(AsyncioClient):
     _reader_class = SharedReader
 
     def __init__(
-        self, portal: Portal, ledger: str, dispatcher: str | None, security: Security
+        self,
+        portal: Portal,
+        ledger: str,
+        dispatcher: str | None,
+        security: Security,
+        **services: str | None,
     ) -> None:
         self._portal = portal
         self._is_hung_up = False
         self.made: WeakSet[SharedProducer | SharedConsumer | SharedReader] = WeakSet()
-        super().__init__(ledger, dispatcher, security)
+        super().__init__(ledger, dispatcher, security, **services)
 
     def make(self, name: str, args: Any, kwargs: Any) -> Any:
         """Call one of the methods that make something."""
@@ -127,12 +135,14 @@ class Client:
     there, and must not block.
     """
 
-    def __init__(self, ledger: str, dispatcher: str | None, security: Security) -> None:
+    def __init__(
+        self, ledger: str, dispatcher: str | None, security: Security, **services: str | None
+    ) -> None:
         _forking.check()
         self._portal = portal = Portal(f"seqgate-client {ledger}")
         try:
             self._held = held = portal.call(
-                lambda: SharedClient(portal, ledger, dispatcher, security)
+                lambda: SharedClient(portal, ledger, dispatcher, security, **services)
             )
         except BaseException:
             portal.close(_nothing)
@@ -145,6 +155,11 @@ class Client:
     producer = _making(AsyncioClient.producer, Producer)
     reader = _making(AsyncioClient.reader, Reader)
     consumer = _making(AsyncioClient.consumer, Consumer)
+
+    def admin(self) -> Admin:
+        """The admin client of the services whose addresses the client has. A call may take 30
+        seconds."""
+        return Admin(self._portal, self._portal.call(self._held.admin), self)
 
     def wrapped(self, name: str, wrap: "Wrap[B]", args: Any, kwargs: Any) -> B:
         """What a method of the asyncio client makes, in what blocks in front of it."""

@@ -1,0 +1,53 @@
+"""The admin client for threads."""
+
+from collections.abc import AsyncIterator
+from typing import TypeVar
+
+from seqgate.client._admin import Admin as AsyncioAdmin
+from seqgate.client._admin import CursorInfo, SubscriptionInfo, TopicInfo
+from seqgate.client.blocking._portal import Held, crossing
+
+T = TypeVar("T")
+
+
+class Admin(Held[AsyncioAdmin]):
+    """Manages topics, policies, subscriptions and cursors: `seqgate.client.Admin` for threads.
+
+    Made by Client.admin; it needs no close. Threads may share it. Listings are lists."""
+
+    create_topic = crossing(AsyncioAdmin.create_topic)
+    topic = crossing(AsyncioAdmin.topic)
+    delete_topic = crossing(AsyncioAdmin.delete_topic)
+    trim_topic = crossing(AsyncioAdmin.trim_topic)
+    deduplication = crossing(AsyncioAdmin.deduplication)
+    policy = crossing(AsyncioAdmin.policy)
+    set_policy = crossing(AsyncioAdmin.set_policy)
+    take_snapshot = crossing(AsyncioAdmin.take_snapshot)
+    explain_publication = crossing(AsyncioAdmin.explain_publication)
+    create_subscription = crossing(AsyncioAdmin.create_subscription)
+    subscription = crossing(AsyncioAdmin.subscription)
+    reset_subscription = crossing(AsyncioAdmin.reset_subscription)
+    update_subscription = crossing(AsyncioAdmin.update_subscription)
+    delete_subscription = crossing(AsyncioAdmin.delete_subscription)
+    release_key = crossing(AsyncioAdmin.release_key)
+    explain_delivery = crossing(AsyncioAdmin.explain_delivery)
+    create_cursor = crossing(AsyncioAdmin.create_cursor)
+    cursor = crossing(AsyncioAdmin.cursor)
+    reset_cursor = crossing(AsyncioAdmin.reset_cursor)
+    delete_cursor = crossing(AsyncioAdmin.delete_cursor)
+
+    def topics(self, prefix: str = "") -> list[TopicInfo]:
+        """See the asyncio Admin."""
+        return self._portal.run(_all, self._held.topics(prefix))
+
+    def subscriptions(self, topic: str) -> list[SubscriptionInfo]:
+        """See the asyncio Admin."""
+        return self._portal.run(_all, self._held.subscriptions(topic))
+
+    def cursors(self, topic: str = "") -> list[CursorInfo]:
+        """See the asyncio Admin."""
+        return self._portal.run(_all, self._held.cursors(topic))
+
+
+async def _all(listing: AsyncIterator[T]) -> list[T]:
+    return [each async for each in listing]
