@@ -31,6 +31,14 @@ def test_every_link_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site: P
     assert list(checks.faults(site)) == []
 
 
+def test_the_navigation_leads_to_every_page(site: Path) -> None:
+    start = site / "start"
+    links = {(start / link).resolve() for link in checks.read(start / "index.html").links}
+    for page in navigation.pages():
+        folder = site / page.removesuffix("README").removesuffix("index")
+        assert folder.resolve() in links or page in navigation.EXPECTED, page
+
+
 async def test_a_browser_reads_every_page_and_finds_key_shared(site: Path, tmp_path: Path) -> None:
     files = sorted(site.rglob("*.html"))
     pages = [file.relative_to(site).as_posix().removesuffix("index.html") for file in files]
@@ -96,7 +104,7 @@ def test_every_rpc_message_and_field_is_in_the_reference(site: Path) -> None:
 def test_every_metric_is_in_the_reference(site: Path) -> None:
     shown = text(site, "reference/metrics")
     for metric in metrics.CATALOGUE:
-        assert metric.prometheus in shown
+        assert f"{metric.prometheus}¶" in shown
 
 
 def test_every_reason_is_in_the_reference(site: Path) -> None:

@@ -45,7 +45,6 @@ THEME: Final[Mapping[str, Any]] = {
     "features": [
         "content.code.copy",
         "navigation.footer",
-        "navigation.indexes",
         "navigation.top",
         "search.highlight",
     ],

@@ -30,7 +30,9 @@ def page() -> str:
     return "\n".join([HEAD, *(part for each in MODULES for part in _module(package[each]))])
 
 
+@cache
 def load() -> Any:
+    """The package, as its source has it; reading it takes seconds."""
     return griffe.load("seqgate", search_paths=["."], resolve_aliases=True)
 
 
