@@ -7,13 +7,16 @@ import re
 import sys
 import tomllib
 from asyncio.subprocess import PIPE, STDOUT
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 import typer
 
 from seqgate.cli import _main
 from seqgate.cli._settings import SERVICES
+from seqgate.dev.child import bound_to_us
 from seqgate.dev.stack import Stack
 from tests.support.page_programs import BLOCK, elsewhere, lacking, of_page, programs, unlabelled
 from tools.site.reference import command_line
@@ -37,10 +40,17 @@ WITHIN_S = 60.0
 """Limit of a program, in seconds."""
 
 
+@pytest_asyncio.fixture(scope="module")
+async def fresh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """A stack for the pages alone: they name topics as readers would, each its own."""
+    async with Stack(tmp_path_factory.mktemp("pages")) as stack:
+        yield stack
+
+
 @pytest.mark.parametrize("page", RUN)
-async def test_the_programs_of_a_page_work(page: str, stack: Stack, tmp_path: Path) -> None:
-    addresses = {default: stack.address(name) for name, default in SERVICES.items()}
-    environment = {f"SEQGATE_{name.upper()}": stack.address(name) for name in SERVICES}
+async def test_the_programs_of_a_page_work(page: str, fresh: Stack, tmp_path: Path) -> None:
+    addresses = {default: fresh.address(name) for name, default in SERVICES.items()}
+    environment = {f"SEQGATE_{name.upper()}": fresh.address(name) for name in SERVICES}
     scripts = Path(sys.executable).parent
     for program in of_page(ROOT / page):
         if program.why:
@@ -48,15 +58,19 @@ async def test_the_programs_of_a_page_work(page: str, stack: Stack, tmp_path: Pa
         code = elsewhere(program.code, addresses)
         command = [sys.executable, "-"] if program.language == "python" else ["bash", "-eu", "-s"]
         process = await asyncio.create_subprocess_exec(
-            *command,
+            *bound_to_us(command),
             stdin=PIPE,
             stdout=PIPE,
             stderr=STDOUT,
             cwd=tmp_path,
             env={**os.environ, **environment, "PATH": f"{scripts}:{os.environ['PATH']}"},
         )
-        async with asyncio.timeout(WITHIN_S):
-            out, _ = await process.communicate(code.encode())
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                out, _ = await process.communicate(code.encode())
+        finally:
+            if process.returncode is None:
+                process.kill()
         printed = out.decode()
         assert process.returncode == 0, f"{page}:{program.line}\n{printed}"
         missing = lacking(program, printed)
