@@ -121,6 +121,9 @@ def test_every_name_of_the_python_api_is_in_the_reference(site: Path) -> None:
     ours = [name for name in raised if getattr(errors, name).__module__ == errors.__name__]
     for name in (*client.__all__, *spark.__all__, *ours):
         assert f"{name}¶" in shown
+    for module in python.modules(python.load()):
+        for name in python.names(module):
+            assert f"{name}¶" in shown
     producer = python.load()["client"]["Producer"].final_target
     for name, each in producer.functions.items():
         assert name.startswith("_") or f"Producer.{name}¶" in shown

@@ -5,11 +5,14 @@ import textwrap
 from collections.abc import Iterator
 from functools import cache
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Final
 
 import griffe
 
 from tools.site.reference.tables import cell
+
+ROOT: Final = Path(__file__).resolve().parents[3]
 
 MODULES: Final = ("client", "errors", "spark", "telemetry")
 
@@ -27,13 +30,21 @@ INDENT: Final = "    "
 
 def page() -> str:
     package = load()
-    return "\n".join([HEAD, *(part for each in MODULES for part in _module(package[each]))])
+    return "\n".join([HEAD, *(part for each in modules(package) for part in _module(each))])
+
+
+def modules(package: Any) -> Iterator[Any]:
+    """What applications import, and the public modules of the client."""
+    for name in MODULES:
+        yield package[name]
+        if name == "client":
+            yield from (each for inner, each in package[name].modules.items() if inner[0] != "_")
 
 
 @cache
 def load() -> Any:
     """The package, as its source has it; reading it takes seconds."""
-    return griffe.load("seqgate", search_paths=["."], resolve_aliases=True)
+    return griffe.load("seqgate", search_paths=[ROOT], resolve_aliases=True)
 
 
 def names(module: Any) -> list[str]:
@@ -51,8 +62,11 @@ def _module(module: Any) -> Iterator[str]:
     yield f"## {module.path}\n"
     yield _docstring(module)
     for name in names(module):
-        found = module[name]
-        yield from _entry(found.final_target if found.is_alias else found, name)
+        yield from _entry(_target(module[name]), name)
+
+
+def _target(found: Any) -> Any:
+    return found.final_target if found.is_alias else found
 
 
 def _entry(found: Any, name: str) -> Iterator[str]:
@@ -94,9 +108,8 @@ def _class(found: Any) -> Iterator[str]:
 
 @cache
 def _made(package: Any) -> frozenset[str]:
-    """The classes whose objects the client's functions and methods return."""
-    client = package["client"]
-    found = [client[name].final_target for name in names(client)]
+    """The classes whose objects functions and methods return."""
+    found = [_target(module[name]) for module in modules(package) for name in names(module)]
     methods = [each for owner in found if owner.is_class for each in owner.functions.values()]
     functions = [each for each in found if each.is_function]
     return frozenset(str(each.returns) for each in (*functions, *methods))
