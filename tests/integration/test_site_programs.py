@@ -33,9 +33,6 @@ RUN = [
     if page != WITH_SPARK and any(not each.why for each in of_page(ROOT / page))
 ]
 
-EXPECTED = frozenset({"seqgate dev", "server"})
-"""A command and an extra that pages name already."""
-
 WITHIN_S = 60.0
 """Limit of a program, in seconds."""
 
@@ -92,9 +89,9 @@ def test_a_program_that_is_not_run_says_why_and_commands_are_labelled(page: str)
 
 def test_the_commands_and_the_extras_that_pages_name_exist() -> None:
     root = typer.main.get_command(_main.app)
-    known = {path for path, _ in command_line.commands(root, "seqgate")} | EXPECTED
+    known = {path for path, _ in command_line.commands(root, "seqgate")}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"].keys() | EXPECTED
+    extras = project["optional-dependencies"].keys()
     for page in PAGES:
         if page.startswith(("CHANGELOG", "docs/decisions")):
             continue

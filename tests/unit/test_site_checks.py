@@ -56,11 +56,9 @@ def test_a_missing_page_and_one_that_nothing_lists_are_found(tmp_path: Path) -> 
     ]
 
 
-def test_an_expected_page_appears_in_the_navigation_once_it_is_written(tmp_path: Path) -> None:
-    (tmp_path / "guides").mkdir()
-    items = (("Guides", (("Expected", "guides/coming-from"), ("Start", "start"))),)
-    assert navigation.existing(tmp_path, items) == [{"Guides": [{"Start": f"start{MD}"}]}]
-    (tmp_path / "guides" / f"coming-from{MD}").touch()
-    assert navigation.existing(tmp_path, items) == [
-        {"Guides": [{"Expected": f"guides/coming-from{MD}"}, {"Start": f"start{MD}"}]}
+def test_the_navigation_is_in_the_generators_form() -> None:
+    items = (("Seqgate", "index"), ("Guides", (("Start", "start"),)))
+    assert navigation.as_configured(items) == [
+        {"Seqgate": f"index{MD}"},
+        {"Guides": [{"Start": f"start{MD}"}]},
     ]

@@ -54,9 +54,6 @@ NAVIGATION: Final[tuple[Item, ...]] = (
     ),
 )
 
-EXPECTED: Final = frozenset({"guides/exactly-once", "guides/coming-from", "guides/blocking"})
-"""Pages that may not be written yet: left out until they are."""
-
 FOLDER: Final = "docs"
 
 ELSEWHERE: Final = {
@@ -86,19 +83,18 @@ def pages(items: tuple[Item, ...] = NAVIGATION) -> Iterator[str]:
             yield from pages(page)
 
 
-def existing(written: Path, items: tuple[Item, ...] = NAVIGATION) -> list[dict[str, object]]:
-    """The navigation in the generator's form, without expected pages that are not written."""
+def as_configured(items: tuple[Item, ...] = NAVIGATION) -> list[dict[str, object]]:
+    """The navigation in the generator's form."""
     return [
-        {title: f"{page}.md" if isinstance(page, str) else existing(written, page)}
+        {title: f"{page}.md" if isinstance(page, str) else as_configured(page)}
         for title, page in items
-        if page not in EXPECTED or (written / f"{page}.md").exists()
     ]
 
 
 def faults(written: Path) -> Iterator[str]:
     listed = list(pages())
     for page in listed:
-        if page not in EXPECTED and not (written / f"{page}.md").exists():
+        if not (written / f"{page}.md").exists():
             yield f"the navigation lists {page}, which does not exist"
     for file in sorted(written.rglob("*.md")):
         page = file.relative_to(written).with_suffix("").as_posix()

@@ -76,7 +76,7 @@ def build(work: Path, site: Path) -> list[str]:
         "site_description": "Exactly-once publishing and order per key, for many consumers",
         "docs_dir": "pages",
         "site_dir": "site",
-        "nav": navigation.existing(pages),
+        "nav": navigation.as_configured(),
         "theme": THEME,
         "extra": {"generator": False},
         "extra_css": ["site.css"],
