@@ -139,6 +139,27 @@ def test_a_reader_moves_and_reads_many(client: seqgate.Client, topic: str) -> No
     assert reader.read() is None
 
 
+def test_what_a_client_made_tells_about_itself_when_it_is_closed(stack: Stack, topic: str) -> None:
+    with seqgate.connect(stack.address("ledger"), stack.address("dispatcher")) as client:
+        publish(client, topic, b"0")
+        with client.reader(topic, follow=False) as reader:
+            assert [each.payload for each in reader] == [b"0"]
+        with client.consumer(topic, "s", properties={"team": "a"}) as consumer:
+            assert consumer.properties == {"team": "a"}
+        with client.producer(topic) as producer:
+            pass
+    assert (dict(reader.dropped), dict(consumer.dropped)) == ({}, {})
+    assert consumer.properties == {"team": "a"}
+    assert producer.name
+    assert list(reader) == list(consumer) == []
+    with pytest.raises(ProducerClosedError):
+        producer.send(b"0")
+    for each in (producer, consumer, reader, client):
+        each.close()
+    with pytest.raises(RuntimeError, match="the client is closed"):
+        client.producer(topic)
+
+
 def test_threads_share_a_reader(client: seqgate.Client, topic: str) -> None:
     publish(client, topic, *numbered(500))
     with client.reader(topic, follow=False) as reader, ThreadPoolExecutor(4) as pool:

@@ -101,6 +101,17 @@ def test_what_is_posted_from_many_threads_is_called_once_each(portal: Portal) ->
     assert sorted(portal.call(lambda: list(calls))) == list(range(2_000))
 
 
+def test_a_post_that_fails_is_logged_and_spares_the_others(
+    portal: Portal, caplog: pytest.LogCaptureFixture
+) -> None:
+    held, calls = Held(portal), list[int]()
+    portal.post(lambda: 1 / 0)
+    portal.post(lambda: calls.append(1))
+    held.end()
+    assert portal.call(lambda: list(calls)) == [1]
+    assert "a callback failed in the thread of a client" in caplog.text
+
+
 def test_a_bell_that_rings_often_calls_once(portal: Portal) -> None:
     calls: list[int] = []
     ring = portal.bell(lambda: calls.append(1))

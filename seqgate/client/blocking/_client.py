@@ -75,7 +75,8 @@ class SharedClient(AsyncioClient):
     def make(self, name: str, args: Any, kwargs: Any) -> Any:
         """Call one of the methods that make something."""
         made = getattr(self, name)(*args, **kwargs)
-        self.made.add(made)
+        if isinstance(made, SharedProducer | SharedConsumer | SharedReader):
+            self.made.add(made)
         return made
 
     async def stop(self) -> None:

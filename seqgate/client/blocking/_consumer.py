@@ -255,12 +255,12 @@ class Consumer(Held[SharedConsumer]):
     @property
     def ranges(self) -> Sequence[KeyRange]:
         """The hash slots that the service last assigned to the consumer."""
-        return self._portal.call(lambda: self._held.ranges)
+        return self._portal.look(lambda: self._held.ranges)
 
     @property
     def properties(self) -> Mapping[str, str]:
         """The subscription's properties, when the consumer last connected."""
-        return self._portal.call(lambda: self._held.properties)
+        return self._portal.look(lambda: self._held.properties)
 
     @property
     def is_connected(self) -> bool:
@@ -275,7 +275,7 @@ class Consumer(Held[SharedConsumer]):
     @property
     def dropped(self) -> Mapping[DropReason, int]:
         """Chunks of large messages that were dropped, by reason."""
-        return self._portal.call(lambda: self._held.dropped)
+        return self._portal.look(lambda: self._held.dropped)
 
     @property
     def breaker_state(self) -> BreakerState:

@@ -53,7 +53,6 @@ class Portal:
         self._is_closed = False  # `close` was called
         self._is_ending = False  # no coroutine begins any more
         self._is_over = False  # the loop runs no more
-        self._closing = threading.Lock()
         self._running: dict[Future[Any], asyncio.Task[Any]] = {}
         self._loop = _Loop()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -88,7 +87,7 @@ class Portal:
             )
 
     def post(self, act: Callable[[], object]) -> None:
-        """Have the loop call a function, which must not raise, after all those posted before."""
+        """Have the loop call a function after all those posted before."""
         self._posted.append(act)
         if not self._is_scheduled:
             self._is_scheduled = True
@@ -146,15 +145,16 @@ class Portal:
 
         return self.run(called)
 
+    def look(self, function: Callable[[], R]) -> R:
+        """`call` a function that only looks, also when the client is closed."""
+        return function() if self._is_over and os.getpid() == self._pid else self.call(function)
+
     def close(self, last: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Run a last coroutine function, end what runs, and join the thread. Later calls return
         when that is done."""
-        with self._closing:
-            if self.is_gone:
-                return
-            self.forget(last)
-            if not self.is_here:
-                self._thread.join(STOP_TIMEOUT_S)
+        self.forget(last)
+        if os.getpid() == self._pid and not self.is_here:
+            self._thread.join(STOP_TIMEOUT_S)
 
     def forget(self, last: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """`close` without waiting: nobody has the client any more."""
@@ -180,7 +180,11 @@ class Portal:
     def _take_over(self) -> None:
         self._is_scheduled = False  # first: what is posted from here on schedules the next one
         for _ in range(len(self._posted)):
-            self._posted.popleft()()
+            try:
+                self._posted.popleft()()
+            except Exception as error:  # a callback of the application's
+                message = "a callback failed in the thread of a client"
+                self._loop.call_exception_handler({"message": message, "exception": error})
 
     def _refuse(self) -> None:
         """Call what the loop will not: it finds everything closed, and tells who waits."""
@@ -218,10 +222,12 @@ class Portal:
             task.cancel()
 
     async def _end(self, last: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        if self._is_ending:
+            return
+        self._is_ending = True
         try:
             await last()
         finally:
-            self._is_ending = True
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
                 task.cancel()

@@ -111,6 +111,8 @@ class SharedProducer(AsyncioProducer):
             except SeqgateError as error:
                 told = error if sequence_id is None else error.of_message(sequence_id)
                 done.set_exception(told)
+            except Exception as surprise:
+                done.set_exception(surprise)
             with self._counting:
                 self._handed_messages -= message.chunks
                 self._handed_bytes -= message.size_bytes

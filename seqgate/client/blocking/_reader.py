@@ -46,7 +46,7 @@ class Reader(Held[AsyncioReader]):
     @property
     def dropped(self) -> Mapping[DropReason, int]:
         """See the asyncio Reader."""
-        return self._portal.call(lambda: self._held.dropped)
+        return self._portal.look(lambda: self._held.dropped)
 
     def __iter__(self) -> "Reader":
         return self
