@@ -31,6 +31,7 @@ from seqgate.times import timestamp
 from seqgate.types import TopicName
 from tests.cli.command_line import CommandLine, Ended
 from tests.simulation.defects import find
+from tests.support.depth import some_of
 from tests.support.jobs import PATIENCE_S, quick_spark
 from tests.support.nursery import SEQGATE
 from tests.support.stubs import dedup_stub
@@ -241,7 +242,7 @@ async def test_a_job_whose_spark_fails_names_the_log(
     java.chmod(0o755)
     broken = seqgate.with_(JAVA_HOME=str(home), TMPDIR=str(tmp_path))
 
-    for command in (("topic", "audit"), ("dedup", "diff")):
+    for command in some_of([("topic", "audit"), ("dedup", "diff")], every=2):
         ended = await broken(*command, topic, "-o", "json", patience_s=PATIENCE_S)
 
         *before, last = ended.err.splitlines()
@@ -255,6 +256,7 @@ async def test_a_job_whose_spark_fails_names_the_log(
         assert "exited before Spark was up (attempt 3)" in log.read_text()
 
 
+@pytest.mark.deep
 async def test_a_job_whose_tasks_fail_names_the_log(
     seqgate: CommandLine, client: Client, stack: Stack, topic: str, tmp_path: Path
 ) -> None:
