@@ -20,6 +20,7 @@ from seqgate.services.dedup.redis_url import parse_redis_url
 from seqgate.services.runtime.access import Access, Role
 from seqgate.spark._traced import executor_settings
 from seqgate.telemetry.setup import FLUSH_TIMEOUT_S
+from tests.deploy.foreign import faults_of, is_foreign, validators
 from tests.deploy.manifests import (
     K8S,
     OVERLAYS,
@@ -41,13 +42,6 @@ _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 KUBERNETES = "1.37"
 """The version of the schemas."""
-
-OF_OTHERS = {
-    "cert-manager.io/v1",
-    "monitoring.coreos.com/v1",
-    "sparkoperator.k8s.io/v1beta2",
-}
-"""Kinds defined by CustomResourceDefinitions of other projects."""
 
 SECURITY = ("insecure", "mtls")
 """Exactly one of these components is used."""
@@ -124,9 +118,9 @@ def kustomization(folder: Path, chosen: tuple[str, ...]) -> Path:
 
 
 def faults(document: Document) -> list[str]:
-    """Violations of the API server's schema."""
-    if document["apiVersion"] in OF_OTHERS:
-        return []
+    """Violations of the schema of Kubernetes, or of the project that defines the kind."""
+    if is_foreign(document):
+        return faults_of(document)
     try:
         kubernetes_validate.validate(document, KUBERNETES, strict=True)
     except kubernetes_validate.ValidationError as error:
@@ -171,16 +165,17 @@ def checkov(documents: list[Document], file: Path) -> list[str]:
     ]
 
 
-def test_only_third_party_resources_skip_validation(tmp_path: Path) -> None:
+def test_a_kind_of_another_project_is_refused_with_a_field_that_its_schema_lacks(
+    tmp_path: Path,
+) -> None:
     chosen = tuple(each for each in components() if each not in REDIS[1:])
     rendered = read(render(kustomization(tmp_path / "all", chosen)))
-    unknown = set()
-    for each in rendered:
-        try:
-            kubernetes_validate.validate(each, KUBERNETES, strict=True)
-        except kubernetes_validate.SchemaNotFoundError:
-            unknown.add(each["apiVersion"])
-    assert unknown == OF_OTHERS
+    foreign = [each for each in rendered if is_foreign(each)]
+    assert {(each["apiVersion"], each["kind"]) for each in foreign} == validators().keys()
+    for each in foreign:
+        assert faults(each) == []
+        each["spec"]["unknown"] = {}
+        assert any("unknown" in fault for fault in faults(each))
 
 
 def test_variables_are_existing_settings(manifests: Manifests) -> None:
