@@ -126,6 +126,12 @@ class Workload:
         return int(spec["replicas"]) if "volumeClaimTemplates" in spec else 1
 
     @property
+    def initial(self) -> list[Document]:
+        """The containers that run before the others, one after the other."""
+        containers: list[Document] = self.pod.get("initContainers", [])
+        return containers
+
+    @property
     def ports(self) -> dict[str, int]:
         ports = (port for each in self.containers for port in each.get("ports", ()))
         return {each["name"]: each["containerPort"] for each in ports}
@@ -135,9 +141,12 @@ class Workload:
         kinds = ("startupProbe", "livenessProbe", "readinessProbe")
         return {kind: self.container[kind] for kind in kinds if kind in self.container}
 
-    def variables(self, pod_name: str = "") -> dict[str, Variable]:
-        """The container's environment, as the kubelet makes it. Fields of the pod are taken from
-        the manifests."""
+    def variables(
+        self, pod_name: str = "", container: Document | None = None
+    ) -> dict[str, Variable]:
+        """The environment of a container, if not the main one, as the kubelet makes it. Fields of
+        the pod are taken from the manifests."""
+        container = container or self.container
         namespace = self.document["metadata"].get("namespace", "default")
         name = pod_name or f"{self.name}-0"
         fields = {
@@ -146,11 +155,11 @@ class Workload:
             "metadata.labels['batch.kubernetes.io/job-name']": self.name,
         }
         made: dict[str, Variable] = {}
-        for each in self.container.get("envFrom", ()):
+        for each in container.get("envFrom", ()):
             config = self.manifests.get("ConfigMap", each["configMapRef"]["name"])
             source = f"ConfigMap {config['metadata']['name']}"
             made |= {key: Variable(value, source) for key, value in config["data"].items()}
-        for each in self.container.get("env", ()):
+        for each in container.get("env", ()):
             if "value" in each:
                 value = _expanded(each["value"], made)
             else:
@@ -174,6 +183,12 @@ class Workload:
 def labels_of(document: Document) -> dict[str, str]:
     labels: dict[str, str] = document["metadata"]["labels"]
     return labels
+
+
+def is_of_postgres(host: str, manifests: Manifests) -> bool:
+    """Whether a host is the Service that CloudNativePG makes for the primary."""
+    clusters = manifests.of_kind("Cluster")
+    return host.partition(".")[0] in {f"{each['metadata']['name']}-rw" for each in clusters}
 
 
 def selected(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:

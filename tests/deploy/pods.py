@@ -17,7 +17,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from seqgate.dev.child import Child, tell
 from seqgate.dev.ports import free_ports
 from seqgate.dev.stack import Stack
-from tests.deploy.manifests import K8S, Document, Manifests, Variable, Workload, read, render
+from tests.deploy.manifests import (
+    K8S,
+    Document,
+    Manifests,
+    Variable,
+    Workload,
+    is_of_postgres,
+    read,
+    render,
+)
 from tests.support.redis_server import running_redis
 from tests.support.waiting import eventually
 
@@ -42,20 +51,22 @@ class Node:
         Args:
             manifests: the installed manifests.
             folder: the parent of all volumes.
-            ports: ports of other local servers, by name.
+            ports: see `besides`.
         """
         self.manifests = manifests
         self.folder = folder
         self.pods: dict[str, Pod] = {}
         self.secrets: dict[str, dict[str, bytes]] = {}
         """The contents of Secrets, by name."""
-        self._besides = ports
+        self.besides = dict(ports)
+        """Ports of other local servers, by name; `postgres` is where the cluster's operator would
+        run a server."""
         self._ports: dict[tuple[str, int], int] = {}
 
     def port(self, name: str, port: int) -> int:
         """The local port for a port of a pod's container."""
-        if name in self._besides:
-            return self._besides[name]
+        if name in self.besides:
+            return self.besides[name]
         if (name, port) not in self._ports:
             (self._ports[name, port],) = free_ports(1)
         return self._ports[name, port]
@@ -71,13 +82,19 @@ class Node:
         name = _named(workload.component, ordinal)
         for path, volume in workload.mounts():
             self._fill(self.volume(name, path), volume)
-        variables = {
-            key: Variable(self._addressed(name, each.value), each.source)
-            for key, each in workload.variables(f"{workload.name}-{ordinal}").items()
-        }
+
+        def variables(container: Document) -> dict[str, Variable]:
+            given = workload.variables(f"{workload.name}-{ordinal}", container)
+            return {
+                key: Variable(self._addressed(name, each.value), each.source)
+                for key, each in given.items()
+            }
+
         log = self.folder / name / "log"
         with log.open("ab") as output:
-            process = await self.run(name, workload, variables, output.fileno())
+            for each in workload.initial:
+                await self._complete(name, workload, each, variables(each), output.fileno())
+            process = await self.run(name, workload, variables(workload.container), output.fileno())
         self.pods[name] = Pod(self, name, workload, process, log)
 
     async def ready(self) -> None:
@@ -90,11 +107,28 @@ class Node:
         self, name: str, workload: Workload, variables: Mapping[str, Variable], log: int
     ) -> Child:
         """Run a pod's container."""
-        environment = {
-            key: self._filed(workload, name, variable.value) for key, variable in variables.items()
-        }
         command = [sys.executable, *workload.arguments(variables)]
-        return await Stack.start_process(command, log, {"PATH": os.environ["PATH"], **environment})
+        return await Stack.start_process(command, log, self._environment(workload, name, variables))
+
+    async def _complete(
+        self,
+        name: str,
+        workload: Workload,
+        container: Document,
+        variables: Mapping[str, Variable],
+        log: int,
+    ) -> None:
+        """Run an initial container to its end."""
+        environment = self._environment(workload, name, variables)
+        process = await Stack.start_process([sys.executable, *container["args"]], log, environment)
+        async with asyncio.timeout(READY_S):
+            assert await process.wait() == 0, (self.folder / name / "log").read_text()
+
+    def _environment(
+        self, workload: Workload, name: str, variables: Mapping[str, Variable]
+    ) -> dict[str, str]:
+        filed = {key: self._filed(workload, name, each.value) for key, each in variables.items()}
+        return {"PATH": os.environ["PATH"], **filed}
 
     async def end(self, pod: "Pod") -> None:
         tell(pod.process, SIGKILL)
@@ -124,14 +158,12 @@ class Node:
                 component = services[label]["spec"]["selector"]["app.kubernetes.io/component"]
                 ordinal = labels[0].rpartition("-")[2] if place else "0"
                 return _named(component, int(ordinal))
-        return None
+        return "postgres" if is_of_postgres(host, self.manifests) else None
 
     def _filed(self, workload: Workload, name: str, text: str) -> str:
         """A value with its paths replaced by local ones."""
-        for path, _ in workload.mounts():
-            if text.startswith(path + "/"):
-                return str(self.volume(name, path)) + text[len(path) :]
-        return text
+        paths = "|".join(re.escape(path) for path, _ in workload.mounts())
+        return re.sub(rf"(?<![\w/])({paths})(?=/)", lambda f: str(self.volume(name, f[1])), text)
 
     def _fill(self, folder: Path, volume: Document) -> None:
         folder.mkdir(parents=True, exist_ok=True)

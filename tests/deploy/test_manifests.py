@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import kubernetes_validate
 import pytest
@@ -29,6 +30,7 @@ from tests.deploy.manifests import (
     Manifests,
     Workload,
     components,
+    is_of_postgres,
     labels_of,
     read,
     render,
@@ -48,6 +50,11 @@ SECURITY = ("insecure", "mtls")
 
 REDIS = ("external-redis", "redis-cluster", "redis-sentinel")
 """At most one of these components is used."""
+
+STORES = ("cloudnative-pg", "postgresql")
+"""At most one of these components is used."""
+
+ALTERNATIVES = (SECURITY, REDIS, STORES)
 
 SKIPPED = {
     "CKV_K8S_43": "who installs builds the images, and says their digests in an overlay",
@@ -73,35 +80,14 @@ def manifests(request: pytest.FixtureRequest) -> Manifests:
 
 
 def combinations() -> Iterator[tuple[str, ...]]:
-    """Every valid set of components: one of SECURITY, at most one of REDIS, and any of the others.
-    Components that only add documents affect no others, and are all added at once."""
-    adding = tuple(each for each in components() if only_adds(each))
-    changing = [each for each in components() if each not in {*adding, *SECURITY, *REDIS}]
-    for security, *redis in itertools.product(SECURITY, (None, *REDIS)):
-        always = {security, *filter(None, redis)}
-        for count in range(len(changing) + 1):
-            for chosen in itertools.combinations(changing, count):
-                yield tuple(sorted({*always, *chosen}))
-        yield tuple(sorted({*always, *changing, *adding}))
-
-
-def only_adds(component: str) -> bool:
-    """Whether a component has only documents of its own, though perhaps with values from others."""
-    folder = K8S / "components" / component
-    (document,) = read((folder / "kustomization.yaml").read_text())
-    adding = {"resources", "replacements", "configurations", "configMapGenerator"}
-    if not document.keys() <= {"apiVersion", "kind", *adding}:
-        return False
-    if any("behavior" in each for each in document.get("configMapGenerator", ())):
-        return False
-    own = [each for file in document["resources"] for each in read((folder / file).read_text())]
-    names = {(each["kind"], each["metadata"]["name"]) for each in own}
-    replaced = {
-        (target["select"]["kind"], target["select"]["name"])
-        for each in document.get("replacements", ())
-        for target in each["targets"]
-    }
-    return replaced <= names
+    """Valid sets of components: every pair, and everything with each choice of alternatives."""
+    every = components()
+    for pair in itertools.combinations(every, 2):
+        if not any(set(pair) <= set(group) for group in ALTERNATIVES):
+            yield tuple(sorted({*pair, *(() if {*pair} & {*SECURITY} else SECURITY[:1])}))
+    others = {*every}.difference(*ALTERNATIVES)
+    for security, *chosen in itertools.product(SECURITY, (None, *REDIS), (None, *STORES)):
+        yield tuple(sorted({security, *filter(None, chosen), *others}))
 
 
 def kustomization(folder: Path, chosen: tuple[str, ...]) -> Path:
@@ -168,7 +154,7 @@ def checkov(documents: list[Document], file: Path) -> list[str]:
 def test_a_kind_of_another_project_is_refused_with_a_field_that_its_schema_lacks(
     tmp_path: Path,
 ) -> None:
-    chosen = tuple(each for each in components() if each not in REDIS[1:])
+    chosen = tuple(each for each in components() if each not in {*REDIS[1:], *STORES[1:]})
     rendered = read(render(kustomization(tmp_path / "all", chosen)))
     foreign = [each for each in rendered if is_foreign(each)]
     assert {(each["apiVersion"], each["kind"]) for each in foreign} == validators().keys()
@@ -221,6 +207,8 @@ def test_addresses_resolve_to_ports_of_selected_pods(manifests: Manifests) -> No
     for workload in manifests.workloads():
         for name, variable in workload.variables().items():
             for host, port in ADDRESS.findall(variable.value):
+                if is_of_postgres(host, manifests):
+                    continue
                 target = reached(manifests, host, int(port))
                 seen += 1
                 if name.endswith("_TARGET") or name in FOR_JOBS:
@@ -270,7 +258,8 @@ def test_a_pods_grace_period_covers_its_services_drain(manifests: Manifests) -> 
 
 def test_probes_allow_time_to_open_a_store(manifests: Manifests) -> None:
     for service in SERVICES:
-        probes = manifests.workload(service).probes
+        workload = manifests.workload(service)
+        probes = workload.probes
         assert set(probes) == {"startupProbe", "livenessProbe", "readinessProbe"}
         assert probes["startupProbe"]["grpc"]["service"] == "liveness"
         assert probes["livenessProbe"]["grpc"]["service"] == "liveness"
@@ -278,7 +267,7 @@ def test_probes_allow_time_to_open_a_store(manifests: Manifests) -> None:
         patience_s = (
             probes["startupProbe"]["periodSeconds"] * probes["startupProbe"]["failureThreshold"]
         )
-        assert patience_s >= (3600 if service in ("ledger", "cursor") else 60)
+        assert patience_s >= (3600 if "/data" in dict(workload.mounts()) else 60)
 
 
 def test_pods_are_restricted(manifests: Manifests) -> None:
@@ -332,15 +321,100 @@ def test_stores_keep_their_data_and_have_priority(manifests: Manifests) -> None:
         workload = manifests.workload(component)
         spec = workload.document["spec"]
         assert workload.pod["priorityClassName"] == priority["metadata"]["name"]
+        if component != "valkey" and is_on_postgres(workload):
+            continue
         assert spec["persistentVolumeClaimRetentionPolicy"] == {
             "whenDeleted": "Retain",
             "whenScaled": "Retain",
         }
         assert dict(workload.mounts()).keys() >= {"/data"}
-    for component in ("ledger", "cursor"):
-        workload = manifests.workload(component)
-        path = workload.variables()[f"SEQGATE_{component.upper()}_STORE_PATH"].value
-        assert path.startswith("/data/")
+        if component != "valkey":
+            path = workload.variables()[f"SEQGATE_{component.upper()}_STORE_PATH"].value
+            assert path.startswith("/data/")
+
+
+def is_on_postgres(workload: Workload) -> bool:
+    return any(path == "/etc/seqgate/postgres" for path, _ in workload.mounts())
+
+
+@pytest.mark.parametrize("component", STORES)
+def test_on_postgresql_instances_have_names_and_no_volumes(
+    tmp_path: Path, component: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = kustomization(tmp_path / "rendered", ("mtls", "certificates", component))
+    manifests = Manifests(read(render(folder)))
+    (tmp_path / "postgres.toml").write_text('postgres_url = "postgresql://user:secret@host/name"')
+    for service in ("ledger", "cursor"):
+        workload = manifests.workload(service)
+        spec = workload.document["spec"]
+        assert spec["replicas"] >= 2
+        assert "volumeClaimTemplates" not in spec
+        assert "/data" not in dict(workload.mounts())
+        names = manifests.get("Service", spec["serviceName"])["spec"]
+        assert (names["clusterIP"], names["publishNotReadyAddresses"]) == ("None", True)
+        called = manifests.get("Service", f"seqgate-{service}")["spec"]
+        assert (called["clusterIP"], called.get("publishNotReadyAddresses")) == ("None", None)
+        (migration,) = workload.initial
+        assert migration["args"] == [*workload.container["args"], "--migrate"]
+        for same in ("image", "env", "envFrom", "securityContext"):
+            assert migration.get(same) == workload.container.get(same)
+        variables = workload.variables()
+        with monkeypatch.context() as patch:
+            for name, variable in variables.items():
+                is_file = name.endswith("_CONFIG_FILE")
+                patch.setenv(name, str(tmp_path / "postgres.toml") if is_file else variable.value)
+            config: Any = config_type(service)()
+        assert config.postgres_url
+        assert config.postgres_standby_required
+        assert not config.postgres_migrates
+        if service == "ledger":
+            assert config.advertise == f"seqgate-ledger-0.{spec['serviceName']}.seqgate.svc:7702"
+
+
+def test_services_are_roles_of_the_cluster_by_certificates(tmp_path: Path) -> None:
+    folder = kustomization(tmp_path / "rendered", ("mtls", "certificates", "cloudnative-pg"))
+    manifests = Manifests(read(render(folder)))
+    (cluster,) = manifests.of_kind("Cluster")
+    asked = cluster["spec"]
+    made = {asked["bootstrap"]["initdb"]["database"]: asked["bootstrap"]["initdb"]["owner"]}
+    for each in manifests.of_kind("Database"):
+        assert each["spec"]["cluster"]["name"] == cluster["metadata"]["name"]
+        made[each["spec"]["name"]] = each["spec"]["owner"]
+    certificates = {
+        each["spec"]["secretName"]: each["spec"] for each in manifests.of_kind("Certificate")
+    }
+    assert asked["instances"] == 3
+    assert asked["postgresql"]["pg_hba"][-1] == "host all all all reject"
+    for service in ("ledger", "cursor"):
+        workload = manifests.workload(service)
+        url = urlsplit(workload.variables()[f"SEQGATE_{service.upper()}_POSTGRES_URL"].value)
+        assert made[url.path[1:]] == url.username
+        assert url.password is None
+        rule = f"hostssl {url.path[1:]} {url.username} all cert"
+        assert rule in asked["postgresql"]["pg_hba"]
+        (secret,) = (
+            volume["secret"]["secretName"]
+            for path, volume in workload.mounts()
+            if path == "/etc/seqgate/postgres"
+        )
+        assert certificates[secret]["commonName"] == url.username
+        options = dict(parse_qsl(url.query))
+        assert options.pop("sslmode") == "verify-full"
+        assert options == {
+            "sslrootcert": "/etc/seqgate/postgres/ca.crt",
+            "sslcert": "/etc/seqgate/postgres/tls.crt",
+            "sslkey": "/etc/seqgate/postgres/tls.key",
+        }
+    issuers = {
+        name: each["issuerRef"]["name"]
+        for name, each in certificates.items()
+        if not each.get("isCA")
+    }
+    of_postgres = {name for name, issuer in issuers.items() if issuer == "seqgate-postgres"}
+    assert of_postgres == {
+        *asked["certificates"].values(),
+        *("seqgate-ledger-postgres", "seqgate-cursor-postgres"),
+    }
 
 
 def test_executors_use_the_image_of_the_driver(manifests: Manifests) -> None:
@@ -386,7 +460,7 @@ def test_executors_reach_the_driver(manifests: Manifests) -> None:
 
 
 def test_certificates_cover_the_names_of_their_services(tmp_path: Path) -> None:
-    chosen = ("mtls", "certificates")
+    chosen = ("mtls", "certificates", "cloudnative-pg")
     manifests = Manifests(read(render(kustomization(tmp_path / "mtls", chosen))))
     certificates = {
         each["spec"]["secretName"]: each["spec"] for each in manifests.of_kind("Certificate")
@@ -398,6 +472,11 @@ def test_certificates_cover_the_names_of_their_services(tmp_path: Path) -> None:
                 assert f"spiffe://seqgate/{workload.component}" in certificates[secret]["uris"]
         for variable in workload.variables().values():
             for host, port in ADDRESS.findall(variable.value):
+                if is_of_postgres(host, manifests):
+                    (cluster,) = manifests.of_kind("Cluster")
+                    secret = cluster["spec"]["certificates"]["serverTLSSecret"]
+                    assert host in certificates[secret]["dnsNames"]
+                    continue
                 target = reached(manifests, host, int(port))
                 if target.component == "valkey":
                     continue
@@ -482,9 +561,11 @@ def test_templates_of_executors_differ_only_by_the_certificate() -> None:
     assert mtls == base
 
 
-@pytest.mark.parametrize("redis", ["", "redis-cluster", "redis-sentinel"])
-def test_network_policies_allow_the_connections_of_the_settings(tmp_path: Path, redis: str) -> None:
-    chosen = ("insecure", "network-policies", "toolbox", *filter(None, [redis]))
+@pytest.mark.parametrize("besides", ["", "redis-cluster", "redis-sentinel", "cloudnative-pg"])
+def test_network_policies_allow_the_connections_of_the_settings(
+    tmp_path: Path, besides: str
+) -> None:
+    chosen = ("insecure", "network-policies", "toolbox", *filter(None, [besides]))
     manifests = Manifests(read(render(kustomization(tmp_path / "policies", chosen))))
     policies = [each["spec"] for each in manifests.of_kind("NetworkPolicy")]
     (closed,) = (
@@ -495,11 +576,15 @@ def test_network_policies_allow_the_connections_of_the_settings(tmp_path: Path, 
     everybody = manifests.get("NetworkPolicy", closed)["spec"]["podSelector"]["matchLabels"]
     for workload in manifests.workloads():
         assert selected(everybody, workload.template["metadata"]["labels"]), workload
-        for variable in workload.variables().values():
+        for name, variable in workload.variables().items():
+            if name == "SEQGATE_LEDGER_ADVERTISE":  # for callers; ledgers do not call each other
+                continue
             for host, port in ADDRESS.findall(variable.value):
-                target = reached(manifests, host, int(port))
                 caller = workload.template["metadata"]["labels"]
-                called = target.template["metadata"]["labels"]
+                if is_of_postgres(host, manifests):
+                    called = {"cnpg.io/cluster": host.removesuffix("-rw")}
+                else:
+                    called = reached(manifests, host, int(port)).template["metadata"]["labels"]
                 assert lets(policies, "egress", "to", caller, called, int(port)), host
                 assert lets(policies, "ingress", "from", called, caller, int(port)), host
     valkey = manifests.workload("valkey")
@@ -521,14 +606,23 @@ def lets(
     """Whether a policy for `one` admits the `other` at this port."""
     return any(
         any(each["port"] == port for each in rule["ports"])
-        and any(
-            selected(peer["podSelector"]["matchLabels"], other)
-            for peer in rule.get(side, ())
-            if not peer.get("namespaceSelector")  # this one's, or any
+        and (
+            side not in rule  # anywhere
+            or any(
+                selects(peer.get("podSelector", {}), other)
+                for peer in rule[side]
+                if not peer.get("namespaceSelector") and "ipBlock" not in peer
+            )
         )
         for policy in policies
-        if selected(policy["podSelector"]["matchLabels"], one)
+        if selects(policy["podSelector"], one)
         for rule in policy.get(way, ())
+    )
+
+
+def selects(selector: Document, labels: dict[str, str]) -> bool:
+    return selected(selector.get("matchLabels", {}), labels) and all(
+        labels.get(each["key"]) in each["values"] for each in selector.get("matchExpressions", ())
     )
 
 
