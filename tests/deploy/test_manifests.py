@@ -42,8 +42,8 @@ from tests.support.depth import some_of
 
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
-KUBERNETES = "1.37"
-"""The version of the schemas."""
+KUBERNETES = ("1.28", "1.37")
+"""The oldest version that the manifests are for, and the newest."""
 
 SECURITY = ("insecure", "mtls")
 """Exactly one of these components is used."""
@@ -107,11 +107,13 @@ def faults(document: Document) -> list[str]:
     """Violations of the schema of Kubernetes, or of the project that defines the kind."""
     if is_foreign(document):
         return faults_of(document)
-    try:
-        kubernetes_validate.validate(document, KUBERNETES, strict=True)
-    except kubernetes_validate.ValidationError as error:
-        return [f"{document['kind']} {document['metadata']['name']}: {error}"]
-    return []
+    found = []
+    for version in KUBERNETES:
+        try:
+            kubernetes_validate.validate(document, version, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            found.append(f"{version}: {document['kind']} {document['metadata']['name']}: {error}")
+    return found
 
 
 @pytest.mark.timeout(300)
@@ -248,10 +250,11 @@ def test_a_pods_grace_period_covers_its_services_drain(manifests: Manifests) -> 
             given = values.get(f"SEQGATE_{service.upper()}_{name.upper()}")
             return float(given.value if given else config_type(service).model_fields[name].default)
 
-        sleep = workload.container["lifecycle"]["preStop"]["sleep"]["seconds"]
+        program, sleep = workload.container["lifecycle"]["preStop"]["exec"]["command"]
+        assert program == "sleep"
         # Streams move or are cut, and unary calls end; then the rest is saved, and the remaining
         # metrics and spans are exported: services/*/app.py, runtime/process.py.
-        takes = sleep + 2 * seconds("drain_timeout_s") + 3 * seconds("stop_grace_s")
+        takes = float(sleep) + 2 * seconds("drain_timeout_s") + 3 * seconds("stop_grace_s")
         takes += 2 * FLUSH_TIMEOUT_S
         assert workload.pod["terminationGracePeriodSeconds"] > takes
 
@@ -595,6 +598,17 @@ def test_network_policies_allow_the_connections_of_the_settings(
         assert lets(policies, "ingress", "from", labels, labels, port)
 
 
+def test_network_policies_allow_names_to_be_asked_of_any_address(tmp_path: Path) -> None:
+    """A cache on the node has the address of no pod."""
+    manifests = Manifests(read(render(kustomization(tmp_path / "p", ("network-policies",)))))
+    names = manifests.get("NetworkPolicy", "seqgate-names")["spec"]
+    assert names["podSelector"] == {"matchLabels": {"app.kubernetes.io/part-of": "seqgate"}}
+    (rule,) = names["egress"]
+    assert "to" not in rule
+    ports = {(each["protocol"], each["port"]) for each in rule["ports"]}
+    assert ports >= {("UDP", 53), ("TCP", 53)}
+
+
 def lets(
     policies: list[Document],
     way: str,
@@ -637,8 +651,6 @@ def test_several_servers_are_as_restricted_as_one(tmp_path: Path, redis: str) ->
         assert container["securityContext"] == base.container["securityContext"]
         resources = container["resources"]
         assert {"cpu", "memory"} == resources["requests"].keys() == resources["limits"].keys()
-    (spread,) = valkey.pod["topologySpreadConstraints"]
-    assert spread["labelSelector"]["matchLabels"].items() <= labels_of(valkey.template).items()
     # Fields that cannot be changed in place: the resource would have to be deleted first.
     for fixed in ("serviceName", "selector", "volumeClaimTemplates"):
         assert valkey.document["spec"][fixed] == base.document["spec"][fixed]
@@ -677,14 +689,25 @@ def claims_of(pod: Document) -> list[str]:
     ]
 
 
-def test_the_production_overlay_spreads_over_zones_and_denies_by_default() -> None:
-    manifests = Manifests(read(render(K8S / "overlays" / "prod")))
-    for service in ("dedup", "filter", "dispatcher"):
-        spread = manifests.workload(service).pod["topologySpreadConstraints"]
+def test_pods_are_spread_as_the_cluster_allows(manifests: Manifests) -> None:
+    for component in (*SERVICES, "valkey"):
+        workload = manifests.workload(component)
+        spread = workload.pod["topologySpreadConstraints"]
         assert {each["topologyKey"]: each["whenUnsatisfiable"] for each in spread} == {
-            "topology.kubernetes.io/zone": "DoNotSchedule",
-            "kubernetes.io/hostname": "ScheduleAnyway",
+            "topology.kubernetes.io/zone": "ScheduleAnyway"
         }
+        ((kind, (apart,)),) = workload.pod["affinity"]["podAntiAffinity"].items()
+        assert kind == "preferredDuringSchedulingIgnoredDuringExecution"
+        assert apart["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+        labels = workload.template["metadata"]["labels"]
+        for selector in (apart["podAffinityTerm"], *spread):
+            chosen = selector["labelSelector"]["matchLabels"]
+            assert selected(chosen, labels)
+            assert chosen["app.kubernetes.io/component"] == component
+
+
+def test_the_production_overlay_denies_by_default() -> None:
+    manifests = Manifests(read(render(K8S / "overlays" / "prod")))
     for service in SERVICES:
         values = manifests.workload(service).variables()
         assert f"SEQGATE_{service.upper()}_ALLOW_INSECURE" not in values
