@@ -45,6 +45,7 @@ async def run(config: DedupConfig) -> None:
             config.redis_url,
             timeout_s=config.redis_timeout_s,
             connections_max=config.redis_connections_max,
+            password_file=config.redis_password_file,
         ) as redis,
         connect_cursors(config, metrics) as cursors,
     ):

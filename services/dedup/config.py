@@ -1,9 +1,9 @@
 """Settings of the dedup service: SEQGATE_DEDUP_<NAME>."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from seqgate.services.dedup.redis_url import parse_redis_url
 from seqgate.services.runtime.config import (
@@ -39,6 +39,10 @@ class DedupConfig(CallerConfig, WorkersConfig):
     rediss instead of redis uses TLS, with the options ssl_ca_certs, ssl_certfile, ssl_keyfile,
     ssl_cert_reqs and ssl_check_hostname. User, password and options are percent-encoded."""
 
+    redis_password_file: Path | None = None
+    """The file with the password for Redis and for Sentinels, if redis_url has none; read for each
+    connection. A user in redis_url is that of Redis. None: no password, or the URL's."""
+
     redis_timeout_s: Seconds = 2
     """The time limit for a connection to Redis, and for a command; in a cluster, for a command with
     all its redirections."""
@@ -65,3 +69,10 @@ class DedupConfig(CallerConfig, WorkersConfig):
 
     snapshot_check_interval_s: Seconds = 10
     """The interval between checks for snapshots that are due by time."""
+
+    @model_validator(mode="after")
+    def _has_one_password(self) -> Self:
+        at = parse_redis_url(self.redis_url)
+        if self.redis_password_file and ("password" in at.options or "password" in at.sentinel):
+            raise ValueError("redis_url and redis_password_file both name a password")
+        return self

@@ -167,14 +167,29 @@ class Node:
 
     def _fill(self, folder: Path, volume: Document) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        contents: Mapping[str, Any] = {}
+        if "projected" in volume:
+            for source in volume["projected"]["sources"]:
+                ((kind, chosen),) = source.items()
+                held = self._held({kind: {"secretName": chosen["name"], **chosen}})
+                for each in chosen["items"]:
+                    _write(folder / each["path"], held[each["key"]])
+            return
+        for name, content in self._held(volume).items():
+            _write(folder / name, content)
+
+    def _held(self, volume: Document) -> Mapping[str, Any]:
+        """The contents of a ConfigMap's or a Secret's volume."""
         if "configMap" in volume:
-            contents = self.manifests.get("ConfigMap", volume["configMap"]["name"])["data"]
-        elif "secret" in volume:
-            contents = self.secrets[volume["secret"]["secretName"]]
-        for name, content in contents.items():
-            data = content if isinstance(content, bytes) else content.encode()
-            (folder / name).write_bytes(data)
+            data: Mapping[str, Any] = self.manifests.get("ConfigMap", volume["configMap"]["name"])[
+                "data"
+            ]
+            return data
+        return self.secrets[volume["secret"]["secretName"]] if "secret" in volume else {}
+
+
+def _write(file: Path, content: str | bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 def _named(component: str, ordinal: int) -> str:

@@ -54,7 +54,10 @@ REDIS = ("external-redis", "redis-cluster", "redis-sentinel")
 STORES = ("cloudnative-pg", "postgresql")
 """At most one of these components is used."""
 
-ALTERNATIVES = (SECURITY, REDIS, STORES)
+VALKEY_TLS = ("external-redis", "redis-cluster", "valkey-tls")
+"""Neither of the first two is used with the last one."""
+
+ALTERNATIVES = (SECURITY, REDIS, STORES, VALKEY_TLS)
 
 SKIPPED = {
     "CKV_K8S_43": "who installs builds the images, and says their digests in an overlay",
@@ -87,7 +90,8 @@ def combinations() -> Iterator[tuple[str, ...]]:
             yield tuple(sorted({*pair, *(() if {*pair} & {*SECURITY} else SECURITY[:1])}))
     others = {*every}.difference(*ALTERNATIVES)
     for security, *chosen in itertools.product(SECURITY, (None, *REDIS), (None, *STORES)):
-        yield tuple(sorted({security, *filter(None, chosen), *others}))
+        besides = () if {*chosen} & {*VALKEY_TLS} else VALKEY_TLS[2:]
+        yield tuple(sorted({security, *filter(None, chosen), *others, *besides}))
 
 
 def kustomization(folder: Path, chosen: tuple[str, ...]) -> Path:
@@ -156,7 +160,8 @@ def checkov(documents: list[Document], file: Path) -> list[str]:
 def test_a_kind_of_another_project_is_refused_with_a_field_that_its_schema_lacks(
     tmp_path: Path,
 ) -> None:
-    chosen = tuple(each for each in components() if each not in {*REDIS[1:], *STORES[1:]})
+    left_out = {*REDIS[1:], *STORES[1:], *VALKEY_TLS[2:]}
+    chosen = tuple(each for each in components() if each not in left_out)
     rendered = read(render(kustomization(tmp_path / "all", chosen)))
     foreign = [each for each in rendered if is_foreign(each)]
     assert {(each["apiVersion"], each["kind"]) for each in foreign} == validators().keys()

@@ -13,9 +13,10 @@ from seqgate.errors import PermissionDeniedError
 from seqgate.tls import TLS
 from tests.deploy.manifests import SERVICES
 from tests.deploy.pods import Node, installed
+from tests.deploy.secure_valkey import PASSWORD, secure_valkey
 from tests.support.authority import Authority, Files
 from tests.support.postgres_server import PostgresServer, admin
-from tests.support.postgres_tls import tls_for_postgres
+from tests.support.tls_front import tls_for_postgres, tls_for_valkey
 
 
 async def test_probes_follow_the_start_and_stop_of_services(tmp_path: Path) -> None:
@@ -93,7 +94,15 @@ async def test_production_certificates_authorize_their_holders(tmp_path: Path) -
     async with installed("prod", tmp_path) as node:
         authority = Authority(tmp_path / "authority")
         shown = certificates(node, authority)
-        async with postgres_of(node, authority, shown["seqgate-postgres-tls"], tmp_path):
+        node.secrets["seqgate-valkey-auth"] = {"password": PASSWORD.encode()}
+        async with AsyncExitStack() as stack:
+            valkey = stack.enter_context(secure_valkey(tmp_path / "valkey"))
+            node.besides["valkey"] = await stack.enter_async_context(
+                tls_for_valkey(valkey, shown["seqgate-valkey-tls"])
+            )
+            await stack.enter_async_context(
+                postgres_of(node, authority, shown["seqgate-postgres-tls"], tmp_path)
+            )
             await node.start(*SERVICES)
             await node.ready()
             await check_rights(node, authority, shown)

@@ -2,24 +2,31 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from redis import Redis
+from redis.exceptions import RedisError
 
 from seqgate.dev.ports import free_ports
 from seqgate.dev.redis_server import redis_binary
-from tests.deploy.manifests import K8S
+from seqgate.services.dedup.adapters.connect import connect_redis
+from tests.deploy.manifests import K8S, read
+from tests.deploy.secure_valkey import PASSWORD, TLS, install, secure_valkey
+from tests.support.authority import Authority
 from tests.support.redis_groups import SLOTS, command, until
 from tests.support.redis_server import RedisServer
+from tests.support.tls_front import tls_for_valkey
 
 SENTINEL = K8S / "components" / "redis-sentinel"
 CLUSTER = K8S / "components" / "redis-cluster"
 PODS = 6
+TIMEOUT_S = 5.0
 
 CLI = """\
 #!{python} -ISB
@@ -110,6 +117,78 @@ def test_a_sentinel_keeps_its_identity_across_restarts(tmp_path: Path) -> None:
             process.wait()
         assert (said["ip"], said["port"], said["quorum"]) == ("localhost", master, 2)
     assert seen[0] == seen[1]
+
+
+async def test_dedup_reads_the_password_of_a_server_behind_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    files = authority.issue("valkey", hosts=["127.0.0.1"])
+    other = Authority(tmp_path / "other")
+    async with AsyncExitStack() as stack:
+        plain = stack.enter_context(secure_valkey(tmp_path / "valkey"))
+        port = await stack.enter_async_context(tls_for_valkey(plain, files))
+        shown = tmp_path / "valkey" / "password"
+        at = f"127.0.0.1:{port}/0?ssl_check_hostname=true&ssl_ca_certs="
+        for url, password, accepted in (
+            (f"rediss://{at}{authority.file}", shown, True),
+            (f"rediss://default@{at}{authority.file}", shown, True),
+            (f"rediss://:{PASSWORD}@{at}{authority.file}", None, True),
+            (f"rediss://{at}{authority.file}", None, False),
+            (f"rediss://nobody@{at}{authority.file}", shown, False),
+            (f"rediss://{at}{authority.file}", tmp_path / "missing", False),
+            (f"rediss://{at}{other.file}", shown, False),
+        ):
+            async with connect_redis(
+                url, timeout_s=TIMEOUT_S, connections_max=1, password_file=password
+            ) as client:
+                if accepted:
+                    assert await client.execute_command("PING")
+                else:
+                    with pytest.raises(RedisError):
+                        await client.execute_command("PING")
+
+
+def test_replicas_and_sentinels_know_the_password(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        master = stack.enter_context(secure_valkey(tmp_path / "master"))
+        follow = ("--replicaof", "localhost", str(master))
+        replica = stack.enter_context(secure_valkey(tmp_path / "replica", *follow))
+        with Redis(port=replica, password=PASSWORD, decode_responses=True) as client:
+            until(lambda: client.info("replication")["master_link_status"] == "up", "it follows")
+        (port,) = free_ports(1)
+        folder = tmp_path / "sentinel"
+        path = install(folder, port)
+        settings = (SENTINEL / "sentinel.conf").read_text().replace("26379", str(port))
+        watched = f"localhost {master}"
+        settings = settings.replace("seqgate-valkey-0.seqgate-valkey 6379", watched)
+        (folder / "sentinel.conf").write_text(settings)
+        process = subprocess.Popen(
+            ["sh", "-c", f"exec valkey-server {folder}/sentinel.conf --sentinel"],
+            env={"PATH": path},
+            stdout=subprocess.DEVNULL,
+        )
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        with Redis(port=port, password=PASSWORD) as client:
+            until(
+                lambda: client.execute_command("SENTINEL", "replicas", "seqgate"),
+                "the Sentinel has the replica from the master",
+            )
+        with Redis(port=port) as stranger, pytest.raises(RedisError):
+            stranger.ping()
+
+
+def test_the_programs_find_tls_where_the_volume_has_it() -> None:
+    (pod,) = read((TLS / "valkey.yaml").read_text())
+    (volume,) = pod["spec"]["template"]["spec"]["volumes"]
+    paths = {
+        f"/opt/seqgate/{item['path']}"
+        for source in volume["projected"]["sources"]
+        for each in source.values()
+        for item in each["items"]
+    }
+    for name in ("tls.conf", "valkey-server", "valkey-cli"):
+        named = set(re.findall(r"/opt/seqgate/[a-z./-]+[a-z]", (TLS / name).read_text()))
+        assert named - {"/opt/seqgate/bin"} <= paths
 
 
 @contextmanager

@@ -1,6 +1,9 @@
 """Addresses of Redis, as URLs."""
 
+from pathlib import Path
+
 import pytest
+from pydantic import ValidationError
 
 from seqgate.services.dedup.config import DedupConfig
 from seqgate.services.dedup.redis_url import Node, RedisUrl, Served, parse_redis_url
@@ -110,3 +113,17 @@ def test_an_invalid_url_is_refused_without_quoting_it(
     with pytest.raises(ValueError, match="redis_url") as refused:
         DedupConfig()
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:word@localhost",
+        "redis+sentinel://localhost/name?sentinel_password=word",
+    ],
+)
+def test_a_password_is_in_the_url_or_in_a_file(url: str, tmp_path: Path) -> None:
+    assert DedupConfig(redis_url=url).redis_password_file is None
+    with pytest.raises(ValidationError, match="both name a password"):
+        DedupConfig(redis_url=url, redis_password_file=tmp_path)
+    DedupConfig(redis_url="redis://me@localhost", redis_password_file=tmp_path)

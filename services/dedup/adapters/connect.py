@@ -9,9 +9,10 @@ A command's time limit is `_Client`'s, and the handshake's is `_greeted`'s: with
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from redis.asyncio import Redis
@@ -19,6 +20,7 @@ from redis.asyncio.connection import Connection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
 from redis.exceptions import ConnectionError as NotConnected
 from redis.exceptions import ReadOnlyError
 from redis.exceptions import TimeoutError as NotInTime
@@ -28,10 +30,17 @@ from seqgate.services.dedup.redis_url import Node, RedisUrl, Served, parse_redis
 
 
 @asynccontextmanager
-async def connect_redis(url: str, *, timeout_s: float, connections_max: int) -> AsyncIterator[Any]:
+async def connect_redis(
+    url: str, *, timeout_s: float, connections_max: int, password_file: Path | None = None
+) -> AsyncIterator[Any]:
     """A client, Redis or ClusterRedis, with at most `connections_max` connections (in a cluster, to
     each node). It never retries, and never waits longer than `timeout_s`."""
     at = parse_redis_url(url)
+    if password_file is not None:
+        at = at._replace(
+            options=_with_password(at.options, password_file),
+            sentinel=_with_password(at.sentinel, password_file),
+        )
     options: dict[str, Any] = {
         "max_connections": connections_max,
         "redis_connect_func": partial(_greeted, timeout_s),
@@ -54,6 +63,27 @@ async def connect_redis(url: str, *, timeout_s: float, connections_max: int) -> 
             ((host, port),) = at.nodes
             client = _Server(timeout_s, host=host, port=port, db=at.database, **options)
         yield await stack.enter_async_context(client)
+
+
+def _with_password(options: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    given = dict(options)
+    user = given.pop("username", "")
+    return {**given, "credential_provider": _FromFile(user, file)}
+
+
+class _FromFile(CredentialProvider):
+    """A user whose password is in a file, which is read for each connection."""
+
+    def __init__(self, user: str, file: Path) -> None:
+        self._user = user
+        self._file = file
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        try:
+            password = self._file.read_text().strip()
+        except OSError as error:
+            raise NotConnected(f"the password cannot be read: {error}") from error
+        return (self._user, password) if self._user else (password,)
 
 
 def _patience(timeout_s: float) -> dict[str, Any]:
