@@ -162,7 +162,12 @@ class ServiceConfig(BaseSettings):
 
     metrics_listen: Annotated[str, AfterValidator(with_port_or_none)] = ""
     """host:port on which Prometheus metrics are served (GET /metrics), unencrypted and without
-    authentication. Empty: none. (The OTEL_* variables configure export over OTLP.)"""
+    authentication unless metrics_tls is set. Empty: none. (The OTEL_* variables configure export
+    over OTLP.)"""
+
+    metrics_tls: bool = False
+    """Whether metrics are served over TLS, with tls_certificate_file, and only to callers with a
+    certificate of tls_client_ca_file, if that is set."""
 
     metrics_topics: tuple[TopicPattern, ...] = ()
     """The topics with metrics of their own: patterns of tenant/namespace/name with * and ?, which
@@ -201,6 +206,8 @@ class ServiceConfig(BaseSettings):
             raise ValueError("tls_certificate_file and tls_key_file must be set together")
         if self.tls_client_ca_file is not None and self.tls_certificate_file is None:
             raise ValueError("tls_client_ca_file requires tls_certificate_file")
+        if self.metrics_tls and self.tls_certificate_file is None:
+            raise ValueError("metrics_tls requires tls_certificate_file")
         of_tokens = (self.jwt_keys_file is not None, self.jwt_audience, self.jwt_issuer)
         if any(of_tokens) and not all(of_tokens):
             raise ValueError("jwt_keys_file, jwt_audience and jwt_issuer must be set together")

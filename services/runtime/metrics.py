@@ -18,6 +18,7 @@ import operator
 import os
 import resource
 import socketserver
+import ssl
 import threading
 import time
 from collections.abc import (
@@ -42,6 +43,7 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation
 from seqgate.services.errors import DomainError
 from seqgate.services.runtime.config import ServiceConfig
 from seqgate.services.runtime.globs import matches
+from seqgate.services.runtime.security import metrics_context
 from seqgate.services.runtime.startup import listening
 from seqgate.services.runtime.tasks import end
 from seqgate.services.runtime.worker import METRICS, tell_supervisor
@@ -295,9 +297,10 @@ async def telling(config: ServiceConfig) -> AsyncIterator[Metrics]:
         meter = provider.get_meter("seqgate", version("seqgate"))
         metrics = Metrics(meter, readings, TopicLabels(config.metrics_topics))
         _tell_process(metrics)
+        context = metrics_context(config)
         with ExitStack() as serving:
             with listening(config, "metrics_listen"):
-                port = serving.enter_context(scraped(config.metrics_listen, app))
+                port = serving.enter_context(scraped(config.metrics_listen, app, context))
             tell_supervisor(METRICS, port)
             ticking = asyncio.create_task(_tick(metrics.histogram(LOOP_LAG)))
             try:
@@ -332,6 +335,18 @@ def _flush(provider: "MeterProvider") -> None:
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
+    context: Callable[[], ssl.SSLContext] | None = None
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """In the connection's own thread, so that nobody waits for another's handshake."""
+        if self.context is not None:
+            request.settimeout(SCRAPE_TIMEOUT_S)
+            try:
+                request = self.context().wrap_socket(request, server_side=True)
+            except OSError:  # a caller without a certificate, or without TLS
+                return
+        with request:
+            super().finish_request(request, client_address)
 
 
 class _Handler(WSGIRequestHandler):
@@ -365,9 +380,11 @@ def _app(readings: Readings, readers: "list[MetricReader]") -> Any:
 
 
 @contextmanager
-def scraped(listen: str, app: Any) -> Iterator[int]:
+def scraped(
+    listen: str, app: Any, context: Callable[[], ssl.SSLContext] | None = None
+) -> Iterator[int]:
     """Serve an app in threads while the context lasts; its value is the port. Without an address,
-    nothing is served, and the value is 0.
+    nothing is served, and the value is 0. `context` has the TLS of each connection; None: none.
 
     Raises:
         OSError: the address cannot be used.
@@ -381,6 +398,7 @@ def scraped(listen: str, app: Any) -> Iterator[int]:
     except OSError as error:
         raise OSError(error.errno, f"cannot listen on {listen}: {error.strerror}") from error
     server.set_app(app)
+    server.context = context
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
     log.info("serving metrics", address=listen, port=server.server_port)

@@ -1,7 +1,8 @@
 """The security of a service: its certificate, its guard, and the configurations that it refuses."""
 
+import ssl
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -89,6 +90,34 @@ def server_credentials(config: ServiceConfig) -> grpc.ServerCredentials | None:
     return grpc.dynamic_ssl_server_credentials(
         held.get(), held.get, require_client_authentication=authorities is not None
     )
+
+
+def metrics_context(config: ServiceConfig) -> Callable[[], ssl.SSLContext] | None:
+    """The same for a server of metrics, on each connection; None: no TLS.
+
+    Raises:
+        OSError, ValueError: a file cannot be used.
+    """
+    certificate, key, authorities = (
+        config.tls_certificate_file,
+        config.tls_key_file,
+        config.tls_client_ca_file,
+    )
+    if not (config.metrics_tls and certificate and key):
+        return None
+    files = [file for file in (certificate, key, authorities) if file is not None]
+
+    def read() -> ssl.SSLContext:
+        key_pair(certificate, key)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        if authorities is not None:
+            certificates(authorities)
+            context.load_verify_locations(authorities)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    return Watched(files, read, _logged("the certificate", certificate)).get
 
 
 def guard_of(config: ServiceConfig, rights: Rights) -> Guard | None:

@@ -36,6 +36,7 @@ from seqgate.services.runtime.config import WorkersConfig
 from seqgate.services.runtime.merged_metrics import merged
 from seqgate.services.runtime.metrics import FLUSH_TIMEOUT_S, READING_TIMEOUT_S, scraped
 from seqgate.services.runtime.restarts import STARTS_MAX, Restarts
+from seqgate.services.runtime.security import metrics_context
 from seqgate.services.runtime.startup import held_for, listening
 from seqgate.services.runtime.tasks import end
 from seqgate.services.runtime.worker import ARGUMENT, FAILED, LISTENING, METRICS
@@ -69,13 +70,15 @@ def supervise(config: WorkersConfig) -> bool:
         listen = held.enter_context(held_for(config, "listen"))
         health = config.health_listen and held.enter_context(held_for(config, "health_listen"))
         scrapes = Scrapes()
+        context = metrics_context(config)
         with listening(config, "metrics_listen"):
-            held.enter_context(scraped(config.metrics_listen, scrapes.app))
+            held.enter_context(scraped(config.metrics_listen, scrapes.app, context))
         log.info("supervising", address=listen, workers=config.workers)
         settings = {
             "listen": listen,
             "health_listen": health,
             "metrics_listen": config.metrics_listen and "127.0.0.1:0",
+            "metrics_tls": "false",
             "workers": str(config.workers),
         }
 

@@ -57,6 +57,9 @@ STORES = ("cloudnative-pg", "postgresql")
 VALKEY_TLS = ("external-redis", "redis-cluster", "valkey-tls")
 """Neither of the first two is used with the last one."""
 
+REQUIRED = {"telemetry-tls": ("mtls", "prometheus", "tracing")}
+"""Components that change others, which come before them."""
+
 ALTERNATIVES = (SECURITY, REDIS, STORES, VALKEY_TLS)
 
 SKIPPED = {
@@ -86,17 +89,23 @@ def combinations() -> Iterator[tuple[str, ...]]:
     """Valid sets of components: every pair, and everything with each choice of alternatives."""
     every = components()
     for pair in itertools.combinations(every, 2):
-        if not any(set(pair) <= set(group) for group in ALTERNATIVES):
-            yield tuple(sorted({*pair, *(() if {*pair} & {*SECURITY} else SECURITY[:1])}))
+        chosen = {*pair, *(each for one in pair for each in REQUIRED.get(one, ()))}
+        if is_valid(chosen):
+            yield tuple(sorted({*chosen, *(() if chosen & {*SECURITY} else SECURITY[:1])}))
     others = {*every}.difference(*ALTERNATIVES)
-    for security, *chosen in itertools.product(SECURITY, (None, *REDIS), (None, *STORES)):
-        besides = () if {*chosen} & {*VALKEY_TLS} else VALKEY_TLS[2:]
-        yield tuple(sorted({security, *filter(None, chosen), *others, *besides}))
+    for security, redis, store in itertools.product(SECURITY, (*REDIS, "valkey-tls"), STORES):
+        fitting = {each for each in others if is_valid({security, *REQUIRED.get(each, ())})}
+        yield tuple(sorted({security, redis, store, *fitting}))
+
+
+def is_valid(chosen: set[str]) -> bool:
+    return all(len(chosen & {*group}) <= 1 for group in ALTERNATIVES)
 
 
 def kustomization(folder: Path, chosen: tuple[str, ...]) -> Path:
     """Create a folder with the base and these components."""
     folder.mkdir()
+    chosen = tuple(sorted(chosen, key=lambda each: (each in REQUIRED, each)))
     place = os.path.relpath(K8S, folder)
     document = {
         "namespace": "seqgate",
@@ -160,7 +169,7 @@ def checkov(documents: list[Document], file: Path) -> list[str]:
 def test_a_kind_of_another_project_is_refused_with_a_field_that_its_schema_lacks(
     tmp_path: Path,
 ) -> None:
-    left_out = {*REDIS[1:], *STORES[1:], *VALKEY_TLS[2:]}
+    left_out = {"insecure", *REDIS[1:], *STORES[1:], *VALKEY_TLS[2:]}
     chosen = tuple(each for each in components() if each not in left_out)
     rendered = read(render(kustomization(tmp_path / "all", chosen)))
     foreign = [each for each in rendered if is_foreign(each)]
@@ -713,8 +722,32 @@ def test_pods_are_spread_as_the_cluster_allows(manifests: Manifests) -> None:
 
 def test_the_production_overlay_denies_by_default() -> None:
     manifests = Manifests(read(render(K8S / "overlays" / "prod")))
+    certificates = {
+        each["spec"]["secretName"]: each["spec"].get("dnsNames", ())
+        for each in manifests.of_kind("Certificate")
+    }
+    (endpoint,) = manifests.of_kind("PodMonitor")[0]["spec"]["podMetricsEndpoints"]
     for service in SERVICES:
-        values = manifests.workload(service).variables()
-        assert f"SEQGATE_{service.upper()}_ALLOW_INSECURE" not in values
-        assert f"SEQGATE_{service.upper()}_TLS_CLIENT_CA_FILE" in values
+        values = {
+            name.removeprefix(f"SEQGATE_{service.upper()}_"): each.value
+            for name, each in manifests.workload(service).variables().items()
+        }
+        assert "ALLOW_INSECURE" not in values
+        assert "TLS_CLIENT_CA_FILE" in values
+        assert (values["METRICS_TLS"], endpoint["scheme"]) == ("true", "https")
+        names = certificates[f"seqgate-{service}-tls"]
+        assert endpoint["tlsConfig"]["serverName"] in names
+        assert values["OTEL_EXPORTER_OTLP_ENDPOINT"].startswith("https://")
+        assert values["OTEL_EXPORTER_OTLP_CERTIFICATE"] == values["TLS_CLIENT_CA_FILE"]
+        if service == "dedup":
+            assert values["REDIS_URL"].startswith("rediss://")
+            assert values["REDIS_PASSWORD_FILE"]
+    collector = manifests.get("ConfigMap", "seqgate-collector")["data"]
+    settings = yaml.safe_load(collector["collector-config.yaml"])
+    (plain,) = read((K8S / "components" / "tracing" / "collector-config.yaml").read_text())
+    assert settings["receivers"]["otlp"]["protocols"]["grpc"].pop("tls")["cert_file"]
+    assert settings["exporters"]["otlp"]["tls"].pop("ca_file")
+    assert settings["exporters"]["otlp"]["tls"].pop("reload_interval")
+    assert settings == plain, "a copy, since an overlay cannot edit a part"
+    assert collector["OTLP_BACKEND_INSECURE"] == "false"
     assert manifests.of_kind("NetworkPolicy")

@@ -1,6 +1,8 @@
 """Metrics: the catalogue agrees with the services, and reporting causes no failures."""
 
 import asyncio
+import socket
+import ssl
 import threading
 from collections import Counter
 from collections.abc import Iterable
@@ -16,6 +18,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from pydantic import ValidationError
 
+from seqgate.dev.ports import free_ports
 from seqgate.services.cursor.core.cursor import CursorState
 from seqgate.services.cursor.core.holes import holes_of
 from seqgate.services.cursor.core.state import Head
@@ -48,6 +51,8 @@ from seqgate.services.runtime.server import tell_calls
 from seqgate.telemetry import metrics as told
 from seqgate.telemetry.metrics import CATALOGUE, OTHER, TOPICS_MAX, Kind, Metric
 from seqgate.types import Position, TopicName
+from tests.support.authority import Authority
+from tests.support.waiting import eventually
 
 GAUGE = Metric("seqgate.test.gauge", Kind.GAUGE, "1", "", (), (told.TOPIC,))
 COUNTER = Metric("seqgate.test.counter", Kind.COUNTER, "1", "", (), (told.TOPIC, told.STATUS))
@@ -319,6 +324,51 @@ async def test_a_service_that_cannot_listen_for_scrapes_does_not_start() -> None
     with pytest.raises(UnusableSetting, match="SEQGATE_LEDGER_METRICS_LISTEN: cannot listen on"):
         async with telling(LedgerConfig(metrics_listen="192.0.2.1:9464")):  # no machine's address
             raise AssertionError
+
+
+async def test_metrics_over_tls_are_for_callers_with_a_certificate(tmp_path: Path) -> None:
+    authority, other = Authority(tmp_path), Authority(tmp_path, "other")
+    files = authority.issue("ledger", hosts=["seqgate-metrics"])
+    (port,) = free_ports(1)
+    config = LedgerConfig(
+        metrics_listen=f"127.0.0.1:{port}",
+        metrics_tls=True,
+        tls_certificate_file=files.certificate,
+        tls_key_file=files.key,
+        tls_client_ca_file=authority.file,
+        access_file=tmp_path / "access.toml",
+    )
+
+    def answer(shows: Authority | None, trusted: Authority = authority) -> str:
+        context = ssl.create_default_context(cafile=trusted.file)
+        if shows is not None:
+            shown = shows.issue("prometheus")
+            context.load_cert_chain(shown.certificate, shown.key)
+        with (
+            socket.create_connection(("127.0.0.1", port), 10) as plain,
+            context.wrap_socket(plain, server_hostname="seqgate-metrics") as encrypted,
+        ):
+            encrypted.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            return encrypted.makefile("rb").read().decode()
+
+    async with telling(config):
+        assert "seqgate_process" in await asyncio.to_thread(answer, authority)
+        for shows, trusted in ((None, authority), (other, authority), (authority, other)):
+            with pytest.raises(ssl.SSLError):
+                await asyncio.to_thread(answer, shows, trusted)
+        renewed = authority.issue("ledger", hosts=["elsewhere"])
+        assert renewed == files
+
+        async def is_renewed() -> bool:
+            try:
+                await asyncio.to_thread(answer, authority)
+            except ssl.SSLCertVerificationError:
+                return True
+            return False
+
+        await eventually(is_renewed, "the renewed certificate is shown")
+    with pytest.raises(ValidationError, match="metrics_tls requires tls_certificate_file"):
+        LedgerConfig(metrics_tls=True)
 
 
 # ---- counts
