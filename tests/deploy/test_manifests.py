@@ -57,7 +57,11 @@ STORES = ("cloudnative-pg", "postgresql")
 VALKEY_TLS = ("external-redis", "redis-cluster", "valkey-tls")
 """Neither of the first two is used with the last one."""
 
-REQUIRED = {"telemetry-tls": ("mtls", "prometheus", "tracing")}
+REQUIRED = {
+    "telemetry-tls": ("mtls", "prometheus", "tracing"),
+    "tokens": ("mtls",),
+    "ca-bundle": ("mtls",),
+}
 """Components that change others, which come before them."""
 
 ALTERNATIVES = (SECURITY, REDIS, STORES, VALKEY_TLS)
@@ -516,6 +520,32 @@ def test_roles_are_granted_to_the_names_of_certificates(tmp_path: Path) -> None:
     given |= {name for rule in parsed.rules for name in rule.principals}
     assert given <= named
     assert {role.value for role in parsed.services} == {each.value for each in Role}
+
+
+def test_services_find_the_keys_of_tokens_and_the_authorities_of_a_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = ("mtls", "certificates", "tokens", "ca-bundle")
+    manifests = Manifests(read(render(kustomization(tmp_path / "rendered", chosen))))
+    for service in SERVICES:
+        workload = manifests.workload(service)
+        with monkeypatch.context() as patch:
+            for name, variable in workload.variables().items():
+                patch.setenv(name, variable.value)
+            config: Any = config_type(service)()
+        mounts = dict(workload.mounts())
+        assert mounts["/etc/seqgate/tokens"]["configMap"]["name"] == "seqgate-token-keys"
+        assert str(config.jwt_keys_file.parent) in mounts
+        held = {
+            item["path"]: next(iter(source))
+            for source in mounts["/etc/seqgate/tls"]["projected"]["sources"]
+            for each in source.values()
+            for item in each["items"]
+        }
+        assert held == {"tls.crt": "secret", "tls.key": "secret", "ca.crt": "configMap"}
+        for file in (config.tls_certificate_file, config.tls_key_file, config.tls_client_ca_file):
+            assert file.name in held
+            assert str(file.parent) == "/etc/seqgate/tls"
 
 
 def test_executors_use_the_credentials_of_the_driver(tmp_path: Path) -> None:
