@@ -57,14 +57,18 @@ STORES = ("cloudnative-pg", "postgresql")
 VALKEY_TLS = ("external-redis", "redis-cluster", "valkey-tls")
 """Neither of the first two is used with the last one."""
 
+OUTSIDE = ("gateway", "load-balancer", "outside")
+"""At most one of these components is used."""
+
 REQUIRED = {
+    **dict.fromkeys(OUTSIDE, ()),
     "telemetry-tls": ("mtls", "prometheus", "tracing"),
     "tokens": ("mtls",),
     "ca-bundle": ("mtls",),
 }
 """Components that change others, which come before them."""
 
-ALTERNATIVES = (SECURITY, REDIS, STORES, VALKEY_TLS)
+ALTERNATIVES = (SECURITY, REDIS, STORES, VALKEY_TLS, OUTSIDE)
 
 SKIPPED = {
     "CKV_K8S_43": "who installs builds the images, and says their digests in an overlay",
@@ -99,7 +103,8 @@ def combinations() -> Iterator[tuple[str, ...]]:
     others = {*every}.difference(*ALTERNATIVES)
     for security, redis, store in itertools.product(SECURITY, (*REDIS, "valkey-tls"), STORES):
         fitting = {each for each in others if is_valid({security, *REQUIRED.get(each, ())})}
-        yield tuple(sorted({security, redis, store, *fitting}))
+        for outside in OUTSIDE[:2]:
+            yield tuple(sorted({security, redis, store, outside, *fitting}))
 
 
 def is_valid(chosen: set[str]) -> bool:
@@ -173,7 +178,7 @@ def checkov(documents: list[Document], file: Path) -> list[str]:
 def test_a_kind_of_another_project_is_refused_with_a_field_that_its_schema_lacks(
     tmp_path: Path,
 ) -> None:
-    left_out = {"insecure", *REDIS[1:], *STORES[1:], *VALKEY_TLS[2:]}
+    left_out = {"insecure", *REDIS[1:], *STORES[1:], *VALKEY_TLS[2:], *OUTSIDE[1:]}
     chosen = tuple(each for each in components() if each not in left_out)
     rendered = read(render(kustomization(tmp_path / "all", chosen)))
     foreign = [each for each in rendered if is_foreign(each)]
@@ -651,6 +656,76 @@ def test_network_policies_allow_names_to_be_asked_of_any_address(tmp_path: Path)
     assert "to" not in rule
     ports = {(each["protocol"], each["port"]) for each in rule["ports"]}
     assert ports >= {("UDP", 53), ("TCP", 53)}
+
+
+@pytest.mark.parametrize("way", ["load-balancer", "gateway"])
+def test_clients_outside_reach_every_instance_by_the_name_that_they_are_told(
+    tmp_path: Path, way: str
+) -> None:
+    chosen = ("mtls", "certificates", "network-policies", "cloudnative-pg", way)
+    manifests = Manifests(read(render(kustomization(tmp_path / way, chosen))))
+    policies = [each["spec"] for each in manifests.of_kind("NetworkPolicy")]
+    served = {each["metadata"]["name"]: each for each in manifests.of_kind("Service")}
+    doors = dict(ways_in(manifests, served))
+    for service in ("ledger", "dispatcher"):
+        workload = manifests.workload(service)
+        (names,) = (
+            each["spec"]["dnsNames"]
+            for each in manifests.of_kind("Certificate")
+            if each["spec"]["secretName"] == f"seqgate-{service}-tls"
+        )
+        port = workload.ports["grpc"]
+        assert opens_to_all(policies, workload, port)
+        told: dict[str, str | None] = {f"{service}.seqgate.example": None}
+        for number in range(workload.document["spec"]["replicas"]):
+            pod = f"{workload.name}-{number}"
+            host, _, shown = workload.variables(pod)[
+                f"SEQGATE_{service.upper()}_ADVERTISE"
+            ].value.rpartition(":")
+            assert int(shown) == port
+            told[host] = pod
+        for host, instance in told.items():
+            assert host in names or f"*.{host.partition('.')[2]}" in names
+            spec = doors[host, port]["spec"]
+            labels = {**workload.template["metadata"]["labels"]}
+            if instance is not None:
+                labels["statefulset.kubernetes.io/pod-name"] = instance
+                assert spec["publishNotReadyAddresses"] is True
+                assert spec["selector"]["statefulset.kubernetes.io/pod-name"] == instance
+            assert selected(spec["selector"], labels)
+            assert [each["port"] for each in spec["ports"]] == [port]
+
+
+def ways_in(
+    manifests: Manifests, served: dict[str, Document]
+) -> Iterator[tuple[tuple[str, int], Document]]:
+    """The Services that clients outside reach, by name and port."""
+    for each in served.values():
+        if each["spec"].get("type") == "LoadBalancer":
+            name = each["metadata"]["annotations"]["external-dns.alpha.kubernetes.io/hostname"]
+            yield (name, each["spec"]["ports"][0]["port"]), each
+    listeners = {
+        each["name"]: each
+        for gateway in manifests.of_kind("Gateway")
+        for each in gateway["spec"]["listeners"]
+    }
+    for route in manifests.of_kind("TLSRoute"):
+        (name,) = route["spec"]["hostnames"]
+        listener = listeners[route["spec"]["parentRefs"][0]["sectionName"]]
+        assert listener["tls"] == {"mode": "Passthrough"}
+        assert listener["hostname"] in (name, f"*.{name.partition('.')[2]}")
+        (backend,) = route["spec"]["rules"][0]["backendRefs"]
+        assert backend["port"] == listener["port"]
+        yield (name, listener["port"]), served[backend["name"]]
+
+
+def opens_to_all(policies: list[Document], workload: Workload, port: int) -> bool:
+    return any(
+        {"ipBlock": {"cidr": "0.0.0.0/0"}} in rule["from"] and rule["ports"][0]["port"] == port
+        for policy in policies
+        if selects(policy["podSelector"], workload.template["metadata"]["labels"])
+        for rule in policy.get("ingress", ())
+    )
 
 
 def lets(
