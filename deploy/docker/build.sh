@@ -4,7 +4,7 @@
 #   --target services|jobs|all   images to build; default: all
 #   --tag TAG                    default: the version in pyproject.toml
 #   --name NAME                  default: localhost/seqgate; the jobs' image is NAME-jobs
-#   --base python|debian|auto    python: python:3.11-slim from its registry, or PYTHON_IMAGE.
+#   --base python|debian|auto    python: the one that the Dockerfile pins, or PYTHON_IMAGE.
 #                                debian: a Debian made by debootstrap (as root), for machines that
 #                                reach a Debian mirror but no registry.
 #                                auto, the default: python if available, else debian
@@ -58,6 +58,15 @@ make_debian() {
     mirror=$(sed -n 's/^URIs: *//p' /etc/apt/sources.list.d/debian.sources 2>/dev/null | head -n 1)
     # shellcheck disable=SC2086 # none, or one word
     debootstrap --variant=minbase --include=ca-certificates,python3-venv bookworm "$1" $mirror >&2
+    security=$(sed -n 's/^URIs: *\(.*security.*\)/\1/p' /etc/apt/sources.list.d/debian.sources 2>/dev/null)
+    if [ "$security" ]; then
+        echo "deb $security bookworm-security main" >>"$1/etc/apt/sources.list"
+    else
+        echo "no mirror of Debian's security updates is configured here: none are installed" >&2
+    fi
+    # The builder's, which debootstrap copied, and which apt still needs.
+    chroot "$1" sh -c 'apt-get update && apt-get upgrade --yes' >&2
+    rm -f "$1/etc/resolv.conf" "$1/etc/hostname"
     find "$1/var/cache/apt/archives" -name '*.deb' -delete
     find "$1/var/lib/apt/lists" -type f -delete
 }
@@ -69,7 +78,7 @@ in_image() {
 }
 
 RUNTIME_IMAGE=${RUNTIME_IMAGE:-}
-PYTHON_IMAGE=${PYTHON_IMAGE:-docker.io/library/python:3.11-slim}
+PYTHON_IMAGE=${PYTHON_IMAGE:-$(sed -n 's/^ARG PYTHON_IMAGE=//p' deploy/docker/Dockerfile)}
 case $base in
 python) ;;
 debian) debian_image ;;
@@ -92,7 +101,11 @@ done
 if [ "${PIP_CERT:-}" ] && [ "$builder" != docker ]; then
     set -- --build-arg "PIP_CERT=$PIP_CERT" --volume "$PIP_CERT:$PIP_CERT:ro" "$@"
 fi
-[ "$builder" = docker ] || set -- --layers "$@"
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
+export SOURCE_DATE_EPOCH
+set -- --build-arg "SOURCE_DATE_EPOCH=$SOURCE_DATE_EPOCH" --build-arg "VERSION=$tag" \
+    --build-arg "REVISION=$(git rev-parse HEAD 2>/dev/null || echo unknown)" "$@"
+[ "$builder" = docker ] || set -- --layers --timestamp "$SOURCE_DATE_EPOCH" "$@"
 
 for each in services jobs; do
     if [ "$target" != all ] && [ "$target" != "$each" ]; then continue; fi

@@ -165,10 +165,17 @@ def test_the_image_has_no_build_tools_and_runs_unprivileged(
 ) -> None:
     for image in images:
         done = output(
-            containers, "--entrypoint", "sh", image, "-c", "id -u; command -v pip pip3 gcc make"
+            containers,
+            "--entrypoint",
+            "sh",
+            image,
+            "-c",
+            "id -u; command -v pip pip3 gcc make apt-get perl",
         )
         assert done.stdout.split() == [str(UID)]
         assert "No module named pip" in output(containers, image, "-m", "pip").stderr
         help_ = output(containers, image)
         assert help_.returncode == 0
         assert "seqgate [OPTIONS] COMMAND" in help_.stdout
+        bill = output(containers, "--entrypoint", "cat", image, "/opt/seqgate/sbom.cdx.json")
+        assert "grpcio" in {each["name"] for each in json.loads(bill.stdout)["components"]}
