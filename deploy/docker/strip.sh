@@ -3,7 +3,7 @@
 # dpkg stays, with the list of packages, which scanners of images read.
 set -eu
 rm -rf /var/lib/apt /var/cache/apt /etc/apt /var/log/apt /var/log/dpkg.log /var/log/alternatives.log \
-    /var/cache/debconf /var/cache/ldconfig/aux-cache /usr/share/man /usr/share/info /root/.cache /tmp/*
+    /var/cache/debconf /var/cache/ldconfig/aux-cache /usr/share/man /usr/share/info /tmp/*
 find /usr/share/doc -type f ! -name copyright -delete
 for each in apt libapt-pkg6.0 libapt-pkg7.0 gpgv debian-archive-keyring adduser debconf \
     libdb5.3-perl perl perl-base; do
