@@ -40,7 +40,7 @@ def calling(bare: CommandLine, found: Mapping[str, Any]) -> CommandLine:
     return bare.with_(**{f"SEQGATE_{name.upper()}": found[name] for name in SERVICES})
 
 
-@pytest.mark.parametrize("store", some_of(["postgres", "sqlite"], every=2))
+@pytest.mark.parametrize("store", some_of(["sqlite", "postgres"], every=2))
 async def test_it_stops_on_request_and_goes_on_with_its_data(
     tmp_path: Path, bare: CommandLine, store: str
 ) -> None:
