@@ -33,7 +33,8 @@ CLIENTS_MAX: Final = 16
 SUBSCRIPTION: Final = "bench"
 
 PENDING_MAX: Final = 1_000
-"""The most messages of a producer that await a receipt."""
+PENDING_BYTES_MAX: Final = 32 * 1024 * 1024
+"""The most messages of a producer that await a receipt, and the most bytes of their payloads."""
 
 TOGETHER_MAX: Final = 500
 """The most messages that are acknowledged together."""
@@ -177,7 +178,7 @@ async def _publish(client: Client, topic: str, load: Load, place: int, seen: See
     count = len(range(place, load.messages, load.producers))
     interval_s = load.producers / load.rate
     padding = bytes(load.size - HEADER.size)
-    room = asyncio.Semaphore(PENDING_MAX)
+    room = asyncio.Semaphore(min(PENDING_MAX, PENDING_BYTES_MAX // load.size))
 
     def settled(sent_ns: int, receipt: "asyncio.Future[Receipt]") -> None:
         room.release()

@@ -256,7 +256,8 @@ class _Given:
         path = self.file.resolve()
         place = f"{socket.gethostname()}:{path}"
         digest = hashlib.sha256(place.encode(errors="surrogateescape")).hexdigest()
-        name = path.name.encode(errors="replace").decode()[:FILE_NAME_CHARACTERS]
+        name = "".join(each if each.isprintable() else "?" for each in path.name)
+        name = name[:FILE_NAME_CHARACTERS]
         return f"file-{name}-{digest[:DIGEST_CHARACTERS]}"
 
     def opened(self) -> AbstractContextManager[FileIO | None]:

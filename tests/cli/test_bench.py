@@ -24,6 +24,12 @@ async def test_an_installation_is_loaded_and_left_as_it_was(
     assert (await seqgate("topic", "show", found["topic"])).code == 1
 
 
+async def test_large_messages_wait_for_room_in_bytes(seqgate: CommandLine) -> None:
+    load = ("--messages", "80", "--rate", "100000", "--size", "1048576", "--consumers", "0")
+    ended = await seqgate("bench", *load, "-o", "json", patience_s=120.0)
+    assert (ended.code, ended.record["published"]["messages"]) == (0, 80), ended
+
+
 async def test_people_see_a_summary(seqgate: CommandLine) -> None:
     ended = await seqgate("bench", "--messages", "20", "--consumers", "0")
     rows = dict(row for row in ended.rows if len(row) == 2)

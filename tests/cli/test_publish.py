@@ -83,6 +83,15 @@ async def test_a_file_that_is_published_again_stores_only_what_is_new(
     assert {message.producer_name[:11] for message in found} == {"file-lines-"}
 
 
+async def test_a_file_may_have_any_name(seqgate: CommandLine, tmp_path: Path, topic: str) -> None:
+    """Of bytes that are no text, too, and longer than a producer's name."""
+    for name in (b"a\nb", b"\xff", b"\xc3\xa4" * 100):
+        file = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+        file.write_bytes(b"line\n")
+        ended = await seqgate("publish", topic, "--file", str(file), "-o", "json")
+        assert (ended.code, len(ended.records)) == (0, 1), ended
+
+
 async def test_a_files_lines_have_all_their_own_ids_or_none(
     seqgate: CommandLine, tmp_path: Path, topic: str
 ) -> None:
