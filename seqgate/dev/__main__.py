@@ -118,8 +118,12 @@ def _show(stack: Stack, chosen: Chosen, output: Output) -> None:
     kept = "" if chosen.data else " (deleted when this ends; --data DIR keeps it)"
     version = importlib.metadata.version("seqgate")
     places: Fields = [
-        *((service, stack.address(service)) for service in PORTS if service in SERVICES),
-        *servers.items(),
+        *(
+            (name, f"{stack.address(name)}  (process {stack.pid(name)})")
+            for name in PORTS
+            if name in SERVICES
+        ),
+        *((name, f"{url}  (process {stack.pid(name)})") for name, url in servers.items()),
         ("data", f"{stack.folder}{kept}"),
         ("logs", logs),
     ]

@@ -11,7 +11,7 @@ done
 eval "$(grep export dev.log)"
 
 seqgate publish orders "2 apples" --key alice --producer shop --sequence-id 1
-kill -9 "$(pgrep -P $dev -f seqgate.services.ledger)"
+kill -9 "$(sed -n 's/^ledger .*(process \([0-9]*\))/\1/p' dev.log)"
 seqgate publish orders "2 apples" --key alice --producer shop --sequence-id 1
 seqgate dedup explain orders shop 1
 seqgate publish orders "1 pear" --key bob
