@@ -150,23 +150,26 @@ async def _run(client: Client, topic: str, load: Load, patience_s: float) -> See
     seen = Seen()
     consumers = [client.consumer(topic, SUBSCRIPTION) for _ in range(load.consumers)]
     consuming: list[asyncio.Task[None]] = []
+    publishing: list[asyncio.Task[None]] = []
     try:
         for consumer in consumers:
             await consumer.open()
             consuming.append(asyncio.create_task(_consume(consumer, seen)))
         started_s = time.monotonic()
-        await asyncio.gather(
-            *(_publish(client, topic, load, place, seen) for place in range(load.producers))
-        )
+        publishing = [
+            asyncio.create_task(_publish(client, topic, load, place, seen))
+            for place in range(load.producers)
+        ]
+        await asyncio.gather(*publishing)
         seen.publishing_s = time.monotonic() - started_s
         if consuming:
             await _until_delivered(consuming, seen, patience_s)
             seen.delivering_s = time.monotonic() - started_s
             seen.lost = seen.stored - len(seen.deliveries_ns)
     finally:
-        for task in consuming:
+        for task in (*consuming, *publishing):
             task.cancel()
-        await asyncio.gather(*consuming, return_exceptions=True)
+        await asyncio.gather(*consuming, *publishing, return_exceptions=True)
         for consumer in consumers:
             await consumer.close()
     return seen

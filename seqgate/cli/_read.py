@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, nullcontext
 from datetime import datetime
 from functools import partial
-from typing import Final
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.cli._arguments import PLACE_HELP, Topic, place
@@ -19,14 +18,11 @@ from seqgate.cli._output import Output
 from seqgate.cli._progress import Progress
 from seqgate.cli._service import client as client_of
 from seqgate.cli._service import reaching
-from seqgate.cli._wire import position
 from seqgate.client import EARLIEST, Message, MessageId, Missed, Start
-from seqgate.client._subscribing import Place, start_to_wire
+from seqgate.client._log import position_at
+from seqgate.client._subscribing import Place
 from seqgate.errors import DataLossError, MessageTooLargeError, UnavailableError
 from seqgate.types import Position
-
-_WHOLE_BATCH: Final = 2**31
-"""Beyond the index of any message in a batch."""
 
 
 async def read(
@@ -82,43 +78,49 @@ async def read(
     progress = Progress("read", messages=total, is_patient=True)
     is_seen = follow or sys.stdout.isatty()  # by the messages themselves
     try:
-        async with aclosing(found):
-            with nullcontext() if is_seen else progress:
-                async for message in found:
-                    if end is not None and _place_of(message.id) > end:
-                        break
+        with nullcontext() if is_seen else progress:
+            async with aclosing(_first(found, count, end)) as wanted:
+                async for message in wanted:
                     listing.add(message)
                     progress.add(messages=1)
-                    if count is not None:
-                        count -= 1
-                        if count == 0:
-                            break
     finally:
         tell_left_out(run.output, left_out)
 
 
 _Place = tuple[Position, int]
-"""A message's entry, and its index in a batch."""
+"""A message's entry, and its index in a batch; -1: it is no batch."""
 
 
 async def _end(run: Run, topic: str, to: Place | None) -> _Place | None:
-    """The last place to print; None: no limit."""
+    """The first place that is not printed; None: no limit."""
     match to:
+        case MessageId(batch_index=index) if index >= 0:
+            return to.position, index + 1
         case MessageId():
-            return to.position, _WHOLE_BATCH if to.batch_index < 0 else to.batch_index
+            return Position(to.ledger_id, to.entry_id + 1), -1
         case datetime():
-            asked = start_to_wire(to).time
-            request = pb.FindPositionRequest(topic=topic, append_time=asked)
-            answer = await run.services.call(request)
-            return (position(answer.position), -2) if answer.HasField("position") else None
+            found = await position_at(run.services, topic, to)
+            return None if found is None else (found, -1)
         case "earliest":
-            return Position(0, 0), -2
+            return Position(0, 0), -1
         case _:
             return None
 
 
-def _place_of(message_id: MessageId) -> _Place:
-    return message_id.position, message_id.batch_index
+async def _first(
+    found: AsyncGenerator[Message, None], count: int | None, end: _Place | None
+) -> AsyncGenerator[Message, None]:
+    """The first `count` messages, as far as they are before `end`."""
+    left = count
+    async with aclosing(found):
+        async for message in found:
+            if end is not None and (message.id.position, message.id.batch_index) >= end:
+                return
+            yield message
+            if left is not None:
+                left -= 1
+                if not left:
+                    return
 
 
 async def messages(

@@ -69,16 +69,22 @@ async def before(calls: Calls, topic: str, place: Place) -> Position | None:
             first = place.first_chunk if isinstance(place, ChunkMessageId) else place
             return await _before_entry(calls, topic, first.position)
         case datetime():
-            time = start_to_wire(place).time
-            answer = await calls.call(pb.FindPositionRequest(topic=topic, append_time=time))
-            if answer.HasField("position"):
-                return await _before_entry(calls, topic, position_of(answer.position))
-            return await _last_entry(calls, topic)
+            found = await position_at(calls, topic, place)
+            if found is None:
+                return await _last_entry(calls, topic)
+            return await _before_entry(calls, topic, found)
         case "latest":
             return await _last_entry(calls, topic)
         case _:
             start_to_wire(place)  # raises if it is none
             return None
+
+
+async def position_at(calls: Calls, topic: str, time: datetime) -> Position | None:
+    """The first entry stored at a time or later, by the ledger's clock; None: there is none."""
+    append_time = start_to_wire(time).time
+    answer = await calls.call(pb.FindPositionRequest(topic=topic, append_time=append_time))
+    return position_of(answer.position) if answer.HasField("position") else None
 
 
 async def _before_entry(calls: Calls, topic: str, entry: Position) -> Position | None:

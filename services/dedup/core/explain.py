@@ -37,20 +37,7 @@ def explain(
             f"Deduplication is off {_LEVELS[source]}: every message is stored.",
         )
     if marks is None:
-        if known_topic:
-            why = (
-                "This producer is unknown: it has stored nothing, or was dropped after inactivity "
-                "or eviction."
-            )
-        else:
-            parts = "the log"
-            if snapshot is not None:
-                parts = f"the snapshot at {snapshot} and the log after it"
-            why = (
-                f"This topic has no deduplication state: it is rebuilt from {parts} when a "
-                "producer connects, and the verdict may differ then."
-            )
-        return Explanation(Verdict.NEW, why)
+        return Explanation(Verdict.NEW, _unknown(snapshot, known_topic=known_topic))
 
     _, (verdict,), aborts = admit(marks, [Claim(sequence_id, sequence_id)])
     persisted, pushed = marks.decided, marks.pushed
@@ -90,6 +77,19 @@ def explain(
         case _:
             raise AssertionError(f"a single id cannot be {verdict}")
     return Explanation(verdict, why)
+
+
+def _unknown(snapshot: Position | None, *, known_topic: bool) -> str:
+    if known_topic:
+        return (
+            "This producer is unknown: it has stored nothing, or was dropped after inactivity or "
+            "eviction."
+        )
+    parts = "the log" if snapshot is None else f"the snapshot at {snapshot} and the log after it"
+    return (
+        f"This topic has no deduplication state: it is rebuilt from {parts} when a producer "
+        "connects, and the verdict may differ then."
+    )
 
 
 def _unfinished(marks: Marks) -> str:
