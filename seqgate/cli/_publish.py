@@ -10,22 +10,12 @@ have to know how large an entry may be.
 A refused message does not keep the others from being stored. But after a time-out, or a takeover of
 the name, nothing more is sent: later messages would overtake those that were not stored, whose
 sequence ids could then never be stored.
-
-A file's lines have their numbers as sequence ids, under a producer name that stands for the file:
-published again, only the lines that are not stored yet are.
 """
 
 import asyncio
-import hashlib
-import os
-import socket
-import stat
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
-from dataclasses import dataclass
-from enum import StrEnum
+from contextlib import aclosing, suppress
 from functools import partial
-from io import FileIO
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -33,10 +23,11 @@ from seqgate.cli._arguments import Key, producer_name, properties_of, topic_name
 from seqgate.cli._command import Run
 from seqgate.cli._declared import argument, choice, flag, option
 from seqgate.cli._failure import DONE, REFUSED, InvalidInput, OutputFailed, WrongUsage
-from seqgate.cli._lines import WHOLE_BYTES_MAX, Pieces, numbered_lines, one, open_input, whole
-from seqgate.cli._message import Draft, parse
+from seqgate.cli._lines import WHOLE_BYTES_MAX, Pieces
+from seqgate.cli._message import Draft
 from seqgate.cli._output import Output, OutputClosed
 from seqgate.cli._progress import Progress
+from seqgate.cli._publish_input import Given, Input, size_bytes
 from seqgate.cli._service import client as client_of
 from seqgate.cli._service import reaching
 from seqgate.client import Batching, Chunking, Compression, Producer, Receipt
@@ -60,10 +51,6 @@ PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 
 CHUNK_BYTES_MIN: Final = 1024
 """The smallest chunk size to accept: no service can be configured to take only smaller ones."""
-
-FILE_NAME_CHARACTERS: Final = 40
-DIGEST_CHARACTERS: Final = 16
-"""How much of a file's name, and of the digest of its place, are in its producer's name."""
 
 _ENTRIES_MAX: Final = PENDING_MAX + WHOLE_BYTES_MAX // CHUNK_BYTES_MIN
 """The producer's limit on entries without a receipt: so high that only Room makes senders wait."""
@@ -103,14 +90,6 @@ class _Sent(NamedTuple):
     line: int | None
     size_bytes: int
     receipt: asyncio.Future[Receipt]
-
-
-class Input(StrEnum):
-    """How the input is read."""
-
-    TEXT = "text"
-    JSON = "json"
-    WHOLE = "whole"
 
 
 async def publish(
@@ -184,7 +163,7 @@ async def publish(
     A message that is too large for one entry is split into chunks and read as one message. Its id
     names the first and the last chunk: FIRST;LAST.
     """
-    given = _Given(message, file, form, key, properties or {}, sequence_id)
+    given = Given(message, file, form, key, properties or {}, sequence_id)
     given.check()
     producer = producer or given.producer
     if takeover and producer is None:
@@ -209,7 +188,7 @@ async def publish(
                 open_timeout_s=settings.timeout_s,
             ) as connected,
         ):
-            progress = Progress("publish", messages=None, bytes=_size(opened), is_patient=True)
+            progress = Progress("publish", messages=None, bytes=size_bytes(opened), is_patient=True)
             work = _Work(connected, run.output, given.draft, progress)
             try:
                 with progress:
@@ -218,80 +197,6 @@ async def publish(
                 work.summarize()
             work.check()
     return work.outcome()
-
-
-@dataclass(slots=True)
-class _Given:
-    """What is to be published, as given."""
-
-    message: str | None
-    file: Path | None
-    form: Input
-    key: str | None
-    properties: Mapping[str, str]
-    sequence_id: int | None
-    _has_ids: bool | None = None  # whether a file's lines have sequence ids of their own
-
-    def check(self) -> None:
-        if self.message is not None and self.file is not None:
-            raise WrongUsage("MESSAGE and --file are mutually exclusive")
-        if self.message is not None and self.form is not Input.TEXT:
-            raise WrongUsage("MESSAGE and --input are mutually exclusive")
-        if self.form is Input.JSON and (self.key is not None or self.properties):
-            raise WrongUsage("with --input json, keys and properties are in the lines")
-        if self.sequence_id is not None and self.message is None and self.form is not Input.WHOLE:
-            raise WrongUsage("--sequence-id requires MESSAGE or --input whole")
-
-    @property
-    def numbers_lines(self) -> bool:
-        return self.file is not None and self.form is not Input.WHOLE
-
-    @property
-    def producer(self) -> str | None:
-        """The name of the producer of a file's lines. It stands for the path on this machine, so
-        that two files never share their numbers."""
-        if not self.numbers_lines:
-            return None
-        assert self.file is not None
-        path = self.file.resolve()
-        place = f"{socket.gethostname()}:{path}"
-        digest = hashlib.sha256(place.encode(errors="surrogateescape")).hexdigest()
-        name = "".join(each if each.isprintable() else "?" for each in path.name)
-        name = name[:FILE_NAME_CHARACTERS]
-        return f"file-{name}-{digest[:DIGEST_CHARACTERS]}"
-
-    def opened(self) -> AbstractContextManager[FileIO | None]:
-        if self.message is not None:
-            return nullcontext()
-        return open_input("-" if self.file is None else str(self.file))
-
-    def source(self, opened: FileIO | None) -> Pieces:
-        if opened is None:
-            assert self.message is not None
-            return one(self.message.encode(errors="surrogateescape"))
-        if self.form is Input.WHOLE:
-            return whole(opened.fileno())
-        return numbered_lines(opened.fileno())
-
-    def draft(self, data: bytes, line: int | None) -> Draft:
-        """The message of a piece of input. Raises InvalidInput."""
-        number = line if self.numbers_lines else self.sequence_id
-        if self.form is Input.JSON:
-            parsed = parse(data)
-            has_id = parsed.sequence_id is not None
-            if self.numbers_lines and self._has_ids not in (None, has_id):
-                raise MixedSequenceIdsError("sequence_id must be set on all lines or none")
-            self._has_ids = has_id
-            return parsed if has_id else parsed._replace(sequence_id=number)
-        return Draft(data, key=self.key, properties=self.properties, sequence_id=number)
-
-
-def _size(opened: FileIO | None) -> int | None:
-    """The size of a file in bytes; None: it is not known."""
-    if opened is None:
-        return None
-    about = os.fstat(opened.fileno())
-    return about.st_size if stat.S_ISREG(about.st_mode) else None
 
 
 def _batching(filter_properties: list[str], *, batch: bool) -> Batching | None:
