@@ -30,6 +30,7 @@ from seqgate.client._inbox import Inbox
 from seqgate.client._message import MANY_MESSAGES, Received
 from seqgate.client._requests import ACKS_MAX
 from seqgate.client._subscribing import KeyRange, delay_to_wire
+from seqgate.client.blocking._forking import Interrupted
 from seqgate.client.blocking._portal import Held, Outcome, Portal, crossing
 from seqgate.errors import ConsumerClosedError, SeqgateError
 from seqgate.telemetry.names import ACK, NACK
@@ -95,7 +96,7 @@ class _Changed(asyncio.Event):
         self._tell()
 
 
-class SharedConsumer(AsyncioConsumer):
+class SharedConsumer(Interrupted, AsyncioConsumer):
     """The asyncio consumer, whose messages threads take and settle. `ring` has the loop call
     `perform`."""
 
@@ -107,7 +108,6 @@ class SharedConsumer(AsyncioConsumer):
         self.lock = self._inbox.lock
         self.turn = Condition(self.lock)
         self._waiting = 0  # threads
-        self._may_call = asyncio.Event()
         self._changed = _Changed(self._tell)
 
     def perform(self) -> None:
@@ -194,22 +194,12 @@ class SharedConsumer(AsyncioConsumer):
 
     # ---- in the loop
 
-    async def hang_up(self) -> None:
+    async def hang_up(self) -> bool:
         """End the stream, until `call_again`: what it delivered is delivered again."""
-        if self._tasks and not self._tasks[0].done():
-            running = self._tasks[0]
-            self._may_call.clear()
-            self._tasks[0] = asyncio.create_task(self._run_again(), name=running.get_name())
-            running.cancel()
-            await asyncio.wait([running])
+        was_streaming = await super().hang_up()
+        if was_streaming:
             self._disconnect()
-
-    def call_again(self) -> None:
-        self._may_call.set()
-
-    async def _run_again(self) -> None:
-        await self._may_call.wait()
-        await self._run()
+        return was_streaming
 
     async def stop(self, error: SeqgateError) -> None:
         """End at once: what is unanswered fails, and later calls raise the error."""

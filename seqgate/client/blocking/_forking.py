@@ -13,6 +13,7 @@ Channels that others in this process hold keep gRPC alive. Then a client in the 
 hang, and is refused. See docs/decisions/a-fork-lets-go-of-grpc.md.
 """
 
+import asyncio
 import gc
 import logging
 import os
@@ -43,6 +44,36 @@ class Line(Protocol):
     def call_again(self) -> None: ...
 
     def start(self, function: Callable[[], Coroutine[Any, Any, None]]) -> bool: ...
+
+
+class Interrupted:
+    """A producer or consumer of the asyncio client, whose stream a fork interrupts. Its first task
+    runs the stream, in `_run`."""
+
+    _tasks: list[asyncio.Task[None]]
+    _run: Callable[[], Coroutine[Any, Any, None]]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._may_call = asyncio.Event()
+
+    async def hang_up(self) -> bool:
+        """End the stream, until `call_again`. Returns whether there was one."""
+        if not self._tasks or self._tasks[0].done():
+            return False
+        running = self._tasks[0]
+        self._may_call.clear()
+        self._tasks[0] = asyncio.create_task(self._run_again(), name=running.get_name())
+        running.cancel()
+        await asyncio.wait([running])
+        return True
+
+    def call_again(self) -> None:
+        self._may_call.set()
+
+    async def _run_again(self) -> None:
+        await self._may_call.wait()
+        await self._run()
 
 
 class _Pause:

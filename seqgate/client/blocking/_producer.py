@@ -18,6 +18,7 @@ from seqgate.client._codec import OutgoingMessage
 from seqgate.client._outbox import Receipt
 from seqgate.client._producer import Outgoing, delivery_time_ms, raise_about
 from seqgate.client._producer import Producer as AsyncioProducer
+from seqgate.client.blocking._forking import Interrupted
 from seqgate.client.blocking._portal import Held, Outcome, Portal, crossing
 from seqgate.errors import SeqgateError
 
@@ -29,7 +30,7 @@ class _Handed(NamedTuple):
     context: Context
 
 
-class SharedProducer(AsyncioProducer):
+class SharedProducer(Interrupted, AsyncioProducer):
     """The asyncio producer, with a queue of messages that threads hand over. Their numbers and
     bytes count as pending from then on."""
 
@@ -40,7 +41,6 @@ class SharedProducer(AsyncioProducer):
         self._handed_messages = 0
         self._handed_bytes = 0
         self._waiting_for_room: asyncio.Task[None] | None = None
-        self._may_call = asyncio.Event()
 
     # ---- from any thread
 
@@ -123,22 +123,6 @@ class SharedProducer(AsyncioProducer):
         finally:
             self._waiting_for_room = None
             self.pump()
-
-    async def hang_up(self) -> None:
-        """End the stream, until `call_again`."""
-        if self._tasks and not self._tasks[0].done():
-            running = self._tasks[0]
-            self._may_call.clear()
-            self._tasks[0] = asyncio.create_task(self._run_again(), name=running.get_name())
-            running.cancel()
-            await asyncio.wait([running])
-
-    def call_again(self) -> None:
-        self._may_call.set()
-
-    async def _run_again(self) -> None:
-        await self._may_call.wait()
-        await self._run()
 
     async def stop(self, error: SeqgateError) -> None:
         """End at once: what is pending fails with the error."""
