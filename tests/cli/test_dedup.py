@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from signal import SIGCONT, SIGSTOP
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest_asyncio
 from grpc import aio
@@ -265,92 +265,99 @@ async def test_a_topic_without_state_has_no_snapshot_to_take(
     assert shown.record == {"topic": topic, "snapshot": None, "producers": 0}
 
 
+class Shown(NamedTuple):
+    """What the commands say of a topic's state, of its snapshot and of a replay."""
+
+    state: str
+    snapshot: str | None
+    snapshot_taken_ms: int | None
+    snapshot_unknown: bool
+    entries_to_replay: int | None
+
+
+async def agreed(seqgate: CommandLine, topic: str) -> Shown:
+    """What `dedup status` says, and `topic show` and `dedup explain`, too."""
+    status, of_topic, explained = await asyncio.gather(
+        seqgate("dedup", "status", topic, "-o", "json"),
+        seqgate("topic", "show", topic, "-o", "json"),
+        seqgate("dedup", "explain", topic, "p", "3", "-o", "json"),
+    )
+    found = Shown(*(status.record[each] for each in Shown._fields))
+    also = of_topic.record["dedup"] | {"entries_to_replay": of_topic.record["entries_to_replay"]}
+    assert Shown(*(also[each] for each in Shown._fields)) == found
+    for each in ("snapshot", "snapshot_unknown"):
+        assert explained.record[each] == status.record[each]
+    return found
+
+
+async def published_around_a_snapshot(seqgate: CommandLine, client: Client, topic: str) -> int:
+    """Publish entries up to 1:9, take a snapshot, and publish two more. Returns when it was taken,
+    in milliseconds."""
+
+    async def taken() -> bool:
+        of = (await seqgate("dedup", "snapshot", topic, "-o", "json")).record
+        return bool(of["snapshot"] == "1:9")
+
+    async def confirmed() -> bool:  # a confirmation after the loss replays already
+        of = (await seqgate("dedup", "status", topic, "-o", "json")).record
+        return bool(of["confirmed"] == "1:11")
+
+    async with client.producer(topic, name="p", batching=None) as producer:
+        for _ in range(10):
+            await producer.send(b"x")
+        await eventually(taken)
+        for _ in range(2):
+            await producer.send(b"x")
+    await eventually(confirmed)
+    return (await agreed(seqgate, topic)).snapshot_taken_ms or 0
+
+
 async def test_a_snapshot_is_shown_after_redis_was_emptied(
     bare: CommandLine, topic: str, tmp_path: Path
 ) -> None:
     """By an instance that remembers it, by one that does not, and by one that cannot know."""
     settings = {"SEQGATE_DEDUP_SNAPSHOT_CHECK_INTERVAL_S": "3600"}
-    async with Stack(tmp_path / "stack", environment=settings) as stack:
+    async with (
+        Stack(tmp_path / "stack", environment=settings) as stack,
+        connect(stack.address("ledger")) as client,
+    ):
+        services = ("ledger", "dedup", "cursor")
         seqgate = bare.with_(
-            SEQGATE_LEDGER=stack.address("ledger"),
-            SEQGATE_DEDUP=stack.address("dedup"),
-            SEQGATE_CURSOR=stack.address("cursor"),
+            **{f"SEQGATE_{each.upper()}": stack.address(each) for each in services}
         )
-
-        async def shown() -> tuple[Any, ...]:
-            """The snapshot and the length of a replay, once the commands agree about them."""
-            status, stat, explained = await asyncio.gather(
-                seqgate("dedup", "status", topic, "-o", "json"),
-                seqgate("topic", "show", topic, "-o", "json"),
-                seqgate("dedup", "explain", topic, "p", "3", "-o", "json"),
-            )
-            found, of_topic = status.record, stat.record["dedup"]
-            agreed = ("state", "snapshot", "snapshot_taken_ms", "snapshot_unknown")
-            assert {each: found[each] for each in agreed} == {
-                each: of_topic[each] for each in agreed
-            }
-            assert stat.record["entries_to_replay"] == found["entries_to_replay"]
-            assert explained.record["snapshot"] == found["snapshot"]
-            assert explained.record["snapshot_unknown"] == found["snapshot_unknown"]
-            names = "snapshot", "snapshot_taken_ms", "snapshot_unknown", "entries_to_replay"
-            return found["state"], *(found[each] for each in names)
-
-        async with (
-            connect(stack.address("ledger")) as client,
-            client.producer(topic, name="p", batching=None) as producer,
-        ):
-            for _ in range(10):
-                await producer.send(b"x")
-
-            async def taken() -> bool:
-                of = (await seqgate("dedup", "snapshot", topic, "-o", "json")).record
-                return bool(of["snapshot"] == "1:9")
-
-            await eventually(taken)
-            for _ in range(2):
-                await producer.send(b"x")
-
-        async def confirmed() -> bool:  # a confirmation after the loss replays already
-            of = (await seqgate("dedup", "status", topic, "-o", "json")).record
-            return bool(of["confirmed"] == "1:11")
-
-        await eventually(confirmed)
-        taken_ms = (await seqgate("dedup", "status", topic, "-o", "json")).record[
-            "snapshot_taken_ms"
-        ]
+        taken_ms = await published_around_a_snapshot(seqgate, client, topic)
         async with Redis.from_url(stack.redis_url) as redis:
             await redis.flushall()
 
-        assert await shown() == ("ABSENT", "1:9", taken_ms, False, 2)
-        table = dict((await seqgate("dedup", "explain", topic, "p", "3")).rows)
-        assert "the snapshot at 1:9 and the log after it" in table["Why"]
-        assert table["Snapshot"].startswith("covered by the one up to 1:9, taken 20")
-        tables = [
-            dict((await seqgate(*each, topic)).rows)
-            for each in (("dedup", "status"), ("topic", "show"))
-        ]
-        assert [each["Snapshot up to"] for each in tables] == ["1:9"] * 2
-        assert [each["Entries to be replayed"] for each in tables] == ["2"] * 2
+        lost = Shown("ABSENT", "1:9", taken_ms, False, 2)
+        assert await agreed(seqgate, topic) == lost
+        why = dict((await seqgate("dedup", "explain", topic, "p", "3")).rows)
+        assert "the snapshot at 1:9 and the log after it" in why["Why"]
+        assert why["Snapshot"].startswith("covered by the one up to 1:9, taken 20")
+        assert await shown_to_people(seqgate, topic) == [("1:9", "2")] * 2
 
         await stack.terminate("dedup")
         await stack.run("dedup")
-        assert await shown() == ("ABSENT", "1:9", taken_ms, False, 2)
+        assert await agreed(seqgate, topic) == lost
 
         stack.signal("cursor", SIGSTOP)
-        assert await shown() == ("ABSENT", None, None, True, None)
-        table = dict((await seqgate("dedup", "status", topic)).rows)
+        assert await agreed(seqgate, topic) == Shown("ABSENT", None, None, True, None)
         unknown = "not known: the cursor service does not answer"
-        assert [table[each] for each in ("Snapshot up to", "Entries to be replayed")] == [
-            unknown
-        ] * 2
+        assert (await shown_to_people(seqgate, topic))[0] == (unknown, unknown)
         stack.signal("cursor", SIGCONT)
 
-        async with (
-            connect(stack.address("ledger")) as client,
-            client.producer(topic, name="p", batching=None) as producer,
-        ):
+        async with client.producer(topic, name="p", batching=None) as producer:
             await producer.send(b"x")
-            assert await shown() == ("ACTIVE", "1:9", taken_ms, False, 0)
+            assert await agreed(seqgate, topic) == Shown("ACTIVE", "1:9", taken_ms, False, 0)
+
+
+async def shown_to_people(seqgate: CommandLine, topic: str) -> list[tuple[str, str]]:
+    """The snapshot and the length of a replay in the tables of `dedup status` and `topic show`."""
+    tables = [
+        dict((await seqgate(*each, topic)).rows)
+        for each in (("dedup", "status"), ("topic", "show"))
+    ]
+    return [(each["Snapshot up to"], each["Entries to be replayed"]) for each in tables]
 
 
 async def test_a_snapshot_that_the_cursor_service_lost_is_not_shown(
