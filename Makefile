@@ -41,7 +41,7 @@ demo: setup
 # A file's tests share what they start, so they stay together.
 test: setup
 	@$(TOGETHER) $(CLASSES) types rules compiled
-	@$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --durations=20
+	@$(BIN)/python -m pytest -q -n 5 --dist loadfile --no-loadscope-reorder --durations=20
 
 test-deep: lint $(PEERS)
 	@SEQGATE_TEST_DEPTH=$${SEQGATE_TEST_DEPTH:-full} $(BIN)/python -m pytest -q -n 2 --dist worksteal
