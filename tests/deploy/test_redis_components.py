@@ -241,14 +241,19 @@ def test_pods_form_a_cluster_and_one_without_data_rejoins(tmp_path: Path) -> Non
         servers[0].start()
         until(lambda: role(servers[0]) == "slave", "the pod comes back")
         until(lambda: shards(servers[1]) == [2, 2, 2], "as its partner's replica")
-        names = {host for _, _, *nodes in slots(servers[1]) for host, *_ in nodes}
-        assert names == {f"seqgate-valkey-{pod}.seqgate-valkey" for pod in range(PODS)}
+        names = {f"seqgate-valkey-{pod}.seqgate-valkey" for pod in range(PODS)}
+        until(lambda: hosts(servers[1]) == names, "every pod is known by its name")
 
 
 def slots(server: RedisServer) -> list[list[list[str]]]:
     """The slots and their nodes, as a server sees them."""
     seen: list[list[list[str]]] = command(server, "CLUSTER", "SLOTS")
     return seen
+
+
+def hosts(server: RedisServer) -> set[str]:
+    """Where a server says its cluster's nodes are; `?` for a name that it was not told yet."""
+    return {host for _, _, *nodes in slots(server) for host, *_ in nodes}
 
 
 def shards(server: RedisServer) -> list[int]:
