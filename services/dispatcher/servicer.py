@@ -62,9 +62,11 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
             if subscribe.HasField("create_at")
             else None
         )
-        live, session = await self._dispatcher.subscribe(
-            topic, name, joining, create_at, dict(subscribe.properties)
-        )
+        # This may take long: while the cursor or ledger service is away.
+        async with self._drain.unless_begun():
+            live, session = await self._dispatcher.subscribe(
+                topic, name, joining, create_at, dict(subscribe.properties)
+            )
         failure = asyncio.create_task(session.failure())
         tasks: list[asyncio.Task[Any]] = [failure]
         try:
@@ -106,7 +108,7 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
 
     async def _tell_draining(self, live: Live, session: Session) -> None:
         await self._drain.wait()
-        session.put(pb.ConsumeResponse(draining=common_pb2.Draining()))
+        session.put_first(pb.ConsumeResponse(draining=common_pb2.Draining()))
         await self._drain.wait_over()
         error = Draining("the service is shutting down", retry_after_s=0.1)
         live.say_goodbye(session, error)

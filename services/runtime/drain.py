@@ -7,7 +7,7 @@ long streams at the end of its grace period, without warning.
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from grpc import aio
@@ -49,6 +49,35 @@ class Drain:
     def check(self) -> None:
         if self.begun:
             raise Draining("the service is shutting down", retry_after_s=0.5)
+
+    @asynccontextmanager
+    async def unless_begun(self) -> AsyncIterator[None]:
+        """For what a stream waits for before it can be told to move.
+
+        Raises:
+            Draining: the drain began, and cut the wait short.
+        """
+        self.check()
+        loop = asyncio.get_running_loop()
+        is_waiting, waiting = True, asyncio.timeout(None)
+
+        def cut(_: object) -> None:
+            if is_waiting:
+                waiting.reschedule(loop.time())
+
+        told = asyncio.ensure_future(self._begun.wait())
+        try:
+            async with waiting:
+                told.add_done_callback(cut)
+                try:
+                    yield
+                finally:
+                    is_waiting = False
+                    told.cancel()
+        except TimeoutError:
+            if waiting.expired():
+                self.check()
+            raise
 
     @property
     def streams(self) -> int:

@@ -278,8 +278,8 @@ class Interceptor(aio.ServerInterceptor):
         """The authorized request, and a context that authorizes the messages of a stream."""
         if handler.request_streaming:
             timeout_s = self._first_message_timeout_s
-            context = Spoken(context, timeout_s)  # type: ignore[assignment]
-            request = spoken(request, timeout_s)
+            context = Spoken(context, self._drain, timeout_s)  # type: ignore[assignment]
+            request = spoken(request, self._drain, timeout_s)
         if self._guard is None:
             return request, context
         seen: Any = self._guard.begin(method, context)

@@ -1,5 +1,6 @@
 """A time limit for the first message of a stream, since a silent stream takes one of streams_max
-places. After the first message, each method has its own rules."""
+places. A shutdown does not wait for it either. After the first message, each method has its own
+rules."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from seqgate.services.errors import DomainError, Kind
+from seqgate.services.runtime.drain import Drain
 
 
 class SilentStream(DomainError):
@@ -19,8 +21,9 @@ class SilentStream(DomainError):
 class Spoken:
     """A call's context with a time limit for the first message. All else is delegated."""
 
-    def __init__(self, context: Any, timeout_s: float) -> None:
+    def __init__(self, context: Any, drain: Drain, timeout_s: float) -> None:
         self._context = context
+        self._drain = drain
         self._timeout_s = timeout_s
         self._has_spoken = False
 
@@ -32,23 +35,27 @@ class Spoken:
 
         Raises:
             SilentStream: the first message did not arrive in time.
+            Draining: the service shuts down before the first message.
         """
         if self._has_spoken:
             return await self._context.read()
-        async with _in_time(self._timeout_s):
+        async with _in_time(self._timeout_s), self._drain.unless_begun():
             message = await self._context.read()
         self._has_spoken = True
         return message
 
 
-async def spoken(messages: AsyncIterator[Any], timeout_s: float) -> AsyncIterator[Any]:
+async def spoken(
+    messages: AsyncIterator[Any], drain: Drain, timeout_s: float
+) -> AsyncIterator[Any]:
     """The messages of a stream, for a handler that iterates over them.
 
     Raises:
         SilentStream: the first message did not arrive in time.
+        Draining: the service shuts down before the first message.
     """
     try:
-        async with _in_time(timeout_s):
+        async with _in_time(timeout_s), drain.unless_begun():
             first = await anext(messages)
     except StopAsyncIteration:
         return

@@ -68,6 +68,37 @@ async def test_new_work_is_refused_during_a_drain() -> None:
     assert refusal.value.retry_after_s is not None
 
 
+async def test_a_drain_cuts_short_what_comes_before_a_stream_can_be_told() -> None:
+    drain = Drain()
+    async with drain.unless_begun():
+        await asyncio.sleep(0)
+
+    async def first_message() -> None:
+        async with drain.unless_begun():
+            await asyncio.Event().wait()
+
+    waiting = [asyncio.create_task(first_message()) for _ in range(2)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()  # its caller is gone
+    drain.begin()
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(each) for each in outcomes] == [asyncio.CancelledError, Draining]
+    with pytest.raises(Draining):
+        await first_message()
+
+
+async def test_a_time_out_of_its_own_is_not_taken_for_a_drain() -> None:
+    drain = Drain()
+
+    async def times_out() -> None:
+        async with drain.unless_begun():
+            drain.begin()
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        await times_out()
+
+
 async def test_a_drain_waits_for_the_last_stream() -> None:
     drain = Drain()
     assert await drain.emptied(SOON_S)  # there is none

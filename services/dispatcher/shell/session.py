@@ -81,6 +81,12 @@ class Session:
     def put(self, response: pb.ConsumeResponse) -> None:
         self._queue(response, 1, response.ByteSize())
 
+    def put_first(self, response: pb.ConsumeResponse) -> None:
+        """Queue a message before everything that waits."""
+        before = len(self._outbox)
+        self.put(response)
+        self._outbox.rotate(len(self._outbox) - before)
+
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         self._queue(deliveries, len(deliveries), 0)
 

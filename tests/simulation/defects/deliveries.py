@@ -80,5 +80,5 @@ def judge_only_what_is_unread(patch: Any) -> None:
 def wait_for_the_first_message_for_ever(patch: Any) -> None:
     patch.setattr(Spoken, "read", lambda self: self._context.read())
     patch.setattr(
-        "seqgate.services.runtime.interceptors.spoken", lambda messages, timeout_s: messages
+        "seqgate.services.runtime.interceptors.spoken", lambda messages, drain, timeout_s: messages
     )
