@@ -6,8 +6,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from pathlib import Path
+from signal import SIGKILL
 
 import pytest
 from redis import Redis
@@ -211,6 +212,43 @@ def joining(folder: Path, ports: list[tuple[int, int]]) -> Iterator[None]:
             stack.callback(process.wait)
             stack.callback(os.killpg, process.pid, 9)
         yield
+
+
+def test_a_container_that_joins_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    """By a trap: as process 1 of its container, a shell without one ignores SIGTERM."""
+    program(tmp_path, "valkey-cli", '#!/bin/sh\necho asked >>"$ASKED"\n')
+    program(tmp_path, "getent", "#!/bin/sh\n")
+    asked = tmp_path / "asked"
+    process = subprocess.Popen(
+        ["sh", CLUSTER / "join.sh", "600"],
+        env={
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "HOSTNAME": "seqgate-valkey-0",
+            "ASKED": str(asked),
+        },
+        start_new_session=True,
+    )
+    try:
+        until(asked.exists, "a round")
+        process.terminate()
+        assert process.wait(timeout=60) == 0
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, SIGKILL)
+        process.wait()
+
+
+@pytest.mark.parametrize("component", ["redis-cluster", "redis-sentinel"])
+def test_every_container_of_a_valkey_ends_on_sigterm(component: str) -> None:
+    """Process 1 is the server, or a script that becomes it or has a trap."""
+    folder = K8S / "components" / component
+    (workload,) = read((folder / "valkey.yaml").read_text())
+    for container in workload["spec"]["template"]["spec"]["containers"]:
+        shell, script, *_ = container["command"]
+        assert shell == "sh"
+        text = (folder / Path(script).name).read_text()
+        last = [line for line in text.splitlines() if not line.startswith((" ", "#"))][-1]
+        assert last.startswith("exec valkey-server") or "\ntrap 'exit 0' TERM" in text
 
 
 @pytest.mark.timeout(120)

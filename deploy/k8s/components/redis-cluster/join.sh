@@ -3,6 +3,8 @@
 # slots becomes a replica of its partner, three pods on. The argument is the pause between rounds,
 # in seconds.
 set -eu
+# As process 1 a shell ignores the signals that it does not trap, and a pod waits for all containers.
+trap 'exit 0' TERM INT
 me=${HOSTNAME##*-}
 of() { echo "seqgate-valkey-$1.seqgate-valkey"; }
 ask() { pod=$1 && shift && timeout 3 valkey-cli -h "$(of "$pod")" "$@" 2>/dev/null | tr -d '\r'; }
@@ -26,5 +28,7 @@ round() {
 }
 while true; do
   round || true
-  sleep "$1"
+  # In the background: a trap waits for a command, but not for `wait`.
+  sleep "$1" &
+  wait $!
 done
