@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from tests.deploy.manifests import SERVICES
 from tests.deploy.test_observability import rules
 
 MINUTES = 60
@@ -70,8 +71,27 @@ TAKEN = 'seqgate_dedup_snapshots_total{outcome="taken"}'
 TOPICS = "seqgate_ledger_topics"
 TOPIC = {"topic": "a"}
 
+EVERY = {
+    f'up{{job="seqgate/seqgate",pod="seqgate-{service}-0"}}': always(1) for service in SERVICES
+}
+"""A pod of each service that answers."""
+
 STORIES = {
     "SeqgateProcessAway": value('up{job="seqgate/seqgate"}', 0, 1, job="seqgate/seqgate"),
+    "SeqgatePodsMissing": Story(
+        {
+            'kube_deployment_spec_replicas{deployment="seqgate-dedup"}': always(2),
+            'kube_deployment_status_replicas_available{deployment="seqgate-dedup"}': always(1),
+        },
+        {
+            'kube_statefulset_replicas{statefulset="seqgate-ledger"}': always(1),
+            'kube_statefulset_status_replicas_available{statefulset="seqgate-ledger"}': always(1),
+        },
+        {"deployment": "seqgate-dedup", "workload": "seqgate-dedup"},
+    ),
+    "SeqgateServiceAbsent": Story(
+        {name: each for name, each in EVERY.items() if "ledger" not in name}, EVERY, {}
+    ),
     "SeqgateTopicsWaitForRebuild": value(f'{TOPICS}{{state="waiting_for_rebuild"}}', 1, 0),
     "SeqgateTopicsAlignForLong": value(f'{TOPICS}{{state="aligning"}}', 1, 0),
     "SeqgateTopicsFail": counted('seqgate_ledger_topic_failures_total{topic="a"}', **TOPIC),

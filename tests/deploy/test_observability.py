@@ -10,12 +10,18 @@ import pytest
 import yaml
 
 from seqgate.telemetry.metrics import CATALOGUE, Kind, Metric
-from tests.deploy.manifests import K8S
+from tests.deploy.manifests import K8S, SERVICES
 
 PROMETHEUS = K8S / "components" / "prometheus"
 
-OF_PROMETHEUS = {"up": {"instance"}}
-"""The metrics that Prometheus itself records of each target, with their labels."""
+OF_PROMETHEUS = {
+    "up": {"instance", "pod"},
+    "kube_deployment_spec_replicas": {"deployment"},
+    "kube_deployment_status_replicas_available": {"deployment"},
+    "kube_statefulset_replicas": {"statefulset"},
+    "kube_statefulset_status_replicas_available": {"statefulset"},
+}
+"""The metrics of each target by Prometheus itself, and those of kube-state-metrics, with labels."""
 
 OF_TARGETS = {"job", "instance", "le"}
 """Labels that every series may have."""
@@ -77,6 +83,8 @@ def test_expressions_name_existing_metrics_labels_and_values(expression: str) ->
     for selector in found:
         matchers = selector.matchers.matchers
         if selector.name in OF_PROMETHEUS:
+            known = OF_PROMETHEUS[selector.name] | OF_TARGETS
+            assert {each.name for each in matchers} <= known
             continue
         metric = metric_of(selector.name)
         values = {each.label: each.values for each in metric.attributes}
@@ -102,6 +110,17 @@ def test_metrics_that_each_replica_reports_in_full_are_not_summed() -> None:
     for expression in expressions():
         for added in re.findall(r"sum(?: by \([^)]*\))? ?\(([a-z_]+)", expression):
             assert added not in shared, expression
+
+
+def test_alerts_watch_for_the_absence_of_every_service() -> None:
+    (rule,) = (each for each in rules() if each["alert"] == "SeqgateServiceAbsent")
+    pods = [
+        matcher.value
+        for selector in selectors(promql_parser.parse(rule["expr"]))
+        for matcher in selector.matchers.matchers
+        if matcher.name == "pod"
+    ]
+    assert sorted(pods) == sorted(f"seqgate-{service}-.*" for service in SERVICES)
 
 
 def test_panels_do_not_overlap() -> None:
