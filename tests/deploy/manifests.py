@@ -41,8 +41,21 @@ def render_all(folders: Sequence[Path]) -> list[str]:
         return list(pool.map(render, folders))
 
 
-def components() -> list[str]:
-    return sorted(each.name for each in (K8S / "components").iterdir() if each.is_dir())
+def components(within: Path = K8S) -> list[str]:
+    return sorted(each.name for each in (within / "components").iterdir() if each.is_dir())
+
+
+def assert_restricted(pod: Document) -> None:
+    """A pod's specification meets the Pod Security Standard, and more."""
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in pod["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+        }
 
 
 class Manifests:
@@ -142,7 +155,7 @@ class Workload:
         return {kind: self.container[kind] for kind in kinds if kind in self.container}
 
     def variables(
-        self, pod_name: str = "", container: Document | None = None
+        self, pod_name: str = "", container: Document | None = None, pod_ip: str = "127.0.0.1"
     ) -> dict[str, Variable]:
         """The environment of a container, if not the main one, as the kubelet makes it. Fields of
         the pod are taken from the manifests."""
@@ -152,7 +165,7 @@ class Workload:
         fields = {
             "metadata.name": name,
             "metadata.namespace": namespace,
-            "metadata.labels['batch.kubernetes.io/job-name']": self.name,
+            "status.podIP": pod_ip,
         }
         made: dict[str, Variable] = {}
         for each in container.get("envFrom", ()):

@@ -29,6 +29,7 @@ from tests.deploy.manifests import (
     Document,
     Manifests,
     Workload,
+    assert_restricted,
     components,
     is_of_postgres,
     labels_of,
@@ -111,11 +112,11 @@ def is_valid(chosen: set[str]) -> bool:
     return all(len(chosen & {*group}) <= 1 for group in ALTERNATIVES)
 
 
-def kustomization(folder: Path, chosen: tuple[str, ...]) -> Path:
+def kustomization(folder: Path, chosen: tuple[str, ...], within: Path = K8S) -> Path:
     """Create a folder with the base and these components."""
     folder.mkdir()
     chosen = tuple(sorted(chosen, key=lambda each: (each in REQUIRED, each)))
-    place = os.path.relpath(K8S, folder)
+    place = os.path.relpath(within, folder)
     document = {
         "namespace": "seqgate",
         "resources": [f"{place}/base"],
@@ -147,6 +148,10 @@ def test_every_combination_renders_and_passes_kubernetes_validate_and_checkov(
         for number, chosen in enumerate(some_of(list(combinations()), every=8))
     ]
     folders += [K8S / "maintenance", *(K8S / "overlays" / each for each in OVERLAYS)]
+    rebuild = K8S / "rebuild"
+    every = tuple(components(rebuild))
+    folders += [rebuild / "overlays" / each for each in OVERLAYS]
+    folders += [kustomization(tmp_path / "rebuild", every, rebuild)]
     texts = {text for rendered in render_all(folders) for text in rendered.split("\n---\n")}
     different = [document for text in sorted(texts) for document in read(text)]
     assert [fault for each in different for fault in faults(each)] == []
@@ -180,7 +185,11 @@ def test_a_kind_of_another_project_is_refused_with_a_field_that_its_schema_lacks
 ) -> None:
     left_out = {"insecure", *REDIS[1:], *STORES[1:], *VALKEY_TLS[2:], *OUTSIDE[1:]}
     chosen = tuple(each for each in components() if each not in left_out)
+    rebuild = K8S / "rebuild"
     rendered = read(render(kustomization(tmp_path / "all", chosen)))
+    rendered += read(
+        render(kustomization(tmp_path / "rebuild", tuple(components(rebuild)), rebuild))
+    )
     foreign = [each for each in rendered if is_foreign(each)]
     assert {(each["apiVersion"], each["kind"]) for each in foreign} == validators().keys()
     for each in foreign:
@@ -241,7 +250,7 @@ def test_addresses_resolve_to_ports_of_selected_pods(manifests: Manifests) -> No
                     assert target.component == called
                 if name.endswith("_ADVERTISE"):
                     assert target.component == workload.component
-    assert seen >= 11
+    assert seen >= 8
 
 
 def reached(manifests: Manifests, host: str, port: int) -> Workload:
@@ -273,8 +282,9 @@ def test_a_pods_grace_period_covers_its_services_drain(manifests: Manifests) -> 
             given = values.get(f"SEQGATE_{service.upper()}_{name.upper()}")
             return float(given.value if given else config_type(service).model_fields[name].default)
 
-        program, sleep = workload.container["lifecycle"]["preStop"]["exec"]["command"]
-        assert program == "sleep"
+        # A command: Kubernetes knows the handler `sleep` from 1.30 on only.
+        command, sleep = workload.container["lifecycle"]["preStop"]["exec"]["command"]
+        assert command == "sleep"
         # Streams move or are cut, and unary calls end; then the rest is saved, and the remaining
         # metrics and spans are exported: services/*/app.py, runtime/process.py.
         takes = float(sleep) + 2 * seconds("drain_timeout_s") + 3 * seconds("stop_grace_s")
@@ -299,28 +309,18 @@ def test_probes_allow_time_to_open_a_store(manifests: Manifests) -> None:
 def test_pods_are_restricted(manifests: Manifests) -> None:
     (namespace,) = manifests.of_kind("Namespace")
     assert labels_of(namespace)["pod-security.kubernetes.io/enforce"] == "restricted"
-    config = manifests.get("ConfigMap", "seqgate-rebuild")
-    executor = yaml.safe_load(config["data"]["executor.yaml"])
-    pods = [(each.pod, each.container) for each in manifests.workloads()]
-    pods.append((executor["spec"], executor["spec"]["containers"][0]))
-    for pod, container in pods:
-        assert pod["securityContext"]["runAsNonRoot"] is True
-        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-            "runAsNonRoot": True,
-        }
+    for workload in manifests.workloads():
+        assert_restricted(workload.pod)
 
 
-def test_only_the_driver_of_the_rebuild_has_a_token(manifests: Manifests) -> None:
+def test_only_the_hand_over_of_a_certificate_has_a_token(manifests: Manifests) -> None:
     accounts = {each["metadata"]["name"]: each for each in manifests.of_kind("ServiceAccount")}
     assert all(each["automountServiceAccountToken"] is False for each in accounts.values())
     for workload in manifests.workloads():
         pod = workload.pod
         assert pod["serviceAccountName"] in accounts
-        assert pod["automountServiceAccountToken"] is (workload.component == "rebuild")
+        handing = workload.component == "rebuild-certificate"
+        assert pod["automountServiceAccountToken"] is handing
 
 
 def test_workloads_have_limits_and_disruption_budgets(
@@ -443,48 +443,6 @@ def test_services_are_roles_of_the_cluster_by_certificates(tmp_path: Path) -> No
     }
 
 
-def test_executors_use_the_image_of_the_driver(manifests: Manifests) -> None:
-    for workload in manifests.workloads():
-        if workload.component == "rebuild":
-            variables = workload.variables()
-            assert variables["EXECUTOR_IMAGE"].value == workload.container["image"]
-            arguments = workload.arguments(variables)
-            assert f"spark.kubernetes.container.image={workload.container['image']}" in arguments
-
-
-def test_executors_reach_the_driver(manifests: Manifests) -> None:
-    (workload,) = (each for each in manifests.workloads() if each.component == "rebuild")
-    arguments = workload.arguments(workload.variables())
-    (host,) = (
-        each.partition("=")[2] for each in arguments if each.startswith("spark.driver.host=")
-    )
-    pod, service, namespace, svc = host.split(".")
-    assert pod == f"{workload.name}-0", "what an Indexed Job calls its first pod"
-    assert workload.document["spec"]["jobTemplate"]["spec"]["completionMode"] == "Indexed"
-    assert workload.pod["subdomain"] == service
-    assert (namespace, svc) == (workload.document["metadata"]["namespace"], "svc")
-    config = manifests.get("ConfigMap", "seqgate-rebuild")["data"]["rebuild.properties"]
-    settings = dict(line.split(None, 1) for line in config.splitlines() if line and line[0] != "#")
-    for name, port in (
-        ("spark.driver.port", "driver"),
-        ("spark.driver.blockManager.port", "blocks"),
-    ):
-        assert int(settings[name]) == workload.ports[port]
-        (entry,) = (
-            each
-            for each in manifests.get("Service", service)["spec"]["ports"]
-            if each["name"] == port
-        )
-        assert entry["port"] == workload.ports[port]
-    mounts = dict(workload.mounts())
-    template = Path(settings["spark.kubernetes.executor.podTemplateFile"])
-    assert mounts[str(template.parent)]["configMap"]["name"].startswith("seqgate-rebuild")
-    # When two runs overlap, each has its own executors.
-    assert f"spark.kubernetes.executor.podNamePrefix={workload.name}" in arguments
-    account = settings["spark.kubernetes.authenticate.executor.serviceAccountName"]
-    assert manifests.get("ServiceAccount", account)
-
-
 def test_certificates_cover_the_names_of_their_services(tmp_path: Path) -> None:
     chosen = ("mtls", "certificates", "cloudnative-pg")
     manifests = Manifests(read(render(kustomization(tmp_path / "mtls", chosen))))
@@ -495,7 +453,8 @@ def test_certificates_cover_the_names_of_their_services(tmp_path: Path) -> None:
         for path, volume in workload.mounts():
             if path == "/etc/seqgate/tls":
                 secret = volume["secret"]["secretName"]
-                assert f"spiffe://seqgate/{workload.component}" in certificates[secret]["uris"]
+                holder = workload.component.removesuffix("-certificate")
+                assert f"spiffe://seqgate/{holder}" in certificates[secret]["uris"]
         for variable in workload.variables().values():
             for host, port in ADDRESS.findall(variable.value):
                 if is_of_postgres(host, manifests):
@@ -532,6 +491,11 @@ def test_services_find_the_keys_of_tokens_and_the_authorities_of_a_bundle(
 ) -> None:
     chosen = ("mtls", "certificates", "tokens", "ca-bundle")
     manifests = Manifests(read(render(kustomization(tmp_path / "rendered", chosen))))
+    from_bundle = {"tls.crt": "secret", "tls.key": "secret", "ca.crt": "configMap"}
+    (handing_over,) = (
+        each for each in manifests.workloads() if each.component == "rebuild-certificate"
+    )
+    assert files_of(dict(handing_over.mounts())["/etc/seqgate/tls"]) == from_bundle
     for service in SERVICES:
         workload = manifests.workload(service)
         with monkeypatch.context() as patch:
@@ -541,53 +505,39 @@ def test_services_find_the_keys_of_tokens_and_the_authorities_of_a_bundle(
         mounts = dict(workload.mounts())
         assert mounts["/etc/seqgate/tokens"]["configMap"]["name"] == "seqgate-token-keys"
         assert str(config.jwt_keys_file.parent) in mounts
-        held = {
-            item["path"]: next(iter(source))
-            for source in mounts["/etc/seqgate/tls"]["projected"]["sources"]
-            for each in source.values()
-            for item in each["items"]
-        }
-        assert held == {"tls.crt": "secret", "tls.key": "secret", "ca.crt": "configMap"}
+        held = files_of(mounts["/etc/seqgate/tls"])
+        assert held == from_bundle
         for file in (config.tls_certificate_file, config.tls_key_file, config.tls_client_ca_file):
             assert file.name in held
             assert str(file.parent) == "/etc/seqgate/tls"
 
 
-def test_executors_use_the_credentials_of_the_driver(tmp_path: Path) -> None:
-    chosen = ("mtls", "certificates", "spark-operator")
-    manifests = Manifests(read(render(kustomization(tmp_path / "mtls", chosen))))
-    (driver,) = (each for each in manifests.workloads() if each.component == "rebuild")
-    files = {f"SEQGATE_{name.upper()}" for name in FILES}
-    shown = {name: each.value for name, each in driver.variables().items() if name in files}
-    assert len(shown) == 3
-    config = manifests.get("ConfigMap", "seqgate-rebuild")["data"]
-    executor = yaml.safe_load(config["executor.yaml"])["spec"]
-    (container,) = executor["containers"]
-    assert {each["name"]: each["value"] for each in container["env"]} == shown
-    mounted = dict(driver.mounts())["/etc/seqgate/tls"]
-    assert mounted in executor["volumes"]
-    # Also an operator's: each names the ConfigMap by its final name.
-    (application,) = manifests.of_kind("SparkApplication")
-    addresses = manifests.get("ConfigMap", "seqgate-addresses")["metadata"]["name"]
-    for side in ("driver", "executor"):
-        spec = application["spec"][side]
-        assert spec["envFrom"] == [{"configMapRef": {"name": addresses}}]
-        assert spec["podSecurityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"]
-    assert application["spec"]["image"] == driver.container["image"]
-    (secret,) = (each["secret"] for each in application["spec"]["volumes"] if "secret" in each)
-    assert secret["secretName"] == mounted["secret"]["secretName"]
+def files_of(volume: Document) -> dict[str, str]:
+    """The files of a projected volume, and the kind of each one's source."""
+    return {
+        item["path"]: next(iter(source))
+        for source in volume["projected"]["sources"]
+        for each in source.values()
+        for item in each["items"]
+    }
 
 
 def test_jobs_and_the_toolbox_export_traces_like_the_services(tmp_path: Path) -> None:
-    chosen = ("insecure", "tracing", "toolbox", "rebuild-now")
+    chosen = ("insecure", "tracing", "toolbox")
     manifests = Manifests(read(render(kustomization(tmp_path / "traced", chosen))))
+    jobs = kustomization(tmp_path / "jobs", ("tracing",), K8S / "rebuild")
+    rebuild = Manifests(read(render(jobs)))
     asked_for = {
         workload.component: otel_variables(workload)
-        for workload in manifests.workloads()
+        for workload in (*manifests.workloads(), *rebuild.workloads())
         if workload.component in {*SERVICES, "rebuild", "toolbox"}
     }
-    assert asked_for["ledger"]["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://seqgate-collector:4317"
-    assert asked_for == dict.fromkeys((*SERVICES, "rebuild", "toolbox"), asked_for["ledger"])
+    name = "OTEL_EXPORTER_OTLP_ENDPOINT"
+    assert asked_for["ledger"][name] == "http://seqgate-collector:4317"
+    there = {name: "http://seqgate-collector.seqgate.svc:4317"}
+    assert asked_for.pop("rebuild") == asked_for["ledger"] | there
+    assert asked_for == dict.fromkeys((*SERVICES, "toolbox"), asked_for["ledger"])
+    asked_for["rebuild"] = asked_for["ledger"] | there
     passed_on = executor_settings(
         asked_for["rebuild"]
         | {"SEQGATE_LEDGER": "elsewhere", "OTEL_EXPORTER_OTLP_HEADERS": "authorization=secret"}
@@ -601,16 +551,6 @@ def otel_variables(workload: Workload) -> dict[str, str]:
     return {
         name: each.value for name, each in workload.variables().items() if name.startswith("OTEL_")
     }
-
-
-def test_templates_of_executors_differ_only_by_the_certificate() -> None:
-    base = yaml.safe_load((K8S / "base" / "settings" / "executor.yaml").read_text())
-    mtls = yaml.safe_load((K8S / "components" / "mtls" / "executor.yaml").read_text())
-    (container,) = mtls["spec"]["containers"]
-    del container["env"]
-    for each in (container["volumeMounts"], mtls["spec"]["volumes"]):
-        assert each.pop()["name"] == "tls"
-    assert mtls == base
 
 
 @pytest.mark.parametrize("besides", ["", "redis-cluster", "redis-sentinel", "cloudnative-pg"])
@@ -786,7 +726,7 @@ def test_images_are_of_this_version(root: Path, manifests: Manifests) -> None:
     version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
     images = {each.container["image"] for each in manifests.workloads()}
     ours = {each for each in images if "/seqgate" in each}
-    assert len(ours) == 2
+    assert len(ours) == 1
     others = {each.rpartition(":")[0].rpartition("/")[2] for each in images - ours}
     assert others - {"opentelemetry-collector"} == {"valkey"}
     assert {each.rpartition(":")[2] for each in ours} == {version}
