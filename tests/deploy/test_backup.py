@@ -1,9 +1,6 @@
-"""The README's commands, run on local stores: a backup, and its restoration."""
+"""backup.sh and restore.sh, run on local stores."""
 
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 from redis.asyncio import Redis
@@ -11,28 +8,7 @@ from redis.asyncio import Redis
 from seqgate.client import Client, connect
 from seqgate.dev.stack import Stack
 from tests.deploy.manifests import K8S
-
-STORES = ("ledger", "cursor")
-EXEC = re.compile(r"^kubectl -n seqgate exec (\S+) -- (.+)$", re.MULTILINE)
-
-
-def commands(heading: str) -> list[tuple[str, list[str]]]:
-    """The commands of a README chapter, with their pods."""
-    text = (K8S / "README.md").read_text()
-    (chapter,) = (each for each in text.split("\n## ") if each.startswith(heading))
-    return [(pod, shlex.split(command)) for pod, command in EXEC.findall(chapter)]
-
-
-async def execute(stack: Stack, pod: str, command: list[str]) -> None:
-    if command == ["valkey-cli", "FLUSHALL"]:
-        async with Redis.from_url(stack.redis_url) as redis:
-            await redis.flushall()
-        return
-    (store,) = (each for each in STORES if pod.startswith(f"seqgate-{each}-"))
-    data = str(stack.folder / store)
-    here = [sys.executable if each == "python" else each for each in command]
-    here = [each.replace("/data", data) for each in here]
-    subprocess.run(here, check=True)
+from tests.deploy.test_operations import Cluster
 
 
 async def publish(client: Client, first: int, last: int) -> list[bool]:
@@ -57,24 +33,26 @@ async def consume(client: Client, count: int) -> list[bytes]:
 async def test_a_backup_is_restored_and_later_messages_can_be_published_again(
     tmp_path: Path,
 ) -> None:
-    given = commands("Back up, and restore")
-    backup = [each for each in given if each[1][0] == "python"]
-    restore = [each for each in given if each[1][0] != "python"]
-    assert [len(backup), len(restore)] == [2, 3]
-    async with Stack(tmp_path) as stack:
+    cluster = Cluster(tmp_path / "cluster")
+    backup = str(tmp_path / "backup")
+    async with Stack(tmp_path / "stack") as stack:
+        cluster.write(cluster.state | {"data": str(stack.folder)})
         addresses = stack.address("ledger"), stack.address("dispatcher")
         async with connect(*addresses) as client:
             assert await publish(client, 1, 3) == [False] * 3
             assert await consume(client, 2) == [b"1", b"2"]
-            for pod, command in backup:
-                await execute(stack, pod, command)
+            copied = cluster.run("backup.sh", backup)
+            assert copied.returncode == 0, copied.stderr
             assert await publish(client, 4, 6) == [False] * 3
             assert await consume(client, 4) == [b"3", b"4", b"5", b"6"]
         stopped = ("dispatcher", "ledger", "dedup", "cursor")
         for service in stopped:
             assert await stack.terminate(service) == 0
-        for pod, command in restore:
-            await execute(stack, pod, command)
+        restored = cluster.run("restore.sh", "--yes", backup)
+        assert restored.returncode == 0, restored.stderr
+        assert cluster.state["flushed"]
+        async with Redis.from_url(stack.redis_url) as redis:
+            await redis.flushall()
         for service in reversed(stopped):
             await stack.run(service)
         async with connect(*addresses) as client:

@@ -147,7 +147,7 @@ def test_every_combination_renders_and_passes_kubernetes_validate_and_checkov(
         kustomization(tmp_path / str(number), chosen)
         for number, chosen in enumerate(some_of(list(combinations()), every=8))
     ]
-    folders += [K8S / "maintenance", *(K8S / "overlays" / each for each in OVERLAYS)]
+    folders += [K8S / "overlays" / each for each in OVERLAYS]
     rebuild = K8S / "rebuild"
     every = tuple(components(rebuild))
     folders += [rebuild / "overlays" / each for each in OVERLAYS]
@@ -730,22 +730,6 @@ def test_images_are_of_this_version(root: Path, manifests: Manifests) -> None:
     others = {each.rpartition(":")[0].rpartition("/")[2] for each in images - ours}
     assert others - {"opentelemetry-collector"} == {"valkey"}
     assert {each.rpartition(":")[2] for each in ours} == {version}
-
-
-def test_maintenance_pods_mount_the_volumes_of_the_stores() -> None:
-    pods = Manifests(read(render(K8S / "maintenance"))).documents
-    assert {each["metadata"]["name"]: claims_of(each) for each in pods} == {
-        f"seqgate-{store}-maintenance": [f"data-seqgate-{store}-0"]
-        for store in ("cursor", "ledger")
-    }
-
-
-def claims_of(pod: Document) -> list[str]:
-    return [
-        volume["persistentVolumeClaim"]["claimName"]
-        for volume in pod["spec"]["volumes"]
-        if "persistentVolumeClaim" in volume
-    ]
 
 
 def test_pods_are_spread_as_the_cluster_allows(manifests: Manifests) -> None:
