@@ -54,8 +54,8 @@ def run_service(
         sys.stderr.write("assertions guard this service's state: run Python without -O\n")
         return EXIT_USAGE
     migrates = migrate is not None and list(arguments) == ["--migrate"]
-    if migrate is not None and migrates:
-        arguments, run = (), migrate
+    if migrates:
+        arguments = ()
     worker = None
     if issubclass(config_type, WorkersConfig):
         try:
@@ -65,9 +65,11 @@ def run_service(
         WORKER.set(worker)
     try:
         config = _settings(config_type, arguments)
-        check(config)
-        if worker is None and not migrates:  # a supervisor holds its workers' ports
-            check_ports(config)
+        if not migrates:
+            _check_serving(config)
+            check(config)
+            if worker is None:  # a supervisor holds its workers' ports
+                check_ports(config)
     except ValidationError as error:
         return _refused(config_type, *wrong_values(config_type, error))
     except (OSError, ValueError) as error:
@@ -80,24 +82,36 @@ def run_service(
         format_=config.log_format,
         worker=None if worker is None else worker.number,
     )
+    if migrate is not None and migrates:
+        return _status_of(config_type, lambda: _migrate(migrate, config))
     if isinstance(config, WorkersConfig) and config.shares_port and worker is None:
         return _status_of(config_type, lambda: supervise(config))
     return _status_of(config_type, lambda: _serve(run, config))
 
 
 def _settings(config_type: type[C], arguments: Sequence[str]) -> C:
-    """The settings, checked. Raises ValidationError, OSError or ValueError for what is wrong."""
+    """The settings, consistent. Raises ValidationError, OSError or ValueError for what is wrong."""
     fault = next(faults(config_type, arguments, os.environ), None)
     if fault is not None:
         raise ValueError(fault)
     config = config_type()
     config.check()
+    return config
+
+
+def _check_serving(config: ServiceConfig) -> None:
+    """Check what only a process that serves and calls needs. Raises OSError or ValueError."""
     check_exposure(config)
     check_read_files(config)
     check_files(config)
     exporter_asked_for("TRACES")
     exporter_asked_for("METRICS")
-    return config
+
+
+def _migrate(migrate: Callable[[C], Awaitable[None]], config: C) -> bool:
+    """Without the certificates of a process that serves, nor spans, which are sent with them."""
+    asyncio.run(_run(migrate, config))
+    return True
 
 
 def _serve(run: Callable[[C], Awaitable[None]], config: C) -> bool:
