@@ -85,6 +85,9 @@ class _FromFile(CredentialProvider):
             raise NotConnected(f"the password cannot be read: {error}") from error
         return (self._user, password) if self._user else (password,)
 
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        return self.get_credentials()  # inherited, it logs a warning for each connection
+
 
 def _patience(timeout_s: float) -> dict[str, Any]:
     return {
