@@ -5,15 +5,13 @@ Each parser raises WrongUsage for an invalid text.
 
 import base64
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Final
 
 from seqgate.api.common.v1 import common_pb2
 from seqgate.cli._declared import argument, option
 from seqgate.cli._failure import WrongUsage
 from seqgate.client import ChunkMessageId, MessageId
-from seqgate.client._subscribing import Place, start_to_wire
-from seqgate.errors import InvalidRequestError
+from seqgate.client._subscribing import Place, parse_id, parse_place, start_to_wire
 from seqgate.types import (
     InvalidNameError,
     Position,
@@ -97,10 +95,7 @@ ID_EXPECTED: Final = "a message id (LEDGER:ENTRY, or as printed by read)"
 
 def place(option: str, text: str) -> Place:
     """Earliest, latest, the id of the next message, or a time."""
-    match text:
-        case "earliest" | "latest":
-            return text
-    found = _id(text) or _time(text)
+    found = parse_place(text)
     if found is None:
         expected = f"earliest, latest, {ID_EXPECTED}, or a time (ISO 8601, 1970 or later)"
         raise _wrong(option, expected, text)
@@ -113,7 +108,7 @@ def start(option: str, text: str) -> common_pb2.Start:
 
 
 def message_id(option: str, text: str) -> MessageId:
-    found = _id(text)
+    found = parse_id(text)
     if found is None:
         raise _wrong(option, ID_EXPECTED, text)
     return found
@@ -124,24 +119,6 @@ def first_entry(found: MessageId) -> tuple[Position, int]:
     if isinstance(found, ChunkMessageId):
         return found.first_chunk.position, -1
     return found.position, found.batch_index
-
-
-def _id(text: str) -> MessageId | None:
-    try:
-        found = MessageId.parse(text)
-    except ValueError:
-        return None
-    return found if min(found.position) >= 0 else None
-
-
-def _time(text: str) -> datetime | None:
-    try:
-        moment = datetime.fromisoformat(text)
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        start_to_wire(moment)
-    except (ValueError, OverflowError, InvalidRequestError):  # not a time, or before 1970
-        return None
-    return moment
 
 
 def _wrong(option: str, expected: str, text: str) -> WrongUsage:

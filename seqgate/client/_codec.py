@@ -247,6 +247,23 @@ def decode_fields(topic: str, stored: ledger_pb2.StoredEntry) -> list[Fields]:
     return _batch_fields(topic, stored, metadata, messages)
 
 
+def describe_fields(topic: str, stored: ledger_pb2.StoredEntry) -> list[Fields]:
+    """Like `decode_fields`, of an entry without its payload: payloads are empty, and what only an
+    opened batch has (keys, event times, its messages' own properties) is absent."""
+    metadata = stored.metadata
+    if not metadata.HasField("num_messages_in_batch"):
+        return [_fields(topic, stored, metadata, b"")]
+    unopened = SingleMessage(entry_pb2.SingleMessageMetadata(), b"")
+    messages = [unopened] * metadata.num_messages_in_batch
+    return _batch_fields(topic, stored, metadata, messages)
+
+
+def describe_large_fields(topic: str, last: ledger_pb2.StoredEntry, first: Position) -> Fields:
+    """Like `decode_large_fields`, without the payload."""
+    fields = _fields(topic, last, last.metadata, b"")
+    return fields._replace(id=ChunkMessageId(MessageId(*first), fields.id))
+
+
 def decode_large(topic: str, last: ledger_pb2.StoredEntry, body: bytes, first: Position) -> Message:
     """See decode_large_fields."""
     return Message(*decode_large_fields(topic, last, body, first))
@@ -258,13 +275,11 @@ def decode_large_fields(
     """Decode a large message: its last chunk, all chunks end to end, and the first chunk's
     position. Raises CorruptMessageError if the chunks do not match their checksum or cannot be
     decoded."""
-    metadata = last.metadata
     try:
-        whole = unpack(metadata, body)
+        whole = unpack(last.metadata, body)
     except PayloadDamaged as error:
         raise corrupt(last, str(error)) from error
-    fields = _fields(topic, last, metadata, whole)
-    return fields._replace(id=ChunkMessageId(MessageId(*first), fields.id))
+    return describe_large_fields(topic, last, first)._replace(payload=whole)
 
 
 _Own = tuple[str | None, bytes | None, dict[str, str], int | None, bool]

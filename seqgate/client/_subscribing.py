@@ -256,6 +256,34 @@ def start_to_wire(place: Place) -> common_pb2.Start:
     return common_pb2.Start(at=at)
 
 
+def parse_place(text: str) -> Place | None:
+    """Parse "earliest", "latest", a message's id, or a time in ISO 8601, 1970 or later, which
+    without an offset is UTC. None: it is none of them."""
+    match text:
+        case "earliest" | "latest":
+            return text
+    return parse_id(text) or _parse_time(text)
+
+
+def parse_id(text: str) -> MessageId | None:
+    """Parse the id of a message in a log. None: it is none."""
+    try:
+        found = MessageId.parse(text)
+    except ValueError:
+        return None
+    return found if min(found.position) >= 0 else None
+
+
+def _parse_time(text: str) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(text)
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        start_to_wire(moment)
+    except (ValueError, OverflowError, InvalidRequestError):  # not a time, or before 1970
+        return None
+    return moment
+
+
 def _latest() -> common_pb2.Start:
     return common_pb2.Start(latest=common_pb2.Latest())
 

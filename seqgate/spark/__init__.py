@@ -1,55 +1,64 @@
-"""The log as a Spark data source: producers, ids and times of all entries, without payloads.
+"""The log as a Spark data source: messages, or entries without payloads.
 
     import seqgate.spark
 
     spark = seqgate.spark.local_session("example")
     seqgate.spark.register(spark)
-    entries = (
+    messages = (
         spark.read.format("seqgate")
         .option("ledger", "127.0.0.1:7702")
         .option("topics", "public/default/orders, public/metrics/*")
-        .schema("topic string, producer string, highest_sequence_id bigint")
+        .option("from", "2026-01-31T12:00:00Z")
+        .schema("topic string, key string, payload binary")
         .load()
     )
-    entries.groupBy("topic", "producer").max("highest_sequence_id").show()
+    messages.groupBy("topic", "key").count().show()
 
-A row is an entry: a message, a batch, or one chunk of a large message. Times are numbers, in
-milliseconds since 1970 (UTC): `timestamp_millis(append_time)` converts them to timestamps.
+A row is a message, in the order of the log within a task. Batches are opened, and a large message
+is one row, at the place of its last chunk. Batches and large messages at the edge of a task's part
+of the log are read once and whole.
 
-    topic                string    tenant/namespace/name
-    ledger_id, entry_id  bigint    its position
-    append_time          bigint    when it was appended
+    topic                string     tenant/namespace/name
+    message_id           string     as `seqgate read` prints it, and `from` and `to` take it
+    ledger_id, entry_id  bigint     its position; of a large message, its last chunk's
+    batch_index          int        its index in its batch, from 0; null: not in a batch
+    append_time          timestamp  when it was stored, by the ledger's clock
+    publish_time         timestamp  when it was published, by the producer's clock
+    event_time           timestamp  the application's own; null: none
     producer             string
-    sequence_id          bigint    the lowest of a batch
-    highest_sequence_id  bigint    the highest of a batch; otherwise the same
-    num_messages         int       the number of messages in a batch; null: not a batch
-    payload_bytes        bigint
-    marker               boolean   a system's own entry
-    chunk_uuid           string    the attempt at a large message; null: not a chunk
-    chunk_id             int       the chunk's number, from 0
-    num_chunks           int       the number of the message's chunks
-    total_bytes          int       the size of all chunks together
-    aborts               string    the attempt that this entry ends; null: none
+    sequence_id          bigint
+    key                  string     null: none; base64 if it was published as bytes
+    has_bytes_key        boolean    whether it was
+    ordering_key         binary     null: none
+    properties           map<string, string>
+    payload              binary     uncompressed
+    gap                  string     with `trimmed` = report: see there. Otherwise null
+
+Times are whole milliseconds; one after the year 9999 is null.
 
 Spark does not pass the columns that a query needs to a Python data source, so name them in
-`.schema(...)`: others are not read. The following columns are read only if they are named, because
-they cost the most: each entry's metadata is read and decoded.
-
-    publish_time         bigint    by the producer's clock
-    event_time           bigint    the application's own; null: none, or it exceeds a bigint
-    partition_key        string
-    compression          string    NONE, LZ4, ZLIB or ZSTD
-    properties           map<string, string>
+`.schema(...)`: others are not read. Without `payload` the ledger sends no payloads, except, for
+`key`, `has_bytes_key`, `ordering_key`, `properties` and `event_time`, those of batches, which have
+these inside.
 
 Options:
 
     ledger               HOST:PORT of the ledger service
     topics               names and patterns, separated by commas; * is any text, ? any character
+    from, to             where each topic's messages start and end: earliest, latest, a message's id
+                         (LEDGER:ENTRY, or as in `message_id`), or a time (ISO 8601; UTC without an
+                         offset). An id is included; a time is that of the first message stored then
+                         or later, which `to` excludes. Default: all that the logs have
+    rows                 messages or entries: see below. Default: messages
+    bytesPerPartition    the approximate size of a task's part of the logs, 1 to 2^40 bytes of
+                         payload and metadata; default: 16 MiB. Small topics share a task
     entriesPerPartition  the most entries per task, 1 to 100,000,000; default: 1,000,000
-    from, through        positions, LEDGER:ENTRY: the first and the last entry to read
-    trimmed              fail: if entries from `from` on were trimmed, or entries were trimmed since
-                         the DataFrame was planned, it ends with MessagesTrimmedError; skip: the
-                         remaining entries are read. Default: fail
+    trimmed              fail: if messages from an id in `from` on were trimmed, or messages were
+                         trimmed since the DataFrame was planned, it ends with MessagesTrimmedError.
+                         skip: the remaining ones are read. report: they are, and a row whose `gap`
+                         names the first and last trimmed entry stands for the others; only topic
+                         and position are set besides, and the position is that of the last.
+                         Default: fail
     timeout              how long the ledger may be silent or unreachable, 1 to 86,400 seconds;
                          default: 60
     traceparent, tracestate
@@ -57,7 +66,37 @@ Options:
                          `seqgate.telemetry.inject` creates them
 
 A DataFrame is planned when it is first used. Each use reads up to the ends that the logs had then.
-`topics`, `from` and `through` bound the read; a `where` selects from its rows.
+`topics`, `from` and `to` bound the read; a `where` selects from its rows. A damaged message ends
+the query with CorruptMessageError or DataLossError, one above 512 MiB with MessageTooLargeError.
+
+With `rows` = entries, a row is an entry: a message, a batch, one chunk of a large message, or a
+marker. Entries are read as columns, a million a second, and never with payloads. Times are numbers,
+in milliseconds since 1970 (UTC): `timestamp_millis(append_time)` converts them to timestamps.
+
+    topic, ledger_id, entry_id, producer
+                         as above
+    append_time          bigint    when it was appended
+    sequence_id          bigint    the lowest of a batch
+    highest_sequence_id  bigint    the highest of a batch; otherwise the same
+    num_messages         int       the number of messages in a batch; null: not a batch
+    payload_bytes        bigint    as stored
+    marker               boolean   a system's own entry
+    chunk_uuid           string    the attempt at a large message; null: not a chunk
+    chunk_id             int       the chunk's number, from 0
+    num_chunks           int       the number of the message's chunks
+    total_bytes          int       the size of all chunks together
+    aborts               string    the attempt that this entry ends; null: none
+
+The following columns are read only if they are named, because they cost the most: each entry's
+metadata is read and decoded.
+
+    publish_time         bigint    by the producer's clock
+    event_time           bigint    the application's own; null: none, or it exceeds a bigint
+    partition_key        string
+    compression          string    NONE, LZ4, ZLIB or ZSTD
+    properties           map<string, string>
+
+Entries are divided by `entriesPerPartition` alone, and `trimmed` is fail or skip.
 """
 
 from seqgate.spark._java import JavaEndedError, JavaNotFoundError, local_session

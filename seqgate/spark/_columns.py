@@ -170,24 +170,49 @@ def read_blocks(
     """The entries of a range, in order. If the stream breaks, or the service drains, a new one
     continues after the last entry. Raises SeqgateError if the service refuses, or is silent or
     unreachable for `timeout_s` seconds."""
-    after, backoff = wanted.after, Backoff()
-    deadline = time.monotonic() + timeout_s
-    while True:
+
+    def open_stream(after: Position | None, timeout: float) -> Any:
         request = ledger_pb2.ReadColumnsRequest(
             topic=wanted.topic, through=to_position(wanted.through), metadata=metadata
         )
         if after is not None:
             request.after.CopyFrom(to_position(after))
+        return stub.ReadColumns(request, timeout=timeout)
+
+    def last_of(response: ledger_pb2.ReadColumnsResponse) -> Position | None:
+        if response.WhichOneof("response") != "blocks":
+            return None
+        last = response.blocks.blocks[-1]
+        return Position(last.ledger_id, last.first_entry_id + last.count - 1)
+
+    for response in resumed(open_stream, last_of, wanted, timeout_s):
+        yield response.blocks.blocks
+
+
+def resumed(
+    open_stream: Callable[[Position | None, float], Any],
+    last_of: Callable[[Any], Position | None],
+    wanted: Range,
+    timeout_s: float,
+) -> Iterator[Any]:
+    """The responses of a stream over a range, as `read_blocks` resumes it.
+
+    Args:
+        open_stream: opens it after a position, with a time-out in seconds.
+        last_of: the last position of a response; None: it has no entries and is left out.
+    """
+    after, backoff = wanted.after, Backoff()
+    deadline = time.monotonic() + timeout_s
+    while True:
         failure: SeqgateError = UnavailableError("the ledger is shutting down", reason="DRAINING")
         # The deadline ends even an active stream: the next one continues.
-        stream: Any = stub.ReadColumns(request, timeout=max(0.001, deadline - time.monotonic()))
+        stream = open_stream(after, max(0.001, deadline - time.monotonic()))
         try:
             for response in stream:
-                if response.WhichOneof("response") == "blocks":
-                    blocks = response.blocks.blocks
-                    last = blocks[-1]
-                    after = Position(last.ledger_id, last.first_entry_id + last.count - 1)
-                    yield blocks
+                last = last_of(response)
+                if last is not None:
+                    after = last
+                    yield response
                     deadline = time.monotonic() + timeout_s
                     backoff.reset()
                 elif response.HasField("draining"):

@@ -5,17 +5,22 @@ task.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, NamedTuple
+from datetime import datetime
+from typing import Final, NamedTuple, TypeVar
 
 from seqgate.api.common.v1 import common_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.client._subscribing import Place, start_to_wire
 from seqgate.errors import MessagesTrimmedError, NotFoundError
+from seqgate.message_id import ChunkMessageId, MessageId
 from seqgate.spark._columns import Range, asked, trimmed_between
 from seqgate.telemetry import spans
 from seqgate.types import SEQUENCE_ID_MAX, Position
+
+T = TypeVar("T")
 
 PAGE_SIZE: Final = 10_000
 """The most topics, or ledgers of a topic, that a call returns."""
@@ -119,6 +124,46 @@ def ledgers_of(
             return list(_clipped(found, Bounds(through=last)))
 
 
+def bounds_of(
+    stub: LedgerServiceStub, topic: str, start: Place, to: Place, timeout_s: float
+) -> Bounds | None:
+    """The entries of a topic from a place to another: through the message with that id, or before
+    the first one stored at that time. None: there are none. A large message is at its last chunk.
+    """
+    if start == "latest" or to == "earliest":
+        return None
+    bounds = Bounds()
+    if isinstance(start, MessageId):
+        bounds = bounds._replace(start=start.position)
+    elif isinstance(start, datetime):
+        first = position_at(stub, topic, start, timeout_s)
+        if first is None:
+            return None
+        bounds = bounds._replace(start=first)
+    if isinstance(to, MessageId):
+        bounds = bounds._replace(through=to.position)
+    elif isinstance(to, datetime):
+        end = position_at(stub, topic, to, timeout_s)
+        if end is not None:
+            bounds = bounds._replace(through=just_before(end))
+    return bounds
+
+
+def first_entry(place: Place) -> Place:
+    """A place among entries: of a large message, its first chunk."""
+    return place.first_chunk if isinstance(place, ChunkMessageId) else place
+
+
+def position_at(
+    stub: LedgerServiceStub, topic: str, when: datetime, timeout_s: float
+) -> Position | None:
+    """The first entry stored at a time or later; None: there is none."""
+    append_time = start_to_wire(when).time
+    request = ledger_pb2.FindPositionRequest(topic=topic, append_time=append_time)
+    found = asked(stub.FindPosition, request, timeout_s)
+    return position_of(found.position) if found.HasField("position") else None
+
+
 def check_not_trimmed(
     stub: LedgerServiceStub, topics: Sequence[ledger_pb2.Topic], bounds: Bounds, timeout_s: float
 ) -> None:
@@ -137,9 +182,8 @@ def check_not_trimmed(
         if missed is not None:
             raise trimmed(topic.name, *missed)
 
-    with ThreadPoolExecutor(CALLS_AT_A_TIME) as pool:
-        for _ in pool.map(spans.threaded(check), cut):
-            pass
+    for _ in for_each(check, cut):
+        pass
 
 
 def _may_be_cut(topic: ledger_pb2.Topic, bounds: Bounds) -> bool:
@@ -220,17 +264,23 @@ def _clipped(ledgers: Iterable[LedgerRange], bounds: Bounds) -> Iterator[LedgerR
             yield LedgerRange(ledger_id, first, last)
 
 
-def shared(ranges: Iterable[Range], entries_max: int) -> list[tuple[Range, ...]]:
-    """Group ranges into tasks of at most so many entries."""
+def _entries(of: Range) -> float:
+    return of.entries
+
+
+def shared(
+    ranges: Iterable[Range], size_max: float, size: Callable[[Range], float] = _entries
+) -> list[tuple[Range, ...]]:
+    """Group ranges into tasks of at most this size: by default, so many entries."""
     tasks: list[tuple[Range, ...]] = []
     task: list[Range] = []
-    entries = 0
+    total = 0.0
     for each in ranges:
-        if task and (entries + each.entries > entries_max or len(task) == RANGES_MAX):
+        if task and (total + size(each) > size_max or len(task) == RANGES_MAX):
             tasks.append(tuple(task))
-            task, entries = [], 0
+            task, total = [], 0.0
         task.append(each)
-        entries += each.entries
+        total += size(each)
     if task:
         tasks.append(tuple(task))
     return tasks
@@ -239,16 +289,51 @@ def shared(ranges: Iterable[Range], entries_max: int) -> list[tuple[Range, ...]]
 def all_ranges(
     stub: LedgerServiceStub,
     topics: Sequence[ledger_pb2.Topic],
-    bounds: Bounds,
+    bounds: Callable[[ledger_pb2.Topic], Bounds | None],
     entries_max: int,
     timeout_s: float,
 ) -> Iterator[Range]:
-    """The requested entries of many topics, in ranges of at most so many entries."""
+    """The requested entries of many topics, in ranges of at most so many entries. No bounds: none
+    are requested."""
 
     def of(topic: ledger_pb2.Topic) -> list[Range]:
+        requested = bounds(topic)
+        if requested is None:
+            return []
         ledgers = ledgers_of(stub, topic, timeout_s)
-        return list(ranges_of(topic.name, ledgers, bounds, entries_max))
+        return list(ranges_of(topic.name, ledgers, requested, entries_max))
 
+    for ranges in for_each(of, topics):
+        yield from ranges
+
+
+def ranges_after(
+    stub: LedgerServiceStub,
+    topic: ledger_pb2.Topic,
+    after: Position | None,
+    through: Position,
+    entries_max: int,
+    timeout_s: float,
+) -> list[Range]:
+    """The entries of a topic after a position and through another, in ranges of at most so many
+    entries. The first range starts there even if entries were trimmed, so that reading it reports
+    them. None: from the first remaining entry."""
+    if not topic.HasField("last"):
+        return []
+    start = Bounds().start if after is None else just_after(after)
+    ledgers = ledgers_of(stub, topic, timeout_s)
+    ranges = list(ranges_of(topic.name, ledgers, Bounds(start, through), entries_max))
+    end = min(through, position_of(topic.last))
+    if after is None or after >= end:
+        return ranges
+    if not ranges:
+        return [Range(topic.name, after, end, 0)]
+    return [ranges[0]._replace(after=after), *ranges[1:]]
+
+
+def for_each(
+    call: Callable[[ledger_pb2.Topic], T], topics: Sequence[ledger_pb2.Topic]
+) -> Iterator[T]:
+    """Results of calls about topics, a few at a time, in order."""
     with ThreadPoolExecutor(CALLS_AT_A_TIME) as pool:
-        for ranges in pool.map(spans.threaded(of), topics):
-            yield from ranges
+        yield from pool.map(spans.threaded(call), topics)

@@ -1,8 +1,8 @@
 """The data source for Spark; the package describes its use."""
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -11,7 +11,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.client._subscribing import Place, parse_place
 from seqgate.errors import InvalidRequestError
+from seqgate.message_id import MessageId
 from seqgate.spark._columns import (
     COLUMNS,
     METADATA_COLUMNS,
@@ -21,32 +24,54 @@ from seqgate.spark._columns import (
     record_batch,
     runs_of,
 )
+from seqgate.spark._messages import (
+    GAP,
+    GAP_COLUMN,
+    MESSAGE_COLUMNS,
+    Edges,
+    Scan,
+    message_batches,
+)
 from seqgate.spark._partitions import (
     Bounds,
     all_ranges,
+    bounds_of,
     check_not_trimmed,
+    first_entry,
+    for_each,
     is_pattern,
     just_after,
+    just_before,
     list_topics,
+    ranges_after,
     shared,
     trimmed,
 )
 from seqgate.spark._traced import in_task
 from seqgate.telemetry import names, spans
 from seqgate.telemetry.propagation import FIELDS
-from seqgate.types import SEQUENCE_ID_MAX, InvalidNameError, Position, TopicName
+from seqgate.types import InvalidNameError, TopicName
 
 ENTRIES_PER_PARTITION: Final = 1_000_000
 ENTRIES_PER_PARTITION_MAX: Final = 100_000_000
 """The default and the most entries per task."""
 
+BYTES_PER_PARTITION: Final = 16 * 1024 * 1024
+BYTES_PER_PARTITION_MAX: Final = 2**40
+"""The default and the most bytes of payload and metadata per task that reads messages. The default
+is about a second's work."""
+
 TIMEOUT_S: Final = 60.0
 TIMEOUT_MAX_S: Final = 86_400.0
 """The default and the longest time that the ledger may be silent or unreachable."""
 
+MESSAGES: Final = "messages"
+ENTRIES: Final = "entries"
+"""The values of option `rows`: what a row is."""
 
 FAIL: Final = "fail"
 SKIP: Final = "skip"
+REPORT: Final = "report"
 """The values of option `trimmed`: what to do if requested entries were trimmed."""
 
 
@@ -61,10 +86,13 @@ class Options:
     ledger: str
     topics: tuple[str, ...]
     entries_per_partition: int
-    bounds: Bounds
+    bytes_per_partition: int
+    start: Place | None
+    to: Place | None
     timeout_s: float
     handed: Mapping[str, str]
-    skips_trimmed: bool = False
+    rows: str = MESSAGES
+    trimmed: str = FAIL
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> "Options":
@@ -79,26 +107,51 @@ class Options:
                     TopicName.parse(topic)
                 except InvalidNameError as error:
                     raise InvalidOptionError(f"option topics, {topic!r}: {error}") from error
-        bounds = Bounds()
-        if "from" in options:
-            bounds = bounds._replace(start=_position("from", options["from"]))
-        if "through" in options:
-            bounds = bounds._replace(through=_position("through", options["through"]))
+        number = partial(_number, options)
+        rows = _choice("rows", options.get("rows", MESSAGES), (MESSAGES, ENTRIES))
+        trimmed_choices = (FAIL, SKIP, REPORT) if rows == MESSAGES else (FAIL, SKIP)
         return cls(
-            options["ledger"],
-            topics,
-            int(
-                _number(
-                    "entriesPerPartition",
-                    options.get("entriesperpartition", str(ENTRIES_PER_PARTITION)),
-                    ENTRIES_PER_PARTITION_MAX,
-                )
+            ledger=options["ledger"],
+            topics=topics,
+            entries_per_partition=int(
+                number("entriesPerPartition", ENTRIES_PER_PARTITION, ENTRIES_PER_PARTITION_MAX)
             ),
-            bounds,
-            _number("timeout", options.get("timeout", str(TIMEOUT_S)), TIMEOUT_MAX_S),
-            {name: options[name] for name in FIELDS if name in options},
-            _choice("trimmed", options.get("trimmed", FAIL), (FAIL, SKIP)) == SKIP,
+            bytes_per_partition=int(
+                number("bytesPerPartition", BYTES_PER_PARTITION, BYTES_PER_PARTITION_MAX)
+            ),
+            start=_place(options, "from"),
+            to=_place(options, "to"),
+            timeout_s=number("timeout", TIMEOUT_S, TIMEOUT_MAX_S),
+            handed={name: options[name] for name in FIELDS if name in options},
+            rows=rows,
+            trimmed=_choice("trimmed", options.get("trimmed", FAIL), trimmed_choices),
         )
+
+    @property
+    def columns(self) -> Mapping[str, pa.DataType]:
+        """The columns of a read without `.schema(...)`."""
+        if self.rows == ENTRIES:
+            return COLUMNS
+        return MESSAGE_COLUMNS | (GAP_COLUMN if self.trimmed == REPORT else {})
+
+    @property
+    def edges(self) -> Edges:
+        return Edges(*(each if isinstance(each, MessageId) else None for each in self.ends))
+
+    @property
+    def ends(self) -> tuple[Place, Place]:
+        """Where a read that ends starts and ends."""
+        return self.start or "earliest", self.to or "latest"
+
+    def entries_max(self, topic: ledger_pb2.Topic) -> int:
+        """The most entries of a topic per task that reads its messages."""
+        entries = int(self.bytes_per_partition / bytes_each(topic))
+        return max(1, min(entries, self.entries_per_partition))
+
+
+def bytes_each(topic: ledger_pb2.Topic) -> float:
+    """The average size of a topic's entries."""
+    return max(1.0, topic.bytes / max(1, topic.entries))
 
 
 def _choice(name: str, text: str, choices: Sequence[str]) -> str:
@@ -107,7 +160,8 @@ def _choice(name: str, text: str, choices: Sequence[str]) -> str:
     return text.strip().lower()
 
 
-def _number(name: str, text: str, highest: float) -> float:
+def _number(options: Mapping[str, str], name: str, default: float, highest: float) -> float:
+    text = options.get(name.lower(), str(default))
     try:
         value = float(text)
     except ValueError:
@@ -117,12 +171,17 @@ def _number(name: str, text: str, highest: float) -> float:
     return value
 
 
-def _position(name: str, text: str) -> Position:
-    found = re.fullmatch(r"(\d{1,19}):(\d{1,19})", text.strip(), re.ASCII)
-    position = Position(*map(int, found.groups())) if found else Position(-1, -1)
-    if not all(0 <= each <= SEQUENCE_ID_MAX for each in position):
-        raise InvalidOptionError(f"option {name} must be LEDGER:ENTRY, not {text!r}")
-    return position
+def _place(options: Mapping[str, str], name: str) -> Place | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    found = parse_place(text.strip())
+    if found is None:
+        raise InvalidOptionError(
+            f"option {name} must be earliest, latest, a message id (LEDGER:ENTRY, or as printed by "
+            f"seqgate read), or a time (ISO 8601, 1970 or later), not {text!r}"
+        )
+    return found
 
 
 class SeqgateDataSource(DataSource):
@@ -133,18 +192,30 @@ class SeqgateDataSource(DataSource):
         return "seqgate"
 
     def schema(self) -> StructType:
-        """The columns of a read without `.schema(...)`."""
-        return from_arrow_schema(pa.schema(list(COLUMNS.items())))
+        """The columns of a read without `.schema(...)`. Raises InvalidOptionError."""
+        return from_arrow_schema(pa.schema(list(Options.parse(self.options).columns.items())))
 
-    def reader(self, schema: StructType) -> "SeqgateReader":
+    def reader(self, schema: StructType) -> "MessagesReader | EntriesReader":
         """Raises InvalidOptionError if an option or a column is invalid."""
-        return SeqgateReader(Options.parse(self.options), arrow_schema(schema))
+        options = Options.parse(self.options)
+        if options.rows == ENTRIES:
+            wanted = arrow_schema(schema, COLUMNS | METADATA_COLUMNS)
+            return EntriesReader(options, wanted)
+        return MessagesReader(options, message_schema(options, schema))
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
+def message_schema(options: Options, schema: StructType) -> pa.Schema:
+    """The columns' Arrow types. Raises InvalidOptionError like `arrow_schema`, and if gaps are to
+    be reported without the column for them."""
+    wanted = arrow_schema(schema, MESSAGE_COLUMNS | GAP_COLUMN)
+    if options.trimmed == REPORT and GAP not in wanted.names:
+        raise InvalidOptionError(f"option trimmed = {REPORT} needs the column {GAP}")
+    return wanted
+
+
+def arrow_schema(schema: StructType, known: Mapping[str, pa.DataType]) -> pa.Schema:
     """The columns' Arrow types. Raises InvalidOptionError for an unknown column or type."""
-    known = COLUMNS | METADATA_COLUMNS
-    wanted = to_arrow_schema(schema)
+    wanted = to_arrow_schema(schema, timezone="UTC")
     for field in wanted:
         if field.name not in known:
             raise InvalidOptionError(f"unknown column {field.name}, expected {', '.join(known)}")
@@ -161,12 +232,75 @@ class Share(InputPartition):
         self.ranges = ranges
 
 
-class SeqgateReader(DataSourceReader):
-    """Connects only in the planning process, and in each task.
+# Neither reader pushes filters down: docs/decisions/the-spark-source-pushes-down-no-filters.md.
 
-    It pushes no filters down: Spark 4.3 plans a DataFrame once, so rows that the first query's
-    filter excluded would be missing from all others.
-    """
+
+class MessagesReader(DataSourceReader):
+    """Connects only in the planning process, and in each task."""
+
+    def __init__(self, options: Options, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> list[Share]:
+        options = self._options
+        with (
+            in_task(options.handed),
+            spans.joined("plan", options.handed),
+            connected(options.ledger) as stub,
+        ):
+            topics = list_topics(stub, options.topics, options.timeout_s)
+
+            def ranges(topic: ledger_pb2.Topic) -> list[Range]:
+                bounds = bounds_of(stub, topic.name, *options.ends, options.timeout_s)
+                if bounds is None:
+                    return []
+                after = None if bounds.start == Bounds().start else just_before(bounds.start)
+                entries_max = options.entries_max(topic)
+                through = bounds.through
+                return ranges_after(stub, topic, after, through, entries_max, options.timeout_s)
+
+            # Without partitions Spark creates one of its own.
+            return message_shares(options, topics, ranges) or [Share(())]
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        return read_messages(self._options, self._options.edges, self._schema, partition)
+
+
+def message_shares(
+    options: Options,
+    topics: Sequence[ledger_pb2.Topic],
+    ranges: Callable[[ledger_pb2.Topic], list[Range]],
+) -> list[Share]:
+    """Divide ranges of topics among tasks, by their size."""
+    sizes = {topic.name: bytes_each(topic) for topic in topics}
+    found = for_each(ranges, topics)
+    tasks = shared(
+        (each for of_topic in found for each in of_topic),
+        options.bytes_per_partition,
+        lambda each: each.entries * sizes[each.topic],
+    )
+    return [Share(each) for each in tasks]
+
+
+def read_messages(
+    options: Options, edges: Edges, schema: pa.Schema, partition: Any
+) -> Iterator[pa.RecordBatch]:
+    """The messages of a task."""
+    scan = Scan(schema, edges, options.timeout_s, options.trimmed == FAIL)
+    handed = options.handed
+    with in_task(handed), connected(options.ledger) as stub:
+        for each in partition.ranges:
+            messages = 0
+            with spans.joined(f"read {each.topic}", handed, {names.TOPIC: each.topic}) as span:
+                for batch in message_batches(stub, each, scan):
+                    messages += batch.num_rows
+                    yield batch
+                span.set_attribute(names.MESSAGING_BATCH_MESSAGE_COUNT, messages)
+
+
+class EntriesReader(DataSourceReader):
+    """Connects only in the planning process, and in each task."""
 
     def __init__(self, options: Options, schema: pa.Schema) -> None:
         self._options = options
@@ -181,9 +315,17 @@ class SeqgateReader(DataSourceReader):
             connected(options.ledger) as stub,
         ):
             topics = list_topics(stub, options.topics, options.timeout_s)
-            if not options.skips_trimmed:
-                check_not_trimmed(stub, topics, options.bounds, options.timeout_s)
-            ranges = all_ranges(stub, topics, options.bounds, entries_max, options.timeout_s)
+            start, to = options.ends
+            first = first_entry(start)
+            if options.trimmed == FAIL and isinstance(first, MessageId):
+                requested = bounds_of(stub, "", first, "latest", options.timeout_s)
+                assert requested is not None
+                check_not_trimmed(stub, topics, requested, options.timeout_s)
+
+            def bounds(topic: ledger_pb2.Topic) -> Bounds | None:
+                return bounds_of(stub, topic.name, first, to, options.timeout_s)
+
+            ranges = all_ranges(stub, topics, bounds, entries_max, options.timeout_s)
             # Without partitions Spark creates one of its own.
             return [Share(each) for each in shared(ranges, entries_max) or [()]]
 
@@ -200,7 +342,7 @@ class SeqgateReader(DataSourceReader):
                         yield record_batch(run, self._schema)
                     span.set_attribute(names.ENTRIES, entries)
                 # Ids are consecutive: this many existed when it was planned.
-                if entries < each.entries and not self._options.skips_trimmed:
+                if entries < each.entries and self._options.trimmed == FAIL:
                     raise trimmed(each.topic, just_after(each.after), each.through)
 
 

@@ -46,7 +46,13 @@ class World:
     def entries(
         self, spark: SparkSession, topics: str, schema: str = "", **options: str
     ) -> DataFrame:
-        """The data source."""
+        """The data source, of entries."""
+        return self.messages(spark, topics, schema, rows="entries", **options)
+
+    def messages(
+        self, spark: SparkSession, topics: str, schema: str = "", **options: str
+    ) -> DataFrame:
+        """The data source, of messages."""
         reader = spark.read.format("seqgate").options(**options)
         reader = reader.option("ledger", self.services.stack.address("ledger"))
         reader = reader.option("topics", topics)

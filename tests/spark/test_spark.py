@@ -18,7 +18,6 @@ from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
-from seqgate.cli._settings import SERVICES
 from seqgate.client import Batching, connect
 from seqgate.jobs.audit.__main__ import main as audit
 from seqgate.jobs.rebuild.__main__ import main as rebuild
@@ -32,7 +31,6 @@ from tests.spark.conftest import World
 from tests.spark.logs import Log, fill
 from tests.support.depth import some_of
 from tests.support.entries import large, single
-from tests.support.page_programs import elsewhere, of_page
 
 pytestmark = pytest.mark.timeout(600)  # Spark starts slowly
 
@@ -325,9 +323,9 @@ def test_filters_select_matching_rows(world: World, spark: SparkSession) -> None
     assert frame.count() == everything.num_rows
 
 
-def test_from_and_through_bound_the_read(world: World, spark: SparkSession) -> None:
+def test_from_and_to_bound_the_read(world: World, spark: SparkSession) -> None:
     topic = "mixed/spark/log-0"
-    options = {"from": "1:5", "through": "3:2"}
+    options = {"from": "1:5", "to": "3:2"}
     frame = world.entries(spark, topic, "ledger_id bigint, entry_id bigint", **options)
     assert rows(frame) == [
         position
@@ -382,6 +380,7 @@ async def test_metadata_is_read_when_selected(world: World, spark: SparkSession)
         ({"topics": ""}, "", "tenant/namespace/name"),
         ({"entriesPerPartition": "0"}, "", "entriesPerPartition"),
         ({"from": "1"}, "", "LEDGER:ENTRY"),
+        ({"to": "soon"}, "", "ISO 8601"),
         ({"timeout": "soon"}, "", "timeout"),
         ({"trimmed": "perhaps"}, "", "fail or skip"),
         ({}, "nothing string", "unknown column nothing"),
@@ -496,16 +495,3 @@ async def test_duplicates_stored_with_deduplication_off_are_found(
         await producer.send(b"x", sequence_id=3)
     await world.services.settled(topic)
     assert rebuild([*world.addresses, "--diff", "--from", "earliest", topic], spark) == 0
-
-
-def test_the_program_of_the_documentation_works(
-    root: Path, world: World, spark: SparkSession, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert spark is SparkSession.getActiveSession()  # the program's own, too
-    (program,) = of_page(root / "docs/guides/spark.md")
-    topic = "mixed/spark/log-0"
-    assert topic in world.logs
-    addresses = {SERVICES["ledger"]: world.services.stack.address("ledger")}
-    code = elsewhere(program.code, addresses).replace("public/default/*", topic)
-    exec(compile(code, "the page", "exec"), {})
-    assert topic in capsys.readouterr().out

@@ -294,7 +294,7 @@ def test_entries_trimmed_between_plan_and_task_are_reported_as_missing(
     count = sum(1 for _ in log.stored)
     schema = from_arrow_schema(pa.schema([("entry_id", pa.int64())]))
     with serving(fragile(blocks)) as address:
-        options = {"ledger": address, "topics": TOPIC, "trimmed": option}
+        options = {"ledger": address, "topics": TOPIC, "rows": "entries", "trimmed": option}
         reader = SeqgateDataSource(options).reader(schema)
 
         def read(planned: int) -> int:

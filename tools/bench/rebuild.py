@@ -24,7 +24,7 @@ from seqgate.jobs.rebuild.__main__ import main as rebuild_main
 from seqgate.jobs.rebuild.plan import Services, Source, Stubs, TopicPlan, plans
 from seqgate.spark import local_session, register
 from seqgate.spark._columns import Range, connected, read_blocks
-from seqgate.spark._source import Options, SeqgateReader
+from seqgate.spark._source import EntriesReader, Options
 from tools.bench import recovery
 from tools.bench.bench import Bench
 from tools.bench.figures import Measurement, in_series, rate
@@ -102,7 +102,7 @@ class _Work:
         self._logs = logs
         self._spark = spark
         self._topics = f"{logs.prefix}*"
-        self._options = {"ledger": services.ledger, "topics": self._topics}
+        self._options = {"ledger": services.ledger, "topics": self._topics, "rows": "entries"}
         self._producers = logs.topics * PRODUCERS
         with Stubs(services) as stubs:
             found = plans(stubs, [self._topics], Source.EARLIEST, comparing=False)
@@ -125,7 +125,7 @@ class _Work:
 
     def group(self) -> None:
         """Have DuckDB group the batches that the data source's reader makes."""
-        reader = SeqgateReader(Options.parse(self._options), COLUMNS)
+        reader = EntriesReader(Options.parse(self._options), COLUMNS)
         batches = (batch for share in reader.partitions() for batch in reader.read(share))
         with duckdb.connect() as database:
             database.register("entries", pa.RecordBatchReader.from_batches(COLUMNS, batches))

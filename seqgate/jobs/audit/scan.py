@@ -157,6 +157,7 @@ def _entries(spark: SparkSession, logs: Logs) -> DataFrame:
         spark.read.format("seqgate")
         .option("ledger", logs.ledger)
         .option("topics", logs.topics)
+        .option("rows", "entries")
         .option("timeout", str(logs.timeout_s))
         .options(**spans.handed_on())
         .schema(SCHEMA)
