@@ -69,6 +69,18 @@ A DataFrame is planned when it is first used. Each use reads up to the ends that
 `topics`, `from` and `to` bound the read; a `where` selects from its rows. A damaged message ends
 the query with CorruptMessageError or DataLossError, one above 512 MiB with MessageTooLargeError.
 
+`spark.readStream` takes the same options except `to` and `rows`, and
+
+    from                 where the topics that exist start. Default: latest. An id is that of an
+                         entry. Topics that appear later are read from their first message
+    maxMessagesPerTrigger
+                         the most messages of a trigger, 1 to 2^53; default: all there are. Topics
+                         share them. A batch is not cut, so the last one of a topic may exceed it
+
+A named topic need not exist yet. A query continues where its checkpoint says; an offset is the last
+position read of each topic, as JSON. With `trimmed` = fail, a query ends with MessagesTrimmedError
+if unread messages were trimmed, and with NotFoundError if a topic that it has read was deleted.
+
 With `rows` = entries, a row is an entry: a message, a batch, one chunk of a large message, or a
 marker. Entries are read as columns, a million a second, and never with payloads. Times are numbers,
 in milliseconds since 1970 (UTC): `timestamp_millis(append_time)` converts them to timestamps.

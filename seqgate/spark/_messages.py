@@ -110,14 +110,15 @@ class Scan(NamedTuple):
     Attributes:
         schema: columns of MESSAGE_COLUMNS and GAP_COLUMN.
         timeout_s: how long the service may be silent or unreachable.
-        fails_on_trimmed: whether trimmed entries are an error. Otherwise they are a row of the
-            column `gap`, if that is in the schema.
+        fails_on_trimmed: whether trimmed entries are an error.
+        reports_gaps: whether they are a row with a `gap`, which is then in the schema.
     """
 
     schema: pa.Schema
     edges: Edges
     timeout_s: float
     fails_on_trimmed: bool
+    reports_gaps: bool
 
     @property
     def payloads(self) -> bool:
@@ -146,7 +147,7 @@ def message_batches(stub: LedgerServiceStub, wanted: Range, scan: Scan) -> Itera
             first, last = position_of(found.first), position_of(found.last)
             if scan.fails_on_trimmed:
                 raise trimmed(wanted.topic, first, last)
-            if GAP in scan.schema.names:
+            if scan.reports_gaps:
                 if gathered:
                     yield _record_batch(gathered, scan.schema)
                     gathered, size_bytes = [], 0

@@ -60,11 +60,16 @@ def is_pattern(text: str) -> bool:
     return "*" in text or "?" in text
 
 
+def is_selected(name: str, wanted: Iterable[str]) -> bool:
+    """Whether names and patterns select a topic."""
+    return any(matcher(each).fullmatch(name) for each in wanted)
+
+
 def list_topics(
-    stub: LedgerServiceStub, wanted: Iterable[str], timeout_s: float
+    stub: LedgerServiceStub, wanted: Iterable[str], timeout_s: float, *, awaits: bool = False
 ) -> list[ledger_pb2.Topic]:
     """The topics that these names and patterns select, each once, by name. Raises NotFoundError if
-    a named topic does not exist; a pattern may match none."""
+    a named topic does not exist, unless the caller awaits it; a pattern may match none."""
     found: dict[str, ledger_pb2.Topic] = {}
     for text in wanted:
         if is_pattern(text):
@@ -80,6 +85,8 @@ def list_topics(
                 request = ledger_pb2.GetTopicRequest(topic=text)
                 found[text] = asked(stub.GetTopic, request, timeout_s).topic
             except NotFoundError as error:
+                if awaits:
+                    continue
                 raise NotFoundError(
                     f"topic {text} not found", reason=error.reason, details={"topic": text}
                 ) from error

@@ -236,16 +236,19 @@ def test_invalid_options_are_refused_with_a_message(
         world.messages(spark, schema=schema, **options).collect()
 
 
-def test_the_program_of_the_documentation_works(
+def test_the_programs_of_the_documentation_work(
     root: Path,
     world: World,
     spark: SparkSession,
     log: list[Message],
     capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     assert spark is SparkSession.getActiveSession()  # the program's own, too
-    (program,) = of_page(root / "docs/guides/spark.md")
     addresses = {SERVICES["ledger"]: world.services.stack.address("ledger")}
-    code = elsewhere(program.code, addresses).replace("public/default/*", TOPIC)
-    exec(compile(code, "the page", "exec"), {})
+    names: dict[str, Any] = {}
+    for program in of_page(root / "docs/guides/spark.md"):
+        code = elsewhere(program.code, addresses).replace("public/default/*", TOPIC)
+        exec(compile(code.replace("orders/", f"{tmp_path}/"), "the page", "exec"), names)
     assert log[0].producer_name in capsys.readouterr().out
+    assert spark.read.parquet(f"{tmp_path}/rows").count() == len(log)

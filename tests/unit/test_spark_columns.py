@@ -33,8 +33,9 @@ from seqgate.spark._columns import (
     runs_of,
     to_position,
 )
+from seqgate.spark._options import Share
 from seqgate.spark._partitions import Bounds, check_not_trimmed, just_after, just_before
-from seqgate.spark._source import SeqgateDataSource, Share
+from seqgate.spark._source import SeqgateDataSource
 from seqgate.types import Position
 from tests.spark.logs import APPENDED_MS, Log, make_log
 

@@ -24,7 +24,8 @@ from seqgate.jobs.rebuild.__main__ import main as rebuild_main
 from seqgate.jobs.rebuild.plan import Services, Source, Stubs, TopicPlan, plans
 from seqgate.spark import local_session, register
 from seqgate.spark._columns import Range, connected, read_blocks
-from seqgate.spark._source import EntriesReader, Options
+from seqgate.spark._options import Options
+from seqgate.spark._source import EntriesReader
 from tools.bench import recovery
 from tools.bench.bench import Bench
 from tools.bench.figures import Measurement, in_series, rate
