@@ -1,4 +1,6 @@
-"""The log as a Spark data source: messages, or entries without payloads.
+"""The log as a Spark data source, and as a sink that is exactly once.
+
+Reading gives messages, or entries without payloads:
 
     import seqgate.spark
 
@@ -109,6 +111,44 @@ metadata is read and decoded.
     properties           map<string, string>
 
 Entries are divided by `entriesPerPartition` alone, and `trimmed` is fail or skip.
+
+Writing stores each row once, whatever is killed and started again:
+
+    (
+        orders.write.format("seqgate")
+        .option("ledger", "127.0.0.1:7702")
+        .option("topic", "public/default/orders")
+        .option("job", "orders-2026-11")
+        .option("staging", "/mnt/shared/staging")
+        .mode("append")
+        .save()
+    )
+
+Columns, of which only `payload` is required:
+
+    payload              binary or string, never null
+    key                  string or binary
+    ordering_key         binary
+    properties           map<string, string>: at most 128; with the keys, at most 120 KiB
+    event_time           bigint (milliseconds since 1970) or timestamp
+
+Options:
+
+    ledger, timeout      as above
+    topic                tenant/namespace/name, or a name in public/default; it must deduplicate
+    job                  an id of your choice: 1 to 200 letters, digits, _, - and full stops. The
+                         rows' producer has this name. Write the same rows again under the same id;
+                         other rows need another one
+    staging              the absolute path of a folder that the driver and all executors reach under
+                         this path, and whose disk survives them
+    resume               true: if rows are staged under this id, send those, whichever rows the
+                         DataFrame has now. Default: false, other rows fail with OtherRowsError
+
+Tasks stage their rows as files, and the driver sends them once all are durable: the row's number is
+its sequence id. Rows keep the order of the DataFrame, partition by partition. Invalid options and
+columns fail with InvalidOptionError, invalid rows with InvalidRowError, and rows above the ledger's
+limit with MessageTooLargeError, before anything is sent. StagingLostError: the topic has messages
+of the job that the staging folder knows nothing of.
 """
 
 from seqgate.spark._java import JavaEndedError, JavaNotFoundError, local_session

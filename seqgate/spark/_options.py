@@ -77,8 +77,8 @@ class Options:
                     TopicName.parse(topic)
                 except InvalidNameError as error:
                     raise InvalidOptionError(f"option topics, {topic!r}: {error}") from error
-        number = partial(_number, options)
-        rows = _choice("rows", options.get("rows", MESSAGES), (MESSAGES, ENTRIES))
+        number = partial(parse_number, options)
+        rows = parse_choice("rows", options.get("rows", MESSAGES), (MESSAGES, ENTRIES))
         trimmed_choices = (FAIL, SKIP, REPORT) if rows == MESSAGES else (FAIL, SKIP)
         return cls(
             ledger=options["ledger"],
@@ -99,7 +99,7 @@ class Options:
             timeout_s=number("timeout", TIMEOUT_S, TIMEOUT_MAX_S),
             handed={name: options[name] for name in FIELDS if name in options},
             rows=rows,
-            trimmed=_choice("trimmed", options.get("trimmed", FAIL), trimmed_choices),
+            trimmed=parse_choice("trimmed", options.get("trimmed", FAIL), trimmed_choices),
         )
 
     @property
@@ -129,13 +129,13 @@ def bytes_each(topic: ledger_pb2.Topic) -> float:
     return max(1.0, topic.bytes / max(1, topic.entries))
 
 
-def _choice(name: str, text: str, choices: Sequence[str]) -> str:
+def parse_choice(name: str, text: str, choices: Sequence[str]) -> str:
     if text.strip().lower() not in choices:
         raise InvalidOptionError(f"option {name} must be {' or '.join(choices)}, not {text!r}")
     return text.strip().lower()
 
 
-def _number(options: Mapping[str, str], name: str, default: float, highest: float) -> float:
+def parse_number(options: Mapping[str, str], name: str, default: float, highest: float) -> float:
     text = options.get(name.lower(), str(default))
     try:
         value = float(text)

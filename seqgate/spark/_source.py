@@ -35,6 +35,7 @@ from seqgate.spark._partitions import (
     shared,
     trimmed,
 )
+from seqgate.spark._sink import SeqgateWriter, parsed
 from seqgate.spark._stream import StreamReader
 from seqgate.spark._tasks import message_shares, read_messages
 from seqgate.spark._traced import in_task
@@ -73,6 +74,10 @@ class SeqgateDataSource(DataSource):
                 "or latest"
             )
         return StreamReader(options, message_schema(options, schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> SeqgateWriter:  # noqa: FBT001
+        """Raises InvalidOptionError if an option or a column is invalid."""
+        return SeqgateWriter(*parsed(self.options, schema, overwrite=overwrite))
 
 
 def message_schema(options: Options, schema: StructType) -> pa.Schema:

@@ -236,7 +236,7 @@ def test_invalid_options_are_refused_with_a_message(
         world.messages(spark, schema=schema, **options).collect()
 
 
-def test_the_programs_of_the_documentation_work(
+async def test_the_programs_of_the_documentation_work(
     root: Path,
     world: World,
     spark: SparkSession,
@@ -249,6 +249,11 @@ def test_the_programs_of_the_documentation_work(
     names: dict[str, Any] = {}
     for program in of_page(root / "docs/guides/spark.md"):
         code = elsewhere(program.code, addresses).replace("public/default/*", TOPIC)
-        exec(compile(code.replace("orders/", f"{tmp_path}/"), "the page", "exec"), names)
+        code = code.replace('"orders/', f'"{tmp_path}/').replace(
+            "/tmp/seqgate-staging", f"{tmp_path}"
+        )
+        exec(compile(code, "the page", "exec"), names)
     assert log[0].producer_name in capsys.readouterr().out
     assert spark.read.parquet(f"{tmp_path}/rows").count() == len(log)
+    written = await world.services.read("public/default/orders", metadata_only=True)
+    assert sum(each.metadata.num_messages_in_batch or 1 for each in written) == 1_000

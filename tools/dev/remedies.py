@@ -149,6 +149,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "only after its receipt.",
     "INVALID_RANGE": "Set `start` of a read, `before` of a trim, or 1 to 10,000 ascending "
     "`positions`; the numbers of a position are at most 2^63 - 1.",
+    "INVALID_ROW": "Correct or leave out the row of the DataFrame, and write again under the same "
+    "job id: nothing was sent.",
     "INVALID_SEQUENCE_ID": "Set the sequence id that the field names, from 0 to 2^63 - 1 "
     "(`initial_sequence_id`: 2^63 - 2). Each entry has one.",
     "INVALID_SETTLEMENT": "Settle 1 to 10,000 deliveries in a request, with `indexes` below the "
@@ -180,6 +182,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "MISSING_CREDENTIALS": "Send a token (`--token-file`, or `token` of the client) or a client "
     "certificate (`--certificate-file` and `--key-file`, or `tls`). Which one is accepted depends "
     "on the service's `jwt_keys_file` and `tls_client_ca_file`; a certificate needs a name.",
+    "NOT_DEDUPLICATED": "Enable deduplication of the topic by its policy, and write the same rows "
+    "again under the same job id.",
     "NOT_OPENED": "Send `open` as the first request of a Publish stream, and once only; open "
     "another stream for another producer.",
     "NOT_OWNER": "Connect to the instance that `owner` names, as the client does.",
@@ -187,6 +191,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "set one field in each request.",
     "NO_SLOTS_LEFT": "Close a consumer, or subscribe with `options.placement` CONSISTENT_HASHING: "
     "AUTO_SPLIT gives each consumer at least one whole slot.",
+    "OTHER_ROWS": "Write the rows under a job id that was never used. If they are the job's own, "
+    "which its plan computes differently each time, set option `resume`: the staged rows are sent.",
     "PERMISSION_DENIED": "Add a rule to the service's `access_file` that grants `principal` the "
     "right `verb` on `topic` (and `subscription`). The service reads the file again when it "
     "changes.",
@@ -216,6 +222,12 @@ REMEDIES: Final[Mapping[str, str]] = {
     "of the ledger.",
     "SNAPSHOT_TOO_LARGE": "Track fewer producers: lower `max_producers` or "
     "`producer_inactivity_timeout_minutes` with `seqgate dedup policy set`.",
+    "STAGED_ROWS_LOST": "Restore the file that the details name from a copy, and write again under "
+    "the same job id. Without one, find out from the topic which rows it has, and write the others "
+    "under another id.",
+    "STAGING_LOST": "Restore the staging folder, and for a stream its checkpoint, or name the ones "
+    "that the job began with. Without them, read from the topic which rows it has, and write the "
+    "others under another job id.",
     "STATE_UNAVAILABLE": "Check that Redis runs at `redis_url`, answers within `redis_timeout_s` "
     "seconds, and has not used up `redis_connections_max` connections. Repeat the call.",
     "STORE_FULL": "Free space on the store's disk, raise `store_bytes_max` (bytes), or remove "
@@ -245,6 +257,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "TOO_MANY_PRODUCERS": "Raise `max_producers` of the topic's policy, or let it drop the longest "
     "inactive producer: `seqgate dedup policy set --on-full evict`. Do not make up a producer name "
     "for each run.",
+    "TOO_MANY_ROWS": "Divide the DataFrame into several of at most 4,294,967,296 rows, each with a "
+    "job id of its own.",
     "TOO_MANY_STREAMS": "Close producers or readers that are idle, or raise the ledger's setting "
     "that the details name: `publish_streams_max` or `read_streams_max`.",
     "TOO_MANY_UNANSWERED": "Read the answers on the Consume stream, and have at most "
