@@ -149,6 +149,10 @@ its sequence id. Rows keep the order of the DataFrame, partition by partition. I
 columns fail with InvalidOptionError, invalid rows with InvalidRowError, and rows above the ledger's
 limit with MessageTooLargeError, before anything is sent. StagingLostError: the topic has messages
 of the job that the staging folder knows nothing of.
+
+`writeStream` takes the same columns and options. A micro-batch is an epoch, numbered by its batch
+id, and a sequence id is `epoch * 2**32 + number`: at most 2**32 rows per micro-batch, and 2**31
+micro-batches. A batch write is epoch 0. Keep the checkpoint and the staging folder together.
 """
 
 from seqgate.spark._java import JavaEndedError, JavaNotFoundError, local_session

@@ -16,7 +16,11 @@ from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
 from seqgate.errors import DataLossError, InvalidRequestError, LimitExceededError
@@ -134,6 +138,24 @@ class SeqgateWriter(DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         settle(self._options, self._schema, 0, messages)
+
+
+class SeqgateStreamWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a stream: each is an epoch of the job."""
+
+    def __init__(self, options: WriteOptions, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        return stage(self._options, self._schema, iterator)
+
+    def commit(
+        self,
+        messages: Sequence[WriterCommitMessage | None],
+        batchId: int,  # noqa: N803 - Spark's name
+    ) -> None:
+        settle(self._options, self._schema, batchId, messages)
 
 
 def parsed(

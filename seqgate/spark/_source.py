@@ -35,7 +35,7 @@ from seqgate.spark._partitions import (
     shared,
     trimmed,
 )
-from seqgate.spark._sink import SeqgateWriter, parsed
+from seqgate.spark._sink import SeqgateStreamWriter, SeqgateWriter, parsed
 from seqgate.spark._stream import StreamReader
 from seqgate.spark._tasks import message_shares, read_messages
 from seqgate.spark._traced import in_task
@@ -78,6 +78,14 @@ class SeqgateDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> SeqgateWriter:  # noqa: FBT001
         """Raises InvalidOptionError if an option or a column is invalid."""
         return SeqgateWriter(*parsed(self.options, schema, overwrite=overwrite))
+
+    def streamWriter(  # noqa: N802 - Spark's name
+        self,
+        schema: StructType,
+        overwrite: bool,  # noqa: FBT001
+    ) -> SeqgateStreamWriter:
+        """Raises InvalidOptionError if an option or a column is invalid."""
+        return SeqgateStreamWriter(*parsed(self.options, schema, overwrite=overwrite))
 
 
 def message_schema(options: Options, schema: StructType) -> pa.Schema:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, create_subprocess_exec
@@ -16,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import pytest_asyncio
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import lit
 
@@ -349,3 +350,89 @@ async def test_a_row_above_the_ledgers_limit_is_refused_before_anything_is_sent(
         await driven(writer, [replace(task, message_bytes_max=2**40)])
     assert not sink.manifest().exists()
     assert await sink.entries("public/default/too-large") == 0
+
+
+# ---- streams
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A stream of files of a hundred rows, each file an epoch."""
+
+    sink: Sink
+    spark: SparkSession
+    folder: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint"
+
+    def add(self, epoch: int, first: int) -> None:
+        path = self.folder / f"input/{epoch}"
+        rows = self.spark.range(first, first + 100, 1, 2)
+        rows.selectExpr("cast(id as string) as payload").write.parquet(str(path))
+
+    def run(self, topic: str, **options: str) -> None:
+        """Write the epochs that are not committed."""
+        reader = self.spark.readStream.schema("payload string").option("maxFilesPerTrigger", 2)
+        rows = reader.parquet(str(self.folder / "input/*"))
+        writer = rows.writeStream.format("seqgate").options(**self.sink.options(topic, **options))
+        writer = writer.option("checkpointLocation", str(self.checkpoint))
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+
+    def uncommit(self, epoch: int) -> None:
+        """Have Spark run the epoch again, as if it was killed before it noted its end."""
+        for name in (f"{epoch}", f".{epoch}.crc"):
+            (self.checkpoint / "commits" / name).unlink()
+
+
+@pytest.fixture
+def stream(sink: Sink, spark: SparkSession, tmp_path: Path) -> Stream:
+    return Stream(sink, spark, tmp_path)
+
+
+async def assert_epochs(stream: Stream, topic: str, epochs: int) -> None:
+    """Each row is stored once, and a row's id is its epoch and its number."""
+    messages = await stream.sink.stored(topic)
+    assert sorted(int(each.payload) for each in messages) == list(range(100 * epochs))
+    assert [each.sequence_id for each in messages] == [
+        (epoch << 32) + number for epoch in range(epochs) for number in range(100)
+    ]
+
+
+async def test_an_epoch_that_runs_again_is_stored_once(stream: Stream) -> None:
+    topic = "public/default/epochs"
+    for epoch in range(2):
+        stream.add(epoch, 100 * epoch)
+        stream.run(topic)
+    stream.uncommit(1)
+    stream.run(topic)
+    manifest = stream.sink.manifest(epoch=1)
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"sent": False}))
+    stream.uncommit(1)
+    stream.add(2, 200)
+    stream.run(topic)
+    await assert_epochs(stream, topic, 3)
+    assert stream.sink.files() == []
+
+
+async def test_an_epoch_with_other_rows_than_before_is_refused(stream: Stream) -> None:
+    topic = "public/default/other-epochs"
+    stream.add(0, 0)
+    stream.run(topic)
+    shutil.rmtree(stream.checkpoint)
+    shutil.rmtree(stream.folder / "input")
+    stream.add(0, 100)
+    with pytest.raises(StreamingQueryException, match="OtherRowsError"):
+        stream.run(topic)
+    shutil.rmtree(stream.sink.staging)
+    with pytest.raises(StreamingQueryException, match=r"StagingLostError.* up to id 99"):
+        stream.run(topic)
+    await assert_epochs(stream, topic, 1)
+
+
+def test_a_stream_needs_the_id_of_a_job(stream: Stream) -> None:
+    stream.add(0, 0)
+    with pytest.raises((PySparkException, StreamingQueryException), match="option job is required"):
+        stream.run("public/default/no-job", job="")
