@@ -6,10 +6,12 @@ import os
 import shutil
 import signal
 import sys
-from asyncio.subprocess import DEVNULL, create_subprocess_exec
+from asyncio.subprocess import DEVNULL, PIPE, create_subprocess_exec
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,8 @@ from seqgate.spark._sink import SeqgateWriter, WriteOptions
 from seqgate.spark._staging import StagedRowsLostError
 from tests.integration.services import Services, running
 from tests.spark.sink_process import PAYLOAD_BYTES
-from tests.support.depth import some_of
+from tests.support.depth import some_of, times
+from tests.support.jobs import PATIENCE_S, WORKERS, Rebuild, quick_spark
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(600)  # Spark starts slowly
@@ -295,6 +298,97 @@ async def test_a_driver_killed_before_it_notes_that_all_is_sent_sends_nothing_ag
     sink.manifest().write_text(json.dumps(manifest | {"sent": False}))
     sink.save(sink_rows(spark, 100), topic)
     assert [each.producer_name for each in await sink.stored(topic)] == ["job"] * 100 + ["next"]
+
+
+@asynccontextmanager
+async def writing(sink: Sink, topic: str, rows: int, folder: Path) -> AsyncIterator[Rebuild]:
+    """A write as a job of its own, of which nothing is left at the end."""
+    arguments = [sink.ledger, topic, "job", str(sink.staging), str(rows)]
+    folder.mkdir(exist_ok=True)
+    errors = folder / "job.err"
+    with errors.open("wb") as stderr:
+        process = await create_subprocess_exec(
+            *[sys.executable, "-m", "tests.spark.sink_job", *arguments],
+            stdout=PIPE,
+            stderr=stderr,
+            env={**os.environ, **quick_spark(folder)},
+            start_new_session=True,
+        )
+    job = Rebuild(process, errors)
+    try:
+        yield job
+    finally:
+        await job.end()
+
+
+EXECUTOR = b"CoarseGrainedExecutorBackend"
+
+ROWS = times(quick=2_000, full=200_000)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1800)  # a cluster starts seven times
+async def test_a_cluster_killed_at_every_stage_stores_each_row_once(
+    sink: Sink, tmp_path: Path
+) -> None:
+    topic = "public/default/cluster"
+
+    def staging() -> bool:
+        return len(sink.files()) >= 2
+
+    def staged_most() -> bool:
+        return len(sink.files()) >= 6
+
+    def decided() -> bool:
+        return sink.manifest().exists()
+
+    async def sending() -> bool:
+        return await sink.entries(topic) >= 30
+
+    async def sent() -> bool:
+        return (await last_id(sink, topic)) == ROWS - 1
+
+    async with writing(sink, topic, ROWS, tmp_path / "early") as job:
+        await job.runs(EXECUTOR)  # and is killed before anything is staged
+    for name, state in (("staging", staging), ("decided", decided), ("sending", sending)):
+        async with writing(sink, topic, ROWS, tmp_path / name) as job:
+            await eventually(state, within_s=PATIENCE_S)
+        assert not (name == "staging" and decided())
+    async with writing(sink, topic, ROWS, tmp_path / "again") as job:
+        if not decided():
+            await eventually(staged_most, within_s=PATIENCE_S)
+        await eventually(sent, within_s=PATIENCE_S)  # perhaps before it is noted
+    for name in ("last", "repeated"):
+        async with writing(sink, topic, ROWS, tmp_path / name) as job:
+            assert await job.ended() == 0, job.warned
+    await assert_once(sink, topic, ROWS)
+
+
+@pytest.mark.deep
+async def test_executors_and_workers_killed_while_staging_cost_only_time(
+    sink: Sink, tmp_path: Path
+) -> None:
+    """Spark runs their tasks again, and slow ones twice."""
+    topic = "public/default/executors"
+    async with writing(sink, topic, ROWS, tmp_path / "job") as job:
+        await job.runs(EXECUTOR)
+        for count, command in ((1, WORKERS), (2, EXECUTOR), (4, WORKERS)):
+            await eventually(partial(has_staged, sink, count), within_s=PATIENCE_S)
+            await job.runs(command)
+            victim = [each for each in job.members() if command in each.command][-1]
+            os.kill(victim.pid, signal.SIGKILL)
+        assert await job.ended() == 0, job.warned
+    await assert_once(sink, topic, ROWS)
+
+
+def has_staged(sink: Sink, files: int) -> bool:
+    return len(sink.files()) >= files or sink.manifest().exists()
+
+
+async def last_id(sink: Sink, topic: str) -> int | None:
+    """The last sequence id that deduplication knows of the job."""
+    producers = await sink.services.producers(topic) if await sink.entries(topic) else {}
+    return producers["job"].persisted_sequence_id if "job" in producers else None
 
 
 def tasks_of(writer: SeqgateWriter, count: int, tasks: int) -> list[Any]:
