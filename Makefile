@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 PEERS := .venv/.peers
+SPARK := .venv/pyspark/.ready
 CLASSES := .venv/spark-classes/spark.jsa
 # Makes targets side by side. Name the longest first, so that both cores are busy to the end.
 TOGETHER := $(MAKE) --no-print-directory --output-sync --jobs=2
@@ -43,7 +44,7 @@ test: setup
 	@$(TOGETHER) $(CLASSES) types rules compiled
 	@$(BIN)/python -m pytest -q -n 5 --dist loadfile --no-loadscope-reorder --durations=20
 
-test-deep: lint $(PEERS)
+test-deep: lint $(PEERS) $(SPARK)
 	@SEQGATE_TEST_DEPTH=$${SEQGATE_TEST_DEPTH:-full} $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 lint: setup
@@ -75,6 +76,12 @@ $(CLASSES): $(READY)
 $(PEERS): $(READY) requirements-bench.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r \
 	    requirements-bench.lock && touch $@ || echo "the bench's peers are not installed"
+
+# Beside the environment's own PySpark: tests put it first in PYTHONPATH.
+$(SPARK): $(READY) requirements-spark.lock
+	@rm -rf $(@D)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+	    --no-build-isolation --target $(@D) -r requirements-spark.lock && touch $@
 
 format: setup
 	@$(BIN)/ruff format .

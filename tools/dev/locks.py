@@ -26,6 +26,7 @@ LOCKS: Final = (
     ROOT / "requirements.lock",
     ROOT / "requirements-checkov.lock",
     ROOT / "requirements-bench.lock",
+    ROOT / "requirements-spark.lock",
 )
 """Written by hand, except for the hashes."""
 
