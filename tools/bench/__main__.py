@@ -20,7 +20,7 @@ import structlog
 from rich.console import Console
 
 from seqgate.dev.stack import Stack, StackError
-from tools.bench import clients, delivery, parts, peers, rebuild, recovery, stores
+from tools.bench import clients, delivery, parts, peers, rebuild, recovery, spark, stores
 from tools.bench.bench import SECONDS, Bench
 from tools.bench.figures import Measurement, as_json, print_group
 from tools.bench.page import page
@@ -54,6 +54,7 @@ GROUPS: Final[dict[str, Callable[[Bench], Coroutine[Any, Any, list[Measurement]]
     "peers": peers.peers,
     "recovery": recovery.recovery,
     "rebuild": rebuild.rebuild,
+    "spark": spark.spark,
 }
 ALL: Final = ",".join(GROUPS)
 NEEDS: Final = {
