@@ -262,7 +262,7 @@ async def test_a_worker_killed_while_staging_leaves_nothing_sent_and_nothing_twi
 COUNT = 20_000
 
 
-@pytest.mark.parametrize("entries", some_of([0, 1, 60, 140], every=2))
+@pytest.mark.parametrize("entries", some_of([60, 0, 1, 140], every=4))
 async def test_a_driver_killed_while_sending_sends_the_rest_when_started_again(
     sink: Sink, spark: SparkSession, entries: int
 ) -> None:
