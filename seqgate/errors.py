@@ -212,6 +212,7 @@ BY_REASON: Final[Mapping[str, type[SeqgateError]]] = {
     "PRODUCER_NOT_FOUND": NotFoundError,
     "CURSOR_NOT_FOUND": NotFoundError,
     "SUBSCRIPTION_NOT_FOUND": NotFoundError,
+    "LETTER_NOT_FOUND": NotFoundError,
     "KEY_NOT_HELD": NotFoundError,
     "PRODUCER_BUSY": InUseError,
     "TOPIC_IN_USE": InUseError,

@@ -14,6 +14,7 @@ from seqgate.cli._command import command, group
 from seqgate.cli._consume import consume
 from seqgate.cli._context import app as context
 from seqgate.cli._cursor import app as cursor
+from seqgate.cli._dead_letter import app as dead_letter
 from seqgate.cli._declared import flag
 from seqgate.cli._dedup import app as dedup
 from seqgate.cli._failure import INTERRUPTED, WrongUsage, exit_code
@@ -54,6 +55,7 @@ app.add_typer(topic, name="topic")
 app.add_typer(dedup, name="dedup")
 app.add_typer(cursor, name="cursor")
 app.add_typer(subscription, name="subscription")
+app.add_typer(dead_letter, name="dead-letter")
 app.add_typer(filter_, name="filter")
 app.add_typer(context, name="context")
 app.add_typer(admin, name="admin")

@@ -7,7 +7,9 @@
 from seqgate.client._admin import (
     Admin,
     CursorInfo,
+    DeadLetter,
     DeduplicationInfo,
+    FailedDelivery,
     PolicyValues,
     Reason,
     SubscriptionInfo,
@@ -73,6 +75,8 @@ __all__ = [
     "Verdict",
     "SubscriptionInfo",
     "Reason",
+    "DeadLetter",
+    "FailedDelivery",
     "CursorInfo",
     "AssemblyLimits",
     "Dropped",

@@ -12,8 +12,9 @@ from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client._calls import Calls
-from seqgate.client._codec import position_of
+from seqgate.client._codec import decode_entry, position_of
 from seqgate.client._log import before, to_wire
+from seqgate.client._message import Message
 from seqgate.client._reader import EARLIEST
 from seqgate.client._subscribing import Place, start_to_wire
 from seqgate.errors import InvalidRequestError
@@ -195,6 +196,64 @@ class Reason(NamedTuple):
     position: Position | None
     since: datetime | None
     until: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class FailedDelivery:
+    """A delivery that failed.
+
+    Attributes:
+        how: REFUSED (negatively acknowledged), TIMED_OUT, or LOST (its consumer crashed).
+        at: when it failed.
+        consumer: the name of the consumer that had it.
+    """
+
+    how: str
+    at: datetime
+    consumer: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that a subscription dead-lettered: an entry, which may be a batch or a chunk.
+
+    Attributes:
+        id: its id in the dead letter topic, which names the letter.
+        topic: the dead letter topic.
+        origin: the message's id in the subscription's topic.
+        key: the message's key.
+        producer, sequence_id: the message's; of a batch, the lowest sequence id.
+        properties: the message's own.
+        messages: how many messages the entry has.
+        payload_bytes: the size of its payload, as stored.
+        chunk: of a chunk of a large message, its number from 0; None: it is none.
+        at: when it reached the dead letter topic.
+        reason: REDELIVERIES, TAIL, LARGE_MESSAGE or GIVEN_UP, as DeadLetterReason in
+            dispatcher.proto names them; UNSPECIFIED: not known.
+        attempts: how many deliveries failed.
+        failures: the latest of them, the oldest first.
+        holds_key: whether later messages of its key wait until the key is released.
+        waiting_entries: how many entries wait behind it in memory; with `lags`, more wait in the
+            log.
+    """
+
+    id: MessageId
+    topic: str
+    origin: MessageId
+    key: bytes
+    producer: str
+    sequence_id: int
+    properties: Mapping[str, str]
+    messages: int
+    payload_bytes: int
+    chunk: int | None
+    at: datetime
+    reason: str
+    attempts: int
+    failures: tuple[FailedDelivery, ...]
+    holds_key: bool
+    waiting_entries: int
+    lags: bool
 
 
 class Admin:
@@ -391,6 +450,66 @@ class Admin:
         )
         await self._calls.call(request)
 
+    async def dead_letters(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        key: str | bytes | None = None,
+        dead_letter_topic: str = "",
+    ) -> AsyncIterator[DeadLetter]:
+        """A subscription's dead letters, the oldest first.
+
+        Args:
+            key: only the letters of this key.
+            dead_letter_topic: the topic to look in; empty: the one that the subscription uses.
+
+        Raises:
+            NotFoundError: there is no such subscription.
+        """
+        request = dispatcher_pb2.ListDeadLettersRequest(
+            topic=_name(topic),
+            subscription=subscription,
+            key=None if key is None else _key(key),
+            dead_letter_topic=dead_letter_topic and _name(dead_letter_topic),
+            page_size=PAGE,
+        )
+        while True:
+            page = await self._calls.call(request)
+            for each in page.letters:
+                yield _dead_letter(each, page.dead_letter_topic)
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    async def dead_letter(
+        self,
+        topic: str,
+        subscription: str,
+        letter: MessageId,
+        *,
+        dead_letter_topic: str = "",
+    ) -> tuple[DeadLetter, list[Message]]:
+        """A dead letter, by its id in the dead letter topic, and its messages as they are stored
+        there: one, or those of a batch. A chunk is part of a message, and has none.
+
+        Raises:
+            NotFoundError: there is no such subscription, or no such letter of it.
+        """
+        request = dispatcher_pb2.GetDeadLetterRequest(
+            topic=_name(topic),
+            subscription=subscription,
+            position=to_wire(letter.position),
+            dead_letter_topic=dead_letter_topic and _name(dead_letter_topic),
+        )
+        found = await self._calls.call(request)
+        messages = (
+            []
+            if found.letter.HasField("chunk_id")
+            else decode_entry(found.dead_letter_topic, found.entry)
+        )
+        return _dead_letter(found.letter, found.dead_letter_topic), messages
+
     async def explain_delivery(
         self,
         topic: str,
@@ -556,6 +675,33 @@ def _reason(wire: dispatcher_pb2.Explanation) -> Reason:
         _position(_optional(wire, "position")),
         None if since is None else _time(since),
         None if until is None else _time(until),
+    )
+
+
+def _dead_letter(wire: dispatcher_pb2.DeadLetter, topic: str) -> DeadLetter:
+    return DeadLetter(
+        id=MessageId(*position_of(wire.position)),
+        topic=topic,
+        origin=MessageId(*position_of(wire.origin)),
+        key=wire.key,
+        producer=wire.producer_name,
+        sequence_id=wire.sequence_id,
+        properties=dict(wire.properties),
+        messages=wire.num_messages,
+        payload_bytes=wire.payload_bytes,
+        chunk=_optional(wire, "chunk_id"),
+        at=_time(wire.time),
+        reason=_enum(dispatcher_pb2.DeadLetterReason, wire.reason),
+        attempts=wire.attempts,
+        failures=tuple(
+            FailedDelivery(
+                _enum(dispatcher_pb2.DeliveryFailure, each.failure), _time(each.time), each.consumer
+            )
+            for each in wire.failures
+        ),
+        holds_key=wire.holds_key,
+        waiting_entries=wire.waiting_entries,
+        lags=wire.lags,
     )
 
 

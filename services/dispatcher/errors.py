@@ -103,6 +103,13 @@ class SubscriptionFailed(DomainError):
     reason = "SUBSCRIPTION_FAILED"
 
 
+class LetterNotFound(DomainError):
+    """The dead letter topic has no such letter of the subscription."""
+
+    kind = Kind.NOT_FOUND
+    reason = "LETTER_NOT_FOUND"
+
+
 class KeyNotHeld(DomainError):
     """The key is not held: its messages are delivered."""
 

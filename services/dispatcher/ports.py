@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Protocol
 
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
-from seqgate.services.dispatcher.core.effects import Persist
+from seqgate.services.dispatcher.core.effects import FailedDelivery, Persist, Why
 from seqgate.services.dispatcher.core.positions import Run
 from seqgate.services.errors import DomainError, Kind
 from seqgate.types import Position, TopicName
@@ -47,6 +47,19 @@ class LetterRefused(DomainError):
 
 GENERATION: Final = "seqgate.dead.generation"
 """The property of a dead letter that counts the dead letter topics that it passed through."""
+
+REASON: Final = "seqgate.dead.reason"
+"""The property of a dead letter that says why it is one: the name of an effects.Why."""
+
+FAILURES: Final = "seqgate.dead.failures"
+"""The property of a dead letter with its latest failed deliveries, as JSON: of each, how it failed
+(the name of an effects.How), when in ms since 1970, and the name of its consumer."""
+
+ORIGIN: Final = "seqgate.origin."
+"""The prefix of a dead letter's properties that name its message in the log."""
+
+ATTEMPTS: Final = "seqgate.attempts"
+"""The property of a dead letter that counts its failed deliveries."""
 
 INTERNAL: Final = "seqgate."
 """The prefix of cursor properties that are Seqgate's, not the application's."""
@@ -343,6 +356,8 @@ class Letter(NamedTuple):
         generation: the number of dead letter topics that it has passed through, with this one.
         round: the number of the first letter since the subscription was created or reset: an entry
             that is dead-lettered again after that is a new letter, not a duplicate.
+        why, failures: why it is dead-lettered, and its latest failed deliveries. Neither may be
+            known of a letter that is put after a take-over.
     """
 
     topic: TopicName
@@ -354,6 +369,8 @@ class Letter(NamedTuple):
     line: str = ""
     generation: int = 1
     round: int = 0
+    why: Why | None = None
+    failures: tuple[FailedDelivery, ...] = ()
 
 
 class DeadLetters(Protocol):

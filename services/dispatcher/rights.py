@@ -6,6 +6,7 @@ from typing import Any, Final
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.services.runtime.access import Need, Part, Verb
 from seqgate.services.runtime.rights import (
+    NeedsOf,
     Right,
     Rights,
     Shown,
@@ -16,7 +17,7 @@ from seqgate.services.runtime.rights import (
     the_topic,
 )
 
-PUBLISH, CONSUME, ADMINISTER = Verb.PUBLISH, Verb.CONSUME, Verb.ADMINISTER
+PUBLISH, CONSUME, READ, ADMINISTER = Verb.PUBLISH, Verb.CONSUME, Verb.READ, Verb.ADMINISTER
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["DispatcherService"]
 
@@ -30,6 +31,21 @@ def _consume(request: Any) -> Sequence[Need]:
         # The dispatcher publishes there with its own rights, so the consumer's are checked here.
         letters = the_topic(given.options.dead_letter_topic)
         needs.append(Need(frozenset({PUBLISH}), letters))
+    return needs
+
+
+def _of_letters(*verbs: Verb) -> NeedsOf:
+    """Any of these verbs on the subscription, and the right to read another dead letter topic than
+    its own: the dispatcher reads there with its own rights."""
+    of_the_subscription = of_subscription(*verbs)
+
+    def needs(request: Any) -> Sequence[Need]:
+        found = list(of_the_subscription(request))
+        if request.dead_letter_topic:
+            wanted = frozenset({READ, CONSUME})
+            found.append(Need(wanted, the_topic(request.dead_letter_topic)))
+        return found
+
     return needs
 
 
@@ -50,6 +66,8 @@ RIGHTS: Final[Rights] = table(
         "ResetSubscription": Right(_OF_CONSUMERS),  # as Seek on the stream
         "UpdateSubscriptionProperties": Right(_OF_OPERATORS),
         "ReleaseKey": Right(_OF_CONSUMERS),
+        "ListDeadLetters": Right(_of_letters(CONSUME, ADMINISTER)),
+        "GetDeadLetter": Right(_of_letters(CONSUME)),  # it has the payload
         "SetFilters": Right(_OF_OPERATORS),
         "GetFilters": Right(_OF_CONSUMERS),
         "AnalyzeBacklog": Right(_OF_CONSUMERS),

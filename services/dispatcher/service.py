@@ -6,15 +6,19 @@ from typing import Final
 
 import structlog
 
+from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
+from seqgate.keys import sticky_key
 from seqgate.services.dispatcher.config import DispatcherConfig
 from seqgate.services.dispatcher.errors import (
     InvalidStart,
     KeyNotHeld,
+    LetterNotFound,
     SubscriptionBusy,
     TooManyConsumers,
 )
 from seqgate.services.dispatcher.filtering.analysis import Analysis, analyze
 from seqgate.services.dispatcher.filtering.chains import Chain, Chains, from_properties
+from seqgate.services.dispatcher.letters.listing import Letters
 from seqgate.services.dispatcher.metrics import DispatcherMetrics
 from seqgate.services.dispatcher.ports import (
     INTERNAL,
@@ -259,6 +263,40 @@ class Dispatcher:
         live = await self.live(topic, name)
         if not live.release_key(key):
             raise KeyNotHeld("the key is not held")
+
+    async def dead_letters(
+        self,
+        topic: TopicName,
+        name: str,
+        dead_letter_topic: TopicName | None,
+        *,
+        key: bytes | None,
+        after: Position | None,
+        limit: int,
+    ) -> tuple[Live, TopicName, Letters]:
+        """A page of a subscription's letters; `key` None: of all keys; `dead_letter_topic` None:
+        in the one that it uses. Raises EntryCorrupt, and what `live` does."""
+        live = await self.live(topic, name)
+        listing = live.letters(dead_letter_topic)
+
+        def is_wanted(entry: StoredEntry) -> bool:
+            return key is None or sticky_key(entry.metadata) == key
+
+        return live, listing.dead_letter_topic, await listing.page(after, limit, is_wanted)
+
+    async def dead_letter(
+        self, topic: TopicName, name: str, dead_letter_topic: TopicName | None, position: Position
+    ) -> tuple[Live, TopicName, StoredEntry]:
+        """A letter, with its payload. Raises LetterNotFound, EntryCorrupt, and what `live` does."""
+        live = await self.live(topic, name)
+        listing = live.letters(dead_letter_topic)
+        entry = await listing.get(position)
+        if entry is None:
+            raise LetterNotFound(
+                "the dead letter topic has no such letter of the subscription",
+                dead_letter_topic=listing.dead_letter_topic,
+            )
+        return live, listing.dead_letter_topic, entry
 
     async def resolve(self, topic: TopicName, start: Start) -> Position | None:
         """The mark-delete position for a start: everything up to it counts as acknowledged. Raises

@@ -24,13 +24,20 @@ from seqgate.services.dispatcher.service import Dispatcher
 from seqgate.services.dispatcher.shell.answers import settled_response
 from seqgate.services.dispatcher.shell.live import Live
 from seqgate.services.dispatcher.shell.session import Session
-from seqgate.services.dispatcher.wire import explaining, parsing, reporting
+from seqgate.services.dispatcher.wire import explaining, lettering, parsing, reporting
 from seqgate.services.errors import DomainError, Draining
 from seqgate.services.runtime.drain import Drain
 from seqgate.services.runtime.guard import caller_of
 from seqgate.services.runtime.positions import to_position
 from seqgate.services.runtime.refusal_log import in_stream
-from seqgate.services.runtime.requests import read_limit, read_position, read_start, read_topic
+from seqgate.services.runtime.requests import (
+    read_limit,
+    read_position,
+    read_position_token,
+    read_start,
+    read_topic,
+    to_position_token,
+)
 from seqgate.services.runtime.tasks import end
 from seqgate.telemetry import names, spans
 from seqgate.times import timestamp
@@ -203,6 +210,36 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
         topic, name = parsing.names(request)
         await self._dispatcher.release_key(topic, name, request.key)
         return pb.ReleaseKeyResponse()
+
+    async def ListDeadLetters(
+        self, request: pb.ListDeadLettersRequest, context: Context
+    ) -> pb.ListDeadLettersResponse:
+        topic, name = parsing.names(request)
+        live, where, page = await self._dispatcher.dead_letters(
+            topic,
+            name,
+            parsing.dead_letter_topic(request),
+            key=request.key if request.HasField("key") else None,
+            after=read_position_token(request.page_token),
+            limit=read_limit(request.page_size, parsing.PAGE_DEFAULT, parsing.PAGE_MAX),
+        )
+        return pb.ListDeadLettersResponse(
+            letters=[lettering.letter(live, each) for each in page.letters],
+            next_page_token=to_position_token(page.last),
+            dead_letter_topic=str(where),
+        )
+
+    async def GetDeadLetter(
+        self, request: pb.GetDeadLetterRequest, context: Context
+    ) -> pb.GetDeadLetterResponse:
+        topic, name = parsing.names(request)
+        position = read_position("position", request.position, InvalidPosition)
+        live, where, entry = await self._dispatcher.dead_letter(
+            topic, name, parsing.dead_letter_topic(request), position
+        )
+        return pb.GetDeadLetterResponse(
+            letter=lettering.letter(live, entry), entry=entry, dead_letter_topic=str(where)
+        )
 
     async def SetFilters(
         self, request: pb.SetFiltersRequest, context: Context

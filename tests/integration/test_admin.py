@@ -13,6 +13,7 @@ from seqgate.client import (
     Client,
     MessageId,
     PolicyValues,
+    SubscriptionOptions,
     connect,
 )
 from seqgate.dev.stack import Stack
@@ -197,6 +198,28 @@ async def test_a_waiting_key_and_a_message_are_explained(
         await admin.explain_delivery(topic, "s")
     with pytest.raises(InvalidRequestError, match="either a key or"):
         await admin.explain_delivery(topic, "s", key="k0", message_id=first.id)
+
+
+async def test_a_dead_letter_is_listed_and_read(client: Client, admin: Admin, topic: str) -> None:
+    await published(client, topic, 2)
+    options = SubscriptionOptions(max_redeliveries=0)
+    async with client.consumer(topic, "s", name="c", options=options) as consumer:
+        refused = await consumer.receive()
+        await consumer.nack(refused, delay_s=0)
+
+        async def is_there() -> bool:
+            return bool([each async for each in admin.dead_letters(topic, "s")])
+
+        await eventually(is_there)
+    (letter,) = [each async for each in admin.dead_letters(topic, "s", key=refused.key)]
+    assert not [each async for each in admin.dead_letters(topic, "s", key="another")]
+    assert (letter.origin, letter.producer, letter.attempts) == (refused.id, "p", 1)
+    assert (letter.reason, letter.holds_key, letter.chunk) == ("REDELIVERIES", False, None)
+    assert [(each.how, each.consumer) for each in letter.failures] == [("REFUSED", "c")]
+    again, (message,) = await admin.dead_letter(topic, "s", letter.id)
+    assert (again, message.payload, message.id) == (letter, b"x", letter.id)
+    with pytest.raises(NotFoundError):
+        await admin.dead_letter(topic, "s", MessageId(1, 99))
 
 
 # ---- cursors

@@ -726,6 +726,7 @@ def test_an_admin_manages_topics_subscriptions_and_cursors(
     assert [each.name for each in admin.topics(topic)] == [topic]
     assert admin.create_subscription(topic, "s", start=LATEST).name == "s"
     assert [each.name for each in admin.subscriptions(topic)] == ["s"]
+    assert admin.dead_letters(topic, "s") == []
     assert admin.create_cursor(topic, "c").mark_delete is None
     assert "c" in {each.name for each in admin.cursors(topic)}
     assert admin.explain_publication(topic, "nobody", 1).verdict == "NEW"

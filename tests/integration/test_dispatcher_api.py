@@ -186,6 +186,8 @@ METHODS: dict[str, Callable[..., Any]] = {
     ),
     "UpdateSubscriptionProperties": pb.UpdateSubscriptionPropertiesRequest,
     "ReleaseKey": pb.ReleaseKeyRequest,
+    "ListDeadLetters": pb.ListDeadLettersRequest,
+    "GetDeadLetter": lambda **names: pb.GetDeadLetterRequest(**({"position": at(0)} | names)),
     "SetFilters": pb.SetFiltersRequest,
     "GetFilters": pb.GetFiltersRequest,
     "AnalyzeBacklog": pb.AnalyzeBacklogRequest,
@@ -1456,6 +1458,8 @@ async def test_a_message_is_dead_lettered_after_its_last_delivery(
         "seqgate.origin.producer": "p",
         "seqgate.origin.sequence_id": "7",
         "seqgate.attempts": "3",
+        "seqgate.dead.reason": "REDELIVERIES",
+        "seqgate.dead.failures": kept.properties["seqgate.dead.failures"],
     }
     assert (await sub.report()).totals.dead_lettered == 1
     # Nothing is kept except what its key needs.
@@ -1466,6 +1470,82 @@ async def test_a_message_is_dead_lettered_after_its_last_delivery(
         return not [each for each in cursor.properties if "letter" in each]
 
     await eventually(forgotten)
+
+
+async def test_dead_letters_are_listed_with_their_failures_and_what_waits(
+    services: Services, sub: Sub
+) -> None:
+    topic = sub.names["topic"]
+    await publish(services, topic, "a", "a", "b", "a")
+    options: dict[str, Any] = {
+        "max_redeliveries": 1,
+        "after_dead_letter": pb.AFTER_DEAD_LETTER_HOLD,
+    }
+    async with consuming(services.dispatcher, topic, permits=20, name="c", **options) as consumer:
+        got = {each.position.entry_id: each for each in await consumer.received(4)}
+        await consumer.negative_acknowledge(got[0], delay_ms=0)
+        (again,) = (each for each in await consumer.received(1) if not each.position.entry_id)
+        await consumer.negative_acknowledge(again, delay_ms=0)
+        await sub.waits_for("a", "HELD")
+
+        found = (await sub.stub.ListDeadLetters(pb.ListDeadLettersRequest(**sub.names))).letters
+    (letter,) = found
+    assert (letter.position, letter.origin, letter.key) == (at(0), at(0), b"a")
+    assert (letter.producer_name, letter.sequence_id, letter.payload_bytes) == ("p", 0, 1)
+    assert (letter.num_messages, letter.attempts) == (1, 2)
+    assert letter.reason == pb.DEAD_LETTER_REASON_REDELIVERIES
+    assert [(each.failure, each.consumer) for each in letter.failures] == [
+        (pb.DELIVERY_FAILURE_REFUSED, "c")
+    ] * 2
+    assert milliseconds(letter.failures[0].time) <= milliseconds(letter.time)
+    assert not letter.properties
+    assert (letter.holds_key, letter.waiting_entries, letter.lags) == (True, 2, False)
+
+    request = pb.GetDeadLetterRequest(position=letter.position, **sub.names)
+    whole = await sub.stub.GetDeadLetter(request)
+    assert (whole.letter, whole.entry.payload) == (letter, b"0")
+    assert whole.dead_letter_topic == dlq(topic)
+    with refused(NOT_FOUND, "LETTER_NOT_FOUND"):
+        await sub.stub.GetDeadLetter(pb.GetDeadLetterRequest(position=at(9), **sub.names))
+
+
+async def test_dead_letters_are_listed_in_pages_and_by_key(services: Services, sub: Sub) -> None:
+    """Another subscription's letters, and messages of others, are left out."""
+    topic, shared = sub.names["topic"], f"{sub.names['topic']}-dead"
+    await publish(services, topic, *"abcde")
+    options: dict[str, Any] = {"max_redeliveries": 0, "dead_letter_topic": shared}
+    for name in ("other", "s"):
+        async with consuming(
+            services.dispatcher, topic, permits=20, subscription=name, **options
+        ) as consumer:
+            for delivery in await consumer.received(5):
+                await consumer.negative_acknowledge(delivery, delay_ms=0)
+
+            async def stored(owner: str = name) -> bool:
+                return (await Sub(services, topic, owner).report()).totals.dead_lettered == 5
+
+            await eventually(stored)
+        await publish(services, shared, "a", first=6 - len(name))
+
+    async def listed(**more: Any) -> tuple[list[int], str]:
+        request = pb.ListDeadLettersRequest(**sub.names, **more)
+        page = await sub.stub.ListDeadLetters(request)
+        assert page.dead_letter_topic == shared
+        return [each.origin.entry_id for each in page.letters], page.next_page_token
+
+    assert (await listed())[0] == [0, 1, 2, 3, 4]
+    assert (await listed(key=b"b"))[0] == [1]
+    pages, token = [], ""
+    while True:
+        page, token = await listed(page_size=2, page_token=token, dead_letter_topic=shared)
+        pages += page
+        if not token:
+            break
+    assert pages == [0, 1, 2, 3, 4]
+    with refused(INVALID, "INVALID_PAGE"):
+        await listed(page_token="x")
+    none = pb.ListDeadLettersRequest(dead_letter_topic=dlq(topic), **sub.names)
+    assert not (await sub.stub.ListDeadLetters(none)).letters  # that topic does not exist
 
 
 async def test_later_messages_of_a_key_report_the_gap(services: Services, sub: Sub) -> None:

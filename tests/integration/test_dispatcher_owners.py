@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from grpc import StatusCode, aio
 
+from seqgate.api.common.v1 import common_pb2
 from seqgate.api.cursor.v1 import cursor_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
@@ -152,6 +153,10 @@ async def test_an_instance_redirects_to_the_owner_of_a_subscription(
                 **names, put={"a": "1"}
             ),
             "ReleaseKey": pb.ReleaseKeyRequest(**names),
+            "ListDeadLetters": pb.ListDeadLettersRequest(**names),
+            "GetDeadLetter": pb.GetDeadLetterRequest(
+                **names, position=common_pb2.Position(ledger_id=1)
+            ),
             "SetFilters": pb.SetFiltersRequest(**names),
             "AnalyzeBacklog": pb.AnalyzeBacklogRequest(**names),
             "Report": pb.ReportRequest(**names),

@@ -111,6 +111,8 @@ ALLOWED: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "ResetSubscription": ("consume administer", ""),
         "UpdateSubscriptionProperties": ("administer", ""),
         "ReleaseKey": ("consume administer", ""),
+        "ListDeadLetters": ("consume administer", ""),
+        "GetDeadLetter": ("consume", ""),
         "SetFilters": ("administer", ""),
         "GetFilters": ("consume administer", ""),
         "AnalyzeBacklog": ("consume administer", ""),

@@ -125,6 +125,7 @@ LISTS = {
 }  # fmt: skip
 
 WITHIN = {
+    "dispatcher.ListDeadLetters",
     "cursor.ListAcknowledged", "cursor.ListAttempts", "dedup.ListProducers", "ledger.ListLedgers",
     "ledger.ListTrimmedProducers",
 }  # fmt: skip
@@ -250,6 +251,17 @@ def test_a_dead_letter_topic_requires_the_right_to_publish_there() -> None:
     assert not allows(
         Access.parse({"rules": [{**both, "topics": ["acme/shop/orders"]}]}), consume, request
     )
+
+
+@pytest.mark.parametrize("method", ["ListDeadLetters", "GetDeadLetter"])
+def test_another_dead_letter_topic_requires_the_right_to_read_it(method: str) -> None:
+    needed = DISPATCHER[path("dispatcher", method)]
+    where = {"topic": "acme/shop/orders", "subscription": "billing"}
+    request = getattr(dispatcher_pb2, f"{method}Request")(**where)
+    assert allows(rules("consume", "acme/shop/orders"), needed, request)
+    request.dead_letter_topic = "acme/shop/secrets"
+    assert not allows(rules("consume", "acme/shop/orders"), needed, request)
+    assert allows(rules("consume"), needed, request)
 
 
 def test_producer_names_of_services_are_reserved() -> None:

@@ -25,6 +25,7 @@ RETRY_OF: Final[Mapping[str, str]] = {
     "CURSORS_REFUSED": "yes, on a new stream",
     "CURSOR_TOO_LARGE": "yes, once more is acknowledged in order",
     "KEY_NOT_HELD": "no: there is nothing to release",
+    "LETTER_NOT_FOUND": "no",
     "NOT_OWNER": "yes, at the instance that `owner` names",
     "TOKEN_NOT_YET_VALID": "yes, once the token is valid",
     "TOPIC_IN_USE": "yes, once the producers are closed, or with `force`",
@@ -169,6 +170,9 @@ REMEDIES: Final[Mapping[str, str]] = {
     "INVALID_WRITER": "Send the `writer` of the topic's current epoch, and a `confirmation` that "
     "ends at the log's end and lists at most 10,000 entries. Only a ledger sends these: report it "
     "if yours does.",
+    "LETTER_NOT_FOUND": "List the letters with `seqgate dead-letter ls`. A letter is named by its "
+    "id in the dead letter topic, and is gone once retention or a trim removes it. Letters in "
+    "another topic than the subscription's latest are found with `--in`.",
     "KEY_NOT_HELD": "Leave the key alone: its messages are being delivered. "
     "`seqgate subscription report` lists the keys that are held; check the key's bytes "
     "(`--base64` for binary ones).",

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from typing import TypeVar
 
 from seqgate.client._admin import Admin as AsyncioAdmin
-from seqgate.client._admin import CursorInfo, SubscriptionInfo, TopicInfo
+from seqgate.client._admin import CursorInfo, DeadLetter, SubscriptionInfo, TopicInfo
 from seqgate.client.blocking._portal import Held, crossing
 
 T = TypeVar("T")
@@ -30,6 +30,7 @@ class Admin(Held[AsyncioAdmin]):
     update_subscription = crossing(AsyncioAdmin.update_subscription)
     delete_subscription = crossing(AsyncioAdmin.delete_subscription)
     release_key = crossing(AsyncioAdmin.release_key)
+    dead_letter = crossing(AsyncioAdmin.dead_letter)
     explain_delivery = crossing(AsyncioAdmin.explain_delivery)
     create_cursor = crossing(AsyncioAdmin.create_cursor)
     cursor = crossing(AsyncioAdmin.cursor)
@@ -43,6 +44,20 @@ class Admin(Held[AsyncioAdmin]):
     def subscriptions(self, topic: str) -> list[SubscriptionInfo]:
         """See the asyncio Admin."""
         return self._portal.run(_all, self._held.subscriptions(topic))
+
+    def dead_letters(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        key: str | bytes | None = None,
+        dead_letter_topic: str = "",
+    ) -> list[DeadLetter]:
+        """See the asyncio Admin."""
+        found = self._held.dead_letters(
+            topic, subscription, key=key, dead_letter_topic=dead_letter_topic
+        )
+        return self._portal.run(_all, found)
 
     def cursors(self, topic: str = "") -> list[CursorInfo]:
         """See the asyncio Admin."""

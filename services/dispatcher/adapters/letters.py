@@ -1,6 +1,7 @@
 """The dead letter topic, over the ledger's deduplicated publish path."""
 
 import asyncio
+import json
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -10,7 +11,16 @@ from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from seqgate.owners import NOT_OWNER, FollowingChannel
-from seqgate.services.dispatcher.ports import GENERATION, LedgerUnavailable, Letter, LetterRefused
+from seqgate.services.dispatcher.ports import (
+    ATTEMPTS,
+    FAILURES,
+    GENERATION,
+    ORIGIN,
+    REASON,
+    LedgerUnavailable,
+    Letter,
+    LetterRefused,
+)
 from seqgate.services.runtime.status import call_failed
 from seqgate.types import PRODUCER_NAME_BYTES_MAX
 
@@ -174,24 +184,26 @@ def published(letter: Letter, *, is_alone: bool = False) -> pb.Entry:
     metadata.ClearField("deliver_at_time")
     origin = {
         GENERATION: str(letter.generation),
-        "seqgate.origin.topic": str(letter.source),
-        "seqgate.origin.subscription": letter.subscription,
-        "seqgate.origin.id": f"{source.position.ledger_id}:{source.position.entry_id}",
-        "seqgate.origin.producer": source.metadata.producer_name,
-        "seqgate.origin.sequence_id": str(source.metadata.sequence_id),
-        "seqgate.attempts": str(letter.attempts),
+        f"{ORIGIN}topic": str(letter.source),
+        f"{ORIGIN}subscription": letter.subscription,
+        f"{ORIGIN}id": f"{source.position.ledger_id}:{source.position.entry_id}",
+        f"{ORIGIN}producer": source.metadata.producer_name,
+        f"{ORIGIN}sequence_id": str(source.metadata.sequence_id),
+        ATTEMPTS: str(letter.attempts),
     }
     if is_alone:
-        origin["seqgate.origin.chunk"] = (
-            f"{metadata.chunk_id + 1} of {metadata.num_chunks_from_msg}"
-        )
-        origin["seqgate.origin.uuid"] = metadata.uuid
+        origin[f"{ORIGIN}chunk"] = f"{metadata.chunk_id + 1} of {metadata.num_chunks_from_msg}"
+        origin[f"{ORIGIN}uuid"] = metadata.uuid
         if metadata.compression:  # a part cannot be decompressed
-            origin["seqgate.origin.compression"] = entry_pb2.CompressionType.Name(
-                metadata.compression
-            )
+            origin[f"{ORIGIN}compression"] = entry_pb2.CompressionType.Name(metadata.compression)
         for field in _OF_CHUNKS:
             metadata.ClearField(field)
+    for name in (REASON, FAILURES):  # of the letter before, if this is a letter's letter
+        metadata.properties.pop(name, None)
+    if letter.why is not None:
+        origin[REASON] = letter.why.value
+    if letter.failures:
+        origin[FAILURES] = json.dumps([[how.value, *rest] for how, *rest in letter.failures])
     for name, value in origin.items():
         metadata.properties[name] = value
         if len(metadata.properties) > PROPERTIES_MAX or metadata.ByteSize() > ROOM_BYTES:

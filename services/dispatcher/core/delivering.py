@@ -20,6 +20,7 @@ from seqgate.services.dispatcher.core.effects import (
     Entry,
     Options,
     Outgoing,
+    Why,
 )
 from seqgate.services.dispatcher.core.flights import Flights
 from seqgate.services.dispatcher.core.lane import Consumer, Gathering, Lane, Reason, Returned
@@ -324,6 +325,16 @@ class Delivering:
             return True
         return self._settling.failed_beyond(self._options.redeliveries_max, position)
 
+    def _why_dead(self, lane: Lane, position: Position) -> Why:
+        """Why an entry `_is_dead`."""
+        limit = self._options.redeliveries_max
+        if limit is not None and self._settling.attempts.get(position, 0) > limit:
+            return Why.REDELIVERIES
+        if self._gaps.is_beyond(lane.key, position, AfterDeadLetter.TAIL):
+            return Why.TAIL
+        is_chunk = lane.rare is not None and position in lane.rare.chunks
+        return Why.LARGE_MESSAGE if is_chunk else Why.GIVEN_UP
+
     def _take_back(self, lane: Lane, position: Position) -> bool:
         """Dead-letter all of a chunk's message: revoke its chunks in flight, since the rest will
         not follow, and bring back its kept-back ones. Returns whether there were any."""
@@ -338,11 +349,13 @@ class Delivering:
         return self._flights.take_back(lane, chunk.attempt) or is_kept
 
     def _dead_letter(self, lane: Lane, position: Position, now_ms: int) -> None:
+        why = self._why_dead(lane, position)
         if lane.rare is not None:
             lane.rare.forget(position)
         lane.dead = position
         attempts, after = self._settling.attempts.get(position, 0), self._gaps.after(lane.key)
-        self._out.add(DeadLetter(position, lane.key, attempts, after))
+        failures = self._settling.failures(position)
+        self._out.add(DeadLetter(position, lane.key, attempts, after, why, failures))
         self._parking.withhold(lane, Reason.DEAD_LETTERING, now_ms)
 
     def _deliver(

@@ -1,6 +1,6 @@
 """The effects of a subscription's machine, its options, and the outcomes that it reports."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
@@ -134,6 +134,38 @@ class Because(Enum):
     CYCLE = "it passed through the maximum number of dead letter topics"
 
 
+class Why(Enum):
+    """Why an entry is dead-lettered."""
+
+    REDELIVERIES = "REDELIVERIES"
+    """It failed more often than redeliveries_max allows."""
+    TAIL = "TAIL"
+    """An earlier message of its key was dead-lettered, under AfterDeadLetter.TAIL."""
+    LARGE_MESSAGE = "LARGE_MESSAGE"
+    """Another chunk of its large message was dead-lettered, or the message stayed unfinished."""
+    GIVEN_UP = "GIVEN_UP"
+    """Its filters failed for too long."""
+
+
+class How(Enum):
+    """How a delivery failed."""
+
+    REFUSED = "REFUSED"
+    """Its consumer acknowledged it negatively."""
+    TIMED_OUT = "TIMED_OUT"
+    """Its consumer did not settle it in time."""
+    LOST = "LOST"
+    """Its consumer's stream ended without Leave."""
+
+
+class FailedDelivery(NamedTuple):
+    """A failed delivery: how, when, and the name of its consumer."""
+
+    how: How
+    at_ms: int
+    consumer: str
+
+
 class Gap(NamedTuple):
     """A dead-lettered message, missing in its key."""
 
@@ -251,12 +283,20 @@ class Record:
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
     """Publish an entry to the dead letter topic, once, retrying until it is there, and make the
-    state of its key durable. Event: `dead_lettered`."""
+    state of its key durable. Event: `dead_lettered`.
+
+    Attributes:
+        why: why it is dead-lettered.
+        failures: its latest failed deliveries, the oldest first; those before a take-over are not
+            known.
+    """
 
     position: Position
     key: bytes
     attempts: int
     after: AfterDeadLetter
+    why: Why = Why.REDELIVERIES
+    failures: tuple[FailedDelivery, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

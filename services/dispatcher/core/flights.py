@@ -20,7 +20,7 @@ draining, and a key that returns to its owner stops draining.
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from seqgate.services.dispatcher.core.effects import Assigned, Drain, Options, Outgoing
+from seqgate.services.dispatcher.core.effects import Assigned, Drain, How, Options, Outgoing
 from seqgate.services.dispatcher.core.lane import (
     Chunk,
     Consumer,
@@ -285,13 +285,20 @@ class Flights:
             self.give_back(flight)
         return bool(taken)
 
-    def fail(self, lane: Lane, flights: Sequence[tuple[Flight, int | None]], now_ms: int) -> None:
+    def fail(
+        self,
+        lane: Lane,
+        flights: Sequence[tuple[Flight, int | None]],
+        now_ms: int,
+        how: How = How.REFUSED,
+    ) -> None:
         """Return failed deliveries of a key, each with a delay in ms; None: the options' delay."""
         for flight, delay_ms in flights:
+            consumer = self.consumers[flight.consumer].name
             if delay_ms is None:
                 delay_ms = self._delay_ms(self._settling.attempts.get(flight.position, 0))
             self.give_back(flight, not_before_ms=now_ms + delay_ms)
-            self._settling.record_failure(flight)
+            self._settling.record_failure(flight, how, consumer, now_ms)
             if self._options.orders_keys:
                 lane.record_unresolved(flight.position)
         if self._options.orders_keys:
@@ -301,7 +308,7 @@ class Flights:
     def _delay_ms(self, attempts: int) -> int:
         return min(self._options.retry_first_ms << min(attempts, 30), self._options.retry_max_ms)
 
-    def lose(self, flights: Iterable[Flight]) -> None:
+    def lose(self, flights: Iterable[Flight], consumer: str, now_ms: int) -> None:
         """Land the deliveries of a crashed consumer. Those that it may have been processing count
         as failed: the first of each key where keys are ordered, and otherwise all."""
         lanes: dict[Lane, list[Flight]] = {}
@@ -312,7 +319,7 @@ class Flights:
             for flight in lost:
                 self.give_back(flight)
             for flight in lost[:1] if self._options.orders_keys else lost:
-                self._settling.record_failure(flight)
+                self._settling.record_failure(flight, How.LOST, consumer, now_ms)
             self._totals["lost_consumers"] += len(lost)
             self._parking.wake(lane)
 
@@ -323,7 +330,7 @@ class Flights:
             if flight.delivery in consumer.flights:  # else an earlier one revoked it
                 self._revoke(flight)
                 self._totals["timed_out"] += 1
-                self.fail(flight.lane, [(flight, 0)], now_ms)
+                self.fail(flight.lane, [(flight, 0)], now_ms, How.TIMED_OUT)
         self.look_again(consumer, now_ms)
 
     def drain_over(self, lane: Lane, now_ms: int) -> None:

@@ -27,8 +27,10 @@ from typing import Final, NamedTuple
 from seqgate.services.dispatcher.core.effects import (
     AfterDeadLetter,
     Because,
+    FailedDelivery,
     ForgetKey,
     Gap,
+    How,
     KeyState,
     Options,
     Outgoing,
@@ -40,6 +42,12 @@ from seqgate.services.dispatcher.core.effects import (
 from seqgate.services.dispatcher.core.lane import Flight, Lane
 from seqgate.services.dispatcher.core.positions import Acknowledged, Run, runs_of
 from seqgate.types import Position
+
+FAILURES_MAX: Final = 10
+"""The most failed deliveries remembered for an entry: the latest."""
+
+FAILED_ENTRIES_MAX: Final = 10_000
+"""The most entries whose failed deliveries are remembered: those that failed last."""
 
 UNSETTLED_MAX: Final = 20_000
 """Limit of acknowledged entries that are not durable yet, some 300 bytes each, at which reading
@@ -95,6 +103,7 @@ class Settling:
         self.partial = dict(durable.partial)
         self.attempts = dict(durable.attempts)
         self.doomed = set(durable.doomed)
+        self._failures: dict[Position, tuple[FailedDelivery, ...]] = {}
         self.gaps = Gaps(options, durable.keys)
         self._out = out
         self._totals = totals
@@ -225,6 +234,7 @@ class Settling:
         """Forget the state of an entry that is durably acknowledged."""
         self.partial.pop(position, None)
         self.attempts.pop(position, None)
+        self._failures.pop(position, None)
         self.doomed.discard(position)
 
     def is_settled(self, position: Position) -> bool:
@@ -241,10 +251,18 @@ class Settling:
             return True
         return limit is not None and self.attempts.get(position, 0) > limit
 
-    def record_failure(self, flight: Flight) -> None:
+    def failures(self, position: Position) -> tuple[FailedDelivery, ...]:
+        """The latest failed deliveries of an entry, as far as they are known."""
+        return self._failures.get(position, ())
+
+    def record_failure(self, flight: Flight, how: How, consumer: str, now_ms: int) -> None:
         """Count a failed delivery. Nothing of its key is delivered before that is recorded."""
         position, lane = flight.position, flight.lane
         self.attempts[position] = self.attempts.get(position, 0) + 1
+        before = self._failures.pop(position, ())
+        self._failures[position] = (*before, FailedDelivery(how, now_ms, consumer))[-FAILURES_MAX:]
+        if len(self._failures) > FAILED_ENTRIES_MAX:
+            del self._failures[next(iter(self._failures))]
         assert position not in self._to_record, "nothing of the key is delivered before"
         lane.recording += 1
         self._to_record[position] = lane

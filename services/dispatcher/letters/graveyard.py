@@ -35,8 +35,10 @@ from seqgate.services.dispatcher.core.effects import (
     AfterDeadLetter,
     Because,
     DeadLetter,
+    FailedDelivery,
     Gap,
     KeyState,
+    Why,
 )
 from seqgate.services.dispatcher.core.positions import Acknowledged, Run, positions_of
 from seqgate.services.dispatcher.core.settling import remembered
@@ -63,6 +65,7 @@ log = structlog.get_logger()
 
 _NEXT: Final = f"{INTERNAL}dead.next"
 _ROUND: Final = f"{INTERNAL}dead.round"
+_TOPIC: Final = f"{INTERNAL}dead.topic"
 _LETTER: Final = f"{INTERNAL}dead.letter."
 _KEY: Final = f"{INTERNAL}dead.key."
 
@@ -112,6 +115,7 @@ class Graveyard:
         """`refused_max_s` is the time for which a refused letter is retried, in seconds."""
         self.dead_letter_topic = default_topic(topic, subscription)
         """Where new letters go."""
+        self._last_topic: TopicName | None = None  # where the latest letter went, durably
         self.buried: dict[Position, TopicName] = {}
         """Where the latest letters went, for Explain."""
         self._topic = topic
@@ -131,6 +135,7 @@ class Graveyard:
         self._highest = -1  # the highest number published by this instance
         self._line = ""
         self._done: set[Position] = set()
+        self._about: dict[Position, tuple[Why | None, tuple[FailedDelivery, ...]]] = {}
         self._overtaken: dict[Position, int] = {}  # `since_ms` of letters that lost their number
         self._one_by_one = asyncio.Lock()
         self._last_of: dict[str, int] = {}  # by a key's property, the number of its last letter
@@ -148,6 +153,12 @@ class Graveyard:
         """The numbered, unacknowledged entries: they are never delivered."""
         return frozenset(self._open.keys() - self._done)
 
+    @property
+    def known_topic(self) -> TopicName:
+        """Where the latest letter went; if there is none, where the next one would go. A new owner
+        learns the subscription's dead letter topic only from the first consumer that joins."""
+        return self._last_topic or self.dead_letter_topic
+
     async def load(self, cursor: Cursor, acknowledged: Acknowledged) -> dict[bytes, KeyState]:
         """Replace the state by the cursor's durable one. Returns the states of keys."""
         async with self._one_by_one:
@@ -163,6 +174,8 @@ class Graveyard:
                     key, state = _key_state(json.loads(value))
                     keys[key] = state
             self._round = int(cursor.properties.get(_ROUND, "0"))
+            if _TOPIC in cursor.properties:
+                self._last_topic = TopicName.parse(cursor.properties[_TOPIC])
             known = [letter.number + 1 for letter in self._open.values()]
             self._next = max(
                 self._next,
@@ -184,17 +197,20 @@ class Graveyard:
         given up: refused for too long, or a cycle; None: it is stored."""
         async with self._one_by_one:
             position = what.position
+            self._about[position] = (what.why, what.failures)
             if position not in self._open:
                 await self._number(what)
             self._failed.pop(position, None)
             await self._publish_all()
             if position in self._published:
                 self._refusals.pop(position, None)
+                self._about.pop(position, None)
                 return self._given_up.pop(position, None)
             error = self._failed.get(position)
             if isinstance(error, LetterRefused) and self._is_hopeless(position):
                 self._refusals.pop(position, None)
                 self._overtaken.pop(position, None)
+                self._about.pop(position, None)
                 return Because.LETTER_REFUSED
             raise error or LedgerUnavailable(
                 "an earlier dead letter is still due", retry_after_s=RETRY_AFTER_S
@@ -218,6 +234,8 @@ class Graveyard:
         put = {f"{_LETTER}{_text(what.position)}": kept, _NEXT: str(number + 1)}
         if not self._round:
             put[_ROUND] = str(round_)
+        if topic != self._last_topic:
+            put[_TOPIC] = str(topic)
         key = remembered(what.key)
         state = {
             "key": base64.b64encode(key).decode(),
@@ -234,6 +252,7 @@ class Graveyard:
                 "too many held keys for the cursor's properties", retry_after_s=RETRY_AFTER_S
             ) from error
         self._open[what.position] = letter
+        self._last_topic = topic
         self._round = round_
 
     def acknowledged(self, runs: Iterable[Run]) -> None:
@@ -349,7 +368,10 @@ class Graveyard:
                 self._given_up[position] = Because.CYCLE
                 return True
             source = (self._topic, self._subscription)
-            letter = Letter(topic, *source, number, attempts, entry, line, generation, round_)
+            why, failures = self._about.get(position, (None, ()))
+            letter = Letter(
+                topic, *source, number, attempts, entry, line, generation, round_, why, failures
+            )
             return await self._put_letter(letter)
         return True
 

@@ -42,6 +42,7 @@ from seqgate.services.dispatcher.filtering.chains import (
     to_properties,
 )
 from seqgate.services.dispatcher.letters.graveyard import Graveyard
+from seqgate.services.dispatcher.letters.listing import Listing
 from seqgate.services.dispatcher.ports import Cursor, InvalidProperty, Part, Ports, TopicNotFound
 from seqgate.services.dispatcher.shell.cache import EntryCache
 from seqgate.services.dispatcher.shell.performing import Performing
@@ -580,6 +581,11 @@ class Live:
             performing.apply(performing.machine.release_key(key, performing.now_ms()))
         self._work.check()
         return held is not None and held.after is not AfterDeadLetter.CONTINUE
+
+    def letters(self, dead_letter_topic: TopicName | None) -> Listing:
+        """The subscription's letters in a dead letter topic; None: the one that it uses."""
+        topic = dead_letter_topic or self._graveyard.known_topic
+        return Listing(self._ports.log, topic, self.topic, self.name)
 
     async def cursor(self) -> Cursor:
         return await self._tenure.get()

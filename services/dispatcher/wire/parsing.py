@@ -219,6 +219,11 @@ def _dead_letter_topic(topic: TopicName, name: str, given: str) -> TopicName:
     return dead
 
 
+def dead_letter_topic(request: Any) -> TopicName | None:
+    """The dead letter topic that a request names; None: it names none."""
+    return read_topic(request.dead_letter_topic) if request.dead_letter_topic else None
+
+
 def permits(messages: int, have: int) -> int:
     """The permits granted to a consumer that has `have` already."""
     if not 1 <= messages <= PERMIT_MAX or have + messages > PERMITS_MAX:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from seqgate.client._assembler import Assembler, _Context
-from seqgate.services.dispatcher.core.effects import Effect, Outcome
+from seqgate.services.dispatcher.core.effects import Effect, How, Outcome
 from seqgate.services.dispatcher.core.flights import Flights
 from seqgate.services.dispatcher.core.judging import Judging
 from seqgate.services.dispatcher.core.lane import Chunk, Lane
@@ -58,7 +58,7 @@ def count_drained_as_failed(patch: Any) -> None:
         before = sorted(lane.flights.values(), key=lambda flight: flight.position)
         drain_over(self, lane, now_ms)
         for flight in [each for each in before if each.position not in lane.flights][:1]:
-            self._settling.record_failure(flight)
+            self._settling.record_failure(flight, How.TIMED_OUT, "", now_ms)
 
     patch.setattr(Flights, "drain_over", fail)
 

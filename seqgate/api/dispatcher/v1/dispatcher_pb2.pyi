@@ -152,6 +152,74 @@ SETTLE_OUTCOME_INVALID: SettleOutcome.ValueType  # 3
 """The batch has no such message: nothing changed."""
 Global___SettleOutcome: _TypeAlias = SettleOutcome  # noqa: Y015
 
+class _DeadLetterReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DeadLetterReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DeadLetterReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DEAD_LETTER_REASON_UNSPECIFIED: _DeadLetterReason.ValueType  # 0
+    """Not known: another version wrote the letter, or it was published after a
+    take-over.
+    """
+    DEAD_LETTER_REASON_REDELIVERIES: _DeadLetterReason.ValueType  # 1
+    """More deliveries of it failed than max_redeliveries allows."""
+    DEAD_LETTER_REASON_TAIL: _DeadLetterReason.ValueType  # 2
+    """An earlier message of its key was dead-lettered (AFTER_DEAD_LETTER_TAIL)."""
+    DEAD_LETTER_REASON_LARGE_MESSAGE: _DeadLetterReason.ValueType  # 3
+    """Another chunk of its large message was dead-lettered, or its message stayed
+    unfinished for too long.
+    """
+    DEAD_LETTER_REASON_GIVEN_UP: _DeadLetterReason.ValueType  # 4
+    """Its filters failed for too long."""
+
+class DeadLetterReason(_DeadLetterReason, metaclass=_DeadLetterReasonEnumTypeWrapper):
+    """DeadLetterReason is why a message was dead-lettered."""
+
+DEAD_LETTER_REASON_UNSPECIFIED: DeadLetterReason.ValueType  # 0
+"""Not known: another version wrote the letter, or it was published after a
+take-over.
+"""
+DEAD_LETTER_REASON_REDELIVERIES: DeadLetterReason.ValueType  # 1
+"""More deliveries of it failed than max_redeliveries allows."""
+DEAD_LETTER_REASON_TAIL: DeadLetterReason.ValueType  # 2
+"""An earlier message of its key was dead-lettered (AFTER_DEAD_LETTER_TAIL)."""
+DEAD_LETTER_REASON_LARGE_MESSAGE: DeadLetterReason.ValueType  # 3
+"""Another chunk of its large message was dead-lettered, or its message stayed
+unfinished for too long.
+"""
+DEAD_LETTER_REASON_GIVEN_UP: DeadLetterReason.ValueType  # 4
+"""Its filters failed for too long."""
+Global___DeadLetterReason: _TypeAlias = DeadLetterReason  # noqa: Y015
+
+class _DeliveryFailure:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DeliveryFailureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DeliveryFailure.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DELIVERY_FAILURE_UNSPECIFIED: _DeliveryFailure.ValueType  # 0
+    """Sent by a newer service."""
+    DELIVERY_FAILURE_REFUSED: _DeliveryFailure.ValueType  # 1
+    """Its consumer acknowledged it negatively."""
+    DELIVERY_FAILURE_TIMED_OUT: _DeliveryFailure.ValueType  # 2
+    """Its consumer did not settle it in time."""
+    DELIVERY_FAILURE_LOST: _DeliveryFailure.ValueType  # 3
+    """Its consumer's stream ended without Leave."""
+
+class DeliveryFailure(_DeliveryFailure, metaclass=_DeliveryFailureEnumTypeWrapper):
+    """DeliveryFailure is how a delivery failed."""
+
+DELIVERY_FAILURE_UNSPECIFIED: DeliveryFailure.ValueType  # 0
+"""Sent by a newer service."""
+DELIVERY_FAILURE_REFUSED: DeliveryFailure.ValueType  # 1
+"""Its consumer acknowledged it negatively."""
+DELIVERY_FAILURE_TIMED_OUT: DeliveryFailure.ValueType  # 2
+"""Its consumer did not settle it in time."""
+DELIVERY_FAILURE_LOST: DeliveryFailure.ValueType  # 3
+"""Its consumer's stream ended without Leave."""
+Global___DeliveryFailure: _TypeAlias = DeliveryFailure  # noqa: Y015
+
 class _FailurePolicy:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -1947,6 +2015,305 @@ class ReleaseKeyResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseKeyResponse: _TypeAlias = ReleaseKeyResponse  # noqa: Y015
+
+@_typing.final
+class FailedDelivery(_message.Message):
+    """FailedDelivery is a delivery that failed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FAILURE_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    CONSUMER_FIELD_NUMBER: _builtins.int
+    failure: Global___DeliveryFailure.ValueType
+    """How it failed."""
+    consumer: _builtins.str
+    """The name of the consumer that had it."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When it failed."""
+
+    def __init__(
+        self,
+        *,
+        failure: Global___DeliveryFailure.ValueType = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        consumer: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "failure", b"failure", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FailedDelivery: _TypeAlias = FailedDelivery  # noqa: Y015
+
+@_typing.final
+class DeadLetter(_message.Message):
+    """DeadLetter is a message that a subscription dead-lettered: an entry, which may
+    be a batch, or a chunk of a large message.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class PropertiesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    PRODUCER_NAME_FIELD_NUMBER: _builtins.int
+    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    PROPERTIES_FIELD_NUMBER: _builtins.int
+    NUM_MESSAGES_FIELD_NUMBER: _builtins.int
+    PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    CHUNK_ID_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    HOLDS_KEY_FIELD_NUMBER: _builtins.int
+    WAITING_ENTRIES_FIELD_NUMBER: _builtins.int
+    LAGS_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    """The message's key."""
+    producer_name: _builtins.str
+    """The message's producer."""
+    sequence_id: _builtins.int
+    """The message's sequence id, or a batch's lowest."""
+    num_messages: _builtins.int
+    """The number of messages in the entry."""
+    payload_bytes: _builtins.int
+    """The payload's size in bytes."""
+    chunk_id: _builtins.int
+    """Of a chunk: its number, from 0."""
+    reason: Global___DeadLetterReason.ValueType
+    """Why it was dead-lettered."""
+    attempts: _builtins.int
+    """The number of its failed deliveries."""
+    holds_key: _builtins.bool
+    """Whether it holds its key: until ReleaseKey, later messages of the key wait
+    (AFTER_DEAD_LETTER_HOLD) or are dead-lettered too (AFTER_DEAD_LETTER_TAIL).
+    """
+    waiting_entries: _builtins.int
+    """The number of entries that wait behind it in memory, if it holds its key."""
+    lags: _builtins.bool
+    """Whether more wait in the log that were read and not kept in memory."""
+    @_builtins.property
+    def position(self) -> _common_pb2.Position:
+        """The letter's position in the dead letter topic, which names it."""
+
+    @_builtins.property
+    def origin(self) -> _common_pb2.Position:
+        """The message's position in the subscription's topic."""
+
+    @_builtins.property
+    def properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The message's own properties."""
+
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When it reached the dead letter topic."""
+
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedDelivery]:
+        """The latest of them, the oldest first: 10 at most, since the last take-over."""
+
+    def __init__(
+        self,
+        *,
+        position: _common_pb2.Position | None = ...,
+        origin: _common_pb2.Position | None = ...,
+        key: _builtins.bytes = ...,
+        producer_name: _builtins.str = ...,
+        sequence_id: _builtins.int = ...,
+        properties: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        num_messages: _builtins.int = ...,
+        payload_bytes: _builtins.int = ...,
+        chunk_id: _builtins.int | None = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        reason: Global___DeadLetterReason.ValueType = ...,
+        attempts: _builtins.int = ...,
+        failures: _abc.Iterable[Global___FailedDelivery] | None = ...,
+        holds_key: _builtins.bool = ...,
+        waiting_entries: _builtins.int = ...,
+        lags: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id", "chunk_id", b"chunk_id", "origin", b"origin", "position", b"position", "time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id", "attempts", b"attempts", "chunk_id", b"chunk_id", "failures", b"failures", "holds_key", b"holds_key", "key", b"key", "lags", b"lags", "num_messages", b"num_messages", "origin", b"origin", "payload_bytes", b"payload_bytes", "position", b"position", "producer_name", b"producer_name", "properties", b"properties", "reason", b"reason", "sequence_id", b"sequence_id", "time", b"time", "waiting_entries", b"waiting_entries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__chunk_id: _TypeAlias = _typing.Literal["chunk_id"]  # noqa: Y015
+    _WhichOneofArgType__chunk_id: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__chunk_id) -> _WhichOneofReturnType__chunk_id | None: ...
+
+Global___DeadLetter: _TypeAlias = DeadLetter  # noqa: Y015
+
+@_typing.final
+class ListDeadLettersRequest(_message.Message):
+    """ListDeadLettersRequest asks for a page."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTION_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_TOPIC_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    subscription: _builtins.str
+    """The subscription."""
+    dead_letter_topic: _builtins.str
+    """The dead letter topic. Empty: the one that the subscription uses, or, if its
+    owner does not know of one, the default one. Naming it takes the right to
+    read or consume it.
+    """
+    key: _builtins.bytes
+    """Lists the letters of this key alone. Absent: of all keys."""
+    page_size: _builtins.int
+    """1 to 1,000; 0: 100."""
+    page_token: _builtins.str
+    """The previous page's next_page_token; empty: the first page."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        subscription: _builtins.str = ...,
+        dead_letter_topic: _builtins.str = ...,
+        key: _builtins.bytes | None = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "dead_letter_topic", b"dead_letter_topic", "key", b"key", "page_size", b"page_size", "page_token", b"page_token", "subscription", b"subscription", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__key: _TypeAlias = _typing.Literal["key"]  # noqa: Y015
+    _WhichOneofArgType__key: _TypeAlias = _typing.Literal["_key", b"_key"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__key) -> _WhichOneofReturnType__key | None: ...
+
+Global___ListDeadLettersRequest: _TypeAlias = ListDeadLettersRequest  # noqa: Y015
+
+@_typing.final
+class ListDeadLettersResponse(_message.Message):
+    """ListDeadLettersResponse is a page."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LETTERS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_TOPIC_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """The token of the next page; empty: this is the last."""
+    dead_letter_topic: _builtins.str
+    """The dead letter topic that was read."""
+    @_builtins.property
+    def letters(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetter]:
+        """In the order of the dead letter topic."""
+
+    def __init__(
+        self,
+        *,
+        letters: _abc.Iterable[Global___DeadLetter] | None = ...,
+        next_page_token: _builtins.str = ...,
+        dead_letter_topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_letter_topic", b"dead_letter_topic", "letters", b"letters", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDeadLettersResponse: _TypeAlias = ListDeadLettersResponse  # noqa: Y015
+
+@_typing.final
+class GetDeadLetterRequest(_message.Message):
+    """GetDeadLetterRequest names a dead letter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTION_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_TOPIC_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    subscription: _builtins.str
+    """The subscription."""
+    dead_letter_topic: _builtins.str
+    """As in ListDeadLettersRequest."""
+    @_builtins.property
+    def position(self) -> _common_pb2.Position:
+        """The letter's position in the dead letter topic."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        subscription: _builtins.str = ...,
+        dead_letter_topic: _builtins.str = ...,
+        position: _common_pb2.Position | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_letter_topic", b"dead_letter_topic", "position", b"position", "subscription", b"subscription", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDeadLetterRequest: _TypeAlias = GetDeadLetterRequest  # noqa: Y015
+
+@_typing.final
+class GetDeadLetterResponse(_message.Message):
+    """GetDeadLetterResponse is a dead letter and its entry."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LETTER_FIELD_NUMBER: _builtins.int
+    ENTRY_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_TOPIC_FIELD_NUMBER: _builtins.int
+    dead_letter_topic: _builtins.str
+    """The dead letter topic that was read."""
+    @_builtins.property
+    def letter(self) -> Global___DeadLetter:
+        """The letter."""
+
+    @_builtins.property
+    def entry(self) -> _ledger_pb2.StoredEntry:
+        """The entry in the dead letter topic, with its payload."""
+
+    def __init__(
+        self,
+        *,
+        letter: Global___DeadLetter | None = ...,
+        entry: _ledger_pb2.StoredEntry | None = ...,
+        dead_letter_topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "letter", b"letter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_letter_topic", b"dead_letter_topic", "entry", b"entry", "letter", b"letter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDeadLetterResponse: _TypeAlias = GetDeadLetterResponse  # noqa: Y015
 
 @_typing.final
 class SetFiltersRequest(_message.Message):

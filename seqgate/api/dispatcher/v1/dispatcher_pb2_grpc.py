@@ -100,6 +100,16 @@ class DispatcherServiceStub:
                 request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ReleaseKeyRequest.SerializeToString,
                 response_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ReleaseKeyResponse.FromString,
                 _registered_method=True)
+        self.ListDeadLetters = channel.unary_unary(
+                '/seqgate.api.dispatcher.v1.DispatcherService/ListDeadLetters',
+                request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ListDeadLettersRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ListDeadLettersResponse.FromString,
+                _registered_method=True)
+        self.GetDeadLetter = channel.unary_unary(
+                '/seqgate.api.dispatcher.v1.DispatcherService/GetDeadLetter',
+                request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetDeadLetterRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetDeadLetterResponse.FromString,
+                _registered_method=True)
         self.SetFilters = channel.unary_unary(
                 '/seqgate.api.dispatcher.v1.DispatcherService/SetFilters',
                 request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.SetFiltersRequest.SerializeToString,
@@ -258,6 +268,30 @@ class DispatcherServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListDeadLetters(self, request, context):
+        """ListDeadLetters lists a subscription's dead letters, the oldest first, without
+        their payloads: why each was dead-lettered, its failed deliveries, and what
+        waits behind it.
+
+        A dead letter topic may have messages of others, which are left out: a page
+        may be shorter than requested, or empty, while more follow.
+
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetDeadLetter(self, request, context):
+        """GetDeadLetter returns a dead letter with its payload.
+
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_POSITION; NOT_FOUND
+        with reason LETTER_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetFilters(self, request, context):
         """SetFilters sets a subscription's filters from a position on; the previous chain
         stays in effect before it. The chain is compiled first: if one filter is
@@ -361,6 +395,16 @@ def add_DispatcherServiceServicer_to_server(servicer, server):
                     servicer.ReleaseKey,
                     request_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ReleaseKeyRequest.FromString,
                     response_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ReleaseKeyResponse.SerializeToString,
+            ),
+            'ListDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDeadLetters,
+                    request_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ListDeadLettersRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ListDeadLettersResponse.SerializeToString,
+            ),
+            'GetDeadLetter': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDeadLetter,
+                    request_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetDeadLetterRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetDeadLetterResponse.SerializeToString,
             ),
             'SetFilters': grpc.unary_unary_rpc_method_handler(
                     servicer.SetFilters,
@@ -630,6 +674,60 @@ class DispatcherService:
             '/seqgate.api.dispatcher.v1.DispatcherService/ReleaseKey',
             seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ReleaseKeyRequest.SerializeToString,
             seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ReleaseKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seqgate.api.dispatcher.v1.DispatcherService/ListDeadLetters',
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ListDeadLettersRequest.SerializeToString,
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ListDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDeadLetter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seqgate.api.dispatcher.v1.DispatcherService/GetDeadLetter',
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetDeadLetterRequest.SerializeToString,
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetDeadLetterResponse.FromString,
             options,
             channel_credentials,
             insecure,

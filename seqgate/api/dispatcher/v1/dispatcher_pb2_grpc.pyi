@@ -128,6 +128,22 @@ class DispatcherServiceStub:
 
     Retry: safe. Errors: NOT_FOUND with reason KEY_NOT_HELD.
     """
+    ListDeadLetters: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.ListDeadLettersRequest, _dispatcher_pb2.ListDeadLettersResponse]
+    """ListDeadLetters lists a subscription's dead letters, the oldest first, without
+    their payloads: why each was dead-lettered, its failed deliveries, and what
+    waits behind it.
+
+    A dead letter topic may have messages of others, which are left out: a page
+    may be shorter than requested, or empty, while more follow.
+
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
+    """
+    GetDeadLetter: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.GetDeadLetterRequest, _dispatcher_pb2.GetDeadLetterResponse]
+    """GetDeadLetter returns a dead letter with its payload.
+
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_POSITION; NOT_FOUND
+    with reason LETTER_NOT_FOUND.
+    """
     SetFilters: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.SetFiltersRequest, _dispatcher_pb2.SetFiltersResponse]
     """SetFilters sets a subscription's filters from a position on; the previous chain
     stays in effect before it. The chain is compiled first: if one filter is
@@ -268,6 +284,22 @@ class DispatcherServiceAsyncStub(DispatcherServiceStub):
     dead-lettered (AFTER_DEAD_LETTER_HOLD and AFTER_DEAD_LETTER_TAIL).
 
     Retry: safe. Errors: NOT_FOUND with reason KEY_NOT_HELD.
+    """
+    ListDeadLetters: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.ListDeadLettersRequest, _dispatcher_pb2.ListDeadLettersResponse]  # type: ignore[assignment]
+    """ListDeadLetters lists a subscription's dead letters, the oldest first, without
+    their payloads: why each was dead-lettered, its failed deliveries, and what
+    waits behind it.
+
+    A dead letter topic may have messages of others, which are left out: a page
+    may be shorter than requested, or empty, while more follow.
+
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
+    """
+    GetDeadLetter: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.GetDeadLetterRequest, _dispatcher_pb2.GetDeadLetterResponse]  # type: ignore[assignment]
+    """GetDeadLetter returns a dead letter with its payload.
+
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_POSITION; NOT_FOUND
+    with reason LETTER_NOT_FOUND.
     """
     SetFilters: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.SetFiltersRequest, _dispatcher_pb2.SetFiltersResponse]  # type: ignore[assignment]
     """SetFilters sets a subscription's filters from a position on; the previous chain
@@ -454,6 +486,34 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
         dead-lettered (AFTER_DEAD_LETTER_HOLD and AFTER_DEAD_LETTER_TAIL).
 
         Retry: safe. Errors: NOT_FOUND with reason KEY_NOT_HELD.
+        """
+
+    @_abc_1.abstractmethod
+    def ListDeadLetters(
+        self,
+        request: _dispatcher_pb2.ListDeadLettersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_dispatcher_pb2.ListDeadLettersResponse, _abc.Awaitable[_dispatcher_pb2.ListDeadLettersResponse]]:
+        """ListDeadLetters lists a subscription's dead letters, the oldest first, without
+        their payloads: why each was dead-lettered, its failed deliveries, and what
+        waits behind it.
+
+        A dead letter topic may have messages of others, which are left out: a page
+        may be shorter than requested, or empty, while more follow.
+
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
+        """
+
+    @_abc_1.abstractmethod
+    def GetDeadLetter(
+        self,
+        request: _dispatcher_pb2.GetDeadLetterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_dispatcher_pb2.GetDeadLetterResponse, _abc.Awaitable[_dispatcher_pb2.GetDeadLetterResponse]]:
+        """GetDeadLetter returns a dead letter with its payload.
+
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_POSITION; NOT_FOUND
+        with reason LETTER_NOT_FOUND.
         """
 
     @_abc_1.abstractmethod

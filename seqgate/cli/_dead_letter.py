@@ -1,0 +1,126 @@
+"""`seqgate dead-letter`: shows the messages that a subscription dead-lettered."""
+
+from functools import partial
+from typing import Annotated, Any, Final
+
+from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.cli._arguments import (
+    Subscription,
+    Topic,
+    key_from_base64,
+    key_from_text,
+    message_id,
+    topic_name,
+)
+from seqgate.cli._command import Run, command, group
+from seqgate.cli._declared import argument, flag, option
+from seqgate.cli._message import record as message_record
+from seqgate.cli._output import Columns, shown, time_shown
+from seqgate.cli._wire import record, wire_position
+from seqgate.client import MessageId
+from seqgate.client._codec import decode_entry
+
+LISTED: Final = 1_000
+
+Where = Annotated[
+    str,
+    option(
+        "TOPIC",
+        "The dead letter topic to look in. By default, the one that the subscription uses.",
+        "--in",
+        default="",
+        parse=lambda text: text and topic_name(text),
+    ),
+]
+Letter = Annotated[
+    MessageId,
+    argument(
+        "LETTER", "The letter's id in the dead letter topic.", parse=partial(message_id, "LETTER")
+    ),
+]
+
+app = group("Show the messages that a subscription dead-lettered, and why.")
+
+
+@command(app, "ls")
+async def ls(
+    run: Run,
+    topic: Topic,
+    name: Subscription,
+    *,
+    key: str | None = option("KEY", "Only the letters of this key.", "--key", "-k"),
+    is_base64: bool = flag("KEY is base64, not text.", "--base64"),
+    where: Where,
+) -> None:
+    """List a subscription's dead letters, the oldest first."""
+    columns: Columns = {
+        "LETTER": "position",
+        "MESSAGE": "origin",
+        "KEY": _key_shown,
+        "DEAD SINCE": "time_ms",
+        "REASON": "reason",
+        "ATTEMPTS": "attempts",
+        "WAITING": _waiting_shown,
+    }
+    wanted = None
+    if key is not None:
+        wanted = key_from_base64("--key", key) if is_base64 else key_from_text(key)
+    request = pb.ListDeadLettersRequest(
+        topic=topic, subscription=name, key=wanted, dead_letter_topic=where, page_size=LISTED
+    )
+    found = run.services.pages(request)
+    await run.output.listing(columns, (record(each) async for each in found))
+
+
+@command(app, "show")
+async def show(run: Run, topic: Topic, name: Subscription, letter: Letter, *, where: Where) -> None:
+    """Show a dead letter: why it is one, its failed deliveries, what waits behind it, and its
+    messages."""
+    answer = await run.services.call(
+        pb.GetDeadLetterRequest(
+            topic=topic,
+            subscription=name,
+            position=wire_position(letter.position),
+            dead_letter_topic=where,
+        )
+    )
+    found = record(answer.letter)
+    found["dead_letter_topic"] = answer.dead_letter_topic
+    is_chunk = answer.letter.HasField("chunk_id")
+    messages = [] if is_chunk else decode_entry(answer.dead_letter_topic, answer.entry)
+    found["messages"] = [message_record(each) for each in messages]
+    fields: list[tuple[str, object]] = [
+        ("Letter", found["position"]),
+        ("Dead letter topic", found["dead_letter_topic"]),
+        ("Message", found["origin"]),
+        ("Key", _key_shown(found)),
+        ("Producer", found["producer_name"]),
+        ("Sequence id", found["sequence_id"]),
+        ("Dead since", time_shown(found["time_ms"])),
+        ("Reason", found["reason"]),
+        ("Failed deliveries", found["attempts"]),
+        *[("  failure", _failure_shown(each)) for each in found["failures"]],
+        ("Holds its key", "yes" if found["holds_key"] else "no"),
+        ("Waiting behind it", _waiting_shown(found)),
+        *[("  property", f"{each} = {value}") for each, value in found["properties"].items()],
+        ("Payload bytes", found["payload_bytes"]),
+        *[("Payload", repr(each.payload)[2:-1]) for each in messages],
+    ]
+    run.output.result(found, fields)
+
+
+def _key_shown(letter: dict[str, Any]) -> object:
+    return letter["key"] if "key" in letter else letter["key_base64"]
+
+
+def _waiting_shown(letter: dict[str, Any]) -> object:
+    """How many entries wait behind a letter that holds its key; `+`: and more in the log."""
+    if not letter["holds_key"]:
+        return None
+    return f"{letter['waiting_entries']}{'+' if letter['lags'] else ''}"
+
+
+def _failure_shown(failure: dict[str, Any]) -> str:
+    return (
+        f"{failure['failure']} at {time_shown(failure['time_ms'])} by {shown(failure['consumer'])}"
+    )

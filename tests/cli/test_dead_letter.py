@@ -1,0 +1,58 @@
+"""`seqgate dead-letter`."""
+
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+
+from seqgate.client import AfterDeadLetter, Client, SubscriptionOptions, connect
+from seqgate.dev.stack import Stack
+from tests.cli.command_line import CommandLine
+from tests.support.waiting import eventually
+
+
+@pytest_asyncio.fixture
+async def dead(stack: Stack, topic: str) -> AsyncIterator[str]:
+    """A topic whose subscription `s` dead-lettered the first message of key k, and holds k."""
+    options = SubscriptionOptions(max_redeliveries=0, after_dead_letter=AfterDeadLetter.HOLD)
+    async with connect(stack.address("ledger"), stack.address("dispatcher")) as client:
+        await _publish(client, topic)
+        async with client.consumer(topic, "s", name="crew", options=options) as consumer:
+            refused = await consumer.receive()
+            await consumer.nack(refused, delay_s=0)
+
+            async def is_held() -> bool:
+                letters = [each async for each in client.admin().dead_letters(topic, "s")]
+                return [each.waiting_entries for each in letters] == [1]
+
+            await eventually(is_held)
+            yield topic
+
+
+async def _publish(client: Client, topic: str) -> None:
+    async with client.producer(topic, name="p") as producer:
+        await producer.send(b"poison", key="k", properties={"a": "1"})
+        await producer.send(b"next", key="k")
+
+
+async def test_dead_letters_are_listed_and_shown(seqgate: CommandLine, dead: str) -> None:
+    table = await seqgate("dead-letter", "ls", dead, "s")
+    listed = await seqgate("dead-letter", "ls", dead, "s", "--key", "k", "-o", "json")
+    none = await seqgate("dead-letter", "ls", dead, "s", "--key", "aw==", "--base64", "-o", "json")
+    shown = await seqgate("dead-letter", "show", dead, "s", "1:0", "-o", "json")
+    lines = await seqgate("dead-letter", "show", dead, "s", "1:0", "--in", f"{dead}-s-DLQ")
+
+    assert table.rows[0][:3] == ["LETTER", "MESSAGE", "KEY"]
+    assert table.rows[1][:3] == ["1:0", "1:0", "k"]
+    assert table.rows[1][-3:] == ["REDELIVERIES", "1", "1"]
+    (letter,) = listed.records
+    assert none.records == listed.records  # aw== is k
+    assert (letter["origin"], letter["key"], letter["properties"]) == ("1:0", "k", {"a": "1"})
+    assert [each["consumer"] for each in letter["failures"]] == ["crew"]
+    assert shown.record | letter == shown.record
+    assert [each["payload"] for each in shown.record["messages"]] == ["poison"]
+    assert any("REFUSED at" in line and "by crew" in line for line in lines.out.splitlines())
+
+
+async def test_a_missing_letter_is_not_found(seqgate: CommandLine, dead: str) -> None:
+    missing = await seqgate("dead-letter", "show", dead, "s", "1:9", "-o", "json")
+    assert missing.error["reason"] == "LETTER_NOT_FOUND"
