@@ -1,5 +1,6 @@
-"""`seqgate dead-letter`: shows the messages that a subscription dead-lettered."""
+"""`seqgate dead-letter`: shows a subscription's dead letters, and takes them back to it."""
 
+import uuid
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -39,7 +40,7 @@ Letter = Annotated[
     ),
 ]
 
-app = group("Show the messages that a subscription dead-lettered, and why.")
+app = group("Show the messages that a subscription dead-lettered, and why; take them back.")
 
 
 @command(app, "ls")
@@ -61,6 +62,7 @@ async def ls(
         "REASON": "reason",
         "ATTEMPTS": "attempts",
         "WAITING": _waiting_shown,
+        "REDRIVEN": lambda each: "yes" if each["redriven"] else "no",
     }
     wanted = None
     if key is not None:
@@ -98,6 +100,8 @@ async def show(run: Run, topic: Topic, name: Subscription, letter: Letter, *, wh
         ("Sequence id", found["sequence_id"]),
         ("Dead since", time_shown(found["time_ms"])),
         ("Reason", found["reason"]),
+        ("Redriven", "yes" if found["redriven"] else "no"),
+        ("Redrives before", found["redrives"]),
         ("Failed deliveries", found["attempts"]),
         *[("  failure", _failure_shown(each)) for each in found["failures"]],
         ("Holds its key", "yes" if found["holds_key"] else "no"),
@@ -107,6 +111,42 @@ async def show(run: Run, topic: Topic, name: Subscription, letter: Letter, *, wh
         *[("Payload", repr(each.payload)[2:-1]) for each in messages],
     ]
     run.output.result(found, fields)
+
+
+@command(app, "redrive")
+async def redrive(
+    run: Run,
+    topic: Topic,
+    name: Subscription,
+    letters: list[MessageId] = argument(
+        "LETTER",
+        "The letters' ids in the dead letter topic: 1 to 100.",
+        parse=lambda given: [message_id("LETTER", each) for each in given],
+        raw=list[str],
+    ),
+    *,
+    request_id: str | None = option(
+        "ID", "Makes the command safe to repeat: a redrive is made once for each id.", "--id"
+    ),
+    dry_run: bool = flag("Check the letters, and change nothing.", "--dry-run"),
+    where: Where,
+) -> None:
+    """Take dead letters back to their subscription, all or none.
+
+    Each message is delivered and acknowledged once more, under the rules of its key: if the key is
+    held behind it, it comes first, and its acknowledgement resumes the key.
+    """
+    made = await run.services.call(
+        pb.RedriveDeadLettersRequest(
+            topic=topic,
+            subscription=name,
+            positions=[wire_position(each.position) for each in letters],
+            request_id=request_id or uuid.uuid4().hex,
+            dry_run=dry_run,
+            dead_letter_topic=where,
+        )
+    )
+    run.output.result({"topic": topic, "subscription": name, **record(made)})
 
 
 def _key_shown(letter: dict[str, Any]) -> object:

@@ -1,6 +1,6 @@
 """The admin client: topics, deduplication policies, subscriptions, cursors, and explanations."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TypeVar
@@ -235,6 +235,8 @@ class DeadLetter:
         holds_key: whether later messages of its key wait until the key is released.
         waiting_entries: how many entries wait behind it in memory; with `lags`, more wait in the
             log.
+        redriven: whether its message is on its way back, or was settled.
+        redrives: how often its message was redriven before.
     """
 
     id: MessageId
@@ -254,6 +256,23 @@ class DeadLetter:
     holds_key: bool
     waiting_entries: int
     lags: bool
+    redriven: bool
+    redrives: int
+
+
+@dataclass(frozen=True, slots=True)
+class Redrive:
+    """Dead letters that were taken back to their subscription.
+
+    Attributes:
+        number: counts the subscription's redrives; 0: a dry run.
+        letters: how many letters it has.
+        repeated: whether an earlier request with the same id made it.
+    """
+
+    number: int
+    letters: int
+    repeated: bool
 
 
 class Admin:
@@ -510,6 +529,41 @@ class Admin:
         )
         return _dead_letter(found.letter, found.dead_letter_topic), messages
 
+    async def redrive(
+        self,
+        topic: str,
+        subscription: str,
+        letters: Iterable[MessageId],
+        *,
+        request_id: str,
+        dry_run: bool = False,
+        dead_letter_topic: str = "",
+    ) -> Redrive:
+        """Take dead letters back to their subscription, all or none: each message is delivered and
+        acknowledged once more, under the rules of its key.
+
+        Args:
+            letters: their ids in the dead letter topic: 1 to 100, each once.
+            request_id: identifies the request, of 1 to 64 bytes: repeat a call with the same one.
+            dry_run: check the letters and change nothing.
+
+        Raises:
+            InvalidRequestError: too many letters, or an invalid request id.
+            InUseError: one of them cannot be redriven: it is missing, was redriven before, or is a
+                chunk of a large message.
+            LimitExceededError: too many letters are on their way back.
+        """
+        request = dispatcher_pb2.RedriveDeadLettersRequest(
+            topic=_name(topic),
+            subscription=subscription,
+            dead_letter_topic=dead_letter_topic and _name(dead_letter_topic),
+            positions=[to_wire(each.position) for each in letters],
+            request_id=request_id,
+            dry_run=dry_run,
+        )
+        made = await self._calls.call(request)
+        return Redrive(made.redrive, made.letters, made.repeated)
+
     async def explain_delivery(
         self,
         topic: str,
@@ -702,6 +756,8 @@ def _dead_letter(wire: dispatcher_pb2.DeadLetter, topic: str) -> DeadLetter:
         holds_key=wire.holds_key,
         waiting_entries=wire.waiting_entries,
         lags=wire.lags,
+        redriven=wire.redriven,
+        redrives=wire.redrives,
     )
 
 

@@ -110,6 +110,28 @@ class LetterNotFound(DomainError):
     reason = "LETTER_NOT_FOUND"
 
 
+class LetterNotRedrivable(DomainError):
+    """A letter cannot be redriven: there is no such letter, its message is on its way back or was
+    redriven before, or it is a chunk of a large message."""
+
+    kind = Kind.IN_USE
+    reason = "LETTER_NOT_REDRIVABLE"
+
+
+class TooManyReturns(DomainError):
+    """Too many letters of the subscription are on their way back."""
+
+    kind = Kind.EXHAUSTED
+    reason = "TOO_MANY_RETURNS"
+
+
+class InvalidRedrive(DomainError):
+    """A redrive names no letters or too many, names one twice, or its request id is invalid."""
+
+    kind = Kind.INVALID
+    reason = "INVALID_REDRIVE"
+
+
 class KeyNotHeld(DomainError):
     """The key is not held: its messages are delivered."""
 

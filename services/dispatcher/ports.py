@@ -55,11 +55,24 @@ FAILURES: Final = "seqgate.dead.failures"
 """The property of a dead letter with its latest failed deliveries, as JSON: of each, how it failed
 (the name of an effects.How), when in ms since 1970, and the name of its consumer."""
 
+PRODUCER: Final = "seqgate.dead/"
+"""The prefix of the names of the producers of dead letters."""
+
 ORIGIN: Final = "seqgate.origin."
 """The prefix of a dead letter's properties that name its message in the log."""
 
 ATTEMPTS: Final = "seqgate.attempts"
 """The property of a dead letter that counts its failed deliveries."""
+
+ACKNOWLEDGED: Final = "seqgate.dead.acknowledged"
+"""The property of a dead letter that is a batch: the messages that were acknowledged before, as a
+hexadecimal number with a bit for each."""
+
+STEPS: Final = f"{ORIGIN}sequence_id_steps"
+"""The property of a dead letter that is a batch: the distances of its sequence ids, with commas."""
+
+REDRIVES: Final = "seqgate.dead.redrives"
+"""The property of a redriven message, and of its next letter, that counts its redrives."""
 
 INTERNAL: Final = "seqgate."
 """The prefix of cursor properties that are Seqgate's, not the application's."""
@@ -358,6 +371,7 @@ class Letter(NamedTuple):
             that is dead-lettered again after that is a new letter, not a duplicate.
         why, failures: why it is dead-lettered, and its latest failed deliveries. Neither may be
             known of a letter that is put after a take-over.
+        acknowledged: of a batch, the messages acknowledged before (bits).
     """
 
     topic: TopicName
@@ -371,6 +385,7 @@ class Letter(NamedTuple):
     round: int = 0
     why: Why | None = None
     failures: tuple[FailedDelivery, ...] = ()
+    acknowledged: int = 0
 
 
 class DeadLetters(Protocol):

@@ -67,6 +67,7 @@ RIGHTS: Final[Rights] = table(
         "UpdateSubscriptionProperties": Right(_OF_OPERATORS),
         "ReleaseKey": Right(_OF_CONSUMERS),
         "ListDeadLetters": Right(_of_letters(CONSUME, ADMINISTER)),
+        "RedriveDeadLetters": Right(_of_letters(CONSUME, ADMINISTER)),
         "GetDeadLetter": Right(_of_letters(CONSUME)),  # it has the payload
         "SetFilters": Right(_OF_OPERATORS),
         "GetFilters": Right(_OF_CONSUMERS),

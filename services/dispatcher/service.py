@@ -19,6 +19,7 @@ from seqgate.services.dispatcher.errors import (
 from seqgate.services.dispatcher.filtering.analysis import Analysis, analyze
 from seqgate.services.dispatcher.filtering.chains import Chain, Chains, from_properties
 from seqgate.services.dispatcher.letters.listing import Letters
+from seqgate.services.dispatcher.letters.returns import Redrive
 from seqgate.services.dispatcher.metrics import DispatcherMetrics
 from seqgate.services.dispatcher.ports import (
     INTERNAL,
@@ -297,6 +298,20 @@ class Dispatcher:
                 dead_letter_topic=listing.dead_letter_topic,
             )
         return live, listing.dead_letter_topic, entry
+
+    async def redrive(
+        self,
+        topic: TopicName,
+        name: str,
+        dead_letter_topic: TopicName | None,
+        letters: Sequence[Position],
+        request_id: str,
+        *,
+        is_trial: bool,
+    ) -> tuple[Redrive, bool]:
+        """Raises what `live` and `Live.redrive` do."""
+        live = await self.live(topic, name)
+        return await live.redrive(dead_letter_topic, letters, request_id, is_trial=is_trial)
 
     async def resolve(self, topic: TopicName, start: Start) -> Position | None:
         """The mark-delete position for a start: everything up to it counts as acknowledged. Raises

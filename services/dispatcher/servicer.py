@@ -224,7 +224,7 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
             limit=read_limit(request.page_size, parsing.PAGE_DEFAULT, parsing.PAGE_MAX),
         )
         return pb.ListDeadLettersResponse(
-            letters=[lettering.letter(live, each) for each in page.letters],
+            letters=[lettering.letter(live, where, each) for each in page.letters],
             next_page_token=to_position_token(page.last),
             dead_letter_topic=str(where),
         )
@@ -238,7 +238,23 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
             topic, name, parsing.dead_letter_topic(request), position
         )
         return pb.GetDeadLetterResponse(
-            letter=lettering.letter(live, entry), entry=entry, dead_letter_topic=str(where)
+            letter=lettering.letter(live, where, entry), entry=entry, dead_letter_topic=str(where)
+        )
+
+    async def RedriveDeadLetters(
+        self, request: pb.RedriveDeadLettersRequest, context: Context
+    ) -> pb.RedriveDeadLettersResponse:
+        topic, name = parsing.names(request)
+        redrive, repeated = await self._dispatcher.redrive(
+            topic,
+            name,
+            parsing.dead_letter_topic(request),
+            parsing.letters(request),
+            parsing.request_id(request),
+            is_trial=request.dry_run,
+        )
+        return pb.RedriveDeadLettersResponse(
+            redrive=redrive.number, letters=redrive.letters, repeated=repeated
         )
 
     async def SetFilters(

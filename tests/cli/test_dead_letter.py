@@ -43,7 +43,7 @@ async def test_dead_letters_are_listed_and_shown(seqgate: CommandLine, dead: str
 
     assert table.rows[0][:3] == ["LETTER", "MESSAGE", "KEY"]
     assert table.rows[1][:3] == ["1:0", "1:0", "k"]
-    assert table.rows[1][-3:] == ["REDELIVERIES", "1", "1"]
+    assert table.rows[1][-4:] == ["REDELIVERIES", "1", "1", "no"]
     (letter,) = listed.records
     assert none.records == listed.records  # aw== is k
     assert (letter["origin"], letter["key"], letter["properties"]) == ("1:0", "k", {"a": "1"})
@@ -51,6 +51,21 @@ async def test_dead_letters_are_listed_and_shown(seqgate: CommandLine, dead: str
     assert shown.record | letter == shown.record
     assert [each["payload"] for each in shown.record["messages"]] == ["poison"]
     assert any("REFUSED at" in line and "by crew" in line for line in lines.out.splitlines())
+
+
+async def test_a_letter_is_redriven_once(seqgate: CommandLine, dead: str) -> None:
+    again = ("dead-letter", "redrive", dead, "s", "1:0", "-o", "json")
+    trial = await seqgate(*again, "--dry-run")
+    made = await seqgate(*again, "--id", "monday")
+    repeated = await seqgate(*again, "--id", "monday")
+    refused = await seqgate(*again)
+
+    assert (trial.record["redrive"], trial.record["letters"]) == (0, 1)
+    assert (made.record["redrive"], made.record["repeated"]) == (1, False)
+    assert (repeated.record["redrive"], repeated.record["repeated"]) == (1, True)
+    assert refused.error["reason"] == "LETTER_NOT_REDRIVABLE"
+    (letter,) = (await seqgate("dead-letter", "ls", dead, "s", "-o", "json")).records
+    assert letter["redriven"]
 
 
 async def test_a_missing_letter_is_not_found(seqgate: CommandLine, dead: str) -> None:

@@ -371,6 +371,106 @@ async def test_a_crash_during_dead_lettering_loses_and_duplicates_nothing(
     assert letters == ([0, 1] if policy == "TAIL" else [0])
 
 
+REDRIVING: dict[str, Order] = {
+    "before the redrive is durable": Order("set_properties.before"),
+    "the redrive is durable": Order("set_properties.after"),
+}
+SETTLING: dict[str, Order] = {
+    "before the letter is settled": Order("set_properties.before"),
+    "the letter is settled": Order("set_properties.after"),
+    "before its entry is acknowledged again": Order("persist.before"),
+    "its entry is acknowledged again": Order("persist.after"),
+}
+
+
+@pytest.mark.parametrize(
+    ("redriving", "settling"),
+    [
+        *((REDRIVING[each], None) for each in REDRIVING),
+        *((None, SETTLING[each]) for each in SETTLING),
+    ],
+    ids=[*REDRIVING, *SETTLING],
+)
+async def test_a_crash_during_a_redrive_loses_and_duplicates_nothing(
+    quick: World, redriving: Order | None, settling: Order | None
+) -> None:
+    """A redriven message is delivered and acknowledged once more and no more than that, before the
+    messages that were held behind it."""
+    order = redriving or settling
+    assert order is not None
+    topic = f"public/default/redrive-{order.point}-{redriving is None}"
+    stack = quick.stack
+    names: dict[str, Any] = {"topic": topic, "subscription": "s"}
+    options: dict[str, Any] = {
+        "max_redeliveries": 0,
+        "after_dead_letter": pb.AFTER_DEAD_LETTER_HOLD,
+    }
+    place = common_pb2.Position(ledger_id=1, entry_id=0)
+    request = pb.RedriveDeadLettersRequest(**names, positions=[place], request_id="r")
+    async with (
+        channel_to(stack.address("ledger")) as to_ledger,
+        channel_to(stack.address("dispatcher")) as to_dispatcher,
+    ):
+        ledger: Any = LedgerServiceStub(to_ledger)
+        dispatchers: Any = DispatcherServiceStub(to_dispatcher)
+        async with publishing(ledger, topic, "p") as publisher:
+            for i in range(3):
+                await publisher.store(single(i, i, partition_key="k"))
+
+        async def redriven() -> bool:
+            """Redrive the letter, however often it takes; it is made once."""
+            try:
+                answer = await dispatchers.RedriveDeadLetters(request)
+            except aio.AioRpcError:
+                return False
+            return bool(answer.redrive == 1)
+
+        async def is_dead() -> bool:
+            asked = pb.GetSubscriptionRequest(**names)
+            found = (await dispatchers.GetSubscription(asked)).subscription
+            return bool(found.HasField("mark_delete"))
+
+        async with consuming(dispatchers, topic, permits=9, **options) as consumer:
+            first, *_ = await consumer.received(3)
+            await consumer.negative_acknowledge(first, delay_ms=0)
+            await eventually(is_dead)
+            if redriving is not None:
+                quick.order("dispatcher", redriving)
+                assert not await redriven()
+            else:
+                await eventually(redriven)
+                await consumer.until(lambda: len(alive(consumer, 0)) == 2)
+                assert settling is not None
+                quick.order("dispatcher", settling)
+                await consumer.ask_acknowledge(alive(consumer, 0)[-1])
+            assert await stack.ended("dispatcher") == -signal.SIGKILL
+        await stack.run("dispatcher")
+        await serving(stack.address("dispatcher"))
+        consumer = await taken_over(dispatchers, topic, **options)
+        await consumer.permit(9)
+        await eventually(redriven)
+        is_settled = settling is not None and settling.point != "set_properties.before"
+        if not is_settled:
+            (back,) = await consumer.received(1)
+            assert back.position.entry_id == 0
+            assert await consumer.still() == 0
+            await consumer.acknowledge(back)
+        rest = await consumer.received(2)
+        assert [each.position.entry_id for each in rest] == [1, 2]
+        await consumer.acknowledge(*rest)
+        assert await consumer.still() == 0
+        await consumer.leave()
+        consumer = await taken_over(dispatchers, topic, **options)
+        await consumer.permit(9)
+        assert await consumer.still() == 0
+        await consumer.leave()
+        with suppress(aio.AioRpcError):
+            again = pb.RedriveDeadLettersRequest(**names, positions=[place], request_id="again")
+            await dispatchers.RedriveDeadLetters(again)
+            raise AssertionError("the letter is redriven twice")
+        assert await origins(ledger, f"{topic}-s-DLQ") == [0]
+
+
 @pytest.mark.parametrize(
     "point",
     some_of(

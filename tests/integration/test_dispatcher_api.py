@@ -187,6 +187,9 @@ METHODS: dict[str, Callable[..., Any]] = {
     "UpdateSubscriptionProperties": pb.UpdateSubscriptionPropertiesRequest,
     "ReleaseKey": pb.ReleaseKeyRequest,
     "ListDeadLetters": pb.ListDeadLettersRequest,
+    "RedriveDeadLetters": lambda **names: pb.RedriveDeadLettersRequest(
+        **({"positions": [at(0)], "request_id": "r"} | names)
+    ),
     "GetDeadLetter": lambda **names: pb.GetDeadLetterRequest(**({"position": at(0)} | names)),
     "SetFilters": pb.SetFiltersRequest,
     "GetFilters": pb.GetFiltersRequest,
@@ -1546,6 +1549,207 @@ async def test_dead_letters_are_listed_in_pages_and_by_key(services: Services, s
         await listed(page_token="x")
     none = pb.ListDeadLettersRequest(dead_letter_topic=dlq(topic), **sub.names)
     assert not (await sub.stub.ListDeadLetters(none)).letters  # that topic does not exist
+
+
+async def redrive(sub: Sub, *letters: Position, **more: Any) -> pb.RedriveDeadLettersResponse:
+    fields: dict[str, Any] = {"request_id": "r1"} | sub.names | more
+    request = pb.RedriveDeadLettersRequest(positions=letters, **fields)
+    answer: pb.RedriveDeadLettersResponse = await sub.stub.RedriveDeadLetters(request)
+    return answer
+
+
+async def redriven(sub: Sub, *letters: Position, **more: Any) -> None:
+    """Redrive letters once the acknowledgements of their messages are durable."""
+
+    async def begun() -> bool:
+        try:
+            await redrive(sub, *letters, **more)
+        except aio.AioRpcError as error:
+            if error.code() is not IN_USE:
+                raise
+            return False
+        return True
+
+    await eventually(begun)
+
+
+async def listed(sub: Sub) -> list[pb.DeadLetter]:
+    page = await sub.stub.ListDeadLetters(pb.ListDeadLettersRequest(**sub.names))
+    return list(page.letters)
+
+
+async def test_a_redriven_message_comes_before_the_messages_held_behind_it(
+    services: Services, sub: Sub
+) -> None:
+    topic = sub.names["topic"]
+    await publish(services, topic, "k", "k", "other", "k", properties={"a": "1"})
+    options: dict[str, Any] = {
+        "max_redeliveries": 0,
+        "after_dead_letter": pb.AFTER_DEAD_LETTER_HOLD,
+    }
+    async with consuming(services.dispatcher, topic, permits=20, **options) as consumer:
+        got = {each.position.entry_id: each for each in await consumer.received(4)}
+        await consumer.acknowledge(got[2])
+        await consumer.negative_acknowledge(got[0], delay_ms=0)
+        await sub.waits_for("k", "HELD")
+        assert await consumer.still() == 0
+
+        trial = await redrive(sub, at(0), dry_run=True)
+        assert (trial.redrive, trial.letters) == (0, 1)
+        assert [each.redriven for each in await listed(sub)] == [False]
+        made = await redrive(sub, at(0))
+        assert (made.redrive, made.letters, made.repeated) == (1, 1, False)
+        assert [each.redriven for each in await listed(sub)] == [True]
+        again = await redrive(sub, at(0))
+        assert (again.redrive, again.letters, again.repeated) == (1, 1, True)
+        with refused(IN_USE, "LETTER_NOT_REDRIVABLE"):
+            await redrive(sub, at(0), request_id="r2")
+
+        (back,) = await consumer.received(1)
+        assert await consumer.still() == 0  # the others wait for it
+        assert (numbers([back]), back.payload, back.attempts) == ([0], b"0", 0)
+        assert (back.metadata.producer_name, back.metadata.sequence_id) == ("p", 0)
+        properties = dict(back.metadata.properties)
+        assert (properties["a"], properties["seqgate.dead.redrives"]) == ("1", "1")
+        await consumer.acknowledge(back)
+        rest = await consumer.received(2)
+        assert numbers(rest) == [1, 3]
+        await consumer.acknowledge(*rest)
+        assert await consumer.still() == 0
+    with refused(IN_USE, "LETTER_NOT_REDRIVABLE"):
+        await redrive(sub, at(0), request_id="r3")
+    names = cursor_pb2.GetCursorRequest(topic=topic, cursor="s")
+    kept = (await services.cursor.GetCursor(names)).cursor.properties
+    assert not [each for each in kept if "return" in each or "dead.key" in each]
+
+
+async def test_a_redriven_message_that_fails_again_is_another_letter(
+    services: Services, sub: Sub
+) -> None:
+    topic = sub.names["topic"]
+    await publish(services, topic, "k", "k")
+    options: dict[str, Any] = {
+        "max_redeliveries": 1,
+        "after_dead_letter": pb.AFTER_DEAD_LETTER_HOLD,
+    }
+    async with consuming(services.dispatcher, topic, permits=40, **options) as consumer:
+        first, _ = await consumer.received(2)
+        await dies(consumer, first, 2)
+        await sub.waits_for("k", "HELD")
+        for number in (1, 2):
+            await redriven(sub, at(number - 1), request_id=f"r{number}")
+            (back,) = await consumer.received(1)
+            await dies(consumer, back, 2)
+
+            async def is_dead(letters_: int = number + 1) -> bool:
+                return len(await listed(sub)) == letters_
+
+            await eventually(is_dead)
+            await sub.waits_for("k", "HELD")
+        found = await listed(sub)
+        assert [each.redrives for each in found] == [0, 1, 2]
+        assert [each.attempts for each in found] == [2, 2, 2]
+        assert [each.redriven for each in found] == [True, True, False]
+        assert {each.origin.entry_id for each in found} == {0}
+
+
+async def test_a_rest_of_a_redriven_batch_is_delivered(services: Services, sub: Sub) -> None:
+    topic = sub.names["topic"]
+    """A message that was acknowledged before its batch was dead-lettered does not come back."""
+    await store(services, topic, batch(1, [3, 5, 9], b"xyz"))
+    async with consuming(services.dispatcher, topic, permits=40, max_redeliveries=0) as consumer:
+        (first,) = await consumer.received(1)
+        await consumer.acknowledge(first, indexes=[1])
+        await consumer.negative_acknowledge(first, delay_ms=0)
+
+        async def is_dead() -> bool:
+            return await sub.position() == 0 and len(await listed(sub)) == 1
+
+        await eventually(is_dead)
+        await redriven(sub, at(0))
+        (back,) = await consumer.received(1)
+        assert (back.metadata.num_messages_in_batch, list(back.acknowledged)) == (3, [1])
+        kept = back.metadata
+        assert (kept.sequence_id, kept.highest_sequence_id) == (3, 9)
+        assert list(kept.sequence_id_steps) == [2, 4]
+        await consumer.acknowledge(back, indexes=[0])
+        assert await consumer.still() == 0
+        await consumer.acknowledge(back)
+        assert await consumer.still() == 0
+
+
+async def test_a_reset_ends_redrives_of_messages_that_it_delivers_again(
+    services: Services, sub: Sub
+) -> None:
+    topic = sub.names["topic"]
+    await publish(services, topic, "k")
+    async with consuming(services.dispatcher, topic, permits=40, max_redeliveries=0) as consumer:
+        (first,) = await consumer.received(1)
+        await consumer.negative_acknowledge(first, delay_ms=0)
+        await redriven_when_dead(sub, at(0))
+        await consumer.received(1)
+        await sub.reset(EARLIEST)
+        await consumer.permit(9)
+        (again,) = await consumer.received(1)
+        assert again.metadata.properties == {}  # from the log
+        await consumer.acknowledge(again)
+        assert await consumer.still() == 0
+        await consumer.leave()
+    # Other options: the subscription starts from its durable state.
+    async with consuming(services.dispatcher, topic, permits=40, max_redeliveries=1) as consumer:
+        assert await consumer.still() == 0
+
+
+async def test_redriven_messages_survive_another_start_from_durable_state(
+    services: Services, sub: Sub
+) -> None:
+    topic = sub.names["topic"]
+    await store(services, topic, batch(1, [1, 2, 3], b"xyz"), single(2, 4, b"next"))
+    async with consuming(services.dispatcher, topic, permits=40, max_redeliveries=1) as consumer:
+        first, last = await consumer.received(2)
+        await consumer.acknowledge(last)
+        await dies(consumer, first, 2)
+        await redriven_when_dead(sub, at(0))
+        (back,) = await consumer.received(1)
+        await consumer.acknowledge(back, indexes=[2])
+        await consumer.negative_acknowledge(back, delay_ms=0)
+        (back,) = await consumer.received(1)
+        assert (back.attempts, list(back.acknowledged)) == (1, [2])
+        await consumer.leave()
+    async with consuming(services.dispatcher, topic, permits=40, max_redeliveries=2) as consumer:
+        (back,) = await consumer.received(1)
+        assert (back.position.entry_id, back.attempts, list(back.acknowledged)) == (0, 1, [2])
+        await consumer.acknowledge(back)
+        assert await consumer.still() == 0
+        await consumer.leave()
+    async with consuming(services.dispatcher, topic, permits=40, max_redeliveries=3) as consumer:
+        assert await consumer.still() == 0
+
+
+async def redriven_when_dead(sub: Sub, letter: Position) -> None:
+    async def is_dead() -> bool:
+        return letter in [each.position for each in await listed(sub)]
+
+    await eventually(is_dead)
+    await redriven(sub, letter)
+
+
+BAD_REDRIVES: dict[str, dict[str, Any]] = {
+    "no letters": {"positions": []},
+    "too many letters": {"positions": [at(number) for number in range(101)]},
+    "a letter twice": {"positions": [at(0), at(0)]},
+    "a position beyond all": {"positions": [at(2**63)]},
+    "no request id": {"request_id": ""},
+    "a long request id": {"request_id": "x" * 65},
+}
+
+
+@pytest.mark.parametrize("fields", BAD_REDRIVES.values(), ids=BAD_REDRIVES)
+async def test_invalid_redrives_are_refused(
+    services: Services, sub: Sub, fields: dict[str, Any]
+) -> None:
+    with refused(INVALID, "INVALID_REDRIVE"):
+        await call(services, "RedriveDeadLetters", **sub.names, **fields)
 
 
 async def test_later_messages_of_a_key_report_the_gap(services: Services, sub: Sub) -> None:

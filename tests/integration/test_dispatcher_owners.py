@@ -157,6 +157,9 @@ async def test_an_instance_redirects_to_the_owner_of_a_subscription(
             "GetDeadLetter": pb.GetDeadLetterRequest(
                 **names, position=common_pb2.Position(ledger_id=1)
             ),
+            "RedriveDeadLetters": pb.RedriveDeadLettersRequest(
+                **names, positions=[common_pb2.Position(ledger_id=1)], request_id="r"
+            ),
             "SetFilters": pb.SetFiltersRequest(**names),
             "AnalyzeBacklog": pb.AnalyzeBacklogRequest(**names),
             "Report": pb.ReportRequest(**names),

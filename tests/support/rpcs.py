@@ -112,6 +112,7 @@ ALLOWED: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "UpdateSubscriptionProperties": ("administer", ""),
         "ReleaseKey": ("consume administer", ""),
         "ListDeadLetters": ("consume administer", ""),
+        "RedriveDeadLetters": ("consume administer", ""),
         "GetDeadLetter": ("consume", ""),
         "SetFilters": ("administer", ""),
         "GetFilters": ("consume administer", ""),

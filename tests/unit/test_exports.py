@@ -44,6 +44,7 @@ def test_the_client_library_exports_these_names() -> None:
         "Reason",
         "Receipt",
         "Received",
+        "Redrive",
         "RetryPolicy",
         "SendManyError",
         "Start",

@@ -253,7 +253,7 @@ def test_a_dead_letter_topic_requires_the_right_to_publish_there() -> None:
     )
 
 
-@pytest.mark.parametrize("method", ["ListDeadLetters", "GetDeadLetter"])
+@pytest.mark.parametrize("method", ["ListDeadLetters", "GetDeadLetter", "RedriveDeadLetters"])
 def test_another_dead_letter_topic_requires_the_right_to_read_it(method: str) -> None:
     needed = DISPATCHER[path("dispatcher", method)]
     where = {"topic": "acme/shop/orders", "subscription": "billing"}

@@ -26,6 +26,7 @@ RETRY_OF: Final[Mapping[str, str]] = {
     "CURSOR_TOO_LARGE": "yes, once more is acknowledged in order",
     "KEY_NOT_HELD": "no: there is nothing to release",
     "LETTER_NOT_FOUND": "no",
+    "LETTER_NOT_REDRIVABLE": "yes, if the letter was written a moment ago",
     "NOT_OWNER": "yes, at the instance that `owner` names",
     "TOKEN_NOT_YET_VALID": "yes, once the token is valid",
     "TOPIC_IN_USE": "yes, once the producers are closed, or with `force`",
@@ -170,6 +171,13 @@ REMEDIES: Final[Mapping[str, str]] = {
     "INVALID_WRITER": "Send the `writer` of the topic's current epoch, and a `confirmation` that "
     "ends at the log's end and lists at most 10,000 entries. Only a ledger sends these: report it "
     "if yours does.",
+    "LETTER_NOT_REDRIVABLE": "The message says which letter and why. Leave out letters that were "
+    "redriven before (`seqgate dead-letter ls` shows them), and chunks of large messages, which "
+    "must be published again. A letter that has just been written can be redriven a moment later.",
+    "TOO_MANY_RETURNS": "Wait until consumers have acknowledged the messages on their way back, at "
+    "most 500 for a subscription, and ask again.",
+    "INVALID_REDRIVE": "Name 1 to 100 letters, each once, by their positions in the dead letter "
+    "topic, and give a `request_id` of 1 to 64 bytes.",
     "LETTER_NOT_FOUND": "List the letters with `seqgate dead-letter ls`. A letter is named by its "
     "id in the dead letter topic, and is gone once retention or a trim removes it. Letters in "
     "another topic than the subscription's latest are found with `--in`.",

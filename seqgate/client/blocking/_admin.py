@@ -30,6 +30,7 @@ class Admin(Held[AsyncioAdmin]):
     update_subscription = crossing(AsyncioAdmin.update_subscription)
     delete_subscription = crossing(AsyncioAdmin.delete_subscription)
     release_key = crossing(AsyncioAdmin.release_key)
+    redrive = crossing(AsyncioAdmin.redrive)
     dead_letter = crossing(AsyncioAdmin.dead_letter)
     explain_delivery = crossing(AsyncioAdmin.explain_delivery)
     create_cursor = crossing(AsyncioAdmin.create_cursor)

@@ -12,11 +12,14 @@ from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from seqgate.owners import NOT_OWNER, FollowingChannel
 from seqgate.services.dispatcher.ports import (
+    ACKNOWLEDGED,
     ATTEMPTS,
     FAILURES,
     GENERATION,
     ORIGIN,
+    PRODUCER,
     REASON,
+    STEPS,
     LedgerUnavailable,
     Letter,
     LetterRefused,
@@ -198,10 +201,15 @@ def published(letter: Letter, *, is_alone: bool = False) -> pb.Entry:
             origin[f"{ORIGIN}compression"] = entry_pb2.CompressionType.Name(metadata.compression)
         for field in _OF_CHUNKS:
             metadata.ClearField(field)
-    for name in (REASON, FAILURES):  # of the letter before, if this is a letter's letter
+    # Those of the letter before, if this is a letter's letter.
+    for name in (REASON, FAILURES, ACKNOWLEDGED, STEPS):
         metadata.properties.pop(name, None)
     if letter.why is not None:
         origin[REASON] = letter.why.value
+    if letter.acknowledged:
+        origin[ACKNOWLEDGED] = f"{letter.acknowledged:x}"
+    if source.metadata.sequence_id_steps:
+        origin[STEPS] = ",".join(map(str, source.metadata.sequence_id_steps))
     if letter.failures:
         origin[FAILURES] = json.dumps([[how.value, *rest] for how, *rest in letter.failures])
     for name, value in origin.items():
@@ -224,7 +232,7 @@ def published(letter: Letter, *, is_alone: bool = False) -> pb.Entry:
 
 def _producer(letter: Letter, *more: str) -> str:
     line = (letter.line,) if letter.line else ()
-    name = "/".join(("seqgate.dead", str(letter.source), letter.subscription, *line, *more))
+    name = PRODUCER + "/".join((str(letter.source), letter.subscription, *line, *more))
     if len(name.encode()) <= PRODUCER_NAME_BYTES_MAX:
         return name
-    return f"seqgate.dead/{blake2b(name.encode(), digest_size=16).hexdigest()}"
+    return f"{PRODUCER}{blake2b(name.encode(), digest_size=16).hexdigest()}"

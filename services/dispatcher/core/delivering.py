@@ -170,7 +170,7 @@ class Delivering:
                     continue
                 parking.take(lane, head)
                 consumer.gathering = None
-                self._dead_letter(lane, head.position, now_ms)
+                self._dead_letter(lane, head, now_ms)
                 return
             if lane.undecided is not None and head.position in lane.undecided.states:
                 if self._orders_keys:
@@ -190,7 +190,7 @@ class Delivering:
     def _skip_undeliverable(self, lane: Lane, position: Position) -> bool:
         """Acknowledge a chunk of an aborted attempt, and skip a useless one. Returns whether the
         entry needs no delivery: it was one of these, or was acknowledged while it waited."""
-        if position in self._settling.acknowledged:
+        if self._settling.is_over(position):
             return True
         if self._is_over(lane, position):
             self._settling.acknowledge_entry(position, lane)
@@ -348,14 +348,16 @@ class Delivering:
             self._parking.bring_back(lane, chunk.attempt)
         return self._flights.take_back(lane, chunk.attempt) or is_kept
 
-    def _dead_letter(self, lane: Lane, position: Position, now_ms: int) -> None:
+    def _dead_letter(self, lane: Lane, head: Parked | Returned, now_ms: int) -> None:
+        position, messages = head.position, head.messages
         why = self._why_dead(lane, position)
         if lane.rare is not None:
             lane.rare.forget(position)
         lane.dead = position
         attempts, after = self._settling.attempts.get(position, 0), self._gaps.after(lane.key)
         failures = self._settling.failures(position)
-        self._out.add(DeadLetter(position, lane.key, attempts, after, why, failures))
+        acknowledged = (1 << messages) - 1 & ~self._settling.left(position, messages)
+        self._out.add(DeadLetter(position, lane.key, attempts, after, why, failures, acknowledged))
         self._parking.withhold(lane, Reason.DEAD_LETTERING, now_ms)
 
     def _deliver(

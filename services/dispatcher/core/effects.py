@@ -289,6 +289,7 @@ class DeadLetter:
         why: why it is dead-lettered.
         failures: its latest failed deliveries, the oldest first; those before a take-over are not
             known.
+        acknowledged: of a batch, the messages acknowledged before (bits).
     """
 
     position: Position
@@ -297,6 +298,7 @@ class DeadLetter:
     after: AfterDeadLetter
     why: Why = Why.REDELIVERIES
     failures: tuple[FailedDelivery, ...] = field(default=(), compare=False)
+    acknowledged: int = 0
 
 
 @dataclass(frozen=True, slots=True)

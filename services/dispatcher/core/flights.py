@@ -238,7 +238,8 @@ class Flights:
         """End a delivery and make its entry wait again."""
         self.land(flight)
         returned = Returned(flight.position, flight.messages, not_before_ms)
-        self._parking.put_back(flight.lane, returned)
+        is_return = flight.position in self._settling.returned
+        self._parking.put_back(flight.lane, returned, is_return=is_return)
 
     def keep_back(self, flight: Flight, attempt: str, now_ms: int) -> None:
         """Keep back a chunk for which its consumer has no room besides other large messages."""

@@ -561,14 +561,28 @@ class Parking:
         if lane.undecided is not None:
             yield from lane.undecided.aside
 
-    def put_back(self, lane: Lane, returned: Returned) -> None:
-        """Make an entry wait again after a delivery."""
+    def put_back(self, lane: Lane, returned: Returned, *, is_return: bool = False) -> None:
+        """Make an entry wait again after a delivery. A dead letter that came back (`is_return`) is
+        not filtered again."""
         self._push(lane, returned)
         if lane.rare is not None:
             lane.rare.count_rest(returned.position, 1)
-        if self.verdicts.is_filtered:
+        if self.verdicts.is_filtered and not is_return:
             self.verdicts.back.append((lane, returned.position))
         self._count_parked(lane, 1)
+
+    def bring_return(self, entry: Entry, key: bytes) -> bool:
+        """Make a dead letter that comes back wait, in the order of the log; it is not filtered
+        again. Returns false while earlier entries of its key may not be in memory."""
+        lane, position = self.lanes.get(key), entry.position
+        slot = self.slot_of(key) if lane is None else lane.slot
+        if slot.is_behind(position) or (lane is not None and lane.is_behind(position)):
+            return False
+        lane = lane or self.add_lane(key, slot)
+        self._push(lane, Returned(position, entry.messages))
+        self._count_parked(lane, 1)
+        self.wake(lane)
+        return True
 
     def due(self, now_ms: int) -> None:
         """Make delayed entries that are due wait for their turn. Those that hold their key have

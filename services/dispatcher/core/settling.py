@@ -63,6 +63,7 @@ class Durable(NamedTuple):
         keys: keys of which a message was dead-lettered, in the form of `remembered`.
         doomed: entries on their way to the dead letter topic.
         waits: the start times of the oldest waits that must end.
+        returned: acknowledged entries that are delivered once more: dead letters that come back.
     """
 
     acknowledged: Acknowledged
@@ -71,6 +72,7 @@ class Durable(NamedTuple):
     keys: Mapping[bytes, KeyState] = {}
     doomed: frozenset[Position] = frozenset()
     waits: Mapping[Position, int] = {}
+    returned: frozenset[Position] = frozenset()
 
 
 @dataclass(slots=True)
@@ -103,6 +105,7 @@ class Settling:
         self.partial = dict(durable.partial)
         self.attempts = dict(durable.attempts)
         self.doomed = set(durable.doomed)
+        self.returned = set(durable.returned)
         self._failures: dict[Position, tuple[FailedDelivery, ...]] = {}
         self.gaps = Gaps(options, durable.keys)
         self._out = out
@@ -213,7 +216,7 @@ class Settling:
         assert batch is not None
         for run in batch.runs:
             self.acknowledged.add_range(*run)
-        if self.partial or self.attempts or self.doomed:
+        if self.partial or self.attempts or self.doomed or self.returned:
             for position in batch.whole:
                 self._forget(position)
         return batch
@@ -236,6 +239,11 @@ class Settling:
         self.attempts.pop(position, None)
         self._failures.pop(position, None)
         self.doomed.discard(position)
+        self.returned.discard(position)
+
+    def is_over(self, position: Position) -> bool:
+        """Whether an entry is durably acknowledged, and does not come back as a dead letter."""
+        return position in self.acknowledged and position not in self.returned
 
     def is_settled(self, position: Position) -> bool:
         """Whether an entry is acknowledged as a whole, durably or not yet."""
@@ -321,6 +329,13 @@ class Gaps:
         """Whether an earlier message of a key was dead-lettered, with this rule for later ones."""
         state = self.state(key)
         return state is not None and state.after is after and state.gap.position < position
+
+    def holds_behind(self, key: bytes, position: Position) -> bool:
+        """Whether a key is held behind this dead-lettered message, until it is released."""
+        state = self.state(key)
+        if state is None or state.after is not AfterDeadLetter.HOLD:
+            return False
+        return state.gap.position == position
 
     def after(self, key: bytes) -> AfterDeadLetter:
         """The rule for a key when one of its messages is dead-lettered now."""

@@ -151,6 +151,8 @@ class Subscription:
         self.verdicts = parking.verdicts
         self.verdicts.is_filtered = is_filtered
         self.read_position = self.acknowledged.mark_delete
+        self._returns: dict[Position, Entry] = {}
+        self._brought: set[Position] = set()
         self._is_reading = False
         self._scanned_to = self.read_position
         self._to_scan: Scan | None = None
@@ -349,7 +351,7 @@ class Subscription:
     def read(self, entries: Sequence[Entry], now_ms: int) -> list[Effect]:
         """Process the next entries of the log, in order."""
         self._is_reading = False
-        waits_for_nobody = self.delivering.may_pass
+        waits_for_nobody = self.delivering.may_pass and not self._returns
         passed: list[Position] = []
         for entry in entries:
             before = self.read_position
@@ -380,7 +382,35 @@ class Subscription:
                 continue
             self.parking.keep_read(entry, key, now_ms)
         self.settling.pass_over(passed, Because.HEADLESS)
+        self._bring_returns()
         return self._effects(now_ms)
+
+    def redrive(
+        self, entries: Sequence[Entry], now_ms: int, partial: Mapping[Position, int] = {}
+    ) -> list[Effect]:
+        """Deliver acknowledged entries once more: dead letters that come back. Each waits in its
+        key in the order of the log. Those that wait already, or are in flight, are ignored.
+        `partial`: of batches, the messages left to deliver (bits)."""
+        for entry in entries:
+            assert entry.position in self.acknowledged
+            if entry.position not in self._brought:
+                self._brought.add(entry.position)
+                self.settling.returned.add(entry.position)
+                if entry.position in partial:
+                    self.partial[entry.position] = partial[entry.position]
+                self._returns[entry.position] = entry
+        self._bring_returns()
+        return self._effects(now_ms)
+
+    def _bring_returns(self) -> None:
+        """Let dead letters that come back wait in their keys, unless entries before them are not
+        read yet: those of a key come first, in the order of the log."""
+        read = self.read_position
+        for position, entry in sorted(self._returns.items()):
+            if read is None or position > read:
+                return
+            if self.parking.bring_return(entry, self.key_of(entry)):
+                del self._returns[position]
 
     def _is_useless(self, entry: Entry, chunk: Chunk) -> bool:
         """Whether to skip a chunk, since its large message cannot be delivered. A chunk of a
@@ -444,6 +474,7 @@ class Subscription:
             self.settling.pass_over(self.parking.gone(reached, found), Because.GONE)
         last = None if reached is None or reached >= end else reached
         self._to_scan = self.parking.end_page(last)
+        self._bring_returns()
         return self._effects(now_ms)
 
     def _reached(self, entries: Sequence[Entry]) -> Position | None:
@@ -659,16 +690,19 @@ class Subscription:
 
     def persisted(self, mark_delete: Position | None, now_ms: int) -> list[Effect]:
         """Complete a Persist; the cursor is at `mark_delete`."""
+        returned = self.settling.returned and set(self.settling.returned)
         batch = self.settling.persisted()
+        self._brought.difference_update(batch.whole)
         self.totals["acknowledged_entries"] += len(batch.whole)
         for position, in_lane in batch.whole.items():
             if in_lane is not None:
-                self._end(position, in_lane)
+                self._end(position, in_lane, is_return=position in returned)
         for position, (lane, messages, bits) in batch.parts.items():
             if not self.settling.reduce(position, messages, bits):
                 self.totals["acknowledged_entries"] += 1
                 self.settling.done(position)
-                self._end(position, lane)
+                self._brought.discard(position)
+                self._end(position, lane, is_return=position in returned)
                 continue
             flight = lane.flights.get(position)
             if flight is not None:
@@ -693,6 +727,7 @@ class Subscription:
         lane = self.lanes[key]
         assert lane.dead == position
         lane.dead = None
+        self.settling.returned.discard(position)
         if because is None:
             self.totals["dead_lettered"] += 1
             self.settling.acknowledge_entry(position, lane)
@@ -720,8 +755,19 @@ class Subscription:
             self.parking.wake(lane)
         return self._effects(now_ms)
 
-    def _end(self, position: Position, lane: Lane) -> None:
-        """End what a durably acknowledged entry held up in its key."""
+    def held_behind(self, position: Position) -> bytes | None:
+        """The lane key that is held behind a dead letter that came back, and resumes once it is
+        acknowledged; None: there is none, or it is dead-lettered again."""
+        if position not in self.settling.returned:
+            return None
+        for key, state in self.keys.items():
+            if state.gap.position == position and state.after is AfterDeadLetter.HOLD:
+                return key
+        return None
+
+    def _end(self, position: Position, lane: Lane, *, is_return: bool) -> None:
+        """End what a durably acknowledged entry held up in its key. `is_return`: it is a dead
+        letter that came back, and is acknowledged by its consumer."""
         flight = lane.flights.get(position)
         if flight is not None:
             self.flights.land(flight)
@@ -731,6 +777,8 @@ class Subscription:
         if lane.unresolved and position in lane.unresolved:
             lane.unresolved.remove(position)
         if self.keys and self.gaps.is_beyond(lane.key, position, AfterDeadLetter.CONTINUE):
+            self.out.add(self.gaps.forget(lane.key))
+        if is_return and self.gaps.holds_behind(lane.key, position):
             self.out.add(self.gaps.forget(lane.key))
         self.parking.wake(lane)
         if not lane.flights:

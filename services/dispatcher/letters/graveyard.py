@@ -21,10 +21,10 @@ import json
 import time
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
@@ -35,10 +35,8 @@ from seqgate.services.dispatcher.core.effects import (
     AfterDeadLetter,
     Because,
     DeadLetter,
-    FailedDelivery,
     Gap,
     KeyState,
-    Why,
 )
 from seqgate.services.dispatcher.core.positions import Acknowledged, Run, positions_of
 from seqgate.services.dispatcher.core.settling import remembered
@@ -53,7 +51,6 @@ from seqgate.services.dispatcher.ports import (
     LedgerUnavailable,
     Letter,
     LetterRefused,
-    Log,
 )
 from seqgate.services.dispatcher.spans import MessageSpans
 from seqgate.services.errors import DomainError
@@ -101,13 +98,22 @@ class _Open(NamedTuple):
     round: int
 
 
+class Contents(Protocol):
+    """Where entries are fetched from: the log, or, for dead letters that came back, their dead
+    letter topic."""
+
+    async def fetch(
+        self, topic: TopicName, positions: Sequence[Position], /
+    ) -> Sequence[StoredEntry]: ...
+
+
 class Graveyard:
     def __init__(
         self,
         topic: TopicName,
         subscription: str,
         tenure: Tenure,
-        log: Log,
+        log: Contents,
         letters: DeadLetters,
         now_ms: Callable[[], int] = lambda: 0,
         refused_max_s: float = REFUSED_MAX_S,
@@ -135,7 +141,7 @@ class Graveyard:
         self._highest = -1  # the highest number published by this instance
         self._line = ""
         self._done: set[Position] = set()
-        self._about: dict[Position, tuple[Why | None, tuple[FailedDelivery, ...]]] = {}
+        self._about: dict[Position, DeadLetter] = {}
         self._overtaken: dict[Position, int] = {}  # `since_ms` of letters that lost their number
         self._one_by_one = asyncio.Lock()
         self._last_of: dict[str, int] = {}  # by a key's property, the number of its last letter
@@ -159,8 +165,11 @@ class Graveyard:
         learns the subscription's dead letter topic only from the first consumer that joins."""
         return self._last_topic or self.dead_letter_topic
 
-    async def load(self, cursor: Cursor, acknowledged: Acknowledged) -> dict[bytes, KeyState]:
-        """Replace the state by the cursor's durable one. Returns the states of keys."""
+    async def load(
+        self, cursor: Cursor, acknowledged: Acknowledged, returned: Container[Position] = ()
+    ) -> dict[bytes, KeyState]:
+        """Replace the state by the cursor's durable one. `returned`: the acknowledged entries that
+        come back as dead letters. Returns the states of keys."""
         async with self._one_by_one:
             self._open, self._published, self._done = {}, set(), set()
             self._failed = {}
@@ -183,7 +192,11 @@ class Graveyard:
                 self._tenure.epoch * NUMBERS_AN_EPOCH,
                 *known,
             )
-            done = {position for position in self._open if position in acknowledged}
+            done = {
+                position
+                for position in self._open
+                if position in acknowledged and position not in returned
+            }
             self._published |= done
             self._done |= done
             for position in [each for each in self.buried if each not in acknowledged]:
@@ -197,7 +210,7 @@ class Graveyard:
         given up: refused for too long, or a cycle; None: it is stored."""
         async with self._one_by_one:
             position = what.position
-            self._about[position] = (what.why, what.failures)
+            self._about[position] = what
             if position not in self._open:
                 await self._number(what)
             self._failed.pop(position, None)
@@ -368,10 +381,11 @@ class Graveyard:
                 self._given_up[position] = Because.CYCLE
                 return True
             source = (self._topic, self._subscription)
-            why, failures = self._about.get(position, (None, ()))
-            letter = Letter(
-                topic, *source, number, attempts, entry, line, generation, round_, why, failures
-            )
+            letter = Letter(topic, *source, number, attempts, entry, line, generation, round_)
+            if (what := self._about.get(position)) is not None:
+                letter = letter._replace(
+                    why=what.why, failures=what.failures, acknowledged=what.acknowledged
+                )
             return await self._put_letter(letter)
         return True
 
@@ -413,6 +427,11 @@ def default_topic(topic: TopicName, subscription: str) -> TopicName:
         with suppress(InvalidNameError):
             return TopicName.parse(name)
     return TopicName(topic.tenant, topic.namespace_part, f"{digest}-DLQ")
+
+
+def held_key(key: bytes) -> str:
+    """The property that holds a lane's key, or names its gap."""
+    return _key_name(remembered(key))
 
 
 def _key_name(key: bytes) -> str:

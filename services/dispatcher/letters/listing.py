@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.services.dispatcher.entries import position_of
-from seqgate.services.dispatcher.ports import ORIGIN, Log, TopicNotFound
+from seqgate.services.dispatcher.ports import ORIGIN, PRODUCER, Log, TopicNotFound
 from seqgate.types import Position, TopicName
 
 SCAN_ENTRIES: Final = 1_000
@@ -36,7 +36,10 @@ class Listing:
         self._origin = (str(topic), name)
 
     def has(self, entry: StoredEntry) -> bool:
-        """Whether an entry of the dead letter topic is a letter of the subscription."""
+        """Whether an entry of the dead letter topic is a letter of the subscription. Only
+        dispatchers may use the producer names of letters, where access is restricted."""
+        if not entry.metadata.producer_name.startswith(PRODUCER):
+            return False
         properties = entry.metadata.properties
         origin = (properties.get(f"{ORIGIN}topic"), properties.get(f"{ORIGIN}subscription"))
         return origin == self._origin and origin_of(entry.metadata) is not None
@@ -66,6 +69,16 @@ class Listing:
                         return Letters(found, after)
             scanned += len(entries)
         return Letters(found, after)
+
+    async def find(self, positions: Sequence[Position]) -> Sequence[StoredEntry]:
+        """The letters at these positions, without payloads. Raises as `page`."""
+        try:
+            entries = await self._log.fetch(
+                self.dead_letter_topic, sorted(positions), metadata_only=True
+            )
+        except TopicNotFound:
+            return ()
+        return [each for each in entries if self.has(each)]
 
     async def get(self, position: Position) -> StoredEntry | None:
         """The letter at a position, with its payload; None: there is none. Raises as `page`."""

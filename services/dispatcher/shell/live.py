@@ -22,6 +22,7 @@ from seqgate.services.dispatcher.config import DispatcherConfig
 from seqgate.services.dispatcher.core.effects import (
     AfterDeadLetter,
     Because,
+    Entry,
     Options,
     SubscriptionType,
 )
@@ -33,7 +34,12 @@ from seqgate.services.dispatcher.cursor import resuming
 from seqgate.services.dispatcher.cursor.tenure import Tenure, keep_lease
 from seqgate.services.dispatcher.cursor.waiting import Waiting
 from seqgate.services.dispatcher.entries import position_of
-from seqgate.services.dispatcher.errors import SubscriptionBusy, TooManyConsumers
+from seqgate.services.dispatcher.errors import (
+    LetterNotRedrivable,
+    SubscriptionBusy,
+    TooManyConsumers,
+    TooManyReturns,
+)
 from seqgate.services.dispatcher.filtering.applied import Filtering
 from seqgate.services.dispatcher.filtering.chains import (
     Chain,
@@ -43,6 +49,7 @@ from seqgate.services.dispatcher.filtering.chains import (
 )
 from seqgate.services.dispatcher.letters.graveyard import Graveyard
 from seqgate.services.dispatcher.letters.listing import Listing
+from seqgate.services.dispatcher.letters.returns import Redrive, Return, Returns
 from seqgate.services.dispatcher.ports import Cursor, InvalidProperty, Part, Ports, TopicNotFound
 from seqgate.services.dispatcher.shell.cache import EntryCache
 from seqgate.services.dispatcher.shell.performing import Performing
@@ -123,11 +130,13 @@ class Live:
         shared = shared or Shared.of(config)
         self._changing_filters = asyncio.Lock()
         self._work = Work(topic, name, tasks, self._at_stop, shared.changes)
+        self.returns = Returns(topic, name, tenure, ports.log)
+        self._redriving = asyncio.Lock()
         self._graveyard = Graveyard(
             topic,
             name,
             tenure,
-            ports.log,
+            self.returns,
             ports.dead_letters,
             ports.now_ms,
             config.dead_letter_refused_max_s,
@@ -144,6 +153,7 @@ class Live:
             self.sessions,
             self._graveyard,
             self.filtering,
+            self.returns,
             cache=EntryCache(config.cache_bytes_max, shared.caches),
             delayed=shared.delayed,
             read_entries_max=config.read_entries_max,
@@ -152,7 +162,7 @@ class Live:
         self._sending = Sending(
             topic,
             name,
-            ports.log,
+            self.returns,
             self._work,
             self._performing,
             shared.streams,
@@ -226,8 +236,22 @@ class Live:
 
     async def load(self) -> None:
         """Start from durable state."""
-        self._performing.begin(await self._durable())
+        self._begin(await self._durable())
         self._work.start(self._waiting.keep)
+
+    def _begin(self, durable: Durable) -> None:
+        """Start a machine from durable state."""
+        self._performing.begin(durable)
+        if self.returns.open:
+            self._work.start_for_machine(self._bring_back)
+
+    async def _bring_back(self) -> None:
+        """Give the machine the dead letters that come back."""
+        performing = self._performing
+        generation = performing.generation
+        messages = await self._work.repeated(self.returns.messages)
+        if generation == performing.generation:
+            performing.apply(performing.machine.redrive(messages, performing.now_ms()))
 
     async def _durable(self) -> Durable:
         """The durable state, first moved back if it is beyond the end of the log. The lease keeps
@@ -252,9 +276,18 @@ class Live:
             if resuming.is_beyond(acknowledged, left, attempts, last):
                 await resuming.move_back(tenure, self.topic, cursor, last)
                 return await self._durable()
-        keys = await self._graveyard.load(cursor, acknowledged)
-        waits = self._waiting.load(cursor)
-        return Durable(acknowledged, left, attempts, keys, self._graveyard.begun, waits)
+        await self.returns.load(cursor, acknowledged)
+        returned = frozenset(self.returns.open)
+        keys = await self._graveyard.load(cursor, acknowledged, returned)
+        return Durable(
+            acknowledged,
+            left | self.returns.partial,
+            attempts | self.returns.attempts,
+            keys,
+            self._graveyard.begun,
+            self._waiting.load(cursor),
+            returned,
+        )
 
     def stop(self, error: DomainError) -> None:
         """Stop at once and end every stream with this error."""
@@ -440,7 +473,7 @@ class Live:
             self.stop(error)
             raise
         performing.options, performing.placement = joining.options, joining.placement
-        performing.begin(durable)
+        self._begin(durable)
 
     async def reset(self, mark_delete: Position | None) -> None:
         """Continue from another position. Consumers stay connected; their deliveries become stale.
@@ -460,7 +493,7 @@ class Live:
             await self._work.repeated(lambda: self._tenure.reset(mark_delete))
             await self._work.repeated(self._graveyard.start_over)
             performing.answers.give_all()
-            performing.begin(await self._work.repeated(self._durable))
+            self._begin(await self._work.repeated(self._durable))
             for session in self.sessions.values():
                 session.forget_deliveries()
                 session.put(pb.ConsumeResponse(sought=pb.Sought()))
@@ -586,6 +619,58 @@ class Live:
         """The subscription's letters in a dead letter topic; None: the one that it uses."""
         topic = dead_letter_topic or self._graveyard.known_topic
         return Listing(self._ports.log, topic, self.topic, self.name)
+
+    async def redrive(
+        self,
+        dead_letter_topic: TopicName | None,
+        letters: Sequence[Position],
+        request_id: str,
+        *,
+        is_trial: bool,
+    ) -> tuple[Redrive, bool]:
+        """Take letters back to the subscription, all or none. Also returns whether a request with
+        this id did so before. `is_trial`: check only. Once begun, it completes even if its caller
+        is gone. Raises LetterNotRedrivable, TooManyReturns, LedgerUnavailable, ServiceBusy: nothing
+        changed."""
+
+        async def change() -> tuple[Redrive, bool]:
+            async with self._redriving:
+                if request_id and (before := self.returns.repeated(request_id)) is not None:
+                    return before, True
+                acknowledged = self.machine.acknowledged
+                listing = self.letters(dead_letter_topic)
+                found = await self.returns.check(listing, letters, acknowledged)
+                if is_trial:
+                    return Redrive(0, request_id, len(found)), False
+                async with self._performing.changing:
+                    return await self._bring(found, request_id), False
+
+        return await self._work.finished(change)
+
+    async def _bring(
+        self, found: Mapping[Position, tuple[Return, Entry]], request_id: str
+    ) -> Redrive:
+        performing = self._performing
+        if any(position not in self.machine.acknowledged for position in found):
+            raise LetterNotRedrivable("the subscription was reset meanwhile")
+        returns = {position: each for position, (each, _) in found.items()}
+        try:
+            redrive = await self._work.repeated(
+                lambda: self.returns.begin(returns, request_id), unless=InvalidProperty
+            )
+        except InvalidProperty as error:
+            raise TooManyReturns(
+                "too many held keys, and letters on their way back, for the cursor's properties",
+                retry_after_s=1.0,
+            ) from error
+        performing.cache.drop(found)
+        with self._work.contained():
+            messages = [message for _, message in found.values()]
+            partial = {each: back.left for each, back in returns.items() if back.acknowledged}
+            now_ms = performing.now_ms()
+            performing.apply(performing.machine.redrive(messages, now_ms, partial))
+        self._work.check()
+        return redrive
 
     async def cursor(self) -> Cursor:
         return await self._tenure.get()

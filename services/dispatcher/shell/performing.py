@@ -47,7 +47,8 @@ from seqgate.services.dispatcher.core.subscription import Subscription
 from seqgate.services.dispatcher.cursor.tenure import Tenure, persist
 from seqgate.services.dispatcher.entries import entry_of, position_of
 from seqgate.services.dispatcher.filtering.applied import Filtering
-from seqgate.services.dispatcher.letters.graveyard import Graveyard
+from seqgate.services.dispatcher.letters.graveyard import Graveyard, held_key
+from seqgate.services.dispatcher.letters.returns import Returns
 from seqgate.services.dispatcher.ports import Fetched, Ports
 from seqgate.services.dispatcher.shell.answers import Answers, Stream
 from seqgate.services.dispatcher.shell.cache import EntryCache
@@ -101,6 +102,7 @@ class Performing:
         streams: Mapping[int, Stream],
         graveyard: Graveyard,
         filtering: Filtering,
+        returns: Returns,
         *,
         cache: EntryCache,
         delayed: DelayedBytes,
@@ -126,6 +128,7 @@ class Performing:
         self._streams = streams
         self._graveyard = graveyard
         self._filtering = filtering
+        self._returns = returns
         self._handed_over = handed_over
         self._delayed = delayed
         self._past: Counter[str] = Counter()
@@ -300,7 +303,12 @@ class Performing:
         else:
             known = list(map(entry_of, entries))
         read = zip(known, entries, strict=True)
-        self.cache.put((each.position, stored) for each, stored in read if each.verdict != REJECT)
+        returned = self.machine.settling.returned  # their content is that of their letters
+        self.cache.put(
+            (each.position, stored)
+            for each, stored in read
+            if each.verdict != REJECT and each.position not in returned
+        )
         self.apply(self.machine.read(known, self.now_ms()))
 
     async def _next_entries(self, after: Position | None) -> Sequence[ledger_pb2.StoredEntry]:
@@ -370,6 +378,7 @@ class Performing:
         followed = self.answers.followed(what.number)
         with spans.shared(f"{names.PERSIST} {self._topic}", followed, self._persisting) as span:
             span.set_attribute(names.ENTRIES, sum(run.size for run in what.runs) + len(what.parts))
+            await self._work.repeated(lambda: self._returns.persist(what, self._held_behind))
             mark_delete = await self._work.repeated(
                 lambda: persist(self._tenure, self._ports.log, self._topic, what)
             )
@@ -382,7 +391,12 @@ class Performing:
         if self._graveyard.has_done:
             self._work.start_for_machine(self._work.repeated, self._graveyard.tidy)
 
+    def _held_behind(self, position: Position) -> str | None:
+        key = self.machine.held_behind(position)
+        return None if key is None else held_key(key)
+
     async def _record(self, what: Record, generation: int) -> None:
+        await self._work.repeated(lambda: self._returns.record(what.attempts))
         await self._work.repeated(lambda: self._tenure.record(what.attempts))
         if generation == self.generation:
             self.apply(self.machine.recorded(self.now_ms()))

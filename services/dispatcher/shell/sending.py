@@ -12,14 +12,14 @@ from collections.abc import AsyncGenerator, Callable, Container, Iterable, Seque
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.message_id import MessageId
 from seqgate.services.dispatcher.core.effects import Delivery
 from seqgate.services.dispatcher.entries import position_of
-from seqgate.services.dispatcher.ports import Log
+from seqgate.services.dispatcher.ports import Fetched
 from seqgate.services.dispatcher.shell.cache import Cached
 from seqgate.services.dispatcher.shell.performing import Performing
 from seqgate.services.dispatcher.shell.work import Work
@@ -37,12 +37,21 @@ ENTRY_BYTES: Final = 64 * 1024
 """The assumed size of an entry before any was fetched."""
 
 
+class Sources(Protocol):
+    """Where entries are fetched from: the log, or, for dead letters that came back, their dead
+    letter topic."""
+
+    async def fetch_some(
+        self, topic: TopicName, positions: Sequence[Position], /, *, bytes_max: int
+    ) -> Fetched: ...
+
+
 class Sending:
     def __init__(
         self,
         topic: TopicName,
         name: str,
-        entries: Log,
+        entries: Sources,
         work: Work,
         performing: Performing,
         room: Room,

@@ -86,7 +86,7 @@ async def explain_position(live: Live, position: Position) -> pb.ExplainResponse
     entry = entry_of(found)
     key = entry.key or b""
     response = pb.ExplainResponse(key=key)
-    if position in machine.acknowledged:
+    if machine.settling.is_over(position):
         response.reasons.append(_explanation(pb.REASON_ACKNOWLEDGED, position=position))
         response.reasons.extend(await _of_end(live, found))
         return response

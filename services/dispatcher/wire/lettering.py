@@ -8,19 +8,22 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.keys import sticky_key
 from seqgate.services.dispatcher.core.effects import AfterDeadLetter
+from seqgate.services.dispatcher.entries import position_of
 from seqgate.services.dispatcher.letters.listing import origin_of
+from seqgate.services.dispatcher.letters.returns import redrives_of
 from seqgate.services.dispatcher.ports import ATTEMPTS, FAILURES, INTERNAL, ORIGIN, REASON
 from seqgate.services.dispatcher.shell.live import Live
 from seqgate.services.runtime.positions import to_position
 from seqgate.times import TIME_MAX_MS, timestamp
+from seqgate.types import TopicName
 
 _UINT32_MAX: Final = 2**32 - 1
 _UINT64_MAX: Final = 2**64 - 1
 
 
-def letter(live: Live, entry: StoredEntry) -> pb.DeadLetter:
-    """A letter, and what waits behind it. Publishers may forge properties: what they cannot mean
-    is left out."""
+def letter(live: Live, where: TopicName, entry: StoredEntry) -> pb.DeadLetter:
+    """A letter in the dead letter topic `where`, and what waits behind it. Publishers may forge
+    properties: what they cannot mean is left out."""
     metadata, properties = entry.metadata, entry.metadata.properties
     origin = origin_of(metadata)
     assert origin is not None
@@ -39,6 +42,8 @@ def letter(live: Live, entry: StoredEntry) -> pb.DeadLetter:
         time=entry.append_time,
         attempts=_number(properties.get(ATTEMPTS, ""), _UINT32_MAX),
         failures=_failures(properties.get(FAILURES, "")),
+        redriven=live.returns.is_redriven(where, position_of(entry)),
+        redrives=redrives_of(entry),
     )
     reason = f"DEAD_LETTER_REASON_{properties.get(REASON, '')}"
     if reason in pb.DeadLetterReason.keys():  # noqa: SIM118 (an enum is no mapping)

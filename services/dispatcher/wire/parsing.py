@@ -14,6 +14,7 @@ from seqgate.services.dispatcher.errors import (
     InvalidConsumer,
     InvalidOptions,
     InvalidPermits,
+    InvalidRedrive,
     InvalidSettlement,
     InvalidSubscriptionName,
 )
@@ -22,9 +23,16 @@ from seqgate.services.dispatcher.letters.graveyard import default_topic
 from seqgate.services.dispatcher.ports import INTERNAL, Filter, InvalidChain
 from seqgate.services.dispatcher.shell.session import Joining
 from seqgate.services.errors import InvalidPage
-from seqgate.services.runtime.requests import DAY_MS, read_duration_ms, read_name, read_topic
+from seqgate.services.runtime.requests import (
+    DAY_MS,
+    read_duration_ms,
+    read_name,
+    read_position,
+    read_topic,
+)
 from seqgate.types import (
     InvalidNameError,
+    Position,
     TopicName,
 )
 
@@ -68,6 +76,12 @@ KEYS_MAX: Final = 1_000
 ANALYZED_DEFAULT: Final = 10_000
 ANALYZED_MAX: Final = 100_000
 """How many entries an analysis judges, by default and at most."""
+
+REDRIVEN_MAX: Final = 100
+"""How many letters one request redrives."""
+
+REQUEST_ID_BYTES_MAX: Final = 64
+"""The longest id of a request, in bytes: 32 of them fit into one property."""
 
 ANALYSIS_S: Final = 10
 ANALYSIS_MAX_S: Final = 120
@@ -222,6 +236,24 @@ def _dead_letter_topic(topic: TopicName, name: str, given: str) -> TopicName:
 def dead_letter_topic(request: Any) -> TopicName | None:
     """The dead letter topic that a request names; None: it names none."""
     return read_topic(request.dead_letter_topic) if request.dead_letter_topic else None
+
+
+def letters(request: pb.RedriveDeadLettersRequest) -> list[Position]:
+    """The letters to redrive."""
+    if not 1 <= len(request.positions) <= REDRIVEN_MAX:
+        raise InvalidRedrive(f"positions must have 1 to {REDRIVEN_MAX} letters", field="positions")
+    found = [read_position("positions", each, InvalidRedrive) for each in request.positions]
+    if len(set(found)) < len(found):
+        raise InvalidRedrive("positions must name each letter once", field="positions")
+    return found
+
+
+def request_id(request: pb.RedriveDeadLettersRequest) -> str:
+    if not 1 <= len(request.request_id.encode()) <= REQUEST_ID_BYTES_MAX:
+        raise InvalidRedrive(
+            f"request_id must have 1 to {REQUEST_ID_BYTES_MAX} bytes", field="request_id"
+        )
+    return request.request_id
 
 
 def permits(messages: int, have: int) -> int:

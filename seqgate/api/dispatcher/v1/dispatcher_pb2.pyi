@@ -2092,6 +2092,8 @@ class DeadLetter(_message.Message):
     HOLDS_KEY_FIELD_NUMBER: _builtins.int
     WAITING_ENTRIES_FIELD_NUMBER: _builtins.int
     LAGS_FIELD_NUMBER: _builtins.int
+    REDRIVEN_FIELD_NUMBER: _builtins.int
+    REDRIVES_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
     """The message's key."""
     producer_name: _builtins.str
@@ -2116,6 +2118,10 @@ class DeadLetter(_message.Message):
     """The number of entries that wait behind it in memory, if it holds its key."""
     lags: _builtins.bool
     """Whether more wait in the log that were read and not kept in memory."""
+    redriven: _builtins.bool
+    """Whether it was redriven: its message is on its way back, or was settled."""
+    redrives: _builtins.int
+    """How often its message was redriven before."""
     @_builtins.property
     def position(self) -> _common_pb2.Position:
         """The letter's position in the dead letter topic, which names it."""
@@ -2155,10 +2161,12 @@ class DeadLetter(_message.Message):
         holds_key: _builtins.bool = ...,
         waiting_entries: _builtins.int = ...,
         lags: _builtins.bool = ...,
+        redriven: _builtins.bool = ...,
+        redrives: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id", "chunk_id", b"chunk_id", "origin", b"origin", "position", b"position", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id", "attempts", b"attempts", "chunk_id", b"chunk_id", "failures", b"failures", "holds_key", b"holds_key", "key", b"key", "lags", b"lags", "num_messages", b"num_messages", "origin", b"origin", "payload_bytes", b"payload_bytes", "position", b"position", "producer_name", b"producer_name", "properties", b"properties", "reason", b"reason", "sequence_id", b"sequence_id", "time", b"time", "waiting_entries", b"waiting_entries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id", "attempts", b"attempts", "chunk_id", b"chunk_id", "failures", b"failures", "holds_key", b"holds_key", "key", b"key", "lags", b"lags", "num_messages", b"num_messages", "origin", b"origin", "payload_bytes", b"payload_bytes", "position", b"position", "producer_name", b"producer_name", "properties", b"properties", "reason", b"reason", "redriven", b"redriven", "redrives", b"redrives", "sequence_id", b"sequence_id", "time", b"time", "waiting_entries", b"waiting_entries"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__chunk_id: _TypeAlias = _typing.Literal["chunk_id"]  # noqa: Y015
     _WhichOneofArgType__chunk_id: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id"]  # noqa: Y015
@@ -2314,6 +2322,82 @@ class GetDeadLetterResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetDeadLetterResponse: _TypeAlias = GetDeadLetterResponse  # noqa: Y015
+
+@_typing.final
+class RedriveDeadLettersRequest(_message.Message):
+    """RedriveDeadLettersRequest names dead letters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTION_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_TOPIC_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    subscription: _builtins.str
+    """The subscription."""
+    dead_letter_topic: _builtins.str
+    """As in ListDeadLettersRequest."""
+    request_id: _builtins.str
+    """Identifies the request, of 1 to 64 bytes: a repeated one gets the answer of the
+    first. The subscription remembers the latest 32.
+    """
+    dry_run: _builtins.bool
+    """Checks the letters and changes nothing."""
+    @_builtins.property
+    def positions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Position]:
+        """The letters' positions in the dead letter topic: 1 to 100, each once."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        subscription: _builtins.str = ...,
+        dead_letter_topic: _builtins.str = ...,
+        positions: _abc.Iterable[_common_pb2.Position] | None = ...,
+        request_id: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_letter_topic", b"dead_letter_topic", "dry_run", b"dry_run", "positions", b"positions", "request_id", b"request_id", "subscription", b"subscription", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RedriveDeadLettersRequest: _TypeAlias = RedriveDeadLettersRequest  # noqa: Y015
+
+@_typing.final
+class RedriveDeadLettersResponse(_message.Message):
+    """RedriveDeadLettersResponse describes the redrive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REDRIVE_FIELD_NUMBER: _builtins.int
+    LETTERS_FIELD_NUMBER: _builtins.int
+    REPEATED_FIELD_NUMBER: _builtins.int
+    redrive: _builtins.int
+    """The redrive's number in the subscription; 0: a dry run."""
+    letters: _builtins.int
+    """The number of its letters."""
+    repeated: _builtins.bool
+    """Whether an earlier request with this id made it."""
+    def __init__(
+        self,
+        *,
+        redrive: _builtins.int = ...,
+        letters: _builtins.int = ...,
+        repeated: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["letters", b"letters", "redrive", b"redrive", "repeated", b"repeated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RedriveDeadLettersResponse: _TypeAlias = RedriveDeadLettersResponse  # noqa: Y015
 
 @_typing.final
 class SetFiltersRequest(_message.Message):

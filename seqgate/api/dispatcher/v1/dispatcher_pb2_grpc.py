@@ -110,6 +110,11 @@ class DispatcherServiceStub:
                 request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetDeadLetterRequest.SerializeToString,
                 response_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetDeadLetterResponse.FromString,
                 _registered_method=True)
+        self.RedriveDeadLetters = channel.unary_unary(
+                '/seqgate.api.dispatcher.v1.DispatcherService/RedriveDeadLetters',
+                request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.RedriveDeadLettersRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.RedriveDeadLettersResponse.FromString,
+                _registered_method=True)
         self.SetFilters = channel.unary_unary(
                 '/seqgate.api.dispatcher.v1.DispatcherService/SetFilters',
                 request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.SetFiltersRequest.SerializeToString,
@@ -292,6 +297,23 @@ class DispatcherServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RedriveDeadLetters(self, request, context):
+        """RedriveDeadLetters takes dead letters back to their subscription, all of them
+        or none: each message is delivered and acknowledged once more. Under the rules
+        of its key: a message behind which its key is held comes first, and its
+        acknowledgement resumes the key. It may fail max_redeliveries times again;
+        then it is dead-lettered again, as a new letter. It is not filtered again.
+
+        Retry: safe with the same request_id, also without an answer. Errors:
+        INVALID_ARGUMENT with reason INVALID_REDRIVE; FAILED_PRECONDITION with reason
+        LETTER_NOT_REDRIVABLE when one of them is missing, was redriven before, is on
+        its way back, was redriven 20 times with its message, or is a chunk of a large
+        message; RESOURCE_EXHAUSTED with reason TOO_MANY_RETURNS and RetryInfo.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetFilters(self, request, context):
         """SetFilters sets a subscription's filters from a position on; the previous chain
         stays in effect before it. The chain is compiled first: if one filter is
@@ -405,6 +427,11 @@ def add_DispatcherServiceServicer_to_server(servicer, server):
                     servicer.GetDeadLetter,
                     request_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetDeadLetterRequest.FromString,
                     response_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetDeadLetterResponse.SerializeToString,
+            ),
+            'RedriveDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.RedriveDeadLetters,
+                    request_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.RedriveDeadLettersRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.RedriveDeadLettersResponse.SerializeToString,
             ),
             'SetFilters': grpc.unary_unary_rpc_method_handler(
                     servicer.SetFilters,
@@ -728,6 +755,33 @@ class DispatcherService:
             '/seqgate.api.dispatcher.v1.DispatcherService/GetDeadLetter',
             seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetDeadLetterRequest.SerializeToString,
             seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetDeadLetterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RedriveDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seqgate.api.dispatcher.v1.DispatcherService/RedriveDeadLetters',
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.RedriveDeadLettersRequest.SerializeToString,
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.RedriveDeadLettersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -144,6 +144,19 @@ class DispatcherServiceStub:
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_POSITION; NOT_FOUND
     with reason LETTER_NOT_FOUND.
     """
+    RedriveDeadLetters: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.RedriveDeadLettersRequest, _dispatcher_pb2.RedriveDeadLettersResponse]
+    """RedriveDeadLetters takes dead letters back to their subscription, all of them
+    or none: each message is delivered and acknowledged once more. Under the rules
+    of its key: a message behind which its key is held comes first, and its
+    acknowledgement resumes the key. It may fail max_redeliveries times again;
+    then it is dead-lettered again, as a new letter. It is not filtered again.
+
+    Retry: safe with the same request_id, also without an answer. Errors:
+    INVALID_ARGUMENT with reason INVALID_REDRIVE; FAILED_PRECONDITION with reason
+    LETTER_NOT_REDRIVABLE when one of them is missing, was redriven before, is on
+    its way back, was redriven 20 times with its message, or is a chunk of a large
+    message; RESOURCE_EXHAUSTED with reason TOO_MANY_RETURNS and RetryInfo.
+    """
     SetFilters: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.SetFiltersRequest, _dispatcher_pb2.SetFiltersResponse]
     """SetFilters sets a subscription's filters from a position on; the previous chain
     stays in effect before it. The chain is compiled first: if one filter is
@@ -300,6 +313,19 @@ class DispatcherServiceAsyncStub(DispatcherServiceStub):
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_POSITION; NOT_FOUND
     with reason LETTER_NOT_FOUND.
+    """
+    RedriveDeadLetters: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.RedriveDeadLettersRequest, _dispatcher_pb2.RedriveDeadLettersResponse]  # type: ignore[assignment]
+    """RedriveDeadLetters takes dead letters back to their subscription, all of them
+    or none: each message is delivered and acknowledged once more. Under the rules
+    of its key: a message behind which its key is held comes first, and its
+    acknowledgement resumes the key. It may fail max_redeliveries times again;
+    then it is dead-lettered again, as a new letter. It is not filtered again.
+
+    Retry: safe with the same request_id, also without an answer. Errors:
+    INVALID_ARGUMENT with reason INVALID_REDRIVE; FAILED_PRECONDITION with reason
+    LETTER_NOT_REDRIVABLE when one of them is missing, was redriven before, is on
+    its way back, was redriven 20 times with its message, or is a chunk of a large
+    message; RESOURCE_EXHAUSTED with reason TOO_MANY_RETURNS and RetryInfo.
     """
     SetFilters: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.SetFiltersRequest, _dispatcher_pb2.SetFiltersResponse]  # type: ignore[assignment]
     """SetFilters sets a subscription's filters from a position on; the previous chain
@@ -514,6 +540,25 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_POSITION; NOT_FOUND
         with reason LETTER_NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def RedriveDeadLetters(
+        self,
+        request: _dispatcher_pb2.RedriveDeadLettersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_dispatcher_pb2.RedriveDeadLettersResponse, _abc.Awaitable[_dispatcher_pb2.RedriveDeadLettersResponse]]:
+        """RedriveDeadLetters takes dead letters back to their subscription, all of them
+        or none: each message is delivered and acknowledged once more. Under the rules
+        of its key: a message behind which its key is held comes first, and its
+        acknowledgement resumes the key. It may fail max_redeliveries times again;
+        then it is dead-lettered again, as a new letter. It is not filtered again.
+
+        Retry: safe with the same request_id, also without an answer. Errors:
+        INVALID_ARGUMENT with reason INVALID_REDRIVE; FAILED_PRECONDITION with reason
+        LETTER_NOT_REDRIVABLE when one of them is missing, was redriven before, is on
+        its way back, was redriven 20 times with its message, or is a chunk of a large
+        message; RESOURCE_EXHAUSTED with reason TOO_MANY_RETURNS and RetryInfo.
         """
 
     @_abc_1.abstractmethod

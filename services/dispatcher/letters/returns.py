@@ -1,0 +1,438 @@
+"""Dead letters that come back to their subscription.
+
+    letter ──redrive──▶ return ──delivered, acknowledged──▶ settled
+                           └────── failed too often ──────▶ settled; another letter
+
+A return maps the position of a message, which is acknowledged in the topic, to its letter in the
+dead letter topic. Returns, settled letters and the latest redrives are properties of the
+subscription's cursor: each step is one change of them, fenced by the epoch of the lease.
+docs/decisions/dead-letters-come-back-by-their-old-positions.md explains the choices.
+"""
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+import structlog
+
+from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
+from seqgate.services.dispatcher.core.effects import Entry, Persist
+from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.cursor.tenure import Tenure
+from seqgate.services.dispatcher.entries import entry_of, position_of
+from seqgate.services.dispatcher.errors import LetterNotRedrivable, TooManyReturns
+from seqgate.services.dispatcher.letters.listing import Listing, origin_of
+from seqgate.services.dispatcher.ports import (
+    ACKNOWLEDGED,
+    ATTEMPTS,
+    FAILURES,
+    INTERNAL,
+    ORIGIN,
+    REASON,
+    REDRIVES,
+    STEPS,
+    Cursor,
+    EntryCorrupt,
+    Fetched,
+    Log,
+    TopicNotFound,
+)
+from seqgate.types import Position, TopicName
+
+log = structlog.get_logger()
+
+_RETURN: Final = f"{INTERNAL}return."
+_SETTLED: Final = f"{INTERNAL}settled."
+_LATEST: Final = f"{INTERNAL}redrives"
+
+RETURNS_MAX: Final = 500
+"""The most letters of a subscription that are on their way back, some 200 bytes each."""
+
+PAGES_MAX: Final = 300
+"""The most pages of settled letters, of 2.8 kB each. Letters beyond them are not redriven."""
+
+PAGE_LETTERS: Final = 16_384
+"""How many positions of the dead letter topic a page has a bit for."""
+
+LATEST_MAX: Final = 32
+"""How many redrives are remembered by their request ids."""
+
+REDRIVES_MAX: Final = 20
+"""How often a message is redriven."""
+
+
+class Redrive(NamedTuple):
+    """A redrive that was made: its number, its caller's id for it, and how many letters it has."""
+
+    number: int
+    request_id: str
+    letters: int
+
+
+class Return(NamedTuple):
+    """A letter on its way back.
+
+    Attributes:
+        topic, letter: the dead letter topic, and the letter's position in it.
+        redrive: the number of the redrive.
+        messages: the number of messages of the entry.
+        acknowledged: of a batch, the messages acknowledged since (bits).
+        attempts: how many deliveries of it failed since.
+    """
+
+    topic: TopicName
+    letter: Position
+    redrive: int
+    messages: int
+    acknowledged: int = 0
+    attempts: int = 0
+
+    @property
+    def left(self) -> int:
+        """The messages that are not acknowledged (bits)."""
+        return (1 << self.messages) - 1 & ~self.acknowledged
+
+    def to_text(self) -> str:
+        values = (str(self.topic), *self.letter, self.redrive, self.messages)
+        return json.dumps([*values, f"{self.acknowledged:x}", self.attempts])
+
+    @classmethod
+    def from_text(cls, text: str) -> "Return":
+        topic, ledger_id, entry_id, redrive, messages, acknowledged, attempts = json.loads(text)
+        letter = Position(ledger_id, entry_id)
+        bits = int(acknowledged, 16)
+        return cls(TopicName.parse(topic), letter, redrive, messages, bits, attempts)
+
+
+class Returns:
+    """The returns of one subscription."""
+
+    def __init__(self, topic: TopicName, subscription: str, tenure: Tenure, entries: Log) -> None:
+        self.open: dict[Position, Return] = {}
+        """By the position of the message in the topic."""
+        self._names = {"topic": str(topic), "subscription": subscription}
+        self._topic = topic
+        self._tenure = tenure
+        self._log = entries
+        self._pages: dict[str, int] = {}
+        self._latest: list[Redrive] = []
+        self._writing = asyncio.Lock()
+
+    # ---- durable state
+
+    async def load(self, cursor: Cursor, acknowledged: Acknowledged) -> None:
+        """Replace the state by the cursor's durable one. A return whose message is not acknowledged
+        any more, since the subscription was reset, is removed before anything is delivered: once
+        the message that the log delivers is acknowledged, the return would deliver it again."""
+        self.open, self._pages = {}, {}
+        void: list[str] = []
+        self._latest = [Redrive(*each) for each in json.loads(cursor.properties.get(_LATEST, "[]"))]
+        for name, value in cursor.properties.items():
+            if name.startswith(_RETURN):
+                position = _position(name.removeprefix(_RETURN))
+                if position in acknowledged:
+                    self.open[position] = Return.from_text(value)
+                else:
+                    void.append(name)
+            elif name.startswith(_SETTLED):
+                self._pages[name] = int.from_bytes(base64.b64decode(value), "little")
+        if void:
+            await self._tenure.set_properties({}, void)
+
+    @property
+    def partial(self) -> dict[Position, int]:
+        """Of partly acknowledged batches, the messages left (bits)."""
+        return {each: back.left for each, back in self.open.items() if back.acknowledged}
+
+    @property
+    def attempts(self) -> dict[Position, int]:
+        return {position: each.attempts for position, each in self.open.items() if each.attempts}
+
+    def is_settled(self, topic: TopicName, letter: Position) -> bool:
+        """Whether a letter was redriven, and its message settled."""
+        name, bit = _bit(topic, letter)
+        return bool(self._pages.get(name, 0) >> bit & 1)
+
+    def is_redriven(self, topic: TopicName, letter: Position) -> bool:
+        """Whether a letter is on its way back, or its message was settled."""
+        if self.is_settled(topic, letter):
+            return True
+        return any((each.topic, each.letter) == (topic, letter) for each in self.open.values())
+
+    # ---- redrives
+
+    def repeated(self, request_id: str) -> Redrive | None:
+        """The redrive that a request made before; None: it made none."""
+        return next((each for each in self._latest if each.request_id == request_id), None)
+
+    async def check(
+        self, listing: Listing, letters: Sequence[Position], acknowledged: Acknowledged
+    ) -> dict[Position, tuple[Return, Entry]]:
+        """The returns of letters, with the number 0, and the machine's view of their messages, by
+        the positions of the messages.
+
+        Raises:
+            LetterNotRedrivable: one of them cannot be redriven, or is no letter.
+            TooManyReturns: too many are on their way.
+            LedgerUnavailable, EntryCorrupt.
+        """
+        if len(self.open) + len(letters) > RETURNS_MAX:
+            raise TooManyReturns(
+                f"too many letters on their way back (limit {RETURNS_MAX})",
+                retry_after_s=1.0,
+                returns_max=RETURNS_MAX,
+            )
+        entries = {position_of(each): each for each in await listing.find(letters)}
+        found: dict[Position, tuple[Return, Entry]] = {}
+        for letter in letters:
+            entry = entries.get(letter)
+            because = self._why_not(listing, letter, entry, acknowledged, found)
+            if because or entry is None:
+                raise LetterNotRedrivable(
+                    f"letter {letter} cannot be redriven: {because}",
+                    letter=letter,
+                    dead_letter_topic=listing.dead_letter_topic,
+                )
+            origin = origin_of(entry.metadata)
+            assert origin is not None
+            message = _message(entry, origin)
+            bits = _acknowledged(entry, message.messages)
+            back = Return(listing.dead_letter_topic, letter, 0, message.messages, bits)
+            found[origin] = (back, message)
+        backs = [*self.open.values(), *(back for back, _ in found.values())]
+        pages = self._pages.keys() | {_bit(each.topic, each.letter)[0] for each in backs}
+        if len(pages) > PAGES_MAX:
+            raise TooManyReturns(
+                f"too many settled letters (limit {PAGES_MAX} pages of {PAGE_LETTERS:,})",
+                retry_after_s=60.0,
+                pages_max=PAGES_MAX,
+            )
+        return found
+
+    def _why_not(
+        self,
+        listing: Listing,
+        letter: Position,
+        entry: StoredEntry | None,
+        acknowledged: Acknowledged,
+        found: Mapping[Position, object],
+    ) -> str:
+        """Why a letter cannot be redriven; empty: it can."""
+        if entry is None:
+            return "the dead letter topic has no such letter of the subscription"
+        origin = origin_of(entry.metadata)
+        if entry.metadata.num_chunks_from_msg > 1 or f"{ORIGIN}chunk" in entry.metadata.properties:
+            return "it is a chunk of a large message"
+        if self.is_settled(listing.dead_letter_topic, letter):
+            return "it was redriven before"
+        if origin in self.open or origin in found:
+            return "its message is on its way back"
+        if origin is None or origin not in acknowledged:
+            return "its message is being delivered"
+        if redrives_of(entry) >= REDRIVES_MAX:
+            return f"its message was redriven {REDRIVES_MAX} times"
+        return ""
+
+    async def begin(self, returns: Mapping[Position, Return], request_id: str) -> Redrive:
+        """Make a redrive durable. Raises CursorsUnavailable, InvalidProperty: it may be durable or
+        not: the subscription's durable state must be loaded again."""
+        async with self._writing:
+            return await self._begin(returns, request_id)
+
+    async def _begin(self, returns: Mapping[Position, Return], request_id: str) -> Redrive:
+        number = 1 + max((each.number for each in self._latest), default=0)
+        redrive = Redrive(number, request_id, len(returns))
+        latest = [*self._latest, redrive][-LATEST_MAX:]
+        numbered = {each: found._replace(redrive=number) for each, found in returns.items()}
+        put = {_name(each): found.to_text() for each, found in numbered.items()}
+        put[_LATEST] = json.dumps(latest)
+        await self._tenure.set_properties(put, ())
+        self._latest = latest
+        self.open.update(numbered)
+        log.info("dead letters redriven", **self._names, redrive=number, letters=len(returns))
+        return redrive
+
+    # ---- settlements
+
+    async def persist(self, what: Persist, held: Callable[[Position], str | None]) -> None:
+        """Make acknowledgements of returned messages durable, before those of the cursor. `held`
+        returns the property that holds a message's key behind it; None: there is none. May be
+        repeated."""
+        if self.open:
+            async with self._writing:
+                await self._persist(what, held)
+
+    async def _persist(self, what: Persist, held: Callable[[Position], str | None]) -> None:
+        put: dict[str, str] = {}
+        pages: dict[str, int] = {}
+        remove: list[str] = []
+        left = dict(self.open)
+        for position in [each for each in self.open if _is_in(each, what)]:
+            each = left.pop(position)
+            name, bit = _bit(each.topic, each.letter)
+            pages[name] = pages.get(name, self._pages.get(name, 0)) | 1 << bit
+            remove.append(_name(position))
+            if (key := held(position)) is not None:
+                remove.append(key)
+        for position, _, bits in what.parts:
+            if position in left:
+                each = left[position]
+                left[position] = each._replace(acknowledged=each.acknowledged | bits)
+                put[_name(position)] = left[position].to_text()
+        if not (remove or put):
+            return
+        put |= {name: _page_text(bits) for name, bits in pages.items()}
+        await self._tenure.set_properties(put, remove)
+        self.open = left
+        self._pages |= pages
+
+    async def record(self, attempts: Iterable[tuple[Position, int]]) -> None:
+        """Make counts of failed deliveries durable. May be repeated."""
+        if self.open:
+            async with self._writing:
+                await self._record(attempts)
+
+    async def _record(self, attempts: Iterable[tuple[Position, int]]) -> None:
+        changed = {
+            position: self.open[position]._replace(attempts=count)
+            for position, count in attempts
+            if position in self.open
+        }
+        if changed:
+            put = {_name(position): each.to_text() for position, each in changed.items()}
+            await self._tenure.set_properties(put, ())
+            self.open |= changed
+
+    # ---- contents
+
+    async def entries(self, positions: Sequence[Position]) -> list[StoredEntry]:
+        """Returned messages as they are delivered; those whose letter is gone are left out."""
+        found = []
+        for position in positions:
+            each = self.open.get(position)
+            if each is not None:
+                letters = await self._letters(each)
+                found += [delivered(letter, position) for letter in letters]
+        return found
+
+    async def messages(self) -> list[Entry]:
+        """The machine's view of all returned messages. One whose letter is gone has another key
+        than its own: when it is delivered, it turns out to be gone."""
+        found = []
+        for position, each in list(self.open.items()):
+            try:
+                letters = await self._letters(each, metadata_only=True)
+            except EntryCorrupt as error:  # it stays where it is, and blocks nothing else
+                log.critical("damaged dead letter", **self._names, **error.details)
+                continue
+            messages = [_message(letter, position) for letter in letters]
+            found += messages or [Entry(position, b"", each.messages)]
+        return found
+
+    async def _letters(self, each: Return, *, metadata_only: bool = False) -> Sequence[StoredEntry]:
+        try:
+            return await self._log.fetch(each.topic, [each.letter], metadata_only=metadata_only)
+        except TopicNotFound:
+            return ()
+
+    async def fetch(self, topic: TopicName, positions: Sequence[Position]) -> Sequence[StoredEntry]:
+        """As Log.fetch, for the subscription's topic and one position."""
+        (position,) = positions
+        if position in self.open:
+            return await self.entries(positions)
+        return await self._log.fetch(topic, positions)
+
+    async def fetch_some(
+        self, topic: TopicName, positions: Sequence[Position], *, bytes_max: int
+    ) -> Fetched:
+        """As Log.fetch_some, for the subscription's topic."""
+        if positions[0] in self.open:
+            return Fetched(await self.entries(positions[:1]), 1)
+        end = next((n for n, each in enumerate(positions) if each in self.open), len(positions))
+        return await self._log.fetch_some(topic, positions[:end], bytes_max=bytes_max)
+
+
+def _message(letter: StoredEntry, position: Position) -> Entry:
+    """The machine's view of a letter's message."""
+    return entry_of(letter)._replace(position=position, deliver_at_ms=0, chunk=None)
+
+
+def delivered(letter: StoredEntry, position: Position) -> StoredEntry:
+    """A letter as it is delivered again: at the position of its message, whose producer and
+    sequence id it has, and with the number of redrives."""
+    entry = StoredEntry()
+    entry.CopyFrom(letter)
+    entry.position.ledger_id, entry.position.entry_id = position
+    metadata = entry.metadata
+    properties = metadata.properties
+    metadata.producer_name = properties.get(f"{ORIGIN}producer", metadata.producer_name)
+    sequence_id = properties.get(f"{ORIGIN}sequence_id", "")
+    if sequence_id.isascii() and sequence_id.isdecimal() and len(sequence_id) < 20:
+        metadata.sequence_id = int(sequence_id)
+        steps = _steps(properties.get(STEPS, ""), metadata.num_messages_in_batch)
+        metadata.sequence_id_steps.extend(steps)
+        if metadata.HasField("highest_sequence_id"):
+            span = sum(steps) if steps else max(1, metadata.num_messages_in_batch) - 1
+            metadata.highest_sequence_id = metadata.sequence_id + span
+    redrives = str(redrives_of(letter) + 1)
+    for name in [each for each in properties if each.startswith(ORIGIN)]:
+        del properties[name]
+    for name in (ATTEMPTS, REASON, FAILURES, ACKNOWLEDGED):
+        properties.pop(name, None)
+    properties[REDRIVES] = redrives
+    return entry
+
+
+def _steps(text: str, messages: int) -> list[int]:
+    """The distances of a batch's sequence ids; empty: all are 1."""
+    found = text.split(",") if text else []
+    if len(found) != messages - 1 or not all(each.isdecimal() and len(each) < 10 for each in found):
+        return []
+    return [int(each) for each in found]
+
+
+def _acknowledged(entry: StoredEntry, messages: int) -> int:
+    """Of a letter's batch, the messages acknowledged before it was dead-lettered (bits)."""
+    try:
+        bits = int(entry.metadata.properties.get(ACKNOWLEDGED, "0")[: messages // 4 + 1], 16)
+    except ValueError:
+        return 0
+    whole = (1 << messages) - 1
+    return 0 if bits & whole == whole else bits & whole
+
+
+def redrives_of(entry: StoredEntry) -> int:
+    """How often a letter's message was redriven."""
+    said = entry.metadata.properties.get(REDRIVES, "0")
+    return int(said) if said.isascii() and said.isdecimal() and len(said) < 10 else 0
+
+
+def _is_in(position: Position, what: Persist) -> bool:
+    ledger_id, entry_id = position
+    return any(
+        run.first.ledger_id == ledger_id and run.first.entry_id <= entry_id <= run.last_entry_id
+        for run in what.runs
+    )
+
+
+def _bit(topic: TopicName, letter: Position) -> tuple[str, int]:
+    """The page of a letter, and its bit in it."""
+    digest = blake2b(str(topic).encode(), digest_size=8).hexdigest()
+    page, bit = divmod(letter.entry_id, PAGE_LETTERS)
+    return f"{_SETTLED}{digest}.{letter.ledger_id}.{page}", bit
+
+
+def _page_text(bits: int) -> str:
+    return base64.b64encode(bits.to_bytes((bits.bit_length() + 7) // 8, "little")).decode()
+
+
+def _name(position: Position) -> str:
+    return f"{_RETURN}{position.ledger_id}:{position.entry_id}"
+
+
+def _position(text: str) -> Position:
+    ledger_id, _, entry_id = text.partition(":")
+    return Position(int(ledger_id), int(entry_id))
