@@ -18,6 +18,7 @@ from seqgate.services.dispatcher.core.effects import (
     DeadLetter,
     Delivery,
     Entry,
+    Gap,
     Options,
     Outgoing,
     Why,
@@ -356,8 +357,11 @@ class Delivering:
         lane.dead = position
         attempts, after = self._settling.attempts.get(position, 0), self._gaps.after(lane.key)
         failures = self._settling.failures(position)
+        state = self._gaps.with_gap(lane.key, Gap(position, attempts))
         acknowledged = (1 << messages) - 1 & ~self._settling.left(position, messages)
-        self._out.add(DeadLetter(position, lane.key, attempts, after, why, failures, acknowledged))
+        self._out.add(
+            DeadLetter(position, lane.key, attempts, after, why, failures, acknowledged, state)
+        )
         self._parking.withhold(lane, Reason.DEAD_LETTERING, now_ms)
 
     def _deliver(

@@ -174,10 +174,12 @@ class Gap(NamedTuple):
 
 
 class KeyState(NamedTuple):
-    """The durable state of a key of which a message was dead-lettered."""
+    """The durable state of a key of which a message was dead-lettered; `has_more`: it is held
+    behind several, of which `gap` is the first, until an operator releases it."""
 
     after: AfterDeadLetter
     gap: Gap
+    has_more: bool = False
 
 
 class Delivery(NamedTuple):
@@ -290,6 +292,7 @@ class DeadLetter:
         failures: its latest failed deliveries, the oldest first; those before a take-over are not
             known.
         acknowledged: of a batch, the messages acknowledged before (bits).
+        state: the state of its key from then on; None: it follows from the others.
     """
 
     position: Position
@@ -299,6 +302,7 @@ class DeadLetter:
     why: Why = Why.REDELIVERIES
     failures: tuple[FailedDelivery, ...] = field(default=(), compare=False)
     acknowledged: int = 0
+    state: KeyState | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -333,7 +333,7 @@ class Gaps:
     def holds_behind(self, key: bytes, position: Position) -> bool:
         """Whether a key is held behind this dead-lettered message, until it is released."""
         state = self.state(key)
-        if state is None or state.after is not AfterDeadLetter.HOLD:
+        if state is None or state.after is not AfterDeadLetter.HOLD or state.has_more:
             return False
         return state.gap.position == position
 
@@ -344,11 +344,21 @@ class Gaps:
         before = self.state(key)
         return self._options.after_dead_letter if before is None else before.after
 
+    def with_gap(self, key: bytes, gap: Gap) -> KeyState:
+        """The state of a key once this message is dead-lettered, too. A key that is held stays held
+        behind the first one."""
+        before = self.state(key)
+        if before is None or before.after is not AfterDeadLetter.HOLD:
+            return KeyState(self.after(key), gap)
+        if before.gap.position == gap.position:
+            return KeyState(before.after, gap, before.has_more)
+        return KeyState(before.after, min(before.gap, gap), has_more=True)
+
     def add(self, key: bytes, gap: Gap) -> ForgetKey | None:
         """Record that a message was dead-lettered, which may forget the oldest gap."""
-        after = self.after(key)
+        state = self.with_gap(key, gap)
         self.keys.pop(remembered(key), None)
-        self.keys[remembered(key)] = KeyState(after, gap)
+        self.keys[remembered(key)] = state
         if len(self.keys) > GAPS_MAX:
             for each, state in self.keys.items():
                 if state.after is AfterDeadLetter.CONTINUE:

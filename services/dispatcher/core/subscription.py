@@ -761,7 +761,7 @@ class Subscription:
         if position not in self.settling.returned:
             return None
         for key, state in self.keys.items():
-            if state.gap.position == position and state.after is AfterDeadLetter.HOLD:
+            if state.gap.position == position and self.gaps.holds_behind(key, position):
                 return key
         return None
 

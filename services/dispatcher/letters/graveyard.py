@@ -250,12 +250,15 @@ class Graveyard:
         if topic != self._last_topic:
             put[_TOPIC] = str(topic)
         key = remembered(what.key)
-        state = {
+        held = what.state or KeyState(what.after, Gap(what.position, what.attempts))
+        state: dict[str, Any] = {
             "key": base64.b64encode(key).decode(),
             "after": what.after.name,
-            "position": _text(what.position),
-            "attempts": what.attempts,
+            "position": _text(held.gap.position),
+            "attempts": held.gap.attempts,
         }
+        if held.has_more:
+            state["more"] = True
         put[_key_name(key)] = json.dumps(state)
         self._last_of[_key_name(key)] = number
         try:
@@ -440,7 +443,9 @@ def _key_name(key: bytes) -> str:
 
 def _key_state(value: dict[str, Any]) -> tuple[bytes, KeyState]:
     gap = Gap(_parsed(value["position"]), value["attempts"])
-    return base64.b64decode(value["key"]), KeyState(AfterDeadLetter[value["after"]], gap)
+    return base64.b64decode(value["key"]), KeyState(
+        AfterDeadLetter[value["after"]], gap, value.get("more", False)
+    )
 
 
 def _text(position: Position) -> str:

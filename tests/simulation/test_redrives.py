@@ -1,0 +1,243 @@
+"""Histories of one machine with dead letters that come back, with a crash at any point.
+
+Consumers fail messages until they are dead-lettered, their keys are held, and letters are redriven;
+the process dies between any two effects, and between an effect and its outcome. Every message is
+acknowledged by a consumer once and no more than that, in the order of its key.
+"""
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from seqgate.services.dispatcher.core.effects import (
+    AfterDeadLetter,
+    DeadLetter,
+    Deliver,
+    Delivery,
+    Effect,
+    Entry,
+    ForgetKey,
+    Gap,
+    KeyState,
+    Options,
+    Passed,
+    Persist,
+    Read,
+    Record,
+    Revoke,
+    Scan,
+)
+from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.core.selectors import Ring
+from seqgate.services.dispatcher.core.settling import Durable
+from seqgate.services.dispatcher.core.subscription import Ack, Nack, Subscription
+from seqgate.types import Position
+from tests.support.depth import times
+
+KEYS = (b"a", b"b", b"c")
+STEPS = 120
+PAGE = 4
+
+
+class World:
+    """A log, the durable state of a subscription, and a machine that starts from it.
+
+    Attributes:
+        letters: the messages whose letters are not redriven.
+        returns: those on their way back, and how often deliveries of them failed since.
+        numbered: numbered letters of unsettled messages, and whether they are published.
+        acknowledged: how often a consumer's acknowledgement of a message became durable.
+    """
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.options = Options(
+            redeliveries_max=random.randint(0, 1),
+            after_dead_letter=AfterDeadLetter.HOLD,
+            retry_first_ms=0,
+            retry_max_ms=0,
+            key_parked_max=random.choice((1, 2, 1_000)),
+            consumer_parked_max=random.choice((2, 6, 20_000)),
+        )
+        count = random.randint(4, 14)
+        self.log = [Entry(Position(1, at), random.choice(KEYS)) for at in range(count)]
+        self.done: set[Position] = set()
+        self.attempts: dict[Position, int] = {}
+        self.keys: dict[bytes, KeyState] = {}
+        self.letters: set[Position] = set()
+        self.returns: dict[Position, int] = {}
+        self.numbered: dict[Position, bool] = {}
+        self.acknowledged: Counter[Position] = Counter()
+        self.restart()
+
+    def entry(self, position: Position) -> Entry:
+        return self.log[position.entry_id]
+
+    def restart(self) -> None:
+        self.pending: list[Effect] = []
+        self.held: dict[Position, Delivery] = {}
+        self.settling: set[int] = set()
+        done = Acknowledged(None)
+        for position in self.done:
+            done.add(position)
+        self.sub = Subscription(
+            self.options,
+            Ring(),
+            Durable(
+                done,
+                attempts=self.attempts | {each: n for each, n in self.returns.items() if n},
+                keys=self.keys,
+                doomed=frozenset(self.numbered),
+                returned=frozenset(self.returns),
+            ),
+        )
+        self.do(self.sub.join(1, name="c", now_ms=0))
+        self.do(self.sub.permit(1, 1_000, 0))
+        if self.returns:
+            self.do(self.sub.redrive([self.entry(each) for each in self.returns], 0))
+
+    def do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Deliver(_, deliveries):
+                    for each in deliveries:
+                        self.delivered(each)
+                case Revoke(_, numbers):
+                    for position, each in list(self.held.items()):
+                        if each.delivery in numbers:
+                            del self.held[position]
+                case Persist() | Record() | DeadLetter() | Read() | Scan():
+                    self.pending.append(effect)
+                case ForgetKey(key):
+                    self.keys.pop(key, None)
+                case Passed():
+                    raise AssertionError("a message is passed")
+
+    def delivered(self, delivery: Delivery) -> None:
+        position = delivery.position
+        assert position not in self.numbered, "it is on its way to the dead letter topic"
+        assert position not in self.done or position in self.returns, "it is settled"
+        assert not self.acknowledged[position], "it is acknowledged already"
+        limit = self.options.redeliveries_max
+        assert limit is not None
+        assert delivery.attempts <= limit
+        for each in self.log[: position.entry_id]:
+            if each.key == self.entry(position).key:
+                known = self.acknowledged[each.position] or each.position in self.held
+                assert known, f"{position} overtakes {each.position}"
+        self.held[position] = delivery
+
+    def complete(self, effect: Effect, *, dies: bool) -> None:
+        """Perform an effect; if the process dies, its outcome is lost."""
+        self.pending.remove(effect)
+        outcome: list[Effect] = []
+        match effect:
+            case Read(after):
+                start = 0 if after is None else after.entry_id + 1
+                page = self.log[start : start + self.random.randint(1, PAGE)]
+                if page and not dies:
+                    outcome = self.sub.read(page, 0)
+            case Scan(at, after, limit):
+                start = at.entry_id if at else 0 if after is None else after.entry_id + 1
+                if not dies:
+                    outcome = self.sub.scanned(self.log[start : start + limit], 0)
+            case Record(attempts):
+                for position, failed in attempts:
+                    if position in self.returns:
+                        self.returns[position] = failed
+                    elif position not in self.done:
+                        self.attempts[position] = failed
+                if not dies:
+                    outcome = self.sub.recorded(0)
+            case DeadLetter(position, key, attempts):
+                self.keys[key] = effect.state or KeyState(effect.after, Gap(position, attempts))
+                if self.numbered.get(position) is None:
+                    self.numbered[position] = False
+                    if dies and self.random.random() < 0.5:
+                        return
+                if not self.numbered[position]:
+                    self.numbered[position] = True
+                    self.letters.add(position)
+                if not dies:
+                    outcome = self.sub.dead_lettered(position, key, 0)
+            case Persist():
+                outcome = self.persist(effect, dies=dies)
+        self.do(outcome)
+
+    def persist(self, effect: Persist, *, dies: bool) -> list[Effect]:
+        # First the returns, in one change with the keys held behind them; then the cursor.
+        for position in effect.entries:
+            if position not in self.numbered:
+                self.acknowledged[position] += 1
+                assert self.acknowledged[position] == 1
+            if position in self.returns:
+                del self.returns[position]
+                if (key := self.sub.held_behind(position)) is not None:
+                    self.keys.pop(key, None)
+                self.numbered.pop(position, None)
+            else:
+                self.done.add(position)
+                self.attempts.pop(position, None)
+                self.numbered.pop(position, None)
+            self.held.pop(position, None)
+        return [] if dies else self.sub.persisted(None, 0)
+
+    def redrive(self, *, dies: bool) -> None:
+        """Redrive a letter whose message is durably acknowledged, and not on its way back."""
+        ready = sorted(each for each in self.letters if each in self.sub.acknowledged)
+        ready = [each for each in ready if each not in self.returns]
+        if ready:
+            position = self.random.choice(ready)
+            self.letters.remove(position)
+            self.returns[position] = 0
+            if not dies:
+                self.do(self.sub.redrive([self.entry(position)], 0))
+
+    def release(self) -> None:
+        """Release keys that are held behind several letters once all of these are redriven that can
+        be: a numbered letter behind the first waits for the release itself."""
+        ready = (each for each in self.letters if self.sub.settling.is_settled(each))
+        waiting = {self.entry(each).key for each in ready}
+        for key, state in list(self.sub.keys.items()):
+            lane = self.sub.lanes.get(key)
+            is_dying = lane is not None and lane.dead is not None  # it would be released, too
+            if state.has_more and key not in waiting and not is_dying:
+                self.do(self.sub.release_key(key, 0))
+
+    def step(self, *, fails: float) -> None:
+        random = self.random
+        choice = random.random()
+        dies = random.random() < 0.08 if fails else False
+        if choice < 0.5 and self.pending:
+            self.complete(random.choice(self.pending), dies=dies)
+        elif choice < 0.65:
+            self.redrive(dies=dies)
+        elif self.held:
+            delivery = random.choice(list(self.held.values()))
+            if delivery.delivery not in self.settling and random.random() < fails:
+                self.held.pop(delivery.position)
+                effects, _ = self.sub.negative_acknowledge(1, [Nack(delivery.delivery, 0)], 0)
+            else:
+                self.settling.add(delivery.delivery)
+                effects, _, _ = self.sub.acknowledge(1, [Ack(delivery.delivery)], 0)
+            self.do(effects)
+            self.do(self.sub.tick(0))
+        if dies:
+            self.restart()
+
+
+@pytest.mark.parametrize("seed", range(times(quick=300, full=20_000)))
+def test_redriven_messages_are_acknowledged_once_more_and_in_order(seed: int) -> None:
+    world = World(Random(seed))
+    for _ in range(STEPS):
+        world.step(fails=0.4)
+    world.restart()
+    for _ in range(40 * STEPS):
+        world.step(fails=0.0)
+        world.release()
+        if len(world.acknowledged) == len(world.log) and not world.returns:
+            break
+    assert world.acknowledged == Counter([each.position for each in world.log])
+    assert not world.letters
+    assert not world.returns
