@@ -14,8 +14,8 @@ from seqgate.cli._command import Run
 from seqgate.cli._declared import argument, choice, flag, option
 from seqgate.cli._failure import DONE, UNAVAILABLE
 from seqgate.cli._output import Output
-from seqgate.cli._top_frame import SORTS, Sample, Sampler, frame_of
 from seqgate.cli._top_screen import rows_of, screen, summary
+from seqgate.client._frames import SORTS, Sample, Sampler, frame_of
 from seqgate.errors import NotFoundError
 
 INTERVAL_S: Final = 2.0

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from seqgate.cli._output import shown, time_shown
-from seqgate.cli._top_frame import VERDICTS
+from seqgate.client._frames import VERDICTS
 
 if TYPE_CHECKING:
     from rich.console import ConsoleDimensions, RenderableType

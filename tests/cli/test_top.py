@@ -19,12 +19,11 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
-from seqgate.cli import _top_frame
 from seqgate.cli._service import Services
 from seqgate.cli._settings import resolve
-from seqgate.cli._top_frame import Sampler, frame_of
 from seqgate.cli._top_screen import rows_of, summary
-from seqgate.client import Client, connect
+from seqgate.client import Client, _frames, connect
+from seqgate.client._frames import Sampler, frame_of
 from seqgate.dev.ports import free_ports
 from seqgate.dev.stack import Stack
 from tests.cli.command_line import PATIENCE_S, CommandLine
@@ -136,9 +135,9 @@ async def test_a_frame_has_rates_verdicts_lag_and_causes_of_blocked_keys(
 async def test_topics_and_subscriptions_shown_are_bounded_and_the_rest_is_counted(
     seqgate: CommandLine, stack: Stack, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert (_top_frame.TOPICS_MAX, _top_frame.SUBSCRIPTIONS_MAX) == (200, 100)
+    assert (_frames.TOPICS_MAX, _frames.SUBSCRIPTIONS_MAX) == (200, 100)
     for limit in ("TOPICS_MAX", "SUBSCRIPTIONS_MAX", "PAGE"):
-        monkeypatch.setattr(_top_frame, limit, 2)
+        monkeypatch.setattr(_frames, limit, 2)
     topics = [f"{topic}-{name}" for name in "abcde"]
     async with (
         aio.insecure_channel(stack.address("ledger")) as ledger,

@@ -1,4 +1,4 @@
-"""Samples of all services, and the frames that `seqgate top` shows.
+"""Samples of all services, and the frames that `seqgate top` and the console show.
 
     sample ──▶ counts ──┐
     sample ──▶ counts ──┴──▶ frame: rates, and the present state
@@ -21,8 +21,7 @@ from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
-from seqgate.cli._service import Services
-from seqgate.cli._wire import enum_name, record
+from seqgate.client._calls import Calls
 from seqgate.errors import SeqgateError
 
 TOPICS_MAX: Final = 200
@@ -88,7 +87,7 @@ class Sample:
 
 
 class Sampler:
-    def __init__(self, services: Services, pattern: str) -> None:
+    def __init__(self, services: Calls, pattern: str) -> None:
         self._pattern = pattern
         self._prefix = split(r"[*?\[]", pattern, maxsplit=1)[0]
         self._services = services
@@ -121,7 +120,7 @@ class Sampler:
         listed, topic.subscriptions_left_out = await self._first(request, SUBSCRIPTIONS_MAX, "*")
         found = []
         for each in listed:
-            lag = await self._asked(sample, "ledger", self._lag(topic.topic, each))
+            lag = await self._asked(sample, "ledger", self.lag(topic.topic, each))
             subscription = Subscription(each.name, each.owner, lag)
             if each.owner:
                 report = dispatcher_pb2.ReportRequest(
@@ -146,7 +145,8 @@ class Sampler:
                 left_out += 1
         return found, left_out
 
-    async def _lag(self, topic: ledger_pb2.Topic, of: dispatcher_pb2.Subscription) -> int:
+    async def lag(self, topic: ledger_pb2.Topic, of: dispatcher_pb2.Subscription) -> int:
+        """The entries of a topic that a subscription has not acknowledged, about."""
         if not of.HasField("mark_delete"):
             return max(0, topic.entries - of.acknowledged_entries)
         if of.mark_delete.ledger_id == topic.last.ledger_id:
@@ -234,7 +234,7 @@ def _topic_record(now: Topic, before: Topic | None, seconds: float) -> dict[str,
         "bytes": now.topic.bytes,
         "producers": now.topic.connected_producers,
         "in_messages_s": _incoming(now.topic, None if before is None else before.topic, seconds),
-        "state": status and enum_name(dedup_pb2.TopicState, status.state),
+        "state": status and dedup_pb2.TopicState.Name(status.state).removeprefix("TOPIC_STATE_"),
         "entries_to_replay": status and status.entries_remaining,
         "verdicts_s": _verdicts(status, None if before is None else before.status, seconds),
         "out_messages_s": _total(subscriptions, "out_messages_s"),
@@ -267,7 +267,15 @@ def _subscription_record(
         "acknowledged_s": rate("acknowledged_entries"),
         "negative_acknowledgements_s": rate("negative_acknowledgements"),
         "blocked_keys": report and sum(each.keys for each in report.withheld),
-        "blocked": report and [record(each) for each in report.withheld],
+        "blocked": report and [_withheld(each) for each in report.withheld],
+    }
+
+
+def _withheld(keys: dispatcher_pb2.WithheldKeys) -> dict[str, Any]:
+    return {
+        "reason": dispatcher_pb2.Reason.Name(keys.reason).removeprefix("REASON_"),
+        "keys": keys.keys,
+        "oldest_ms": keys.oldest.ToMilliseconds() if keys.HasField("oldest") else None,
     }
 
 
