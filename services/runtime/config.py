@@ -75,14 +75,74 @@ class UnusableSetting(ValueError):
     """A valid setting cannot be used on this machine: its port is in use, or its folder missing."""
 
 
-class ServiceConfig(BaseSettings):
-    """Subclasses name their service in model_config."""
+class ProcessConfig(BaseSettings):
+    """Of every process. Subclasses name their service in model_config."""
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     service: ClassVar[str] = "service"
 
     listen: Port = "127.0.0.1:0"
     """host:port to listen on; port 0 picks a free port."""
+
+    tls_certificate_file: Path | None = None
+    """The service's certificate chain, in PEM, for the names under which clients reach it. Reloaded
+    when it changes, as are all files below. None: no TLS."""
+
+    tls_key_file: Path | None = None
+    """Its key, in PEM, without a passphrase."""
+
+    allow_insecure: bool = False
+    """Whether to listen beyond this machine without authentication, or without TLS, which exposes
+    tokens."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least severe messages that are logged."""
+
+    log_format: LogFormat = "auto"
+    """json: one object a line, for machines. text: for people. auto: text if standard error is a
+    terminal, otherwise JSON."""
+
+    @classmethod
+    def variable(cls, name: str) -> str:
+        """The environment variable of a setting."""
+        return f"{cls.model_config['env_prefix']}{name}".upper()
+
+    def unusable(self, name: str, why: str) -> UnusableSetting:
+        return UnusableSetting(f"{self.variable(name)}: {why}")
+
+    def check(self) -> None:
+        """Check that the settings are consistent, before the service starts.
+
+        Raises:
+            ValueError: they are not.
+        """
+
+    @model_validator(mode="after")
+    def _has_both_files(self) -> Self:
+        if (self.tls_certificate_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_certificate_file and tls_key_file must be set together")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        del dotenv_settings, file_secret_settings
+        sources: tuple[PydanticBaseSettingsSource, ...] = (init_settings, env_settings)
+        variable = cls.variable("config_file")
+        file = os.environ.get(variable)
+        if file:
+            sources += (_toml(settings_cls, variable, Path(file)),)
+        return sources
+
+
+class ServiceConfig(ProcessConfig):
+    """Of a service with a gRPC API."""
 
     reflection: bool = False
     """Whether server reflection is on, for tools like grpcurl."""
@@ -131,13 +191,6 @@ class ServiceConfig(BaseSettings):
     """The interval between probes of an idle connection; one that does not answer within the same
     time is dead."""
 
-    tls_certificate_file: Path | None = None
-    """The service's certificate chain, in PEM, for the names under which clients reach it. Reloaded
-    when it changes, as are all files below. None: no TLS."""
-
-    tls_key_file: Path | None = None
-    """Its key, in PEM, without a passphrase."""
-
     tls_client_ca_file: Path | None = None
     """The authorities of client certificates, in PEM. If set, every caller must present a
     certificate. (Probes without one use health_listen.)"""
@@ -155,10 +208,6 @@ class ServiceConfig(BaseSettings):
     access_file: Path | None = None
     """The TOML file with the access rules; a right that no rule grants is denied. Required with
     tls_client_ca_file or jwt_keys_file."""
-
-    allow_insecure: bool = False
-    """Whether to listen beyond this machine without authentication, or without TLS, which exposes
-    tokens."""
 
     metrics_listen: Annotated[str, AfterValidator(with_port_or_none)] = ""
     """host:port on which Prometheus metrics are served (GET /metrics), unencrypted and without
@@ -178,32 +227,8 @@ class ServiceConfig(BaseSettings):
     """The interval between surveys: metrics that take a query to the store or to another service. A
     slow survey is followed by a longer pause. None run unless metrics are exported."""
 
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least severe messages that are logged."""
-
-    log_format: LogFormat = "auto"
-    """json: one object a line, for machines. text: for people. auto: text if standard error is a
-    terminal, otherwise JSON."""
-
-    @classmethod
-    def variable(cls, name: str) -> str:
-        """The environment variable of a setting."""
-        return f"{cls.model_config['env_prefix']}{name}".upper()
-
-    def unusable(self, name: str, why: str) -> UnusableSetting:
-        return UnusableSetting(f"{self.variable(name)}: {why}")
-
-    def check(self) -> None:
-        """Check that the settings are consistent, before the service starts.
-
-        Raises:
-            ValueError: they are not.
-        """
-
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        if (self.tls_certificate_file is None) != (self.tls_key_file is None):
-            raise ValueError("tls_certificate_file and tls_key_file must be set together")
         if self.tls_client_ca_file is not None and self.tls_certificate_file is None:
             raise ValueError("tls_client_ca_file requires tls_certificate_file")
         if self.metrics_tls and self.tls_certificate_file is None:
@@ -225,23 +250,6 @@ class ServiceConfig(BaseSettings):
     def shares_port(self) -> bool:
         """Whether other processes listen on the same ports: the service's other workers."""
         return False
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        del dotenv_settings, file_secret_settings
-        sources: tuple[PydanticBaseSettingsSource, ...] = (init_settings, env_settings)
-        variable = cls.variable("config_file")
-        file = os.environ.get(variable)
-        if file:
-            sources += (_toml(settings_cls, variable, Path(file)),)
-        return sources
 
 
 class CallerConfig(ServiceConfig):

@@ -11,7 +11,12 @@ import structlog
 from pydantic import ValidationError
 
 from seqgate.services.errors import DomainError
-from seqgate.services.runtime.config import ServiceConfig, UnusableSetting, WorkersConfig
+from seqgate.services.runtime.config import (
+    ProcessConfig,
+    ServiceConfig,
+    UnusableSetting,
+    WorkersConfig,
+)
 from seqgate.services.runtime.logs import configure_logs
 from seqgate.services.runtime.security import check_exposure, check_files
 from seqgate.services.runtime.startup import check_ports, check_read_files
@@ -26,7 +31,7 @@ COLLECTED_OBJECTS: Final = 50_000
 """The new objects after which the garbage collector looks at them. Python's default, 700, is less
 than a group of messages, so that the collector looked at every message while it was in use."""
 
-C = TypeVar("C", bound=ServiceConfig)
+C = TypeVar("C", bound=ProcessConfig)
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -99,11 +104,13 @@ def _settings(config_type: type[C], arguments: Sequence[str]) -> C:
     return config
 
 
-def _check_serving(config: ServiceConfig) -> None:
+def _check_serving(config: ProcessConfig) -> None:
     """Check what only a process that serves and calls needs. Raises OSError or ValueError."""
-    check_exposure(config)
+    if isinstance(config, ServiceConfig):
+        check_exposure(config)
     check_read_files(config)
-    check_files(config)
+    if isinstance(config, ServiceConfig):
+        check_files(config)
     exporter_asked_for("TRACES")
     exporter_asked_for("METRICS")
 
@@ -121,7 +128,7 @@ def _serve(run: Callable[[C], Awaitable[None]], config: C) -> bool:
     return True
 
 
-def _status_of(config_type: type[ServiceConfig], work: Callable[[], bool]) -> int:
+def _status_of(config_type: type[ProcessConfig], work: Callable[[], bool]) -> int:
     """The exit status of work that logs its failure and returns False, or raises."""
     try:
         if not work():
@@ -141,7 +148,7 @@ def _status_of(config_type: type[ServiceConfig], work: Callable[[], bool]) -> in
     return EXIT_OK
 
 
-def _refused(config_type: type[ServiceConfig], *faults: str) -> int:
+def _refused(config_type: type[ProcessConfig], *faults: str) -> int:
     """Say why the process does not start. Returns its exit status."""
     for each in faults:
         sys.stderr.write(f"{config_type.service}: {each}\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Final
 
-from seqgate.services.runtime.config import ServiceConfig
+from seqgate.services.runtime.config import ProcessConfig
 from seqgate.services.runtime.held_port import held_port
 
 PORTS: Final = ("listen", "health_listen", "metrics_listen")
@@ -21,7 +21,7 @@ _PASSING: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.EN
 """Errors of a folder that may pass: its store waits for that."""
 
 
-def check_read_files(config: ServiceConfig) -> None:
+def check_read_files(config: ProcessConfig) -> None:
     """Check that the files of settings can be read. Raises UnusableSetting."""
     for name in type(config).model_fields:
         path = getattr(config, name)
@@ -32,7 +32,7 @@ def check_read_files(config: ServiceConfig) -> None:
                 raise config.unusable(name, f"{path}: {error.strerror}") from error
 
 
-def check_database(config: ServiceConfig, name: str) -> None:
+def check_database(config: ProcessConfig, name: str) -> None:
     """Check that a setting names a database of SQLite that can be opened or created. Raises
     UnusableSetting."""
     path: Path = getattr(config, name)
@@ -53,16 +53,16 @@ def check_database(config: ServiceConfig, name: str) -> None:
             raise config.unusable(name, why) from error
 
 
-def check_ports(config: ServiceConfig) -> None:
+def check_ports(config: ProcessConfig) -> None:
     """Check that the service can listen on each of its ports. Raises UnusableSetting."""
     with ExitStack() as held:
         for name in PORTS:
-            if getattr(config, name):
+            if getattr(config, name, ""):
                 held.enter_context(held_for(config, name))
 
 
 @contextmanager
-def held_for(config: ServiceConfig, name: str) -> Iterator[str]:
+def held_for(config: ProcessConfig, name: str) -> Iterator[str]:
     """Hold a setting's port, as held_port does. Raises UnusableSetting."""
     with ExitStack() as held:
         with listening(config, name):
@@ -71,7 +71,7 @@ def held_for(config: ServiceConfig, name: str) -> Iterator[str]:
 
 
 @contextmanager
-def listening(config: ServiceConfig, name: str) -> Iterator[None]:
+def listening(config: ProcessConfig, name: str) -> Iterator[None]:
     """Name the setting in errors of listening on its address. Raises UnusableSetting."""
     listen: str = getattr(config, name)
     try:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 import seqgate.services
-from seqgate.services.runtime.config import ServiceConfig
+from seqgate.services.runtime.config import ProcessConfig
 
 WIDTH: Final = 100
 
@@ -45,7 +45,7 @@ UNITS: Final = {"s": "seconds", "minutes": "minutes", "bytes": "bytes"}
 """Units, by a part of a setting's name."""
 
 
-def usage(config_type: type[ServiceConfig]) -> str:
+def usage(config_type: type[ProcessConfig]) -> str:
     prefix = _prefix(config_type)
     head = (
         f"The {config_type.service} service. Each setting is an environment variable, or a key of "
@@ -60,7 +60,7 @@ def usage(config_type: type[ServiceConfig]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def wrong_values(config_type: type[ServiceConfig], error: ValidationError) -> Iterator[str]:
+def wrong_values(config_type: type[ProcessConfig], error: ValidationError) -> Iterator[str]:
     """A sentence for each invalid setting, without its value, which may be a secret."""
     for fault in error.errors(include_url=False, include_input=False):
         name = str(fault["loc"][0]) if fault["loc"] else ""
@@ -75,7 +75,7 @@ def wrong_values(config_type: type[ServiceConfig], error: ValidationError) -> It
 
 
 def faults(
-    config_type: type[ServiceConfig], arguments: Iterable[str], environment: Iterable[str]
+    config_type: type[ProcessConfig], arguments: Iterable[str], environment: Iterable[str]
 ) -> Iterator[str]:
     """A sentence for each unknown argument and each unknown variable.
 
@@ -109,11 +109,11 @@ def _is_unknown(name: str, service: str, known: Iterable[str]) -> bool:
     return whose not in SERVICES or (whose == service.upper() and bool(separator))
 
 
-def _prefix(config_type: type[ServiceConfig]) -> str:
+def _prefix(config_type: type[ProcessConfig]) -> str:
     return str(config_type.model_config["env_prefix"])
 
 
-def _description(config_type: type[ServiceConfig], name: str) -> str:
+def _description(config_type: type[ProcessConfig], name: str) -> str:
     """A setting's docstring; the base class's if a service overrides only the default."""
     for each in config_type.__mro__:
         field = getattr(each, "model_fields", {}).get(name)
