@@ -27,7 +27,7 @@ try:
     from seqgate.cli._output import Fields, Format, Output
     from seqgate.cli._settings import SERVICES as DEFAULTS
     from seqgate.dev.keeping import NotStarted, keep_running
-    from seqgate.dev.stack import PORTS, SERVICES, Stack, StackError
+    from seqgate.dev.stack import CONSOLE, PORTS, SERVICES, Stack, StackError
 except ModuleNotFoundError as error:
     require_services(error, "server")
 
@@ -80,7 +80,12 @@ async def run(chosen: Chosen, folder: Path, output: Output) -> None:
     told = asyncio.Event()
     for number in STOPS:
         asyncio.get_running_loop().add_signal_handler(number, told.set)
-    stack = Stack(folder, ports=ports, on_postgres=chosen.on_postgres)
+    stack = Stack(
+        folder,
+        services=(*SERVICES, CONSOLE),
+        ports=ports,
+        on_postgres=chosen.on_postgres,
+    )
     try:
         _check_ports(stack)
         async with stack:
@@ -123,6 +128,7 @@ def _show(stack: Stack, chosen: Chosen, output: Output) -> None:
             for name in PORTS
             if name in SERVICES
         ),
+        (CONSOLE, f"http://{stack.address(CONSOLE)}  (process {stack.pid(CONSOLE)})"),
         *((name, f"{url}  (process {stack.pid(name)})") for name, url in servers.items()),
         ("data", f"{stack.folder}{kept}"),
         ("logs", logs),

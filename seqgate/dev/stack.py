@@ -50,8 +50,20 @@ STOP_TIMEOUT_S: Final = 30.0
 SERVICES: Final = ("cursor", "dedup", "ledger", "filter", "dispatcher")
 """In the order of their dependencies; stopped in reverse."""
 
-PORTS: Final = ("redis", "dedup", "ledger", "cursor", "dispatcher", "filter", "postgres")
+PORTS: Final = (
+    "redis",
+    "dedup",
+    "ledger",
+    "cursor",
+    "dispatcher",
+    "filter",
+    "postgres",
+    "console",
+)
 """In the order of their ports, if these are consecutive."""
+
+CONSOLE: Final = "console"
+"""Not one of SERVICES: a client of them all, that runs if chosen."""
 
 STORES: Final = ("cursor", "ledger")
 """The services with a database."""
@@ -76,7 +88,8 @@ class StackError(Exception):
 
 
 class Stack:
-    """The processes, by name: Redis servers, and the chosen ones of SERVICES."""
+    """The processes, by name: Redis servers, and the chosen ones of SERVICES and
+    CONSOLE."""
 
     start_process = staticmethod(start_process)
 
@@ -97,7 +110,7 @@ class Stack:
         """
         Args:
             folder: the folder of data and logs; created if missing.
-            services: the ones of SERVICES to run, in their order.
+            services: the ones of SERVICES to run, in their order, and CONSOLE last, if at all.
             environment: settings (SEQGATE_<SERVICE>_<NAME>) that override the stack's own.
             commands: commands that replace `python -m seqgate.services.<name>`.
             ports: ports to listen on, by name; free ones by default.
@@ -111,6 +124,7 @@ class Stack:
         """
         self.folder = folder.resolve()
         counts = {service: instances if service in STORES else replicas for service in SERVICES}
+        counts[CONSOLE] = 1
         self.instances = {
             service: [service, *(f"{service}-{number}" for number in range(1, count))]
             for service, count in counts.items()
@@ -342,7 +356,8 @@ class Stack:
         }
         for service in SERVICES:
             own[f"{service.upper()}_LISTEN"] = self.address(service)
-        for caller, callee in CALLS:
+        own["CONSOLE_LISTEN"] = self.address(CONSOLE)
+        for caller, callee in (*CALLS, *((CONSOLE, service) for service in SERVICES)):
             own[f"{caller.upper()}_{callee.upper()}_TARGET"] = self.target(callee)
         for service in STORES:
             if self.postgres_url:
@@ -356,6 +371,8 @@ class Stack:
             return await _pings(self.ports[name])
         if name in self.databases:
             return await asyncio.to_thread(is_ready, self.ports[name])
+        if name == CONSOLE:
+            return await _answers_http(self.ports[name], "/readyz")
         return await _serves(self.address(name))
 
     def _take_folder(self) -> None:
@@ -384,6 +401,21 @@ async def _pings(port: int) -> bool:
     try:
         writer.write(b"PING\r\n")
         return (await reader.readline()).startswith(b"+PONG")
+    except OSError:
+        return False
+    finally:
+        writer.close()
+
+
+async def _answers_http(port: int, path: str) -> bool:
+    """Whether a server on loopback answers a request with 200."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+        return b" 200 " in await reader.readline()
     except OSError:
         return False
     finally:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from seqgate.dev.stack import PORTS, SERVICES
+from seqgate.dev.stack import CONSOLE, PORTS, SERVICES
 from tests.cli.command_line import CommandLine, Running
 from tests.support.depth import some_of
 from tests.support.ports import consecutive_ports
@@ -49,8 +49,16 @@ async def test_it_stops_on_request_and_goes_on_with_its_data(
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)[: 2 if store == "sqlite" else 3]:
         where = ("--data", str(data), "--port-base", "0", "--store", store)
         async with dev(bare, *where) as (running, found):
-            assert found["pids"].keys() == {*SERVICES, *servers}
-            assert found.keys() == {*SERVICES, *servers, "pids", "data", "data_is_kept", "logs"}
+            assert found["pids"].keys() == {*SERVICES, CONSOLE, *servers}
+            assert found.keys() == {
+                *SERVICES,
+                CONSOLE,
+                *servers,
+                "pids",
+                "data",
+                "data_is_kept",
+                "logs",
+            }
             assert (found["data"], found["data_is_kept"]) == (str(data), True)
             assert (Path(found["logs"]) / "ledger.log").stat().st_size > 0
             ended = await calling(bare, found)(*SEND, "-o", "json")

@@ -31,8 +31,8 @@ LOCKS: Final = (
 """Written by hand, except for the hashes."""
 
 IMAGES: Final = {
-    ROOT / "deploy" / "docker" / "services.lock": ("services", "cli"),
-    ROOT / "deploy" / "docker" / "jobs.lock": ("services", "cli", "spark"),
+    ROOT / "deploy" / "docker" / "services.lock": ("services", "cli", "console"),
+    ROOT / "deploy" / "docker" / "jobs.lock": ("services", "cli", "console", "spark"),
 }
 """Generated: the lock of each image, and the extras that it installs."""
 

@@ -23,6 +23,7 @@ NAVIGATION: Final[tuple[Item, ...]] = (
             ("Kubernetes", "guides/kubernetes"),
             ("Security", "guides/security"),
             ("Observability", "guides/observability"),
+            ("Console", "guides/console"),
             ("Spark", "guides/spark"),
             ("Without asyncio", "guides/blocking"),
             ("From Node", "guides/node"),

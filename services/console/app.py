@@ -1,0 +1,409 @@
+"""The console, wired by hand. The `async with` is the life of the process.
+
+/, /topics, /topic, /messages, /message, /subscriptions, /subscription, /why, /letters, /cluster
+/sign-in, /sign-out      with credentials = token
+/static/...              the style sheet, the script, the icon
+/healthz, /readyz        probes: the process answers; the services' ledger answers
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qs, urlencode
+
+import jinja2
+import structlog
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from seqgate import errors
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.client._calls import Calls
+from seqgate.services.console.calls import calls_of, reading_as
+from seqgate.services.console.config import ConsoleConfig
+from seqgate.services.console.pages import Pages, Reader, Values, addresses_of
+from seqgate.services.console.security import (
+    FORM_BYTES_MAX,
+    HEADERS,
+    TOKEN_CHARACTERS_MAX,
+    Cookies,
+    Refused,
+    check_form,
+    check_host,
+    local_path,
+    new_form_value,
+)
+from seqgate.services.runtime.server import told_to_stop
+from seqgate.services.runtime.tasks import end
+from seqgate.tls import key_pair
+from seqgate.types import InvalidNameError
+from seqgate.watched import Watched
+
+log = structlog.get_logger()
+
+HERE: Final = Path(__file__).parent
+
+NAVIGATION: Final = (
+    ("/", "Overview"),
+    ("/topics", "Topics"),
+    ("/subscriptions", "Subscriptions"),
+    ("/cluster", "Cluster"),
+)
+"""(path, name) of the pages that every page links to."""
+
+LISTING: Final = ("/", "/topics", "/subscriptions")
+"""The pages that list topics by a prefix, which a reader's rights must cover."""
+
+SHUTDOWN_S: Final = 10
+"""How long requests under way may take after SIGTERM, in seconds."""
+
+CERTIFICATE_CHECK_S: Final = 10.0
+"""The interval at which a changed certificate is noticed, in seconds."""
+
+_STATUS: Final[Mapping[type[errors.SeqgateError], HTTPStatus]] = {
+    errors.AuthenticationError: HTTPStatus.UNAUTHORIZED,
+    errors.PermissionDeniedError: HTTPStatus.FORBIDDEN,
+    errors.NotFoundError: HTTPStatus.NOT_FOUND,
+    errors.InvalidRequestError: HTTPStatus.BAD_REQUEST,
+    errors.UnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.InUseError: HTTPStatus.CONFLICT,
+}
+
+_TITLES: Final = {
+    HTTPStatus.FORBIDDEN: "Not permitted",
+    HTTPStatus.NOT_FOUND: "Not found",
+    HTTPStatus.BAD_REQUEST: "Not a valid request",
+    HTTPStatus.SERVICE_UNAVAILABLE: "Not available",
+}
+
+Page = Callable[[Reader, Any], Awaitable[Values]]
+
+
+async def run(config: ConsoleConfig) -> None:
+    """Serve until the process is asked to stop."""
+    calls = calls_of(config)
+    try:
+        async with serving(config, Console(config, calls).app):
+            await told_to_stop()
+    finally:
+        await calls.close()
+
+
+class Console:
+    """The application: which page answers which request, and for whom."""
+
+    def __init__(self, config: ConsoleConfig, calls: Calls) -> None:
+        self._config = config
+        self._calls = calls
+        self._cookies = Cookies(config)
+        self._templates = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(HERE / "templates"),
+            autoescape=True,
+            trim_blocks=True,
+            undefined=jinja2.ChainableUndefined,
+        )
+        self._templates.filters["urlencode"] = _urlencoded
+        pages = Pages(config, calls)
+        shown: list[tuple[str, str, Page, str, bool]] = [
+            ("/", "overview", pages.overview, "/", True),
+            ("/topics", "topics", pages.topics, "/topics", True),
+            ("/topic", "topic", pages.topic, "/topics", True),
+            ("/messages", "messages", pages.messages, "/topics", False),
+            ("/message", "message", pages.message, "/topics", False),
+            ("/subscriptions", "subscriptions", pages.subscriptions, "/subscriptions", True),
+            ("/subscription", "subscription", pages.subscription, "/subscriptions", True),
+            ("/why", "why", pages.why, "/subscriptions", True),
+            ("/letters", "letters", pages.letters, "/subscriptions", True),
+            ("/cluster", "cluster", pages.cluster, "/cluster", True),
+        ]
+        routes = [
+            Route(
+                path, partial(self._page, template, page, section, is_live=is_live), methods=["GET"]
+            )
+            for path, template, page, section, is_live in shown
+        ]
+        routes += [
+            Route("/sign-in", self._sign_in, methods=["GET", "POST"]),
+            Route("/sign-out", self._sign_out, methods=["POST"]),
+            Route("/healthz", _alive, methods=["GET"]),
+            Route("/readyz", self._ready, methods=["GET"]),
+        ]
+        statics = Mount("/static", StaticFiles(directory=HERE / "static"))
+        self.app: ASGIApp = _Guarded(
+            Starlette(routes=[*routes, statics], exception_handlers={Refused: _refuse}), config
+        )
+
+    async def _page(
+        self,
+        template: str,
+        page: Page,
+        section: str,
+        request: Request,
+        *,
+        is_live: bool,
+    ) -> Response:
+        token = self._token(request)
+        if self._config.credentials == "token" and not token:
+            return self._to_sign_in(request)
+        try:
+            with reading_as(token):
+                values = await page(Reader.of(token), dict(request.query_params))
+        except errors.AuthenticationError as error:
+            return self._to_sign_in(request, error.reason)
+        except InvalidNameError as error:
+            return self._refused(request, errors.InvalidRequestError(str(error)), section)
+        except errors.SeqgateError as error:
+            return self._refused(request, error, section)
+        return self._html(request, template, values, section=section, is_live=is_live)
+
+    # ---- signing in
+
+    async def _sign_in(self, request: Request) -> Response:
+        if self._config.credentials != "token":
+            return RedirectResponse("/", HTTPStatus.SEE_OTHER)
+        if request.method == "GET":
+            query = request.query_params
+            reason = query.get("reason", "")
+            fault = _SIGNED_OUT.get(reason, "")
+            values = {
+                "next": local_path(query.get("next", "/")),
+                "fault": fault,
+                # A link on another site comes without the cookie, which a link of ours would bring.
+                "is_foreign": request.headers.get("sec-fetch-site") == "cross-site",
+            }
+            return self._html(request, "sign-in", values)
+        form = await self._form(request)
+        token, then = form.get("token", "").strip(), local_path(form.get("next", "/"))
+        fault = _token_fault(token)
+        if not fault:
+            try:
+                with reading_as(token):
+                    await self._calls.call(ledger_pb2.ListTopicsRequest(page_size=1))
+            except errors.AuthenticationError as error:
+                fault = f"The token is not accepted: {error}"
+            except errors.UnavailableError as error:
+                fault = str(error)
+            except errors.SeqgateError:
+                pass  # it is known who the reader is, if not what for
+        if fault:
+            return self._html(
+                request, "sign-in", {"next": then, "fault": fault}, status=HTTPStatus.FORBIDDEN
+            )
+        response = RedirectResponse(then, HTTPStatus.SEE_OTHER)
+        self._cookies.set_token(response, token)
+        return response
+
+    async def _sign_out(self, request: Request) -> Response:
+        await self._form(request)
+        response = RedirectResponse("/sign-in", HTTPStatus.SEE_OTHER)
+        self._cookies.forget_token(response)
+        return response
+
+    def _to_sign_in(self, request: Request, reason: str = "") -> Response:
+        here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        query = {"next": here, **({"reason": reason} if reason else {})}
+        response = RedirectResponse(f"/sign-in?{urlencode(query)}", HTTPStatus.SEE_OTHER)
+        if reason:
+            self._cookies.forget_token(response)
+        return response
+
+    def _token(self, request: Request) -> str:
+        return self._cookies.token(request) if self._config.credentials == "token" else ""
+
+    async def _form(self, request: Request) -> dict[str, str]:
+        """The fields of a form of the console's own. Raises Refused for any other."""
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > FORM_BYTES_MAX:
+                raise Refused(f"the form is too large (limit {FORM_BYTES_MAX:,} bytes)")
+        fields = {
+            name: values[0]
+            for name, values in parse_qs(body.decode(errors="replace"), max_num_fields=20).items()
+        }
+        check_form(request, self._config, self._cookies.form(request), fields.get("form", ""))
+        return fields
+
+    # ---- answers
+
+    def _html(
+        self,
+        request: Request,
+        template: str,
+        values: Values,
+        *,
+        section: str = "",
+        is_live: bool = False,
+        status: HTTPStatus = HTTPStatus.OK,
+    ) -> Response:
+        had = self._cookies.form(request)
+        form_value = had or new_form_value()
+        credentials = self._config.credentials
+        text = self._templates.get_template(f"{template}.html").render(
+            navigation=NAVIGATION,
+            section=section,
+            is_live=is_live,
+            is_in=credentials != "token" or bool(section),
+            credentials=credentials,
+            refresh_ms=round(self._config.refresh_s * 1000),
+            form_value=form_value,
+            utc=UTC,
+            **values,
+        )
+        response = Response(
+            text, status, {"Cache-Control": "no-store"}, media_type="text/html; charset=utf-8"
+        )
+        if not had:
+            self._cookies.set_form(response, form_value)
+        return response
+
+    def _refused(self, request: Request, error: errors.SeqgateError, section: str) -> Response:
+        kinds = (status for kind, status in _STATUS.items() if isinstance(error, kind))
+        status = next(kinds, HTTPStatus.BAD_GATEWAY)
+        values = {
+            "title": _TITLES.get(status, "Not shown"),
+            "message": str(error),
+            "reason": error.reason,
+            "denied": status is HTTPStatus.FORBIDDEN and request.url.path in LISTING,
+            "path": request.url.path,
+            "prefix": request.query_params.get("prefix", ""),
+        }
+        return self._html(request, "refused", values, section=section, status=status)
+
+    async def _ready(self, _: Request) -> Response:
+        """Ready while the ledger service accepts connections. The console asks nothing of it: it
+        has no rights."""
+        target = self._config.ledger_target
+        try:
+            async with asyncio.timeout(1):
+                await self._reached(target)
+        except (TimeoutError, OSError):
+            return PlainTextResponse("the ledger service does not answer", 503)
+        return PlainTextResponse("ready")
+
+    async def _reached(self, target: str) -> None:
+        address = (await addresses_of(target))[0]
+        host, _, port = address.rpartition(":")
+        _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        writer.close()
+
+
+_SIGNED_OUT: Final = {
+    "TOKEN_EXPIRED": "Your token has expired.",
+    "INVALID_TOKEN": "Your token is no longer accepted.",
+    "WRONG_AUDIENCE": "Your token is for another audience.",
+    "WRONG_ISSUER": "Your token is from another issuer.",
+    "MISSING_CREDENTIALS": "Sign in first.",
+}
+
+
+def _token_fault(token: str) -> str:
+    if not token.isascii() or not token.isprintable() or " " in token or not token:
+        return "A token has letters, digits and . _ ~ + / = - only."
+    if len(token) > TOKEN_CHARACTERS_MAX:
+        return f"The token is too long for a cookie (limit {TOKEN_CHARACTERS_MAX:,} characters)."
+    return ""
+
+
+def _urlencoded(values: dict[str, Any]) -> str:
+    return urlencode({name: value for name, value in values.items() if value not in (None, "")})
+
+
+def _refuse(_: Request, refusal: Exception) -> Response:
+    return PlainTextResponse(f"Refused: {refusal}", HTTPStatus.FORBIDDEN)
+
+
+async def _alive(_: Request) -> Response:
+    return PlainTextResponse("alive")
+
+
+class _Guarded:
+    """Checks a request's host, and adds HEADERS to every answer."""
+
+    def __init__(self, app: ASGIApp, config: ConsoleConfig) -> None:
+        self._app = app
+        self._config = config
+        headers = dict(HEADERS)
+        if config.is_secure:
+            headers["Strict-Transport-Security"] = "max-age=31536000"
+        self._headers = [(name.lower().encode(), each.encode()) for name, each in headers.items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *self._headers]
+            await send(message)
+
+        try:
+            if scope["path"] not in ("/healthz", "/readyz"):  # probes name an address
+                check_host(self._config, Request(scope))
+            await self._app(scope, receive, sending)
+        except Refused as refusal:
+            await _refuse(Request(scope), refusal)(scope, receive, sending)
+
+
+# ---- the server
+
+
+@asynccontextmanager
+async def serving(config: ConsoleConfig, app: ASGIApp) -> AsyncIterator[None]:
+    """Serve HTTP while the context lasts; then requests under way have SHUTDOWN_S to end."""
+    host, _, port = config.listen.rpartition(":")
+    settings = uvicorn.Config(
+        app,
+        host=host.strip("[]"),
+        port=int(port),
+        ssl_certfile=config.tls_certificate_file,
+        ssl_keyfile=config.tls_key_file,
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,  # its lines have queries, which are keys and expressions
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=config.requests_max,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+    )
+    settings.load()
+    server = uvicorn.Server(settings)  # its serve() would end the process by the signal
+    server.lifespan = settings.lifespan_class(settings)
+    await server.startup()
+    task = asyncio.create_task(server.main_loop())
+    renewing = asyncio.create_task(_renewed(config, settings.ssl))
+    log.info("serving", listen=config.listen, credentials=config.credentials)
+    try:
+        yield
+    finally:
+        await end(renewing)
+        server.should_exit = True
+        await task
+        await server.shutdown()
+
+
+async def _renewed(config: ConsoleConfig, context: ssl.SSLContext | None) -> None:
+    """Use a changed certificate for new connections."""
+    certificate, key = config.tls_certificate_file, config.tls_key_file
+    if context is None or certificate is None or key is None:
+        return
+    watched = Watched([certificate, key], lambda: key_pair(certificate, key), lambda _: None)
+    used = watched.get()
+    while True:
+        await asyncio.sleep(CERTIFICATE_CHECK_S)
+        if watched.get() is not used:
+            used = watched.get()
+            context.load_cert_chain(certificate, key)
+            log.info("certificate loaded", file=str(certificate))

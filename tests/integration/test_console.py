@@ -1,0 +1,603 @@
+"""The console, over a real stack: its pages, its readers' rights, and a browser that uses it."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser as Chromium
+from playwright.async_api import Page, async_playwright
+
+from seqgate.api.dispatcher.v1 import dispatcher_pb2
+from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
+from seqgate.api.filter.v1 import filter_pb2
+from seqgate.client import AfterDeadLetter, Batching, Client, SubscriptionOptions, connect
+from seqgate.client._channel import Security, open_channel
+from seqgate.dev.ports import free_ports
+from seqgate.dev.stack import CONSOLE, SERVICES, Stack
+from seqgate.services.console.app import Console, serving
+from seqgate.services.console.calls import calls_of
+from seqgate.services.console.config import ConsoleConfig
+from tests.support.browser import chromium
+from tests.support.console import Answer, Browser
+from tests.support.secured_stack import SecuredStack
+from tests.support.waiting import eventually
+
+TOPIC = "acme/shop/orders"
+BATCHED = "acme/shop/batched"
+HOSTILE = "acme/shop/hostile"
+SUBSCRIPTION = "billing"
+STUCK = "customer-13"
+"""The key whose first message is a dead letter, and holds back the others."""
+
+NAMES = {"topic": TOPIC, "subscription": SUBSCRIPTION}
+
+MINE = "/topics?prefix=acme/shop/"
+"""A list that rights in acme/shop cover."""
+
+SCRIPT = "<script>document.title = 'taken'</script>"
+
+PAGE_BYTES_MAX = 100_000
+
+SHOTS = Path(__file__).parents[2] / "build" / "console"
+
+PAGES = {
+    "overview": "/",
+    "topics": "/topics",
+    "topic": f"/topic?topic={TOPIC}",
+    "messages": f"/messages?topic={TOPIC}",
+    "search": "/messages?"
+    + urlencode({"topic": TOPIC, "expression": 'properties["kind"] == "refund"'}),
+    "message": f"/message?topic={TOPIC}&position=1:0",
+    "batch": f"/message?topic={BATCHED}&position=1:0&index=1",
+    "subscriptions": "/subscriptions",
+    "subscription": f"/subscription?{urlencode(NAMES)}",
+    "why": f"/why?{urlencode({**NAMES, 'key': STUCK})}",
+    "letters": f"/letters?{urlencode(NAMES)}",
+    "cluster": "/cluster",
+}
+"""Every page, by name."""
+
+
+@pytest_asyncio.fixture(scope="module")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    settings = {"SEQGATE_CONSOLE_REFRESH_S": "0.6", "SEQGATE_DISPATCHER_LEASE_S": "600"}
+    folder = tmp_path_factory.mktemp("console")
+    services = (*SERVICES, CONSOLE)
+    async with (
+        Stack(folder, services=services, environment=settings) as stack,
+        shop(stack, stack.address),
+    ):
+        yield stack
+
+
+@asynccontextmanager
+async def shop(stack: Stack, address: Any, security: Security | None = None) -> AsyncIterator[None]:
+    """A shop's topics, whose billing refuses one order for good."""
+    given = security or Security()
+    client = connect(
+        address("ledger"),
+        address("dispatcher"),
+        dedup=address("dedup"),
+        cursor=address("cursor"),
+        tls=given.tls,
+        token=given.token,
+    )
+    async with client:
+        await client.admin().create_topic(TOPIC)
+        await client.admin().create_subscription(TOPIC, SUBSCRIPTION)
+        channel = open_channel(address("dispatcher"), given)
+        await shadow(DispatcherServiceStub(channel))
+        await publish(client)
+        options = SubscriptionOptions(max_redeliveries=0, after_dead_letter=AfterDeadLetter.HOLD)
+        async with client.consumer(TOPIC, SUBSCRIPTION, name="till-1", options=options) as till:
+            for _ in range(40):
+                message = await till.receive(30)
+                if message.key == STUCK:
+                    await till.nack(message, delay_s=0)
+                elif message.sequence_id % 3:
+                    await till.ack(message)
+            await eventually(lambda: held(channel), "the key is held")
+            await channel.close()
+            yield
+
+
+async def publish(client: Client) -> None:
+    async with client.producer(TOPIC, name="checkout") as producer:
+        for number in range(120):
+            kind = "refund" if number % 10 == 0 else "sale"
+            await producer.send(
+                b'{"order": %d, "total": "12.50"}' % number,
+                key=f"customer-{number % 20}",
+                properties={"kind": kind},
+            )
+    batching = Batching(messages_max=3, delay_s=60)
+    async with client.producer(BATCHED, name="batches", batching=batching) as producer:
+        await asyncio.gather(*(producer.send(b"part %d" % each, key="b") for each in range(3)))
+    async with client.producer(HOSTILE, name=SCRIPT) as producer:
+        await producer.send(SCRIPT.encode(), key=SCRIPT, properties={SCRIPT: SCRIPT})
+
+
+async def shadow(stub: Any) -> None:
+    """Set a chain whose verdicts are only counted."""
+    refunds = filter_pb2.Filter(
+        name="no-refunds", version=1, expression='properties["kind"] != "refund"'
+    )
+    await stub.SetFilters(
+        dispatcher_pb2.SetFiltersRequest(
+            topic=TOPIC,
+            subscription=SUBSCRIPTION,
+            filters=[refunds],
+            mode=dispatcher_pb2.FILTER_MODE_SHADOW,
+        )
+    )
+
+
+async def held(channel: Any) -> bool:
+    request = dispatcher_pb2.ReportRequest(topic=TOPIC, subscription=SUBSCRIPTION)
+    report = await DispatcherServiceStub(channel).Report(request)
+    return any(each.reason == dispatcher_pb2.REASON_HELD for each in report.withheld)
+
+
+@pytest.fixture
+def reader(stack: Stack) -> Browser:
+    return Browser(stack.address(CONSOLE))
+
+
+# ---- pages
+
+
+@pytest.mark.parametrize("page", PAGES)
+async def test_every_page_is_small_and_loads_nothing_from_elsewhere(
+    reader: Browser, page: str
+) -> None:
+    answer = await reader.send("GET", PAGES[page])
+    assert answer.status == 200, answer.words
+    assert len(answer.text.encode()) < PAGE_BYTES_MAX
+    assert "<script>" not in answer.text
+    assert " style=" not in answer.text
+    assert re.findall(r'(?:src|href|action)="(?!/|#)[^"]*"', answer.text) == []
+    policy = answer.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; style-src 'self'; script-src 'self'")
+    assert "unsafe" not in policy
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+async def test_the_overview_has_what_happens_and_what_waits(reader: Browser) -> None:
+    words = (await reader.get("/")).words
+    assert TOPIC in words
+    assert re.search(r"\b1 withheld keys", words)
+    assert "held 1" in words
+
+
+async def test_a_topic_has_its_log_its_deduplication_and_its_producers(reader: Browser) -> None:
+    words = (await reader.get("/topic", topic=TOPIC)).words
+    for each in (
+        "120 in 120 entries",
+        "State active",
+        "Replay distance 0 entries",
+        "Snapshot taken",
+        "120 new, 0 duplicate",
+        "checkout 119 119",
+    ):
+        assert each in words
+
+
+@pytest.mark.parametrize(
+    ("query", "positions"),
+    [
+        ({"key": "customer-7"}, range(7, 120, 20)),
+        ({"producer": "checkout", "sequence_id": 5}, [5]),
+        ({"expression": 'properties["kind"] == "refund"'}, range(0, 120, 10)),
+        (
+            {"expression": 'properties["kind"] == "refund"', "key": "customer-10"},
+            range(10, 120, 20),
+        ),
+        ({"at": "1:118"}, [118, 119]),
+        ({"time": "2100-01-01T00:00:00"}, []),
+        ({"time": "1970-01-02T00:00:00"}, range(50)),
+        ({}, range(70, 120)),
+        ({"producer": "nobody"}, []),
+    ],
+)
+async def test_messages_are_found(
+    reader: Browser, query: dict[str, object], positions: range | list[int]
+) -> None:
+    answer = await reader.get("/messages", topic=TOPIC, **query)
+    body = answer.text.partition("<tbody>")[2]
+    assert re.findall(r">1:(\d+)</a>", body) == [str(each) for each in positions]
+
+
+async def test_a_search_stops_at_its_limits_and_goes_on_from_there(reader: Browser) -> None:
+    first = await reader.get("/messages", topic=TOPIC, expression="true")
+    assert "50 entries read, up to the limit of 50 entries a page" in first.words
+    (further,) = re.findall(r'rel="next"[^>]*href="([^"]+)"', first.text)
+    second = await reader.send("GET", further.replace("&amp;", "&"))
+    assert ">1:50</a>" in second.text
+    assert ">1:49</a>" not in second.text
+
+
+async def test_pages_of_a_log_lead_back_to_its_start(reader: Browser) -> None:
+    answer = await reader.get("/messages", topic=TOPIC)
+    for first in (20, 0):
+        (older,) = re.findall(r'rel="prev"[^>]*href="([^"]+)"', answer.text)
+        answer = await reader.send("GET", older.replace("&amp;", "&"))
+        assert f">1:{first}</a>" in answer.text
+    assert 'rel="prev"' not in answer.text
+
+
+async def test_a_key_is_found_in_batches(reader: Browser) -> None:
+    assert ">1:0</a>" in (await reader.get("/messages", topic=BATCHED, key="b")).text
+    assert "No entry matches" in (await reader.get("/messages", topic=BATCHED, key="c")).words
+
+
+@pytest.mark.parametrize(
+    ("query", "fault"),
+    [
+        ({"expression": "nope("}, "Syntax error"),
+        ({"expression": "x" * 5_000}, "too long"),
+    ],
+)
+async def test_a_fault_in_an_expression_is_shown_beside_it(
+    reader: Browser, query: dict[str, object], fault: str
+) -> None:
+    answer = await reader.get("/messages", topic=TOPIC, **query)
+    assert answer.status == 200
+    assert fault in answer.words
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "status"),
+    [
+        ("/messages", {"topic": TOPIC, "sequence_id": "-1"}, 400),
+        ("/messages", {"topic": TOPIC, "at": "somewhere"}, 400),
+        ("/messages", {"topic": TOPIC, "time": "soon"}, 400),
+        ("/messages", {"topic": TOPIC, "time": "1800-01-01"}, 400),
+        ("/message", {"topic": TOPIC, "position": "9:9"}, 404),
+        ("/topic", {"topic": "acme/shop/none"}, 404),
+        ("/topic", {"topic": "//"}, 400),
+        ("/subscription", {"topic": TOPIC, "subscription": "none"}, 404),
+        ("/why", {**NAMES, "key64": "!"}, 400),
+        ("/nothing", {}, 404),
+    ],
+)
+async def test_a_wrong_request_is_answered_as_such(
+    reader: Browser, path: str, query: dict[str, object], status: int
+) -> None:
+    assert (await reader.get(path, **query)).status == status
+
+
+async def test_a_payload_is_shown_as_json_text_and_hex(reader: Browser) -> None:
+    at: dict[str, object] = {"topic": TOPIC, "position": "1:3"}
+    assert '{ "order": 3, "total": "12.50" }' in (await reader.get("/message", **at)).words
+    assert '{"order": 3,' in (await reader.get("/message", **at, as_="text")).words
+    assert "7b 22 6f 72 64 65 72" in (await reader.get("/message", **at, as_="hex")).words
+    batch = await reader.get("/message", topic=BATCHED, position="1:0", index=2)
+    assert "part 2" in batch.words
+
+
+async def test_a_subscription_has_consumers_keys_and_shadow_verdicts(reader: Browser) -> None:
+    words = (await reader.get("/subscription", **NAMES)).words
+    for each in (
+        "Type KEY_SHARED",
+        "After a dead letter hold",
+        "till-1 65,5",
+        f"{STUCK} held",
+        "shadow no-refunds 1 120 108 12 0 0",
+    ):
+        assert each in words
+
+
+async def test_a_dead_letter_names_its_origin(reader: Browser) -> None:
+    words = (await reader.get("/letters", **NAMES)).words
+    assert f"{TOPIC}-{SUBSCRIPTION}-DLQ" in words
+    assert f"{STUCK} 1:13 checkout 13 1" in words
+
+
+async def test_texts_of_messages_are_never_markup(reader: Browser) -> None:
+    for path in (
+        f"/messages?topic={HOSTILE}",
+        f"/message?topic={HOSTILE}&position=1:0",
+        f"/topic?topic={HOSTILE}",
+        f"/messages?{urlencode({'topic': HOSTILE, 'key': SCRIPT, 'producer': SCRIPT})}",
+        f"/why?{urlencode({**NAMES, 'key': SCRIPT})}",
+    ):
+        answer = await reader.send("GET", path)
+        assert answer.status == 200
+        assert SCRIPT in answer.words or "&lt;script" in answer.text
+        assert SCRIPT not in answer.text
+
+
+async def test_the_cluster_page_has_every_instance(reader: Browser, stack: Stack) -> None:
+    words = (await reader.get("/cluster")).words
+    for service in SERVICES:
+        assert f"{service} {stack.address(service)} ready" in words
+
+
+async def test_another_hosts_name_is_refused(stack: Stack) -> None:
+    foreign = Browser(stack.address(CONSOLE), host="elsewhere.example")
+    answer = await foreign.get("/")
+    assert answer.status == 403
+    assert TOPIC not in answer.text
+    assert (await foreign.get("/healthz")).status == 200
+
+
+# ---- readers
+
+
+@pytest_asyncio.fixture(scope="module")
+async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SecuredStack]:
+    async with SecuredStack(tmp_path_factory.mktemp("secured-console")) as stack:
+        token = stack.issuer.token("all")
+        async with shop(stack, stack.address, stack.security(token=token)):
+            yield stack
+
+
+@asynccontextmanager
+async def console(stack: SecuredStack, **given: Any) -> AsyncIterator[Browser]:
+    """A console of a secured stack, with a certificate that has no rights."""
+    mine = stack.authority.issue("console", uris=["spiffe://example/console"])
+    (port,) = free_ports(1)
+    settings: dict[str, Any] = {
+        **{f"{service}_target": stack.address(service) for service in SERVICES},
+        "listen": f"127.0.0.1:{port}",
+        "credentials": "token",
+        "peer_ca_file": stack.authority.file,
+        "peer_certificate_file": mine.certificate,
+        "peer_key_file": mine.key,
+    }
+    config = ConsoleConfig(**(settings | given))
+    config.check()
+    calls = calls_of(config)
+    browser = Browser(config.listen)
+    try:
+        async with serving(config, Console(config, calls).app):
+            yield browser
+    finally:
+        await calls.close()
+
+
+async def signed_in(reader: Browser, token: str, **more: Any) -> Answer:
+    page = await reader.get("/sign-in")
+    return await reader.post("/sign-in", {"form": page.form, "token": token, "next": MINE}, **more)
+
+
+async def test_without_a_token_every_page_leads_to_signing_in(secured: SecuredStack) -> None:
+    async with console(secured) as reader:
+        for path in PAGES.values():
+            answer = await reader.send("GET", path)
+            assert answer.status == 303
+            assert answer.headers["Location"].startswith("/sign-in?next=")
+            assert answer.text == ""
+
+
+async def test_a_reader_sees_what_the_token_may_see_and_nothing_else(
+    secured: SecuredStack,
+) -> None:
+    async with console(secured) as reader:
+        answer = await signed_in(reader, secured.issuer.token("all"))
+        assert (answer.status, answer.headers["Location"]) == (303, MINE)
+        assert TOPIC in (await reader.send("GET", MINE)).words
+        assert STUCK in (await reader.get("/subscription", **NAMES)).words
+
+        nobody = reader.signed_out()
+        await signed_in(nobody, secured.issuer.token("nobody"))
+        for name, path in PAGES.items():
+            answer = await nobody.send("GET", path)
+            assert STUCK not in re.sub(r"<h1>.*?</h1>|<title>.*?</title>", "", answer.text), name
+            assert "12.50" not in answer.text
+            if name in ("topic", "messages", "message", "subscription", "why", "letters"):
+                assert answer.status == 403, name
+            for shown in ("checkout", "till-1", BATCHED):
+                assert shown not in answer.text, name
+
+
+async def test_a_reader_without_rights_on_subscriptions_sees_topics(
+    secured: SecuredStack,
+) -> None:
+    async with console(secured) as reader:
+        await signed_in(reader, secured.issuer.token("read"))
+        words = (await reader.get("/topic", topic=TOPIC)).words
+        assert "Subscriptions cannot be shown" in words
+        assert "checkout" in words
+
+
+@pytest.mark.parametrize("token", ["a.b.c", "", "with space", "ü", "x" * 4_000])
+async def test_a_bad_token_signs_nobody_in(secured: SecuredStack, token: str) -> None:
+    async with console(secured) as reader:
+        answer = await signed_in(reader, token)
+        assert answer.status == 403
+        assert not any("token" in name for name in reader.cookies)
+        assert token == "" or token not in answer.text
+
+
+async def test_the_token_is_in_a_cookie_that_scripts_and_other_sites_cannot_use(
+    secured: SecuredStack,
+) -> None:
+    token = secured.issuer.token("all")
+    async with console(secured) as reader:
+        answer = await signed_in(reader, token)
+        (cookie,) = [each for each in answer.headers.get_all("Set-Cookie", []) if "token" in each]
+        assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
+        assert token not in (await reader.get("/")).text
+        page = await reader.get("/")
+        out = await reader.post("/sign-out", {"form": page.form})
+        assert out.status == 303
+        assert (await reader.send("GET", MINE)).status == 303
+
+
+@pytest.mark.parametrize("origin", ["", "null", "http://elsewhere.example", "https://127.0.0.1"])
+async def test_a_form_from_another_origin_is_refused(secured: SecuredStack, origin: str) -> None:
+    async with console(secured) as reader:
+        answer = await signed_in(reader, secured.issuer.token("all"), origin=origin)
+        assert answer.status == 403
+        assert not any("token" in name for name in reader.cookies)
+
+
+async def test_a_form_without_its_value_is_refused(secured: SecuredStack) -> None:
+    async with console(secured) as reader:
+        await signed_in(reader, secured.issuer.token("all"))
+        for value in ("", "other", reader.signed_out().cookies.get("form", "")):
+            assert (await reader.post("/sign-out", {"form": value})).status == 403
+        assert (await reader.send("GET", MINE)).status == 200
+        huge = await reader.post("/sign-out", {"form": "x" * 100_000})
+        assert huge.status == 403
+
+
+async def test_with_a_certificate_of_its_own_it_shows_what_that_may_see(
+    secured: SecuredStack,
+) -> None:
+    user = secured.user
+    files = {"peer_certificate_file": user.certificate, "peer_key_file": user.key}
+    async with console(secured, credentials="certificate", **files) as reader:
+        answer = await reader.send("GET", MINE)
+        assert TOPIC in answer.words
+        assert "read-only" in answer.words
+        assert '<form method="post"' not in answer.text
+
+
+async def test_over_tls_its_cookies_belong_to_its_host(secured: SecuredStack) -> None:
+    host = "console.example"
+    async with console(secured, origin=f"https://{host}") as reader:
+        reader.host = host
+        page = await reader.get("/sign-in")
+        assert all(name.startswith("__Host-") for name in reader.cookies)
+        assert "Secure" in page.headers["Set-Cookie"]
+        assert page.headers["Strict-Transport-Security"]
+        fields = {"form": page.form, "token": secured.issuer.token("all")}
+        assert (await reader.post("/sign-in", fields, origin=f"http://{host}")).status == 403
+        assert (await reader.post("/sign-in", fields, origin=f"https://{host}")).status == 303
+
+
+# ---- in a browser
+
+
+@pytest_asyncio.fixture(scope="module")
+async def chrome() -> AsyncIterator[Chromium]:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(
+            executable_path=chromium(), args=["--no-sandbox", "--disable-gpu"]
+        )
+        yield browser
+        await browser.close()
+
+
+def watched(page: Page) -> list[str]:
+    """What goes wrong on a page, as it happens."""
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
+    # An update under way is aborted by leaving the page.
+    page.on(
+        "requestfailed",
+        lambda request: (
+            None
+            if request.failure == "net::ERR_ABORTED"
+            else faults.append(f"{request.url}: {request.failure}")
+        ),
+    )
+    return faults
+
+
+async def updated(page: Page) -> None:
+    """Wait until a page has updated itself once more."""
+    seen = "document.documentElement.dataset.updates"
+    before = await page.evaluate(seen)
+
+    async def is_fresh() -> bool:
+        return bool(await page.evaluate(seen) != before)
+
+    await eventually(is_fresh, "the page updates itself")
+
+
+async def test_a_stuck_key_is_found_by_clicks(stack: Stack, chrome: Chromium) -> None:
+    page = await chrome.new_page(timezone_id="Asia/Kolkata", locale="en-GB")
+    faults = watched(page)
+    await page.goto(f"http://{stack.address(CONSOLE)}/")
+    await page.locator("#waiting").get_by_role("link", name=SUBSCRIPTION).click()
+    await page.locator("#keys").get_by_role("link", name=STUCK).first.click()
+    assert await page.locator("h1").inner_text() == f"Key {STUCK}"
+    chain = page.locator(".chain")
+    assert "held" in await chain.inner_text()
+    await page.get_by_role("link", name=SUBSCRIPTION).click()
+    await page.get_by_role("link", name="Dead letters").click()
+    await page.locator("#letters").get_by_role("link", name="1:13").click()
+    assert '"order": 13' in await page.locator("pre").inner_text()
+    await page.get_by_role("link", name=f"Where it is in {SUBSCRIPTION}").click()
+    assert "dead letter" in await page.locator(".chain").inner_text()
+    assert faults == []
+
+
+async def test_a_page_updates_itself_sorts_and_keeps_the_focus(
+    stack: Stack, chrome: Chromium
+) -> None:
+    page = await chrome.new_page(timezone_id="Asia/Kolkata", locale="en-GB")
+    faults = watched(page)
+    await page.goto(f"http://{stack.address(CONSOLE)}/topics")
+    shown = await page.locator("time").first.inner_text()
+    utc = await page.locator("time").first.get_attribute("datetime")
+    assert utc is not None
+    assert shown[-5:-3] != utc[14:16]  # half an hour apart from UTC
+    for expected in ("descending", "ascending"):
+        button = page.get_by_role("button", name="Messages")
+        await button.focus()
+        await page.keyboard.press("Enter")
+        head = page.locator("th[aria-sort]")
+        assert await head.get_attribute("aria-sort") == expected
+        await updated(page)
+        assert await head.get_attribute("aria-sort") == expected
+        assert await page.evaluate("document.activeElement.textContent") == "Messages"
+    counts = await page.locator("tbody tr td:nth-child(3)").all_inner_texts()
+    numbers = [int(each.replace(",", "")) for each in counts]
+    assert numbers == sorted(numbers)
+    other = await chrome.new_page()
+    await other.goto(page.url)
+    assert await other.locator("tbody tr td:nth-child(3)").all_inner_texts() == counts
+    assert faults == []
+
+
+async def test_pages_fit_wide_and_narrow_windows(stack: Stack, chrome: Chromium) -> None:
+    """Writes pictures of every page to build/console."""
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    page = await chrome.new_page()
+    faults = watched(page)
+    await page.goto(f"http://{stack.address(CONSOLE)}/subscription?{urlencode(NAMES)}")
+    for _ in range(2):  # until its charts have lines
+        await updated(page)
+    for name, path in PAGES.items():
+        await page.goto(f"http://{stack.address(CONSOLE)}{path}")
+        if name == "overview":
+            await updated(page)
+        for width in (390, 1280):
+            await page.set_viewport_size({"width": width, "height": 800})
+            overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert await page.evaluate(overflow) <= 0, name
+            for scheme in ("light", "dark"):
+                await page.emulate_media(color_scheme=scheme)
+                await page.screenshot(path=SHOTS / f"{name}-{scheme}-{width}.png", full_page=True)
+    assert faults == []
+    await page.close()
+
+
+async def test_a_reader_signs_in_and_out_and_scripts_see_no_token(
+    secured: SecuredStack, chrome: Chromium
+) -> None:
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    async with console(secured) as reader:
+        page = await chrome.new_page()
+        await page.goto(f"http://{reader.address}{MINE}")
+        await page.get_by_label("Token").fill(secured.issuer.token("all"))
+        await page.get_by_role("button", name="Sign in").click()
+        await page.get_by_role("link", name=TOPIC, exact=True).wait_for()
+        assert page.url.endswith(MINE)
+        assert await page.evaluate("document.cookie") == ""
+        await page.screenshot(path=SHOTS / "signed-in.png")
+        await page.get_by_role("button", name="Sign out").click()
+        await page.get_by_label("Token").wait_for()
+        await page.screenshot(path=SHOTS / "sign-in.png")
