@@ -217,7 +217,7 @@ class Pages:
         older = None
         if not wanted.is_narrow and first is not None and first > position_of(topic.first):
             older = await searching.steps_back(self._calls, name, first, searching.ROWS_MAX)
-        further = found.last if found.stopped_by else None
+        further = found.last if found.stopped_by and found.last != last else None
         if further is not None:
             further = Position(further.ledger_id, further.entry_id + 1)
         fate = None
