@@ -66,6 +66,7 @@ REQUIRED = {
     "telemetry-tls": ("mtls", "prometheus", "tracing"),
     "tokens": ("mtls",),
     "ca-bundle": ("mtls",),
+    "console": ("mtls", "tokens"),
 }
 """Components that change others, which come before them."""
 

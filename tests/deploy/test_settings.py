@@ -1,4 +1,4 @@
-"""deploy/k8s/base/settings has every setting of the services, and no other."""
+"""The files of settings in deploy/k8s have every setting of their services, and no other."""
 
 import re
 from importlib import import_module
@@ -7,19 +7,23 @@ from typing import Any
 
 import pytest
 
-from seqgate.services.runtime.config import ServiceConfig
+from seqgate.services.runtime.config import ProcessConfig
 from tests.deploy.manifests import K8S, SERVICES, read
 
 SETTINGS = K8S / "base" / "settings"
 
+CONSOLE = K8S / "components" / "console"
+
+CONFIGURED = (*SERVICES, "console")
+
 LINE = re.compile(r"(?P<shown># )?(?P<name>SEQGATE_[A-Z_]+)=(?P<value>.*)")
 
 
-def config_type(service: str) -> type[ServiceConfig]:
-    found: type[ServiceConfig] = getattr(
+def config_type(service: str) -> type[ProcessConfig]:
+    found: type[ProcessConfig] = getattr(
         import_module(f"seqgate.services.{service}.config"), f"{service.capitalize()}Config"
     )
-    assert issubclass(found, ServiceConfig)
+    assert issubclass(found, ProcessConfig)
     return found
 
 
@@ -30,20 +34,22 @@ def names_of(service: str) -> dict[str, str]:
 
 
 def lines_of(service: str) -> list[re.Match[str]]:
-    text = (SETTINGS / f"{service}.env").read_text()
+    folder = CONSOLE if service == "console" else SETTINGS
+    text = (folder / f"{service}.env").read_text()
     found = [LINE.fullmatch(line) for line in text.splitlines()]
     return [line for line in found if line is not None]
 
 
 def in_workload(service: str) -> set[str]:
     """Variables that the workload sets itself."""
-    documents = read((K8S / "base" / f"{service}.yaml").read_text())
+    folder = CONSOLE if service == "console" else K8S / "base"
+    documents = read((folder / f"{service}.yaml").read_text())
     (workload,) = (each for each in documents if each["kind"] in ("Deployment", "StatefulSet"))
     (container,) = workload["spec"]["template"]["spec"]["containers"]
     return {each["name"] for each in container.get("env", ())} & names_of(service).keys()
 
 
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("service", CONFIGURED)
 def test_every_setting_is_in_its_file_or_its_workload_and_no_other(
     service: str,
 ) -> None:
@@ -52,7 +58,7 @@ def test_every_setting_is_in_its_file_or_its_workload_and_no_other(
     assert {*named, *in_workload(service)} == names_of(service).keys()
 
 
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("service", CONFIGURED)
 def test_unset_settings_are_shown_with_their_defaults(service: str) -> None:
     fields = config_type(service).model_fields
     for line in lines_of(service):
@@ -61,7 +67,7 @@ def test_unset_settings_are_shown_with_their_defaults(service: str) -> None:
             assert line["value"] == shown(default), line["name"]
 
 
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("service", CONFIGURED)
 def test_values_in_a_file_are_valid_for_their_service(
     service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
