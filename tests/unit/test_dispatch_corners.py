@@ -434,7 +434,7 @@ MUTANTS: list[tuple[type, str, str, Callable[[], None]]] = [
     ),
     (
         Delivering,
-        "if position in self._settling.acknowledged:",
+        "if self._settling.is_over(position):",
         "if False:",
         test_entries_before_the_cursor_are_not_delivered,
     ),
@@ -496,8 +496,8 @@ MUTANTS: list[tuple[type, str, str, Callable[[], None]]] = [
     ),
     (
         Subscription,
-        "if consumer in self.consumers:\n                self.flights.lose",
-        "if True:\n                self.flights.lose",
+        "if consumer in self.consumers:\n                name",
+        "if True:\n                name",
         test_leaving_twice_changes_nothing,
     ),
 ]

@@ -318,8 +318,9 @@ class Subscription:
         those that they may have been processing count as failed. Slots are reassigned once for all
         of them. Consumers removed before are ignored."""
         for consumer in consumers:
-            if (known := self.consumers.get(consumer)) is not None:
-                self.flights.lose(self._remove(consumer), known.name, now_ms)
+            if consumer in self.consumers:
+                name = self.consumers[consumer].name
+                self.flights.lose(self._remove(consumer), name, now_ms)
         return self._reassigned(now_ms)
 
     def close(self, consumer: int, now_ms: int) -> list[Effect]:
