@@ -96,7 +96,7 @@ async def test_data_without_a_folder_goes_at_the_end(bare: CommandLine) -> None:
 
 async def test_people_see_addresses_folders_and_first_commands(bare: CommandLine) -> None:
     async with bare.running("dev", "--port-base", "0") as running:
-        lines = [await running.line(patience_s=START_S) for _ in range(15)]
+        lines = [await running.line(patience_s=START_S) for _ in range(16)]
         running.send(signal.SIGTERM)
         assert await running.exit_code(patience_s=START_S) == 0
     told = "".join(lines)
