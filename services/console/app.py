@@ -1,6 +1,8 @@
 """The console, wired by hand. The `async with` is the life of the process.
 
-/, /topics, /topic, /messages, /message, /subscriptions, /subscription, /why, /letters, /cluster
+/, /topics, /topic, /messages, /message, /subscriptions, /subscription, /why, /letters, /letter,
+/cluster                 pages
+/redrive                 asks first; its form takes a dead letter back to its subscription
 /sign-in, /sign-out      with credentials = token
 /static/...              the style sheet, the script, the icon
 /healthz, /readyz        probes: the process answers; the services' ledger answers
@@ -32,7 +34,7 @@ from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client._calls import Calls
 from seqgate.services.console.calls import calls_of, reading_as
 from seqgate.services.console.config import ConsoleConfig
-from seqgate.services.console.pages import Pages, Reader, Values, addresses_of
+from seqgate.services.console.pages import Pages, Reader, Values, addresses_of, redrive_of
 from seqgate.services.console.security import (
     FORM_BYTES_MAX,
     HEADERS,
@@ -84,6 +86,7 @@ _TITLES: Final = {
     HTTPStatus.FORBIDDEN: "Not permitted",
     HTTPStatus.NOT_FOUND: "Not found",
     HTTPStatus.BAD_REQUEST: "Not a valid request",
+    HTTPStatus.CONFLICT: "Not possible now",
     HTTPStatus.SERVICE_UNAVAILABLE: "Not available",
 }
 
@@ -125,6 +128,8 @@ class Console:
             ("/subscription", "subscription", pages.subscription, "/subscriptions", True),
             ("/why", "why", pages.why, "/subscriptions", True),
             ("/letters", "letters", pages.letters, "/subscriptions", True),
+            ("/letter", "letter", pages.letter, "/subscriptions", True),
+            ("/redrive", "redrive", pages.redrive, "/subscriptions", False),
             ("/cluster", "cluster", pages.cluster, "/cluster", True),
         ]
         routes = [
@@ -134,6 +139,7 @@ class Console:
             for path, template, page, section, is_live in shown
         ]
         routes += [
+            Route("/redrive", self._redrive, methods=["POST"]),
             Route("/sign-in", self._sign_in, methods=["GET", "POST"]),
             Route("/sign-out", self._sign_out, methods=["POST"]),
             Route("/healthz", _alive, methods=["GET"]),
@@ -153,19 +159,42 @@ class Console:
         *,
         is_live: bool,
     ) -> Response:
+        async def shown(reader: Reader) -> Response:
+            values = await page(reader, dict(request.query_params))
+            return self._html(request, template, values, section=section, is_live=is_live)
+
+        return await self._as_reader(request, section, shown)
+
+    async def _as_reader(
+        self, request: Request, section: str, answer: Callable[[Reader], Awaitable[Response]]
+    ) -> Response:
+        """The answer to a reader, whose token every call inside carries."""
         token = self._token(request)
         if self._config.credentials == "token" and not token:
             return self._to_sign_in(request)
         try:
             with reading_as(token):
-                values = await page(Reader.of(token), dict(request.query_params))
+                return await answer(Reader.of(token))
         except errors.AuthenticationError as error:
             return self._to_sign_in(request, error.reason)
         except InvalidNameError as error:
             return self._refused(request, errors.InvalidRequestError(str(error)), section)
         except errors.SeqgateError as error:
             return self._refused(request, error, section)
-        return self._html(request, template, values, section=section, is_live=is_live)
+
+    async def _redrive(self, request: Request) -> Response:
+        """Take a dead letter back. The form's request id makes it safe to send twice."""
+        form = await self._form(request)
+        if self._config.credentials == "certificate":
+            raise Refused("this console is read-only: its certificate is not its reader's")
+        query = dict(request.query_params)
+
+        async def redriven(_: Reader) -> Response:
+            await self._calls.call(redrive_of(query, request_id=form.get("request_id", "")))
+            names = {name: query.get(name, "") for name in ("topic", "subscription", "position")}
+            return RedirectResponse(f"/letter?{urlencode(names)}", HTTPStatus.SEE_OTHER)
+
+        return await self._as_reader(request, "/subscriptions", redriven)
 
     # ---- signing in
 

@@ -7,9 +7,10 @@ the reader, and changes nothing.
 import asyncio
 import base64
 import hashlib
+import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any, Final, NamedTuple, TypeVar
@@ -59,7 +60,7 @@ RANGES_MAX: Final = 6
 """The most ranges of slots shown of a consumer; the number of further ones is shown."""
 
 LETTERS_MAX: Final = 50
-"""The most dead letters listed, the newest first."""
+"""The most dead letters that a page lists, the oldest first."""
 
 INSTANCES_MAX: Final = 50
 """The most instances of a service that are asked for their health."""
@@ -406,34 +407,35 @@ class Pages:
         }
 
     async def letters(self, reader: Reader, query: Query) -> Values:
-        """The newest dead letters of a subscription."""
-        name, subscription = _topic(query), query.get("subscription", "")
-        names = {"topic": name, "subscription": subscription}
-        found = (
-            await self._calls.call(dispatcher_pb2.GetSubscriptionRequest(**names))
-        ).subscription
-        letters = f"{name}-{subscription}-DLQ"
-        if found.owner:
-            report = await _part(
-                self._calls.call(dispatcher_pb2.ReportRequest(**names, max_keys=1))
-            )
-            if not isinstance(report, SeqgateError):
-                letters = report.options.dead_letter_topic or letters
-        entries: Sequence[ledger_pb2.StoredEntry] = ()
-        try:
-            topic = (await self._calls.call(ledger_pb2.GetTopicRequest(topic=letters))).topic
-        except NotFoundError:
-            topic = None
-        if topic is not None and topic.HasField("last"):
-            end = Position(topic.last.ledger_id, topic.last.entry_id + 1)
-            start = await searching.steps_back(self._calls, letters, end, LETTERS_MAX)
-            entries = (await searching.search(self._calls, Search(letters, start))).entries
+        """A page of a subscription's dead letters, the oldest first."""
+        names = _names(query)
+        wanted = dispatcher_pb2.ListDeadLettersRequest(
+            topic=names["topic"],
+            subscription=names["subscription"],
+            page_size=LETTERS_MAX,
+            page_token=query.get("from", ""),
+        )
+        found = await self._calls.call(wanted)
         return {
             **names,
-            "letters": letters,
-            "exists": topic is not None,
-            "rows": [_letter(each) for each in reversed(entries) if _is_of(each, names)],
+            "letters": found.dead_letter_topic,
+            "rows": [_letter(each) for each in found.letters],
+            "next": found.next_page_token,
         }
+
+    async def letter(self, reader: Reader, query: Query) -> Values:
+        """A dead letter: why it is one, its failed deliveries, and what waits behind it."""
+        names, position = _names(query), _position(query.get("position", ""))
+        found = await self._calls.call(
+            dispatcher_pb2.GetDeadLetterRequest(**names, position=to_wire(position))
+        )
+        return {**names, "letters": found.dead_letter_topic, "row": _letter(found.letter)}
+
+    async def redrive(self, reader: Reader, query: Query) -> Values:
+        """What a redrive of a dead letter would do: its dry run."""
+        request = redrive_of(query, request_id=secrets.token_urlsafe(16), dry_run=True)
+        await self._calls.call(request)
+        return {**_names(query), "position": query["position"], "request_id": request.request_id}
 
     # ---- cluster
 
@@ -595,24 +597,31 @@ def _single(message: Any) -> Values:
     }
 
 
-def _letter(entry: ledger_pb2.StoredEntry) -> Values:
-    properties = entry.metadata.properties
-    origin = {
-        name.removeprefix("seqgate.origin."): value
-        for name, value in properties.items()
-        if name.startswith("seqgate.origin.")
+def _letter(each: dispatcher_pb2.DeadLetter) -> Values:
+    return {
+        "position": position_of(each.position),
+        "origin": position_of(each.origin),
+        "key": key_text(each.key),
+        "key_query": _key_query(each.key),
+        "producer": each.producer_name,
+        "sequence_id": each.sequence_id,
+        "properties": sorted(each.properties.items()),
+        "messages": each.num_messages,
+        "bytes": each.payload_bytes,
+        "chunk": each.chunk_id if each.HasField("chunk_id") else None,
+        "time": _time(each, "time"),
+        "reason": _enum(dispatcher_pb2.DeadLetterReason, each.reason),
+        "attempts": each.attempts,
+        "failures": [
+            (_enum(dispatcher_pb2.DeliveryFailure, it.failure), _time(it, "time"), it.consumer)
+            for it in each.failures
+        ],
+        "holds_key": each.holds_key,
+        "waiting": each.waiting_entries,
+        "lags": each.lags,
+        "redriven": each.redriven,
+        "redrives": each.redrives,
     }
-    return {**_row(entry), "origin": origin, "attempts": properties.get("seqgate.attempts")}
-
-
-def _is_of(entry: ledger_pb2.StoredEntry, names: Mapping[str, str]) -> bool:
-    """Whether a letter is of a subscription: several may share a dead letter topic."""
-    properties = entry.metadata.properties
-    return (
-        properties.get("seqgate.origin.topic", names["topic"]) == names["topic"]
-        and properties.get("seqgate.origin.subscription", names["subscription"])
-        == names["subscription"]
-    )
 
 
 def _consumer(each: dispatcher_pb2.ConsumerReport) -> Values:
@@ -685,6 +694,22 @@ def _time(message: Any, field: str) -> datetime | None:
 
 
 # ---- queries
+
+
+def redrive_of(
+    query: Query, *, request_id: str, dry_run: bool = False
+) -> dispatcher_pb2.RedriveDeadLettersRequest:
+    """The redrive of the dead letter that a query names."""
+    return dispatcher_pb2.RedriveDeadLettersRequest(
+        **_names(query),
+        positions=[to_wire(_position(query.get("position", "")))],
+        request_id=request_id,
+        dry_run=dry_run,
+    )
+
+
+def _names(query: Query) -> dict[str, str]:
+    return {"topic": _topic(query), "subscription": query.get("subscription", "")}
 
 
 def _topic(query: Query) -> str:

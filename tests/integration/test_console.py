@@ -59,6 +59,8 @@ PAGES = {
     "subscription": f"/subscription?{urlencode(NAMES)}",
     "why": f"/why?{urlencode({**NAMES, 'key': STUCK})}",
     "letters": f"/letters?{urlencode(NAMES)}",
+    "letter": f"/letter?{urlencode({**NAMES, 'position': '1:0'})}",
+    "redrive": f"/redrive?{urlencode({**NAMES, 'position': '1:0'})}",
     "cluster": "/cluster",
 }
 """Every page, by name."""
@@ -265,6 +267,10 @@ async def test_a_fault_in_an_expression_is_shown_beside_it(
         ("/topic", {"topic": "//"}, 400),
         ("/subscription", {"topic": TOPIC, "subscription": "none"}, 404),
         ("/why", {**NAMES, "key64": "!"}, 400),
+        ("/letters", {**NAMES, "from": "!"}, 400),
+        ("/letter", {**NAMES, "position": "9:9"}, 404),
+        ("/redrive", {**NAMES, "position": "9:9"}, 409),
+        ("/redrive", NAMES, 400),
         ("/nothing", {}, 404),
     ],
 )
@@ -295,10 +301,21 @@ async def test_a_subscription_has_consumers_keys_and_shadow_verdicts(reader: Bro
         assert each in words
 
 
-async def test_a_dead_letter_names_its_origin(reader: Browser) -> None:
+async def test_a_dead_letter_has_its_reason_its_failures_and_what_waits(reader: Browser) -> None:
     words = (await reader.get("/letters", **NAMES)).words
     assert f"{TOPIC}-{SUBSCRIPTION}-DLQ" in words
-    assert f"{STUCK} 1:13 checkout 13 1" in words
+    assert f"{STUCK} 1:13 redeliveries 1 refused by till-1" in words
+    answer = await reader.send("GET", PAGES["letter"])
+    for each in (
+        "State holds its key",
+        "Reason redeliveries",
+        "Producer checkout, sequence id 13",
+        "refused till-1",
+        "kind sale",
+    ):
+        assert each in answer.words
+    assert re.search(r"Waiting behind it \d", answer.words)
+    assert ">Redrive</a>" in answer.text
 
 
 async def test_texts_of_messages_are_never_markup(reader: Browser) -> None:
@@ -393,7 +410,16 @@ async def test_a_reader_sees_what_the_token_may_see_and_nothing_else(
             answer = await nobody.send("GET", path)
             assert STUCK not in re.sub(r"<h1>.*?</h1>|<title>.*?</title>", "", answer.text), name
             assert "12.50" not in answer.text
-            if name in ("topic", "messages", "message", "subscription", "why", "letters"):
+            if name in (
+                "topic",
+                "messages",
+                "message",
+                "subscription",
+                "why",
+                "letters",
+                "letter",
+                "redrive",
+            ):
                 assert answer.status == 403, name
             for shown in ("checkout", "till-1", BATCHED):
                 assert shown not in answer.text, name
@@ -451,6 +477,29 @@ async def test_a_form_without_its_value_is_refused(secured: SecuredStack) -> Non
         assert huge.status == 403
 
 
+async def test_a_redrive_takes_a_form_of_the_console_and_its_readers_rights(
+    secured: SecuredStack,
+) -> None:
+    path = PAGES["redrive"]
+    async with console(secured) as reader:
+        assert (await reader.post(path, {})).status == 403
+        page = await reader.get("/sign-in")
+        unknown = await reader.post(path, {"form": page.form, "request_id": "one"})
+        assert unknown.headers["Location"].startswith("/sign-in?next=%2Fredrive")
+        await signed_in(reader, secured.issuer.token("all"))
+        page = await reader.send("GET", path)
+        fields = {"form": page.form, "request_id": "one"}
+        assert (await reader.post(path, fields, origin="http://elsewhere.example")).status == 403
+        assert (await reader.post(path, fields | {"form": "other"})).status == 403
+        assert (await reader.post(path, {"form": page.form})).status == 400
+
+        nobody = reader.signed_out()
+        await signed_in(nobody, secured.issuer.token("nobody"))
+        page = await nobody.get("/")
+        assert (await nobody.post(path, {"form": page.form, "request_id": "two"})).status == 403
+        assert "holds its key" in (await reader.send("GET", PAGES["letter"])).words
+
+
 async def test_with_a_certificate_of_its_own_it_shows_what_that_may_see(
     secured: SecuredStack,
 ) -> None:
@@ -460,7 +509,13 @@ async def test_with_a_certificate_of_its_own_it_shows_what_that_may_see(
         answer = await reader.send("GET", MINE)
         assert TOPIC in answer.words
         assert "read-only" in answer.words
-        assert '<form method="post"' not in answer.text
+        for each in (answer, await reader.send("GET", PAGES["letter"])):
+            assert 'method="post"' not in each.text
+            assert ">Redrive</a>" not in each.text
+        page = await reader.send("GET", PAGES["redrive"])
+        assert 'method="post"' not in page.text
+        refused = await reader.post(PAGES["redrive"], {"form": page.form, "request_id": "one"})
+        assert refused.status == 403
 
 
 async def test_over_tls_its_cookies_belong_to_its_host(secured: SecuredStack) -> None:
@@ -532,6 +587,35 @@ async def test_a_stuck_key_is_found_by_clicks(stack: Stack, chrome: Chromium) ->
     assert '"order": 13' in await page.locator("pre").inner_text()
     await page.get_by_role("link", name=f"Where it is in {SUBSCRIPTION}").click()
     assert "dead letter" in await page.locator(".chain").inner_text()
+    assert faults == []
+
+
+async def test_a_dead_letter_is_found_and_redriven_by_clicks(
+    stack: Stack, chrome: Chromium
+) -> None:
+    topic = "acme/shop/parcels"
+    page = await chrome.new_page()
+    faults = watched(page)
+    options = SubscriptionOptions(max_redeliveries=0, after_dead_letter=AfterDeadLetter.HOLD)
+    async with connect(stack.address("ledger"), stack.address("dispatcher")) as client:
+        async with client.producer(topic, name="packers") as producer:
+            for payload in (b"first", b"second"):
+                await producer.send(payload, key="parcel")
+        async with client.consumer(topic, "vans", name="van-1", options=options) as van:
+            await van.nack(await van.receive(30), delay_s=0)
+            here = urlencode({"topic": topic, "subscription": "vans"})
+            await page.goto(f"http://{stack.address(CONSOLE)}/subscription?{here}")
+            await page.get_by_role("link", name="Dead letters").click()
+            await page.locator("#letters").get_by_role("link", name="1:0").first.click()
+            await page.get_by_text("holds its key").wait_for()
+            assert "van-1" in await page.locator("#failures").inner_text()
+            await page.get_by_role("link", name="Redrive", exact=True).click()
+            await page.get_by_role("button", name="Redrive now").click()
+            await page.get_by_text("redriven", exact=True).wait_for()
+            for payload in (b"first", b"second"):
+                message = await van.receive(30)
+                assert message.payload == payload
+                await van.ack(message)
     assert faults == []
 
 
