@@ -122,7 +122,7 @@ def test_a_restore_that_fails_at_any_call_ends_well_the_second_time(
     assert whole.run("restore.sh", "--yes", str(whole.backup)).returncode == 0
     calls = whole.state["calls"]
     assert len(calls) > 40
-    for number in some_of(list(range(1, len(calls) + 1)), every=16):
+    for number in some_of(list(range(1, len(calls) + 1)), every=32):
         cluster = Cluster(tmp_path / str(number))
         first = cluster.run("restore.sh", "--yes", str(cluster.backup), fail_at=number, fails=fails)
         # The last deletion of pods is tried again at the end.
