@@ -261,6 +261,7 @@ async def test_a_row_that_commits_after_a_later_one_is_published(
     async with open_shop(database) as shop, open_database(database) as other:
         await start("outbox_relay", stoppable.stack.address("ledger"), topic, database)
         async with other() as execute:
+            await execute("SET LOCAL idle_in_transaction_session_timeout = 0")
             first = await _sell(execute, "ann")
             second = await shop.sell("bob", 1)
             await eventually(lambda: is_stored(stoppable, topic, second))
