@@ -1,8 +1,6 @@
 """The console, wired by hand. The `async with` is the life of the process.
 
-/, /topics, /topic, /messages, /message, /subscriptions, /subscription, /why, /letters, /letter,
-/cluster                 pages
-/redrive                 asks first; its form takes a dead letter back to its subscription
+pages.PAGES, .ACTIONS    pages, and what their forms do
 /sign-in, /sign-out      with credentials = token
 /static/...              the style sheet, the script, the icon
 /healthz, /readyz        probes: the process answers; the services' ledger answers
@@ -34,7 +32,9 @@ from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client._calls import Calls
 from seqgate.services.console.calls import calls_of, reading_as
 from seqgate.services.console.config import ConsoleConfig
-from seqgate.services.console.pages import Pages, Reader, Values, addresses_of, redrive_of
+from seqgate.services.console.pages import ACTIONS, PAGES, Action, Place
+from seqgate.services.console.pages.cluster import addresses_of
+from seqgate.services.console.pages.visit import Memory, Reader, Values, Visit
 from seqgate.services.console.security import (
     FORM_BYTES_MAX,
     HEADERS,
@@ -90,8 +90,6 @@ _TITLES: Final = {
     HTTPStatus.SERVICE_UNAVAILABLE: "Not available",
 }
 
-Page = Callable[[Reader, Any], Awaitable[Values]]
-
 
 async def run(config: ConsoleConfig) -> None:
     """Serve until the process is asked to stop."""
@@ -110,6 +108,7 @@ class Console:
         self._config = config
         self._calls = calls
         self._cookies = Cookies(config)
+        self._memory = Memory()
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(HERE / "templates"),
             autoescape=True,
@@ -117,29 +116,15 @@ class Console:
             undefined=jinja2.ChainableUndefined,
         )
         self._templates.filters["urlencode"] = _urlencoded
-        pages = Pages(config, calls)
-        shown: list[tuple[str, str, Page, str, bool]] = [
-            ("/", "overview", pages.overview, "/", True),
-            ("/topics", "topics", pages.topics, "/topics", True),
-            ("/topic", "topic", pages.topic, "/topics", True),
-            ("/messages", "messages", pages.messages, "/topics", False),
-            ("/message", "message", pages.message, "/topics", False),
-            ("/subscriptions", "subscriptions", pages.subscriptions, "/subscriptions", True),
-            ("/subscription", "subscription", pages.subscription, "/subscriptions", True),
-            ("/why", "why", pages.why, "/subscriptions", True),
-            ("/letters", "letters", pages.letters, "/subscriptions", True),
-            ("/letter", "letter", pages.letter, "/subscriptions", True),
-            ("/redrive", "redrive", pages.redrive, "/subscriptions", False),
-            ("/cluster", "cluster", pages.cluster, "/cluster", True),
-        ]
         routes = [
-            Route(
-                path, partial(self._page, template, page, section, is_live=is_live), methods=["GET"]
-            )
-            for path, template, page, section, is_live in shown
+            Route(path, partial(self._page, shown), methods=["GET"])
+            for path, shown in PAGES.items()
         ]
         routes += [
-            Route("/redrive", self._redrive, methods=["POST"]),
+            Route(path, partial(self._act, action), methods=["POST"])
+            for path, action in ACTIONS.items()
+        ]
+        routes += [
             Route("/sign-in", self._sign_in, methods=["GET", "POST"]),
             Route("/sign-out", self._sign_out, methods=["POST"]),
             Route("/healthz", _alive, methods=["GET"]),
@@ -150,51 +135,48 @@ class Console:
             Starlette(routes=[*routes, statics], exception_handlers={Refused: _refuse}), config
         )
 
-    async def _page(
-        self,
-        template: str,
-        page: Page,
-        section: str,
-        request: Request,
-        *,
-        is_live: bool,
-    ) -> Response:
-        async def shown(reader: Reader) -> Response:
-            values = await page(reader, dict(request.query_params))
-            return self._html(request, template, values, section=section, is_live=is_live)
+    async def _page(self, shown: Place, request: Request) -> Response:
+        async def answer(visit: Visit) -> Response:
+            values = await shown.page(visit)
+            return self._html(
+                request, shown.template, values, section=shown.section, is_live=shown.is_live
+            )
 
-        return await self._as_reader(request, section, shown)
+        return await self._as_reader(request, shown.section, answer)
+
+    async def _act(self, action: Action, request: Request) -> Response:
+        form = await self._form(request)
+        if self._config.credentials == "certificate":
+            raise Refused("this console is read-only: its certificate is not its reader's")
+
+        async def answer(visit: Visit) -> Response:
+            return RedirectResponse(await action(visit, form), HTTPStatus.SEE_OTHER)
+
+        return await self._as_reader(request, PAGES[request.url.path].section, answer)
 
     async def _as_reader(
-        self, request: Request, section: str, answer: Callable[[Reader], Awaitable[Response]]
+        self, request: Request, section: str, answer: Callable[[Visit], Awaitable[Response]]
     ) -> Response:
         """The answer to a reader, whose token every call inside carries."""
         token = self._token(request)
         if self._config.credentials == "token" and not token:
             return self._to_sign_in(request)
+        visit = Visit(
+            Reader.of(token),
+            dict(request.query_params),
+            self._calls,
+            self._memory,
+            self._config,
+        )
         try:
             with reading_as(token):
-                return await answer(Reader.of(token))
+                return await answer(visit)
         except errors.AuthenticationError as error:
             return self._to_sign_in(request, error.reason)
         except InvalidNameError as error:
             return self._refused(request, errors.InvalidRequestError(str(error)), section)
         except errors.SeqgateError as error:
             return self._refused(request, error, section)
-
-    async def _redrive(self, request: Request) -> Response:
-        """Take a dead letter back. The form's request id makes it safe to send twice."""
-        form = await self._form(request)
-        if self._config.credentials == "certificate":
-            raise Refused("this console is read-only: its certificate is not its reader's")
-        query = dict(request.query_params)
-
-        async def redriven(_: Reader) -> Response:
-            await self._calls.call(redrive_of(query, request_id=form.get("request_id", "")))
-            names = {name: query.get(name, "") for name in ("topic", "subscription", "position")}
-            return RedirectResponse(f"/letter?{urlencode(names)}", HTTPStatus.SEE_OTHER)
-
-        return await self._as_reader(request, "/subscriptions", redriven)
 
     # ---- signing in
 
@@ -211,7 +193,7 @@ class Console:
                 # A link on another site comes without the cookie, which a link of ours would bring.
                 "is_foreign": request.headers.get("sec-fetch-site") == "cross-site",
             }
-            return self._html(request, "sign-in", values)
+            return self._html(request, "sign-in.html", values)
         form = await self._form(request)
         token, then = form.get("token", "").strip(), local_path(form.get("next", "/"))
         fault = _token_fault(token)
@@ -227,7 +209,7 @@ class Console:
                 pass  # it is known who the reader is, if not what for
         if fault:
             return self._html(
-                request, "sign-in", {"next": then, "fault": fault}, status=HTTPStatus.FORBIDDEN
+                request, "sign-in.html", {"next": then, "fault": fault}, status=HTTPStatus.FORBIDDEN
             )
         response = RedirectResponse(then, HTTPStatus.SEE_OTHER)
         self._cookies.set_token(response, token)
@@ -279,7 +261,7 @@ class Console:
         had = self._cookies.form(request)
         form_value = had or new_form_value()
         credentials = self._config.credentials
-        text = self._templates.get_template(f"{template}.html").render(
+        text = self._templates.get_template(template).render(
             navigation=NAVIGATION,
             section=section,
             is_live=is_live,
@@ -308,7 +290,7 @@ class Console:
             "path": request.url.path,
             "prefix": request.query_params.get("prefix", ""),
         }
-        return self._html(request, "refused", values, section=section, status=status)
+        return self._html(request, "refused.html", values, section=section, status=status)
 
     async def _ready(self, _: Request) -> Response:
         """Ready while the ledger service accepts connections. The console asks nothing of it: it

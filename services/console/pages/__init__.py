@@ -1,0 +1,63 @@
+"""The pages. Each is a coroutine that asks the services as the reader, and returns the values of
+the template of its name.
+
+    path ──▶ PAGES ──▶ page(visit) ──▶ values ──▶ templates/NAME.html
+
+A page changes nothing. What a form changes is in ACTIONS: an action returns the path of the page
+that shows what it did.
+
+visit.py, query.py and answers.py have what pages share: what they may ask and remember, what a URL
+asks for, and parts of the services' answers.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, NamedTuple
+
+from seqgate.services.console.pages.cluster import cluster
+from seqgate.services.console.pages.letters import letter, letters, redrive, redriven
+from seqgate.services.console.pages.messages import message, messages
+from seqgate.services.console.pages.overview import overview
+from seqgate.services.console.pages.subscriptions import subscription, subscriptions, why
+from seqgate.services.console.pages.topics import topic, topics
+from seqgate.services.console.pages.visit import Query, Values, Visit
+
+Page = Callable[[Visit], Awaitable[Values]]
+Action = Callable[[Visit, Query], Awaitable[str]]
+
+
+class Place(NamedTuple):
+    """A page, and where and how it is shown.
+
+    Attributes:
+        page: its name is the template's.
+        section: the path of the page in the navigation under which it stands.
+        is_live: whether it updates itself.
+    """
+
+    page: Page
+    section: str
+    is_live: bool = True
+
+    @property
+    def template(self) -> str:
+        return f"{self.page.__name__}.html"
+
+
+PAGES: Final[Mapping[str, Place]] = {
+    "/": Place(overview, "/"),
+    "/topics": Place(topics, "/topics"),
+    "/topic": Place(topic, "/topics"),
+    "/messages": Place(messages, "/topics", is_live=False),
+    "/message": Place(message, "/topics", is_live=False),
+    "/subscriptions": Place(subscriptions, "/subscriptions"),
+    "/subscription": Place(subscription, "/subscriptions"),
+    "/why": Place(why, "/subscriptions"),
+    "/letters": Place(letters, "/subscriptions"),
+    "/letter": Place(letter, "/subscriptions"),
+    "/redrive": Place(redrive, "/subscriptions", is_live=False),
+    "/cluster": Place(cluster, "/cluster"),
+}
+"""By path."""
+
+ACTIONS: Final[Mapping[str, Action]] = {"/redrive": redriven}
+"""What a form sent to a path does."""

@@ -1,0 +1,95 @@
+"""Parts of the services' answers, as templates show them."""
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.api.dispatcher.v1 import dispatcher_pb2
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.errors import SeqgateError
+from seqgate.keys import sticky_key
+from seqgate.services.console.pages.query import key_query
+from seqgate.services.console.pages.visit import Values
+from seqgate.services.console.payloads import key_text
+from seqgate.services.console.searching import position_of
+
+T = TypeVar("T")
+
+
+async def part(call: Awaitable[T]) -> T | SeqgateError:
+    """An answer that a page can do without: the refusal, if there is none."""
+    try:
+        return await call
+    except SeqgateError as error:
+        return error
+
+
+def known(answer: Any, read: Callable[[Any], T]) -> T | None:
+    """What a part of a page reads of its answer; None: it was refused."""
+    return None if isinstance(answer, SeqgateError) else read(answer)
+
+
+def enum_name(kind: Any, number: int) -> str:
+    """An enum's value without the enum's name; the number, if this version does not know it."""
+    names = kind.DESCRIPTOR.values_by_number
+    prefix = names[0].name.removesuffix("UNSPECIFIED")
+    return names[number].name.removeprefix(prefix) if number in names else str(number)
+
+
+def time_of(message: Any, field: str) -> datetime | None:
+    return getattr(message, field).ToDatetime(UTC) if message.HasField(field) else None
+
+
+def verdict_counts(status: dedup_pb2.GetTopicStatusResponse) -> dict[str, float]:
+    counts = status.counts
+    return {
+        "new": counts.new_claims,
+        "duplicate": counts.duplicate_claims,
+        "other": counts.partial_claims + counts.waiting_claims + counts.misplaced_chunk_claims,
+    }
+
+
+def entry_row(entry: ledger_pb2.StoredEntry) -> Values:
+    metadata = entry.metadata
+    notes = []
+    if metadata.HasField("chunk_id"):
+        notes.append(f"chunk {metadata.chunk_id + 1} of {metadata.num_chunks_from_msg}")
+    if metadata.HasField("marker_type"):
+        notes.append("marker")
+    if metadata.HasField("deliver_at_time"):
+        notes.append("delayed")
+    if entry.aborts:
+        notes.append("aborts an attempt")
+    has_key = metadata.HasField("partition_key") or metadata.HasField("ordering_key")
+    highest = metadata.highest_sequence_id
+    return {
+        "position": position_of(entry.position),
+        "time": entry.append_time.ToDatetime(UTC),
+        "producer": metadata.producer_name,
+        "sequence_id": metadata.sequence_id,
+        "to_sequence_id": highest if highest > metadata.sequence_id else None,
+        "key": key_text(sticky_key(metadata)) if has_key else None,
+        "key_query": key_query(sticky_key(metadata)),
+        "messages": metadata.num_messages_in_batch or 1,
+        "is_batch": metadata.HasField("num_messages_in_batch"),
+        "bytes": entry.payload_bytes or len(entry.payload),
+        "notes": notes,
+    }
+
+
+def key_row(each: dispatcher_pb2.KeyReport) -> Values:
+    return {
+        "key": key_text(each.key),
+        "key_query": key_query(each.key),
+        "slot": each.slot,
+        "reason": enum_name(dispatcher_pb2.Reason, each.reason),
+        "since": time_of(each, "since"),
+        "holder": each.holder,
+        "owner": each.owner,
+        "oldest": position_of(each.oldest) if each.HasField("oldest") else None,
+        "attempts": each.attempts,
+        "in_flight": each.in_flight_entries,
+        "parked": each.parked_entries,
+        "next_retry": time_of(each, "next_retry"),
+    }

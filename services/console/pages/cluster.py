@@ -1,0 +1,78 @@
+"""The cluster: the services' instances and their health, and who owns subscriptions."""
+
+import asyncio
+import socket
+import time
+from importlib.metadata import version
+from typing import Final
+
+from grpc import aio
+from grpc_health.v1 import health_pb2
+
+from seqgate.channels import open_channel
+from seqgate.client._frames import Sampler, frame_of
+from seqgate.services.console.pages.visit import Values, Visit
+from seqgate.services.runtime.channels import health_check
+from seqgate.tls import TLS
+
+INSTANCES_MAX: Final = 50
+"""The most instances of a service that are asked for their health."""
+
+
+async def cluster(visit: Visit) -> Values:
+    rows = await asyncio.gather(*(_instances(visit, name) for name in visit.config.targets))
+    sample = await Sampler(visit.calls, "*").sample()
+    owners: dict[str, int] = {}
+    for topic in sample.topics.values():
+        for each in topic.subscriptions or ():
+            owners[each.owner] = owners.get(each.owner, 0) + 1
+    return {
+        "instances": [each for row in rows for each in row],
+        "owners": sorted(owners.items()),
+        "away": frame_of(sample, None, "name")["away"],
+        "version": version("seqgate"),
+    }
+
+
+async def _instances(visit: Visit, service: str) -> list[Values]:
+    target = visit.config.targets[service]
+    addresses = await addresses_of(target)
+
+    async def of(address: str) -> Values:
+        state = await _health(visit, address, target)
+        return {"service": service, "target": target, "address": address, **state}
+
+    return list(await asyncio.gather(*(of(each) for each in addresses[:INSTANCES_MAX])))
+
+
+async def _health(visit: Visit, address: str, target: str) -> Values:
+    tls = visit.config.tls
+    if tls is not None:  # the certificate is for the name, not for the address
+        host = target.rpartition("/")[2].rpartition(":")[0]
+        tls = TLS(tls.ca_file, tls.certificate_file, tls.key_file, server_name=host)
+    started_s = time.monotonic()
+    async with open_channel(address, options=[], hooks=[], tls=tls) as channel:
+        try:
+            reply = await health_check(channel)(
+                health_pb2.HealthCheckRequest(), timeout=visit.config.call_timeout_s
+            )
+        except aio.AioRpcError as error:
+            return {"state": "UNREACHABLE", "why": error.code().name, "took_ms": None}
+    took_ms = (time.monotonic() - started_s) * 1000
+    state = "READY" if reply.status == health_pb2.HealthCheckResponse.SERVING else "NOT READY"
+    return {"state": state, "why": "", "took_ms": took_ms}
+
+
+async def addresses_of(target: str) -> list[str]:
+    """The addresses behind a target."""
+    if target.startswith(("ipv4:", "ipv6:")):
+        return target.partition(":")[2].split(",")
+    if target.startswith("unix"):
+        return [target]
+    host, _, port = target.rpartition("/")[2].rpartition(":")
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return [f"{host}:{port}"]
+    hosts = sorted({str(each[4][0]) for each in found})
+    return [f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in hosts]

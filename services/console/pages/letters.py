@@ -1,0 +1,101 @@
+"""Dead letters of a subscription: the list, one letter, and its way back."""
+
+import secrets
+from typing import Final
+from urllib.parse import urlencode
+
+from seqgate.api.dispatcher.v1 import dispatcher_pb2
+from seqgate.services.console.pages.answers import enum_name, time_of
+from seqgate.services.console.pages.query import key_query, position_of, subscription_of
+from seqgate.services.console.pages.visit import Query, Values, Visit
+from seqgate.services.console.payloads import key_text
+from seqgate.services.console.searching import position_of as position_from
+from seqgate.services.console.searching import to_wire
+
+LETTERS_MAX: Final = 50
+"""The most dead letters that a page lists, the oldest first."""
+
+
+async def letters(visit: Visit) -> Values:
+    """A page of a subscription's dead letters, the oldest first."""
+    names = subscription_of(visit.query)
+    request = dispatcher_pb2.ListDeadLettersRequest(
+        **names, page_size=LETTERS_MAX, page_token=visit.query.get("from", "")
+    )
+    found = await visit.calls.call(request)
+    return {
+        **names,
+        "letters": found.dead_letter_topic,
+        "rows": [_letter_row(each) for each in found.letters],
+        "next": found.next_page_token,
+    }
+
+
+async def letter(visit: Visit) -> Values:
+    """A dead letter: why it is one, its failed deliveries, and what waits behind it."""
+    names = subscription_of(visit.query)
+    position = position_of(visit.query.get("position", ""))
+    found = await visit.calls.call(
+        dispatcher_pb2.GetDeadLetterRequest(**names, position=to_wire(position))
+    )
+    return {**names, "letters": found.dead_letter_topic, "row": _letter_row(found.letter)}
+
+
+async def redrive(visit: Visit) -> Values:
+    """What a redrive of a dead letter would do: its dry run."""
+    request = _redrive(visit.query, secrets.token_urlsafe(16), dry_run=True)
+    await visit.calls.call(request)
+    return {
+        **subscription_of(visit.query),
+        "position": visit.query["position"],
+        "request_id": request.request_id,
+    }
+
+
+async def redriven(visit: Visit, form: Query) -> str:
+    """Take a dead letter back. The form's request id makes it safe to send twice."""
+    await visit.calls.call(_redrive(visit.query, form.get("request_id", "")))
+    names = subscription_of(visit.query) | {"position": visit.query["position"]}
+    return f"/letter?{urlencode(names)}"
+
+
+def _redrive(
+    query: Query, request_id: str, *, dry_run: bool = False
+) -> dispatcher_pb2.RedriveDeadLettersRequest:
+    return dispatcher_pb2.RedriveDeadLettersRequest(
+        **subscription_of(query),
+        positions=[to_wire(position_of(query.get("position", "")))],
+        request_id=request_id,
+        dry_run=dry_run,
+    )
+
+
+def _letter_row(each: dispatcher_pb2.DeadLetter) -> Values:
+    return {
+        "position": position_from(each.position),
+        "origin": position_from(each.origin),
+        "key": key_text(each.key),
+        "key_query": key_query(each.key),
+        "producer": each.producer_name,
+        "sequence_id": each.sequence_id,
+        "properties": sorted(each.properties.items()),
+        "messages": each.num_messages,
+        "bytes": each.payload_bytes,
+        "chunk": each.chunk_id if each.HasField("chunk_id") else None,
+        "time": time_of(each, "time"),
+        "reason": enum_name(dispatcher_pb2.DeadLetterReason, each.reason),
+        "attempts": each.attempts,
+        "failures": [
+            (
+                enum_name(dispatcher_pb2.DeliveryFailure, it.failure),
+                time_of(it, "time"),
+                it.consumer,
+            )
+            for it in each.failures
+        ],
+        "holds_key": each.holds_key,
+        "waiting": each.waiting_entries,
+        "lags": each.lags,
+        "redriven": each.redriven,
+        "redrives": each.redrives,
+    }

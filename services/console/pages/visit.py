@@ -1,0 +1,58 @@
+"""A visit: who asks for a page, and what the page may ask and remember."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from seqgate.client._calls import Calls
+from seqgate.client._frames import Sample
+from seqgate.services.console.config import ConsoleConfig
+from seqgate.services.console.history import History
+
+SAMPLES_MAX: Final = 200
+"""The most samples of topics kept, for rates; the one that was longest unused goes first."""
+
+Query = Mapping[str, str]
+Values = dict[str, Any]
+
+
+class Reader(NamedTuple):
+    """Who looks: a digest of the token, which keeps readers' histories apart."""
+
+    name: str
+
+    @classmethod
+    def of(cls, token: str) -> "Reader":
+        return cls(hashlib.sha256(token.encode()).hexdigest())
+
+
+@dataclass(slots=True)
+class Memory:
+    """What the console remembers between visits, of each reader apart."""
+
+    history: History = field(default_factory=History)
+    samples: dict[tuple[str, ...], Sample] = field(default_factory=dict)
+
+    def exchange(self, key: tuple[str, ...], sample: Sample) -> Sample | None:
+        """Keep a sample. Returns the one before it."""
+        before = self.samples.pop(key, None)
+        if len(self.samples) >= SAMPLES_MAX:
+            self.samples.pop(next(iter(self.samples)))
+        self.samples[key] = sample
+        return before
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A reader's request for a page.
+
+    Attributes:
+        calls: to the services, with the reader's token.
+    """
+
+    reader: Reader
+    query: Query
+    calls: Calls
+    memory: Memory
+    config: ConsoleConfig
