@@ -34,6 +34,7 @@ from seqgate.services.console.calls import calls_of, reading_as
 from seqgate.services.console.config import ConsoleConfig
 from seqgate.services.console.pages import ACTIONS, PAGES, Action, Place
 from seqgate.services.console.pages.cluster import addresses_of
+from seqgate.services.console.pages.owners import NotOwned
 from seqgate.services.console.pages.visit import Memory, Reader, Values, Visit
 from seqgate.services.console.security import (
     FORM_BYTES_MAX,
@@ -66,6 +67,9 @@ NAVIGATION: Final = (
 
 LISTING: Final = ("/", "/topics", "/subscriptions")
 """The pages that list topics by a prefix, which a reader's rights must cover."""
+
+PREFIX_CHARACTERS_MAX: Final = 300
+"""The longest prefix that is remembered for a reader."""
 
 SHUTDOWN_S: Final = 10
 """How long requests under way may take after SIGTERM, in seconds."""
@@ -138,9 +142,13 @@ class Console:
     async def _page(self, shown: Place, request: Request) -> Response:
         async def answer(visit: Visit) -> Response:
             values = await shown.page(visit)
-            return self._html(
+            response = self._html(
                 request, shown.template, values, section=shown.section, is_live=shown.is_live
             )
+            prefix = visit.query.get("prefix", "")
+            if prefix != visit.prefix and 0 < len(prefix) <= PREFIX_CHARACTERS_MAX:
+                self._cookies.set_prefix(response, prefix)
+            return response
 
         return await self._as_reader(request, shown.section, answer)
 
@@ -150,9 +158,9 @@ class Console:
             raise Refused("this console is read-only: its certificate is not its reader's")
 
         async def answer(visit: Visit) -> Response:
-            return RedirectResponse(await action(visit, form), HTTPStatus.SEE_OTHER)
+            return RedirectResponse(local_path(await action(visit, form)), HTTPStatus.SEE_OTHER)
 
-        return await self._as_reader(request, PAGES[request.url.path].section, answer)
+        return await self._as_reader(request, "/subscriptions", answer)
 
     async def _as_reader(
         self, request: Request, section: str, answer: Callable[[Visit], Awaitable[Response]]
@@ -167,6 +175,7 @@ class Console:
             self._calls,
             self._memory,
             self._config,
+            self._cookies.prefix(request),
         )
         try:
             with reading_as(token):
@@ -175,6 +184,13 @@ class Console:
             return self._to_sign_in(request, error.reason)
         except InvalidNameError as error:
             return self._refused(request, errors.InvalidRequestError(str(error)), section)
+        except NotOwned:
+            return self._html(request, "unowned.html", _address(request), section=section)
+        except errors.PermissionDeniedError as error:
+            if request.url.path in LISTING and visit.prefix and not visit.query.get("prefix"):
+                query = urlencode({"prefix": visit.prefix})
+                return RedirectResponse(f"{request.url.path}?{query}", HTTPStatus.SEE_OTHER)
+            return self._refused(request, error, section)
         except errors.SeqgateError as error:
             return self._refused(request, error, section)
 
@@ -222,8 +238,7 @@ class Console:
         return response
 
     def _to_sign_in(self, request: Request, reason: str = "") -> Response:
-        here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        query = {"next": here, **({"reason": reason} if reason else {})}
+        query = {"next": _address(request)["next"], **({"reason": reason} if reason else {})}
         response = RedirectResponse(f"/sign-in?{urlencode(query)}", HTTPStatus.SEE_OTHER)
         if reason:
             self._cookies.forget_token(response)
@@ -317,6 +332,16 @@ _SIGNED_OUT: Final = {
     "WRONG_ISSUER": "Your token is from another issuer.",
     "MISSING_CREDENTIALS": "Sign in first.",
 }
+
+
+def _address(request: Request) -> Values:
+    """The request's path as `next`, to come back to, and what it names."""
+    path, query = request.url.path, request.query_params
+    return {
+        "next": f"{path}?{request.url.query}" if request.url.query else path,
+        "topic": query.get("topic", ""),
+        "subscription": query.get("subscription", ""),
+    }
 
 
 def _token_fault(token: str) -> str:

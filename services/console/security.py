@@ -9,7 +9,7 @@ import hmac
 import secrets
 from collections.abc import Mapping
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -55,12 +55,13 @@ class Refused(Exception):
 
 
 class Cookies:
-    """The two cookies, whose names bind them to this host where there is TLS."""
+    """The cookies, whose names bind them to this host where there is TLS."""
 
     def __init__(self, config: ConsoleConfig) -> None:
         prefix = "__Host-" if config.is_secure else ""
         self._token = f"{prefix}seqgate-token"
         self._form = f"{prefix}seqgate-form"
+        self._prefix = f"{prefix}seqgate-prefix"
         self._is_secure = config.is_secure
 
     def token(self, request: Request) -> str:
@@ -71,6 +72,10 @@ class Cookies:
         """The value that forms carry; empty: the browser has none yet."""
         return request.cookies.get(self._form, "")
 
+    def prefix(self, request: Request) -> str:
+        """The prefix with which the reader last listed topics; empty: none."""
+        return unquote(request.cookies.get(self._prefix, ""))
+
     def set_token(self, response: Response, token: str) -> None:
         self._set(response, self._token, token, SESSION_S)
 
@@ -79,6 +84,9 @@ class Cookies:
 
     def set_form(self, response: Response, value: str) -> None:
         self._set(response, self._form, value, None)
+
+    def set_prefix(self, response: Response, value: str) -> None:
+        self._set(response, self._prefix, quote(value, safe=""), SESSION_S)
 
     def _set(self, response: Response, name: str, value: str, age_s: int | None) -> None:
         response.set_cookie(

@@ -33,6 +33,9 @@ TOPIC = "acme/shop/orders"
 BATCHED = "acme/shop/batched"
 HOSTILE = "acme/shop/hostile"
 SUBSCRIPTION = "billing"
+IDLE = "idle"
+"""A subscription of BATCHED to which nobody connects."""
+
 STUCK = "customer-13"
 """The key whose first message is a dead letter, and holds back the others."""
 
@@ -94,6 +97,8 @@ async def shop(stack: Stack, address: Any, security: Security | None = None) -> 
     async with client:
         await client.admin().create_topic(TOPIC)
         await client.admin().create_subscription(TOPIC, SUBSCRIPTION)
+        await client.admin().create_topic(BATCHED)
+        await client.admin().create_subscription(BATCHED, IDLE)
         channel = open_channel(address("dispatcher"), given)
         await shadow(DispatcherServiceStub(channel))
         await publish(client)
@@ -319,6 +324,22 @@ async def test_a_dead_letter_has_its_reason_its_failures_and_what_waits(reader: 
     assert ">Redrive</a>" in answer.text
 
 
+async def test_looking_makes_no_instance_take_a_subscription_unless_the_reader_agrees(
+    reader: Browser,
+) -> None:
+    names = {"topic": BATCHED, "subscription": IDLE}
+    for path, query in (("/letters", {}), ("/letter", {"position": "1:0"}), ("/why", {"key": "b"})):
+        answer = await reader.get(path, **names, **query)
+        assert "No dispatcher owns this subscription" in answer.words
+    assert "Owner none" in (await reader.get("/subscription", **names)).words
+    page = await reader.get("/letters", **names)
+    fields = {"form": page.form, "next": f"/letters?{urlencode(names)}"}
+    assert (await reader.post(f"/take?{urlencode(names)}", fields | {"form": ""})).status == 403
+    taken = await reader.post(f"/take?{urlencode(names)}", fields)
+    assert (taken.status, taken.headers["Location"]) == (303, fields["next"])
+    assert "Dead letters None" in (await reader.send("GET", fields["next"])).words
+
+
 async def test_texts_of_messages_are_never_markup(reader: Browser) -> None:
     for path in (
         f"/messages?topic={HOSTILE}",
@@ -434,6 +455,34 @@ async def test_a_reader_without_rights_on_subscriptions_sees_topics(
         words = (await reader.get("/topic", topic=TOPIC)).words
         assert "Subscriptions cannot be shown" in words
         assert "checkout" in words
+
+
+async def test_a_reader_who_may_not_consume_sees_letters_without_their_payloads(
+    secured: SecuredStack,
+) -> None:
+    async with console(secured) as reader:
+        await signed_in(reader, secured.issuer.token("administer"))
+        answer = await reader.send("GET", PAGES["letter"])
+        assert "State holds its key" in answer.words
+        assert ">Redrive</a>" in answer.text
+        assert "The payload cannot be shown" in answer.words
+        assert "12.50" not in answer.text
+
+
+async def test_a_list_beyond_a_readers_rights_leads_to_the_one_within_them(
+    secured: SecuredStack,
+) -> None:
+    async with console(secured) as reader:
+        await signed_in(reader, secured.issuer.token("read"))
+        answer = await reader.get("/topics")
+        assert answer.status == 403
+        for form in ('action="/topics"', 'action="/topic"'):
+            assert form in answer.text
+        assert TOPIC in (await reader.send("GET", MINE)).words
+        for path in ("/", "/topics", "/subscriptions"):
+            answer = await reader.get(path)
+            assert answer.headers["Location"] == f"{path}?prefix=acme%2Fshop%2F"
+        assert "Of topics that begin with acme/shop/" in (await reader.get("/cluster")).words
 
 
 @pytest.mark.parametrize("token", ["a.b.c", "", "with space", "ü", "x" * 4_000])

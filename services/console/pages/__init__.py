@@ -6,8 +6,8 @@ the template of its name.
 A page changes nothing. What a form changes is in ACTIONS: an action returns the path of the page
 that shows what it did.
 
-visit.py, query.py and answers.py have what pages share: what they may ask and remember, what a URL
-asks for, and parts of the services' answers.
+visit.py, query.py, answers.py and owners.py have what pages share: what they may ask and remember,
+what a URL asks for, parts of the services' answers, and what needs an owner.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,6 +17,7 @@ from seqgate.services.console.pages.cluster import cluster
 from seqgate.services.console.pages.letters import letter, letters, redrive, redriven
 from seqgate.services.console.pages.messages import message, messages
 from seqgate.services.console.pages.overview import overview
+from seqgate.services.console.pages.owners import taken
 from seqgate.services.console.pages.subscriptions import subscription, subscriptions, why
 from seqgate.services.console.pages.topics import topic, topics
 from seqgate.services.console.pages.visit import Query, Values, Visit
@@ -59,5 +60,5 @@ PAGES: Final[Mapping[str, Place]] = {
 }
 """By path."""
 
-ACTIONS: Final[Mapping[str, Action]] = {"/redrive": redriven}
+ACTIONS: Final[Mapping[str, Action]] = {"/redrive": redriven, "/take": taken}
 """What a form sent to a path does."""

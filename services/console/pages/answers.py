@@ -2,19 +2,23 @@
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.errors import SeqgateError
 from seqgate.keys import sticky_key
-from seqgate.services.console.pages.query import key_query
-from seqgate.services.console.pages.visit import Values
-from seqgate.services.console.payloads import key_text
+from seqgate.payloads import PayloadDamaged, open_batch, unpack
+from seqgate.services.console.pages.query import key_query, number_of
+from seqgate.services.console.pages.visit import Query, Values
+from seqgate.services.console.payloads import key_text, shown
 from seqgate.services.console.searching import position_of
 
 T = TypeVar("T")
+
+MESSAGES_MAX: Final = 50
+"""The most messages of a batch that a page lists."""
 
 
 async def part(call: Awaitable[T]) -> T | SeqgateError:
@@ -75,6 +79,41 @@ def entry_row(entry: ledger_pb2.StoredEntry) -> Values:
         "is_batch": metadata.HasField("num_messages_in_batch"),
         "bytes": entry.payload_bytes or len(entry.payload),
         "notes": notes,
+    }
+
+
+def open_entry(entry: ledger_pb2.StoredEntry, query: Query) -> Values:
+    """An entry's payload, or that of the message of its batch with the query's `index`, in the form
+    that the query asks for."""
+    index = number_of(query, "index") or 0
+    batch: list[Any] = []
+    damage = ""
+    payload = entry.payload
+    try:
+        if entry.metadata.HasField("num_messages_in_batch"):
+            batch = list(open_batch(entry.metadata, entry.payload))
+            payload = batch[index].payload if index < len(batch) else b""
+        elif not entry.metadata.HasField("chunk_id"):
+            payload = unpack(entry.metadata, entry.payload)
+    except PayloadDamaged as error:
+        damage = str(error)
+    return {
+        "messages": [_message_row(each) for each in batch[:MESSAGES_MAX]],
+        "messages_in_all": len(batch),
+        "index": index,
+        "bytes": len(payload),
+        "shown": shown(payload, query.get("as", "")),
+        "damage": damage,
+    }
+
+
+def _message_row(message: Any) -> Values:
+    metadata = message.metadata
+    return {
+        "key": metadata.partition_key if metadata.HasField("partition_key") else None,
+        "sequence_id": metadata.sequence_id,
+        "bytes": len(message.payload),
+        "properties": sorted(metadata.properties.items()),
     }
 
 

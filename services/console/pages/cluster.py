@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2
 
 from seqgate.channels import open_channel
 from seqgate.client._frames import Sampler, frame_of
+from seqgate.services.console.pages.query import pattern_of
 from seqgate.services.console.pages.visit import Values, Visit
 from seqgate.services.runtime.channels import health_check
 from seqgate.tls import TLS
@@ -21,7 +22,11 @@ INSTANCES_MAX: Final = 50
 
 async def cluster(visit: Visit) -> Values:
     rows = await asyncio.gather(*(_instances(visit, name) for name in visit.config.targets))
-    sample = await Sampler(visit.calls, "*").sample()
+    prefix = visit.query.get("prefix", "")
+    sample = await Sampler(visit.calls, pattern_of(prefix)).sample()
+    if not prefix and visit.prefix and "ledger" in sample.away:
+        prefix = visit.prefix  # rights may cover that and no more
+        sample = await Sampler(visit.calls, pattern_of(prefix)).sample()
     owners: dict[str, int] = {}
     for topic in sample.topics.values():
         for each in topic.subscriptions or ():
@@ -29,6 +34,7 @@ async def cluster(visit: Visit) -> Values:
     return {
         "instances": [each for row in rows for each in row],
         "owners": sorted(owners.items()),
+        "prefix": prefix,
         "away": frame_of(sample, None, "name")["away"],
         "version": version("seqgate"),
     }

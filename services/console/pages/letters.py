@@ -1,16 +1,20 @@
 """Dead letters of a subscription: the list, one letter, and its way back."""
 
+import asyncio
 import secrets
 from typing import Final
 from urllib.parse import urlencode
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
-from seqgate.services.console.pages.answers import enum_name, time_of
+from seqgate.errors import NotFoundError
+from seqgate.services.console.pages.answers import enum_name, known, open_entry, part, time_of
+from seqgate.services.console.pages.owners import check_owned
 from seqgate.services.console.pages.query import key_query, position_of, subscription_of
 from seqgate.services.console.pages.visit import Query, Values, Visit
 from seqgate.services.console.payloads import key_text
 from seqgate.services.console.searching import position_of as position_from
 from seqgate.services.console.searching import to_wire
+from seqgate.types import SEQUENCE_ID_MAX, Position
 
 LETTERS_MAX: Final = 50
 """The most dead letters that a page lists, the oldest first."""
@@ -19,6 +23,7 @@ LETTERS_MAX: Final = 50
 async def letters(visit: Visit) -> Values:
     """A page of a subscription's dead letters, the oldest first."""
     names = subscription_of(visit.query)
+    await check_owned(visit, names)
     request = dispatcher_pb2.ListDeadLettersRequest(
         **names, page_size=LETTERS_MAX, page_token=visit.query.get("from", "")
     )
@@ -35,10 +40,29 @@ async def letter(visit: Visit) -> Values:
     """A dead letter: why it is one, its failed deliveries, and what waits behind it."""
     names = subscription_of(visit.query)
     position = position_of(visit.query.get("position", ""))
-    found = await visit.calls.call(
-        dispatcher_pb2.GetDeadLetterRequest(**names, position=to_wire(position))
+    await check_owned(visit, names)
+    listed = dispatcher_pb2.ListDeadLettersRequest(
+        **names, page_size=1, page_token=_token_before(position)
     )
-    return {**names, "letters": found.dead_letter_topic, "row": _letter_row(found.letter)}
+    whole = dispatcher_pb2.GetDeadLetterRequest(**names, position=to_wire(position))
+    found, opened = await asyncio.gather(visit.calls.call(listed), part(visit.calls.call(whole)))
+    if not found.letters or position_from(found.letters[0].position) != position:
+        raise NotFoundError(f"{position} is no dead letter", reason="LETTER_NOT_FOUND")
+    return {
+        **names,
+        "letters": found.dead_letter_topic,
+        "row": _letter_row(found.letters[0]),
+        "opened": opened,
+        "payload": known(opened, lambda it: open_entry(it.entry, visit.query)),
+    }
+
+
+def _token_before(position: Position) -> str:
+    """The token of the page that begins with a position: pages take fewer rights than letters
+    with their payloads do."""
+    if position.entry_id:
+        return f"{position.ledger_id}:{position.entry_id - 1}"
+    return f"{position.ledger_id - 1}:{SEQUENCE_ID_MAX}" if position.ledger_id else ""
 
 
 async def redrive(visit: Visit) -> Values:

@@ -1,22 +1,17 @@
 """Messages of a topic: a page of its log or a search through it, and one entry."""
 
-from typing import Any, Final
+from typing import Final
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.errors import InvalidRequestError, NotFoundError
-from seqgate.payloads import PayloadDamaged, open_batch, unpack
 from seqgate.services.console import searching
-from seqgate.services.console.pages.answers import entry_row, enum_name, known, part
+from seqgate.services.console.pages.answers import entry_row, enum_name, known, open_entry, part
 from seqgate.services.console.pages.query import key_of, number_of, position_of, start_of, topic_of
 from seqgate.services.console.pages.topics import SUBSCRIPTIONS_MAX
 from seqgate.services.console.pages.visit import Query, Values, Visit
-from seqgate.services.console.payloads import shown
 from seqgate.services.console.searching import Found, Search
 from seqgate.types import Position
-
-MESSAGES_MAX: Final = 50
-"""The most messages of a batch that its page lists."""
 
 LIMITS: Final = {
     "entries": searching.SCAN_ENTRIES_MAX,
@@ -112,18 +107,6 @@ async def message(visit: Visit) -> Values:
     entry = await searching.entry_at(visit.calls, name, at)
     if entry is None:
         raise NotFoundError(f"{name} has no entry {at}", reason="NO_ENTRY")
-    index = number_of(visit.query, "index") or 0
-    batch: list[Any] = []
-    damage = ""
-    payload = entry.payload
-    try:
-        if entry.metadata.HasField("num_messages_in_batch"):
-            batch = list(open_batch(entry.metadata, entry.payload))
-            payload = batch[index].payload if index < len(batch) else b""
-        elif not entry.metadata.HasField("chunk_id"):
-            payload = unpack(entry.metadata, entry.payload)
-    except PayloadDamaged as error:
-        damage = str(error)
     subscriptions = await part(
         visit.calls.call(
             dispatcher_pb2.ListSubscriptionsRequest(topic=name, page_size=SUBSCRIPTIONS_MAX)
@@ -133,21 +116,6 @@ async def message(visit: Visit) -> Values:
         "topic": name,
         "row": entry_row(entry),
         "properties": sorted(entry.metadata.properties.items()),
-        "messages": [_message_row(each) for each in batch[:MESSAGES_MAX]],
-        "messages_in_all": len(batch),
-        "index": index,
-        "size_bytes": len(payload),
-        "payload": shown(payload, visit.query.get("as", "")),
-        "damage": damage,
+        "payload": open_entry(entry, visit.query),
         "subscriptions": subscriptions,
-    }
-
-
-def _message_row(message: Any) -> Values:
-    metadata = message.metadata
-    return {
-        "key": metadata.partition_key if metadata.HasField("partition_key") else None,
-        "sequence_id": metadata.sequence_id,
-        "bytes": len(message.payload),
-        "properties": sorted(metadata.properties.items()),
     }

@@ -12,6 +12,7 @@ from seqgate.errors import SeqgateError
 from seqgate.services.console.charts import Chart, line_chart
 from seqgate.services.console.history import Point, levels, rates
 from seqgate.services.console.pages.answers import enum_name, key_row, known, part, time_of
+from seqgate.services.console.pages.owners import check_owned
 from seqgate.services.console.pages.query import (
     key_of,
     key_query,
@@ -160,6 +161,7 @@ def _filter_row(each: dispatcher_pb2.FilterReport) -> Values:
 async def why(visit: Visit) -> Values:
     """Why a key's messages, or one message, are not delivered."""
     names = subscription_of(visit.query)
+    await check_owned(visit, names)
     request = dispatcher_pb2.ExplainRequest(**names)
     at = visit.query.get("position", "")
     if at:

@@ -49,6 +49,7 @@ class Visit:
 
     Attributes:
         calls: to the services, with the reader's token.
+        prefix: the one with which the reader last listed topics; empty: none.
     """
 
     reader: Reader
@@ -56,3 +57,4 @@ class Visit:
     calls: Calls
     memory: Memory
     config: ConsoleConfig
+    prefix: str = ""
