@@ -85,7 +85,7 @@ async def serve(
             Drain(),
             register=register,
             services=SERVICES,
-            checks={"store": store.check},
+            checks={config.store: store.check},
             rights=RIGHTS,
             metrics=metrics,
         ),

@@ -126,7 +126,7 @@ async def serve(
             drain,
             register=register,
             services=[SERVICE],
-            checks={"store": store.check, "dedup": dedup.check},
+            checks={config.store: store.check, "dedup": dedup.check},
             rights=RIGHTS,
             metrics=metrics,
         ):

@@ -13,6 +13,7 @@ from seqgate.owners import FollowingChannel
 from seqgate.services.runtime import deadline
 from seqgate.services.runtime.calls import client_calls
 from seqgate.services.runtime.config import CallerConfig
+from seqgate.services.runtime.health import HEALTH, VERSION
 from seqgate.services.runtime.metrics import OFF, Metrics
 from seqgate.services.runtime.windows import WINDOWS
 from seqgate.telemetry.calls import Tracing
@@ -104,6 +105,23 @@ def health_check(
         health_pb2.HealthCheckRequest.SerializeToString,
         health_pb2.HealthCheckResponse.FromString,
     )
+
+
+async def list_health(channel: aio.Channel, timeout_s: float) -> tuple[str, dict[str, bool]]:
+    """The version of a process, and for each name of its health whether it is serving.
+
+    Raises:
+        aio.AioRpcError: it did not answer.
+    """
+    call = channel.unary_unary(
+        "/grpc.health.v1.Health/List",
+        HEALTH.HealthListRequest.SerializeToString,
+        HEALTH.HealthListResponse.FromString,
+    )(HEALTH.HealthListRequest(), timeout=timeout_s)
+    statuses = (await call).statuses
+    version = dict(await call.trailing_metadata()).get(VERSION, "")
+    serving = health_pb2.HealthCheckResponse.SERVING
+    return str(version), {name: each.status == serving for name, each in statuses.items()}
 
 
 async def check_health(channel: aio.Channel, service: str = "") -> None:

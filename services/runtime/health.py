@@ -2,11 +2,15 @@
 
 "" and each service's full name    ready: every dependency answers, and the service does not drain
 "liveness"                         the process is alive, whatever its dependencies do
+the dependencies' names            each answers: redis, sqlite, postgresql, ledger ...
+
+List has them all, and the version of Seqgate in its trailing metadata.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final
+from importlib.metadata import version
+from typing import Any, Final
 
 import structlog
 from grpc import aio
@@ -20,6 +24,12 @@ Check = Callable[[], Awaitable[None]]
 
 LIVENESS: Final = "liveness"
 
+HEALTH: Final[Any] = health_pb2
+"""Its type stubs lack List."""
+
+VERSION: Final = "seqgate-version"
+"""The metadata of List with the version of the answering process."""
+
 WHY_MAX: Final = 500
 """The most characters logged of the reason that a dependency fails."""
 
@@ -30,13 +40,34 @@ _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+class Health(health_aio.HealthServicer):
+    """The library's servicer, with List."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.statuses: dict[str, int] = {}
+
+    async def set(self, service: str, status: Any) -> None:
+        self.statuses[service] = status
+        await super().set(service, status)
+
+    async def List(self, _: Any, context: Any) -> Any:  # noqa: N802
+        context.set_trailing_metadata(((VERSION, version("seqgate")),))
+        return HEALTH.HealthListResponse(
+            statuses={
+                name: health_pb2.HealthCheckResponse(status=status)
+                for name, status in self.statuses.items()
+            }
+        )
+
+
 class Readiness:
     """Keeps a health servicer up to date with the service's dependencies."""
 
     def __init__(
         self, checks: Mapping[str, Check], services: Sequence[str], interval_s: float
     ) -> None:
-        self.servicer = health_aio.HealthServicer()
+        self.servicer = Health()
         self._checks = checks
         self._names = ["", *services]
         self._interval_s = interval_s
@@ -53,6 +84,8 @@ class Readiness:
             if failing.keys() != self._failing and not self._stopped:
                 self._failing = set(failing)
                 self._log(failing)
+                for name in self._checks:
+                    await self.servicer.set(name, _NOT_SERVING if name in failing else _SERVING)
                 await self._tell(_NOT_SERVING if failing else _SERVING)
             interval_s = min(self._interval_s, RECHECK_S) if failing else self._interval_s
             await asyncio.sleep(interval_s)

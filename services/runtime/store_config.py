@@ -53,6 +53,11 @@ class StoreConfig(ServiceConfig):
     not, it is logged as a warning: a primary that is lost takes acknowledged data with it."""
 
     @property
+    def store(self) -> str:
+        """What keeps the data, by its name in health checks."""
+        return "postgresql" if self.postgres_url else "sqlite"
+
+    @property
     def postgres(self) -> Server:
         """The server of postgres_url."""
         return Server(

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -356,8 +357,10 @@ async def test_texts_of_messages_are_never_markup(reader: Browser) -> None:
 
 async def test_the_cluster_page_has_every_instance(reader: Browser, stack: Stack) -> None:
     words = (await reader.get("/cluster")).words
+    needs = {"dedup": "redis answers", "ledger": "dedup answers sqlite answers"}
     for service in SERVICES:
-        assert f"{service} {stack.address(service)} ready" in words
+        expected = f"{service} {stack.address(service)} ready {version('seqgate')} "
+        assert expected + needs.get(service, "") in words
 
 
 async def test_another_hosts_name_is_refused(stack: Stack) -> None:

@@ -1,11 +1,14 @@
 """A process that is not ready reports the missing dependency and the cause."""
 
 import asyncio
+from importlib.metadata import version
 from typing import Any
 
 from grpc import StatusCode, aio
+from grpc_health.v1 import health_pb2_grpc
 from structlog.testing import capture_logs
 
+from seqgate.services.runtime.channels import list_health
 from seqgate.services.runtime.health import WHY_MAX, Readiness
 from tests.support.waiting import eventually
 
@@ -50,6 +53,35 @@ async def test_unready_services_report_the_cause() -> None:
         "ledger": "ValueError: will not send a token to ipv4:10.0.0.1:1 without TLS",
     }
     assert (ready["event"], ready["missing"]) == ("ready", [])
+
+
+async def test_health_lists_each_dependency_and_the_version() -> None:
+    async def answers() -> None:
+        return
+
+    async def fails() -> None:
+        raise RuntimeError("gone")
+
+    readiness = Readiness({"redis": fails, "sqlite": answers}, ["a.Service"], interval_s=0.001)
+    server = aio.server()
+    health_pb2_grpc.add_HealthServicer_to_server(readiness.servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    watching = asyncio.create_task(readiness.watch())
+    async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+
+        async def found() -> bool:
+            told, serving = await list_health(channel, timeout_s=30)
+            assert told == version("seqgate")
+            return {name for name, is_serving in serving.items() if is_serving} == {
+                "liveness",
+                "sqlite",
+            }
+
+        await eventually(found, "what answers is serving, and nothing else")
+    watching.cancel()
+    await asyncio.wait([watching])
+    await server.stop(None)
 
 
 async def test_a_failing_dependency_is_checked_more_often_than_a_healthy_one() -> None:

@@ -7,13 +7,13 @@ from importlib.metadata import version
 from typing import Final
 
 from grpc import aio
-from grpc_health.v1 import health_pb2
 
 from seqgate.channels import open_channel
 from seqgate.client._frames import Sampler, frame_of
 from seqgate.services.console.pages.query import pattern_of
 from seqgate.services.console.pages.visit import Values, Visit
-from seqgate.services.runtime.channels import health_check
+from seqgate.services.runtime.channels import list_health
+from seqgate.services.runtime.health import LIVENESS
 from seqgate.tls import TLS
 
 INSTANCES_MAX: Final = 50
@@ -52,6 +52,7 @@ async def _instances(visit: Visit, service: str) -> list[Values]:
 
 
 async def _health(visit: Visit, address: str, target: str) -> Values:
+    """An instance's state, its version, and each of its dependencies and whether it answers."""
     tls = visit.config.tls
     if tls is not None:  # the certificate is for the name, not for the address
         host = target.rpartition("/")[2].rpartition(":")[0]
@@ -59,14 +60,17 @@ async def _health(visit: Visit, address: str, target: str) -> Values:
     started_s = time.monotonic()
     async with open_channel(address, options=[], hooks=[], tls=tls) as channel:
         try:
-            reply = await health_check(channel)(
-                health_pb2.HealthCheckRequest(), timeout=visit.config.call_timeout_s
-            )
+            version_, serving = await list_health(channel, visit.config.call_timeout_s)
         except aio.AioRpcError as error:
-            return {"state": "UNREACHABLE", "why": error.code().name, "took_ms": None}
-    took_ms = (time.monotonic() - started_s) * 1000
-    state = "READY" if reply.status == health_pb2.HealthCheckResponse.SERVING else "NOT READY"
-    return {"state": state, "why": "", "took_ms": took_ms}
+            return {"state": "UNREACHABLE", "why": error.code().name}
+    names = sorted(each for each in serving if each not in ("", LIVENESS) and "." not in each)
+    return {
+        "state": "READY" if serving[""] else "NOT READY",
+        "why": "",
+        "took_ms": (time.monotonic() - started_s) * 1000,
+        "version": version_,
+        "needs": [(name, serving[name]) for name in names],
+    }
 
 
 async def addresses_of(target: str) -> list[str]:
