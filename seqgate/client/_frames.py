@@ -55,6 +55,7 @@ class Subscription:
     name: str
     owner: str
     lag: int | None
+    acknowledged_entries: int = 0
     report: dispatcher_pb2.ReportResponse | None = None
 
 
@@ -121,7 +122,7 @@ class Sampler:
         found = []
         for each in listed:
             lag = await self._asked(sample, "ledger", self.lag(topic.topic, each))
-            subscription = Subscription(each.name, each.owner, lag)
+            subscription = Subscription(each.name, each.owner, lag, each.acknowledged_entries)
             if each.owner:
                 report = dispatcher_pb2.ReportRequest(
                     topic=each.topic, subscription=each.name, max_keys=1

@@ -183,6 +183,12 @@ async def test_the_overview_has_what_happens_and_what_waits(reader: Browser) -> 
     assert TOPIC in words
     assert re.search(r"\b1 withheld keys", words)
     assert "held 1" in words
+    for each in (
+        f"1 key held behind dead letters {SUBSCRIPTION} of {TOPIC}",
+        f"1 dead letter is neither redriven nor given up {SUBSCRIPTION}",
+        f"no consumer, and a backlog of 1 entry {IDLE} of {BATCHED}",
+    ):
+        assert each in words
 
 
 async def test_a_topic_has_its_log_its_deduplication_and_its_producers(reader: Browser) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Final
 
@@ -16,12 +17,15 @@ from seqgate.services.runtime.channels import list_health
 from seqgate.services.runtime.health import LIVENESS
 from seqgate.tls import TLS
 
+CHECKED_S: Final = 2.0
+"""The age at which an instance's health is asked for again, in seconds."""
+
 INSTANCES_MAX: Final = 50
 """The most instances of a service that are asked for their health."""
 
 
 async def cluster(visit: Visit) -> Values:
-    rows = await asyncio.gather(*(_instances(visit, name) for name in visit.config.targets))
+    instances = await checked_instances(visit)
     prefix = visit.query.get("prefix", "")
     sample = await Sampler(visit.calls, pattern_of(prefix)).sample()
     if not prefix and visit.prefix and "ledger" in sample.away:
@@ -32,12 +36,23 @@ async def cluster(visit: Visit) -> Values:
         for each in topic.subscriptions or ():
             owners[each.owner] = owners.get(each.owner, 0) + 1
     return {
-        "instances": [each for row in rows for each in row],
+        "instances": instances,
         "owners": sorted(owners.items()),
         "prefix": prefix,
         "away": frame_of(sample, None, "name")["away"],
         "version": version("seqgate"),
     }
+
+
+async def checked_instances(visit: Visit) -> Sequence[Values]:
+    """Every instance of every service. Health takes no rights, so all readers share an answer of
+    less than CHECKED_S."""
+    at_s, found = visit.memory.instances
+    if time.monotonic() - at_s > CHECKED_S:
+        rows = await asyncio.gather(*(_instances(visit, name) for name in visit.config.targets))
+        found = [each for row in rows for each in row]
+        visit.memory.instances = time.monotonic(), found
+    return found
 
 
 async def _instances(visit: Visit, service: str) -> list[Values]:

@@ -2,11 +2,15 @@
 
 import asyncio
 import secrets
+import time
+from math import inf
 from typing import Final
 from urllib.parse import urlencode
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
-from seqgate.errors import NotFoundError
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.errors import NotFoundError, SeqgateError
+from seqgate.services.console.alerts import Key, Letters
 from seqgate.services.console.pages.answers import enum_name, known, open_entry, part, time_of
 from seqgate.services.console.pages.owners import check_owned
 from seqgate.services.console.pages.query import key_query, position_of, subscription_of
@@ -18,6 +22,12 @@ from seqgate.types import SEQUENCE_ID_MAX, Position
 
 LETTERS_MAX: Final = 50
 """The most dead letters that a page lists, the oldest first."""
+
+NEWEST: Final = 100
+"""The most dead letters that are counted for the overview."""
+
+COUNTED_S: Final = 15.0
+"""The age at which they are counted again, in seconds."""
 
 
 async def letters(visit: Visit) -> Values:
@@ -65,6 +75,27 @@ def _token_before(position: Position) -> str:
     return f"{position.ledger_id - 1}:{SEQUENCE_ID_MAX}" if position.ledger_id else ""
 
 
+async def newest_letters(visit: Visit, of: Key, topic: ledger_pb2.Topic) -> Letters | None:
+    """The newest letters of a subscription in its dead letter topic; None: not for this reader. An
+    answer is used again for COUNTED_S, while no letter is added."""
+    key = (visit.reader.name, *of)
+    at_s, messages, found = visit.memory.letters.get(key, (-inf, 0, None))
+    if messages == topic.messages and time.monotonic() - at_s < COUNTED_S:
+        return found
+    first = Position(topic.last.ledger_id, max(0, topic.last.entry_id - NEWEST + 1))
+    name, subscription = of
+    request = dispatcher_pb2.ListDeadLettersRequest(
+        topic=name, subscription=subscription, page_size=NEWEST, page_token=_token_before(first)
+    )
+    answer = await part(visit.calls.call(request))
+    if isinstance(answer, SeqgateError):
+        return None
+    dead = sum(not each.redriven for each in answer.letters)
+    found = Letters(dead, len(answer.letters))
+    visit.memory.count(key, (time.monotonic(), topic.messages, found))
+    return found
+
+
 async def redrive(visit: Visit) -> Values:
     """What a redrive of a dead letter would do: its dry run."""
     request = _redrive(visit.query, secrets.token_urlsafe(16), dry_run=True)
@@ -79,6 +110,7 @@ async def redrive(visit: Visit) -> Values:
 async def redriven(visit: Visit, form: Query) -> str:
     """Take a dead letter back. The form's request id makes it safe to send twice."""
     await visit.calls.call(_redrive(visit.query, form.get("request_id", "")))
+    visit.memory.letters.clear()
     names = subscription_of(visit.query) | {"position": visit.query["position"]}
     return f"/letter?{urlencode(names)}"
 

@@ -1,16 +1,31 @@
-"""The overview: rates, verdicts, lag and withheld keys of all topics that a prefix selects."""
+"""The overview: what wants attention, rates, verdicts, lag and withheld keys of all topics that a
+prefix selects."""
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any, Final
 
-from seqgate.client._frames import Sampler, frame_of
+from seqgate.client._frames import Sample, Sampler, frame_of
+from seqgate.services.console.alerts import LAG, Alert, Key, Letters, alerts_of
 from seqgate.services.console.charts import line_chart
 from seqgate.services.console.history import latest, levels, rates
 from seqgate.services.console.pages.answers import verdict_counts
+from seqgate.services.console.pages.cluster import checked_instances
+from seqgate.services.console.pages.letters import newest_letters
 from seqgate.services.console.pages.query import pattern_of
 from seqgate.services.console.pages.visit import Values, Visit
 
 WAITING_MAX: Final = 50
 """The most subscriptions with withheld keys that are listed, those with the most keys first."""
+
+ALERTS_MAX: Final = 50
+"""The most alerts that are listed."""
+
+LAGS_MAX: Final = 100
+"""The most subscriptions whose growth of lag is watched."""
+
+LETTERS_OF_MAX: Final = 20
+"""The most subscriptions whose dead letters are counted."""
 
 COUNTS: Final = ("messages", "delivered", "new", "duplicate", "other", "lag", "withheld")
 """What is summed over topics."""
@@ -24,6 +39,7 @@ async def overview(visit: Visit) -> Values:
         raise denied
     before = visit.memory.exchange((visit.reader.name, prefix), sample)
     frame = frame_of(sample, before, "name")
+    alerts = await _alerts(visit, prefix, sample, before)
     rows = [_totals(each) for each in sample.topics.values()]
     sums: dict[str, float] = {name: sum(each[name] for each in rows) for name in COUNTS}
     points = visit.memory.history.add((visit.reader.name, "overview", prefix), sample.at_s, sums)
@@ -32,6 +48,8 @@ async def overview(visit: Visit) -> Values:
     return {
         "frame": frame,
         "prefix": prefix,
+        "alerts": alerts[:ALERTS_MAX],
+        "alerts_in_all": len(alerts),
         "waiting": _waiting(frame),
         "tiles": [
             ("messages in", latest(into), "/s"),
@@ -47,6 +65,46 @@ async def overview(visit: Visit) -> Values:
             line_chart("Withheld keys", {"keys": levels(points, "withheld")}, "keys"),
         ],
     }
+
+
+async def _alerts(visit: Visit, prefix: str, sample: Sample, before: Sample | None) -> list[Alert]:
+    instances, letters = await asyncio.gather(checked_instances(visit), _dead(visit, sample))
+    lags = {
+        f"{name} {each.name}": each.lag or 0
+        for name, topic in sample.topics.items()
+        for each in topic.subscriptions or ()
+        if (each.lag or 0) > LAG
+    }
+    key = (visit.reader.name, "lags", prefix)
+    points = visit.memory.history.add(key, sample.at_s, dict([*lags.items()][:LAGS_MAX]))
+    growing = [
+        (topic, subscription)
+        for topic, _, subscription in (each.partition(" ") for each in lags)
+        if _grows(levels(points, f"{topic} {subscription}"))
+    ]
+    return alerts_of(sample, before, growing, letters, instances)
+
+
+def _grows(levels: Sequence[tuple[float, float]]) -> bool:
+    return len(levels) > 1 and levels[-1][1] > levels[0][1]
+
+
+async def _dead(visit: Visit, sample: Sample) -> dict[Key, Letters]:
+    """The newest dead letters of each subscription with an owner, as far as the reader may list
+    them."""
+    keys = {
+        (name, each.name): each.report.options.dead_letter_topic or f"{name}-{each.name}-DLQ"
+        for name, topic in sample.topics.items()
+        for each in topic.subscriptions or ()
+        if each.report is not None
+    }
+    wanted = [
+        (key, sample.topics[letters].topic)
+        for key, letters in keys.items()
+        if letters in sample.topics and sample.topics[letters].topic.messages
+    ][:LETTERS_OF_MAX]
+    found = await asyncio.gather(*(newest_letters(visit, *each) for each in wanted))
+    return {key: each for (key, _), each in zip(wanted, found, strict=True) if each is not None}
 
 
 def _totals(topic: Any) -> dict[str, float]:

@@ -1,17 +1,22 @@
 """A visit: who asks for a page, and what the page may ask and remember."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from seqgate.client._calls import Calls
 from seqgate.client._frames import Sample
+from seqgate.services.console.alerts import Letters
 from seqgate.services.console.config import ConsoleConfig
 from seqgate.services.console.history import History
 
 SAMPLES_MAX: Final = 200
 """The most samples of topics kept, for rates; the one that was longest unused goes first."""
+
+LETTERS_MAX: Final = 1_000
+"""The most counts of letters kept; likewise."""
 
 Query = Mapping[str, str]
 Values = dict[str, Any]
@@ -33,14 +38,27 @@ class Memory:
 
     history: History = field(default_factory=History)
     samples: dict[tuple[str, ...], Sample] = field(default_factory=dict)
+    instances: tuple[float, Sequence[Values]] = (-inf, ())
+    """When the instances were checked, and what was found."""
+    letters: dict[tuple[str, ...], tuple[float, int, Letters]] = field(default_factory=dict)
+    """By reader, topic and subscription: when letters were counted, at which length of their topic,
+    and what was found."""
 
     def exchange(self, key: tuple[str, ...], sample: Sample) -> Sample | None:
         """Keep a sample. Returns the one before it."""
         before = self.samples.pop(key, None)
-        if len(self.samples) >= SAMPLES_MAX:
-            self.samples.pop(next(iter(self.samples)))
-        self.samples[key] = sample
+        _keep(self.samples, key, sample, SAMPLES_MAX)
         return before
+
+    def count(self, key: tuple[str, ...], counted: tuple[float, int, Letters]) -> None:
+        self.letters.pop(key, None)
+        _keep(self.letters, key, counted, LETTERS_MAX)
+
+
+def _keep(kept: dict[tuple[str, ...], Any], key: tuple[str, ...], value: Any, most: int) -> None:
+    if len(kept) >= most:
+        kept.pop(next(iter(kept)))
+    kept[key] = value
 
 
 @dataclass(frozen=True, slots=True)
