@@ -1,4 +1,4 @@
-"""Every metric of every service: the one list that instruments, dashboards, alerts and tests share.
+"""Every metric of every process: the one list that instruments, dashboards, alerts and tests share.
 
     Metric ──Metrics.counter, .gauge, .histogram (services/runtime/metrics.py)──▶ an instrument
        └── .prometheus ──▶ its name in a scrape: rpc_server_call_duration_seconds
@@ -11,7 +11,8 @@ Each replica or instance of a service reports its own values: sum over them. Onl
 `is_shared`, the state in the Redis that dedup's replicas share, are reported in full by each
 replica: take the maximum.
 
-Names and attributes of `rpc.` and `process.` are OpenTelemetry's conventions (RPC as of v1.40).
+Names and attributes of `rpc.`, `http.` and `process.` are OpenTelemetry's conventions (RPC as of
+v1.40).
 """
 
 import re
@@ -26,6 +27,9 @@ TOPICS_MAX: Final = 100
 
 METHODS_MAX: Final = 100
 """Exceeds the methods of all services together, health and reflection included."""
+
+ROUTES_MAX: Final = 40
+"""Exceeds the paths of the console."""
 
 DURATIONS_S: Final = (
     *(0.005, 0.01, 0.025, 0.05, 0.075),
@@ -111,11 +115,15 @@ def _closed(name: str, *values: str) -> Attribute:
 
 
 SERVICES: Final = ("ledger", "dedup", "cursor", "dispatcher", "filter")
+PROCESSES: Final = (*SERVICES, "console")
+"""The services, and their client in the browser."""
+
 _LEDGER: Final = ("ledger",)
 _DEDUP: Final = ("dedup",)
 _CURSOR: Final = ("cursor",)
 _DISPATCHER: Final = ("dispatcher",)
 _FILTER: Final = ("filter",)
+_CONSOLE: Final = ("console",)
 
 STATUS_CODES: Final = (
     *("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND"),
@@ -216,6 +224,13 @@ SOURCE: Final = _closed("source", "remembered", "evaluated")
 CACHE: Final = _closed("cache", "decisions", "programs")
 COMPILATION: Final = _closed("outcome", "compiled", "remembered", "refused")
 
+HTTP_METHOD: Final = _closed("http.request.method", "GET", "POST", "_OTHER")
+HTTP_ROUTE: Final = Attribute("http.route", (), ROUTES_MAX)
+"""The path of a page or of a form of the console."""
+HTTP_STATUS: Final = Attribute("http.response.status_code", (), 15)
+HTTP_SCHEME: Final = Attribute("url.scheme", ("http", "https"), 1)
+"""A process has one of them."""
+
 # ---- every service
 
 SERVER_CALLS: Final = Metric(
@@ -232,7 +247,7 @@ CLIENT_CALLS: Final = Metric(
     Kind.HISTOGRAM,
     "s",
     "Duration of calls to other services",
-    ("ledger", "dedup", "dispatcher"),
+    ("ledger", "dedup", "dispatcher", "console"),
     (RPC_SYSTEM, RPC_METHOD, RPC_CODE, CLIENT_ERROR),
     DURATIONS_S,
     is_optional=True,  # dedup may run without a cursor service
@@ -242,7 +257,7 @@ CPU_TIME: Final = Metric(
     Kind.COUNTER,
     "s",
     "CPU time of the process, all threads",
-    SERVICES,
+    PROCESSES,
     (CPU_MODE,),
 )
 MEMORY: Final = Metric(
@@ -250,31 +265,31 @@ MEMORY: Final = Metric(
     Kind.UP_DOWN,
     "By",
     "Resident memory of the process",
-    SERVICES,
+    PROCESSES,
 )
 OPEN_FILES: Final = Metric(
     "process.unix.file_descriptor.count",
     Kind.UP_DOWN,
     "{file_descriptor}",
     "Open files and sockets of the process",
-    SERVICES,
+    PROCESSES,
 )
 OPEN_FILES_MAX: Final = Metric(
     "seqgate.process.file_descriptor.limit",
     Kind.GAUGE,
     "{file_descriptor}",
     "Limit of open files and sockets",
-    SERVICES,
+    PROCESSES,
 )
 UPTIME: Final = Metric(
-    "process.uptime", Kind.GAUGE, "s", "Time since the process started serving", SERVICES
+    "process.uptime", Kind.GAUGE, "s", "Time since the process started serving", PROCESSES
 )
 LOOP_LAG: Final = Metric(
     "seqgate.process.event_loop.lag",
     Kind.HISTOGRAM,
     "s",
     "Delay of a timer on the event loop, sampled once a second",
-    SERVICES,
+    PROCESSES,
     bounds=STEPS_S,
 )
 STREAMS: Final = Metric("seqgate.streams", Kind.UP_DOWN, "{stream}", "Open streams", SERVICES)
@@ -973,6 +988,18 @@ HOLES: Final = Metric(
 )
 CURSOR_STORE_SIZE: Final = _store_size("cursor")
 CURSOR_STORE_FREE: Final = _store_free("cursor")
+
+# ---- console
+
+HTTP_REQUESTS: Final = Metric(
+    "http.server.request.duration",
+    Kind.HISTOGRAM,
+    "s",
+    "Duration of HTTP requests; those for no path of the console have the route _other",
+    _CONSOLE,
+    (HTTP_METHOD, HTTP_ROUTE, HTTP_STATUS, HTTP_SCHEME),
+    DURATIONS_S,
+)
 
 CATALOGUE: Final = tuple(each for each in globals().copy().values() if isinstance(each, Metric))
 

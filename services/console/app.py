@@ -8,7 +8,8 @@ pages.PAGES, .ACTIONS    pages, and what their forms do
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Set
 from contextlib import asynccontextmanager
 from datetime import UTC
 from functools import partial
@@ -47,8 +48,10 @@ from seqgate.services.console.security import (
     local_path,
     new_form_value,
 )
+from seqgate.services.runtime.metrics import OFF, Metrics, Recorder, telling
 from seqgate.services.runtime.server import told_to_stop
 from seqgate.services.runtime.tasks import end
+from seqgate.telemetry.metrics import HTTP_METHOD, HTTP_REQUESTS, OTHER
 from seqgate.tls import key_pair
 from seqgate.types import InvalidNameError
 from seqgate.watched import Watched
@@ -97,18 +100,19 @@ _TITLES: Final = {
 
 async def run(config: ConsoleConfig) -> None:
     """Serve until the process is asked to stop."""
-    calls = calls_of(config)
-    try:
-        async with serving(config, Console(config, calls).app):
-            await told_to_stop()
-    finally:
-        await calls.close()
+    async with telling(config) as metrics:
+        calls = calls_of(config, metrics)
+        try:
+            async with serving(config, Console(config, calls, metrics).app):
+                await told_to_stop()
+        finally:
+            await calls.close()
 
 
 class Console:
     """The application: which page answers which request, and for whom."""
 
-    def __init__(self, config: ConsoleConfig, calls: Calls) -> None:
+    def __init__(self, config: ConsoleConfig, calls: Calls, metrics: Metrics = OFF) -> None:
         self._config = config
         self._calls = calls
         self._cookies = Cookies(config)
@@ -136,7 +140,10 @@ class Console:
         ]
         statics = Mount("/static", StaticFiles(directory=HERE / "static"))
         self.app: ASGIApp = _Guarded(
-            Starlette(routes=[*routes, statics], exception_handlers={Refused: _refuse}), config
+            Starlette(routes=[*routes, statics], exception_handlers={Refused: _refuse}),
+            config,
+            frozenset(each.path for each in routes),
+            metrics.histogram(HTTP_REQUESTS),
         )
 
     async def _page(self, shown: Place, request: Request) -> Response:
@@ -365,10 +372,14 @@ async def _alive(_: Request) -> Response:
 
 
 class _Guarded:
-    """Checks a request's host, and adds HEADERS to every answer."""
+    """Checks a request's host, adds HEADERS to every answer, and measures it."""
 
-    def __init__(self, app: ASGIApp, config: ConsoleConfig) -> None:
+    def __init__(
+        self, app: ASGIApp, config: ConsoleConfig, paths: Set[str], record: Recorder
+    ) -> None:
         self._app = app
+        self._paths = paths
+        self._record = record
         self._config = config
         headers = dict(HEADERS)
         if config.is_secure:
@@ -379,8 +390,13 @@ class _Guarded:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
 
+        began_s = time.monotonic()
+        status = HTTPStatus.INTERNAL_SERVER_ERROR.value
+
         async def sending(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *self._headers]
             await send(message)
 
@@ -390,6 +406,11 @@ class _Guarded:
             await self._app(scope, receive, sending)
         except Refused as refusal:
             await _refuse(Request(scope), refusal)(scope, receive, sending)
+        finally:
+            route = scope["path"] if scope["path"] in self._paths else OTHER
+            method = scope["method"] if scope["method"] in HTTP_METHOD.values else "_OTHER"
+            took_s = time.monotonic() - began_s
+            self._record(took_s, method, route, str(status), scope["scheme"])
 
 
 # ---- the server

@@ -18,6 +18,8 @@ from seqgate.channels import Call, channel_options, open_channel
 from seqgate.client._calls import Calls
 from seqgate.errors import AuthenticationError
 from seqgate.services.console.config import ConsoleConfig
+from seqgate.services.runtime.calls import client_calls
+from seqgate.services.runtime.metrics import OFF, Metrics
 from seqgate.telemetry.calls import Tracing
 from seqgate.tls import AUTHORIZATION
 
@@ -48,8 +50,8 @@ def show_reader(call: Call) -> None:
     call.metadata = (*call.metadata, (AUTHORIZATION, f"Bearer {token}"))
 
 
-def calls_of(config: ConsoleConfig) -> Calls:
-    """Calls by the settings. Channels open on first use.
+def calls_of(config: ConsoleConfig, metrics: Metrics = OFF) -> Calls:
+    """Calls by the settings, measured by metrics. Channels open on first use.
 
     Raises:
         OSError, ValueError: a file cannot be used.
@@ -59,11 +61,12 @@ def calls_of(config: ConsoleConfig) -> Calls:
         keepalive_timeout_s=KEEPALIVE_S,
         message_bytes_max=MESSAGE_BYTES_MAX,
     )
+    measured = [client_calls(metrics)] if metrics.is_on else []
     tokens = [show_reader] if config.credentials == "token" else []
 
     def opened(target: str) -> aio.Channel:
         return open_channel(
-            target, options=options, hooks=[Tracing(target), *tokens], tls=config.tls
+            target, options=options, hooks=[Tracing(target), *measured, *tokens], tls=config.tls
         )
 
     return Calls(config.targets, opened, timeout_s=config.call_timeout_s)

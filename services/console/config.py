@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from seqgate.services.runtime.config import Port, ProcessConfig, Seconds, Target, settings_for
+from seqgate.services.runtime.config import MetricsConfig, Port, Seconds, Target, settings_for
 from seqgate.tls import TLS, is_loopback
 
 
@@ -18,7 +18,7 @@ def _origin(text: str) -> str:
     return text.lower()
 
 
-class ConsoleConfig(ProcessConfig):
+class ConsoleConfig(MetricsConfig):
     """The settings of the console."""
 
     model_config = settings_for("console")
@@ -69,6 +69,10 @@ class ConsoleConfig(ProcessConfig):
 
     requests_max: Annotated[int, Field(ge=1, le=100_000)] = 200
     """The most connections and requests served at once; one beyond that is answered with 503."""
+
+    @property
+    def metrics_authorities(self) -> Path | None:
+        return self.peer_ca_file
 
     @property
     def tls(self) -> TLS | None:

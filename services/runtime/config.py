@@ -141,7 +141,31 @@ class ProcessConfig(BaseSettings):
         return sources
 
 
-class ServiceConfig(ProcessConfig):
+class MetricsConfig(ProcessConfig):
+    """Of a process with metrics."""
+
+    metrics_listen: Annotated[str, AfterValidator(with_port_or_none)] = ""
+    """host:port on which Prometheus metrics are served (GET /metrics), unencrypted and without
+    authentication unless metrics_tls is set. Empty: none. (The OTEL_* variables configure export
+    over OTLP.)"""
+
+    metrics_tls: bool = False
+    """Whether metrics are served over TLS, with tls_certificate_file, and only to callers with a
+    certificate of tls_client_ca_file, if that is set; the console: of peer_ca_file."""
+
+    @property
+    def metrics_authorities(self) -> Path | None:
+        """The authorities of those who scrape over TLS; None: they need no certificate."""
+        return None
+
+    @model_validator(mode="after")
+    def _serves_metrics(self) -> Self:
+        if self.metrics_tls and self.tls_certificate_file is None:
+            raise ValueError("metrics_tls requires tls_certificate_file")
+        return self
+
+
+class ServiceConfig(MetricsConfig):
     """Of a service with a gRPC API."""
 
     reflection: bool = False
@@ -209,15 +233,6 @@ class ServiceConfig(ProcessConfig):
     """The TOML file with the access rules; a right that no rule grants is denied. Required with
     tls_client_ca_file or jwt_keys_file."""
 
-    metrics_listen: Annotated[str, AfterValidator(with_port_or_none)] = ""
-    """host:port on which Prometheus metrics are served (GET /metrics), unencrypted and without
-    authentication unless metrics_tls is set. Empty: none. (The OTEL_* variables configure export
-    over OTLP.)"""
-
-    metrics_tls: bool = False
-    """Whether metrics are served over TLS, with tls_certificate_file, and only to callers with a
-    certificate of tls_client_ca_file, if that is set."""
-
     metrics_topics: tuple[TopicPattern, ...] = ()
     """The topics with metrics of their own: patterns of tenant/namespace/name with * and ?, which
     stop at a slash. At most 100 topics have (telemetry.metrics.TOPICS_MAX); all others count
@@ -231,8 +246,6 @@ class ServiceConfig(ProcessConfig):
     def _is_whole(self) -> Self:
         if self.tls_client_ca_file is not None and self.tls_certificate_file is None:
             raise ValueError("tls_client_ca_file requires tls_certificate_file")
-        if self.metrics_tls and self.tls_certificate_file is None:
-            raise ValueError("metrics_tls requires tls_certificate_file")
         of_tokens = (self.jwt_keys_file is not None, self.jwt_audience, self.jwt_issuer)
         if any(of_tokens) and not all(of_tokens):
             raise ValueError("jwt_keys_file, jwt_audience and jwt_issuer must be set together")
@@ -241,6 +254,10 @@ class ServiceConfig(ProcessConfig):
                 "access_file must be set with tls_client_ca_file or jwt_keys_file, and only then"
             )
         return self
+
+    @property
+    def metrics_authorities(self) -> Path | None:
+        return self.tls_client_ca_file
 
     @property
     def authenticates(self) -> bool:

@@ -41,7 +41,7 @@ import structlog
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from seqgate.services.errors import DomainError
-from seqgate.services.runtime.config import ServiceConfig
+from seqgate.services.runtime.config import MetricsConfig, ServiceConfig
 from seqgate.services.runtime.globs import matches
 from seqgate.services.runtime.security import metrics_context
 from seqgate.services.runtime.startup import listening
@@ -270,7 +270,7 @@ OFF: Final = Metrics()
 
 
 @asynccontextmanager
-async def telling(config: ServiceConfig) -> AsyncIterator[Metrics]:
+async def telling(config: MetricsConfig) -> AsyncIterator[Metrics]:
     """The instruments of a service, while the context lasts. On exit the last values are exported,
     within FLUSH_TIMEOUT_S.
 
@@ -295,7 +295,8 @@ async def telling(config: ServiceConfig) -> AsyncIterator[Metrics]:
     provider = MeterProvider(readers, resource_, shutdown_on_exit=False)
     try:
         meter = provider.get_meter("seqgate", version("seqgate"))
-        metrics = Metrics(meter, readings, TopicLabels(config.metrics_topics))
+        topics = config.metrics_topics if isinstance(config, ServiceConfig) else ()
+        metrics = Metrics(meter, readings, TopicLabels(topics))
         _tell_process(metrics)
         context = metrics_context(config)
         with ExitStack() as serving:

@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from seqgate.services.runtime.access import Access, Need, Verb
-from seqgate.services.runtime.config import ServiceConfig
+from seqgate.services.runtime.config import MetricsConfig, ServiceConfig
 from seqgate.services.runtime.guard import Guard
 from seqgate.services.runtime.rights import Right, Rights, always
 from seqgate.services.runtime.tokens import Tokens
@@ -92,7 +92,7 @@ def server_credentials(config: ServiceConfig) -> grpc.ServerCredentials | None:
     )
 
 
-def metrics_context(config: ServiceConfig) -> Callable[[], ssl.SSLContext] | None:
+def metrics_context(config: MetricsConfig) -> Callable[[], ssl.SSLContext] | None:
     """The same for a server of metrics, on each connection; None: no TLS.
 
     Raises:
@@ -101,7 +101,7 @@ def metrics_context(config: ServiceConfig) -> Callable[[], ssl.SSLContext] | Non
     certificate, key, authorities = (
         config.tls_certificate_file,
         config.tls_key_file,
-        config.tls_client_ca_file,
+        config.metrics_authorities,
     )
     if not (config.metrics_tls and certificate and key):
         return None

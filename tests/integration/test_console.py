@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser as Chromium
 from playwright.async_api import Page, async_playwright
+from prometheus_client.parser import text_string_to_metric_families
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
@@ -24,6 +25,7 @@ from seqgate.dev.stack import CONSOLE, SERVICES, Stack
 from seqgate.services.console.app import Console, serving
 from seqgate.services.console.calls import calls_of
 from seqgate.services.console.config import ConsoleConfig
+from seqgate.telemetry.metrics import CLIENT_CALLS, HTTP_REQUESTS, ROUTES_MAX, of_service
 from tests.support.browser import chromium
 from tests.support.console import Answer, Browser
 from tests.support.depth import some_of
@@ -71,9 +73,20 @@ PAGES = {
 """Every page, by name."""
 
 
+@pytest.fixture(scope="module")
+def metrics_address() -> str:
+    return f"127.0.0.1:{free_ports(1)[0]}"
+
+
 @pytest_asyncio.fixture(scope="module")
-async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    settings = {"SEQGATE_CONSOLE_REFRESH_S": "0.6", "SEQGATE_DISPATCHER_LEASE_S": "600"}
+async def stack(
+    tmp_path_factory: pytest.TempPathFactory, metrics_address: str
+) -> AsyncIterator[Stack]:
+    settings = {
+        "SEQGATE_CONSOLE_METRICS_LISTEN": metrics_address,
+        "SEQGATE_CONSOLE_REFRESH_S": "0.6",
+        "SEQGATE_DISPATCHER_LEASE_S": "600",
+    }
     folder = tmp_path_factory.mktemp("console")
     services = (*SERVICES, CONSOLE)
     async with (
@@ -375,6 +388,27 @@ async def test_another_hosts_name_is_refused(stack: Stack) -> None:
     assert answer.status == 403
     assert TOPIC not in answer.text
     assert (await foreign.get("/healthz")).status == 200
+
+
+async def test_its_metrics_are_those_of_the_catalogue(
+    reader: Browser, metrics_address: str
+) -> None:
+    await reader.get("/topic", topic=TOPIC)
+    await reader.get("/no-such-page")
+    text = (await Browser(metrics_address).get("/metrics")).text
+    found = {each.name: each for each in text_string_to_metric_families(text)}
+    expected = {each.prometheus.removesuffix("_total") for each in of_service("console")}
+    assert found.keys() - {"target_info", "target"} == expected
+    requests = found[HTTP_REQUESTS.prometheus].samples
+    counts = {
+        (each.labels["http_route"], each.labels["http_response_status_code"])
+        for each in requests
+        if each.name.endswith("_count")
+    }
+    assert {("/topic", "200"), ("_other", "404")} <= counts
+    assert len({route for route, _ in counts}) <= ROUTES_MAX
+    calls = found[CLIENT_CALLS.prometheus].samples
+    assert any(each.labels["rpc_method"].endswith("/GetTopic") for each in calls)
 
 
 # ---- readers

@@ -109,7 +109,7 @@ def test_no_two_metrics_have_one_name() -> None:
 def test_every_metric_has_a_description(metric: Metric) -> None:
     assert metric.description
     assert metric.unit
-    assert set(metric.services) <= set(told.SERVICES)
+    assert set(metric.services) <= set(told.PROCESSES)
     assert metric.services
     assert bool(metric.bounds) is (metric.kind is Kind.HISTOGRAM)
     assert list(metric.bounds) == sorted(set(metric.bounds))

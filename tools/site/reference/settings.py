@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from seqgate.services.runtime.config import ServiceConfig
+from seqgate.services.runtime.config import ProcessConfig, ServiceConfig
 from seqgate.telemetry.metrics import SERVICES
 from tools.site.reference.tables import escaped
 
@@ -29,9 +29,9 @@ BOUNDS: Final = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", 
 KINDS: Final = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 
 
-def config_type(service: str) -> type[ServiceConfig]:
+def config_type(service: str) -> type[ProcessConfig]:
     module = importlib.import_module(f"seqgate.services.{service}.config")
-    found: type[ServiceConfig] = getattr(module, f"{service.capitalize()}Config")
+    found: type[ProcessConfig] = getattr(module, f"{service.capitalize()}Config")
     return found
 
 
@@ -52,6 +52,13 @@ def page() -> str:
             if name not in common or name == "listen":
                 parts.append(_entry(variable, field, meaning(service, name)))
         parts.append("And those of every service, below.\n")
+    parts.append("## Console\n")
+    parts += [
+        _entry(variable, field, meaning("console", name))
+        for variable, (name, field) in zip(
+            variables("console"), config_type("console").model_fields.items(), strict=True
+        )
+    ]
     parts.append("## Every service\n")
     parts.append("`<SERVICE>` stands for the service's name: `SEQGATE_LEDGER_LOG_LEVEL`.\n")
     for name, field in ServiceConfig.model_fields.items():
