@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-SERIES_MAX: Final = 2_000
+SERIES_MAX: Final = 1_000
 """The most series kept, of all readers; the one that was longest unused goes first."""
 
 POINTS_MAX: Final = 300

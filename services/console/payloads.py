@@ -3,11 +3,17 @@
 import json
 from typing import Final, NamedTuple
 
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.payloads import PayloadDamaged
+
 SHOWN_BYTES_MAX: Final = 8 * 1024
 """The most bytes of a payload that a page shows."""
 
 JSON_BYTES_MAX: Final = 64 * 1024
 """The largest payload that is parsed as JSON, in bytes."""
+
+OPENED_BYTES_MAX: Final = 16 * 1024 * 1024
+"""The largest payload that is decompressed, in bytes."""
 
 FORMS: Final = ("json", "text", "hex")
 
@@ -44,6 +50,15 @@ def shown(payload: bytes, form: str = "") -> Shown:
     texts["hex"] = (_hex(rows), len(payload) - len(rows))
     chosen = form if form in texts else next(iter(texts))
     return Shown(chosen, tuple(texts), *texts[chosen])
+
+
+def check_size(metadata: entry_pb2.EntryMetadata) -> None:
+    """Raises PayloadDamaged if a payload is too large to decompress for a page."""
+    if metadata.compression and metadata.uncompressed_size > OPENED_BYTES_MAX:
+        raise PayloadDamaged(
+            f"the payload has {metadata.uncompressed_size:,} bytes, too many to decompress "
+            f"(limit {OPENED_BYTES_MAX // 2**20} MiB)"
+        )
 
 
 def key_text(key: bytes) -> str:

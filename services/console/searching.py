@@ -33,6 +33,9 @@ SCAN_BYTES_MAX: Final = 32 * 1024 * 1024
 SCAN_S: Final = 5.0
 """The most time that one search reads, in seconds."""
 
+WHOLE_BYTES_MAX: Final = 8 * 1024 * 1024
+"""The largest message that is put together from its chunks, in bytes as stored."""
+
 EXPRESSION_ENTRIES_MAX: Final = 500
 """The most entries that one search judges by an expression: each costs a call."""
 
@@ -135,6 +138,13 @@ async def _read(
         max_entries=SCAN_ENTRIES_MAX if wanted.is_narrow else ROWS_MAX + 1,
         metadata_only=metadata_only,
     )
+    async for page in _responses(calls, request):
+        yield page
+
+
+async def _responses(
+    calls: Calls, request: ledger_pb2.ReadRequest
+) -> AsyncGenerator[Sequence[ledger_pb2.StoredEntry], None]:
     call = calls.stub("ledger").Read(request, timeout=SCAN_S * 2)
     try:
         while True:
@@ -217,6 +227,52 @@ async def entry_at(calls: Calls, topic: str, at: Position) -> ledger_pb2.StoredE
     request = ledger_pb2.ReadEntriesRequest(topic=topic, positions=[to_wire(at)])
     found = [each for answer in await calls.responses(request) for each in answer.entries.entries]
     return found[0] if found else None
+
+
+async def whole_payload(
+    calls: Calls, topic: str, chunk: ledger_pb2.StoredEntry
+) -> tuple[bytes, str]:
+    """The chunks of a chunk's message end to end, and why they are not all there; empty: they are.
+    Reads at most WHOLE_BYTES_MAX, which lie within SCAN_ENTRIES_MAX entries.
+
+    Raises:
+        SeqgateError: a service refuses, or does not answer.
+    """
+    metadata = chunk.metadata
+    if metadata.total_chunk_msg_size > WHOLE_BYTES_MAX:
+        limit = f"{WHOLE_BYTES_MAX // 2**20} MiB"
+        return b"", f"the message has {metadata.total_chunk_msg_size:,} bytes (limit {limit})"
+    found = await calls.call(
+        ledger_pb2.FindMessageRequest(
+            topic=topic,
+            producer_name=metadata.producer_name,
+            sequence_id=metadata.sequence_id,
+        )
+    )
+    if not found.fate.HasField("first_chunk_position"):
+        return b"", "the message is unfinished, was aborted, or lost chunks to a trim"
+    request = ledger_pb2.ReadRequest(
+        topic=topic,
+        start=common_pb2.Start(at=found.fate.first_chunk_position),
+        through=found.fate.position,
+        max_entries=SCAN_ENTRIES_MAX,
+        metadata_only=True,
+    )
+    places: dict[int, common_pb2.Position] = {}
+    async for page in _responses(calls, request):
+        for each in page:
+            if each.metadata.uuid == metadata.uuid:
+                places[each.metadata.chunk_id] = each.position
+    if places.keys() != set(range(metadata.num_chunks_from_msg)):
+        return b"", "its chunks are of another attempt, or too far apart"
+    wanted = ledger_pb2.ReadEntriesRequest(
+        topic=topic, positions=[places[number] for number in sorted(places)]
+    )
+    chunks = [each for answer in await calls.responses(wanted) for each in answer.entries.entries]
+    payloads = {each.metadata.chunk_id: each.payload for each in chunks}
+    if payloads.keys() != places.keys():
+        return b"", "chunks of it were trimmed meanwhile"
+    return b"".join(payloads[number] for number in sorted(payloads)), ""
 
 
 async def steps_back(calls: Calls, topic: str, to: Position, entries: int) -> Position:

@@ -1,6 +1,7 @@
 """The console, over a real stack: its pages, its readers' rights, and a browser that uses it."""
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
 from seqgate.api.filter.v1 import filter_pb2
-from seqgate.client import AfterDeadLetter, Batching, Client, SubscriptionOptions, connect
+from seqgate.client import AfterDeadLetter, Batching, Chunking, Client, SubscriptionOptions, connect
 from seqgate.client._channel import Security, open_channel
 from seqgate.dev.ports import free_ports
 from seqgate.dev.stack import CONSOLE, SERVICES, Stack
@@ -35,6 +36,7 @@ from tests.support.waiting import eventually
 TOPIC = "acme/shop/orders"
 BATCHED = "acme/shop/batched"
 HOSTILE = "acme/shop/hostile"
+LARGE = "acme/shop/large"
 SUBSCRIPTION = "billing"
 IDLE = "idle"
 """A subscription of BATCHED to which nobody connects."""
@@ -141,6 +143,8 @@ async def publish(client: Client) -> None:
     batching = Batching(messages_max=3, delay_s=60)
     async with client.producer(BATCHED, name="batches", batching=batching) as producer:
         await asyncio.gather(*(producer.send(b"part %d" % each, key="b") for each in range(3)))
+    async with client.producer(LARGE, name="scanner", chunking=Chunking(1_000)) as producer:
+        await producer.send(json.dumps({"scan": "x" * 3_000}).encode(), key="l")
     async with client.producer(HOSTILE, name=SCRIPT) as producer:
         await producer.send(SCRIPT.encode(), key=SCRIPT, properties={SCRIPT: SCRIPT})
 
@@ -313,6 +317,15 @@ async def test_a_payload_is_shown_as_json_text_and_hex(reader: Browser) -> None:
     assert "7b 22 6f 72 64 65 72" in (await reader.get("/message", **at, as_="hex")).words
     batch = await reader.get("/message", topic=BATCHED, position="1:0", index=2)
     assert "part 2" in batch.words
+
+
+async def test_a_large_message_is_shown_whole(
+    reader: Browser,
+) -> None:
+    for position in ("1:0", "1:3"):
+        answer = await reader.get("/message", topic=LARGE, position=position)
+        assert "Of the whole message: its 4 chunks together." in answer.words
+        assert '{ "scan": "xxx' in answer.words
 
 
 async def test_a_subscription_has_consumers_keys_and_shadow_verdicts(reader: Browser) -> None:

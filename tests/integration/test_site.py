@@ -83,7 +83,7 @@ def test_every_command_and_option_is_in_the_reference(site: Path) -> None:
 
 def test_every_setting_is_in_the_reference_with_a_meaning(site: Path) -> None:
     shown = text(site, "reference/settings")
-    for service in metrics.SERVICES:
+    for service in metrics.PROCESSES:
         fields = settings.config_type(service).model_fields
         for variable, name in zip(settings.variables(service), fields, strict=True):
             common = f"SEQGATE_<SERVICE>_{name.upper()}"

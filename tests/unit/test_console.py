@@ -1,16 +1,29 @@
 """The console's parts: charts, histories, payloads, forms, settings."""
 
+from contextlib import nullcontext
+
 import pytest
 from pydantic import ValidationError
 
+from seqgate.api.entry.v1 import entry_pb2
 from seqgate.channels import Call
+from seqgate.client._frames import Sample
 from seqgate.errors import AuthenticationError
+from seqgate.payloads import PayloadDamaged
 from seqgate.services.console import history as history_module
+from seqgate.services.console.alerts import Letters
 from seqgate.services.console.calls import reading_as, show_reader
 from seqgate.services.console.charts import line_chart
 from seqgate.services.console.config import ConsoleConfig
 from seqgate.services.console.history import History, latest, levels, rates
-from seqgate.services.console.payloads import SHOWN_BYTES_MAX, key_text, shown
+from seqgate.services.console.pages.visit import LETTERS_MAX, SAMPLES_MAX, Memory
+from seqgate.services.console.payloads import (
+    OPENED_BYTES_MAX,
+    SHOWN_BYTES_MAX,
+    check_size,
+    key_text,
+    shown,
+)
 from seqgate.services.console.security import local_path
 
 # ---- charts and histories
@@ -61,6 +74,17 @@ def test_histories_of_readers_are_apart_and_bounded() -> None:
     assert history_module.SERIES_MAX * history_module.POINTS_MAX <= 1_000_000
 
 
+def test_samples_and_counts_are_bounded() -> None:
+    memory = Memory()
+    samples = [Sample(at_s, 0) for at_s in range(SAMPLES_MAX + 1)]
+    for number, sample in enumerate(samples):
+        assert memory.exchange(("reader", str(number)), sample) is None
+        memory.count(("reader", str(number)), (0.0, 0, Letters(0, 0)))
+    assert memory.exchange(("reader", str(SAMPLES_MAX)), samples[0]) is samples[-1]
+    assert len(memory.samples) == SAMPLES_MAX
+    assert len(memory.letters) <= LETTERS_MAX
+
+
 # ---- payloads
 
 
@@ -92,6 +116,15 @@ def test_hex_has_places_bytes_and_letters() -> None:
         "00000000  00 48 65 6c 6c 6f 2c 20 53 65 71 67 61 74 65 ff  .Hello, Seqgate.",
         "00000010  21                                               !",
     ]
+
+
+@pytest.mark.parametrize(("size", "is_opened"), [(OPENED_BYTES_MAX, True), (2**31, False)])
+def test_a_payload_is_decompressed_up_to_a_limit(size: int, is_opened: bool) -> None:
+    metadata = entry_pb2.EntryMetadata(
+        compression=entry_pb2.COMPRESSION_TYPE_ZSTD, uncompressed_size=size
+    )
+    with nullcontext() if is_opened else pytest.raises(PayloadDamaged, match="limit 16 MiB"):
+        check_size(metadata)
 
 
 def test_what_is_left_out_of_a_payload_is_counted() -> None:

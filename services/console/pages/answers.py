@@ -11,9 +11,9 @@ from seqgate.errors import SeqgateError
 from seqgate.keys import sticky_key
 from seqgate.payloads import PayloadDamaged, open_batch, unpack
 from seqgate.services.console.pages.query import key_query, number_of
-from seqgate.services.console.pages.visit import Query, Values
-from seqgate.services.console.payloads import key_text, shown
-from seqgate.services.console.searching import position_of
+from seqgate.services.console.pages.visit import Query, Values, Visit
+from seqgate.services.console.payloads import check_size, key_text, shown
+from seqgate.services.console.searching import position_of, whole_payload
 
 T = TypeVar("T")
 
@@ -82,19 +82,34 @@ def entry_row(entry: ledger_pb2.StoredEntry) -> Values:
     }
 
 
-def open_entry(entry: ledger_pb2.StoredEntry, query: Query) -> Values:
+async def open_whole(visit: Visit, topic: str, entry: ledger_pb2.StoredEntry) -> Values:
+    """As open_entry; of a chunk, the payload of its whole message."""
+    if not entry.metadata.HasField("chunk_id"):
+        return open_entry(entry, visit.query)
+    whole, why_not = await whole_payload(visit.calls, topic, entry)
+    if why_not:
+        return {**open_entry(entry, visit.query), "why_not": why_not}
+    return {**open_entry(entry, visit.query, whole), "chunks": entry.metadata.num_chunks_from_msg}
+
+
+def open_entry(entry: ledger_pb2.StoredEntry, query: Query, whole: bytes | None = None) -> Values:
     """An entry's payload, or that of the message of its batch with the query's `index`, in the form
-    that the query asks for."""
+    that the query asks for.
+
+    Args:
+        whole: all chunks of its message.
+    """
     index = number_of(query, "index") or 0
     batch: list[Any] = []
     damage = ""
     payload = entry.payload
     try:
+        check_size(entry.metadata)
         if entry.metadata.HasField("num_messages_in_batch"):
             batch = list(open_batch(entry.metadata, entry.payload))
             payload = batch[index].payload if index < len(batch) else b""
-        elif not entry.metadata.HasField("chunk_id"):
-            payload = unpack(entry.metadata, entry.payload)
+        elif whole is not None or not entry.metadata.HasField("chunk_id"):
+            payload = unpack(entry.metadata, entry.payload if whole is None else whole)
     except PayloadDamaged as error:
         damage = str(error)
     return {

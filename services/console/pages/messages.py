@@ -6,7 +6,7 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.errors import InvalidRequestError, NotFoundError
 from seqgate.services.console import searching
-from seqgate.services.console.pages.answers import entry_row, enum_name, known, open_entry, part
+from seqgate.services.console.pages.answers import entry_row, enum_name, known, open_whole, part
 from seqgate.services.console.pages.query import key_of, number_of, position_of, start_of, topic_of
 from seqgate.services.console.pages.topics import SUBSCRIPTIONS_MAX
 from seqgate.services.console.pages.visit import Query, Values, Visit
@@ -116,6 +116,6 @@ async def message(visit: Visit) -> Values:
         "topic": name,
         "row": entry_row(entry),
         "properties": sorted(entry.metadata.properties.items()),
-        "payload": open_entry(entry, visit.query),
+        "payload": await open_whole(visit, name, entry),
         "subscriptions": subscriptions,
     }
