@@ -61,16 +61,19 @@ VALKEY_TLS = ("external-redis", "redis-cluster", "valkey-tls")
 OUTSIDE = ("gateway", "load-balancer", "outside")
 """At most one of these components is used."""
 
+CONSOLE = ("console", "console-gateway", "console-ingress")
+"""At most one of these components is used."""
+
 REQUIRED = {
     **dict.fromkeys(OUTSIDE, ()),
     "telemetry-tls": ("mtls", "prometheus", "tracing"),
     "tokens": ("mtls",),
     "ca-bundle": ("mtls",),
-    "console": ("mtls", "tokens"),
+    **dict.fromkeys(CONSOLE, ("mtls", "tokens")),
 }
 """Components that change others, which come before them."""
 
-ALTERNATIVES = (SECURITY, REDIS, STORES, VALKEY_TLS, OUTSIDE)
+ALTERNATIVES = (SECURITY, REDIS, STORES, VALKEY_TLS, OUTSIDE, CONSOLE)
 
 SKIPPED = {
     "CKV_K8S_43": "who installs builds the images, and says their digests in an overlay",
@@ -105,8 +108,9 @@ def combinations() -> Iterator[tuple[str, ...]]:
     others = {*every}.difference(*ALTERNATIVES)
     for security, redis, store in itertools.product(SECURITY, (*REDIS, "valkey-tls"), STORES):
         fitting = {each for each in others if is_valid({security, *REQUIRED.get(each, ())})}
-        for outside in OUTSIDE[:2]:
-            yield tuple(sorted({security, redis, store, outside, *fitting}))
+        for outside, console in zip(OUTSIDE[:2], CONSOLE[1:], strict=True):
+            consoles = {console} if is_valid({security, *REQUIRED[console]}) else set()
+            yield tuple(sorted({security, redis, store, outside, *consoles, *fitting}))
 
 
 def is_valid(chosen: set[str]) -> bool:
@@ -185,6 +189,7 @@ def test_a_kind_of_another_project_is_refused_with_a_field_that_its_schema_lacks
     tmp_path: Path,
 ) -> None:
     left_out = {"insecure", *REDIS[1:], *STORES[1:], *VALKEY_TLS[2:], *OUTSIDE[1:]}
+    left_out |= {*CONSOLE} - {"console-gateway"}
     chosen = tuple(each for each in components() if each not in left_out)
     rebuild = K8S / "rebuild"
     rendered = read(render(kustomization(tmp_path / "all", chosen)))
