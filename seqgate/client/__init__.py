@@ -26,6 +26,7 @@ from seqgate.client._chunking import Chunking
 from seqgate.client._client import Client, connect
 from seqgate.client._codec import Compression
 from seqgate.client._consumer import Consumer
+from seqgate.client._life import MessageEvent, MessageLife, SubscriptionLife
 from seqgate.client._message import Gap, Message, Received, Token
 from seqgate.client._outbox import Receipt
 from seqgate.client._producer import Outgoing, Producer, SendManyError
@@ -79,6 +80,9 @@ __all__ = [
     "DeadLetter",
     "FailedDelivery",
     "Redrive",
+    "MessageLife",
+    "SubscriptionLife",
+    "MessageEvent",
     "CursorInfo",
     "AssemblyLimits",
     "Dropped",

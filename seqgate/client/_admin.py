@@ -1,5 +1,6 @@
 """The admin client: topics, deduplication policies, subscriptions, cursors, and explanations."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client._calls import Calls
 from seqgate.client._codec import decode_entry, position_of
+from seqgate.client._life import MessageEvent, MessageLife, SubscriptionLife, life
 from seqgate.client._log import before, to_wire
 from seqgate.client._message import Message
 from seqgate.client._reader import EARLIEST
@@ -587,6 +589,66 @@ class Admin:
             request.position.CopyFrom(to_wire(message_id.position))
         return [_reason(each) for each in (await self._calls.call(request)).reasons]
 
+    async def message_history(
+        self, topic: str, subscription: str, message_id: MessageId
+    ) -> SubscriptionLife:
+        """What became of one message in one subscription, and what the subscription says of it now.
+        Of a large message, its last chunk. Raises NotFoundError if there is no such subscription.
+        """
+        names = {"topic": _name(topic), "subscription": subscription}
+        position = to_wire(message_id.position)
+        found, why = await asyncio.gather(
+            self._calls.call(dispatcher_pb2.GetMessageHistoryRequest(**names, position=position)),
+            self.explain_delivery(topic, subscription, message_id=message_id),
+        )
+        since = _optional(found, "complete_since")
+        return SubscriptionLife(
+            subscription=subscription,
+            events=tuple(map(_event, found.events)),
+            complete_since=None if since is None else _time(since),
+            letters=tuple(_dead_letter(each, found.dead_letter_topic) for each in found.letters),
+            more_letters=found.more_letters,
+            redrive=found.redrive or None,
+            reasons=tuple(why),
+        )
+
+    async def message_life(
+        self,
+        topic: str,
+        *,
+        message_id: MessageId | None = None,
+        producer: str | None = None,
+        sequence_id: int | None = None,
+        trace_id: str | None = None,
+        since: datetime | None = None,
+    ) -> MessageLife:
+        """The life of one message: deduplication's verdict, its place in the log, and what became
+        of it in each subscription that the caller may see. A service that does not answer, or
+        refuses, leaves its part unknown; only the ledger must answer.
+
+        Args:
+            message_id: the message's id; or
+            producer, sequence_id: its identity; or
+            trace_id: the id of its producer's trace, as 32 hexadecimal digits. The first message of
+                the trace is looked for among 20,000 entries.
+            since: the time from which the trace is looked for; by default, the latest entries are.
+
+        Raises:
+            InvalidRequestError: none of these, or several, are given.
+            NotFoundError: there is no such topic, or no such message yet, or no message of the
+                trace among those entries.
+        """
+        return await life(
+            self,
+            self._calls,
+            _name(topic),
+            message_id=message_id,
+            producer=producer,
+            sequence_id=sequence_id,
+            trace_id=trace_id,
+            since=since,
+        )
+
     # ---- cursors
 
     async def create_cursor(
@@ -758,6 +820,24 @@ def _dead_letter(wire: dispatcher_pb2.DeadLetter, topic: str) -> DeadLetter:
         lags=wire.lags,
         redriven=wire.redriven,
         redrives=wire.redrives,
+    )
+
+
+def _event(wire: dispatcher_pb2.MessageEvent) -> MessageEvent:
+    until = _optional(wire, "until")
+    return MessageEvent(
+        kind=_enum(dispatcher_pb2.MessageEventKind, wire.kind),
+        at=_time(wire.time),
+        consumer=wire.consumer or None,
+        failure=_enum(dispatcher_pb2.DeliveryFailure, wire.failure) if wire.failure else None,
+        attempts=wire.attempts,
+        filter=wire.filter or None,
+        filter_version=wire.filter_version,
+        number=wire.number,
+        target=wire.target or None,
+        until=None if until is None else _time(until),
+        indexes=tuple(wire.indexes),
+        text=wire.text,
     )
 
 

@@ -83,6 +83,11 @@ class DispatcherConfig(CallerConfig):
     caches_bytes_max: Annotated[int, Field(ge=0, le=64 * 1024 * 1024 * 1024)] = 256 * 1024 * 1024
     """The same, for all subscriptions together."""
 
+    history_bytes_max: Annotated[int, Field(ge=0, le=64 * 1024 * 1024 * 1024)] = 32 * 1024 * 1024
+    """The most bytes of the history of messages, of all subscriptions together: their deliveries,
+    failures and acknowledgements, and the verdicts of filters. The oldest are forgotten. 0: no
+    history."""
+
     stream_bytes_max: Annotated[int, Field(ge=1, le=1024 * 1024 * 1024)] = 8 * 1024 * 1024
     """The most bytes of entries fetched for one consumer and not sent yet. While there are none, an
     entry of any size is fetched."""

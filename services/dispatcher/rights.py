@@ -74,6 +74,7 @@ RIGHTS: Final[Rights] = table(
         "AnalyzeBacklog": Right(_OF_CONSUMERS),
         "Report": Right(_OF_CONSUMERS),
         "Explain": Right(_OF_CONSUMERS),
+        "GetMessageHistory": Right(_OF_CONSUMERS),
     },
     SERVICE.methods_by_name,
 )

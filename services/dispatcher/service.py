@@ -170,6 +170,7 @@ class Dispatcher:
                     "the subscription has connected consumers", consumers=len(live.sessions)
                 )
             await self._ports.cursors.delete(topic, name)
+            self.forget_history(topic, name)
             live.stop(SubscriptionNotFound("the subscription was deleted"))
 
     async def reset(self, topic: TopicName, name: str, start: Start) -> Cursor:
@@ -312,6 +313,11 @@ class Dispatcher:
         """Raises what `live` and `Live.redrive` do."""
         live = await self.live(topic, name)
         return await live.redrive(dead_letter_topic, letters, request_id, is_trial=is_trial)
+
+    def forget_history(self, topic: TopicName, name: str) -> None:
+        """Forget what became of the messages of a subscription that is deleted."""
+        if self._shared.histories is not None:
+            self._shared.histories.end(topic, name)
 
     async def resolve(self, topic: TopicName, start: Start) -> Position | None:
         """The mark-delete position for a start: everything up to it counts as acknowledged. Raises

@@ -24,7 +24,13 @@ from seqgate.services.dispatcher.service import Dispatcher
 from seqgate.services.dispatcher.shell.answers import settled_response
 from seqgate.services.dispatcher.shell.live import Live
 from seqgate.services.dispatcher.shell.session import Session
-from seqgate.services.dispatcher.wire import explaining, lettering, parsing, reporting
+from seqgate.services.dispatcher.wire import (
+    explaining,
+    lettering,
+    parsing,
+    recalling,
+    reporting,
+)
 from seqgate.services.errors import DomainError, Draining
 from seqgate.services.runtime.drain import Drain
 from seqgate.services.runtime.guard import caller_of
@@ -308,6 +314,13 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
         if subject == "key":
             return explaining.explain_key(live, request.key)
         return await explaining.explain_position(live, position)
+
+    async def GetMessageHistory(
+        self, request: pb.GetMessageHistoryRequest, context: Context
+    ) -> pb.GetMessageHistoryResponse:
+        topic, name = parsing.names(request)
+        position = read_position("position", request.position, InvalidPosition)
+        return await recalling.history(await self._dispatcher.live(topic, name), position)
 
 
 _UNANSWERED: Final = frozenset({"permit", "leave", "subscribe", None})

@@ -22,6 +22,7 @@ from seqgate.client import (
     Breaker,
     BreakerState,
     Chunking,
+    MessageId,
     Outgoing,
     Received,
     SendManyError,
@@ -727,6 +728,8 @@ def test_an_admin_manages_topics_subscriptions_and_cursors(
     assert admin.create_subscription(topic, "s", start=LATEST).name == "s"
     assert [each.name for each in admin.subscriptions(topic)] == ["s"]
     assert admin.dead_letters(topic, "s") == []
+    life = admin.message_life(topic, message_id=MessageId(1, 0))
+    assert [each.subscription for each in life.subscriptions] == ["s"]
     assert admin.create_cursor(topic, "c").mark_delete is None
     assert "c" in {each.name for each in admin.cursors(topic)}
     assert admin.explain_publication(topic, "nobody", 1).verdict == "NEW"

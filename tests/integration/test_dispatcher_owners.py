@@ -164,6 +164,7 @@ async def test_an_instance_redirects_to_the_owner_of_a_subscription(
             "AnalyzeBacklog": pb.AnalyzeBacklogRequest(**names),
             "Report": pb.ReportRequest(**names),
             "Explain": pb.ExplainRequest(**names, key=b"k"),
+            "GetMessageHistory": pb.GetMessageHistoryRequest(**names),
         }.items():
             with refused(IN_USE, "NOT_OWNER") as details:
                 await getattr(other.stub, method)(request)

@@ -119,6 +119,7 @@ ALLOWED: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "AnalyzeBacklog": ("consume administer", ""),
         "Report": ("consume administer", ""),
         "Explain": ("consume administer", ""),
+        "GetMessageHistory": ("consume administer", ""),
     },
     "filter": {
         "Evaluate": ("keep", "dispatcher"),

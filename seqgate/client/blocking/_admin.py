@@ -33,6 +33,8 @@ class Admin(Held[AsyncioAdmin]):
     redrive = crossing(AsyncioAdmin.redrive)
     dead_letter = crossing(AsyncioAdmin.dead_letter)
     explain_delivery = crossing(AsyncioAdmin.explain_delivery)
+    message_history = crossing(AsyncioAdmin.message_history)
+    message_life = crossing(AsyncioAdmin.message_life)
     create_cursor = crossing(AsyncioAdmin.create_cursor)
     cursor = crossing(AsyncioAdmin.cursor)
     reset_cursor = crossing(AsyncioAdmin.reset_cursor)

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.services.dispatcher.core.effects import ACCEPT, FILTER_FAILED, REJECT, UNJUDGED
+from seqgate.services.dispatcher.core.history import What
 from seqgate.services.dispatcher.filtering.chains import Chain, Policy
 from seqgate.services.dispatcher.filtering.projection import Projection
 from seqgate.services.dispatcher.filtering.tallies import (
@@ -32,11 +33,13 @@ NOT_ASKED: Final = "NOT_ASKED"
 
 
 class Known(NamedTuple):
-    """The verdict on entries, its tally, and, if filters failed, their decision."""
+    """The verdict on entries, its tally, and, if filters failed, their decision. `event` is its
+    event in the entries' histories, with details; None: it has none."""
 
     verdict: int
     tally: Tally
     decision: Decision | None = None
+    event: tuple[What, tuple[str, ...]] | None = None
 
 
 class ActiveChain:
@@ -56,7 +59,10 @@ class ActiveChain:
         self.known: dict[Hashable, Known] = {}
         self._tallies = tallies
         self._is_shadow = is_shadow
-        self.unanswered = Known(_unanswered(chain.policy), self.tally(None, UNAVAILABLE))
+        verdict = _unanswered(chain.policy)
+        said = ("", "", f"{UNAVAILABLE}: the filter service did not answer")
+        event = None if verdict == UNJUDGED else (What.FILTER_FAILED, said)
+        self.unanswered = Known(verdict, self.tally(None, UNAVAILABLE), event=event)
 
     async def prepare(self, line: Line, topic: TopicName, properties: Mapping[str, str]) -> None:
         """Ask the filter service which fields the chain reads, unless they are known."""
@@ -94,15 +100,25 @@ class ActiveChain:
         return self._tallies.of(self.names, place, verdict, is_shadow=self._is_shadow)
 
     def _known_by(self, decision: Decision) -> Known:
-        if decision.failure is not None:
+        verdict, place, failure = decision
+        by = ("", "")
+        if place is not None and place < len(self.names):
+            by = (self.names[place][0], str(self.names[place][1]))
+        if failure is not None:
             verdict = {Policy.ACCEPT: ACCEPT, Policy.REJECT: REJECT}.get(
                 self.chain.policy, FILTER_FAILED
             )
-            return Known(verdict, self.tally(decision.filter, decision.failure.reason), decision)
-        if decision.verdict > 0:
-            return Known(decision.verdict, self.tally(decision.filter, RESCHEDULED))
-        name = ACCEPTED if decision.verdict == ACCEPT else REJECTED
-        return Known(decision.verdict, self.tally(decision.filter, name))
+            said = (*by, f"{failure.reason}: {failure.message}")
+            tally = self.tally(place, failure.reason)
+            return Known(verdict, tally, decision, (What.FILTER_FAILED, said))
+        if verdict > 0:
+            event = (What.RESCHEDULED, (*by, str(verdict)))
+            return Known(verdict, self.tally(place, RESCHEDULED), event=event)
+        if verdict == ACCEPT:
+            chain = ", ".join(f"{name} {version}" for name, version in self.names)
+            tally = self.tally(place, ACCEPTED)
+            return Known(verdict, tally, event=(What.ACCEPTED, (chain,)))
+        return Known(verdict, self.tally(place, REJECTED), event=(What.REJECTED, by))
 
 
 async def prepared(

@@ -28,6 +28,7 @@ from opentelemetry.trace import Span
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.services.dispatcher.core.effects import ACCEPT, FILTER_FAILED, REJECT, UNJUDGED
+from seqgate.services.dispatcher.core.history import History
 from seqgate.services.dispatcher.core.positions import Acknowledged
 from seqgate.services.dispatcher.cursor.tenure import Tenure
 from seqgate.services.dispatcher.entries import position_of
@@ -114,9 +115,10 @@ class Filtering:
         now_ms: Callable[[], int],
         spawn: Spawn,
         answered: Recorder = nowhere,
+        history: History | None = None,
     ) -> None:
         """`spawn` starts background work; `answered` is called with the duration of each request to
-        the filter service, in seconds, and whether it was answered."""
+        the filter service, in seconds, and whether it was answered; `history` gets the verdicts."""
         self.chains = Chains()
         self.is_on = False
         self.changing = asyncio.Lock()
@@ -134,6 +136,7 @@ class Filtering:
         self._now_ms = now_ms
         self._spawn = spawn
         self._answered = answered
+        self._history = history
         self._line = filters.line()
         self._properties: dict[str, str] = {}
         self._active: dict[Chain, ActiveChain] = {}
@@ -469,6 +472,21 @@ class Filtering:
                 self._record_failed(position_of(each), known)
             elif failed:
                 failed.pop(position_of(each), None)
+        if self._history is not None:
+            self._record(self._history, entries, found)
+
+    def _record(
+        self, history: History, entries: Sequence[StoredEntry], found: Sequence[Known]
+    ) -> None:
+        """Record verdicts, each for all its entries at once."""
+        by: dict[Known, list[Position]] = {}
+        for each, known in zip(entries, found, strict=True):
+            if known.event is not None:
+                by.setdefault(known, []).append(position_of(each))
+        for known, positions in by.items():
+            assert known.event is not None
+            what, details = known.event
+            history.record(what, self._now_ms(), positions, *details)
 
     def _record_failed(self, position: Position, known: Known) -> None:
         decision, chain = known.decision, self.chains.at(position)

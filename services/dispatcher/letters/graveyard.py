@@ -271,6 +271,11 @@ class Graveyard:
         self._last_topic = topic
         self._round = round_
 
+    def letter_of(self, position: Position) -> tuple[int, TopicName]:
+        """The number of an entry's letter, and its topic, while the entry is not acknowledged."""
+        letter = self._open[position]
+        return letter.number, letter.topic
+
     def acknowledged(self, runs: Iterable[Run]) -> None:
         """Let `tidy` remove the numbers of durably acknowledged entries."""
         if self._open:

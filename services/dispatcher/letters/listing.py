@@ -70,6 +70,29 @@ class Listing:
             scanned += len(entries)
         return Letters(found, after)
 
+    async def of(self, origin: Position, since_ms: int) -> Letters:
+        """The letters of a message, of those appended at this time or later. Raises as `page`."""
+        found: list[StoredEntry] = []
+        scanned = 0
+        after = None
+        try:
+            at = await self._log.find(self.dead_letter_topic, since_ms)
+            while at is not None and scanned < SCANNED_MAX:
+                start = at if after is None else None
+                entries = await self._log.scan(self.dead_letter_topic, start, after, SCAN_ENTRIES)
+                if not entries:
+                    return Letters(found, None)
+                after = position_of(entries[-1])
+                scanned += len(entries)
+                found += [
+                    each
+                    for each in entries
+                    if self.has(each) and origin_of(each.metadata) == origin
+                ]
+        except TopicNotFound:
+            pass
+        return Letters(found, after)
+
     async def find(self, positions: Sequence[Position]) -> Sequence[StoredEntry]:
         """The letters at these positions, without payloads. Raises as `page`."""
         try:

@@ -26,6 +26,7 @@ from seqgate.services.dispatcher.core.effects import (
     Options,
     SubscriptionType,
 )
+from seqgate.services.dispatcher.core.history import Event, What, find, time_of
 from seqgate.services.dispatcher.core.positions import Acknowledged
 from seqgate.services.dispatcher.core.selectors import Placement
 from seqgate.services.dispatcher.core.settling import Durable
@@ -64,6 +65,9 @@ from seqgate.types import Position, TopicName
 
 log = structlog.get_logger()
 
+RECALLED: Final = 1_000
+"""How many records of a history are searched at a time."""
+
 _FIRST: Final = Position(0, 0)
 """No entry of a log is before this."""
 
@@ -92,6 +96,7 @@ class Live:
         sessions: connected consumers, by number.
         idle_since_s: when the last consumer left, by the loop's clock; None while any is connected.
         analyzing: held while the backlog is analyzed.
+        history: the latest events of its messages; None: none are recorded.
     """
 
     def __init__(
@@ -128,6 +133,7 @@ class Live:
         self._leaving: list[int] = []
         self._joiners: list[_Joiner] = []
         shared = shared or Shared.of(config)
+        self.history = None if shared.histories is None else shared.histories.of(topic, name)
         self._changing_filters = asyncio.Lock()
         self._work = Work(topic, name, tasks, self._at_stop, shared.changes)
         self.returns = Returns(topic, name, tenure, ports.log)
@@ -142,7 +148,14 @@ class Live:
             config.dead_letter_refused_max_s,
         )
         self.filtering = Filtering(
-            topic, name, ports.filters, tenure, ports.now_ms, self._work.start, answered
+            topic,
+            name,
+            ports.filters,
+            tenure,
+            ports.now_ms,
+            self._work.start,
+            answered,
+            self.history,
         )
         self._performing = Performing(
             topic,
@@ -158,6 +171,7 @@ class Live:
             delayed=shared.delayed,
             read_entries_max=config.read_entries_max,
             handed_over=handed_over,
+            history=self.history,
         )
         self._sending = Sending(
             topic,
@@ -236,7 +250,10 @@ class Live:
 
     async def load(self) -> None:
         """Start from durable state."""
-        self._begin(await self._durable())
+        durable = await self._durable()
+        if self.history is not None:
+            self.history.begin(self._ports.now_ms(), self.epoch, self._ports.owner)
+        self._begin(durable)
         self._work.start(self._waiting.keep)
 
     def _begin(self, durable: Durable) -> None:
@@ -491,6 +508,8 @@ class Live:
             if self._graveyard.has_done:  # a redelivered entry needs a new letter
                 await self._work.repeated(self._graveyard.tidy)
             await self._work.repeated(lambda: self._tenure.reset(mark_delete))
+            if self.history is not None:
+                self.history.record_reset(performing.now_ms(), mark_delete)
             await self._work.repeated(self._graveyard.start_over)
             performing.answers.give_all()
             self._begin(await self._work.repeated(self._durable))
@@ -663,6 +682,9 @@ class Live:
                 "too many held keys, and letters on their way back, for the cursor's properties",
                 retry_after_s=1.0,
             ) from error
+        if self.history is not None:
+            now_ms, number = performing.now_ms(), str(redrive.number)
+            self.history.record(What.REDRIVEN, now_ms, list(returns), number)
         performing.cache.drop(found)
         with self._work.contained():
             messages = [message for _, message in found.values()]
@@ -682,6 +704,18 @@ class Live:
     def passed(self, position: Position) -> Because | None:
         """Why an entry was skipped; None: it was not, or that is forgotten."""
         return self._performing.passed.get(position)
+
+    async def events(self, position: Position, since_ms: int) -> list[Event]:
+        """The remembered events of an entry since a time, the oldest first."""
+        records = [] if self.history is None else self.history.records
+        found: list[Event] = []
+        for end in range(len(records), 0, -RECALLED):
+            some = records[max(0, end - RECALLED) : end]
+            found[:0] = find(some, position)
+            if time_of(some[0]) < since_ms:
+                break
+            await asyncio.sleep(0)
+        return [each for each in found if each.at_ms >= since_ms]
 
     async def entry(self, position: Position) -> ledger_pb2.StoredEntry | None:
         """The entry at a position, without its payload; None: the log has none there."""

@@ -40,6 +40,7 @@ from seqgate.services.dispatcher.core.effects import (
     Scan,
     SubscriptionType,
 )
+from seqgate.services.dispatcher.core.history import History, What
 from seqgate.services.dispatcher.core.positions import Acknowledged
 from seqgate.services.dispatcher.core.selectors import Placement, SlotRange, selector_of
 from seqgate.services.dispatcher.core.settling import Durable
@@ -90,6 +91,7 @@ class Performing:
         changing: held while the machine is replaced or the filters change.
         assignment_revision: how often the assignment of slots changed.
         passed: the latest skipped entries, and why.
+        history: gets the events of messages; None: none are recorded.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class Performing:
         delayed: DelayedBytes,
         read_entries_max: int,
         handed_over: Recorder = nowhere,
+        history: History | None = None,
     ) -> None:
         """`streams` are the consumers' streams; `delayed` is the memory that all subscriptions
         share for delayed messages; the machine takes at most `read_entries_max` entries at a time;
@@ -120,6 +123,7 @@ class Performing:
         self.changing = _Changing(self._changed)
         self.assignment_revision = 0
         self.passed: dict[Position, Because] = {}
+        self.history = history
         self._topic = topic
         self._name = name
         self._tenure = tenure
@@ -233,6 +237,8 @@ class Performing:
             first=f"{positions[0].ledger_id}:{positions[0].entry_id}",
             because=because.value,
         )
+        if self.history is not None:
+            self.history.record(What.PASSED, self.now_ms(), positions, because.value)
         for position in positions:
             self.passed[position] = because
             if len(self.passed) > PASSED_MAX:
@@ -382,6 +388,8 @@ class Performing:
             mark_delete = await self._work.repeated(
                 lambda: persist(self._tenure, self._ports.log, self._topic, what)
             )
+        if self.history is not None:
+            self._record_persisted(self.history, what)
         if generation != self.generation:
             return
         effects = self.machine.persisted(mark_delete, self.now_ms())
@@ -391,6 +399,12 @@ class Performing:
         if self._graveyard.has_done:
             self._work.start_for_machine(self._work.repeated, self._graveyard.tidy)
 
+    def _record_persisted(self, history: History, what: Persist) -> None:
+        now_ms = self.now_ms()
+        history.record_acknowledged(now_ms, what.runs)
+        for position, _, bits in what.parts:
+            history.record(What.PARTLY_ACKNOWLEDGED, now_ms, (position,), f"{bits:x}")
+
     def _held_behind(self, position: Position) -> str | None:
         key = self.machine.held_behind(position)
         return None if key is None else held_key(key)
@@ -398,11 +412,24 @@ class Performing:
     async def _record(self, what: Record, generation: int) -> None:
         await self._work.repeated(lambda: self._returns.record(what.attempts))
         await self._work.repeated(lambda: self._tenure.record(what.attempts))
+        if self.history is not None and generation == self.generation:
+            self._record_failed(self.history, what)
         if generation == self.generation:
             self.apply(self.machine.recorded(self.now_ms()))
 
+    def _record_failed(self, history: History, what: Record) -> None:
+        failures = self.machine.settling.failures
+        for position, attempts in what.attempts:
+            for how, at_ms, consumer in failures(position)[-1:]:
+                details = how.value, str(attempts), consumer
+                history.record(What.FAILED, at_ms, (position,), *details)
+
     async def _bury(self, what: DeadLetter, generation: int) -> None:
         because = await self._work.repeated(lambda: self._graveyard.bury(what))
+        if self.history is not None and because is None:
+            number, topic = self._graveyard.letter_of(what.position)
+            details = str(number), str(what.attempts), str(topic), what.why.value
+            self.history.record(What.DEAD_LETTERED, self.now_ms(), (what.position,), *details)
         if generation == self.generation:
             effects = self.machine.dead_lettered(what.position, what.key, self.now_ms(), because)
             self.apply(effects)

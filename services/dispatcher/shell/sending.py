@@ -18,6 +18,7 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.message_id import MessageId
 from seqgate.services.dispatcher.core.effects import Delivery
+from seqgate.services.dispatcher.core.history import History, What
 from seqgate.services.dispatcher.entries import position_of
 from seqgate.services.dispatcher.ports import Fetched
 from seqgate.services.dispatcher.shell.cache import Cached
@@ -112,6 +113,8 @@ class Sending:
             page.sending_bytes += each.size_bytes
         self._performing.cache.drop(each.delivery.position for each in chosen)
         page.give_reserve()
+        if chosen and self._performing.history is not None:
+            self._record_delivered(self._performing.history, consumer, chosen)
         if self._spans.is_on:
             self._record_spans(chosen, page.began_ns)
         response = _response(chosen) if chosen else None
@@ -163,6 +166,14 @@ class Sending:
             performing.apply(effects)
         if unsent:
             performing.apply(performing.machine.permit(consumer, unsent, performing.now_ms()))
+
+    def _record_delivered(
+        self, history: History, consumer: int, chosen: Sequence["_Chosen"]
+    ) -> None:
+        performing = self._performing
+        name = performing.machine.consumers[consumer].name
+        positions = [each[0][1] for each in chosen]
+        history.record(What.DELIVERED, performing.now_ms(), positions, name)
 
     def _record_spans(self, chosen: Iterable["_Chosen"], began_ns: int) -> None:
         for delivery, entry, *_ in chosen:

@@ -448,6 +448,82 @@ for its message's last chunk.
 """
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
+class _MessageEventKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MessageEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MessageEventKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MESSAGE_EVENT_KIND_UNSPECIFIED: _MessageEventKind.ValueType  # 0
+    """Sent by a newer service."""
+    MESSAGE_EVENT_KIND_ACCEPTED: _MessageEventKind.ValueType  # 1
+    """All filters of the chain accepted it."""
+    MESSAGE_EVENT_KIND_REJECTED: _MessageEventKind.ValueType  # 2
+    """A filter rejected it: it counts as acknowledged, and is not delivered."""
+    MESSAGE_EVENT_KIND_RESCHEDULED: _MessageEventKind.ValueType  # 3
+    """A filter rescheduled it."""
+    MESSAGE_EVENT_KIND_FILTER_FAILED: _MessageEventKind.ValueType  # 4
+    """A filter failed on it; the chain's FailurePolicy decides."""
+    MESSAGE_EVENT_KIND_DELIVERED: _MessageEventKind.ValueType  # 5
+    """It was sent to a consumer."""
+    MESSAGE_EVENT_KIND_FAILED: _MessageEventKind.ValueType  # 6
+    """A delivery failed."""
+    MESSAGE_EVENT_KIND_ACKNOWLEDGED: _MessageEventKind.ValueType  # 7
+    """It is acknowledged, durably. Without a consumer: none had it, or its delivery
+    is forgotten.
+    """
+    MESSAGE_EVENT_KIND_PARTLY_ACKNOWLEDGED: _MessageEventKind.ValueType  # 8
+    """Some messages of its batch are acknowledged, durably."""
+    MESSAGE_EVENT_KIND_DEAD_LETTERED: _MessageEventKind.ValueType  # 9
+    """It went to the dead letter topic, and counts as acknowledged."""
+    MESSAGE_EVENT_KIND_PASSED: _MessageEventKind.ValueType  # 10
+    """It was acknowledged without delivery, because none was possible."""
+    MESSAGE_EVENT_KIND_REDRIVEN: _MessageEventKind.ValueType  # 11
+    """Its letter was taken back to the subscription."""
+    MESSAGE_EVENT_KIND_RESET: _MessageEventKind.ValueType  # 12
+    """The subscription was moved: its messages from there on are delivered again."""
+    MESSAGE_EVENT_KIND_TAKEN: _MessageEventKind.ValueType  # 13
+    """An instance took the subscription: deliveries by an earlier owner that were not
+    settled are void.
+    """
+
+class MessageEventKind(_MessageEventKind, metaclass=_MessageEventKindEnumTypeWrapper):
+    """MessageEventKind is what happened."""
+
+MESSAGE_EVENT_KIND_UNSPECIFIED: MessageEventKind.ValueType  # 0
+"""Sent by a newer service."""
+MESSAGE_EVENT_KIND_ACCEPTED: MessageEventKind.ValueType  # 1
+"""All filters of the chain accepted it."""
+MESSAGE_EVENT_KIND_REJECTED: MessageEventKind.ValueType  # 2
+"""A filter rejected it: it counts as acknowledged, and is not delivered."""
+MESSAGE_EVENT_KIND_RESCHEDULED: MessageEventKind.ValueType  # 3
+"""A filter rescheduled it."""
+MESSAGE_EVENT_KIND_FILTER_FAILED: MessageEventKind.ValueType  # 4
+"""A filter failed on it; the chain's FailurePolicy decides."""
+MESSAGE_EVENT_KIND_DELIVERED: MessageEventKind.ValueType  # 5
+"""It was sent to a consumer."""
+MESSAGE_EVENT_KIND_FAILED: MessageEventKind.ValueType  # 6
+"""A delivery failed."""
+MESSAGE_EVENT_KIND_ACKNOWLEDGED: MessageEventKind.ValueType  # 7
+"""It is acknowledged, durably. Without a consumer: none had it, or its delivery
+is forgotten.
+"""
+MESSAGE_EVENT_KIND_PARTLY_ACKNOWLEDGED: MessageEventKind.ValueType  # 8
+"""Some messages of its batch are acknowledged, durably."""
+MESSAGE_EVENT_KIND_DEAD_LETTERED: MessageEventKind.ValueType  # 9
+"""It went to the dead letter topic, and counts as acknowledged."""
+MESSAGE_EVENT_KIND_PASSED: MessageEventKind.ValueType  # 10
+"""It was acknowledged without delivery, because none was possible."""
+MESSAGE_EVENT_KIND_REDRIVEN: MessageEventKind.ValueType  # 11
+"""Its letter was taken back to the subscription."""
+MESSAGE_EVENT_KIND_RESET: MessageEventKind.ValueType  # 12
+"""The subscription was moved: its messages from there on are delivered again."""
+MESSAGE_EVENT_KIND_TAKEN: MessageEventKind.ValueType  # 13
+"""An instance took the subscription: deliveries by an earlier owner that were not
+settled are void.
+"""
+Global___MessageEventKind: _TypeAlias = MessageEventKind  # noqa: Y015
+
 @_typing.final
 class SubscriptionOptions(_message.Message):
     """SubscriptionOptions are the options of a subscription. All connected consumers
@@ -3548,3 +3624,167 @@ class Explanation(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__position) -> _WhichOneofReturnType__position | None: ...
 
 Global___Explanation: _TypeAlias = Explanation  # noqa: Y015
+
+@_typing.final
+class GetMessageHistoryRequest(_message.Message):
+    """GetMessageHistoryRequest names a message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTION_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    subscription: _builtins.str
+    """The subscription."""
+    @_builtins.property
+    def position(self) -> _common_pb2.Position:
+        """The message's entry; of a large message, its last chunk."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        subscription: _builtins.str = ...,
+        position: _common_pb2.Position | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "subscription", b"subscription", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetMessageHistoryRequest: _TypeAlias = GetMessageHistoryRequest  # noqa: Y015
+
+@_typing.final
+class GetMessageHistoryResponse(_message.Message):
+    """GetMessageHistoryResponse is what is known of a message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    COMPLETE_SINCE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    LETTERS_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_TOPIC_FIELD_NUMBER: _builtins.int
+    MORE_LETTERS_FIELD_NUMBER: _builtins.int
+    REDRIVE_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """The subscription's epoch."""
+    dead_letter_topic: _builtins.str
+    """The dead letter topic that was read."""
+    more_letters: _builtins.bool
+    """Whether more letters may follow: the dead letter topic was read up to a limit."""
+    redrive: _builtins.int
+    """The redrive by which the message is on its way back; 0: it is not."""
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessageEvent]:
+        """The events, the oldest first."""
+
+    @_builtins.property
+    def complete_since(self) -> _timestamp_pb2.Timestamp:
+        """Every event since then is listed. Absent: the instance records none
+        (history_bytes_max is 0).
+        """
+
+    @_builtins.property
+    def letters(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetter]:
+        """The message's letters in the dead letter topic, the oldest first."""
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___MessageEvent] | None = ...,
+        complete_since: _timestamp_pb2.Timestamp | None = ...,
+        epoch: _builtins.int = ...,
+        letters: _abc.Iterable[Global___DeadLetter] | None = ...,
+        dead_letter_topic: _builtins.str = ...,
+        more_letters: _builtins.bool = ...,
+        redrive: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["complete_since", b"complete_since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete_since", b"complete_since", "dead_letter_topic", b"dead_letter_topic", "epoch", b"epoch", "events", b"events", "letters", b"letters", "more_letters", b"more_letters", "redrive", b"redrive"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetMessageHistoryResponse: _TypeAlias = GetMessageHistoryResponse  # noqa: Y015
+
+@_typing.final
+class MessageEvent(_message.Message):
+    """MessageEvent is one event of a message's life in a subscription."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    CONSUMER_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    FILTER_VERSION_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    INDEXES_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    kind: Global___MessageEventKind.ValueType
+    """What happened."""
+    consumer: _builtins.str
+    """The name of the consumer that received, acknowledged or failed it; empty: none,
+    or not known.
+    """
+    failure: Global___DeliveryFailure.ValueType
+    """How its delivery failed; of FAILED."""
+    attempts: _builtins.int
+    """The number of its failed deliveries, of FAILED and DEAD_LETTERED; since it was
+    redriven, if it was.
+    """
+    filter: _builtins.str
+    """The filter that rejected or rescheduled it, or failed; empty: all of the chain."""
+    filter_version: _builtins.int
+    """The filter's version."""
+    number: _builtins.int
+    """The number of its dead letter, its redrive, or, of TAKEN, the epoch."""
+    target: _builtins.str
+    """The dead letter topic, of DEAD_LETTERED; the instance, of TAKEN."""
+    text: _builtins.str
+    """Details, as a sentence: why a filter failed, why it was passed or dead-lettered,
+    or which filters accepted it.
+    """
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When."""
+
+    @_builtins.property
+    def until(self) -> _timestamp_pb2.Timestamp:
+        """The time of its next judgement, of RESCHEDULED."""
+
+    @_builtins.property
+    def indexes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The indexes of the acknowledged messages, of PARTLY_ACKNOWLEDGED."""
+
+    def __init__(
+        self,
+        *,
+        kind: Global___MessageEventKind.ValueType = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        consumer: _builtins.str = ...,
+        failure: Global___DeliveryFailure.ValueType = ...,
+        attempts: _builtins.int = ...,
+        filter: _builtins.str = ...,
+        filter_version: _builtins.int = ...,
+        number: _builtins.int = ...,
+        target: _builtins.str = ...,
+        until: _timestamp_pb2.Timestamp | None = ...,
+        indexes: _abc.Iterable[_builtins.int] | None = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time", "until", b"until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "consumer", b"consumer", "failure", b"failure", "filter", b"filter", "filter_version", b"filter_version", "indexes", b"indexes", "kind", b"kind", "number", b"number", "target", b"target", "text", b"text", "time", b"time", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MessageEvent: _TypeAlias = MessageEvent  # noqa: Y015

@@ -140,6 +140,11 @@ class DispatcherServiceStub:
                 request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ExplainResponse.FromString,
                 _registered_method=True)
+        self.GetMessageHistory = channel.unary_unary(
+                '/seqgate.api.dispatcher.v1.DispatcherService/GetMessageHistory',
+                request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetMessageHistoryRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetMessageHistoryResponse.FromString,
+                _registered_method=True)
 
 
 class DispatcherServiceServicer:
@@ -375,6 +380,21 @@ class DispatcherServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetMessageHistory(self, request, context):
+        """GetMessageHistory returns what became of one message in a subscription: the
+        verdicts of filters, its deliveries and how they ended, its dead letters, and
+        their redrives.
+
+        The instance remembers the latest events of its subscriptions, as many as fit
+        into history_bytes_max; it knows nothing of the time when another instance
+        owned the subscription. `complete_since` says which events may be missing.
+
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_POSITION.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DispatcherServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -457,6 +477,11 @@ def add_DispatcherServiceServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ExplainRequest.FromString,
                     response_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ExplainResponse.SerializeToString,
+            ),
+            'GetMessageHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMessageHistory,
+                    request_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetMessageHistoryRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetMessageHistoryResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -917,6 +942,33 @@ class DispatcherService:
             '/seqgate.api.dispatcher.v1.DispatcherService/Explain',
             seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ExplainRequest.SerializeToString,
             seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMessageHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seqgate.api.dispatcher.v1.DispatcherService/GetMessageHistory',
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetMessageHistoryRequest.SerializeToString,
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetMessageHistoryResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -197,6 +197,17 @@ class DispatcherServiceStub:
     """Explain returns why a key's messages, or one message, are not delivered: a
     chain of reasons, the nearest first. Retry: safe.
     """
+    GetMessageHistory: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.GetMessageHistoryRequest, _dispatcher_pb2.GetMessageHistoryResponse]
+    """GetMessageHistory returns what became of one message in a subscription: the
+    verdicts of filters, its deliveries and how they ended, its dead letters, and
+    their redrives.
+
+    The instance remembers the latest events of its subscriptions, as many as fit
+    into history_bytes_max; it knows nothing of the time when another instance
+    owned the subscription. `complete_since` says which events may be missing.
+
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_POSITION.
+    """
 
 @_typing.type_check_only
 class DispatcherServiceAsyncStub(DispatcherServiceStub):
@@ -366,6 +377,17 @@ class DispatcherServiceAsyncStub(DispatcherServiceStub):
     Explain: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.ExplainRequest, _dispatcher_pb2.ExplainResponse]  # type: ignore[assignment]
     """Explain returns why a key's messages, or one message, are not delivered: a
     chain of reasons, the nearest first. Retry: safe.
+    """
+    GetMessageHistory: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.GetMessageHistoryRequest, _dispatcher_pb2.GetMessageHistoryResponse]  # type: ignore[assignment]
+    """GetMessageHistory returns what became of one message in a subscription: the
+    verdicts of filters, its deliveries and how they ended, its dead letters, and
+    their redrives.
+
+    The instance remembers the latest events of its subscriptions, as many as fit
+    into history_bytes_max; it knows nothing of the time when another instance
+    owned the subscription. `complete_since` says which events may be missing.
+
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_POSITION.
     """
 
 class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -629,6 +651,23 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_dispatcher_pb2.ExplainResponse, _abc.Awaitable[_dispatcher_pb2.ExplainResponse]]:
         """Explain returns why a key's messages, or one message, are not delivered: a
         chain of reasons, the nearest first. Retry: safe.
+        """
+
+    @_abc_1.abstractmethod
+    def GetMessageHistory(
+        self,
+        request: _dispatcher_pb2.GetMessageHistoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_dispatcher_pb2.GetMessageHistoryResponse, _abc.Awaitable[_dispatcher_pb2.GetMessageHistoryResponse]]:
+        """GetMessageHistory returns what became of one message in a subscription: the
+        verdicts of filters, its deliveries and how they ended, its dead letters, and
+        their redrives.
+
+        The instance remembers the latest events of its subscriptions, as many as fit
+        into history_bytes_max; it knows nothing of the time when another instance
+        owned the subscription. `complete_since` says which events may be missing.
+
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_POSITION.
         """
 
 def add_DispatcherServiceServicer_to_server(servicer: DispatcherServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
