@@ -610,6 +610,8 @@ class Admin:
             more_letters=found.more_letters,
             redrive=found.redrive or None,
             reasons=tuple(why),
+            audit_topic=found.audit_topic or None,
+            audit_missing=found.audit_missing,
         )
 
     async def message_life(

@@ -89,6 +89,8 @@ class SubscriptionLife:
         more_letters: whether there may be more: the dead letter topic was read up to a limit.
         redrive: the redrive by which it is on its way back; None: it is not.
         reasons: why it is not delivered now, or how it ended, the nearest first.
+        audit_topic: the topic that keeps its events; None: there is none.
+        audit_missing: why events of the audit topic may be missing; empty: they are all there.
         unknown: why all of this is not known; empty: it is.
     """
 
@@ -99,6 +101,8 @@ class SubscriptionLife:
     more_letters: bool = False
     redrive: int | None = None
     reasons: "tuple[Reason, ...]" = ()
+    audit_topic: str | None = None
+    audit_missing: str = ""
     unknown: str = ""
 
 

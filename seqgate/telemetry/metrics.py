@@ -189,6 +189,7 @@ SNAPSHOT_OUTCOME: Final = _closed("outcome", "taken", "nothing", "too_large", "f
 RESTORE_OUTCOME: Final = _closed("outcome", "loaded", "nothing", "unavailable")
 WORK: Final = _closed("work", "snapshot", "purge", "policies")
 LOAD_OUTCOME: Final = _closed("outcome", "loaded", "kept")
+AUDIT_OUTCOME: Final = _closed("outcome", "published", "dropped")
 
 SUBSCRIPTION_STATE: Final = _closed(
     "state", "delivering", "idle", "unacked_limit", "waiting_for_filters"
@@ -727,6 +728,28 @@ CACHE_MAX: Final = Metric(
     "By",
     "Size limit of the entry caches of all subscriptions",
     _DISPATCHER,
+)
+HISTORY_SIZE: Final = Metric(
+    "seqgate.dispatcher.history.size",
+    Kind.UP_DOWN,
+    "By",
+    "Histories of messages in memory, of all subscriptions",
+    _DISPATCHER,
+)
+HISTORY_MAX: Final = Metric(
+    "seqgate.dispatcher.history.limit",
+    Kind.GAUGE,
+    "By",
+    "Size limit of the histories of messages",
+    _DISPATCHER,
+)
+AUDIT_EVENTS: Final = Metric(
+    "seqgate.dispatcher.audit.events",
+    Kind.COUNTER,
+    "{event}",
+    "Events of histories for audit topics; dropped: the ledger did not take them in time",
+    _DISPATCHER,
+    (AUDIT_OUTCOME,),
 )
 LAG: Final = Metric(
     "seqgate.dispatcher.lag",

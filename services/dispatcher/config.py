@@ -4,7 +4,14 @@ from typing import Annotated, ClassVar, Final, Self
 
 from pydantic import Field, model_validator
 
-from seqgate.services.runtime.config import CallerConfig, Port, Seconds, Target, settings_for
+from seqgate.services.runtime.config import (
+    CallerConfig,
+    Port,
+    Seconds,
+    Target,
+    TopicPattern,
+    settings_for,
+)
 
 EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104
 """Hosts that can be listened on, but not connected to."""
@@ -87,6 +94,11 @@ class DispatcherConfig(CallerConfig):
     """The most bytes of the history of messages, of all subscriptions together: their deliveries,
     failures and acknowledgements, and the verdicts of filters. The oldest are forgotten. 0: no
     history."""
+
+    audit_topics: tuple[TopicPattern, ...] = ()
+    """The topics whose history is also published, for as long as the ledger keeps it: patterns of
+    tenant/namespace/name with * and ?, which stop at a slash. That of orders goes to
+    orders-AUDIT, which has no audit topic itself."""
 
     stream_bytes_max: Annotated[int, Field(ge=1, le=1024 * 1024 * 1024)] = 8 * 1024 * 1024
     """The most bytes of entries fetched for one consumer and not sent yet. While there are none, an

@@ -10,6 +10,8 @@ from typing import Final
 
 import structlog
 
+from seqgate.services.dispatcher.auditing.publishing import Auditing
+from seqgate.services.dispatcher.core.history import Histories
 from seqgate.services.dispatcher.core.lane import Consumer, Reason
 from seqgate.services.dispatcher.core.positions import Run
 from seqgate.services.dispatcher.core.subscription import Subscription
@@ -61,6 +63,7 @@ class DispatcherMetrics:
         self._past_lookups: Counter[str] = Counter()
         self._past_surprises: Counter[str] = Counter()
         self.lags: dict[Live, int] = {}
+        self._metrics = metrics
         self._tell_counts(metrics)
         self._tell_filters(metrics)
         self._tell_state(metrics)
@@ -118,6 +121,18 @@ class DispatcherMetrics:
             for label, counts in self._totals().items()
             for name, cause in REDELIVERIES.items()
         ]
+
+    # ---- histories
+
+    def tell_histories(self, histories: Histories, auditing: Auditing | None) -> None:
+        """Report histories, and what becomes of the events for audit topics."""
+        counts = Counter(published=0, dropped=0) if auditing is None else auditing.counts
+        self._metrics.tell(told.HISTORY_SIZE, lambda: [((), histories.size_bytes)])
+        self._metrics.tell(told.HISTORY_MAX, lambda: [((), histories.bytes_max)])
+        self._metrics.tell(
+            told.AUDIT_EVENTS,
+            lambda: [((each,), counts[each]) for each in told.AUDIT_OUTCOME.values],
+        )
 
     # ---- filters
 

@@ -403,6 +403,28 @@ class DeadLetters(Protocol):
         ...
 
 
+class AuditTopics(Protocol):
+    """The audit topics."""
+
+    async def put(
+        self,
+        topic: TopicName,
+        producer: str,
+        number: int,
+        *,
+        key: str,
+        properties: Mapping[str, str],
+        payload: bytes,
+    ) -> None:
+        """Publish a page, once however often it is called. Pages of a producer are put one after
+        the other, in the order of their numbers.
+
+        Raises:
+            LedgerUnavailable: it may be there or not; put it again.
+        """
+        ...
+
+
 class Filter(NamedTuple):
     """One expression of a chain."""
 

@@ -8,6 +8,7 @@ import structlog
 
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.keys import sticky_key
+from seqgate.services.dispatcher.auditing.publishing import Auditing
 from seqgate.services.dispatcher.config import DispatcherConfig
 from seqgate.services.dispatcher.errors import (
     InvalidStart,
@@ -53,6 +54,7 @@ class Dispatcher:
         ports: Ports,
         tasks: asyncio.TaskGroup,
         metrics: DispatcherMetrics | None = None,
+        auditing: Auditing | None = None,
     ) -> None:
         self._config = config
         self._ports = ports
@@ -62,7 +64,8 @@ class Dispatcher:
         self._taking: set[tuple[TopicName, str]] = set()
         self._finished = False
         self._metrics = metrics or DispatcherMetrics()
-        self._shared = Shared.of(config)
+        self._shared = Shared.of(config, auditing)
+        self._metrics.tell_histories(self._shared.histories, auditing)
 
     # ---- consumers
 
@@ -170,7 +173,7 @@ class Dispatcher:
                     "the subscription has connected consumers", consumers=len(live.sessions)
                 )
             await self._ports.cursors.delete(topic, name)
-            self.forget_history(topic, name)
+            self._shared.histories.end(topic, name)
             live.stop(SubscriptionNotFound("the subscription was deleted"))
 
     async def reset(self, topic: TopicName, name: str, start: Start) -> Cursor:
@@ -313,11 +316,6 @@ class Dispatcher:
         """Raises what `live` and `Live.redrive` do."""
         live = await self.live(topic, name)
         return await live.redrive(dead_letter_topic, letters, request_id, is_trial=is_trial)
-
-    def forget_history(self, topic: TopicName, name: str) -> None:
-        """Forget what became of the messages of a subscription that is deleted."""
-        if self._shared.histories is not None:
-            self._shared.histories.end(topic, name)
 
     async def resolve(self, topic: TopicName, start: Start) -> Position | None:
         """The mark-delete position for a start: everything up to it counts as acknowledged. Raises

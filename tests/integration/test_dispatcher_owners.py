@@ -1,6 +1,7 @@
 """Two instances of the dispatcher over one cursor service: a subscription has one owner, and a
 previous owner is fenced."""
 
+import json
 import os
 import signal
 import sys
@@ -20,8 +21,17 @@ from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.dev.child import Child, tell
 from seqgate.dev.ports import free_ports
+from seqgate.times import milliseconds
 from tests.integration.refusals import check, refused, status_of_call
-from tests.integration.services import Services, channel_to, is_bad, log_lines, running, serving
+from tests.integration.services import (
+    Services,
+    channel_to,
+    is_bad,
+    log_lines,
+    paused,
+    running,
+    serving,
+)
 from tests.support.publisher import publishing, single
 from tests.support.raw_consumer import EARLIEST, RawConsumer, connect, consuming, subscribe
 from tests.support.waiting import eventually
@@ -126,6 +136,19 @@ async def takes_over(stub: Any, topic: str, **more: Any) -> RawConsumer:
     return found[0]
 
 
+async def history(stub: Any, topic: str, entry_id: int = 0) -> pb.GetMessageHistoryResponse:
+    """What an instance knows of an entry."""
+    position = common_pb2.Position(ledger_id=1, entry_id=entry_id)
+    request = pb.GetMessageHistoryRequest(topic=topic, subscription="s", position=position)
+    found: pb.GetMessageHistoryResponse = await stub.GetMessageHistory(request)
+    return found
+
+
+def kinds(found: pb.GetMessageHistoryResponse) -> list[str]:
+    names = map(pb.MessageEventKind.Name, (each.kind for each in found.events))
+    return [each.removeprefix("MESSAGE_EVENT_KIND_") for each in names]
+
+
 async def ended_with(consumer: RawConsumer, code: StatusCode, reason: str) -> None:
     error = await consumer.ended()
     assert error is not None
@@ -201,6 +224,93 @@ async def test_a_subscription_is_taken_over_after_its_owner_crashes(
         assert list(settled.outcomes) == [pb.SETTLE_OUTCOME_STALE]
         assert await again.still() == 0
         await again.crash()
+
+
+async def test_a_history_begins_anew_with_its_owner_unless_its_topic_is_audited(
+    services: Services, topic: str
+) -> None:
+    audited = topic.replace("default", "audited")
+    settings = {"SEQGATE_DISPATCHER_AUDIT_TOPICS": '["public/audited/*"]'}
+    for each in (topic, audited):
+        await publish(services, each, "k")
+    async with instance(services, **settings) as one, instance(services, **settings) as other:
+        for each in (topic, audited):
+            async with consuming(one.stub, each, name="first", permits=1) as consumer:
+                (had,) = await consumer.received(1)
+                await consumer.negative_acknowledge(had, delay_ms=0)
+                await consumer.leave()
+        known = await history(one.stub, topic)
+        assert kinds(known) == ["TAKEN", "DELIVERED", "FAILED"]
+        assert (known.audit_topic, known.audit_missing) == ("", "")
+
+        one.tell(signal.SIGTERM)
+        await one.process.wait()
+        for each in (topic, audited):
+            consumer = await takes_over(other.stub, each, name="second")
+            await consumer.permit(1)
+            (had,) = await consumer.received(1)
+            await consumer.acknowledge(had)
+            await consumer.crash()
+        anew, whole = await history(other.stub, topic), await history(other.stub, audited)
+        assert kinds(anew) == ["TAKEN", "DELIVERED", "ACKNOWLEDGED"]
+        assert anew.complete_since == anew.events[0].time
+        assert milliseconds(anew.complete_since) > milliseconds(known.events[-1].time)
+        assert anew.events[0].target == other.address
+        assert kinds(whole) == [*kinds(known), *kinds(anew)]
+        assert [each.consumer for each in whole.events if each.consumer] == [
+            *("first", "first", "second", "second")
+        ]
+        assert (whole.audit_topic, whole.audit_missing) == (f"{audited}-AUDIT", "")
+        assert milliseconds(whole.complete_since) < milliseconds(whole.events[0].time)
+
+        pages = await services.read(f"{audited}-AUDIT")
+        told = [json.loads(each.payload) for each in pages]
+        assert {each["instance"] for each in told} <= {one.address, other.address}
+        assert {each["subscription"] for each in told} == {"s"}
+        assert sum(each["lost"] for each in told) == 0
+
+
+async def test_an_audit_topic_that_is_away_holds_up_no_delivery(
+    services: Services, topic: str
+) -> None:
+    settings = {"SEQGATE_DISPATCHER_AUDIT_TOPICS": '["*/*/*"]'}
+    await publish(services, topic, *"ab")
+    async with instance(services, **settings) as one:
+        async with consuming(one.stub, topic, permits=2) as consumer:
+            first, second = await consumer.received(2)
+            with paused(services.stack, "ledger"):
+                assert not (await consumer.acknowledge(first, second)).outcomes
+
+        async def is_published() -> bool:
+            if not await services.topics(f"{topic}-AUDIT"):
+                return False
+            found = [json.loads(each.payload) for each in await services.read(f"{topic}-AUDIT")]
+            return any(e["event"] == "ACKNOWLEDGED" for page in found for e in page["events"])
+
+        await eventually(is_published, "the acknowledgement is in the audit topic")
+        assert kinds(await history(one.stub, topic, 1)) == ["TAKEN", "DELIVERED", "ACKNOWLEDGED"]
+
+
+async def test_without_a_budget_nothing_is_remembered(services: Services, topic: str) -> None:
+    settings = {
+        "SEQGATE_DISPATCHER_HISTORY_BYTES_MAX": "0",
+        "SEQGATE_DISPATCHER_AUDIT_TOPICS": '["public/audited/*"]',
+    }
+    audited = topic.replace("default", "audited")
+    for each in (topic, audited):
+        await publish(services, each, "k")
+    async with instance(services, **settings) as one:
+        for each in (topic, audited):
+            async with consuming(one.stub, each, permits=1) as consumer:
+                await consumer.acknowledge(*await consumer.received(1))
+        none = await history(one.stub, topic)
+        assert not none.events
+        assert not none.HasField("complete_since")
+
+        async def is_published() -> bool:
+            return kinds(await history(one.stub, audited)) == ["TAKEN", "DELIVERED", "ACKNOWLEDGED"]
+
+        await eventually(is_published)
 
 
 async def test_an_owner_restarted_at_once_has_another_epoch(services: Services, topic: str) -> None:

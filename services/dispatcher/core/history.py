@@ -20,7 +20,7 @@ docs/decisions/histories-are-records-of-runs.md explains the choices.
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from struct import Struct
 from typing import Final, NamedTuple
@@ -137,6 +137,32 @@ def records_of_runs(at_ms: int, runs: Sequence[Run]) -> list[bytes]:
     return found
 
 
+class Decoded(NamedTuple):
+    """A record in parts. `runs` are the first and last entry ids of its entries."""
+
+    event: Event
+    ledger_id: int
+    runs: tuple[tuple[int, int], ...]
+
+
+def decoded(record: bytes) -> Decoded:
+    _, what, ledger_id, lowest, highest, length = _HEAD.unpack_from(record)
+    ids = _entries(record, length)
+    is_of_runs = what == What.ACKNOWLEDGED
+    runs = tuple(zip(ids[::2], ids[1::2], strict=True)) if is_of_runs else _runs(ids)
+    return Decoded(_event(record), ledger_id, runs or ((lowest, highest),))
+
+
+def _runs(ids: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    runs: list[tuple[int, int]] = []
+    for entry_id in sorted(ids):
+        if runs and runs[-1][1] + 1 == entry_id:
+            runs[-1] = (runs[-1][0], entry_id)
+        else:
+            runs.append((entry_id, entry_id))
+    return tuple(runs)
+
+
 def _event(record: bytes) -> Event:
     at_ms, what, *_, length = _HEAD.unpack_from(record)
     text = record[_HEAD.size : _HEAD.size + length].decode(errors="replace")
@@ -195,12 +221,14 @@ class History:
 
     Attributes:
         since_ms: all events since then are known; None: the instance never had the subscription.
+        audit: takes each record, too, for the audit topic; None: there is none.
     """
 
-    __slots__ = ("_all", "_records", "since_ms")
+    __slots__ = ("_all", "_records", "audit", "since_ms")
 
     def __init__(self, everything: "Histories") -> None:
         self.since_ms: int | None = None
+        self.audit: Callable[[bytes], None] | None = None
         self._all = everything
         self._records: deque[bytes] = deque()
 
@@ -229,6 +257,8 @@ class History:
 
     def _put(self, record: bytes) -> None:
         self._records.append(record)
+        if self.audit is not None:
+            self.audit(record)
         self._all.added(self, record)
 
     def forget_oldest(self) -> int:

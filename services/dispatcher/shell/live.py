@@ -18,6 +18,7 @@ import structlog
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.services.dispatcher.auditing.reading import Audited, audited
 from seqgate.services.dispatcher.config import DispatcherConfig
 from seqgate.services.dispatcher.core.effects import (
     AfterDeadLetter,
@@ -97,6 +98,7 @@ class Live:
         idle_since_s: when the last consumer left, by the loop's clock; None while any is connected.
         analyzing: held while the backlog is analyzed.
         history: the latest events of its messages; None: none are recorded.
+        audit_topic: where its history is published, too; None: nowhere.
     """
 
     def __init__(
@@ -133,7 +135,8 @@ class Live:
         self._leaving: list[int] = []
         self._joiners: list[_Joiner] = []
         shared = shared or Shared.of(config)
-        self.history = None if shared.histories is None else shared.histories.of(topic, name)
+        self.history = shared.history(topic, name)
+        self.audit_topic = shared.audit_topic(topic)
         self._changing_filters = asyncio.Lock()
         self._work = Work(topic, name, tasks, self._at_stop, shared.changes)
         self.returns = Returns(topic, name, tenure, ports.log)
@@ -716,6 +719,14 @@ class Live:
                 break
             await asyncio.sleep(0)
         return [each for each in found if each.at_ms >= since_ms]
+
+    async def audited(self, position: Position, since_ms: int) -> Audited | None:
+        """The published events of an entry since a time; None: none are published."""
+        if self.audit_topic is None:
+            return None
+        return await audited(
+            self._ports.log, self.audit_topic, self.name, position, since_ms=since_ms
+        )
 
     async def entry(self, position: Position) -> ledger_pb2.StoredEntry | None:
         """The entry at a position, without its payload; None: the log has none there."""

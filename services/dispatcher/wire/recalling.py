@@ -24,7 +24,13 @@ async def history(live: Live, position: Position) -> pb.GetMessageHistoryRespons
     since_ms = 0 if entry is None else max(0, milliseconds(entry.append_time) - CLOCKS_MS)
     listing = live.letters(None)
     letters = await listing.of(position, since_ms)
-    events = sorted(await live.events(position, since_ms), key=lambda each: each.at_ms)
+    events = await live.events(position, since_ms)
+    since = None if live.history is None else live.history.since_ms
+    audited = await live.audited(position, since_ms)
+    if audited is not None:
+        events = [*(each for each in audited.events if each not in events), *events]
+        since = since if audited.missing else since_ms
+    events.sort(key=lambda each: each.at_ms)
     response = pb.GetMessageHistoryResponse(
         events=(_event(live, *each) for each in _told(events)),
         epoch=live.epoch,
@@ -34,8 +40,10 @@ async def history(live: Live, position: Position) -> pb.GetMessageHistoryRespons
         dead_letter_topic=str(listing.dead_letter_topic),
         more_letters=letters.last is not None,
     )
-    if live.history is not None and live.history.since_ms is not None:
-        response.complete_since.CopyFrom(timestamp(live.history.since_ms))
+    if since is not None:
+        response.complete_since.CopyFrom(timestamp(since))
+    if audited is not None:
+        response.audit_topic, response.audit_missing = str(live.audit_topic), audited.missing
     if position in live.returns.open:
         response.redrive = live.returns.open[position].redrive
     return response

@@ -3670,6 +3670,8 @@ class GetMessageHistoryResponse(_message.Message):
     DEAD_LETTER_TOPIC_FIELD_NUMBER: _builtins.int
     MORE_LETTERS_FIELD_NUMBER: _builtins.int
     REDRIVE_FIELD_NUMBER: _builtins.int
+    AUDIT_TOPIC_FIELD_NUMBER: _builtins.int
+    AUDIT_MISSING_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The subscription's epoch."""
     dead_letter_topic: _builtins.str
@@ -3678,6 +3680,12 @@ class GetMessageHistoryResponse(_message.Message):
     """Whether more letters may follow: the dead letter topic was read up to a limit."""
     redrive: _builtins.int
     """The redrive by which the message is on its way back; 0: it is not."""
+    audit_topic: _builtins.str
+    """The audit topic; empty: the topic is not audited."""
+    audit_missing: _builtins.str
+    """Why events of the audit topic may be missing, as a sentence; empty: it was read
+    whole, from the message's time of append on.
+    """
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessageEvent]:
         """The events, the oldest first."""
@@ -3702,10 +3710,12 @@ class GetMessageHistoryResponse(_message.Message):
         dead_letter_topic: _builtins.str = ...,
         more_letters: _builtins.bool = ...,
         redrive: _builtins.int = ...,
+        audit_topic: _builtins.str = ...,
+        audit_missing: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["complete_since", b"complete_since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete_since", b"complete_since", "dead_letter_topic", b"dead_letter_topic", "epoch", b"epoch", "events", b"events", "letters", b"letters", "more_letters", b"more_letters", "redrive", b"redrive"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_missing", b"audit_missing", "audit_topic", b"audit_topic", "complete_since", b"complete_since", "dead_letter_topic", b"dead_letter_topic", "epoch", b"epoch", "events", b"events", "letters", b"letters", "more_letters", b"more_letters", "redrive", b"redrive"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

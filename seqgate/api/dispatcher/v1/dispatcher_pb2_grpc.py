@@ -387,7 +387,9 @@ class DispatcherServiceServicer:
 
         The instance remembers the latest events of its subscriptions, as many as fit
         into history_bytes_max; it knows nothing of the time when another instance
-        owned the subscription. `complete_since` says which events may be missing.
+        owned the subscription. If the topic is audited (audit_topics), earlier events
+        are read from its audit topic, up to a limit. `complete_since` says which
+        events may be missing.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_POSITION.
         """

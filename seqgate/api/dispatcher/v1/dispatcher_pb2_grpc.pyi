@@ -204,7 +204,9 @@ class DispatcherServiceStub:
 
     The instance remembers the latest events of its subscriptions, as many as fit
     into history_bytes_max; it knows nothing of the time when another instance
-    owned the subscription. `complete_since` says which events may be missing.
+    owned the subscription. If the topic is audited (audit_topics), earlier events
+    are read from its audit topic, up to a limit. `complete_since` says which
+    events may be missing.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_POSITION.
     """
@@ -385,7 +387,9 @@ class DispatcherServiceAsyncStub(DispatcherServiceStub):
 
     The instance remembers the latest events of its subscriptions, as many as fit
     into history_bytes_max; it knows nothing of the time when another instance
-    owned the subscription. `complete_since` says which events may be missing.
+    owned the subscription. If the topic is audited (audit_topics), earlier events
+    are read from its audit topic, up to a limit. `complete_since` says which
+    events may be missing.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_POSITION.
     """
@@ -665,7 +669,9 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
 
         The instance remembers the latest events of its subscriptions, as many as fit
         into history_bytes_max; it knows nothing of the time when another instance
-        owned the subscription. `complete_since` says which events may be missing.
+        owned the subscription. If the topic is audited (audit_topics), earlier events
+        are read from its audit topic, up to a limit. `complete_since` says which
+        events may be missing.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_POSITION.
         """

@@ -1,0 +1,1 @@
+"""Audit topics: the histories of messages, for as long as the ledger keeps them."""
