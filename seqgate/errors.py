@@ -215,6 +215,8 @@ BY_REASON: Final[Mapping[str, type[SeqgateError]]] = {
     "SUBSCRIPTION_NOT_FOUND": NotFoundError,
     "LETTER_NOT_FOUND": NotFoundError,
     "LETTER_NOT_REDRIVABLE": InUseError,
+    "REDRIVE_NOT_FOUND": NotFoundError,
+    "REDRIVE_RUNNING": InUseError,
     "KEY_NOT_HELD": NotFoundError,
     "PRODUCER_BUSY": InUseError,
     "TOPIC_IN_USE": InUseError,

@@ -31,6 +31,7 @@ from seqgate.client._message import Gap, Message, Received, Token
 from seqgate.client._outbox import Receipt
 from seqgate.client._producer import Outgoing, Producer, SendManyError
 from seqgate.client._reader import EARLIEST, LATEST, Missed, Reader, Start
+from seqgate.client._redrives import Estimated, RedriveEstimate, RedriveInfo
 from seqgate.client._subscribing import (
     AfterDeadLetter,
     Incomplete,
@@ -83,6 +84,9 @@ __all__ = [
     "MessageLife",
     "SubscriptionLife",
     "MessageEvent",
+    "RedriveInfo",
+    "RedriveEstimate",
+    "Estimated",
     "CursorInfo",
     "AssemblyLimits",
     "Dropped",

@@ -17,7 +17,15 @@ from seqgate.client._codec import decode_entry, position_of
 from seqgate.client._life import MessageEvent, MessageLife, SubscriptionLife, life
 from seqgate.client._log import before, to_wire
 from seqgate.client._message import Message
-from seqgate.client._reader import EARLIEST
+from seqgate.client._reader import EARLIEST, LATEST
+from seqgate.client._redrives import (
+    ESTIMATE_TIMEOUT_S,
+    RedriveEstimate,
+    RedriveInfo,
+    redrive_estimate,
+    redrive_info,
+    selection,
+)
 from seqgate.client._subscribing import Place, start_to_wire
 from seqgate.errors import InvalidRequestError
 from seqgate.message_id import ChunkMessageId, MessageId
@@ -566,6 +574,151 @@ class Admin:
         made = await self._calls.call(request)
         return Redrive(made.redrive, made.letters, made.repeated)
 
+    async def start_redrive(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        request_id: str,
+        key: str | bytes | None = None,
+        expression: str = "",
+        letters_per_s: int = 0,
+        dead_letter_topic: str = "",
+    ) -> RedriveInfo:
+        """Start a redrive of many dead letters: of all, or those selected. It survives its caller
+        and the instance that owns the subscription, and redrives each letter once.
+
+        Args:
+            request_id: identifies the request, of 1 to 64 bytes: repeat a call with the same one.
+            key: only the letters of this key.
+            expression: only the letters for which this is true: an expression as in a filter.
+            letters_per_s: the most letters a second, up to 10,000; 0: as fast as consumers settle
+                them.
+            dead_letter_topic: where the letters are; empty: the topic that the subscription uses.
+
+        Raises:
+            InvalidRequestError: an argument is invalid.
+            InUseError: another redrive of many runs.
+            NotFoundError: there is no such subscription.
+        """
+        request = dispatcher_pb2.StartRedriveRequest(
+            topic=_name(topic),
+            subscription=subscription,
+            dead_letter_topic=dead_letter_topic and _name(dead_letter_topic),
+            selection=selection(_optional_key(key), expression),
+            letters_per_second=letters_per_s,
+            request_id=request_id,
+        )
+        return redrive_info((await self._calls.call(request)).redrive)
+
+    async def estimate_redrive(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        key: str | bytes | None = None,
+        expression: str = "",
+        dead_letter_topic: str = "",
+        entries_max: int = 10_000,
+    ) -> RedriveEstimate:
+        """What `start_redrive` would redrive, and leave out and why. Changes nothing.
+
+        Args:
+            entries_max: look at no more entries than this, up to 100,000, and estimate the rest.
+
+        Raises:
+            InvalidRequestError: an argument is invalid.
+            NotFoundError: there is no such subscription.
+        """
+        request = dispatcher_pb2.EstimateRedriveRequest(
+            topic=_name(topic),
+            subscription=subscription,
+            dead_letter_topic=dead_letter_topic and _name(dead_letter_topic),
+            selection=selection(_optional_key(key), expression),
+            max_entries=entries_max,
+        )
+        return redrive_estimate(await self._calls.call(request, timeout_s=ESTIMATE_TIMEOUT_S))
+
+    async def replay(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        request_id: str,
+        start: Place = EARLIEST,
+        end: Place = LATEST,
+        key: str | bytes | None = None,
+        expression: str = "",
+        letters_per_s: int = 0,
+        create: bool = False,
+    ) -> RedriveInfo:
+        """Deliver a stretch of the topic once more to a subscription: messages that it has
+        acknowledged. It is a redrive with a number, and touches no acknowledgement.
+
+        Args:
+            request_id, key, expression, letters_per_s: as for `start_redrive`.
+            start, end: the first message, and the one after the last.
+            create: create the subscription at the end of the log, unless it exists.
+
+        Raises:
+            InvalidRequestError: an argument is invalid.
+            InUseError: another redrive of many runs.
+            NotFoundError: there is no such topic, or no such subscription.
+        """
+        request = dispatcher_pb2.StartRedriveRequest(
+            topic=_name(topic),
+            subscription=subscription,
+            selection=selection(_optional_key(key), expression, (start, end)),
+            letters_per_second=letters_per_s,
+            request_id=request_id,
+            create_subscription=create,
+        )
+        return redrive_info((await self._calls.call(request)).redrive)
+
+    async def estimate_replay(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        start: Place = EARLIEST,
+        end: Place = LATEST,
+        key: str | bytes | None = None,
+        expression: str = "",
+        create: bool = False,
+        entries_max: int = 10_000,
+    ) -> RedriveEstimate:
+        """What `replay` would deliver, and leave out and why. Changes nothing, and creates nothing.
+        Arguments and errors are those of `replay` and `estimate_redrive`."""
+        request = dispatcher_pb2.EstimateRedriveRequest(
+            topic=_name(topic),
+            subscription=subscription,
+            selection=selection(_optional_key(key), expression, (start, end)),
+            create_subscription=create,
+            max_entries=entries_max,
+        )
+        return redrive_estimate(await self._calls.call(request, timeout_s=ESTIMATE_TIMEOUT_S))
+
+    async def redrives(self, topic: str, subscription: str) -> list[RedriveInfo]:
+        """The latest redrives and replays of a subscription, the newest first. Raises
+        NotFoundError."""
+        request = dispatcher_pb2.ListRedrivesRequest(topic=_name(topic), subscription=subscription)
+        return [redrive_info(each) for each in (await self._calls.call(request)).redrives]
+
+    async def redrive_info(self, topic: str, subscription: str, number: int) -> RedriveInfo:
+        """A redrive or replay, by its number. Raises NotFoundError."""
+        request = dispatcher_pb2.GetRedriveRequest(
+            topic=_name(topic), subscription=subscription, number=number
+        )
+        return redrive_info((await self._calls.call(request)).redrive)
+
+    async def stop_redrive(self, topic: str, subscription: str, number: int) -> RedriveInfo:
+        """Stop a redrive or replay for good; one that has ended is left unchanged. Messages on
+        their way stay on their way. Raises NotFoundError."""
+        request = dispatcher_pb2.StopRedriveRequest(
+            topic=_name(topic), subscription=subscription, number=number
+        )
+        return redrive_info((await self._calls.call(request)).redrive)
+
     async def explain_delivery(
         self,
         topic: str,
@@ -714,6 +867,10 @@ def _level(text: str) -> dict[str, Any]:
 
 def _key(key: str | bytes) -> bytes:
     return key.encode() if isinstance(key, str) else key
+
+
+def _optional_key(key: str | bytes | None) -> bytes | None:
+    return None if key is None else _key(key)
 
 
 def _optional(message: Any, field: str) -> Any:

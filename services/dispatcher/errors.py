@@ -126,10 +126,25 @@ class TooManyReturns(DomainError):
 
 
 class InvalidRedrive(DomainError):
-    """A redrive names no letters or too many, names one twice, or its request id is invalid."""
+    """A redrive names no letters or too many, names one twice, or its request id, selection or rate
+    is invalid."""
 
     kind = Kind.INVALID
     reason = "INVALID_REDRIVE"
+
+
+class RedriveRunning(DomainError):
+    """Another redrive of many runs on the subscription."""
+
+    kind = Kind.IN_USE
+    reason = "REDRIVE_RUNNING"
+
+
+class RedriveNotFound(DomainError):
+    """The subscription has no such redrive, or has forgotten it."""
+
+    kind = Kind.NOT_FOUND
+    reason = "REDRIVE_NOT_FOUND"
 
 
 class KeyNotHeld(DomainError):

@@ -68,6 +68,11 @@ RIGHTS: Final[Rights] = table(
         "ReleaseKey": Right(_OF_CONSUMERS),
         "ListDeadLetters": Right(_of_letters(CONSUME, ADMINISTER)),
         "RedriveDeadLetters": Right(_of_letters(CONSUME, ADMINISTER)),
+        "StartRedrive": Right(_of_letters(CONSUME, ADMINISTER)),
+        "EstimateRedrive": Right(_of_letters(CONSUME, ADMINISTER)),
+        "GetRedrive": Right(_OF_CONSUMERS),
+        "ListRedrives": Right(_OF_CONSUMERS),
+        "StopRedrive": Right(_OF_CONSUMERS),
         "GetDeadLetter": Right(_of_letters(CONSUME)),  # it has the payload
         "SetFilters": Right(_OF_OPERATORS),
         "GetFilters": Right(_OF_CONSUMERS),

@@ -20,6 +20,7 @@ from seqgate.services.dispatcher.errors import (
 from seqgate.services.dispatcher.filtering.analysis import Analysis, analyze
 from seqgate.services.dispatcher.filtering.chains import Chain, Chains, from_properties
 from seqgate.services.dispatcher.letters.listing import Letters
+from seqgate.services.dispatcher.letters.record import Extent, RedriveRecord
 from seqgate.services.dispatcher.letters.returns import Redrive
 from seqgate.services.dispatcher.metrics import DispatcherMetrics
 from seqgate.services.dispatcher.ports import (
@@ -28,7 +29,11 @@ from seqgate.services.dispatcher.ports import (
     InvalidProperty,
     Ports,
     SubscriptionNotFound,
+    TopicNotFound,
 )
+from seqgate.services.dispatcher.redrives.estimating import Estimated, estimate_redrive
+from seqgate.services.dispatcher.redrives.redriving import Order
+from seqgate.services.dispatcher.redrives.wanted import Unborn, Wanted
 from seqgate.services.dispatcher.shell.live import Live, Unread
 from seqgate.services.dispatcher.shell.session import Joining, Session
 from seqgate.services.dispatcher.shell.shared import Shared
@@ -317,6 +322,66 @@ class Dispatcher:
         live = await self.live(topic, name)
         return await live.redrive(dead_letter_topic, letters, request_id, is_trial=is_trial)
 
+    async def start_redrive(
+        self,
+        topic: TopicName,
+        name: str,
+        given: Wanted,
+        letters_s: int,
+        request_id: str,
+        caller: str,
+    ) -> tuple[Live, RedriveRecord, bool]:
+        """Start a redrive of many. Also returns whether a request with this id did so before.
+        Raises what `live` and `Redriving.start` do, and, with `creates`, what `create` does."""
+        if given.creates:
+            await self.create(topic, name, Latest(), {})
+        live = await self.live(topic, name)
+        source = self._source(live, topic, given)
+
+        async def stretch() -> Extent:
+            return await self._stretch(topic, source, given)
+
+        order = Order(request_id, caller, source, given.selection, letters_s, stretch)
+        record, repeated = await live.start_redrive(order)
+        return live, record, repeated
+
+    async def estimate_redrive(
+        self, topic: TopicName, name: str, given: Wanted, *, entries_max: int, seconds_max: float
+    ) -> Estimated:
+        """What a redrive of many would redrive. Raises as `start_redrive`; changes nothing."""
+        of: Live | Unborn
+        try:
+            of = await self.live(topic, name)
+            source = self._source(of, topic, given)
+        except SubscriptionNotFound:
+            if not given.creates:
+                raise
+            source = topic
+            of = Unborn(topic, name, (await self._ports.log.ends(topic)).last, self._ports)
+        return await estimate_redrive(
+            of,
+            self._ports.log,
+            source,
+            given.selection,
+            await self._stretch(topic, source, given),
+            entries_max=entries_max,
+            seconds_max=seconds_max,
+        )
+
+    def _source(self, live: Live, topic: TopicName, given: Wanted) -> TopicName:
+        if given.stretch is not None:
+            return topic
+        return live.letters(given.dead_letter_topic).dead_letter_topic
+
+    async def _stretch(self, topic: TopicName, source: TopicName, given: Wanted) -> Extent:
+        if given.stretch is not None:
+            begin, end = given.stretch
+            return Extent(await self.resolve(topic, begin), await self.resolve(topic, end))
+        try:
+            return Extent(None, (await self._ports.log.ends(source)).last)
+        except TopicNotFound:  # it has no letters yet
+            return Extent(None, None)
+
     async def resolve(self, topic: TopicName, start: Start) -> Position | None:
         """The mark-delete position for a start: everything up to it counts as acknowledged. Raises
         TopicNotFound, and InvalidStart after the end of the log."""
@@ -351,7 +416,8 @@ class Dispatcher:
         while True:
             await asyncio.sleep(KEEP_INTERVAL_S)
             for key, live in list(self._live.items()):
-                idle_s = 0.0 if live.idle_since_s is None else loop.time() - live.idle_since_s
+                since_s = None if live.redriving.is_busy else live.idle_since_s
+                idle_s = 0.0 if since_s is None else loop.time() - since_s
                 if live.stopped is not None or idle_s > self._config.idle_timeout_s:
                     async with self._opening.of(key):
                         if live.sessions and live.stopped is None:

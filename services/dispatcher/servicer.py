@@ -29,6 +29,7 @@ from seqgate.services.dispatcher.wire import (
     lettering,
     parsing,
     recalling,
+    redriving,
     reporting,
 )
 from seqgate.services.errors import DomainError, Draining
@@ -262,6 +263,58 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
         return pb.RedriveDeadLettersResponse(
             redrive=redrive.number, letters=redrive.letters, repeated=repeated
         )
+
+    async def StartRedrive(
+        self, request: pb.StartRedriveRequest, context: Context
+    ) -> pb.StartRedriveResponse:
+        topic, name = parsing.names(request)
+        live, record, repeated = await self._dispatcher.start_redrive(
+            topic,
+            name,
+            redriving.wanted(request),
+            redriving.letters_s(request),
+            parsing.request_id(request),
+            caller_of(context),
+        )
+        return pb.StartRedriveResponse(redrive=redriving.redrive(live, record), repeated=repeated)
+
+    async def EstimateRedrive(
+        self, request: pb.EstimateRedriveRequest, context: Context
+    ) -> pb.EstimateRedriveResponse:
+        topic, name = parsing.names(request)
+        found = await self._dispatcher.estimate_redrive(
+            topic,
+            name,
+            redriving.wanted(request),
+            entries_max=read_limit(
+                request.max_entries,
+                redriving.ESTIMATED_DEFAULT,
+                redriving.ESTIMATED_MAX,
+                "max_entries",
+            ),
+            seconds_max=parsing.analysis_s(request),
+        )
+        return redriving.estimated(found)
+
+    async def GetRedrive(
+        self, request: pb.GetRedriveRequest, context: Context
+    ) -> pb.GetRedriveResponse:
+        live = await self._dispatcher.live(*parsing.names(request))
+        return pb.GetRedriveResponse(redrive=redriving.find(live, request.number))
+
+    async def ListRedrives(
+        self, request: pb.ListRedrivesRequest, context: Context
+    ) -> pb.ListRedrivesResponse:
+        live = await self._dispatcher.live(*parsing.names(request))
+        return pb.ListRedrivesResponse(redrives=redriving.redrives(live))
+
+    async def StopRedrive(
+        self, request: pb.StopRedriveRequest, context: Context
+    ) -> pb.StopRedriveResponse:
+        live = await self._dispatcher.live(*parsing.names(request))
+        if request.number in live.redriving.records:
+            await live.stop_redrive(request.number)
+        return pb.StopRedriveResponse(redrive=redriving.find(live, request.number))
 
     async def SetFilters(
         self, request: pb.SetFiltersRequest, context: Context

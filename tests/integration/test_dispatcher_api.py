@@ -190,6 +190,11 @@ METHODS: dict[str, Callable[..., Any]] = {
     "RedriveDeadLetters": lambda **names: pb.RedriveDeadLettersRequest(
         **({"positions": [at(0)], "request_id": "r"} | names)
     ),
+    "StartRedrive": lambda **names: pb.StartRedriveRequest(**({"request_id": "r"} | names)),
+    "EstimateRedrive": pb.EstimateRedriveRequest,
+    "GetRedrive": pb.GetRedriveRequest,
+    "ListRedrives": pb.ListRedrivesRequest,
+    "StopRedrive": pb.StopRedriveRequest,
     "GetDeadLetter": lambda **names: pb.GetDeadLetterRequest(**({"position": at(0)} | names)),
     "SetFilters": pb.SetFiltersRequest,
     "GetFilters": pb.GetFiltersRequest,

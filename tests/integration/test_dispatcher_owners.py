@@ -183,6 +183,11 @@ async def test_an_instance_redirects_to_the_owner_of_a_subscription(
             "RedriveDeadLetters": pb.RedriveDeadLettersRequest(
                 **names, positions=[common_pb2.Position(ledger_id=1)], request_id="r"
             ),
+            "StartRedrive": pb.StartRedriveRequest(**names, request_id="r"),
+            "EstimateRedrive": pb.EstimateRedriveRequest(**names),
+            "GetRedrive": pb.GetRedriveRequest(**names),
+            "ListRedrives": pb.ListRedrivesRequest(**names),
+            "StopRedrive": pb.StopRedriveRequest(**names),
             "SetFilters": pb.SetFiltersRequest(**names),
             "AnalyzeBacklog": pb.AnalyzeBacklogRequest(**names),
             "Report": pb.ReportRequest(**names),

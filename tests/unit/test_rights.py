@@ -125,7 +125,7 @@ LISTS = {
 }  # fmt: skip
 
 WITHIN = {
-    "dispatcher.ListDeadLetters",
+    "dispatcher.ListDeadLetters", "dispatcher.ListRedrives",
     "cursor.ListAcknowledged", "cursor.ListAttempts", "dedup.ListProducers", "ledger.ListLedgers",
     "ledger.ListTrimmedProducers",
 }  # fmt: skip
@@ -253,7 +253,10 @@ def test_a_dead_letter_topic_requires_the_right_to_publish_there() -> None:
     )
 
 
-@pytest.mark.parametrize("method", ["ListDeadLetters", "GetDeadLetter", "RedriveDeadLetters"])
+@pytest.mark.parametrize(
+    "method",
+    ["ListDeadLetters", "GetDeadLetter", "RedriveDeadLetters", "StartRedrive", "EstimateRedrive"],
+)
 def test_another_dead_letter_topic_requires_the_right_to_read_it(method: str) -> None:
     needed = DISPATCHER[path("dispatcher", method)]
     where = {"topic": "acme/shop/orders", "subscription": "billing"}

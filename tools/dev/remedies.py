@@ -177,7 +177,13 @@ REMEDIES: Final[Mapping[str, str]] = {
     "TOO_MANY_RETURNS": "Wait until consumers have acknowledged the messages on their way back, at "
     "most 500 for a subscription, and ask again.",
     "INVALID_REDRIVE": "Name 1 to 100 letters, each once, by their positions in the dead letter "
-    "topic, and give a `request_id` of 1 to 64 bytes.",
+    "topic, and give a `request_id` of 1 to 64 bytes. A selection has a key of at most 512 bytes "
+    "and an expression of at most 1,024, a rate is at most 10,000 a second, and a stretch has no "
+    "dead letter topic.",
+    "REDRIVE_RUNNING": "Wait until the redrive named in `redrive` has ended (`GetRedrive`), or "
+    "stop it (`StopRedrive`).",
+    "REDRIVE_NOT_FOUND": "List the redrives (`ListRedrives`): a subscription remembers its latest "
+    "ones.",
     "LETTER_NOT_FOUND": "List the letters with `seqgate dead-letter ls`. A letter is named by its "
     "id in the dead letter topic, and is gone once retention or a trim removes it. Letters in "
     "another topic than the subscription's latest are found with `--in`.",

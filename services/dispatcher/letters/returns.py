@@ -4,8 +4,9 @@
                            └────── failed too often ──────▶ settled; another letter
 
 A return maps the position of a message, which is acknowledged in the topic, to its letter in the
-dead letter topic. Returns, settled letters and the latest redrives are properties of the
-subscription's cursor: each step is one change of them, fenced by the epoch of the lease.
+dead letter topic, or, in a replay, to itself. Returns, settled letters and the latest redrives are
+properties of the subscription's cursor: each step is one change of them, fenced by the epoch of the
+lease.
 docs/decisions/dead-letters-come-back-by-their-old-positions.md explains the choices.
 """
 
@@ -25,6 +26,7 @@ from seqgate.services.dispatcher.cursor.tenure import Tenure
 from seqgate.services.dispatcher.entries import entry_of, position_of
 from seqgate.services.dispatcher.errors import LetterNotRedrivable, TooManyReturns
 from seqgate.services.dispatcher.letters.listing import Listing, origin_of
+from seqgate.services.dispatcher.letters.record import RedriveRecord, records_of
 from seqgate.services.dispatcher.ports import (
     ACKNOWLEDGED,
     ATTEMPTS,
@@ -76,7 +78,8 @@ class Return(NamedTuple):
     """A letter on its way back.
 
     Attributes:
-        topic, letter: the dead letter topic, and the letter's position in it.
+        topic, letter: the dead letter topic, and the letter's position in it; of a replayed
+            message, the topic and its position.
         redrive: the number of the redrive.
         messages: the number of messages of the entry.
         acknowledged: of a batch, the messages acknowledged since (bits).
@@ -113,12 +116,15 @@ class Returns:
     def __init__(self, topic: TopicName, subscription: str, tenure: Tenure, entries: Log) -> None:
         self.open: dict[Position, Return] = {}
         """By the position of the message in the topic."""
+        self.settled = asyncio.Event()
+        """Set whenever returns are settled."""
         self._names = {"topic": str(topic), "subscription": subscription}
         self._topic = topic
         self._tenure = tenure
         self._log = entries
         self._pages: dict[str, int] = {}
         self._latest: list[Redrive] = []
+        self._number = 0  # the number of the latest redrive
         self._writing = asyncio.Lock()
 
     # ---- durable state
@@ -130,6 +136,8 @@ class Returns:
         self.open, self._pages = {}, {}
         void: list[str] = []
         self._latest = [Redrive(*each) for each in json.loads(cursor.properties.get(_LATEST, "[]"))]
+        numbers = [*(each.number for each in self._latest), *records_of(cursor.properties)]
+        self._number = max(numbers, default=0)
         for name, value in cursor.properties.items():
             if name.startswith(_RETURN):
                 position = _position(name.removeprefix(_RETURN))
@@ -156,6 +164,10 @@ class Returns:
         name, bit = _bit(topic, letter)
         return bool(self._pages.get(name, 0) >> bit & 1)
 
+    def is_replay(self, each: Return) -> bool:
+        """Whether a return is no letter, but the message itself."""
+        return each.topic == self._topic
+
     def is_redriven(self, topic: TopicName, letter: Position) -> bool:
         """Whether a letter is on its way back, or its message was settled."""
         if self.is_settled(topic, letter):
@@ -163,6 +175,16 @@ class Returns:
         return any((each.topic, each.letter) == (topic, letter) for each in self.open.values())
 
     # ---- redrives
+
+    @property
+    def latest(self) -> Sequence[Redrive]:
+        """The latest redrives of named letters, the oldest first."""
+        return tuple(self._latest)
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next redrive."""
+        return self._number + 1
 
     def repeated(self, request_id: str) -> Redrive | None:
         """The redrive that a request made before; None: it made none."""
@@ -198,19 +220,31 @@ class Returns:
                 )
             origin = origin_of(entry.metadata)
             assert origin is not None
-            message = _message(entry, origin)
-            bits = _acknowledged(entry, message.messages)
-            back = Return(listing.dead_letter_topic, letter, 0, message.messages, bits)
-            found[origin] = (back, message)
-        backs = [*self.open.values(), *(back for back, _ in found.values())]
-        pages = self._pages.keys() | {_bit(each.topic, each.letter)[0] for each in backs}
-        if len(pages) > PAGES_MAX:
+            found[origin] = self.back(listing.dead_letter_topic, entry, origin)
+        if not self.has_pages(back for back, _ in found.values()):
             raise TooManyReturns(
                 f"too many settled letters (limit {PAGES_MAX} pages of {PAGE_LETTERS:,})",
                 retry_after_s=60.0,
                 pages_max=PAGES_MAX,
             )
         return found
+
+    def has_pages(self, more: Iterable[Return]) -> bool:
+        """Whether there is room to mark more letters as settled."""
+        backs = [each for each in (*self.open.values(), *more) if not self.is_replay(each)]
+        pages = self._pages.keys() | {_bit(each.topic, each.letter)[0] for each in backs}
+        return len(pages) <= PAGES_MAX
+
+    def back(
+        self, topic: TopicName, entry: StoredEntry, position: Position, number: int = 0
+    ) -> tuple[Return, Entry]:
+        """The return of an entry of `topic` as the message at a position, and the machine's view of
+        it."""
+        message = _message(entry, position)
+        back = Return(topic, position_of(entry), number, message.messages)
+        if not self.is_replay(back):
+            back = back._replace(acknowledged=_acknowledged(entry, message.messages))
+        return back, message
 
     def _why_not(
         self,
@@ -224,7 +258,7 @@ class Returns:
         if entry is None:
             return "the dead letter topic has no such letter of the subscription"
         origin = origin_of(entry.metadata)
-        if entry.metadata.num_chunks_from_msg > 1 or f"{ORIGIN}chunk" in entry.metadata.properties:
+        if is_chunk(entry):
             return "it is a chunk of a large message"
         if self.is_settled(listing.dead_letter_topic, letter):
             return "it was redriven before"
@@ -243,17 +277,29 @@ class Returns:
             return await self._begin(returns, request_id)
 
     async def _begin(self, returns: Mapping[Position, Return], request_id: str) -> Redrive:
-        number = 1 + max((each.number for each in self._latest), default=0)
+        number = self.next_number
         redrive = Redrive(number, request_id, len(returns))
         latest = [*self._latest, redrive][-LATEST_MAX:]
         numbered = {each: found._replace(redrive=number) for each, found in returns.items()}
         put = {_name(each): found.to_text() for each, found in numbered.items()}
         put[_LATEST] = json.dumps(latest)
         await self._tenure.set_properties(put, ())
-        self._latest = latest
+        self._latest, self._number = latest, number
         self.open.update(numbered)
         log.info("dead letters redriven", **self._names, redrive=number, letters=len(returns))
         return redrive
+
+    async def bring(
+        self, returns: Mapping[Position, Return], record: RedriveRecord, remove: Sequence[str] = ()
+    ) -> None:
+        """Make returns of a redrive durable, in one change with its record; also remove properties.
+        Raises as `begin`."""
+        async with self._writing:
+            put = {_name(each): found.to_text() for each, found in returns.items()}
+            put[record.name] = record.to_text()
+            await self._tenure.set_properties(put, remove)
+            self._number = max(self._number, record.number)
+            self.open.update(returns)
 
     # ---- settlements
 
@@ -272,8 +318,9 @@ class Returns:
         left = dict(self.open)
         for position in [each for each in self.open if _is_in(each, what)]:
             each = left.pop(position)
-            name, bit = _bit(each.topic, each.letter)
-            pages[name] = pages.get(name, self._pages.get(name, 0)) | 1 << bit
+            if not self.is_replay(each):
+                name, bit = _bit(each.topic, each.letter)
+                pages[name] = pages.get(name, self._pages.get(name, 0)) | 1 << bit
             remove.append(_name(position))
             if (key := held(position)) is not None:
                 remove.append(key)
@@ -288,6 +335,7 @@ class Returns:
         await self._tenure.set_properties(put, remove)
         self.open = left
         self._pages |= pages
+        self.settled.set()
 
     async def record(self, attempts: Iterable[tuple[Position, int]]) -> None:
         """Make counts of failed deliveries durable. May be repeated."""
@@ -310,12 +358,14 @@ class Returns:
 
     async def entries(self, positions: Sequence[Position]) -> list[StoredEntry]:
         """Returned messages as they are delivered; those whose letter is gone are left out."""
-        found = []
+        found: list[StoredEntry] = []
         for position in positions:
             each = self.open.get(position)
             if each is not None:
                 letters = await self._letters(each)
-                found += [delivered(letter, position) for letter in letters]
+                if not self.is_replay(each):
+                    letters = [delivered(letter, position) for letter in letters]
+                found += letters
         return found
 
     async def messages(self) -> list[Entry]:
@@ -402,6 +452,12 @@ def _acknowledged(entry: StoredEntry, messages: int) -> int:
         return 0
     whole = (1 << messages) - 1
     return 0 if bits & whole == whole else bits & whole
+
+
+def is_chunk(entry: StoredEntry) -> bool:
+    """Whether an entry is a chunk of a large message, or the letter of one."""
+    metadata = entry.metadata
+    return metadata.num_chunks_from_msg > 1 or f"{ORIGIN}chunk" in metadata.properties
 
 
 def redrives_of(entry: StoredEntry) -> int:

@@ -12,7 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import structlog
 
@@ -44,15 +44,19 @@ from seqgate.services.dispatcher.errors import (
 )
 from seqgate.services.dispatcher.filtering.applied import Filtering
 from seqgate.services.dispatcher.filtering.chains import (
+    NO_FILTERS,
     Chain,
     Stretch,
     from_properties,
     to_properties,
 )
+from seqgate.services.dispatcher.filtering.trial import Trial
 from seqgate.services.dispatcher.letters.graveyard import Graveyard
 from seqgate.services.dispatcher.letters.listing import Listing
+from seqgate.services.dispatcher.letters.record import RedriveRecord
 from seqgate.services.dispatcher.letters.returns import Redrive, Return, Returns
 from seqgate.services.dispatcher.ports import Cursor, InvalidProperty, Part, Ports, TopicNotFound
+from seqgate.services.dispatcher.redrives.redriving import Order, Redriving
 from seqgate.services.dispatcher.shell.cache import EntryCache
 from seqgate.services.dispatcher.shell.performing import Performing
 from seqgate.services.dispatcher.shell.sending import Sending
@@ -65,6 +69,8 @@ from seqgate.services.runtime.room import Room
 from seqgate.types import Position, TopicName
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 RECALLED: Final = 1_000
 """How many records of a history are searched at a time."""
@@ -140,7 +146,7 @@ class Live:
         self._changing_filters = asyncio.Lock()
         self._work = Work(topic, name, tasks, self._at_stop, shared.changes)
         self.returns = Returns(topic, name, tenure, ports.log)
-        self._redriving = asyncio.Lock()
+        self.redriving = Redriving(self, self._work, ports.log, ports.now_ms)
         self._graveyard = Graveyard(
             topic,
             name,
@@ -258,6 +264,7 @@ class Live:
             self.history.begin(self._ports.now_ms(), self.epoch, self._ports.owner)
         self._begin(durable)
         self._work.start(self._waiting.keep)
+        self.redriving.go_on()
 
     def _begin(self, durable: Durable) -> None:
         """Start a machine from durable state."""
@@ -297,6 +304,7 @@ class Live:
                 await resuming.move_back(tenure, self.topic, cursor, last)
                 return await self._durable()
         await self.returns.load(cursor, acknowledged)
+        self.redriving.load(cursor)
         returned = frozenset(self.returns.open)
         keys = await self._graveyard.load(cursor, acknowledged, returned)
         return Durable(
@@ -656,7 +664,7 @@ class Live:
         changed."""
 
         async def change() -> tuple[Redrive, bool]:
-            async with self._redriving:
+            async with self.redriving.one_by_one:
                 if request_id and (before := self.returns.repeated(request_id)) is not None:
                     return before, True
                 acknowledged = self.machine.acknowledged
@@ -665,29 +673,41 @@ class Live:
                 if is_trial:
                     return Redrive(0, request_id, len(found)), False
                 async with self._performing.changing:
-                    return await self._bring(found, request_id), False
+                    return await self.bring(
+                        found, lambda returns: self.returns.begin(returns, request_id)
+                    ), False
 
         return await self._work.finished(change)
 
-    async def _bring(
-        self, found: Mapping[Position, tuple[Return, Entry]], request_id: str
-    ) -> Redrive:
+    async def start_redrive(self, order: Order) -> tuple[RedriveRecord, bool]:
+        """See Redriving.start. Once begun, it completes even if its caller is gone."""
+        return await self._work.finished(lambda: self.redriving.start(order))
+
+    async def stop_redrive(self, number: int) -> RedriveRecord:
+        """See Redriving.stop."""
+        return await self._work.finished(lambda: self.redriving.stop(number))
+
+    async def bring(
+        self,
+        found: Mapping[Position, tuple[Return, Entry]],
+        make_durable: Callable[[Mapping[Position, Return]], Awaitable[T]],
+    ) -> T:
+        """Make returns durable, and deliver them; the caller holds `changing`. Raises
+        LetterNotRedrivable, TooManyReturns: nothing changed."""
         performing = self._performing
         if any(position not in self.machine.acknowledged for position in found):
             raise LetterNotRedrivable("the subscription was reset meanwhile")
         returns = {position: each for position, (each, _) in found.items()}
         try:
-            redrive = await self._work.repeated(
-                lambda: self.returns.begin(returns, request_id), unless=InvalidProperty
-            )
+            made = await self._work.repeated(lambda: make_durable(returns), unless=InvalidProperty)
         except InvalidProperty as error:
             raise TooManyReturns(
                 "too many held keys, and letters on their way back, for the cursor's properties",
                 retry_after_s=1.0,
             ) from error
         if self.history is not None:
-            now_ms, number = performing.now_ms(), str(redrive.number)
-            self.history.record(What.REDRIVEN, now_ms, list(returns), number)
+            for place, each in returns.items():
+                self.history.record(What.REDRIVEN, performing.now_ms(), [place], str(each.redrive))
         performing.cache.drop(found)
         with self._work.contained():
             messages = [message for _, message in found.values()]
@@ -695,7 +715,22 @@ class Live:
             now_ms = performing.now_ms()
             performing.apply(performing.machine.redrive(messages, now_ms, partial))
         self._work.check()
-        return redrive
+        return made
+
+    @property
+    def begun(self) -> frozenset[Position]:
+        """The messages on their way to the dead letter topic."""
+        return self._graveyard.begun
+
+    @property
+    def chain(self) -> Chain:
+        """The filters that apply to new entries."""
+        applied = self.filtering.chains.applied
+        return applied[-1].chain if applied else NO_FILTERS
+
+    def trial(self, chain: Chain) -> Trial:
+        """A trial of a chain, with the subscription's properties."""
+        return self.filtering.trial(chain)
 
     async def cursor(self) -> Cursor:
         return await self._tenure.get()

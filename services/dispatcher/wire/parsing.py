@@ -248,7 +248,7 @@ def letters(request: pb.RedriveDeadLettersRequest) -> list[Position]:
     return found
 
 
-def request_id(request: pb.RedriveDeadLettersRequest) -> str:
+def request_id(request: pb.RedriveDeadLettersRequest | pb.StartRedriveRequest) -> str:
     if not 1 <= len(request.request_id.encode()) <= REQUEST_ID_BYTES_MAX:
         raise InvalidRedrive(
             f"request_id must have 1 to {REQUEST_ID_BYTES_MAX} bytes", field="request_id"
@@ -319,7 +319,7 @@ def _nack(given: pb.NegativeAcknowledgement) -> Nack:
     return Nack(given.delivery, delay_ms)
 
 
-def analysis_s(request: pb.AnalyzeBacklogRequest) -> float:
+def analysis_s(request: pb.AnalyzeBacklogRequest | pb.EstimateRedriveRequest) -> float:
     if not request.HasField("max_duration"):
         return ANALYSIS_S
     most_ms = ANALYSIS_MAX_S * 1000

@@ -220,6 +220,96 @@ DELIVERY_FAILURE_LOST: DeliveryFailure.ValueType  # 3
 """Its consumer's stream ended without Leave."""
 Global___DeliveryFailure: _TypeAlias = DeliveryFailure  # noqa: Y015
 
+class _RedriveState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RedriveStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RedriveState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REDRIVE_STATE_UNSPECIFIED: _RedriveState.ValueType  # 0
+    """Never sent."""
+    REDRIVE_STATE_RUNNING: _RedriveState.ValueType  # 1
+    """It runs while an instance owns the subscription."""
+    REDRIVE_STATE_DONE: _RedriveState.ValueType  # 2
+    """It has looked at all messages. Some may still be on their way."""
+    REDRIVE_STATE_STOPPED: _RedriveState.ValueType  # 3
+    """StopRedrive stopped it."""
+    REDRIVE_STATE_FAILED: _RedriveState.ValueType  # 4
+    """It cannot go on; `failure` says why."""
+
+class RedriveState(_RedriveState, metaclass=_RedriveStateEnumTypeWrapper):
+    """RedriveState is how far a redrive is."""
+
+REDRIVE_STATE_UNSPECIFIED: RedriveState.ValueType  # 0
+"""Never sent."""
+REDRIVE_STATE_RUNNING: RedriveState.ValueType  # 1
+"""It runs while an instance owns the subscription."""
+REDRIVE_STATE_DONE: RedriveState.ValueType  # 2
+"""It has looked at all messages. Some may still be on their way."""
+REDRIVE_STATE_STOPPED: RedriveState.ValueType  # 3
+"""StopRedrive stopped it."""
+REDRIVE_STATE_FAILED: RedriveState.ValueType  # 4
+"""It cannot go on; `failure` says why."""
+Global___RedriveState: _TypeAlias = RedriveState  # noqa: Y015
+
+class _RedriveOutcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RedriveOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RedriveOutcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REDRIVE_OUTCOME_UNSPECIFIED: _RedriveOutcome.ValueType  # 0
+    """Sent by a newer service."""
+    REDRIVE_OUTCOME_REDRIVEN: _RedriveOutcome.ValueType  # 1
+    """It is redriven."""
+    REDRIVE_OUTCOME_NOT_SELECTED: _RedriveOutcome.ValueType  # 2
+    """It has another key, or the expression is false."""
+    REDRIVE_OUTCOME_EXPRESSION_FAILED: _RedriveOutcome.ValueType  # 3
+    """The expression failed on it: it reads a property that the message lacks, for
+    instance.
+    """
+    REDRIVE_OUTCOME_FILTERED: _RedriveOutcome.ValueType  # 4
+    """The subscription's filters reject it, or fail on it (stretches only)."""
+    REDRIVE_OUTCOME_UNACKNOWLEDGED: _RedriveOutcome.ValueType  # 5
+    """The subscription has not acknowledged it: it is delivered anyway."""
+    REDRIVE_OUTCOME_RETURNING: _RedriveOutcome.ValueType  # 6
+    """It is on its way back already."""
+    REDRIVE_OUTCOME_SETTLED: _RedriveOutcome.ValueType  # 7
+    """The letter was redriven before, and its message is settled."""
+    REDRIVE_OUTCOME_REDRIVEN_TOO_OFTEN: _RedriveOutcome.ValueType  # 8
+    """Its message was redriven 20 times."""
+    REDRIVE_OUTCOME_CHUNK: _RedriveOutcome.ValueType  # 9
+    """It is a chunk of a large message."""
+
+class RedriveOutcome(_RedriveOutcome, metaclass=_RedriveOutcomeEnumTypeWrapper):
+    """RedriveOutcome is what a redrive does with a message: redrives it, or leaves it
+    out for a reason.
+    """
+
+REDRIVE_OUTCOME_UNSPECIFIED: RedriveOutcome.ValueType  # 0
+"""Sent by a newer service."""
+REDRIVE_OUTCOME_REDRIVEN: RedriveOutcome.ValueType  # 1
+"""It is redriven."""
+REDRIVE_OUTCOME_NOT_SELECTED: RedriveOutcome.ValueType  # 2
+"""It has another key, or the expression is false."""
+REDRIVE_OUTCOME_EXPRESSION_FAILED: RedriveOutcome.ValueType  # 3
+"""The expression failed on it: it reads a property that the message lacks, for
+instance.
+"""
+REDRIVE_OUTCOME_FILTERED: RedriveOutcome.ValueType  # 4
+"""The subscription's filters reject it, or fail on it (stretches only)."""
+REDRIVE_OUTCOME_UNACKNOWLEDGED: RedriveOutcome.ValueType  # 5
+"""The subscription has not acknowledged it: it is delivered anyway."""
+REDRIVE_OUTCOME_RETURNING: RedriveOutcome.ValueType  # 6
+"""It is on its way back already."""
+REDRIVE_OUTCOME_SETTLED: RedriveOutcome.ValueType  # 7
+"""The letter was redriven before, and its message is settled."""
+REDRIVE_OUTCOME_REDRIVEN_TOO_OFTEN: RedriveOutcome.ValueType  # 8
+"""Its message was redriven 20 times."""
+REDRIVE_OUTCOME_CHUNK: RedriveOutcome.ValueType  # 9
+"""It is a chunk of a large message."""
+Global___RedriveOutcome: _TypeAlias = RedriveOutcome  # noqa: Y015
+
 class _FailurePolicy:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -2474,6 +2564,575 @@ class RedriveDeadLettersResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RedriveDeadLettersResponse: _TypeAlias = RedriveDeadLettersResponse  # noqa: Y015
+
+@_typing.final
+class TopicStretch(_message.Message):
+    """TopicStretch is a part of the subscription's topic."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def start(self) -> _common_pb2.Start:
+        """The place of its first entry."""
+
+    @_builtins.property
+    def end(self) -> _common_pb2.Start:
+        """The place after its last entry. In a Redrive, `after` names the last entry.
+        Absent: the end of the log when the redrive starts.
+        """
+
+    def __init__(
+        self,
+        *,
+        start: _common_pb2.Start | None = ...,
+        end: _common_pb2.Start | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopicStretch: _TypeAlias = TopicStretch  # noqa: Y015
+
+@_typing.final
+class RedriveSelection(_message.Message):
+    """RedriveSelection names messages: dead letters or, with `stretch`, entries of the
+    topic; all of them, unless `key` or `expression` is set.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    EXPRESSION_FIELD_NUMBER: _builtins.int
+    STRETCH_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    """The messages with this key, of at most 512 bytes. Absent: of all keys."""
+    expression: _builtins.str
+    """The messages for which this expression is true: as in a filter, with at most
+    1,024 bytes. It reads a letter's message as it would be delivered, with the
+    letter's own properties, such as `seqgate.dead.reason` and `seqgate.attempts`.
+    Empty: all messages.
+    """
+    @_builtins.property
+    def stretch(self) -> Global___TopicStretch:
+        """Replays entries of the topic. Absent: redrives dead letters."""
+
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes | None = ...,
+        expression: _builtins.str = ...,
+        stretch: Global___TopicStretch | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "key", b"key", "stretch", b"stretch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "expression", b"expression", "key", b"key", "stretch", b"stretch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__key: _TypeAlias = _typing.Literal["key"]  # noqa: Y015
+    _WhichOneofArgType__key: _TypeAlias = _typing.Literal["_key", b"_key"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__key) -> _WhichOneofReturnType__key | None: ...
+
+Global___RedriveSelection: _TypeAlias = RedriveSelection  # noqa: Y015
+
+@_typing.final
+class RedriveCount(_message.Message):
+    """RedriveCount is the number of messages with one outcome."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    outcome: Global___RedriveOutcome.ValueType
+    """The outcome."""
+    entries: _builtins.int
+    """The number of entries: a letter, or a batch, is one."""
+    def __init__(
+        self,
+        *,
+        outcome: Global___RedriveOutcome.ValueType = ...,
+        entries: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "outcome", b"outcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RedriveCount: _TypeAlias = RedriveCount  # noqa: Y015
+
+@_typing.final
+class Redrive(_message.Message):
+    """Redrive is messages that are taken back to their subscription under one number."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SELECTION_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_TOPIC_FIELD_NUMBER: _builtins.int
+    LETTERS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    TOTAL_ENTRIES_FIELD_NUMBER: _builtins.int
+    SCANNED_ENTRIES_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    RETURNING_ENTRIES_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Counts the subscription's redrives, from 1."""
+    request_id: _builtins.str
+    """The request_id of its caller."""
+    dead_letter_topic: _builtins.str
+    """The dead letter topic; empty: the topic itself."""
+    letters_per_second: _builtins.int
+    """The most messages a second; 0: as fast as consumers settle them."""
+    state: Global___RedriveState.ValueType
+    """How far it is."""
+    failure: _builtins.str
+    """Why it failed; empty: it did not."""
+    waits_for: _builtins.str
+    """What it waits for, if it runs and waits: consumers, a filter service, ...; empty:
+    for nothing.
+    """
+    total_entries: _builtins.int
+    """The number of entries in the dead letter topic, or in the stretch, when it
+    started, about.
+    """
+    scanned_entries: _builtins.int
+    """How many of them it has read."""
+    returning_entries: _builtins.int
+    """How many of its messages are on their way: not settled yet."""
+    caller: _builtins.str
+    """The caller that started it, if known: see FilterChange."""
+    @_builtins.property
+    def selection(self) -> Global___RedriveSelection:
+        """The messages. Absent: RedriveDeadLetters named them one by one."""
+
+    @_builtins.property
+    def started(self) -> _timestamp_pb2.Timestamp:
+        """When it started. Absent: RedriveDeadLetters made it."""
+
+    @_builtins.property
+    def ended(self) -> _timestamp_pb2.Timestamp:
+        """When it ended. Absent: it runs, or RedriveDeadLetters made it."""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___RedriveCount]:
+        """The number of messages by outcome, for each that at least one has."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+        selection: Global___RedriveSelection | None = ...,
+        dead_letter_topic: _builtins.str = ...,
+        letters_per_second: _builtins.int = ...,
+        state: Global___RedriveState.ValueType = ...,
+        failure: _builtins.str = ...,
+        waits_for: _builtins.str = ...,
+        started: _timestamp_pb2.Timestamp | None = ...,
+        ended: _timestamp_pb2.Timestamp | None = ...,
+        total_entries: _builtins.int = ...,
+        scanned_entries: _builtins.int = ...,
+        counts: _abc.Iterable[Global___RedriveCount] | None = ...,
+        returning_entries: _builtins.int = ...,
+        caller: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ended", b"_ended", "_started", b"_started", "ended", b"ended", "selection", b"selection", "started", b"started"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ended", b"_ended", "_started", b"_started", "caller", b"caller", "counts", b"counts", "dead_letter_topic", b"dead_letter_topic", "ended", b"ended", "failure", b"failure", "letters_per_second", b"letters_per_second", "number", b"number", "request_id", b"request_id", "returning_entries", b"returning_entries", "scanned_entries", b"scanned_entries", "selection", b"selection", "started", b"started", "state", b"state", "total_entries", b"total_entries", "waits_for", b"waits_for"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ended: _TypeAlias = _typing.Literal["ended"]  # noqa: Y015
+    _WhichOneofArgType__ended: _TypeAlias = _typing.Literal["_ended", b"_ended"]  # noqa: Y015
+    _WhichOneofReturnType__started: _TypeAlias = _typing.Literal["started"]  # noqa: Y015
+    _WhichOneofArgType__started: _TypeAlias = _typing.Literal["_started", b"_started"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ended) -> _WhichOneofReturnType__ended | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__started) -> _WhichOneofReturnType__started | None: ...
+
+Global___Redrive: _TypeAlias = Redrive  # noqa: Y015
+
+@_typing.final
+class StartRedriveRequest(_message.Message):
+    """StartRedriveRequest says what to redrive, and how fast."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTION_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_TOPIC_FIELD_NUMBER: _builtins.int
+    SELECTION_FIELD_NUMBER: _builtins.int
+    LETTERS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CREATE_SUBSCRIPTION_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    subscription: _builtins.str
+    """The subscription."""
+    dead_letter_topic: _builtins.str
+    """As in ListDeadLettersRequest; empty with a stretch."""
+    letters_per_second: _builtins.int
+    """The most messages a second: up to 10,000; 0: as fast as consumers settle them."""
+    request_id: _builtins.str
+    """Identifies the request, of 1 to 64 bytes: a repeated one gets the answer of the
+    first, while the redrive is among the latest 16.
+    """
+    create_subscription: _builtins.bool
+    """With a stretch: creates the subscription at the end of the log, unless it
+    exists.
+    """
+    @_builtins.property
+    def selection(self) -> Global___RedriveSelection:
+        """The messages. Absent: all dead letters."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        subscription: _builtins.str = ...,
+        dead_letter_topic: _builtins.str = ...,
+        selection: Global___RedriveSelection | None = ...,
+        letters_per_second: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+        create_subscription: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["selection", b"selection"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_subscription", b"create_subscription", "dead_letter_topic", b"dead_letter_topic", "letters_per_second", b"letters_per_second", "request_id", b"request_id", "selection", b"selection", "subscription", b"subscription", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartRedriveRequest: _TypeAlias = StartRedriveRequest  # noqa: Y015
+
+@_typing.final
+class StartRedriveResponse(_message.Message):
+    """StartRedriveResponse describes the redrive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REDRIVE_FIELD_NUMBER: _builtins.int
+    REPEATED_FIELD_NUMBER: _builtins.int
+    repeated: _builtins.bool
+    """Whether an earlier request with this id started it."""
+    @_builtins.property
+    def redrive(self) -> Global___Redrive:
+        """As it is now."""
+
+    def __init__(
+        self,
+        *,
+        redrive: Global___Redrive | None = ...,
+        repeated: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["redrive", b"redrive"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["redrive", b"redrive", "repeated", b"repeated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartRedriveResponse: _TypeAlias = StartRedriveResponse  # noqa: Y015
+
+@_typing.final
+class EstimateRedriveRequest(_message.Message):
+    """EstimateRedriveRequest says what a redrive would redrive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTION_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_TOPIC_FIELD_NUMBER: _builtins.int
+    SELECTION_FIELD_NUMBER: _builtins.int
+    CREATE_SUBSCRIPTION_FIELD_NUMBER: _builtins.int
+    MAX_ENTRIES_FIELD_NUMBER: _builtins.int
+    MAX_DURATION_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    subscription: _builtins.str
+    """The subscription."""
+    dead_letter_topic: _builtins.str
+    """As in StartRedriveRequest."""
+    create_subscription: _builtins.bool
+    """As in StartRedriveRequest; the subscription is not created."""
+    max_entries: _builtins.int
+    """The most entries to look at: up to 100,000; 0: 10,000."""
+    @_builtins.property
+    def selection(self) -> Global___RedriveSelection:
+        """As in StartRedriveRequest."""
+
+    @_builtins.property
+    def max_duration(self) -> _duration_pb2.Duration:
+        """The time limit, after which the partial result is returned: 1 ms to 2 minutes;
+        absent: 10 s.
+        """
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        subscription: _builtins.str = ...,
+        dead_letter_topic: _builtins.str = ...,
+        selection: Global___RedriveSelection | None = ...,
+        create_subscription: _builtins.bool = ...,
+        max_entries: _builtins.int = ...,
+        max_duration: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["max_duration", b"max_duration", "selection", b"selection"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_subscription", b"create_subscription", "dead_letter_topic", b"dead_letter_topic", "max_duration", b"max_duration", "max_entries", b"max_entries", "selection", b"selection", "subscription", b"subscription", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EstimateRedriveRequest: _TypeAlias = EstimateRedriveRequest  # noqa: Y015
+
+@_typing.final
+class EstimateRedriveResponse(_message.Message):
+    """EstimateRedriveResponse has what would become of the messages."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOTAL_ENTRIES_FIELD_NUMBER: _builtins.int
+    SCANNED_ENTRIES_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    OUTCOMES_FIELD_NUMBER: _builtins.int
+    total_entries: _builtins.int
+    """The number of entries in the dead letter topic, or in the stretch, about."""
+    scanned_entries: _builtins.int
+    """The number of entries looked at. A dead letter topic may have other entries than
+    the subscription's letters, which have no outcome.
+    """
+    blocks: _builtins.int
+    """The number of blocks of consecutive entries looked at."""
+    complete: _builtins.bool
+    """Whether all were looked at: the estimates are then exact."""
+    @_builtins.property
+    def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___RedriveEstimate]:
+        """The outcomes that at least one message would have."""
+
+    def __init__(
+        self,
+        *,
+        total_entries: _builtins.int = ...,
+        scanned_entries: _builtins.int = ...,
+        blocks: _builtins.int = ...,
+        complete: _builtins.bool = ...,
+        outcomes: _abc.Iterable[Global___RedriveEstimate] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "complete", b"complete", "outcomes", b"outcomes", "scanned_entries", b"scanned_entries", "total_entries", b"total_entries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EstimateRedriveResponse: _TypeAlias = EstimateRedriveResponse  # noqa: Y015
+
+@_typing.final
+class RedriveEstimate(_message.Message):
+    """RedriveEstimate is the number of messages that would have one outcome."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    ESTIMATED_ENTRIES_FIELD_NUMBER: _builtins.int
+    ESTIMATED_ENTRIES_LOW_FIELD_NUMBER: _builtins.int
+    ESTIMATED_ENTRIES_HIGH_FIELD_NUMBER: _builtins.int
+    outcome: Global___RedriveOutcome.ValueType
+    """The outcome."""
+    entries: _builtins.int
+    """The number of entries with it among those looked at."""
+    messages: _builtins.int
+    """The number of their messages."""
+    estimated_entries: _builtins.int
+    """The estimated number of entries with it in all."""
+    estimated_entries_low: _builtins.int
+    """The lower bound at 95 % confidence, as in BacklogVerdict."""
+    estimated_entries_high: _builtins.int
+    """The upper bound at 95 % confidence."""
+    def __init__(
+        self,
+        *,
+        outcome: Global___RedriveOutcome.ValueType = ...,
+        entries: _builtins.int = ...,
+        messages: _builtins.int = ...,
+        estimated_entries: _builtins.int = ...,
+        estimated_entries_low: _builtins.int = ...,
+        estimated_entries_high: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "estimated_entries", b"estimated_entries", "estimated_entries_high", b"estimated_entries_high", "estimated_entries_low", b"estimated_entries_low", "messages", b"messages", "outcome", b"outcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RedriveEstimate: _TypeAlias = RedriveEstimate  # noqa: Y015
+
+@_typing.final
+class GetRedriveRequest(_message.Message):
+    """GetRedriveRequest names a redrive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTION_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    subscription: _builtins.str
+    """The subscription."""
+    number: _builtins.int
+    """The redrive's number."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        subscription: _builtins.str = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "subscription", b"subscription", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRedriveRequest: _TypeAlias = GetRedriveRequest  # noqa: Y015
+
+@_typing.final
+class GetRedriveResponse(_message.Message):
+    """GetRedriveResponse describes it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REDRIVE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def redrive(self) -> Global___Redrive:
+        """As it is now."""
+
+    def __init__(
+        self,
+        *,
+        redrive: Global___Redrive | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["redrive", b"redrive"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["redrive", b"redrive"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRedriveResponse: _TypeAlias = GetRedriveResponse  # noqa: Y015
+
+@_typing.final
+class ListRedrivesRequest(_message.Message):
+    """ListRedrivesRequest names a subscription."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTION_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    subscription: _builtins.str
+    """The subscription."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        subscription: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["subscription", b"subscription", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRedrivesRequest: _TypeAlias = ListRedrivesRequest  # noqa: Y015
+
+@_typing.final
+class ListRedrivesResponse(_message.Message):
+    """ListRedrivesResponse has its latest redrives."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REDRIVES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def redrives(self) -> _containers.RepeatedCompositeFieldContainer[Global___Redrive]:
+        """The newest first."""
+
+    def __init__(
+        self,
+        *,
+        redrives: _abc.Iterable[Global___Redrive] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["redrives", b"redrives"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRedrivesResponse: _TypeAlias = ListRedrivesResponse  # noqa: Y015
+
+@_typing.final
+class StopRedriveRequest(_message.Message):
+    """StopRedriveRequest names a redrive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTION_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    subscription: _builtins.str
+    """The subscription."""
+    number: _builtins.int
+    """The redrive's number."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        subscription: _builtins.str = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "subscription", b"subscription", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopRedriveRequest: _TypeAlias = StopRedriveRequest  # noqa: Y015
+
+@_typing.final
+class StopRedriveResponse(_message.Message):
+    """StopRedriveResponse describes it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REDRIVE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def redrive(self) -> Global___Redrive:
+        """As it is now."""
+
+    def __init__(
+        self,
+        *,
+        redrive: Global___Redrive | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["redrive", b"redrive"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["redrive", b"redrive"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopRedriveResponse: _TypeAlias = StopRedriveResponse  # noqa: Y015
 
 @_typing.final
 class SetFiltersRequest(_message.Message):

@@ -115,6 +115,31 @@ class DispatcherServiceStub:
                 request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.RedriveDeadLettersRequest.SerializeToString,
                 response_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.RedriveDeadLettersResponse.FromString,
                 _registered_method=True)
+        self.StartRedrive = channel.unary_unary(
+                '/seqgate.api.dispatcher.v1.DispatcherService/StartRedrive',
+                request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.StartRedriveRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.StartRedriveResponse.FromString,
+                _registered_method=True)
+        self.EstimateRedrive = channel.unary_unary(
+                '/seqgate.api.dispatcher.v1.DispatcherService/EstimateRedrive',
+                request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.EstimateRedriveRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.EstimateRedriveResponse.FromString,
+                _registered_method=True)
+        self.GetRedrive = channel.unary_unary(
+                '/seqgate.api.dispatcher.v1.DispatcherService/GetRedrive',
+                request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetRedriveRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetRedriveResponse.FromString,
+                _registered_method=True)
+        self.ListRedrives = channel.unary_unary(
+                '/seqgate.api.dispatcher.v1.DispatcherService/ListRedrives',
+                request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ListRedrivesRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ListRedrivesResponse.FromString,
+                _registered_method=True)
+        self.StopRedrive = channel.unary_unary(
+                '/seqgate.api.dispatcher.v1.DispatcherService/StopRedrive',
+                request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.StopRedriveRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.StopRedriveResponse.FromString,
+                _registered_method=True)
         self.SetFilters = channel.unary_unary(
                 '/seqgate.api.dispatcher.v1.DispatcherService/SetFilters',
                 request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.SetFiltersRequest.SerializeToString,
@@ -319,6 +344,70 @@ class DispatcherServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StartRedrive(self, request, context):
+        """StartRedrive starts a redrive of many: of the dead letters that a selection
+        names, or of a stretch of the topic itself, which is then a replay. It is
+        durable before it is answered, and survives its caller and the subscription's
+        owner: whichever instance owns the subscription carries it out, also after a
+        crash, and redrives each message once. A subscription runs one at a time.
+
+        Each message is delivered and acknowledged once more, as by RedriveDeadLetters,
+        and nothing else is acknowledged or taken back. Letters go in the order of
+        their numbers, entries of a stretch in the order of the log. Those that cannot
+        be redriven are left out, and counted by reason. While 400 of a subscription are
+        on their way, it waits until consumers have settled some.
+
+        Retry: safe with the same request_id, also without an answer. Errors:
+        INVALID_ARGUMENT with reason INVALID_REDRIVE, INVALID_START or
+        INVALID_EXPRESSION; FAILED_PRECONDITION with reason REDRIVE_RUNNING when
+        another one runs, with its `redrive`; UNAVAILABLE with reason
+        FILTERS_UNAVAILABLE and RetryInfo; RESOURCE_EXHAUSTED with reason
+        TOO_MANY_RETURNS and RetryInfo when the cursor has no room for it. With
+        create_subscription, also the errors of CreateSubscription.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EstimateRedrive(self, request, context):
+        """EstimateRedrive counts what a redrive would redrive, and what it would leave out
+        and why, and changes nothing. If there are more entries than max_entries, it
+        looks at evenly spread blocks of them, and estimates the rest.
+
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_REDRIVE,
+        INVALID_START, INVALID_EXPRESSION or INVALID_PAGE (max_entries, max_duration);
+        UNAVAILABLE with reason FILTERS_UNAVAILABLE and RetryInfo.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRedrive(self, request, context):
+        """GetRedrive describes a redrive. Retry: safe. Errors: NOT_FOUND with reason
+        REDRIVE_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRedrives(self, request, context):
+        """ListRedrives returns the subscription's latest redrives, the newest first: 16
+        started by StartRedrive, and 32 made by RedriveDeadLetters. Retry: safe.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopRedrive(self, request, context):
+        """StopRedrive stops a running redrive for good. Messages that are on their way
+        stay on their way. One that has ended is left unchanged.
+
+        Retry: safe. Errors: NOT_FOUND with reason REDRIVE_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetFilters(self, request, context):
         """SetFilters sets a subscription's filters from a position on; the previous chain
         stays in effect before it. The chain is compiled first: if one filter is
@@ -454,6 +543,31 @@ def add_DispatcherServiceServicer_to_server(servicer, server):
                     servicer.RedriveDeadLetters,
                     request_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.RedriveDeadLettersRequest.FromString,
                     response_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.RedriveDeadLettersResponse.SerializeToString,
+            ),
+            'StartRedrive': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartRedrive,
+                    request_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.StartRedriveRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.StartRedriveResponse.SerializeToString,
+            ),
+            'EstimateRedrive': grpc.unary_unary_rpc_method_handler(
+                    servicer.EstimateRedrive,
+                    request_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.EstimateRedriveRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.EstimateRedriveResponse.SerializeToString,
+            ),
+            'GetRedrive': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRedrive,
+                    request_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetRedriveRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetRedriveResponse.SerializeToString,
+            ),
+            'ListRedrives': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRedrives,
+                    request_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ListRedrivesRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ListRedrivesResponse.SerializeToString,
+            ),
+            'StopRedrive': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopRedrive,
+                    request_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.StopRedriveRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.StopRedriveResponse.SerializeToString,
             ),
             'SetFilters': grpc.unary_unary_rpc_method_handler(
                     servicer.SetFilters,
@@ -809,6 +923,141 @@ class DispatcherService:
             '/seqgate.api.dispatcher.v1.DispatcherService/RedriveDeadLetters',
             seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.RedriveDeadLettersRequest.SerializeToString,
             seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.RedriveDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartRedrive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seqgate.api.dispatcher.v1.DispatcherService/StartRedrive',
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.StartRedriveRequest.SerializeToString,
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.StartRedriveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EstimateRedrive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seqgate.api.dispatcher.v1.DispatcherService/EstimateRedrive',
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.EstimateRedriveRequest.SerializeToString,
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.EstimateRedriveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRedrive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seqgate.api.dispatcher.v1.DispatcherService/GetRedrive',
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetRedriveRequest.SerializeToString,
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetRedriveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRedrives(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seqgate.api.dispatcher.v1.DispatcherService/ListRedrives',
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ListRedrivesRequest.SerializeToString,
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ListRedrivesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopRedrive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seqgate.api.dispatcher.v1.DispatcherService/StopRedrive',
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.StopRedriveRequest.SerializeToString,
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.StopRedriveResponse.FromString,
             options,
             channel_credentials,
             insecure,

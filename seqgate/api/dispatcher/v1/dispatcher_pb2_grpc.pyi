@@ -157,6 +157,50 @@ class DispatcherServiceStub:
     its way back, was redriven 20 times with its message, or is a chunk of a large
     message; RESOURCE_EXHAUSTED with reason TOO_MANY_RETURNS and RetryInfo.
     """
+    StartRedrive: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.StartRedriveRequest, _dispatcher_pb2.StartRedriveResponse]
+    """StartRedrive starts a redrive of many: of the dead letters that a selection
+    names, or of a stretch of the topic itself, which is then a replay. It is
+    durable before it is answered, and survives its caller and the subscription's
+    owner: whichever instance owns the subscription carries it out, also after a
+    crash, and redrives each message once. A subscription runs one at a time.
+
+    Each message is delivered and acknowledged once more, as by RedriveDeadLetters,
+    and nothing else is acknowledged or taken back. Letters go in the order of
+    their numbers, entries of a stretch in the order of the log. Those that cannot
+    be redriven are left out, and counted by reason. While 400 of a subscription are
+    on their way, it waits until consumers have settled some.
+
+    Retry: safe with the same request_id, also without an answer. Errors:
+    INVALID_ARGUMENT with reason INVALID_REDRIVE, INVALID_START or
+    INVALID_EXPRESSION; FAILED_PRECONDITION with reason REDRIVE_RUNNING when
+    another one runs, with its `redrive`; UNAVAILABLE with reason
+    FILTERS_UNAVAILABLE and RetryInfo; RESOURCE_EXHAUSTED with reason
+    TOO_MANY_RETURNS and RetryInfo when the cursor has no room for it. With
+    create_subscription, also the errors of CreateSubscription.
+    """
+    EstimateRedrive: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.EstimateRedriveRequest, _dispatcher_pb2.EstimateRedriveResponse]
+    """EstimateRedrive counts what a redrive would redrive, and what it would leave out
+    and why, and changes nothing. If there are more entries than max_entries, it
+    looks at evenly spread blocks of them, and estimates the rest.
+
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_REDRIVE,
+    INVALID_START, INVALID_EXPRESSION or INVALID_PAGE (max_entries, max_duration);
+    UNAVAILABLE with reason FILTERS_UNAVAILABLE and RetryInfo.
+    """
+    GetRedrive: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.GetRedriveRequest, _dispatcher_pb2.GetRedriveResponse]
+    """GetRedrive describes a redrive. Retry: safe. Errors: NOT_FOUND with reason
+    REDRIVE_NOT_FOUND.
+    """
+    ListRedrives: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.ListRedrivesRequest, _dispatcher_pb2.ListRedrivesResponse]
+    """ListRedrives returns the subscription's latest redrives, the newest first: 16
+    started by StartRedrive, and 32 made by RedriveDeadLetters. Retry: safe.
+    """
+    StopRedrive: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.StopRedriveRequest, _dispatcher_pb2.StopRedriveResponse]
+    """StopRedrive stops a running redrive for good. Messages that are on their way
+    stay on their way. One that has ended is left unchanged.
+
+    Retry: safe. Errors: NOT_FOUND with reason REDRIVE_NOT_FOUND.
+    """
     SetFilters: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.SetFiltersRequest, _dispatcher_pb2.SetFiltersResponse]
     """SetFilters sets a subscription's filters from a position on; the previous chain
     stays in effect before it. The chain is compiled first: if one filter is
@@ -339,6 +383,50 @@ class DispatcherServiceAsyncStub(DispatcherServiceStub):
     LETTER_NOT_REDRIVABLE when one of them is missing, was redriven before, is on
     its way back, was redriven 20 times with its message, or is a chunk of a large
     message; RESOURCE_EXHAUSTED with reason TOO_MANY_RETURNS and RetryInfo.
+    """
+    StartRedrive: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.StartRedriveRequest, _dispatcher_pb2.StartRedriveResponse]  # type: ignore[assignment]
+    """StartRedrive starts a redrive of many: of the dead letters that a selection
+    names, or of a stretch of the topic itself, which is then a replay. It is
+    durable before it is answered, and survives its caller and the subscription's
+    owner: whichever instance owns the subscription carries it out, also after a
+    crash, and redrives each message once. A subscription runs one at a time.
+
+    Each message is delivered and acknowledged once more, as by RedriveDeadLetters,
+    and nothing else is acknowledged or taken back. Letters go in the order of
+    their numbers, entries of a stretch in the order of the log. Those that cannot
+    be redriven are left out, and counted by reason. While 400 of a subscription are
+    on their way, it waits until consumers have settled some.
+
+    Retry: safe with the same request_id, also without an answer. Errors:
+    INVALID_ARGUMENT with reason INVALID_REDRIVE, INVALID_START or
+    INVALID_EXPRESSION; FAILED_PRECONDITION with reason REDRIVE_RUNNING when
+    another one runs, with its `redrive`; UNAVAILABLE with reason
+    FILTERS_UNAVAILABLE and RetryInfo; RESOURCE_EXHAUSTED with reason
+    TOO_MANY_RETURNS and RetryInfo when the cursor has no room for it. With
+    create_subscription, also the errors of CreateSubscription.
+    """
+    EstimateRedrive: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.EstimateRedriveRequest, _dispatcher_pb2.EstimateRedriveResponse]  # type: ignore[assignment]
+    """EstimateRedrive counts what a redrive would redrive, and what it would leave out
+    and why, and changes nothing. If there are more entries than max_entries, it
+    looks at evenly spread blocks of them, and estimates the rest.
+
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_REDRIVE,
+    INVALID_START, INVALID_EXPRESSION or INVALID_PAGE (max_entries, max_duration);
+    UNAVAILABLE with reason FILTERS_UNAVAILABLE and RetryInfo.
+    """
+    GetRedrive: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.GetRedriveRequest, _dispatcher_pb2.GetRedriveResponse]  # type: ignore[assignment]
+    """GetRedrive describes a redrive. Retry: safe. Errors: NOT_FOUND with reason
+    REDRIVE_NOT_FOUND.
+    """
+    ListRedrives: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.ListRedrivesRequest, _dispatcher_pb2.ListRedrivesResponse]  # type: ignore[assignment]
+    """ListRedrives returns the subscription's latest redrives, the newest first: 16
+    started by StartRedrive, and 32 made by RedriveDeadLetters. Retry: safe.
+    """
+    StopRedrive: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.StopRedriveRequest, _dispatcher_pb2.StopRedriveResponse]  # type: ignore[assignment]
+    """StopRedrive stops a running redrive for good. Messages that are on their way
+    stay on their way. One that has ended is left unchanged.
+
+    Retry: safe. Errors: NOT_FOUND with reason REDRIVE_NOT_FOUND.
     """
     SetFilters: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.SetFiltersRequest, _dispatcher_pb2.SetFiltersResponse]  # type: ignore[assignment]
     """SetFilters sets a subscription's filters from a position on; the previous chain
@@ -585,6 +673,80 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
         LETTER_NOT_REDRIVABLE when one of them is missing, was redriven before, is on
         its way back, was redriven 20 times with its message, or is a chunk of a large
         message; RESOURCE_EXHAUSTED with reason TOO_MANY_RETURNS and RetryInfo.
+        """
+
+    @_abc_1.abstractmethod
+    def StartRedrive(
+        self,
+        request: _dispatcher_pb2.StartRedriveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_dispatcher_pb2.StartRedriveResponse, _abc.Awaitable[_dispatcher_pb2.StartRedriveResponse]]:
+        """StartRedrive starts a redrive of many: of the dead letters that a selection
+        names, or of a stretch of the topic itself, which is then a replay. It is
+        durable before it is answered, and survives its caller and the subscription's
+        owner: whichever instance owns the subscription carries it out, also after a
+        crash, and redrives each message once. A subscription runs one at a time.
+
+        Each message is delivered and acknowledged once more, as by RedriveDeadLetters,
+        and nothing else is acknowledged or taken back. Letters go in the order of
+        their numbers, entries of a stretch in the order of the log. Those that cannot
+        be redriven are left out, and counted by reason. While 400 of a subscription are
+        on their way, it waits until consumers have settled some.
+
+        Retry: safe with the same request_id, also without an answer. Errors:
+        INVALID_ARGUMENT with reason INVALID_REDRIVE, INVALID_START or
+        INVALID_EXPRESSION; FAILED_PRECONDITION with reason REDRIVE_RUNNING when
+        another one runs, with its `redrive`; UNAVAILABLE with reason
+        FILTERS_UNAVAILABLE and RetryInfo; RESOURCE_EXHAUSTED with reason
+        TOO_MANY_RETURNS and RetryInfo when the cursor has no room for it. With
+        create_subscription, also the errors of CreateSubscription.
+        """
+
+    @_abc_1.abstractmethod
+    def EstimateRedrive(
+        self,
+        request: _dispatcher_pb2.EstimateRedriveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_dispatcher_pb2.EstimateRedriveResponse, _abc.Awaitable[_dispatcher_pb2.EstimateRedriveResponse]]:
+        """EstimateRedrive counts what a redrive would redrive, and what it would leave out
+        and why, and changes nothing. If there are more entries than max_entries, it
+        looks at evenly spread blocks of them, and estimates the rest.
+
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_REDRIVE,
+        INVALID_START, INVALID_EXPRESSION or INVALID_PAGE (max_entries, max_duration);
+        UNAVAILABLE with reason FILTERS_UNAVAILABLE and RetryInfo.
+        """
+
+    @_abc_1.abstractmethod
+    def GetRedrive(
+        self,
+        request: _dispatcher_pb2.GetRedriveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_dispatcher_pb2.GetRedriveResponse, _abc.Awaitable[_dispatcher_pb2.GetRedriveResponse]]:
+        """GetRedrive describes a redrive. Retry: safe. Errors: NOT_FOUND with reason
+        REDRIVE_NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def ListRedrives(
+        self,
+        request: _dispatcher_pb2.ListRedrivesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_dispatcher_pb2.ListRedrivesResponse, _abc.Awaitable[_dispatcher_pb2.ListRedrivesResponse]]:
+        """ListRedrives returns the subscription's latest redrives, the newest first: 16
+        started by StartRedrive, and 32 made by RedriveDeadLetters. Retry: safe.
+        """
+
+    @_abc_1.abstractmethod
+    def StopRedrive(
+        self,
+        request: _dispatcher_pb2.StopRedriveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_dispatcher_pb2.StopRedriveResponse, _abc.Awaitable[_dispatcher_pb2.StopRedriveResponse]]:
+        """StopRedrive stops a running redrive for good. Messages that are on their way
+        stay on their way. One that has ended is left unchanged.
+
+        Retry: safe. Errors: NOT_FOUND with reason REDRIVE_NOT_FOUND.
         """
 
     @_abc_1.abstractmethod

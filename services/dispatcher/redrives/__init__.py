@@ -1,0 +1,1 @@
+"""Redrives of many dead letters, and replays of stretches of the log."""
