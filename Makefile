@@ -39,10 +39,10 @@ $(READY): requirements.lock requirements-checkov.lock pyproject.toml
 demo: setup
 	@$(BIN)/python -m tools.demo $(if $(TRACE),--trace) $(if $(STORE),--store $(STORE))
 
-# A file's tests share what they start, so they stay together.
+# Tests that share what they start stay together: see tests/conftest.py.
 test: setup
 	@$(TOGETHER) $(CLASSES) types rules compiled
-	@$(BIN)/python -m pytest -q -n 5 --dist loadfile --no-loadscope-reorder --durations=20
+	@$(BIN)/python -m pytest -q -n 5 --dist loadgroup --no-loadscope-reorder --durations=20
 
 test-deep: lint $(PEERS) $(SPARK)
 	@SEQGATE_TEST_DEPTH=$${SEQGATE_TEST_DEPTH:-full} $(BIN)/python -m pytest -q -n 2 --dist worksteal

@@ -41,7 +41,8 @@ structlog.configure(
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out deep tests unless requested. Tests with the longest time-outs run first and unit
-    tests last: short ones fill the end, when workers run idle."""
+    tests last: short ones fill the end, when workers run idle. With `--dist loadgroup`, the tests
+    of a file share a worker, and what it started; all tests of the folder `spark` share a JVM."""
     if not is_deep():
         left_out = [item for item in items if item.get_closest_marker("deep") is not None]
         config.hook.pytest_deselected(items=left_out)
@@ -53,6 +54,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return -timeout_s, "unit" in item.path.parts
 
     items.sort(key=rank)
+    for item in items:
+        group = "spark" if item.path.parent.name == "spark" else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="module", autouse=True)

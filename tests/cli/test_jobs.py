@@ -60,13 +60,14 @@ def jobs_in(seqgate: CommandLine, tmp_path: Path) -> Callable[..., Any]:
     """Runs a command that starts Spark, in a folder."""
     environment = {**seqgate.environment, **quick_spark(tmp_path)}
 
-    async def run(folder: Path, *arguments: str) -> tuple[int | None, str]:
+    async def run(folder: Path, *arguments: str) -> Ended:
         process = await asyncio.create_subprocess_exec(
-            SEQGATE, *arguments, env=environment, cwd=folder, stdout=DEVNULL, stderr=PIPE
+            SEQGATE, *arguments, env=environment, cwd=folder, stdout=PIPE, stderr=PIPE
         )
         async with asyncio.timeout(PATIENCE_S):
-            _, errors = await process.communicate()
-        return process.returncode, errors.decode()
+            out, err = await process.communicate()
+        assert process.returncode is not None
+        return Ended(process.returncode, out.decode(), err.decode())
 
     return run
 
@@ -123,31 +124,38 @@ async def test_a_dry_run_needs_no_spark(
     }
 
 
-async def test_diff_reports_a_difference_and_fails_while_the_audit_passes(
-    jobs: Any, client: Client, stack: Stack, topic: str, tmp_path: Path
+async def test_diff_reports_a_difference_and_imports_nothing_from_the_current_folder(
+    jobs_in: Callable[..., Any], client: Client, stack: Stack, topic: str, tmp_path: Path
 ) -> None:
+    """Nor do Spark's workers: modules there would run with the operator's settings."""
     right, wrong = f"{topic}-right", f"{topic}-wrong"
     await stored(client, stack, right, wrong)
     await plant(stack, wrong, 7)
+    foreign, log = tmp_path / "foreign", tmp_path / "spark.log"
+    met = foreign_modules(foreign)
 
-    found, log = tmp_path / "found", tmp_path / "spark.log"
-    ended, audited = await asyncio.gather(
-        jobs("dedup", "diff", right, wrong, "--log-file", str(log)),
-        jobs("topic", "audit", right, wrong, "--parquet", str(found), "-o", "json"),
-    )
+    ended = await jobs_in(foreign, "dedup", "diff", right, wrong, "--log-file", str(log))
 
-    assert ended.code == 1, ended
-    for each, command, topics in ((ended, "diff", 2), (audited, "audit", 2)):
-        last = progress(each.err)[-1]
-        assert (last["command"], last["topics"], last["of_topics"]) == (command, topics, topics)
-        assert (last["entries"], last["of_entries"], last["done"]) == (6, 6, True)
+    assert (ended.code, met.exists()) == (1, False), ended
+    check_progress(ended, "diff", topics=2, entries=6)
     assert "log level" in log.read_text()
     assert not list(tmp_path.glob("seqgate-spark-*.log"))
     assert f"{right}: equal, 1 producers, 3 entries" in ended.out.splitlines()
     assert f"{wrong}: different, 1 producers, 3 entries, 1 producers differ" in ended.out
     assert "  p: 20 by the log, 7 in place" in ended.out.splitlines()
-    assert audited.code == 0, audited
-    assert audited.record == {
+
+
+@pytest.mark.deep
+async def test_an_audit_of_topics_without_findings_passes(
+    jobs: Any, client: Client, stack: Stack, topic: str
+) -> None:
+    await stored(client, stack, topic, f"{topic}-other")
+
+    ended = await jobs("topic", "audit", topic, f"{topic}-other", "-o", "json")
+
+    assert ended.code == 0, ended
+    check_progress(ended, "audit", topics=2, entries=6)
+    assert ended.record == {
         "kind": "summary",
         "topics": 2,
         "producers": 2,
@@ -155,7 +163,12 @@ async def test_diff_reports_a_difference_and_fails_while_the_audit_passes(
         "messages": 6,
         "findings": 0,
     }
-    assert {each.name for each in found.iterdir()} == {"findings.parquet", "topics.parquet"}
+
+
+def check_progress(ended: Ended, command: str, *, topics: int, entries: int) -> None:
+    last = progress(ended.err)[-1]
+    assert (last["command"], last["topics"], last["of_topics"]) == (command, topics, topics)
+    assert (last["entries"], last["of_entries"], last["done"]) == (entries, entries, True)
 
 
 def progress(err: str) -> list[Any]:
@@ -209,25 +222,38 @@ async def on_terminal(seqgate: CommandLine, *arguments: str, stdout: bool) -> Sh
 async def test_a_terminal_shows_a_live_line_and_the_result(
     seqgate: CommandLine, client: Client, stack: Stack, topic: str, tmp_path: Path
 ) -> None:
-    """The result is where standard output is."""
+    await stored(client, stack, topic)
+    found = tmp_path / "found"
+    quick = seqgate.with_(**quick_spark(tmp_path))
+
+    shown = await on_terminal(quick, "topic", "audit", topic, "--parquet", str(found), stdout=True)
+
+    check_terminal(shown, "audit")
+    assert "1 topics, 1 producers, 3 entries, 3 messages: proven" in shown.terminal
+    assert {each.name for each in found.iterdir()} == {"findings.parquet", "topics.parquet"}
+
+
+@pytest.mark.deep
+async def test_the_result_is_where_standard_output_is(
+    seqgate: CommandLine, client: Client, stack: Stack, topic: str, tmp_path: Path
+) -> None:
     await stored(client, stack, topic)
     quick = seqgate.with_(**quick_spark(tmp_path))
     result = f"{topic}: equal, 1 producers, 3 entries"
 
-    apart, audited = await asyncio.gather(
-        on_terminal(quick, "dedup", "diff", topic, stdout=False),
-        on_terminal(quick, "topic", "audit", topic, stdout=True),
-    )
+    shown = await on_terminal(quick, "dedup", "diff", topic, stdout=False)
 
-    assert (apart.code, audited.code) == (0, 0)
-    assert apart.out.startswith(f"{result}\n")
-    assert result not in apart.terminal
-    assert "1 topics, 1 producers, 3 entries, 3 messages: proven" in audited.terminal
-    for command, each in (("diff", apart), ("audit", audited)):
-        assert command in each.terminal
-        assert "1 of 1 topics, 3 of 3 entries, " in each.terminal
-        for noise in ("progress", "WARN", "log4j", "incubator"):
-            assert noise not in each.terminal
+    check_terminal(shown, "diff")
+    assert shown.out.startswith(f"{result}\n")
+    assert result not in shown.terminal
+
+
+def check_terminal(shown: Shown, command: str) -> None:
+    assert shown.code == 0, shown
+    assert command in shown.terminal
+    assert "1 of 1 topics, 3 of 3 entries, " in shown.terminal
+    for noise in ("progress", "WARN", "log4j", "incubator"):
+        assert noise not in shown.terminal
 
 
 async def test_a_job_whose_spark_fails_names_the_log(
@@ -329,19 +355,6 @@ def foreign_modules(folder: Path) -> Path:
             text = f"open({str(met)!r}, 'a').write({name!r})\nraise ImportError({name!r})\n"
             (folder / name / file).write_text(text)
     return met
-
-
-async def test_a_job_imports_nothing_from_the_current_folder(
-    jobs_in: Callable[..., Any], client: Client, stack: Stack, topic: str, tmp_path: Path
-) -> None:
-    """Nor do Spark's workers: modules there would run with the operator's settings."""
-    await stored(client, stack, topic)
-    foreign = tmp_path / "foreign"
-    met = foreign_modules(foreign)
-
-    code, errors = await jobs_in(foreign, "dedup", "rebuild", "--replace", topic)
-
-    assert (code, met.exists()) == (0, False), errors
 
 
 def started_among_foreign_modules(

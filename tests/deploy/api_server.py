@@ -9,6 +9,7 @@ import threading
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
@@ -48,10 +49,13 @@ class ApiServer:
         self._run = run
         self._events: list[Document] = []
         self._ordinals = count(10)
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, self))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(files.certificate, files.key)
-        self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
+        # A handshake is part of a request, and does not hold up others.
+        self._http.socket = context.wrap_socket(
+            self._http.socket, server_side=True, do_handshake_on_connect=False
+        )
         self.is_over = False
 
     @property
@@ -149,105 +153,102 @@ def _words(query: Mapping[str, list[str]], name: str) -> list[str]:
     return [word for each in query.get(name, ()) for word in each.split(",") if word]
 
 
-def _handler(server: ApiServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
 
-        def do_GET(self) -> None:
-            query = self._asked("get")
-            if self.kind != "pods":
-                self._answer({"kind": "List", "apiVersion": "v1", "metadata": {}, "items": []})
-            elif query.get("watch") == ["true"] and "Upgrade" in self.headers:
-                self._answer({"kind": "Status"}, 503)  # no WebSockets: it asks again without
-            elif query.get("watch") == ["true"]:
-                self._watch(query)
-            elif self.name:
-                pod = server.pods.get(self.name)
-                self._answer(pod) if pod else self._missing()
-            else:
-                version = {"resourceVersion": str(server.version)}
-                items = server.chosen(query)
-                self._answer(
-                    {"kind": "PodList", "apiVersion": "v1", "metadata": version, "items": items}
-                )
+    def __init__(self, api: ApiServer, *of_request: Any) -> None:
+        self._api = api
+        super().__init__(*of_request)
 
-        def do_POST(self) -> None:
-            self._asked("create")
-            self._answer(server.create(self._body()), 201)
-
-        def do_PATCH(self) -> None:
-            self._asked("patch")
-            body = self._body()
-            if self.kind == "secrets" and self.name in server.secrets:
-                data = {key: b64decode(each) for key, each in body["data"].items()}
-                server.secrets[self.name] |= data
-                self._answer({"kind": "Secret"})
-                return
-            pod = server.pods.get(self.name)
+    def do_GET(self) -> None:
+        query = self._asked("get")
+        if self.kind != "pods":
+            self._answer({"kind": "List", "apiVersion": "v1", "metadata": {}, "items": []})
+        elif query.get("watch") == ["true"] and "Upgrade" in self.headers:
+            self._answer({"kind": "Status"}, 503)  # no WebSockets: it asks again without
+        elif query.get("watch") == ["true"]:
+            self._watch(query)
+        elif self.name:
+            pod = self._api.pods.get(self.name)
             self._answer(pod) if pod else self._missing()
-
-        def do_DELETE(self) -> None:
-            query = self._asked("delete")
-            self._body()
-            names = (
-                [self.name]
-                if self.name
-                else [each["metadata"]["name"] for each in server.chosen(query)]
-            )
-            gone = [server.delete(name) for name in names if self.kind == "pods"]
-            self._answer(gone[0]) if gone and gone[0] else self._answer(
-                {"kind": "Status", "apiVersion": "v1", "status": "Success"}
-            )
-
-        def _asked(self, verb: str) -> dict[str, list[str]]:
-            parts = urlsplit(self.path)
-            query = parse_qs(parts.query)
-            found = PATH.fullmatch(parts.path)
-            assert found is not None, self.path
-            self.kind, self.name = found["kind"], found["name"] or ""
-            if verb == "get" and not self.name:
-                verb = "watch" if query.get("watch") == ["true"] else "list"
-            if verb == "delete" and not self.name:
-                verb = "deletecollection"
-            token = self.headers.get("Authorization", "")
-            server.asked.append(Asked(verb, self.kind, found["namespace"], token))
-            return query
-
-        def _body(self) -> Any:
-            text = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            return json.loads(text) if text else {}
-
-        def _missing(self) -> None:
+        else:
+            version = {"resourceVersion": str(self._api.version)}
+            items = self._api.chosen(query)
             self._answer(
-                {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404}, 404
+                {"kind": "PodList", "apiVersion": "v1", "metadata": version, "items": items}
             )
 
-        def _answer(self, document: Any, status: int = 200) -> None:
-            text = json.dumps(document).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
+    def do_POST(self) -> None:
+        self._asked("create")
+        self._answer(self._api.create(self._body()), 201)
 
-        def _watch(self, query: dict[str, list[str]]) -> None:
-            after = int(query.get("resourceVersion", ["0"])[0] or 0)
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            selector = dict(
-                each.split("=") for each in _words(query, "labelSelector") if "=" in each
-            )
-            with suppress(OSError):
-                for event in server.events(after):
-                    if selected(selector, event["object"]["metadata"].get("labels", {})):
-                        line = json.dumps(event).encode() + b"\n"
-                        self.wfile.write(b"%x\r\n%b\r\n" % (len(line), line))
-                        self.wfile.flush()
-            self.close_connection = True
+    def do_PATCH(self) -> None:
+        self._asked("patch")
+        body = self._body()
+        if self.kind == "secrets" and self.name in self._api.secrets:
+            data = {key: b64decode(each) for key, each in body["data"].items()}
+            self._api.secrets[self.name] |= data
+            self._answer({"kind": "Secret"})
+            return
+        pod = self._api.pods.get(self.name)
+        self._answer(pod) if pod else self._missing()
 
-        def log_message(self, *args: object) -> None:
-            pass
+    def do_DELETE(self) -> None:
+        query = self._asked("delete")
+        self._body()
+        names = (
+            [self.name]
+            if self.name
+            else [each["metadata"]["name"] for each in self._api.chosen(query)]
+        )
+        gone = [self._api.delete(name) for name in names if self.kind == "pods"]
+        self._answer(gone[0]) if gone and gone[0] else self._answer(
+            {"kind": "Status", "apiVersion": "v1", "status": "Success"}
+        )
 
-    return Handler
+    def _asked(self, verb: str) -> dict[str, list[str]]:
+        parts = urlsplit(self.path)
+        query = parse_qs(parts.query)
+        found = PATH.fullmatch(parts.path)
+        assert found is not None, self.path
+        self.kind, self.name = found["kind"], found["name"] or ""
+        if verb == "get" and not self.name:
+            verb = "watch" if query.get("watch") == ["true"] else "list"
+        if verb == "delete" and not self.name:
+            verb = "deletecollection"
+        token = self.headers.get("Authorization", "")
+        self._api.asked.append(Asked(verb, self.kind, found["namespace"], token))
+        return query
+
+    def _body(self) -> Any:
+        text = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        return json.loads(text) if text else {}
+
+    def _missing(self) -> None:
+        self._answer({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404}, 404)
+
+    def _answer(self, document: Any, status: int = 200) -> None:
+        text = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def _watch(self, query: dict[str, list[str]]) -> None:
+        after = int(query.get("resourceVersion", ["0"])[0] or 0)
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        selector = dict(each.split("=") for each in _words(query, "labelSelector") if "=" in each)
+        with suppress(OSError):
+            for event in self._api.events(after):
+                if selected(selector, event["object"]["metadata"].get("labels", {})):
+                    line = json.dumps(event).encode() + b"\n"
+                    self.wfile.write(b"%x\r\n%b\r\n" % (len(line), line))
+                    self.wfile.flush()
+        self.close_connection = True
+
+    def log_message(self, *args: object) -> None:
+        pass

@@ -122,7 +122,7 @@ def test_a_restore_that_fails_at_any_call_ends_well_the_second_time(
     assert whole.run("restore.sh", "--yes", str(whole.backup)).returncode == 0
     calls = whole.state["calls"]
     assert len(calls) > 40
-    for number in some_of(list(range(1, len(calls) + 1)), every=32):
+    for number in some_of(list(range(1, len(calls) + 1)), every=64):
         cluster = Cluster(tmp_path / str(number))
         first = cluster.run("restore.sh", "--yes", str(cluster.backup), fail_at=number, fails=fails)
         # The last deletion of pods is tried again at the end.
@@ -213,7 +213,7 @@ def test_a_script_that_fails_at_any_call_ends_well_the_second_time(
     arguments = {"upgrade.sh": ["overlay"], "enlarge.sh": ["seqgate-ledger", "2Gi"]}[script]
     whole = Cluster(tmp_path / "whole")
     assert whole.run(script, "--yes", *arguments).returncode == 0
-    for number in some_of(list(range(1, len(whole.state["calls"]) + 1)), every=3):
+    for number in some_of(list(range(1, len(whole.state["calls"]) + 1)), every=6):
         cluster = Cluster(tmp_path / str(number))
         first = cluster.run(script, "--yes", *arguments, fail_at=number)
         assert first.returncode != 0, whole.state["calls"][number - 1]

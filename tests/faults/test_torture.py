@@ -40,7 +40,7 @@ PATIENCE_S = 600 + 3 * SECONDS
 
 @pytest.mark.timeout(PATIENCE_S)
 @pytest.mark.parametrize("number", SEEDS)
-@pytest.mark.parametrize("limits", deep(quick=["default", "tiny"], full=list(LIMITS)))
+@pytest.mark.parametrize("limits", deep(quick=["tiny"], full=list(LIMITS)))
 @pytest.mark.parametrize("on_postgres", [False, pytest.param(True, marks=pytest.mark.deep)])
 async def test_torture_finds_no_loss_duplicate_or_reordering(
     tmp_path: Path, seed: int, limits: str, number: int, on_postgres: bool

@@ -192,7 +192,7 @@ def by_key(messages: list[tuple[str, str]]) -> dict[str, list[str]]:
 async def test_an_outbox_is_published_once_and_in_order_despite_kills(
     stoppable: Services, topic: str, database: str, start: Callable[..., Any], seed: int
 ) -> None:
-    random, rounds = Random(seed), times(quick=2, full=20)
+    random, rounds = Random(seed), times(quick=1, full=20)
     arguments = ("outbox_relay", stoppable.stack.address("ledger"), topic, database)
     async with open_shop(database) as shop:
 

@@ -35,7 +35,7 @@ DEFAULT, CLUSTER = pb.POLICY_SOURCE_DEFAULT, pb.POLICY_SOURCE_CLUSTER
 NAMESPACE, TOPIC = pb.POLICY_SOURCE_NAMESPACE, pb.POLICY_SOURCE_TOPIC
 REFUSE = pb.FULL_TOPIC_ACTION_REFUSE
 INVALID, UNAVAILABLE = StatusCode.INVALID_ARGUMENT, StatusCode.UNAVAILABLE
-ROUNDS = times(quick=40, full=200)
+ROUNDS = times(quick=15, full=200)
 
 Private = Callable[..., AbstractAsyncContextManager[Services]]
 
@@ -161,7 +161,7 @@ async def test_an_open_stream_applies_a_new_policy_from_its_next_request(
 
 
 async def test_concurrent_changes_on_replicas_converge(replicas: Replicas, topic: str) -> None:
-    for each in range(times(quick=15, full=50)):
+    for each in range(times(quick=10, full=50)):
         numbers = [each * 10 + i + 1 for i in range(6)]
         await asyncio.gather(
             *(put(replicas[1 + i % 2], limit(n), topic=topic) for i, n in enumerate(numbers))
@@ -179,7 +179,7 @@ async def test_no_replica_misses_a_change_when_redis_loses_its_data(
     replicas: Replicas, topic: str
 ) -> None:
     async with Redis.from_url(replicas.services.stack.redis_url) as redis:
-        for each in range(1, times(quick=15, full=50)):
+        for each in range(1, times(quick=10, full=50)):
             await put(replicas.one, limit(each), topic=topic)
             await redis.flushdb()
             assert await max_producers(replicas.two, topic) == (each, TOPIC)

@@ -24,7 +24,7 @@ from tests.support.page_programs import elsewhere, of_page
 pytestmark = pytest.mark.timeout(600)  # Spark starts slowly
 
 TOPIC = "messages/spark/mixed"
-ROUNDS = deep(quick=5, full=100)
+ROUNDS = deep(quick=3, full=100)
 CHUNK_BYTES = 300
 
 
