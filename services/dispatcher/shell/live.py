@@ -706,8 +706,9 @@ class Live:
                 retry_after_s=1.0,
             ) from error
         if self.history is not None:
-            for place, each in returns.items():
-                self.history.record(What.REDRIVEN, performing.now_ms(), [place], str(each.redrive))
+            for place in returns:
+                redrive = self.returns.open[place].redrive
+                self.history.record(What.REDRIVEN, performing.now_ms(), [place], str(redrive))
         performing.cache.drop(found)
         with self._work.contained():
             messages = [message for _, message in found.values()]
