@@ -6,8 +6,10 @@ import itertools
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,9 +23,11 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.client import Consumer, SubscriptionOptions
 from seqgate.client import connect as connect_client
 from seqgate.dev.ports import free_ports
 from seqgate.dev.stack import Stack
+from seqgate.errors import SeqgateError
 from seqgate.times import duration
 from tests.faults.world import World
 from tests.integration.refusals import check as check_refusal
@@ -469,6 +473,82 @@ async def test_a_crash_during_a_redrive_loses_and_duplicates_nothing(
             await dispatchers.RedriveDeadLetters(again)
             raise AssertionError("the letter is redriven twice")
         assert await origins(ledger, f"{topic}-s-DLQ") == [0]
+
+
+REDRIVEN = 6
+"""Messages in the tests of redrives of many: each step redrives two of them."""
+
+
+@pytest.mark.parametrize("is_replay", [False, True], ids=["letters", "replay"])
+@pytest.mark.parametrize(
+    "order",
+    some_of(
+        [
+            Order(f"{verb}.{when}", passes)
+            for verb, passes_max in (("set_properties", 8), ("persist", 3))
+            for passes in range(passes_max)
+            for when in ("before", "after")
+        ],
+        every=22,
+    ),
+    ids=lambda order: f"{order.point}-{order.passes}",
+)
+async def test_a_crash_during_a_redrive_of_many_redrives_each_message_once(
+    quick: World, order: Order, *, is_replay: bool
+) -> None:
+    topic, stack = f"public/default/many-{is_replay}-{order.point}-{order.passes}", quick.stack
+    options = SubscriptionOptions(max_redeliveries=0, max_in_flight_per_key=1)
+    settled: Counter[bytes] = Counter()
+    async with connect_client(stack.address("ledger"), stack.address("dispatcher")) as client:
+        admin = client.admin()
+        start = partial(admin.replay if is_replay else admin.start_redrive, topic, "s")
+
+        async def is_dead() -> bool:
+            return (await admin.subscription(topic, "s")).mark_delete == (1, REDRIVEN - 1)
+
+        async def is_over() -> bool:
+            """Start the redrive, however often it takes. Returns whether it has ended."""
+            try:
+                started = await start(request_id="r", letters_per_s=2)
+                found = await admin.redrive_info(topic, "s", started.number)
+            except SeqgateError:
+                return False
+            return not (found.is_running or found.returning)
+
+        async def acknowledge(consumer: Consumer) -> None:
+            while True:
+                message = await consumer.receive()
+                with suppress(SeqgateError):  # the crash took it back, or its answer
+                    await consumer.ack(message)
+                    settled[message.payload] += 1
+
+        async with (
+            client.producer(topic, name="p", batching=None) as producer,
+            client.consumer(topic, "s", options=options) as consumer,
+            asyncio.timeout(60),
+        ):
+            for each in range(REDRIVEN):
+                await producer.send(b"%d" % each, key=f"k{each % 2}")
+            for _ in range(REDRIVEN):
+                message = await consumer.receive()
+                await (consumer.ack(message) if is_replay else consumer.nack(message, delay_s=0))
+            await eventually(is_dead)
+            quick.order("dispatcher", order)
+            async with asyncio.TaskGroup() as tasks:
+                acknowledging = tasks.create_task(acknowledge(consumer))
+                redriving = tasks.create_task(eventually(is_over))
+                assert await stack.ended("dispatcher") == -signal.SIGKILL
+                await stack.run("dispatcher")
+                await redriving
+                for key in ("k0", "k1"):  # nothing is left before these
+                    await producer.send(key.encode(), key=key)
+                await eventually(lambda: {b"k0", b"k1"} <= settled.keys())
+                acknowledging.cancel()
+        (found,) = await admin.redrives(topic, "s")
+    assert (found.number, found.state) == (1, "DONE")
+    assert found.outcomes == {"REDRIVEN": REDRIVEN}
+    assert set(settled.values()) == {1}
+    assert len(settled) >= REDRIVEN  # of one in flight for each key, the answer may be lost
 
 
 @pytest.mark.parametrize(

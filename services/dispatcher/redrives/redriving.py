@@ -107,6 +107,10 @@ class Owned(Redrivable, Protocol):
     @property
     def changing(self) -> asyncio.Lock: ...
 
+    async def check_cursor(self) -> None:
+        """Raise unless the cursor service answers."""
+        ...
+
     async def bring(
         self,
         found: Mapping[Position, tuple[Return, Entry]],
@@ -302,6 +306,7 @@ class Redriving:
             await self._read_page(record)
         if not await self._has_room():
             return _Step(0, {}, record)
+        await self._of.check_cursor()  # consumers wait during the change: it will not take long
         async with self.one_by_one, self._of.changing:
             if self.records.get(record.number) != record:  # stopped, or loaded again
                 return _Step(0, {}, record)

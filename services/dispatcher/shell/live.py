@@ -718,6 +718,10 @@ class Live:
         self._work.check()
         return made
 
+    async def check_cursor(self) -> None:
+        """Raises CursorsUnavailable."""
+        await self._tenure.renew()
+
     @property
     def begun(self) -> frozenset[Position]:
         """The messages on their way to the dead letter topic."""
