@@ -1,6 +1,7 @@
 """`seqgate dead-letter`: shows a subscription's dead letters, and takes them back to it."""
 
 import uuid
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -15,8 +16,20 @@ from seqgate.cli._arguments import (
 )
 from seqgate.cli._command import Run, command, group
 from seqgate.cli._declared import argument, flag, option
+from seqgate.cli._failure import WrongUsage
 from seqgate.cli._message import record as message_record
 from seqgate.cli._output import Columns, shown, time_shown
+from seqgate.cli._redrive import (
+    DryRun,
+    Expression,
+    IsBase64,
+    KeyOption,
+    Rate,
+    RequestId,
+    Wait,
+    selected,
+    start_or_estimate,
+)
 from seqgate.cli._wire import record, wire_position
 from seqgate.client import MessageId
 from seqgate.client._codec import decode_entry
@@ -118,24 +131,60 @@ async def redrive(
     run: Run,
     topic: Topic,
     name: Subscription,
-    letters: list[MessageId] = argument(
+    letters: list[MessageId] | None = argument(
         "LETTER",
-        "The letters' ids in the dead letter topic: 1 to 100.",
-        parse=lambda given: [message_id("LETTER", each) for each in given],
+        "The letters' ids in the dead letter topic: up to 100, all of which are redriven, or none.",
+        default=None,
+        parse=lambda given: [message_id("LETTER", each) for each in given or ()],
         raw=list[str],
     ),
     *,
-    request_id: str | None = option(
-        "ID", "Makes the command safe to repeat: a redrive is made once for each id.", "--id"
-    ),
-    dry_run: bool = flag("Check the letters, and change nothing.", "--dry-run"),
+    all_: bool = flag("Redrive all letters.", "--all"),
+    key: KeyOption = None,
+    is_base64: IsBase64 = False,
+    expression: Expression = None,
+    rate: Rate = 0,
+    request_id: RequestId = None,
+    dry_run: DryRun = False,
+    wait: Wait = False,
     where: Where,
 ) -> None:
-    """Take dead letters back to their subscription, all or none.
+    """Take dead letters back to their subscription: letters named one by one, those selected by
+    --key and --where, or all.
 
     Each message is delivered and acknowledged once more, under the rules of its key: if the key is
     held behind it, it comes first, and its acknowledgement resumes the key.
+
+    A redrive of many survives this command, and redrives each letter once. `seqgate redrive` shows
+    and stops it.
     """
+    is_selected = all_ or key is not None or expression is not None
+    if bool(letters) == is_selected:
+        raise WrongUsage("give letters, or --all, --key or --where")
+    if letters:
+        if rate or wait or is_base64:
+            raise WrongUsage("--rate, --wait and --base64 require --all, --key or --where")
+        await _redrive_named(run, topic, name, letters, request_id, where, dry_run=dry_run)
+        return
+    request = pb.StartRedriveRequest(
+        topic=topic,
+        subscription=name,
+        dead_letter_topic=where,
+        selection=selected(key, expression, is_base64=is_base64),
+    )
+    await start_or_estimate(run, request, rate, request_id, dry_run=dry_run, wait=wait)
+
+
+async def _redrive_named(
+    run: Run,
+    topic: str,
+    name: str,
+    letters: Sequence[MessageId],
+    request_id: str | None,
+    where: str,
+    *,
+    dry_run: bool,
+) -> None:
     made = await run.services.call(
         pb.RedriveDeadLettersRequest(
             topic=topic,

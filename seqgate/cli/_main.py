@@ -23,6 +23,7 @@ from seqgate.cli._jobs import audit, dev, diff, rebuild
 from seqgate.cli._output import Format, Output
 from seqgate.cli._publish import publish
 from seqgate.cli._read import read
+from seqgate.cli._redrive import app as redrive
 from seqgate.cli._subscription import app as subscription
 from seqgate.cli._top import top
 from seqgate.cli._topic import app as topic
@@ -56,6 +57,7 @@ app.add_typer(dedup, name="dedup")
 app.add_typer(cursor, name="cursor")
 app.add_typer(subscription, name="subscription")
 app.add_typer(dead_letter, name="dead-letter")
+app.add_typer(redrive, name="redrive")
 app.add_typer(filter_, name="filter")
 app.add_typer(context, name="context")
 app.add_typer(admin, name="admin")

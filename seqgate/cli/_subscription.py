@@ -19,6 +19,7 @@ from seqgate.cli._declared import REQUIRED, argument, flag, option
 from seqgate.cli._failure import WrongUsage
 from seqgate.cli._known import known
 from seqgate.cli._output import Columns, time_shown
+from seqgate.cli._redrive import replay
 from seqgate.cli._report import explain, report
 from seqgate.cli._subscription_filter import analyze
 from seqgate.cli._subscription_filter import app as filter_
@@ -136,6 +137,7 @@ async def set_(
     await _tell(run, request)
 
 
+command(app, "replay")(replay)
 command(app, "report")(report)
 command(app, "explain")(explain)
 

@@ -71,3 +71,55 @@ async def test_a_letter_is_redriven_once(seqgate: CommandLine, dead: str) -> Non
 async def test_a_missing_letter_is_not_found(seqgate: CommandLine, dead: str) -> None:
     missing = await seqgate("dead-letter", "show", dead, "s", "1:9", "-o", "json")
     assert missing.error["reason"] == "LETTER_NOT_FOUND"
+
+
+# ---- redrives of many
+
+
+async def test_all_letters_are_redriven_and_the_redrive_is_shown(
+    seqgate: CommandLine, dead: str, stack: Stack
+) -> None:
+    many = ("dead-letter", "redrive", dead, "s", "--where", "properties['a'] == '1'", "--rate", "9")
+    trial = await seqgate(*many, "--dry-run", "-o", "json")
+    table = await seqgate(*many, "--dry-run")
+    assert (trial.record["total_entries"], trial.record["complete"]) == (1, True)
+    (outcome,) = trial.record["outcomes"]
+    assert (outcome["outcome"], outcome["entries"]) == ("REDRIVEN", 1)
+    assert table.rows[-1] == ["redriven", "1", "1", "1", "1", "1"]
+
+    made = await seqgate(*many, "--id", "monday", "-o", "json")
+    again = await seqgate(*many, "--id", "monday", "-o", "json")
+    assert (made.record["number"], again.record["number"]) == (1, 1)
+    async with connect(stack.address("ledger"), stack.address("dispatcher")) as client:
+        options = SubscriptionOptions(max_redeliveries=0, after_dead_letter=AfterDeadLetter.HOLD)
+        async with client.consumer(dead, "s", options=options) as consumer:
+            await consumer.ack(await consumer.receive(20))
+            shown = await seqgate("redrive", "show", dead, "s", "1", "--wait", "-o", "json")
+    assert (shown.record["state"], shown.record["counts"]) == ("DONE", {"REDRIVEN": 1})
+    assert shown.record["selection"]["expression"] == "properties['a'] == '1'"
+    assert '"of_entries":1' in shown.err
+    lines = await seqgate("redrive", "show", dead, "s", "1")
+    assert "  where" in lines.out
+    assert (await seqgate("redrive", "stop", dead, "s", "1", "-o", "json")).record["number"] == 1
+    listed = await seqgate("redrive", "ls", dead, "s")
+    assert listed.rows[1][:3] == ["1", f"{dead}-s-DLQ", "done"]
+
+
+async def test_a_stretch_is_replayed(seqgate: CommandLine, dead: str) -> None:
+    stretch = ("subscription", "replay", dead, "s", "--from", "1:0", "--to", "1:1", "-k", "k")
+    trial = await seqgate(*stretch, "--dry-run", "-o", "json")
+    made = await seqgate(*stretch, "-o", "json")
+    new = await seqgate("subscription", "replay", dead, "new", "--create", "-o", "json")
+    lines = await seqgate("redrive", "show", dead, "s", "1")
+
+    assert [each["outcome"] for each in trial.record["outcomes"]] == ["REDRIVEN"]
+    assert (made.record["number"], made.record["dead_letter_topic"]) == (1, None)
+    assert made.record["selection"]["through"] == "1:0"
+    assert (new.record["subscription"], new.record["total_entries"]) == ("new", 2)
+    assert any("the topic" in line for line in lines.out.splitlines())
+
+
+async def test_a_redrive_needs_letters_or_a_selection(seqgate: CommandLine, dead: str) -> None:
+    for given in ([], ["1:0", "--all"], ["1:0", "--rate", "1"], ["--all", "--base64"]):
+        refused = await seqgate("dead-letter", "redrive", dead, "s", *given, "-o", "json")
+        assert refused.error["reason"] == "WRONG_USAGE", given

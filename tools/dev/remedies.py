@@ -180,10 +180,10 @@ REMEDIES: Final[Mapping[str, str]] = {
     "topic, and give a `request_id` of 1 to 64 bytes. A selection has a key of at most 512 bytes "
     "and an expression of at most 1,024, a rate is at most 10,000 a second, and a stretch has no "
     "dead letter topic.",
-    "REDRIVE_RUNNING": "Wait until the redrive named in `redrive` has ended (`GetRedrive`), or "
-    "stop it (`StopRedrive`).",
-    "REDRIVE_NOT_FOUND": "List the redrives (`ListRedrives`): a subscription remembers its latest "
-    "ones.",
+    "REDRIVE_RUNNING": "Wait until the redrive named in `redrive` has ended, or stop it: "
+    "`seqgate redrive show` and `seqgate redrive stop`.",
+    "REDRIVE_NOT_FOUND": "List the redrives with `seqgate redrive ls`: a subscription remembers "
+    "its latest ones.",
     "LETTER_NOT_FOUND": "List the letters with `seqgate dead-letter ls`. A letter is named by its "
     "id in the dead letter topic, and is gone once retention or a trim removes it. Letters in "
     "another topic than the subscription's latest are found with `--in`.",

@@ -16,6 +16,7 @@ NAVIGATION: Final[tuple[Item, ...]] = (
         (
             ("Exactly once", "guides/exactly-once"),
             ("Key order", "guides/key-order"),
+            ("Redrives and replays", "guides/redrives"),
             ("Filters", "guides/filters"),
             ("Large messages", "guides/large-messages"),
             ("Recovery", "guides/recovery"),
