@@ -64,6 +64,7 @@ PAGES = {
     + urlencode({"topic": TOPIC, "expression": 'properties["kind"] == "refund"'}),
     "message": f"/message?topic={TOPIC}&position=1:0",
     "batch": f"/message?topic={BATCHED}&position=1:0&index=1",
+    "life": f"/life?topic={TOPIC}&position=1:13",
     "subscriptions": "/subscriptions",
     "subscription": f"/subscription?{urlencode(NAMES)}",
     "why": f"/why?{urlencode({**NAMES, 'key': STUCK})}",
@@ -361,7 +362,12 @@ async def test_looking_makes_no_instance_take_a_subscription_unless_the_reader_a
     reader: Browser,
 ) -> None:
     names = {"topic": BATCHED, "subscription": IDLE}
-    for path, query in (("/letters", {}), ("/letter", {"position": "1:0"}), ("/why", {"key": "b"})):
+    for path, query in (
+        ("/letters", {}),
+        ("/letter", {"position": "1:0"}),
+        ("/why", {"key": "b"}),
+        ("/life", {"position": "1:0"}),
+    ):
         answer = await reader.get(path, **names, **query)
         assert "No dispatcher owns this subscription" in answer.words
     assert "Owner none" in (await reader.get("/subscription", **names)).words
@@ -371,6 +377,26 @@ async def test_looking_makes_no_instance_take_a_subscription_unless_the_reader_a
     taken = await reader.post(f"/take?{urlencode(names)}", fields)
     assert (taken.status, taken.headers["Location"]) == (303, fields["next"])
     assert "Dead letters None" in (await reader.send("GET", fields["next"])).words
+
+
+async def test_a_messages_life_is_told_by_its_identity_or_its_position(reader: Browser) -> None:
+    by_id = await reader.get("/life", topic=TOPIC, producer="checkout", sequence_id=13)
+    for answer in (by_id, await reader.send("GET", PAGES["life"])):
+        assert "Life of checkout, 13" in answer.words
+        assert re.search(
+            r"delivered to till-1 .* failed by till-1, refused, attempt 1 .* dead lettered",
+            answer.words,
+        )
+        assert "Dead letters: 1:0" in answer.words
+        assert "If it was sent again duplicate" in answer.words
+    for query, fault in (
+        ({"producer": "checkout", "sequence_id": 900}, "stale"),
+        ({"producer": "checkout"}, "needs its sequence id"),
+        ({"position": "9:9"}, "no such message"),
+        ({"trace": "0" * 32}, "no message of the trace"),
+    ):
+        answer = await reader.get("/life", topic=TOPIC, **query)
+        assert (answer.status, fault in answer.words) == (200, True), answer.words
 
 
 async def test_texts_of_messages_are_never_markup(reader: Browser) -> None:
@@ -492,6 +518,7 @@ async def test_a_reader_sees_what_the_token_may_see_and_nothing_else(
                 "topic",
                 "messages",
                 "message",
+                "life",
                 "subscription",
                 "why",
                 "letters",

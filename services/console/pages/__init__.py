@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from seqgate.services.console.pages.cluster import cluster
 from seqgate.services.console.pages.letters import letter, letters, redrive, redriven
+from seqgate.services.console.pages.life import life
 from seqgate.services.console.pages.messages import message, messages
 from seqgate.services.console.pages.overview import overview
 from seqgate.services.console.pages.owners import taken
@@ -50,6 +51,7 @@ PAGES: Final[Mapping[str, Place]] = {
     "/topic": Place(topic, "/topics"),
     "/messages": Place(messages, "/topics", is_live=False),
     "/message": Place(message, "/topics", is_live=False),
+    "/life": Place(life, "/topics"),
     "/subscriptions": Place(subscriptions, "/subscriptions"),
     "/subscription": Place(subscription, "/subscriptions"),
     "/why": Place(why, "/subscriptions"),

@@ -20,11 +20,14 @@ def subscription_of(query: Query) -> Values:
 
 
 def position_of(text: str) -> Position:
+    return parsed_id(text).position
+
+
+def parsed_id(text: str) -> MessageId:
     try:
-        found = MessageId.parse(text)
+        return MessageId.parse(text)
     except ValueError as error:
         raise InvalidRequestError(f"a position is LEDGER:ENTRY, not {text!r}") from error
-    return found.position
 
 
 def number_of(query: Query, name: str) -> int | None:
@@ -38,9 +41,12 @@ def number_of(query: Query, name: str) -> int | None:
 
 def start_of(query: Query) -> Position | datetime | None:
     """Where to begin, `at` a position or a `time`; None: neither is given."""
-    at, moment = query.get("at", "").strip(), query.get("time", "").strip()
-    if at:
-        return position_of(at)
+    at = query.get("at", "").strip()
+    return position_of(at) if at else time_given(query.get("time", "").strip())
+
+
+def time_given(moment: str) -> datetime | None:
+    """None: empty. Without a zone, in UTC."""
     if not moment:
         return None
     try:

@@ -1,0 +1,115 @@
+"""The life of one message: its entry, and what became of it in each subscription, as a timeline."""
+
+from datetime import UTC, datetime
+from typing import Final
+
+from seqgate.api.dispatcher.v1 import dispatcher_pb2
+from seqgate.client._admin import Admin
+from seqgate.client._life import MessageEvent, MessageLife, SubscriptionLife
+from seqgate.errors import InvalidRequestError, NotFoundError
+from seqgate.message_id import MessageId
+from seqgate.services.console.pages.query import number_of, parsed_id, time_given, topic_of
+from seqgate.services.console.pages.visit import Values, Visit
+
+NOT_OWNED: Final = "No dispatcher owns this subscription."
+
+FIELDS: Final = ("position", "producer", "sequence_id", "trace", "time")
+"""What a message is looked for by; the time is where a search for its trace begins."""
+
+KINDS: Final = {
+    "ACKNOWLEDGED": "good",
+    "PARTLY_ACKNOWLEDGED": "good",
+    "FAILED": "bad",
+    "FILTER_FAILED": "bad",
+    "DEAD_LETTERED": "bad",
+    "REJECTED": "warm",
+    "RESCHEDULED": "warm",
+    "PASSED": "warm",
+}
+"""How events are marked; the others are not."""
+
+
+class Looking(Admin):
+    """An admin client whose looks make no instance take a subscription."""
+
+    async def message_history(
+        self, topic: str, subscription: str, message_id: MessageId
+    ) -> SubscriptionLife:
+        request = dispatcher_pb2.GetSubscriptionRequest(topic=topic, subscription=subscription)
+        if not (await self._calls.call(request)).subscription.owner:
+            raise NotFoundError(NOT_OWNED, reason="NO_OWNER")
+        return await super().message_history(topic, subscription, message_id)
+
+
+async def life(visit: Visit) -> Values:
+    """By its position, by its producer and sequence id, or by the trace of its producer."""
+    name = topic_of(visit.query)
+    given = {each: visit.query.get(each, "").strip() for each in FIELDS}
+    values: Values = {"topic": name, "given": given, "life": None, "fault": ""}
+    if not (given["position"] or given["producer"] or given["trace"]):
+        return values
+    try:
+        found = await _found(visit, name, given)
+    except (InvalidRequestError, NotFoundError) as error:
+        if error.reason == "TOPIC_NOT_FOUND":
+            raise
+        return values | {"fault": str(error)}
+    return values | {
+        "life": found,
+        "position": None if found.id is None else found.id.position,
+        "appended": None if found.message is None else _time(found.message.append_time_ms),
+        "subscriptions": [_subscription(each) for each in found.subscriptions],
+    }
+
+
+async def _found(visit: Visit, topic: str, given: dict[str, str]) -> MessageLife:
+    admin = Looking(visit.calls)
+    if given["position"]:
+        return await admin.message_life(topic, message_id=parsed_id(given["position"]))
+    if given["producer"]:
+        sequence_id = number_of(given, "sequence_id")
+        if sequence_id is None:
+            raise InvalidRequestError("a producer's message needs its sequence id")
+        return await admin.message_life(topic, producer=given["producer"], sequence_id=sequence_id)
+    return await admin.message_life(topic, trace_id=given["trace"], since=time_given(given["time"]))
+
+
+def _subscription(each: SubscriptionLife) -> Values:
+    return {
+        "name": each.subscription,
+        "life": each,
+        "not_owned": each.unknown == NOT_OWNED,
+        "events": [_event(it) for it in each.events],
+    }
+
+
+def _event(each: MessageEvent) -> Values:
+    return {"event": each, "mark": KINDS.get(each.kind, ""), "what": _what(each)}
+
+
+def _what(each: MessageEvent) -> str:
+    """An event's details, in words."""
+    parts = []
+    if each.consumer:
+        to = "to" if each.kind == "DELIVERED" else "by"
+        parts.append(f"{to} {each.consumer}")
+    if each.failure:
+        parts.append(each.failure.replace("_", " ").lower())
+    if each.kind in ("FAILED", "DEAD_LETTERED") and each.attempts:
+        parts.append(f"attempt {each.attempts}")
+    if each.filter:
+        parts.append(f"filter {each.filter} {each.filter_version}")
+    if each.number:
+        kind = {"REDRIVEN": "redrive", "DEAD_LETTERED": "letter", "TAKEN": "epoch"}
+        parts.append(f"{kind.get(each.kind, 'number')} {each.number:,}")
+    if each.target:
+        parts.append(f"{'at' if each.kind == 'TAKEN' else 'in'} {each.target}")
+    if each.indexes:
+        parts.append("messages " + ", ".join(map(str, each.indexes)))
+    if each.text:
+        parts.append(each.text)
+    return ", ".join(parts)
+
+
+def _time(at_ms: int) -> datetime:
+    return datetime.fromtimestamp(at_ms / 1000, UTC)
