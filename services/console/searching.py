@@ -134,7 +134,7 @@ async def _read(
 ) -> AsyncGenerator[Sequence[ledger_pb2.StoredEntry], None]:
     request = ledger_pb2.ReadRequest(
         topic=wanted.topic,
-        start=_start(wanted.start),
+        start=start_message(wanted.start),
         max_entries=SCAN_ENTRIES_MAX if wanted.is_narrow else ROWS_MAX + 1,
         metadata_only=metadata_only,
     )
@@ -157,7 +157,7 @@ async def _responses(
         call.cancel()
 
 
-def _start(at: Position | datetime | None) -> common_pb2.Start:
+def start_message(at: Position | datetime | None) -> common_pb2.Start:
     start = common_pb2.Start()
     match at:
         case None:

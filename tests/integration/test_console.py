@@ -71,6 +71,9 @@ PAGES = {
     "letters": f"/letters?{urlencode(NAMES)}",
     "letter": f"/letter?{urlencode({**NAMES, 'position': '1:0'})}",
     "redrive": f"/redrive?{urlencode({**NAMES, 'position': '1:0'})}",
+    "redrive_many": f"/redrive-many?{urlencode(NAMES)}",
+    "replay": f"/replay?{urlencode({**NAMES, 'estimate': 'yes', 'until_at': '1:30'})}",
+    "redrives": f"/redrives?{urlencode(NAMES)}",
     "cluster": "/cluster",
 }
 """Every page, by name."""
@@ -302,6 +305,7 @@ async def test_a_fault_in_an_expression_is_shown_beside_it(
         ("/letter", {**NAMES, "position": "9:9"}, 404),
         ("/redrive", {**NAMES, "position": "9:9"}, 409),
         ("/redrive", NAMES, 400),
+        ("/replay", {**NAMES, "subscription": "none"}, 404),
         ("/nothing", {}, 404),
     ],
 )
@@ -376,7 +380,7 @@ async def test_looking_makes_no_instance_take_a_subscription_unless_the_reader_a
     assert (await reader.post(f"/take?{urlencode(names)}", fields | {"form": ""})).status == 403
     taken = await reader.post(f"/take?{urlencode(names)}", fields)
     assert (taken.status, taken.headers["Location"]) == (303, fields["next"])
-    assert "Dead letters None" in (await reader.send("GET", fields["next"])).words
+    assert '<p class="empty">None' in (await reader.send("GET", fields["next"])).text
 
 
 async def test_a_messages_life_is_told_by_its_identity_or_its_position(reader: Browser) -> None:
@@ -397,6 +401,52 @@ async def test_a_messages_life_is_told_by_its_identity_or_its_position(reader: B
     ):
         answer = await reader.get("/life", topic=TOPIC, **query)
         assert (answer.status, fault in answer.words) == (200, True), answer.words
+
+
+async def test_a_redrive_of_many_and_a_replay_are_estimated_first(reader: Browser) -> None:
+    words = (await reader.send("GET", PAGES["redrive_many"])).words
+    assert "Of 1 letters: What would happen Entries At least At most redriven 1 1 1" in words
+    assert "Redrive 1" in words
+    none = await reader.get("/redrive-many", **NAMES, key="other")
+    assert "not selected 1 1 1" in none.words
+    assert "There is nothing to redrive." in none.words
+    words = (await reader.send("GET", PAGES["replay"])).words
+    assert "Of 30 entries:" in words
+    assert re.search(r"redriven (\d+) \1 \1 .* Replay \1", words)
+    for query, fault in (
+        ({"expression": "nope("}, "Syntax error"),
+        ({"rate": "10001"}, "above 10,000"),
+    ):
+        for path in ("/redrive-many", "/replay"):
+            answer = await reader.get(path, **NAMES, estimate="yes", **query)
+            assert (answer.status, fault in answer.words) == (200, True), answer.words
+    assert "None is remembered." in (await reader.send("GET", PAGES["redrives"])).words
+
+
+async def test_a_replay_into_a_new_subscription_runs_and_is_stopped(
+    reader: Browser, stack: Stack
+) -> None:
+    names = {"topic": BATCHED, "subscription": "again"}
+    query = {**names, "estimate": "yes", "create": "yes", "rate": "5"}
+    page = await reader.get("/replay", **query)
+    (request_id,) = re.findall(r'name="request_id" value="([^"]+)"', page.text)
+    fields = {"form": page.form, "request_id": request_id}
+    path = f"/replay?{urlencode(query)}"
+    for _ in range(2):  # sent twice, it is started once
+        answer = await reader.post(path, fields)
+        assert answer.headers["Location"] == f"/redrives?{urlencode(names)}"
+
+    async def is_done() -> bool:
+        words = (await reader.get("/redrives", **names)).words
+        assert "2 replay" not in words
+        return "1 replay" in words and "done" in words
+
+    await eventually(is_done, "the replay is done")
+    for number, status in (("1", 303), ("7", 404)):
+        stop = await reader.post(
+            f"/redrives?{urlencode(names)}", {"form": page.form, "number": number}
+        )
+        assert stop.status == status
 
 
 async def test_texts_of_messages_are_never_markup(reader: Browser) -> None:
@@ -524,6 +574,9 @@ async def test_a_reader_sees_what_the_token_may_see_and_nothing_else(
                 "letters",
                 "letter",
                 "redrive",
+                "redrive_many",
+                "replay",
+                "redrives",
             ):
                 assert answer.status == 403, name
             for shown in ("checkout", "till-1", BATCHED):

@@ -19,6 +19,14 @@ from seqgate.services.console.pages.life import life
 from seqgate.services.console.pages.messages import message, messages
 from seqgate.services.console.pages.overview import overview
 from seqgate.services.console.pages.owners import taken
+from seqgate.services.console.pages.redrives import (
+    redrive_many,
+    redrive_many_started,
+    redrives,
+    replay,
+    replay_started,
+    stopped,
+)
 from seqgate.services.console.pages.subscriptions import subscription, subscriptions, why
 from seqgate.services.console.pages.topics import topic, topics
 from seqgate.services.console.pages.visit import Query, Values, Visit
@@ -58,9 +66,18 @@ PAGES: Final[Mapping[str, Place]] = {
     "/letters": Place(letters, "/subscriptions"),
     "/letter": Place(letter, "/subscriptions"),
     "/redrive": Place(redrive, "/subscriptions", is_live=False),
+    "/redrive-many": Place(redrive_many, "/subscriptions", is_live=False),
+    "/replay": Place(replay, "/subscriptions", is_live=False),
+    "/redrives": Place(redrives, "/subscriptions"),
     "/cluster": Place(cluster, "/cluster"),
 }
 """By path."""
 
-ACTIONS: Final[Mapping[str, Action]] = {"/redrive": redriven, "/take": taken}
+ACTIONS: Final[Mapping[str, Action]] = {
+    "/redrive": redriven,
+    "/redrive-many": redrive_many_started,
+    "/replay": replay_started,
+    "/redrives": stopped,
+    "/take": taken,
+}
 """What a form sent to a path does."""

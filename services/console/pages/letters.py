@@ -13,7 +13,7 @@ from seqgate.errors import NotFoundError, SeqgateError
 from seqgate.services.console.alerts import Key, Letters
 from seqgate.services.console.pages.answers import enum_name, known, open_entry, part, time_of
 from seqgate.services.console.pages.owners import check_owned
-from seqgate.services.console.pages.query import key_query, position_of, subscription_of
+from seqgate.services.console.pages.query import key_of, key_query, position_of, subscription_of
 from seqgate.services.console.pages.visit import Query, Values, Visit
 from seqgate.services.console.payloads import key_text
 from seqgate.services.console.searching import position_of as position_from
@@ -37,9 +37,13 @@ async def letters(visit: Visit) -> Values:
     request = dispatcher_pb2.ListDeadLettersRequest(
         **names, page_size=LETTERS_MAX, page_token=visit.query.get("from", "")
     )
+    if visit.query.get("key") or visit.query.get("key64"):
+        request.key = key_of(visit.query)
     found = await visit.calls.call(request)
     return {
         **names,
+        "key": key_text(request.key) if request.HasField("key") else None,
+        "query": dict(visit.query),
         "letters": found.dead_letter_topic,
         "rows": [_letter_row(each) for each in found.letters],
         "next": found.next_page_token,
