@@ -77,32 +77,40 @@ async def test_a_missing_letter_is_not_found(seqgate: CommandLine, dead: str) ->
 
 
 async def test_all_letters_are_redriven_and_the_redrive_is_shown(
-    seqgate: CommandLine, dead: str, stack: Stack
+    seqgate: CommandLine, topic: str, stack: Stack
 ) -> None:
-    many = ("dead-letter", "redrive", dead, "s", "--where", "properties['a'] == '1'", "--rate", "9")
-    trial = await seqgate(*many, "--dry-run", "-o", "json")
-    table = await seqgate(*many, "--dry-run")
+    many = ("dead-letter", "redrive", topic, "s", "--where", "properties['a'] == '1'")
+    async with (
+        connect(stack.address("ledger"), stack.address("dispatcher")) as client,
+        client.producer(topic, name="p") as producer,
+        client.consumer(topic, "s", options=SubscriptionOptions(max_redeliveries=0)) as consumer,
+    ):
+        await producer.send(b"poison", key="k", properties={"a": "1"})
+        await consumer.nack(await consumer.receive(20), delay_s=0)
+
+        async def is_dead() -> bool:
+            return (await client.admin().subscription(topic, "s")).mark_delete == (1, 0)
+
+        await eventually(is_dead)
+        trial = await seqgate(*many, "--dry-run", "-o", "json")
+        table = await seqgate(*many, "--dry-run")
+        made = await seqgate(*many, "--rate", "9", "--id", "monday", "-o", "json")
+        again = await seqgate(*many, "--rate", "9", "--id", "monday", "-o", "json")
+        await consumer.ack(await consumer.receive(20))
+        shown = await seqgate("redrive", "show", topic, "s", "1", "--wait", "-o", "json")
     assert (trial.record["total_entries"], trial.record["complete"]) == (1, True)
     (outcome,) = trial.record["outcomes"]
     assert (outcome["outcome"], outcome["entries"]) == ("REDRIVEN", 1)
     assert table.rows[-1] == ["redriven", "1", "1", "1", "1", "1"]
-
-    made = await seqgate(*many, "--id", "monday", "-o", "json")
-    again = await seqgate(*many, "--id", "monday", "-o", "json")
     assert (made.record["number"], again.record["number"]) == (1, 1)
-    async with connect(stack.address("ledger"), stack.address("dispatcher")) as client:
-        options = SubscriptionOptions(max_redeliveries=0, after_dead_letter=AfterDeadLetter.HOLD)
-        async with client.consumer(dead, "s", options=options) as consumer:
-            await consumer.ack(await consumer.receive(20))
-            shown = await seqgate("redrive", "show", dead, "s", "1", "--wait", "-o", "json")
     assert (shown.record["state"], shown.record["counts"]) == ("DONE", {"REDRIVEN": 1})
     assert shown.record["selection"]["expression"] == "properties['a'] == '1'"
     assert '"of_entries":1' in shown.err
-    lines = await seqgate("redrive", "show", dead, "s", "1")
+    lines = await seqgate("redrive", "show", topic, "s", "1")
     assert "  where" in lines.out
-    assert (await seqgate("redrive", "stop", dead, "s", "1", "-o", "json")).record["number"] == 1
-    listed = await seqgate("redrive", "ls", dead, "s")
-    assert listed.rows[1][:3] == ["1", f"{dead}-s-DLQ", "done"]
+    assert (await seqgate("redrive", "stop", topic, "s", "1", "-o", "json")).record["number"] == 1
+    listed = await seqgate("redrive", "ls", topic, "s")
+    assert listed.rows[1][:3] == ["1", f"{topic}-s-DLQ", "done"]
 
 
 async def test_a_stretch_is_replayed(seqgate: CommandLine, dead: str) -> None:
