@@ -59,12 +59,14 @@ def main(arguments: Sequence[str] | None = None, spark: SparkSession | None = No
     output = Output(Format.JSON if given.json else Format.TABLE)
     try:
         settings = resolve(os.environ, ledger=given.ledger)
-        logs = Logs(settings.ledger.value, ",".join(given.topics or ["*"]), given.timeout)
+        ledger, wanted = settings.ledger.value, given.topics or ["*"]
         with (
             spans.part("list"),
-            connected(logs.ledger) as stub,
+            connected(ledger) as stub,
         ):  # invalid arguments are reported without Spark
-            topics = list_topics(stub, given.topics or ["*"], logs.timeout_s)
+            topics = list_topics(stub, wanted, given.timeout)
+        entries = sum(each.entries for each in topics)
+        logs = Logs(ledger, ",".join(wanted), given.timeout, entries)
         with spark_log(given.log_file) as log:
             audited = _audited(topics, logs, log, spark)
     except SeqgateError as error:
@@ -93,8 +95,7 @@ def _audited(
         if session is not None:
             progress.set(entries=entries_read(session, group))
 
-    entries = sum(each.entries for each in topics)
-    with Progress("audit", poll=look, topics=len(topics), entries=entries) as progress:
+    with Progress("audit", poll=look, topics=len(topics), entries=logs.entries) as progress:
         session = spark or local_session("seqgate audit", log.path, **executor_settings(os.environ))
         try:
             audited = audit(session, logs, group)

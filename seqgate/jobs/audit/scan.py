@@ -14,6 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.jobs.audit.proof import Finding, Integers, Kind, Line, Row, findings
+from seqgate.jobs.division import entries_per_task
 from seqgate.spark import register
 from seqgate.spark._columns import Range, open_channel, read_blocks, runs_of
 from seqgate.spark._partitions import just_before
@@ -62,11 +63,13 @@ GROUP: Final = "spark.jobGroup.id"
 
 
 class Logs(NamedTuple):
-    """The logs to audit, the ledger's address, and how many seconds it may be unreachable."""
+    """The logs to audit, the ledger's address, how many seconds it may be unreachable, and about
+    how many entries the logs have."""
 
     ledger: str
     topics: str
     timeout_s: int
+    entries: int
 
 
 class Audited(NamedTuple):
@@ -105,9 +108,9 @@ def audit(spark: SparkSession, logs: Logs, group: str = "") -> Audited:
     untold = 0
     if suspects:
         wanted = spark.createDataFrame(suspects, "topic string, producer string")
-        close = Logs(
-            logs.ledger, ",".join(sorted({topic for topic, _ in suspects})), logs.timeout_s
-        )
+        of_suspects = {topic for topic, _ in suspects}
+        entries = sum(totals[each]["entries"] for each in of_suspects)
+        close = logs._replace(topics=",".join(sorted(of_suspects)), entries=entries)
         with spans.part("spark look", {names.PRODUCERS: len(suspects)}):
             looked = (
                 _entries(spark, close)
@@ -153,12 +156,14 @@ def entries_read(spark: SparkSession, group: str) -> int:
 
 
 def _entries(spark: SparkSession, logs: Logs) -> DataFrame:
+    cores = spark.sparkContext.defaultParallelism
     return (
         spark.read.format("seqgate")
         .option("ledger", logs.ledger)
         .option("topics", logs.topics)
         .option("rows", "entries")
         .option("timeout", str(logs.timeout_s))
+        .option("entriesPerPartition", str(entries_per_task(logs.entries, cores)))
         .options(**spans.handed_on())
         .schema(SCHEMA)
         .load()

@@ -29,15 +29,16 @@ from seqgate.cli._output import Format, Output, OutputClosed
 from seqgate.cli._progress import Progress
 from seqgate.cli._settings import resolve
 from seqgate.errors import SeqgateError
+from seqgate.jobs.division import TASKS_PER_CORE
 from seqgate.jobs.rebuild.loading import RESULTS, Job, Result, reducer
 from seqgate.jobs.rebuild.plan import (
-    TASKS_PER_CORE,
     Services,
     Source,
     Stubs,
     TopicPlan,
     Untouched,
     Wave,
+    entries_per_wave,
     plans,
     waves,
 )
@@ -47,9 +48,6 @@ from seqgate.jobs.spark_log import FAILURES, SparkJobFailed, SparkLog, add_log_f
 from seqgate.spark import local_session
 from seqgate.spark._traced import executor_settings, job
 from seqgate.telemetry import names, spans
-
-ENTRIES_PER_WAVE: Final = 10_000_000
-"""The default number of entries per Spark job; a topic with more has a job of its own."""
 
 WAVES_AT_A_TIME: Final = 2
 """One reads while another loads."""
@@ -128,7 +126,8 @@ def _rebuilt(
     with Progress(verb, poll=look, topics=len(topics), entries=entries) as progress:
         spark = spark or local_session("seqgate rebuild", log.path, **executor_settings(os.environ))
         read = spark.sparkContext.accumulator(0)
-        todo = waves(topics, given.entries_per_wave, spark.sparkContext.defaultParallelism)
+        default = entries_per_wave(spark.sparkContext.defaultParallelism)
+        todo = waves(topics, given.entries_per_wave or default)
         for of_wave in _waves(spark, todo, given, services, log, read):
             progress.add(topics=len(of_wave))
             screen.wave(of_wave)
@@ -138,7 +137,7 @@ def _rebuilt(
 
 def _waves(
     spark: SparkSession,
-    todo: list[Wave],
+    todo: list[list[TopicPlan]],
     given: argparse.Namespace,
     services: Services,
     log: SparkLog,
@@ -148,7 +147,7 @@ def _waves(
     pool = ThreadPoolExecutor(WAVES_AT_A_TIME)
     try:
         rebuild = spans.threaded(_wave)
-        pending = {pool.submit(rebuild, spark, wave, given, services, read): wave for wave in todo}
+        pending = {pool.submit(rebuild, spark, each, given, services, read): each for each in todo}
         for future in as_completed(pending):
             try:
                 yield future.result()
@@ -158,7 +157,7 @@ def _waves(
                     Result(
                         each.topic, "failed", reason=reason, message=gist(error), details=details
                     )
-                    for each in pending[future].topics
+                    for each in pending[future]
                 ]
     except BaseException:
         spark.sparkContext.cancelAllJobs()
@@ -169,11 +168,13 @@ def _waves(
 
 def _wave(
     spark: SparkSession,
-    wave: Wave,
+    topics: list[TopicPlan],
     given: argparse.Namespace,
     services: Services,
     read: "Accumulator[int]",
 ) -> list[Result]:
+    cores = spark.sparkContext.defaultParallelism  # which follows a cluster that grows meanwhile
+    wave = Wave.divided(topics, cores)
     about = {
         names.TOPICS: len(wave.topics),
         names.ENTRIES: wave.entries,
@@ -191,7 +192,7 @@ def _wave(
         )
         timeout_s, skip_corrupt = services.timeout_s, given.skip_corrupt
         reading = Reading(services.ledger, timeout_s, skip_corrupt, wave.tasks, handed)
-        tasks = spark.sparkContext.defaultParallelism * TASKS_PER_CORE
+        tasks = cores * TASKS_PER_CORE
         rows = reduced(frame(spark, reading, read), reducer(work), RESULTS, tasks, handed).collect()
         results = sorted(Result.from_json(row.result) for row in rows)
         span.set_attribute(names.PRODUCERS, sum(each.producers for each in results))
@@ -229,9 +230,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--entries-per-wave",
         type=_positive,
-        default=ENTRIES_PER_WAVE,
         metavar="N",
-        help="entries per Spark job; default: %(default)s",
+        help="entries per Spark job; a topic with more has a job of its own; default: by the "
+        "cluster's cores",
     )
     parser.add_argument(
         "--timeout",

@@ -1,4 +1,4 @@
-"""The plan of a rebuild: the topics, the range of each, and the waves."""
+"""The plan of a rebuild: the topics, the ranges of each, the waves, and the tasks of a wave."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,6 +14,12 @@ from seqgate.api.internal.dedup.v1.writer_pb2_grpc import DedupWriterServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.errors import NotFoundError, SeqgateError
+from seqgate.jobs.division import (
+    ENTRIES_PER_TASK_MIN,
+    TASKS_PER_CORE,
+    entries_per_task,
+    joined,
+)
 from seqgate.jobs.rebuild.source import Part
 from seqgate.services.dedup.core.snapshot import Snapshot, UnreadableSnapshot, decode
 from seqgate.spark._columns import Range, asked, open_channel
@@ -29,16 +35,13 @@ from seqgate.types import DEDUP_CURSOR, Position
 
 CALLS_AT_A_TIME: Final = 8
 
-ENTRIES_PER_TASK_MAX: Final = 1_000_000
-ENTRIES_PER_TASK_MIN: Final = 50_000
-"""The fewest entries per task: fewer only shift the cost to starting tasks."""
-
 TOPIC_COST_ENTRIES: Final = 5_000
 """The cost of a topic besides its entries, in entries: that of a call."""
 
 TOPICS_PER_WAVE_MAX: Final = 1_000
 
-TASKS_PER_CORE: Final = 2
+ENTRIES_PER_WAVE: Final = 10_000_000
+"""The entries of a wave on a small cluster; a topic with more has a wave of its own."""
 
 ABSENT: Final = dedup_pb2.TOPIC_STATE_ABSENT
 RECOVERING: Final = dedup_pb2.TOPIC_STATE_RECOVERING
@@ -83,7 +86,8 @@ class Stubs:
 
 class TopicPlan(NamedTuple):
     """The part of a topic's log after a snapshot (None: all of it), through the last entry at that
-    time. `start` is the first position read: no entry from there on may be trimmed meanwhile."""
+    time. `start` is the first position read: no entry from there on may be trimmed meanwhile.
+    `ranges` are small, and joined once the cluster's size is known."""
 
     topic: str
     incarnation: int
@@ -161,7 +165,7 @@ def _plan(
     bounds = Bounds(through=through)
     if base is not None:
         bounds = bounds._replace(start=base._replace(entry_id=base.entry_id + 1))
-    ranges = tuple(ranges_of(topic.name, ledgers, bounds, ENTRIES_PER_TASK_MAX))
+    ranges = tuple(ranges_of(topic.name, ledgers, bounds, ENTRIES_PER_TASK_MIN))
     left = (
         max(bounds.start, Position(each.ledger_id, each.first))
         for each in ledgers
@@ -212,20 +216,14 @@ def read_snapshot(stubs: Stubs, topic: str, incarnation: int) -> tuple[Position,
     return (position, snapshot) if snapshot.is_of(incarnation, position) else None
 
 
-class Wave(NamedTuple):
-    """The topics of one Spark job, and the parts of its tasks."""
-
-    topics: list[TopicPlan]
-    tasks: list[list[Part]]
-
-    @property
-    def entries(self) -> int:
-        return sum(each.entries for each in self.topics)
+def entries_per_wave(cores: int) -> int:
+    """The default size of a wave: enough to occupy the cluster."""
+    return max(ENTRIES_PER_WAVE, cores * TASKS_PER_CORE * ENTRIES_PER_TASK_MIN)
 
 
-def waves(topics: Iterable[TopicPlan], entries_max: int, cores: int) -> list[Wave]:
-    """Gather topics into waves of up to so many entries; a topic is never divided. Small topics
-    come first, so that most topics are back soon."""
+def waves(topics: Iterable[TopicPlan], entries_max: int) -> list[list[TopicPlan]]:
+    """Gather topics into waves of up to so many entries, a Spark job each; a topic is never
+    divided. Small topics come first, so that most topics are back soon."""
     gathered: list[list[TopicPlan]] = []
     entries = 0
     for topic in sorted(topics, key=lambda each: (each.entries, each.topic)):
@@ -234,22 +232,43 @@ def waves(topics: Iterable[TopicPlan], entries_max: int, cores: int) -> list[Wav
             gathered.append([])
             entries = topic.entries
         gathered[-1].append(topic)
-    return [Wave(each, list(_tasks(each, cores))) for each in gathered]
+    return gathered
 
 
-def _tasks(topics: Sequence[TopicPlan], cores: int) -> Iterator[list[Part]]:
-    entries = sum(topic.entries + TOPIC_COST_ENTRIES for topic in topics)
-    share = entries // (cores * TASKS_PER_CORE) + 1
-    entries_max = min(max(share, ENTRIES_PER_TASK_MIN), ENTRIES_PER_TASK_MAX)
+class Wave(NamedTuple):
+    """The topics of one Spark job, and the parts of its tasks."""
+
+    topics: list[TopicPlan]
+    tasks: list[list[Part]]
+
+    @classmethod
+    def divided(cls, topics: Iterable[TopicPlan], cores: int) -> "Wave":
+        """Divide the logs of topics among tasks: large topics are split, small ones share a task,
+        and each core has a few tasks unless the logs are small."""
+        topics = list(topics)
+        entries_max = entries_per_task(sum(map(_cost, topics)), cores)
+        topics = [each._replace(ranges=tuple(joined(each.ranges, entries_max))) for each in topics]
+        return cls(topics, list(_tasks(topics, entries_max)))
+
+    @property
+    def entries(self) -> int:
+        return sum(each.entries for each in self.topics)
+
+
+def _cost(of: TopicPlan | Range | None) -> int:
+    return TOPIC_COST_ENTRIES + (of.entries if of is not None else 0)
+
+
+def _tasks(topics: Sequence[TopicPlan], entries_max: int) -> Iterator[list[Part]]:
     task: list[Part] = []
     entries = 0
     for topic in topics:
         ranges: Sequence[Range | None] = topic.ranges or [None]
         for number, each in enumerate(ranges):
-            task.append(Part(topic.topic, number, each))
-            entries += TOPIC_COST_ENTRIES + (0 if each is None else each.entries)
-            if entries >= entries_max:
+            if task and entries + _cost(each) > entries_max:
                 yield task
                 task, entries = [], 0
+            task.append(Part(topic.topic, number, each))
+            entries += _cost(each)
     if task:
         yield task
