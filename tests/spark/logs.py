@@ -10,8 +10,9 @@ from random import Random
 
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.services.dedup.core.sequence import Marks, advance
-from seqgate.services.ledger.adapters.sqlite import SqliteLedgerStore, open_sqlite_store
+from seqgate.services.ledger.adapters.sqlite import open_sqlite_store
 from seqgate.services.ledger.core.entry import Entry
+from seqgate.services.ledger.ports import LedgerStore
 from seqgate.types import Position, TopicName
 from tests.support.entries import batch, chunk, marker, single
 
@@ -115,13 +116,17 @@ class _Producer:
 
 
 async def fill(folder: Path, logs: Mapping[str, Log]) -> None:
-    """Write logs into the store of a stack."""
+    """Write logs into the SQLite store of a stack."""
     (folder / "ledger").mkdir(parents=True, exist_ok=True)
     async with open_sqlite_store(folder / "ledger" / "ledger.db") as store:
-        await asyncio.gather(*(_put(store, topic, log) for topic, log in logs.items()))
+        await put(store, logs)
 
 
-async def _put(store: SqliteLedgerStore, topic: str, log: Log) -> None:
+async def put(store: LedgerStore, logs: Mapping[str, Log]) -> None:
+    await asyncio.gather(*(_put(store, topic, log) for topic, log in logs.items()))
+
+
+async def _put(store: LedgerStore, topic: str, log: Log) -> None:
     name = TopicName.parse(topic)
     append_ms = APPENDED_MS
     tail: Position | None = None
