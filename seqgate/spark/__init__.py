@@ -69,7 +69,8 @@ Options:
 
 A DataFrame is planned when it is first used. Each use reads up to the ends that the logs had then.
 `topics`, `from` and `to` bound the read; a `where` selects from its rows. A damaged message ends
-the query with CorruptMessageError or DataLossError, one above 512 MiB with MessageTooLargeError.
+the query with CorruptMessageError or DataLossError, one above 512 MiB with MessageTooLargeError;
+each names the topic and the position, so that `to` and `from` can read what is around it.
 
 `spark.readStream` takes the same options except `to` and `rows`, and
 

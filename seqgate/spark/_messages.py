@@ -342,8 +342,13 @@ def _raise_damage(added: Added, stored: ledger_pb2.StoredEntry) -> None:
         is_last = metadata.chunk_id == metadata.num_chunks_from_msg - 1
         if dropped.reason is DropReason.TOO_LARGE and is_last:
             raise MessageTooLargeError(
-                "a large message exceeds this reader's limits",
-                details={"entry": str(position_of(stored.position))},
+                f"a message of {metadata.total_chunk_msg_size:,} bytes in "
+                f"{metadata.num_chunks_from_msg:,} chunks is too large to be read (limit "
+                f"{ASSEMBLY.message_bytes_max:,} in {ASSEMBLY.chunks_max:,})",
+                details={
+                    "ledger_id": str(stored.position.ledger_id),
+                    "entry_id": str(stored.position.entry_id),
+                },
             )
 
 

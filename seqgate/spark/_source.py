@@ -37,7 +37,7 @@ from seqgate.spark._partitions import (
 )
 from seqgate.spark._sink import SeqgateStreamWriter, SeqgateWriter, parsed
 from seqgate.spark._stream import StreamReader
-from seqgate.spark._tasks import message_shares, read_messages
+from seqgate.spark._tasks import located, message_shares, read_messages
 from seqgate.spark._traced import in_task
 from seqgate.telemetry import names, spans
 
@@ -181,7 +181,8 @@ class EntriesReader(DataSourceReader):
         with in_task(handed), connected(self._options.ledger) as stub:
             for each in partition.ranges:
                 entries = 0
-                with spans.joined(f"read {each.topic}", handed, {names.TOPIC: each.topic}) as span:
+                about = {names.TOPIC: each.topic}
+                with located(each.topic), spans.joined(f"read {each.topic}", handed, about) as span:
                     blocks = read_blocks(stub, each, timeout_s=timeout_s, metadata=metadata)
                     for run in runs_of(each.topic, blocks):
                         entries += run.count

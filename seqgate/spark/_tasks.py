@@ -1,11 +1,13 @@
 """Tasks that read messages, of batch and streaming reads alike."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 
 from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.errors import DataLossError, MessagesTrimmedError, MessageTooLargeError
 from seqgate.spark._columns import Range, connected
 from seqgate.spark._messages import Edges, Scan, message_batches
 from seqgate.spark._options import FAIL, REPORT, Options, Share, bytes_each
@@ -40,8 +42,33 @@ def read_messages(
     with in_task(handed), connected(options.ledger) as stub:
         for each in partition.ranges:
             messages = 0
-            with spans.joined(f"read {each.topic}", handed, {names.TOPIC: each.topic}) as span:
+            about = {names.TOPIC: each.topic}
+            with located(each.topic), spans.joined(f"read {each.topic}", handed, about) as span:
                 for batch in message_batches(stub, each, scan):
                     messages += batch.num_rows
                     yield batch
                 span.set_attribute(names.MESSAGING_BATCH_MESSAGE_COUNT, messages)
+
+
+@contextmanager
+def located(topic: str) -> Iterator[None]:
+    """Have errors about damaged and too large messages name their topic and position: of an error
+    in a task, Spark shows only the text."""
+    try:
+        yield
+    except MessagesTrimmedError:  # which names them
+        raise
+    except (DataLossError, MessageTooLargeError) as error:
+        raise type(error)(
+            f"{topic}, {_place(error.details)}: {error}",
+            reason=error.reason,
+            details={**error.details, "topic": topic},
+        ) from error
+
+
+def _place(details: Mapping[str, str]) -> str:
+    """The entry, or the range of entries, that an error names."""
+    ledger_id, last = details.get("ledger_id", "?"), details.get("entry_id", "?")
+    first = details.get("first_entry_id", last)
+    place = f"{ledger_id}:{last}"
+    return place if first == last else f"{ledger_id}:{first} to {place}"

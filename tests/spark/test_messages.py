@@ -13,11 +13,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from seqgate.api.common.v1 import common_pb2
+from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.cli._settings import SERVICES
 from seqgate.client import Batching, Chunking, Client, Compression, Message, connect
+from seqgate.services.ledger.core.entry import Entry
 from seqgate.spark._messages import MESSAGE_COLUMNS
+from seqgate.types import Chunk
 from tests.spark.conftest import World
+from tests.spark.logs import Log, fill
 from tests.support.depth import deep, some_of
 from tests.support.page_programs import elsewhere, of_page
 
@@ -214,6 +218,47 @@ async def test_trimmed_messages_are_an_error_a_row_or_skipped(
     assert gap["payload"] is None
     assert [(each["entry_id"], each["gap"]) for each in others] == [(n, None) for n in (3, 4, 5)]
     assert [each.entry_id for each in read().collect()] == [3, 4, 5]
+
+
+def entry(sequence_id: int, chunk: Chunk | None = None, **metadata: Any) -> Entry:
+    own = EntryMetadata(producer_name="p", sequence_id=sequence_id, publish_time=1, **metadata)
+    return Entry(
+        "p", sequence_id, sequence_id, None, (), False, own.SerializeToString(), b"x", chunk
+    )
+
+
+async def test_what_cannot_be_read_is_named_with_its_topic_and_position(
+    world: World, spark: SparkSession
+) -> None:
+    size = 2**30
+    huge = [
+        entry(
+            1,
+            Chunk("u", each, 2, size),
+            uuid="u",
+            chunk_id=each,
+            num_chunks_from_msg=2,
+            total_chunk_msg_size=size,
+        )
+        for each in range(2)
+    ]
+    logs = {
+        "damaged/spark/message": Log([[[entry(0), entry(1, payload_crc32c=1)]]]),
+        "damaged/spark/huge": Log([[[entry(0), *huge]]]),
+    }
+    await fill(world.services.stack.folder, logs)
+    for topic, error in (
+        ("damaged/spark/message", "CorruptMessageError: damaged/spark/message, 1:1: the payload"),
+        (
+            "damaged/spark/huge",
+            "MessageTooLargeError: damaged/spark/huge, 1:2: a message of 1,073,741,824 bytes",
+        ),
+    ):
+        frame = world.messages(spark, topic)
+        with pytest.raises(PySparkException, match=error):
+            frame.collect()
+        whole = world.messages(spark, topic, to="1:0")
+        assert [each["entry_id"] for each in rows(whole)] == [0]
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ async def test_damage_affects_one_topic_and_can_be_skipped(
     assert failed["details"]["entry_id"] == "19"
     assert f"{damaged} FAILED: ENTRY_CORRUPT" in note(captured.err, "TOPIC_FAILED")
     assert await live(world, damaged) == {}
-    with pytest.raises(PySparkException, match="checksum"):
+    with pytest.raises(PySparkException, match=f"{damaged}, 1:10 to 1:19: .*checksum"):
         world.entries(spark, damaged).count()
     assert audit(["--ledger", world.services.stack.address("ledger"), damaged], spark) == 1
     error = capsys.readouterr().err
