@@ -403,24 +403,24 @@ class DeadLetters(Protocol):
         ...
 
 
+class AuditPage(NamedTuple):
+    """An entry of an audit topic. `number` counts the pages of its producer."""
+
+    number: int
+    key: str
+    properties: Mapping[str, str]
+    payload: bytes
+
+
 class AuditTopics(Protocol):
     """The audit topics."""
 
-    async def put(
-        self,
-        topic: TopicName,
-        producer: str,
-        number: int,
-        *,
-        key: str,
-        properties: Mapping[str, str],
-        payload: bytes,
-    ) -> None:
-        """Publish a page, once however often it is called. Pages of a producer are put one after
-        the other, in the order of their numbers.
+    async def put(self, topic: TopicName, producer: str, pages: Sequence[AuditPage]) -> None:
+        """Publish pages in the order of their numbers, each once however often it is put. The next
+        ones are put when these are there.
 
         Raises:
-            LedgerUnavailable: it may be there or not; put it again.
+            LedgerUnavailable: each may be there or not; put all of them again.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from seqgate.services.dispatcher.core.history import (
     records_of_runs,
 )
 from seqgate.services.dispatcher.core.positions import runs_of
-from seqgate.services.dispatcher.ports import LedgerUnavailable
+from seqgate.services.dispatcher.ports import AuditPage, LedgerUnavailable
 from seqgate.types import Position, TopicName
 
 TOPIC = TopicName.parse("public/default/orders")
@@ -46,22 +46,14 @@ class Ledger:
         self.pages: list[tuple[TopicName, str, Mapping[str, Any]]] = []
         self._last: dict[tuple[TopicName, str], int] = {}
 
-    async def put(
-        self,
-        topic: TopicName,
-        producer: str,
-        number: int,
-        *,
-        key: str,
-        properties: Mapping[str, str],
-        payload: bytes,
-    ) -> None:
+    async def put(self, topic: TopicName, producer: str, pages: Sequence[AuditPage]) -> None:
         await asyncio.sleep(0)
         if topic in self.away:
             raise LedgerUnavailable("away", retry_after_s=1)
-        if number > self._last.get((topic, producer), 0):
-            self._last[topic, producer] = number
-            self.pages.append((topic, key, json.loads(payload)))
+        for number, key, _, payload in pages:
+            if number > self._last.get((topic, producer), 0):
+                self._last[topic, producer] = number
+                self.pages.append((topic, key, json.loads(payload)))
         if self.loses_answers:
             raise LedgerUnavailable("no answer", retry_after_s=1)
 

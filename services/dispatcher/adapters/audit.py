@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, Final
 
 from grpc import aio
@@ -11,7 +11,7 @@ from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from seqgate.owners import FollowingChannel
-from seqgate.services.dispatcher.ports import LedgerUnavailable
+from seqgate.services.dispatcher.ports import AuditPage, LedgerUnavailable
 from seqgate.services.runtime.status import call_failed
 from seqgate.types import TopicName
 
@@ -28,27 +28,11 @@ class GrpcAudit:
         self._stub = pb_grpc.LedgerServiceStub(channel)
         self._timeout_s = timeout_s
 
-    async def put(
-        self,
-        topic: TopicName,
-        producer: str,
-        number: int,
-        *,
-        key: str,
-        properties: Mapping[str, str],
-        payload: bytes,
-    ) -> None:
-        metadata = entry_pb2.EntryMetadata(
-            producer_name=producer,
-            sequence_id=number,
-            publish_time=time.time_ns() // 1_000_000,
-            partition_key=key,
-            properties=properties,
-        )
+    async def put(self, topic: TopicName, producer: str, pages: Sequence[AuditPage]) -> None:
         call = self._stub.Publish()
         try:
             async with asyncio.timeout(self._timeout_s):
-                await _publish(call, topic, pb.Entry(metadata=metadata, payload=payload))
+                await _publish(call, topic, producer, pages)
         except aio.AioRpcError as error:
             said = call_failed(error)
             raise _unavailable(said.reason or said.code.name) from error
@@ -60,25 +44,41 @@ class GrpcAudit:
             call.cancel()
 
 
-async def _publish(call: Any, topic: TopicName, entry: pb.Entry) -> None:
-    opening = pb.Open(topic=str(topic), producer_name=entry.metadata.producer_name, takeover=True)
+async def _publish(call: Any, topic: TopicName, producer: str, pages: Sequence[AuditPage]) -> None:
+    opening = pb.Open(topic=str(topic), producer_name=producer, takeover=True)
     await call.write(pb.PublishRequest(open=opening))
     # Wait for the answer: a write to a stream that is being refused hides the reason.
     if (answer := await call.read()) is aio.EOF or not answer.HasField("opened"):
         raise _unavailable("the stream ended")
-    publications = pb.Publications(publications=[pb.Publication(request_id=1, entries=[entry])])
-    await call.write(pb.PublishRequest(publications=publications))
-    while (response := await call.read()) is not aio.EOF:
+    for each in pages:
+        publication = pb.Publication(request_id=each.number, entries=[_entry(producer, each)])
+        publications = pb.Publications(publications=[publication])
+        await call.write(pb.PublishRequest(publications=publications))
+    left = len(pages)
+    while left and (response := await call.read()) is not aio.EOF:
         for receipt in response.receipts.receipts:
-            if receipt.status in _THERE:
-                return
-            raise _unavailable(receipt.error.message or pb.ReceiptStatus.Name(receipt.status))
-    raise _unavailable("the stream ended")
+            if receipt.status not in _THERE:
+                because = receipt.error.message or pb.ReceiptStatus.Name(receipt.status)
+                raise _unavailable(because)
+            left -= 1
+    if left:
+        raise _unavailable("the stream ended")
+
+
+def _entry(producer: str, page: AuditPage) -> pb.Entry:
+    metadata = entry_pb2.EntryMetadata(
+        producer_name=producer,
+        sequence_id=page.number,
+        publish_time=time.time_ns() // 1_000_000,
+        partition_key=page.key,
+        properties=page.properties,
+    )
+    return pb.Entry(metadata=metadata, payload=page.payload)
 
 
 def _unavailable(because: str) -> LedgerUnavailable:
     return LedgerUnavailable(
-        f"the audit topic's ledger did not store a page: {because}",
+        f"the ledger did not store a page of the audit topic: {because}",
         retry_after_s=RETRY_AFTER_S,
         because=because,
     )

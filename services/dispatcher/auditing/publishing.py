@@ -21,12 +21,11 @@ import structlog
 from seqgate.services.dispatcher.auditing.pages import (
     PRODUCER,
     SUFFIX,
-    Page,
     is_audit,
     page_of,
 )
 from seqgate.services.dispatcher.core.history import OVERHEAD_BYTES
-from seqgate.services.dispatcher.ports import AuditTopics
+from seqgate.services.dispatcher.ports import AuditPage, AuditTopics
 from seqgate.services.errors import DomainError
 from seqgate.services.runtime.globs import matches
 from seqgate.types import PRODUCER_NAME_BYTES_MAX, InvalidNameError, TopicName
@@ -39,6 +38,9 @@ WAITING_BYTES_MAX: Final = 16 * 1024 * 1024
 PAGE_BYTES_MAX: Final = 64 * 1024
 """The bytes of records after which a page ends; as JSON they take up to three times as much."""
 
+PAGES_AT_ONCE: Final = 16
+"""The most pages that are published together, over one stream."""
+
 INTERVAL_S: Final = 1.0
 """How often pages are published, in seconds, and a failed one is retried."""
 
@@ -46,12 +48,10 @@ TOPICS_AT_ONCE: Final = 8
 """How many audit topics are published to at the same time."""
 
 
-class _Numbered(NamedTuple):
-    """A page that is being published, and the records in it."""
+class _Pages(NamedTuple):
+    """Pages that are being published, and the records in them."""
 
-    number: int
-    key: str
-    page: Page
+    pages: list[AuditPage]
     records: int
     size_bytes: int
 
@@ -105,7 +105,7 @@ class Auditing:
         self._owner = owner
         self._producer = _producer(owner)
         self._number = 0
-        self._unfinished: dict[TopicName, _Numbered] = {}
+        self._unfinished: dict[TopicName, _Pages] = {}
         self._is_dropping = False
         self._flushing = asyncio.Lock()
 
@@ -170,33 +170,39 @@ class Auditing:
                     tasks.create_task(publish(*each))
 
     async def _publish(self, topic: TopicName, queues: Sequence[_Queue]) -> None:
+        """Publish what the queues have now: what comes meanwhile shares the next pages."""
         if topic in self._unfinished:
             await self._put(topic, self._unfinished[topic])
         for queue in queues:
-            while queue.records or queue.lost:
-                self._unfinished[topic] = self._numbered(queue)
-                await self._put(topic, self._unfinished[topic])
+            left = len(queue.records)
+            while left or queue.lost:
+                pages = self._unfinished[topic] = self._pages(queue, left)
+                left -= pages.records
+                await self._put(topic, pages)
 
-    def _numbered(self, queue: _Queue) -> _Numbered:
-        """Take the next page off a queue."""
-        records: list[bytes] = []
-        size_bytes = 0
-        while queue.records and size_bytes < PAGE_BYTES_MAX:
-            records.append(queue.records.popleft())
-            size_bytes += len(records[-1]) + OVERHEAD_BYTES
-        lost, queue.lost = queue.lost, 0
-        self._number += 1
-        page = page_of(queue.subscription, self._owner, records, lost)
-        return _Numbered(self._number, queue.subscription, page, len(records), size_bytes)
+    def _pages(self, queue: _Queue, records_max: int) -> _Pages:
+        """Take the next pages off a queue."""
+        pages: list[AuditPage] = []
+        count = size_bytes = 0
+        while len(pages) < PAGES_AT_ONCE and (count < records_max or queue.lost):
+            records: list[bytes] = []
+            left_bytes = PAGE_BYTES_MAX
+            while count + len(records) < records_max and left_bytes > 0:
+                records.append(queue.records.popleft())
+                left_bytes -= len(records[-1]) + OVERHEAD_BYTES
+            lost, queue.lost = queue.lost, 0
+            self._number += 1
+            page = page_of(queue.subscription, self._owner, records, lost)
+            pages.append(AuditPage(self._number, queue.subscription, *page))
+            count += len(records)
+            size_bytes += PAGE_BYTES_MAX - left_bytes
+        return _Pages(pages, count, size_bytes)
 
-    async def _put(self, topic: TopicName, numbered: _Numbered) -> None:
-        number, key, page, records, size_bytes = numbered
-        await self._audit.put(
-            topic, self._producer, number, key=key, properties=page.properties, payload=page.payload
-        )
+    async def _put(self, topic: TopicName, pages: _Pages) -> None:
+        await self._audit.put(topic, self._producer, pages.pages)
         del self._unfinished[topic]
-        self.waiting_bytes -= size_bytes
-        self.counts["published"] += records
+        self.waiting_bytes -= pages.size_bytes
+        self.counts["published"] += pages.records
         self._is_dropping = False
 
 
