@@ -405,7 +405,7 @@ async def test_a_messages_life_is_told_by_its_identity_or_its_position(reader: B
 
 async def test_a_redrive_of_many_and_a_replay_are_estimated_first(reader: Browser) -> None:
     words = (await reader.send("GET", PAGES["redrive_many"])).words
-    assert "Of 1 letters: What would happen Entries At least At most redriven 1 1 1" in words
+    assert "Of 1 letter: What would happen Entries At least At most redriven 1 1 1" in words
     assert "Redrive 1" in words
     none = await reader.get("/redrive-many", **NAMES, key="other")
     assert "not selected 1 1 1" in none.words

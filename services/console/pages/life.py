@@ -29,6 +29,10 @@ KINDS: Final = {
 """How events are marked; the others are not."""
 
 
+NUMBERED: Final = {"REDRIVEN": "redrive", "TAKEN": "epoch"}
+"""What the numbers of events count. That of a dead letter names it in its topic, not its place."""
+
+
 class Looking(Admin):
     """An admin client whose looks make no instance take a subscription."""
 
@@ -99,15 +103,15 @@ def _what(each: MessageEvent) -> str:
         parts.append(f"attempt {each.attempts}")
     if each.filter:
         parts.append(f"filter {each.filter} {each.filter_version}")
-    if each.number:
-        kind = {"REDRIVEN": "redrive", "DEAD_LETTERED": "letter", "TAKEN": "epoch"}
-        parts.append(f"{kind.get(each.kind, 'number')} {each.number:,}")
+    if each.kind in NUMBERED and each.number:
+        parts.append(f"{NUMBERED[each.kind]} {each.number:,}")
     if each.target:
         parts.append(f"{'at' if each.kind == 'TAKEN' else 'in'} {each.target}")
     if each.indexes:
         parts.append("messages " + ", ".join(map(str, each.indexes)))
-    if each.text:
-        parts.append(each.text)
+    if each.text:  # of a dead letter: an enum's value
+        is_name = each.kind == "DEAD_LETTERED"
+        parts.append(each.text.replace("_", " ").lower() if is_name else each.text)
     return ", ".join(parts)
 
 

@@ -31,6 +31,13 @@ SUBSCRIPTIONS_MAX: Final = 200
 KEYS_MAX: Final = 50
 """The most withheld keys that a subscription's page lists, the longest waiting first."""
 
+DEAD: Final = (
+    dispatcher_pb2.REASON_HELD,
+    dispatcher_pb2.REASON_DEAD_LETTERING,
+    dispatcher_pb2.REASON_DEAD_LETTERED,
+)
+"""Why a key has a dead letter."""
+
 RANGES_MAX: Final = 6
 """The most ranges of slots shown of a consumer; the number of further ones is shown."""
 
@@ -176,6 +183,7 @@ async def why(visit: Visit) -> Values:
         "key": None if key is None else key_text(key),
         "key_query": None if key is None else key_query(key),
         "reasons": [_reason(each) for each in answer.reasons],
+        "is_dead": any(each.reason in DEAD for each in answer.reasons),
         "row": key_row(answer.key_report) if answer.HasField("key_report") else None,
     }
 
