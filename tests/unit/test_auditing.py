@@ -57,9 +57,9 @@ class Ledger:
         if self.loses_answers:
             raise LedgerUnavailable("no answer", retry_after_s=1)
 
-    def entries(self, topic: TopicName = AUDIT) -> list[str]:
+    def entries(self, topic: TopicName = AUDIT) -> list[list[int]]:
         pages = [page for where, _, page in self.pages if where == topic]
-        return [each["entries"][0] for page in pages for each in page["events"]]
+        return [each["entries"] for page in pages for each in page["events"]]
 
 
 def audited(auditing: Auditing, topic: TopicName = TOPIC, name: str = "s") -> History:
@@ -107,7 +107,7 @@ def test_a_page_is_looked_at_for_its_entries_alone() -> None:
         2,
     )
     assert json.loads(page.payload)["events"] == [
-        {"at_ms": 3, "event": "DELIVERED", "entries": ["1:4", "1:9"], "consumer": "crew"}
+        {"at_ms": 3, "event": "DELIVERED", "ledger": 1, "entries": [4, 9], "consumer": "crew"}
     ]
 
 
@@ -119,12 +119,15 @@ def test_a_page_is_looked_at_for_its_entries_alone() -> None:
         b"{}",
         b'{"lost": 0, "events": [{"event": "DELIVERED"}]}',
         b'{"lost": 0, "events": [{"event": "X", "entries": []}]}',
-        b'{"lost": 0, "events": [{"event": "DELIVERED", "entries": ["a"]}]}',
+        b'{"lost": 0, "events": [{"event": "DELIVERED", "ledger": "a", "entries": []}]}',
+        b'{"lost": 0, "events": [{"event": "DELIVERED", "ledger": 1, "entries": 1}]}',
+        b'{"lost": 0, "events": [{"event": "DELIVERED", "ledger": 1, "entries": [[]]}]}',
+        b'{"lost": 0, "events": [{"event": "RESET", "ledger": 1, "entries": []}]}',
     ],
 )
 def test_what_is_no_page_is_refused(payload: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        told(payload, Position(1, 0))
+        told(payload, Position(1, 2))
 
 
 async def test_each_event_is_published_once_whatever_the_ledger_does() -> None:
@@ -144,7 +147,7 @@ async def test_each_event_is_published_once_whatever_the_ledger_does() -> None:
     record(history, 4)
     await auditing.flush()
 
-    assert ledger.entries() == [f"1:{each}" for each in range(5)]
+    assert ledger.entries() == [[each] for each in range(5)]
     assert {key for _, key, _ in ledger.pages} == {"s"}
     assert (auditing.waiting_bytes, auditing.counts) == (0, {"published": 5, "dropped": 0})
     await auditing.flush()
@@ -167,7 +170,7 @@ async def test_events_without_room_are_dropped_and_the_next_page_says_so() -> No
     record(history, 200)
     await auditing.flush()
 
-    assert ledger.entries() == [*(f"1:{each}" for each in range(200 - dropped)), "1:200"]
+    assert ledger.entries() == [*([each] for each in range(200 - dropped)), [200]]
     assert sum(page["lost"] for _, _, page in ledger.pages) == dropped
     assert auditing.counts == {"published": 201 - dropped, "dropped": dropped}
 
@@ -189,7 +192,7 @@ async def test_long_pages_are_cut() -> None:
     auditing = Auditing(ledger, ["*/*/*"], "me")
     record(audited(auditing), *range(PAGE_BYTES_MAX // 50))
     await auditing.flush()
-    assert ledger.entries() == [f"1:{each}" for each in range(PAGE_BYTES_MAX // 50)]
+    assert ledger.entries() == [[each] for each in range(PAGE_BYTES_MAX // 50)]
     assert len(ledger.pages) > 1
 
 
@@ -198,7 +201,7 @@ async def test_what_waits_is_published_at_the_end() -> None:
     auditing = Auditing(ledger, ["*/*/*"], "me")
     record(audited(auditing), 1)
     await auditing.close(5)
-    assert ledger.entries() == ["1:1"]
+    assert ledger.entries() == [[1]]
 
 
 def test_an_audit_topic_is_not_audited_and_names_have_a_limit() -> None:

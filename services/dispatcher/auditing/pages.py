@@ -1,11 +1,13 @@
 """An entry of an audit topic: some events of one subscription, as JSON that people can read.
 
     {"subscription": "billing", "instance": "10.0.0.7:7704", "lost": 0, "events": [
-      {"at_ms": 1764000000000, "event": "DELIVERED", "entries": ["1:0-499"], "consumer": "crew"}]}
+      {"at_ms": 1764000000000, "event": "DELIVERED", "ledger": 1, "entries": [[0, 499], 502],
+       "consumer": "crew"}]}
 
-`entries` are positions, or runs of them; of a RESET, the position after which messages are
-delivered again; and of a TAKEN, none. `lost` counts events before these that were dropped. The
-details are those of core.history.DETAILS. Properties of the entry name the subscription, and the
+`entries` are ids, or the first and the last id of a run: here 1:0 to 1:499, and 1:502. Of a RESET
+it is the entry after which messages are delivered again, and of a TAKEN there is none. `lost`
+counts events before these that were dropped. The details are those of core.history.DETAILS.
+Properties of the entry name the subscription, and the
 first and the last position that the events may be about, so that a look-up opens few entries.
 """
 
@@ -64,13 +66,10 @@ def page_of(subscription: str, instance: str, records: Sequence[bytes], lost: in
 
 
 def _shown(record: bytes) -> dict[str, Any]:
-    event, ledger_id, runs = decoded(record)
+    event, ledger_id, entries = decoded(record)
     found: dict[str, Any] = {"at_ms": event.at_ms, "event": event.what.name}
     if event.what is not What.TAKEN:
-        found["entries"] = [
-            f"{ledger_id}:{first}" if first == last else f"{ledger_id}:{first}-{last}"
-            for first, last in runs
-        ]
+        found |= {"ledger": ledger_id, "entries": entries}
     for name, value in event.named.items():
         found[name] = int(value or 0) if name in _NUMBERS else value
     return found
@@ -90,7 +89,7 @@ def told(payload: bytes, position: Position) -> Told:
         said = json.loads(payload)
         events = [_parsed(each) for each in said["events"] if _concerns(each, position)]
         return Told(events, int(said["lost"]))
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError("not a page of an audit topic") from error
 
 
@@ -103,17 +102,15 @@ def _concerns(shown: dict[str, Any], position: Position) -> bool:
     what = What[shown["event"]]
     if what is What.TAKEN:
         return True
-    for each in shown["entries"]:
-        text, _, last = each.partition("-")
-        first = _position(text)
-        if first is None:
-            raise ValueError("not a position")
-        if what is What.RESET:
-            return first < position
-        is_run = first.ledger_id == position.ledger_id
-        if is_run and first.entry_id <= position.entry_id <= int(last or first.entry_id):
-            return True
-    return False
+    ledger_id, entries = int(shown["ledger"]), shown["entries"]
+    if what is What.RESET:
+        return (ledger_id, int(entries[0])) < position
+    if ledger_id != position.ledger_id:
+        return False
+    entry_id = position.entry_id
+    return entry_id in entries or any(
+        each[0] <= entry_id <= each[1] for each in entries if isinstance(each, list)
+    )
 
 
 def _position(text: str) -> Position | None:

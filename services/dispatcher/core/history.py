@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from seqgate.services.dispatcher.core.positions import Run
 from seqgate.types import Position, TopicName
@@ -138,29 +138,22 @@ def records_of_runs(at_ms: int, runs: Sequence[Run]) -> list[bytes]:
 
 
 class Decoded(NamedTuple):
-    """A record in parts. `runs` are the first and last entry ids of its entries."""
+    """A record in parts. `entries` are ids, and runs of them: the first and the last id."""
 
     event: Event
     ledger_id: int
-    runs: tuple[tuple[int, int], ...]
+    entries: list[int | list[int]]
 
 
 def decoded(record: bytes) -> Decoded:
     _, what, ledger_id, lowest, highest, length = _HEAD.unpack_from(record)
     ids = _entries(record, length)
-    is_of_runs = what == What.ACKNOWLEDGED
-    runs = tuple(zip(ids[::2], ids[1::2], strict=True)) if is_of_runs else _runs(ids)
-    return Decoded(_event(record), ledger_id, runs or ((lowest, highest),))
-
-
-def _runs(ids: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    runs: list[tuple[int, int]] = []
-    for entry_id in sorted(ids):
-        if runs and runs[-1][1] + 1 == entry_id:
-            runs[-1] = (runs[-1][0], entry_id)
-        else:
-            runs.append((entry_id, entry_id))
-    return tuple(runs)
+    entries: list[Any] = ids.tolist()
+    if not entries:
+        entries = [lowest if lowest == highest else [lowest, highest]]
+    elif what == What.ACKNOWLEDGED:
+        entries = list(map(list, zip(entries[::2], entries[1::2], strict=True)))
+    return Decoded(_event(record), ledger_id, entries)
 
 
 def _event(record: bytes) -> Event:
@@ -169,7 +162,7 @@ def _event(record: bytes) -> Event:
     return Event(What(what), at_ms, tuple(text.split(_SEPARATOR)) if text else ())
 
 
-def _entries(record: bytes, length: int) -> Sequence[int]:
+def _entries(record: bytes, length: int) -> "array[int]":
     found = array("Q")
     found.frombytes(record[_HEAD.size + length :])
     return found

@@ -21,7 +21,8 @@ _ENDS: Final = frozenset({What.REJECTED, What.DEAD_LETTERED, What.PASSED})
 async def history(live: Live, position: Position) -> pb.GetMessageHistoryResponse:
     """Raises LedgerUnavailable, EntryCorrupt."""
     entry = await live.entry(position)
-    since_ms = 0 if entry is None else max(0, milliseconds(entry.append_time) - CLOCKS_MS)
+    appended_ms = None if entry is None else milliseconds(entry.append_time)
+    since_ms = max(0, (appended_ms or 0) - CLOCKS_MS)
     listing = live.letters(None)
     letters = await listing.of(position, since_ms)
     events = await live.events(position, since_ms)
@@ -29,7 +30,8 @@ async def history(live: Live, position: Position) -> pb.GetMessageHistoryRespons
     audited = await live.audited(position, since_ms)
     if audited is not None:
         events = [*(each for each in audited.events if each not in events), *events]
-        since = since if audited.missing else since_ms
+        if not audited.missing and appended_ms is not None:
+            since = appended_ms
     events.sort(key=lambda each: each.at_ms)
     response = pb.GetMessageHistoryResponse(
         events=(_event(live, *each) for each in _told(events)),
