@@ -20,6 +20,7 @@ from seqgate.cli._dedup import app as dedup
 from seqgate.cli._failure import INTERRUPTED, WrongUsage, exit_code
 from seqgate.cli._filter import app as filter_
 from seqgate.cli._jobs import audit, dev, diff, rebuild
+from seqgate.cli._life import app as message
 from seqgate.cli._output import Format, Output
 from seqgate.cli._publish import publish
 from seqgate.cli._read import read
@@ -58,6 +59,7 @@ app.add_typer(cursor, name="cursor")
 app.add_typer(subscription, name="subscription")
 app.add_typer(dead_letter, name="dead-letter")
 app.add_typer(redrive, name="redrive")
+app.add_typer(message, name="message")
 app.add_typer(filter_, name="filter")
 app.add_typer(context, name="context")
 app.add_typer(admin, name="admin")

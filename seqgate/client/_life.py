@@ -77,6 +77,58 @@ class MessageEvent(NamedTuple):
     indexes: tuple[int, ...] = ()
     text: str = ""
 
+    @property
+    def sentence(self) -> str:
+        """What happened, as the words of a sentence without its end."""
+        by = f" by {self.consumer}" if self.consumer else ""
+        deciding = f"filter {self.filter} (version {self.filter_version})"
+        deciding = deciding if self.filter else "its filters"
+        match self.kind:
+            case "ACCEPTED":
+                return f"accepted by its filters: {self.text}"
+            case "REJECTED":
+                return f"rejected by {deciding}"
+            case "RESCHEDULED":
+                until = "" if self.until is None else f" until {self.until:%Y-%m-%dT%H:%M:%SZ}"
+                return f"rescheduled by {deciding}{until}"
+            case "FILTER_FAILED":
+                return f"not judged by {deciding}: {self.text}"
+            case "DELIVERED":
+                return f"delivered to {self.consumer}"
+            case "FAILED":
+                return f"delivery failed, the {_nth(self.attempts)}: {_failed(self)}"
+            case "ACKNOWLEDGED":
+                return f"acknowledged{by}"
+            case "PARTLY_ACKNOWLEDGED":
+                return f"messages {', '.join(map(str, self.indexes))} acknowledged{by}"
+            case "DEAD_LETTERED":
+                return f"dead letter {self.number} in {self.target}: {self.text}"
+            case "PASSED":
+                return f"passed without delivery: {self.text}"
+            case "REDRIVEN":
+                return f"taken back by redrive {self.number}"
+            case "RESET":
+                return "the subscription was moved to before it"
+            case "TAKEN":
+                return f"the subscription was taken by {self.target}, epoch {self.number}"
+        return self.kind
+
+
+def _failed(event: MessageEvent) -> str:
+    match event.failure:
+        case "REFUSED":
+            return f"refused by {event.consumer}"
+        case "TIMED_OUT":
+            return f"not settled in time by {event.consumer}"
+        case "LOST":
+            return f"{event.consumer} was lost"
+    return f"at {event.consumer}"
+
+
+def _nth(number: int) -> str:
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 // 10 != 1 else 0, "th")
+    return f"{number}{ending}"
+
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionLife:

@@ -24,6 +24,7 @@ NAVIGATION: Final[tuple[Item, ...]] = (
             ("Kubernetes", "guides/kubernetes"),
             ("Security", "guides/security"),
             ("Observability", "guides/observability"),
+            ("The life of a message", "guides/message-life"),
             ("Console", "guides/console"),
             ("Spark", "guides/spark"),
             ("Without asyncio", "guides/blocking"),
