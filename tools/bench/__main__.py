@@ -20,7 +20,7 @@ import structlog
 from rich.console import Console
 
 from seqgate.dev.stack import Stack, StackError
-from tools.bench import clients, delivery, parts, peers, rebuild, recovery, spark, stores
+from tools.bench import clients, delivery, history, parts, peers, rebuild, recovery, spark, stores
 from tools.bench.bench import SECONDS, Bench
 from tools.bench.figures import Measurement, as_json, print_group
 from tools.bench.page import page
@@ -49,6 +49,7 @@ GROUPS: Final[dict[str, Callable[[Bench], Coroutine[Any, Any, list[Measurement]]
     "metrics": clients.metrics,
     "large": clients.large,
     "dispatch": delivery.dispatch,
+    "history": history.history,
     "filter": parts.filtering,
     "filtered": delivery.filtered,
     "peers": peers.peers,
