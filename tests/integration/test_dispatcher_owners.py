@@ -296,6 +296,24 @@ async def test_an_audit_topic_that_is_away_holds_up_no_delivery(
         assert kinds(await history(one.stub, topic, 1)) == ["TAKEN", "DELIVERED", "ACKNOWLEDGED"]
 
 
+async def test_a_history_within_a_small_budget_says_since_when_it_is_complete(
+    services: Services, topic: str
+) -> None:
+    await publish(services, topic, *"k" * 40)
+    async with (
+        instance(services, SEQGATE_DISPATCHER_HISTORY_BYTES_MAX="2000") as one,
+        consuming(one.stub, topic, permits=1) as consumer,
+    ):
+        for _ in range(40):
+            await consumer.acknowledge(*await consumer.received(1))
+            await consumer.permit(1)
+        first, last = [await history(one.stub, topic, each) for each in (0, 39)]
+    assert kinds(first) == []
+    assert kinds(last) == ["DELIVERED", "ACKNOWLEDGED"]
+    assert milliseconds(first.complete_since) <= milliseconds(last.events[0].time)
+    assert first.epoch == consumer.epoch
+
+
 async def test_without_a_budget_nothing_is_remembered(services: Services, topic: str) -> None:
     settings = {
         "SEQGATE_DISPATCHER_HISTORY_BYTES_MAX": "0",

@@ -609,6 +609,8 @@ async def test_limits_and_delays_withhold_messages(tell: Told, topic: str) -> No
         found = await tell.scrape("dispatcher")
         subscriptions = found.value(told.SUBSCRIPTIONS)
         assert found.value(told.CACHE_MAX) == subscriptions * DispatcherConfig().cache_bytes_max
+        assert 0 < found.value(told.HISTORY_SIZE) < found.value(told.HISTORY_MAX)
+        assert found.value(told.AUDIT_EVENTS) == 0
 
 
 async def test_entries_beyond_the_parking_limit_lag_and_are_read_again(

@@ -755,7 +755,7 @@ class Live:
         for end in range(len(records), 0, -RECALLED):
             some = records[max(0, end - RECALLED) : end]
             found[:0] = find(some, position)
-            if time_of(some[0]) < since_ms:
+            if all(time_of(each) < since_ms for each in some):  # failures are recorded later
                 break
             await asyncio.sleep(0)
         return [each for each in found if each.at_ms >= since_ms]
