@@ -9,7 +9,6 @@ from seqgate.client._admin import (
     CursorInfo,
     DeadLetter,
     DeduplicationInfo,
-    FailedDelivery,
     PolicyValues,
     Reason,
     Redrive,
@@ -26,6 +25,14 @@ from seqgate.client._chunking import Chunking
 from seqgate.client._client import Client, connect
 from seqgate.client._codec import Compression
 from seqgate.client._consumer import Consumer
+from seqgate.client._letters import (
+    DeadLetterLife,
+    Discard,
+    FailedDelivery,
+    LetterMend,
+    LetterOperation,
+    Mend,
+)
 from seqgate.client._life import MessageEvent, MessageLife, SubscriptionLife
 from seqgate.client._message import Gap, Message, Received, Token
 from seqgate.client._outbox import Receipt
@@ -87,6 +94,11 @@ __all__ = [
     "RedriveInfo",
     "RedriveEstimate",
     "Estimated",
+    "DeadLetterLife",
+    "LetterMend",
+    "Mend",
+    "Discard",
+    "LetterOperation",
     "CursorInfo",
     "AssemblyLimits",
     "Dropped",

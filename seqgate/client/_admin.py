@@ -14,6 +14,15 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client._calls import Calls
 from seqgate.client._codec import decode_entry, position_of
+from seqgate.client._letters import (
+    DeadLetterLife,
+    FailedDelivery,
+    LetterCalls,
+    LetterMend,
+    failures_of,
+    life_of,
+    mend_of,
+)
 from seqgate.client._life import MessageEvent, MessageLife, SubscriptionLife, life
 from seqgate.client._log import before, to_wire
 from seqgate.client._message import Message
@@ -209,21 +218,6 @@ class Reason(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class FailedDelivery:
-    """A delivery that failed.
-
-    Attributes:
-        how: REFUSED (negatively acknowledged), TIMED_OUT, or LOST (its consumer crashed).
-        at: when it failed.
-        consumer: the name of the consumer that had it.
-    """
-
-    how: str
-    at: datetime
-    consumer: str
-
-
-@dataclass(frozen=True, slots=True)
 class DeadLetter:
     """A message that a subscription dead-lettered: an entry, which may be a batch or a chunk.
 
@@ -247,6 +241,12 @@ class DeadLetter:
             log.
         redriven: whether its message is on its way back, or was settled.
         redrives: how often its message was redriven before.
+        state: what became of it: DEAD (nothing yet), RETURNING, REDRIVEN, DISCARDED, MENDED (its
+            successor took its place), or MENDING (its mend was interrupted: mend it again).
+        successor: the mended letter that took its place; None: it was not mended.
+        mend: of a mended letter, what it was made of, by whom, and when; None: it is none.
+        lives: the earlier lives of its message, the oldest first; the latest ones, if they are
+            long.
     """
 
     id: MessageId
@@ -268,6 +268,10 @@ class DeadLetter:
     lags: bool
     redriven: bool
     redrives: int
+    state: str = "DEAD"
+    successor: MessageId | None = None
+    mend: LetterMend | None = None
+    lives: tuple[DeadLetterLife, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +289,7 @@ class Redrive:
     repeated: bool
 
 
-class Admin:
+class Admin(LetterCalls):
     """Manages topics, policies, subscriptions and cursors. Made by Client.admin; it needs no close.
 
     Topics are named as everywhere: tenant/namespace/name, or a name in public/default. Each method
@@ -968,17 +972,16 @@ def _dead_letter(wire: dispatcher_pb2.DeadLetter, topic: str) -> DeadLetter:
         at=_time(wire.time),
         reason=_enum(dispatcher_pb2.DeadLetterReason, wire.reason),
         attempts=wire.attempts,
-        failures=tuple(
-            FailedDelivery(
-                _enum(dispatcher_pb2.DeliveryFailure, each.failure), _time(each.time), each.consumer
-            )
-            for each in wire.failures
-        ),
+        failures=failures_of(wire.failures),
         holds_key=wire.holds_key,
         waiting_entries=wire.waiting_entries,
         lags=wire.lags,
         redriven=wire.redriven,
         redrives=wire.redrives,
+        state=_enum(dispatcher_pb2.DeadLetterState, wire.state),
+        successor=_id(_optional(wire, "successor")),
+        mend=mend_of(wire.mend) if wire.HasField("mend") else None,
+        lives=tuple(map(life_of, wire.lives)),
     )
 
 

@@ -16,7 +16,7 @@ from seqgate.services.dispatcher.metrics import DispatcherMetrics, LagSurvey
 from seqgate.services.dispatcher.ports import (
     AuditTopics,
     Cursors,
-    DeadLetters,
+    DeadLetterTopics,
     Filters,
     Log,
     Ports,
@@ -72,7 +72,7 @@ async def serve(
     config: DispatcherConfig,
     log: Log,
     cursors: Cursors,
-    dead_letters: DeadLetters,
+    dead_letters: DeadLetterTopics,
     filters: Filters,
     metrics: Metrics = OFF,
     *,

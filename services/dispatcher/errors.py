@@ -118,8 +118,40 @@ class LetterNotRedrivable(DomainError):
     reason = "LETTER_NOT_REDRIVABLE"
 
 
+class LetterNotMendable(DomainError):
+    """A letter cannot be mended: there is no such letter, it is on its way back, was redriven,
+    discarded or mended before, or is a batch or a large message."""
+
+    kind = Kind.IN_USE
+    reason = "LETTER_NOT_MENDABLE"
+
+
+class LetterNotDiscardable(DomainError):
+    """A letter cannot be discarded: there is no such letter, it is on its way back, or it was
+    redriven, discarded or mended before."""
+
+    kind = Kind.IN_USE
+    reason = "LETTER_NOT_DISCARDABLE"
+
+
+class InvalidMend(DomainError):
+    """A mend changes nothing, uses reserved names, makes the message too large, or has an invalid
+    request id."""
+
+    kind = Kind.INVALID
+    reason = "INVALID_MEND"
+
+
+class InvalidDiscard(DomainError):
+    """A discard names no letters or too many, names one twice, or its reason or request id is
+    invalid."""
+
+    kind = Kind.INVALID
+    reason = "INVALID_DISCARD"
+
+
 class TooManyReturns(DomainError):
-    """Too many letters of the subscription are on their way back."""
+    """Too many letters of the subscription are on their way back, or settled."""
 
     kind = Kind.EXHAUSTED
     reason = "TOO_MANY_RETURNS"

@@ -74,6 +74,16 @@ STEPS: Final = f"{ORIGIN}sequence_id_steps"
 REDRIVES: Final = "seqgate.dead.redrives"
 """The property of a redriven message, and of its next letter, that counts its redrives."""
 
+MEND: Final = "seqgate.dead.mend"
+"""The property of a mended letter with its mend, as JSON: the original's position in the dead
+letter topic, the id of the request, who requested it, and when in ms since 1970."""
+
+LETTER_BYTES_MAX: Final = 127 * 1024
+"""The largest metadata of a letter, origin included, in bytes: 1 KiB below the ledger's limit."""
+
+PROPERTIES_MAX: Final = 128
+"""How many properties an entry may have (entry.proto)."""
+
 INTERNAL: Final = "seqgate."
 """The prefix of cursor properties that are Seqgate's, not the application's."""
 
@@ -388,6 +398,19 @@ class Letter(NamedTuple):
     acknowledged: int = 0
 
 
+class Added(NamedTuple):
+    """The outcome of publishing a mended letter.
+
+    Attributes:
+        position: where it is; None: not known. It may be there, published before, or it never will
+            be, because one with a higher sequence id is.
+        refused: why the ledger refuses the entry as it is; empty: it does not.
+    """
+
+    position: Position | None
+    refused: str = ""
+
+
 class DeadLetters(Protocol):
     """The dead letter topics."""
 
@@ -422,6 +445,15 @@ class AuditTopics(Protocol):
         Raises:
             LedgerUnavailable: each may be there or not; put all of them again.
         """
+        ...
+
+
+class DeadLetterTopics(DeadLetters, Protocol):
+    """The dead letter topics, with mended letters."""
+
+    async def add(self, topic: TopicName, entry: ledger_pb2.Entry) -> Added:
+        """Publish a mended letter under its producer's name and sequence id, once however often it
+        is called. Raises as `put`."""
         ...
 
 
@@ -523,7 +555,7 @@ class Ports(NamedTuple):
 
     log: Log
     cursors: Cursors
-    dead_letters: DeadLetters
+    dead_letters: DeadLetterTopics
     filters: Filters
     owner: str
     now_ms: Callable[[], int]

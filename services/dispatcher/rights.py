@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.services.dispatcher.letters.graveyard import default_topic
 from seqgate.services.runtime.access import Need, Part, Verb
+from seqgate.services.runtime.requests import read_topic
 from seqgate.services.runtime.rights import (
     NeedsOf,
     Right,
@@ -49,6 +51,16 @@ def _of_letters(*verbs: Verb) -> NeedsOf:
     return needs
 
 
+def _mend(request: Any) -> Sequence[Need]:
+    """The right to administer the subscription, and to publish to the dead letter topic: the
+    dispatcher publishes the mended letter with its own rights."""
+    of_the_subscription = of_subscription(ADMINISTER)(request)
+    where = request.dead_letter_topic
+    if not where:
+        where = str(default_topic(read_topic(request.topic), request.subscription))
+    return [*of_the_subscription, Need(frozenset({PUBLISH}), the_topic(where))]
+
+
 _OF_CONSUMERS: Final = of_subscription(CONSUME, ADMINISTER)
 _OF_OPERATORS: Final = of_subscription(ADMINISTER)
 
@@ -73,6 +85,9 @@ RIGHTS: Final[Rights] = table(
         "GetRedrive": Right(_OF_CONSUMERS),
         "ListRedrives": Right(_OF_CONSUMERS),
         "StopRedrive": Right(_OF_CONSUMERS),
+        "DiscardDeadLetters": Right(_of_letters(CONSUME, ADMINISTER)),
+        "MendDeadLetter": Right(_mend),
+        "ListLetterOperations": Right(_OF_CONSUMERS),
         "GetDeadLetter": Right(_of_letters(CONSUME)),  # it has the payload
         "SetFilters": Right(_OF_OPERATORS),
         "GetFilters": Right(_OF_CONSUMERS),

@@ -20,6 +20,8 @@ from seqgate.services.dispatcher.errors import (
 from seqgate.services.dispatcher.filtering.analysis import Analysis, analyze
 from seqgate.services.dispatcher.filtering.chains import Chain, Chains, from_properties
 from seqgate.services.dispatcher.letters.listing import Letters
+from seqgate.services.dispatcher.letters.mending import Amendment
+from seqgate.services.dispatcher.letters.operations import Operation
 from seqgate.services.dispatcher.letters.record import Extent, RedriveRecord
 from seqgate.services.dispatcher.letters.returns import Redrive
 from seqgate.services.dispatcher.metrics import DispatcherMetrics
@@ -317,10 +319,47 @@ class Dispatcher:
         request_id: str,
         *,
         is_trial: bool,
+        caller: str,
     ) -> tuple[Redrive, bool]:
         """Raises what `live` and `Live.redrive` do."""
         live = await self.live(topic, name)
-        return await live.redrive(dead_letter_topic, letters, request_id, is_trial=is_trial)
+        return await live.redrive(
+            dead_letter_topic, letters, request_id, is_trial=is_trial, caller=caller
+        )
+
+    async def discard(
+        self,
+        topic: TopicName,
+        name: str,
+        dead_letter_topic: TopicName | None,
+        letters: Sequence[Position],
+        request_id: str,
+        *,
+        reason: str,
+        caller: str,
+    ) -> tuple[Operation, bool]:
+        """Raises what `live` and `Amending.discard` do."""
+        live = await self.live(topic, name)
+        listing = live.letters(dead_letter_topic)
+        return await live.amending.discard(
+            listing, letters, request_id, reason=reason, caller=caller
+        )
+
+    async def mend(
+        self,
+        topic: TopicName,
+        name: str,
+        dead_letter_topic: TopicName,
+        letter: Position,
+        change: Amendment,
+        request_id: str,
+        *,
+        caller: str,
+    ) -> tuple[Operation, bool]:
+        """Raises what `live` and `Amending.mend` do."""
+        live = await self.live(topic, name)
+        listing = live.letters(dead_letter_topic)
+        return await live.amending.mend(listing, letter, change, request_id, caller=caller)
 
     async def start_redrive(
         self,

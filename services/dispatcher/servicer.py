@@ -15,10 +15,14 @@ from seqgate.services.dispatcher.config import DispatcherConfig
 from seqgate.services.dispatcher.core.effects import SubscriptionType
 from seqgate.services.dispatcher.errors import (
     CumulativeAckRefused,
+    InvalidDiscard,
+    InvalidMend,
     InvalidPosition,
+    InvalidRedrive,
     InvalidStart,
     NotSubscribed,
 )
+from seqgate.services.dispatcher.letters.graveyard import default_topic
 from seqgate.services.dispatcher.ports import Cursor
 from seqgate.services.dispatcher.service import Dispatcher
 from seqgate.services.dispatcher.shell.answers import settled_response
@@ -256,9 +260,10 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
             topic,
             name,
             parsing.dead_letter_topic(request),
-            parsing.letters(request),
-            parsing.request_id(request),
+            parsing.letters(request, InvalidRedrive),
+            parsing.request_id(request, InvalidRedrive),
             is_trial=request.dry_run,
+            caller=caller_of(context),
         )
         return pb.RedriveDeadLettersResponse(
             redrive=redrive.number, letters=redrive.letters, repeated=repeated
@@ -273,7 +278,7 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
             name,
             redriving.wanted(request),
             redriving.letters_s(request),
-            parsing.request_id(request),
+            parsing.request_id(request, InvalidRedrive),
             caller_of(context),
         )
         return pb.StartRedriveResponse(redrive=redriving.redrive(live, record), repeated=repeated)
@@ -315,6 +320,47 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
         if request.number in live.redriving.records:
             await live.stop_redrive(request.number)
         return pb.StopRedriveResponse(redrive=redriving.find(live, request.number))
+
+    async def DiscardDeadLetters(
+        self, request: pb.DiscardDeadLettersRequest, context: Context
+    ) -> pb.DiscardDeadLettersResponse:
+        topic, name = parsing.names(request)
+        made, repeated = await self._dispatcher.discard(
+            topic,
+            name,
+            parsing.dead_letter_topic(request),
+            parsing.letters(request, InvalidDiscard),
+            parsing.request_id(request, InvalidDiscard),
+            reason=parsing.discard_reason(request),
+            caller=caller_of(context),
+        )
+        return pb.DiscardDeadLettersResponse(
+            operation=made.number, letters=made.size, repeated=repeated
+        )
+
+    async def MendDeadLetter(
+        self, request: pb.MendDeadLetterRequest, context: Context
+    ) -> pb.MendDeadLetterResponse:
+        topic, name = parsing.names(request)
+        made, repeated = await self._dispatcher.mend(
+            topic,
+            name,
+            parsing.dead_letter_topic(request) or default_topic(topic, name),
+            read_position("position", request.position, InvalidMend),
+            parsing.change(request),
+            parsing.request_id(request, InvalidMend),
+            caller=caller_of(context),
+        )
+        return pb.MendDeadLetterResponse(
+            operation=made.number, letter=to_position(made.successor), repeated=repeated
+        )
+
+    async def ListLetterOperations(
+        self, request: pb.ListLetterOperationsRequest, context: Context
+    ) -> pb.ListLetterOperationsResponse:
+        live = await self._dispatcher.live(*parsing.names(request))
+        latest = reversed(live.amending.latest)
+        return pb.ListLetterOperationsResponse(operations=map(lettering.operation, latest))
 
     async def SetFilters(
         self, request: pb.SetFiltersRequest, context: Context

@@ -174,6 +174,7 @@ def sub(services: Services, topic: str) -> Sub:
 # ---- refusals
 
 
+_MEND: dict[str, Any] = {"position": at(0), "payload": b"x", "request_id": "r"}
 METHODS: dict[str, Callable[..., Any]] = {
     "CreateSubscription": lambda **names: pb.CreateSubscriptionRequest(
         **({"start": EARLIEST} | names)
@@ -195,6 +196,11 @@ METHODS: dict[str, Callable[..., Any]] = {
     "GetRedrive": pb.GetRedriveRequest,
     "ListRedrives": pb.ListRedrivesRequest,
     "StopRedrive": pb.StopRedriveRequest,
+    "DiscardDeadLetters": lambda **names: pb.DiscardDeadLettersRequest(
+        **({"positions": [at(0)], "request_id": "r"} | names)
+    ),
+    "MendDeadLetter": lambda **names: pb.MendDeadLetterRequest(**(_MEND | names)),
+    "ListLetterOperations": pb.ListLetterOperationsRequest,
     "GetDeadLetter": lambda **names: pb.GetDeadLetterRequest(**({"position": at(0)} | names)),
     "SetFilters": pb.SetFiltersRequest,
     "GetFilters": pb.GetFiltersRequest,
@@ -1747,14 +1753,36 @@ BAD_REDRIVES: dict[str, dict[str, Any]] = {
     "no request id": {"request_id": ""},
     "a long request id": {"request_id": "x" * 65},
 }
+BAD_MENDS: dict[str, dict[str, Any]] = {
+    "no change": {"payload": None},
+    "a reserved property": {"put": {"seqgate.dead.mend": ""}},
+    "a reserved property to remove": {"remove": ["seqgate.dead.mend"]},
+    "too many properties": {"put": {str(number): "" for number in range(129)}},
+    "too many properties to remove": {"remove": [""] * 129},
+    "a position beyond all": {"position": at(2**63)},
+    "no request id": {"request_id": ""},
+    "a long request id": {"request_id": "x" * 65},
+}
 
 
 @pytest.mark.parametrize("fields", BAD_REDRIVES.values(), ids=BAD_REDRIVES)
-async def test_invalid_redrives_are_refused(
+async def test_invalid_redrives_and_discards_are_refused(
     services: Services, sub: Sub, fields: dict[str, Any]
 ) -> None:
     with refused(INVALID, "INVALID_REDRIVE"):
         await call(services, "RedriveDeadLetters", **sub.names, **fields)
+    with refused(INVALID, "INVALID_DISCARD"):
+        await call(services, "DiscardDeadLetters", **sub.names, **fields)
+    with refused(INVALID, "INVALID_DISCARD"):
+        await call(services, "DiscardDeadLetters", **sub.names, reason="x" * 257)
+
+
+@pytest.mark.parametrize("fields", BAD_MENDS.values(), ids=BAD_MENDS)
+async def test_invalid_mends_are_refused(
+    services: Services, sub: Sub, fields: dict[str, Any]
+) -> None:
+    with refused(INVALID, "INVALID_MEND"):
+        await call(services, "MendDeadLetter", **sub.names, **fields)
 
 
 async def test_later_messages_of_a_key_report_the_gap(services: Services, sub: Sub) -> None:

@@ -118,6 +118,9 @@ ALLOWED: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "GetRedrive": ("consume administer", ""),
         "ListRedrives": ("consume administer", ""),
         "StopRedrive": ("consume administer", ""),
+        "DiscardDeadLetters": ("consume administer", ""),
+        "MendDeadLetter": ("", ""),  # no verb alone
+        "ListLetterOperations": ("consume administer", ""),
         "GetDeadLetter": ("consume", ""),
         "SetFilters": ("administer", ""),
         "GetFilters": ("consume administer", ""),

@@ -12,7 +12,7 @@ from typing import Any
 from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.entry.v1 import entry_pb2
-from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
+from seqgate.api.ledger.v1.ledger_pb2 import Entry, StoredEntry
 from seqgate.services.cursors import CursorsUnavailable
 from seqgate.services.dispatcher.adapters.memory import MemoryCursors
 from seqgate.services.dispatcher.config import DispatcherConfig
@@ -22,6 +22,7 @@ from seqgate.services.dispatcher.core.selectors import Placement
 from seqgate.services.dispatcher.core.subscription import Ack, Nack
 from seqgate.services.dispatcher.entries import position_of
 from seqgate.services.dispatcher.ports import (
+    Added,
     Ends,
     Fetched,
     LedgerUnavailable,
@@ -202,6 +203,9 @@ class Letters:
     async def put(self, letter: Letter) -> bool:
         self.put_.append(position_of(letter.entry))
         return True
+
+    async def add(self, topic: TopicName, entry: Entry) -> Added:
+        raise AssertionError(f"nothing is mended in {topic}")
 
 
 class NoFilters:

@@ -125,7 +125,7 @@ LISTS = {
 }  # fmt: skip
 
 WITHIN = {
-    "dispatcher.ListDeadLetters", "dispatcher.ListRedrives",
+    "dispatcher.ListDeadLetters", "dispatcher.ListLetterOperations", "dispatcher.ListRedrives",
     "cursor.ListAcknowledged", "cursor.ListAttempts", "dedup.ListProducers", "ledger.ListLedgers",
     "ledger.ListTrimmedProducers",
 }  # fmt: skip
@@ -255,7 +255,14 @@ def test_a_dead_letter_topic_requires_the_right_to_publish_there() -> None:
 
 @pytest.mark.parametrize(
     "method",
-    ["ListDeadLetters", "GetDeadLetter", "RedriveDeadLetters", "StartRedrive", "EstimateRedrive"],
+    [
+        "ListDeadLetters",
+        "GetDeadLetter",
+        "RedriveDeadLetters",
+        "DiscardDeadLetters",
+        "StartRedrive",
+        "EstimateRedrive",
+    ],
 )
 def test_another_dead_letter_topic_requires_the_right_to_read_it(method: str) -> None:
     needed = DISPATCHER[path("dispatcher", method)]
@@ -265,6 +272,23 @@ def test_another_dead_letter_topic_requires_the_right_to_read_it(method: str) ->
     request.dead_letter_topic = "acme/shop/secrets"
     assert not allows(rules("consume", "acme/shop/orders"), needed, request)
     assert allows(rules("consume"), needed, request)
+
+
+def test_a_mend_requires_the_right_to_publish_to_the_dead_letter_topic() -> None:
+    needed = DISPATCHER[path("dispatcher", "MendDeadLetter")]
+    request = dispatcher_pb2.MendDeadLetterRequest(topic="acme/shop/orders", subscription="billing")
+    administer = {"principals": ["sub:alice"], "verbs": ["administer"], "topics": ["acme/shop/*"]}
+    for topic, named in (
+        ("acme/shop/orders-billing-DLQ", ""),
+        ("acme/shop/letters", "acme/shop/letters"),
+    ):
+        request.dead_letter_topic = named
+        publish = {"principals": ["sub:alice"], "verbs": ["publish"], "topics": [topic]}
+        assert not allows(Access.parse({"rules": [administer]}), needed, request)
+        assert not allows(Access.parse({"rules": [publish]}), needed, request)
+        assert allows(Access.parse({"rules": [administer, publish]}), needed, request)
+        request.dead_letter_topic = "acme/shop/elsewhere"
+        assert not allows(Access.parse({"rules": [administer, publish]}), needed, request)
 
 
 def test_producer_names_of_services_are_reserved() -> None:

@@ -26,7 +26,9 @@ RETRY_OF: Final[Mapping[str, str]] = {
     "CURSOR_TOO_LARGE": "yes, once more is acknowledged in order",
     "KEY_NOT_HELD": "no: there is nothing to release",
     "LETTER_NOT_FOUND": "no",
-    "LETTER_NOT_REDRIVABLE": "yes, if the letter was written a moment ago",
+    "LETTER_NOT_DISCARDABLE": "no",
+    "LETTER_NOT_MENDABLE": "no",
+    "LETTER_NOT_REDRIVABLE": "no",
     "NOT_OWNER": "yes, at the instance that `owner` names",
     "TOKEN_NOT_YET_VALID": "yes, once the token is valid",
     "TOPIC_IN_USE": "yes, once the producers are closed, or with `force`",
@@ -172,10 +174,21 @@ REMEDIES: Final[Mapping[str, str]] = {
     "ends at the log's end and lists at most 10,000 entries. Only a ledger sends these: report it "
     "if yours does.",
     "LETTER_NOT_REDRIVABLE": "The message says which letter and why. Leave out letters that were "
-    "redriven before (`seqgate dead-letter ls` shows them), and chunks of large messages, which "
-    "must be published again. A letter that has just been written can be redriven a moment later.",
+    "redriven, discarded or mended before (`seqgate dead-letter ls` shows them), and chunks of "
+    "large messages, which must be published again.",
+    "LETTER_NOT_MENDABLE": "The message says why. Of a letter that was mended before, mend the "
+    "`successor`. A batch or a large message cannot be mended: discard it, and publish its "
+    "messages again.",
+    "LETTER_NOT_DISCARDABLE": "The message says which letter and why. Leave out letters that were "
+    "settled before (`seqgate dead-letter ls` shows them). One on its way back can be discarded "
+    "once it is dead-lettered again.",
     "TOO_MANY_RETURNS": "Wait until consumers have acknowledged the messages on their way back, at "
-    "most 500 for a subscription, and ask again.",
+    "most 500 for a subscription, and ask again. If too many letters are settled, they lie too "
+    "far apart in their topic: use one dead letter topic for each subscription.",
+    "INVALID_MEND": "Give a payload, or properties whose names do not begin with `seqgate.`, "
+    "within the limits of publishing, and a `request_id` of 1 to 64 bytes.",
+    "INVALID_DISCARD": "Name 1 to 100 letters, each once, by their positions in the dead letter "
+    "topic, a `request_id` of 1 to 64 bytes, and a `reason` of at most 256.",
     "INVALID_REDRIVE": "Name 1 to 100 letters, each once, by their positions in the dead letter "
     "topic, and give a `request_id` of 1 to 64 bytes. A selection has a key of at most 512 bytes "
     "and an expression of at most 1,024, a rate is at most 10,000 a second, and a stretch has no "

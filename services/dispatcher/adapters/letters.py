@@ -16,28 +16,25 @@ from seqgate.services.dispatcher.ports import (
     ATTEMPTS,
     FAILURES,
     GENERATION,
+    LETTER_BYTES_MAX,
     ORIGIN,
     PRODUCER,
+    PROPERTIES_MAX,
     REASON,
     STEPS,
+    Added,
     LedgerUnavailable,
     Letter,
     LetterRefused,
 )
 from seqgate.services.runtime.status import call_failed
-from seqgate.types import PRODUCER_NAME_BYTES_MAX
+from seqgate.types import PRODUCER_NAME_BYTES_MAX, Position, TopicName
 
 RETRY_AFTER_S: Final = 0.5
 """The delay before a letter is retried while the ledger is unavailable, in seconds."""
 
 IDS_A_LETTER: Final = 10_000
 """The sequence ids reserved for a letter's messages: the most that a batch holds."""
-
-ROOM_BYTES: Final = 127 * 1024
-"""The largest metadata of a letter, origin included, in bytes: 1 KiB below the ledger's limit."""
-
-PROPERTIES_MAX: Final = 128
-"""How many properties an entry may have (entry.proto)."""
 
 REFUSED_RETRY_AFTER_S: Final = 30.0
 """The longest delay before a refused letter is retried, in seconds: an operator must act first."""
@@ -101,16 +98,39 @@ class GrpcDeadLetters:
             is_there = await self._put(letter, published(letter, is_alone=True))
         return is_there is True
 
+    async def add(self, topic: TopicName, entry: pb.Entry) -> Added:
+        receipt = await self._receipt(topic, entry)
+        if receipt.status in _THERE and receipt.HasField("position"):
+            return Added(Position(receipt.position.ledger_id, receipt.position.entry_id))
+        if receipt.status in _THERE or receipt.status == pb.RECEIPT_STATUS_STALE:
+            return Added(None)
+        if receipt.status == pb.RECEIPT_STATUS_REFUSED:
+            return Added(None, _because(receipt))
+        raise _refused(topic, _because(receipt), retry_after_s=FAILED_RETRY_AFTER_S)
+
     async def _put(self, letter: Letter, entry: pb.Entry) -> bool | None:
+        """As `put`; None: a chunk, and the topic lacks those before it."""
+        receipt = await self._receipt(letter.topic, entry)
+        if receipt.status in _THERE:
+            return True
+        if receipt.status == pb.RECEIPT_STATUS_STALE:
+            return False
+        if receipt.status in _CHUNK_REFUSED and is_chunk(entry):
+            return None
+        if receipt.status == pb.RECEIPT_STATUS_REFUSED:
+            raise _refused(letter.topic, _because(receipt))
+        raise _refused(letter.topic, _because(receipt), retry_after_s=FAILED_RETRY_AFTER_S)
+
+    async def _receipt(self, topic: TopicName, entry: pb.Entry) -> pb.Receipt:
         call = self._stub.Publish()
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._publish(call, letter, entry)
+                return await self._published(call, topic, entry)
         except aio.AioRpcError as error:
             said = call_failed(error)
             because = said.reason or said.code.name
             if said.code in _REFUSING and said.reason != NOT_OWNER:
-                raise _refused(letter, because) from error
+                raise _refused(topic, because) from error
             raise LedgerUnavailable(
                 "the ledger of the dead letter topic does not answer",
                 retry_after_s=RETRY_AFTER_S,
@@ -126,10 +146,9 @@ class GrpcDeadLetters:
         finally:
             call.cancel()
 
-    async def _publish(self, call: Any, letter: Letter, entry: pb.Entry) -> bool | None:
-        """As `put`; None: a chunk, and the topic lacks those before it."""
+    async def _published(self, call: Any, topic: TopicName, entry: pb.Entry) -> pb.Receipt:
         producer = entry.metadata.producer_name
-        opening = pb.Open(topic=str(letter.topic), producer_name=producer, takeover=True)
+        opening = pb.Open(topic=str(topic), producer_name=producer, takeover=True)
         await call.write(pb.PublishRequest(open=opening))
         # Wait for the answer: a write to a stream that is being refused hides the reason.
         if (answer := await call.read()) is aio.EOF or not answer.HasField("opened"):
@@ -139,17 +158,12 @@ class GrpcDeadLetters:
         await call.write(pb.PublishRequest(publications=publications))
         while (response := await call.read()) is not aio.EOF:
             for receipt in response.receipts.receipts:
-                if receipt.status in _THERE:
-                    return True
-                if receipt.status == pb.RECEIPT_STATUS_STALE:
-                    return False
-                if receipt.status in _CHUNK_REFUSED and is_chunk(entry):
-                    return None
-                because = receipt.error.message or _status_name(receipt.status)
-                if receipt.status == pb.RECEIPT_STATUS_REFUSED:
-                    raise _refused(letter, because)
-                raise _refused(letter, because, retry_after_s=FAILED_RETRY_AFTER_S)
+                return receipt  # type: ignore[no-any-return]
         raise _closed()
+
+
+def _because(receipt: pb.Receipt) -> str:
+    return receipt.error.message or _status_name(receipt.status)
 
 
 def _closed() -> LedgerUnavailable:
@@ -164,12 +178,12 @@ def _status_name(status: int) -> str:
 
 
 def _refused(
-    letter: Letter, because: str, retry_after_s: float = REFUSED_RETRY_AFTER_S
+    topic: TopicName, because: str, retry_after_s: float = REFUSED_RETRY_AFTER_S
 ) -> LetterRefused:
     return LetterRefused(
-        f"dead letter topic {letter.topic} refused a message",
+        f"dead letter topic {topic} refused a message",
         retry_after_s=retry_after_s,
-        dead_letter_topic=letter.topic,
+        dead_letter_topic=topic,
         because=because,
     )
 
@@ -214,7 +228,7 @@ def published(letter: Letter, *, is_alone: bool = False) -> pb.Entry:
         origin[FAILURES] = json.dumps([[how.value, *rest] for how, *rest in letter.failures])
     for name, value in origin.items():
         metadata.properties[name] = value
-        if len(metadata.properties) > PROPERTIES_MAX or metadata.ByteSize() > ROOM_BYTES:
+        if len(metadata.properties) > PROPERTIES_MAX or metadata.ByteSize() > LETTER_BYTES_MAX:
             del metadata.properties[name]  # better a letter without it than none
     if metadata.num_chunks_from_msg > 1:
         metadata.producer_name = _producer(

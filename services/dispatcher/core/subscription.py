@@ -756,6 +756,25 @@ class Subscription:
             self.parking.wake(lane)
         return self._effects(now_ms)
 
+    def held_by(self, letter: Position, key: bytes) -> bytes | None:
+        """The lane key that resumes if a dead letter is discarded; None: none does. `key` is that
+        of the message."""
+        key = self.lane_key(key)
+        lane = self.lanes.get(key)
+        if lane is not None and lane.dead is not None:  # then it is held behind that one, too
+            return None
+        return key if self.gaps.holds_behind(key, letter) else None
+
+    def discarded(self, letters: Iterable[tuple[Position, bytes]], now_ms: int) -> list[Effect]:
+        """Resume the keys that were held by dead letters that are discarded, durably."""
+        for letter, key in letters:
+            held = self.held_by(letter, key)
+            if held is not None:
+                self.out.add(self.gaps.forget(held))
+                if (lane := self.lanes.get(held)) is not None:
+                    self.parking.wake(lane)
+        return self._effects(now_ms)
+
     def held_behind(self, position: Position) -> bytes | None:
         """The lane key that is held behind a dead letter that came back, and resumes once it is
         acknowledged; None: there is none, or it is dead-lettered again."""

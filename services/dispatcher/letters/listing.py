@@ -4,13 +4,14 @@ A letter is an entry whose properties name the subscription and the entry's posi
 The dead letter topic may have entries of others, too: they are passed over.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.services.dispatcher.entries import position_of
-from seqgate.services.dispatcher.ports import ORIGIN, PRODUCER, Log, TopicNotFound
+from seqgate.services.dispatcher.ports import MEND, ORIGIN, PRODUCER, Log, TopicNotFound
 from seqgate.types import Position, TopicName
 
 SCAN_ENTRIES: Final = 1_000
@@ -118,6 +119,25 @@ def origin_of(metadata: EntryMetadata) -> Position | None:
     if not (_is_number(ledger_id) and _is_number(entry_id)):
         return None
     return Position(int(ledger_id), int(entry_id))
+
+
+class Mend(NamedTuple):
+    """The mend that made a letter: the letter that was mended, and who requested it, when."""
+
+    original: Position
+    request_id: str
+    caller: str
+    at_ms: int
+
+
+def mend_of(metadata: EntryMetadata) -> Mend | None:
+    """The mend that made a letter; None: it is no mended letter."""
+    try:
+        original, request_id, caller, at_ms = json.loads(metadata.properties.get(MEND, "null"))
+        ledger_id, entry_id = map(int, original.split(":"))
+        return Mend(Position(ledger_id, entry_id), str(request_id), str(caller), int(at_ms))
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        return None
 
 
 def _is_number(text: str) -> bool:

@@ -11,10 +11,8 @@ docs/decisions/dead-letters-come-back-by-their-old-positions.md explains the cho
 """
 
 import asyncio
-import base64
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from hashlib import blake2b
 from typing import Final, NamedTuple
 
 import structlog
@@ -25,13 +23,22 @@ from seqgate.services.dispatcher.core.positions import Acknowledged
 from seqgate.services.dispatcher.cursor.tenure import Tenure
 from seqgate.services.dispatcher.entries import entry_of, position_of
 from seqgate.services.dispatcher.errors import LetterNotRedrivable, TooManyReturns
-from seqgate.services.dispatcher.letters.listing import Listing, origin_of
+from seqgate.services.dispatcher.letters.listing import Listing, mend_of, origin_of
+from seqgate.services.dispatcher.letters.marks import (
+    PAGE_LETTERS,
+    PAGES_MAX,
+    Fate,
+    Marks,
+    mending_name,
+)
+from seqgate.services.dispatcher.letters.operations import Operation, Operations
 from seqgate.services.dispatcher.letters.record import RedriveRecord, records_of
 from seqgate.services.dispatcher.ports import (
     ACKNOWLEDGED,
     ATTEMPTS,
     FAILURES,
     INTERNAL,
+    MEND,
     ORIGIN,
     REASON,
     REDRIVES,
@@ -47,17 +54,10 @@ from seqgate.types import Position, TopicName
 log = structlog.get_logger()
 
 _RETURN: Final = f"{INTERNAL}return."
-_SETTLED: Final = f"{INTERNAL}settled."
 _LATEST: Final = f"{INTERNAL}redrives"
 
 RETURNS_MAX: Final = 500
 """The most letters of a subscription that are on their way back, some 200 bytes each."""
-
-PAGES_MAX: Final = 300
-"""The most pages of settled letters, of 2.8 kB each. Letters beyond them are not redriven."""
-
-PAGE_LETTERS: Final = 16_384
-"""How many positions of the dead letter topic a page has a bit for."""
 
 LATEST_MAX: Final = 32
 """How many redrives are remembered by their request ids."""
@@ -122,10 +122,12 @@ class Returns:
         self._topic = topic
         self._tenure = tenure
         self._log = entries
-        self._pages: dict[str, int] = {}
+        self.marks = Marks()
         self._latest: list[Redrive] = []
         self._number = 0  # the number of the latest redrive
-        self._writing = asyncio.Lock()
+        self.operations = Operations()
+        self.writing = asyncio.Lock()
+        """Held while these properties are changed: each change begins with the latest values."""
 
     # ---- durable state
 
@@ -133,7 +135,9 @@ class Returns:
         """Replace the state by the cursor's durable one. A return whose message is not acknowledged
         any more, since the subscription was reset, is removed before anything is delivered: once
         the message that the log delivers is acknowledged, the return would deliver it again."""
-        self.open, self._pages = {}, {}
+        self.open = {}
+        self.marks.load(cursor.properties)
+        self.operations.load(cursor.properties)
         void: list[str] = []
         self._latest = [Redrive(*each) for each in json.loads(cursor.properties.get(_LATEST, "[]"))]
         numbers = [*(each.number for each in self._latest), *records_of(cursor.properties)]
@@ -145,8 +149,6 @@ class Returns:
                     self.open[position] = Return.from_text(value)
                 else:
                     void.append(name)
-            elif name.startswith(_SETTLED):
-                self._pages[name] = int.from_bytes(base64.b64decode(value), "little")
         if void:
             await self._tenure.set_properties({}, void)
 
@@ -159,20 +161,19 @@ class Returns:
     def attempts(self) -> dict[Position, int]:
         return {position: each.attempts for position, each in self.open.items() if each.attempts}
 
-    def is_settled(self, topic: TopicName, letter: Position) -> bool:
-        """Whether a letter was redriven, and its message settled."""
-        name, bit = _bit(topic, letter)
-        return bool(self._pages.get(name, 0) >> bit & 1)
+    def is_returning(self, topic: TopicName, letter: Position) -> bool:
+        """Whether a letter is on its way back."""
+        return any((each.topic, each.letter) == (topic, letter) for each in self.open.values())
 
     def is_replay(self, each: Return) -> bool:
         """Whether a return is no letter, but the message itself."""
         return each.topic == self._topic
 
     def is_redriven(self, topic: TopicName, letter: Position) -> bool:
-        """Whether a letter is on its way back, or its message was settled."""
-        if self.is_settled(topic, letter):
+        """Whether a letter is on its way back, or its message was settled after a redrive."""
+        if self.marks.fate(topic, letter) is Fate.REDRIVEN:
             return True
-        return any((each.topic, each.letter) == (topic, letter) for each in self.open.values())
+        return self.is_returning(topic, letter)
 
     # ---- redrives
 
@@ -222,18 +223,14 @@ class Returns:
             assert origin is not None
             found[origin] = self.back(listing.dead_letter_topic, entry, origin)
         if not self.has_pages(back for back, _ in found.values()):
-            raise TooManyReturns(
-                f"too many settled letters (limit {PAGES_MAX} pages of {PAGE_LETTERS:,})",
-                retry_after_s=60.0,
-                pages_max=PAGES_MAX,
-            )
+            raise too_many_settled()
         return found
 
     def has_pages(self, more: Iterable[Return]) -> bool:
         """Whether there is room to mark more letters as settled."""
         backs = [each for each in (*self.open.values(), *more) if not self.is_replay(each)]
-        pages = self._pages.keys() | {_bit(each.topic, each.letter)[0] for each in backs}
-        return len(pages) <= PAGES_MAX
+        letters = [(each.topic, each.letter) for each in backs]
+        return not self.marks.are_full_with(letters, Fate.REDRIVEN)
 
     def back(
         self, topic: TopicName, entry: StoredEntry, position: Position, number: int = 0
@@ -255,35 +252,81 @@ class Returns:
         found: Mapping[Position, object],
     ) -> str:
         """Why a letter cannot be redriven; empty: it can."""
-        if entry is None:
-            return "the dead letter topic has no such letter of the subscription"
+        if because := self.why_settled(listing, letter, entry, acknowledged):
+            return because
+        assert entry is not None
         origin = origin_of(entry.metadata)
         if is_chunk(entry):
             return "it is a chunk of a large message"
-        if self.is_settled(listing.dead_letter_topic, letter):
-            return "it was redriven before"
         if origin in self.open or origin in found:
             return "its message is on its way back"
-        if origin is None or origin not in acknowledged:
-            return "its message is being delivered"
         if redrives_of(entry) >= REDRIVES_MAX:
             return f"its message was redriven {REDRIVES_MAX} times"
         return ""
 
-    async def begin(self, returns: Mapping[Position, Return], request_id: str) -> Redrive:
-        """Make a redrive durable. Raises CursorsUnavailable, InvalidProperty: it may be durable or
-        not: the subscription's durable state must be loaded again."""
-        async with self._writing:
-            return await self._begin(returns, request_id)
+    def why_settled(
+        self,
+        listing: Listing,
+        letter: Position,
+        entry: StoredEntry | None,
+        acknowledged: Acknowledged,
+        *,
+        is_mend: bool = False,
+    ) -> str:
+        """Why a letter can neither be redriven nor discarded, nor mended (`is_mend`); empty: it
+        can."""
+        if entry is None:
+            return "the dead letter topic has no such letter of the subscription"
+        topic = listing.dead_letter_topic
+        if self.is_returning(topic, letter):
+            return "it is on its way back"
+        if because := self.why_over(topic, entry, is_mend=is_mend):
+            return because
+        origin = origin_of(entry.metadata)
+        if origin is None or origin not in acknowledged:
+            return "its message is being delivered"
+        return ""
 
-    async def _begin(self, returns: Mapping[Position, Return], request_id: str) -> Redrive:
+    def why_over(self, topic: TopicName, entry: StoredEntry, *, is_mend: bool = False) -> str:
+        """Why a letter is settled, or its mend has to be completed first; empty: neither."""
+        letter, mend = position_of(entry), mend_of(entry.metadata)
+        if (fate := self.marks.fate(topic, letter)) is not None:
+            return f"it was {fate.value.lower()} before"
+        if mend is not None and self.marks.successor(topic, mend.original) != letter:
+            return f"its mend was interrupted: mend letter {mend.original} again"
+        if not is_mend and mending_name(topic, letter) in self.marks.mending:
+            return "its mend was interrupted: mend it again"
+        return ""
+
+    async def begin(
+        self,
+        returns: Mapping[Position, Return],
+        request_id: str,
+        operation: Operation | None = None,
+    ) -> Redrive:
+        """Make a redrive durable, and the record of its operation; None: it is not recorded. Raises
+        CursorsUnavailable, InvalidProperty: it may be durable or not: the subscription's durable
+        state must be loaded again."""
+        async with self.writing:
+            return await self._begin(returns, request_id, operation)
+
+    async def _begin(
+        self, returns: Mapping[Position, Return], request_id: str, operation: Operation | None
+    ) -> Redrive:
         number = self.next_number
         redrive = Redrive(number, request_id, len(returns))
         latest = [*self._latest, redrive][-LATEST_MAX:]
         numbered = {each: found._replace(redrive=number) for each, found in returns.items()}
         put = {_name(each): found.to_text() for each, found in numbered.items()}
         put[_LATEST] = json.dumps(latest)
-        await self._tenure.set_properties(put, ())
+        made, remove = None, list[str]()
+        if operation is not None:
+            made = self.operations.numbered(operation)
+            recorded, remove = self.operations.change(made)
+            put |= recorded
+        await self._tenure.set_properties(put, remove)
+        if made is not None:
+            self.operations.record(made)
         self._latest, self._number = latest, number
         self.open.update(numbered)
         log.info("dead letters redriven", **self._names, redrive=number, letters=len(returns))
@@ -294,7 +337,7 @@ class Returns:
     ) -> None:
         """Make returns of a redrive durable, in one change with its record; also remove properties.
         Raises as `begin`."""
-        async with self._writing:
+        async with self.writing:
             put = {_name(each): found.to_text() for each, found in returns.items()}
             put[record.name] = record.to_text()
             await self._tenure.set_properties(put, remove)
@@ -308,19 +351,18 @@ class Returns:
         returns the property that holds a message's key behind it; None: there is none. May be
         repeated."""
         if self.open:
-            async with self._writing:
+            async with self.writing:
                 await self._persist(what, held)
 
     async def _persist(self, what: Persist, held: Callable[[Position], str | None]) -> None:
         put: dict[str, str] = {}
-        pages: dict[str, int] = {}
+        settled: list[tuple[TopicName, Position]] = []
         remove: list[str] = []
         left = dict(self.open)
         for position in [each for each in self.open if _is_in(each, what)]:
             each = left.pop(position)
             if not self.is_replay(each):
-                name, bit = _bit(each.topic, each.letter)
-                pages[name] = pages.get(name, self._pages.get(name, 0)) | 1 << bit
+                settled.append((each.topic, each.letter))
             remove.append(_name(position))
             if (key := held(position)) is not None:
                 remove.append(key)
@@ -331,16 +373,16 @@ class Returns:
                 put[_name(position)] = left[position].to_text()
         if not (remove or put):
             return
-        put |= {name: _page_text(bits) for name, bits in pages.items()}
-        await self._tenure.set_properties(put, remove)
+        pages = self.marks.with_letters(settled)
+        await self._tenure.set_properties(put | pages.texts, remove)
         self.open = left
-        self._pages |= pages
+        self.marks.apply(pages)
         self.settled.set()
 
     async def record(self, attempts: Iterable[tuple[Position, int]]) -> None:
         """Make counts of failed deliveries durable. May be repeated."""
         if self.open:
-            async with self._writing:
+            async with self.writing:
                 await self._record(attempts)
 
     async def _record(self, attempts: Iterable[tuple[Position, int]]) -> None:
@@ -430,7 +472,7 @@ def delivered(letter: StoredEntry, position: Position) -> StoredEntry:
     redrives = str(redrives_of(letter) + 1)
     for name in [each for each in properties if each.startswith(ORIGIN)]:
         del properties[name]
-    for name in (ATTEMPTS, REASON, FAILURES, ACKNOWLEDGED):
+    for name in (ATTEMPTS, REASON, FAILURES, ACKNOWLEDGED, MEND):
         properties.pop(name, None)
     properties[REDRIVES] = redrives
     return entry
@@ -466,23 +508,20 @@ def redrives_of(entry: StoredEntry) -> int:
     return int(said) if said.isascii() and said.isdecimal() and len(said) < 10 else 0
 
 
+def too_many_settled() -> TooManyReturns:
+    return TooManyReturns(
+        f"too many settled letters (limit {PAGES_MAX} pages of {PAGE_LETTERS:,})",
+        retry_after_s=60.0,
+        pages_max=PAGES_MAX,
+    )
+
+
 def _is_in(position: Position, what: Persist) -> bool:
     ledger_id, entry_id = position
     return any(
         run.first.ledger_id == ledger_id and run.first.entry_id <= entry_id <= run.last_entry_id
         for run in what.runs
     )
-
-
-def _bit(topic: TopicName, letter: Position) -> tuple[str, int]:
-    """The page of a letter, and its bit in it."""
-    digest = blake2b(str(topic).encode(), digest_size=8).hexdigest()
-    page, bit = divmod(letter.entry_id, PAGE_LETTERS)
-    return f"{_SETTLED}{digest}.{letter.ledger_id}.{page}", bit
-
-
-def _page_text(bits: int) -> str:
-    return base64.b64encode(bits.to_bytes((bits.bit_length() + 7) // 8, "little")).decode()
 
 
 def _name(position: Position) -> str:

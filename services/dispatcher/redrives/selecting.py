@@ -151,7 +151,7 @@ def outcome_now(
     if each.outcome is not None:
         return each.outcome
     assert each.origin is not None
-    if source != of.topic and of.returns.is_settled(source, each.position):
+    if source != of.topic and of.returns.why_over(source, each.entry):
         return RedriveOutcome.SETTLED
     if each.origin in of.returns.open or each.origin in taken:
         return RedriveOutcome.RETURNING

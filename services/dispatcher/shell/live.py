@@ -53,10 +53,12 @@ from seqgate.services.dispatcher.filtering.chains import (
 from seqgate.services.dispatcher.filtering.trial import Trial
 from seqgate.services.dispatcher.letters.graveyard import Graveyard
 from seqgate.services.dispatcher.letters.listing import Listing
+from seqgate.services.dispatcher.letters.operations import Action
 from seqgate.services.dispatcher.letters.record import RedriveRecord
 from seqgate.services.dispatcher.letters.returns import Redrive, Return, Returns
 from seqgate.services.dispatcher.ports import Cursor, InvalidProperty, Part, Ports, TopicNotFound
 from seqgate.services.dispatcher.redrives.redriving import Order, Redriving
+from seqgate.services.dispatcher.shell.amending import Amending
 from seqgate.services.dispatcher.shell.cache import EntryCache
 from seqgate.services.dispatcher.shell.performing import Performing
 from seqgate.services.dispatcher.shell.sending import Sending
@@ -181,6 +183,17 @@ class Live:
             read_entries_max=config.read_entries_max,
             handed_over=handed_over,
             history=self.history,
+        )
+        self.amending = Amending(
+            topic,
+            name,
+            tenure,
+            ports,
+            self._work,
+            self._graveyard,
+            self.returns,
+            self._performing,
+            self.redriving.one_by_one,
         )
         self._sending = Sending(
             topic,
@@ -657,6 +670,7 @@ class Live:
         request_id: str,
         *,
         is_trial: bool,
+        caller: str,
     ) -> tuple[Redrive, bool]:
         """Take letters back to the subscription, all or none. Also returns whether a request with
         this id did so before. `is_trial`: check only. Once begun, it completes even if its caller
@@ -667,14 +681,17 @@ class Live:
             async with self.redriving.one_by_one:
                 if request_id and (before := self.returns.repeated(request_id)) is not None:
                     return before, True
-                acknowledged = self.machine.acknowledged
                 listing = self.letters(dead_letter_topic)
+                await self.amending.settled(listing, letters)
+                acknowledged = self.machine.acknowledged
                 found = await self.returns.check(listing, letters, acknowledged)
                 if is_trial:
                     return Redrive(0, request_id, len(found)), False
                 async with self._performing.changing:
+                    action, about = Action.REDRIVE, (letters, request_id, caller)
+                    operation = self.amending.operation(action, listing, *about)
                     return await self.bring(
-                        found, lambda returns: self.returns.begin(returns, request_id)
+                        found, lambda returns: self.returns.begin(returns, request_id, operation)
                     ), False
 
         return await self._work.finished(change)

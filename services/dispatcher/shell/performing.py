@@ -12,7 +12,7 @@ generation.
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Final
 
 import structlog
@@ -182,6 +182,15 @@ class Performing:
             self._work.check()
             self._news.clear()
             await self._news.wait()
+
+    async def until(self, is_true: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until a condition on the machine is true, or the time is over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not is_true():
+                    self._work.check()
+                    self._news.clear()
+                    await self._news.wait()
 
     def now_ms(self) -> int:
         """The time in ms since 1970."""

@@ -9,7 +9,9 @@ from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.keys import sticky_key
 from seqgate.services.dispatcher.core.effects import AfterDeadLetter
 from seqgate.services.dispatcher.entries import position_of
-from seqgate.services.dispatcher.letters.listing import origin_of
+from seqgate.services.dispatcher.letters.listing import mend_of, origin_of
+from seqgate.services.dispatcher.letters.marks import mending_name
+from seqgate.services.dispatcher.letters.operations import Operation
 from seqgate.services.dispatcher.letters.returns import redrives_of
 from seqgate.services.dispatcher.ports import ATTEMPTS, FAILURES, INTERNAL, ORIGIN, REASON
 from seqgate.services.dispatcher.shell.live import Live
@@ -19,6 +21,15 @@ from seqgate.types import TopicName
 
 _UINT32_MAX: Final = 2**32 - 1
 _UINT64_MAX: Final = 2**64 - 1
+
+_SETTLED: Final = frozenset(
+    {
+        pb.DEAD_LETTER_STATE_REDRIVEN,
+        pb.DEAD_LETTER_STATE_DISCARDED,
+        pb.DEAD_LETTER_STATE_MENDED,
+    }
+)
+"""The states of letters that hold no key any more."""
 
 
 def letter(live: Live, where: TopicName, entry: StoredEntry) -> pb.DeadLetter:
@@ -45,6 +56,15 @@ def letter(live: Live, where: TopicName, entry: StoredEntry) -> pb.DeadLetter:
         redriven=live.returns.is_redriven(where, position_of(entry)),
         redrives=redrives_of(entry),
     )
+    found.state = _state(live, where, entry)
+    successor = live.returns.marks.successor(where, position_of(entry))
+    if successor is not None:
+        found.successor.CopyFrom(to_position(successor))
+    mend = mend_of(metadata)
+    if mend is not None and 0 <= mend.at_ms <= TIME_MAX_MS:
+        found.mend.original.CopyFrom(to_position(mend.original))
+        found.mend.caller = mend.caller
+        found.mend.time.CopyFrom(timestamp(mend.at_ms))
     reason = f"DEAD_LETTER_REASON_{properties.get(REASON, '')}"
     if reason in pb.DeadLetterReason.keys():  # noqa: SIM118 (an enum is no mapping)
         found.reason = pb.DeadLetterReason.Value(reason)
@@ -53,7 +73,12 @@ def letter(live: Live, where: TopicName, entry: StoredEntry) -> pb.DeadLetter:
     machine = live.machine
     own = machine.lane_key(key)
     state = machine.gaps.state(own)
-    if state is None or state.after is AfterDeadLetter.CONTINUE or state.gap.position != origin:
+    if (
+        found.state in _SETTLED
+        or state is None
+        or state.after is AfterDeadLetter.CONTINUE
+        or state.gap.position != origin
+    ):
         return found
     found.holds_key = True
     lane, slot = machine.lanes.get(own), machine.slot_of(own)
@@ -61,6 +86,35 @@ def letter(live: Live, where: TopicName, entry: StoredEntry) -> pb.DeadLetter:
     lags = slot is not None and slot.lag is not None
     found.lags = lags or (lane is not None and lane.lag is not None)
     return found
+
+
+def _state(live: Live, where: TopicName, entry: StoredEntry) -> pb.DeadLetterState.ValueType:
+    letter, marks = position_of(entry), live.returns.marks
+    if live.returns.is_returning(where, letter):
+        return pb.DEAD_LETTER_STATE_RETURNING
+    if (fate := marks.fate(where, letter)) is not None:
+        return pb.DeadLetterState.Value(f"DEAD_LETTER_STATE_{fate.value}")
+    mend = mend_of(entry.metadata)
+    is_astray = mend is not None and marks.successor(where, mend.original) != letter
+    if is_astray or mending_name(where, letter) in marks.mending:
+        return pb.DEAD_LETTER_STATE_MENDING
+    return pb.DEAD_LETTER_STATE_DEAD
+
+
+def operation(made: Operation) -> pb.LetterOperation:
+    """A redrive, a mend or a discard."""
+    return pb.LetterOperation(
+        number=made.number,
+        action=pb.LetterAction.Value(f"LETTER_ACTION_{made.action.value}"),
+        request_id=made.request_id,
+        caller=made.caller,
+        time=timestamp(made.at_ms),
+        dead_letter_topic=str(made.topic),
+        positions=map(to_position, made.letters),
+        letters=made.size,
+        reason=made.reason,
+        successor=to_position(made.successor),
+    )
 
 
 def _failures(text: str) -> Iterator[pb.FailedDelivery]:

@@ -12,17 +12,19 @@ from seqgate.services.dispatcher.core.selectors import Placement, SlotRange
 from seqgate.services.dispatcher.core.subscription import Ack, Nack
 from seqgate.services.dispatcher.errors import (
     InvalidConsumer,
+    InvalidDiscard,
+    InvalidMend,
     InvalidOptions,
     InvalidPermits,
-    InvalidRedrive,
     InvalidSettlement,
     InvalidSubscriptionName,
 )
 from seqgate.services.dispatcher.filtering.chains import Chain, Policy
 from seqgate.services.dispatcher.letters.graveyard import default_topic
-from seqgate.services.dispatcher.ports import INTERNAL, Filter, InvalidChain
+from seqgate.services.dispatcher.letters.mending import Amendment
+from seqgate.services.dispatcher.ports import INTERNAL, PROPERTIES_MAX, Filter, InvalidChain
 from seqgate.services.dispatcher.shell.session import Joining
-from seqgate.services.errors import InvalidPage
+from seqgate.services.errors import DomainError, InvalidPage
 from seqgate.services.runtime.requests import (
     DAY_MS,
     read_duration_ms,
@@ -82,6 +84,9 @@ REDRIVEN_MAX: Final = 100
 
 REQUEST_ID_BYTES_MAX: Final = 64
 """The longest id of a request, in bytes: 32 of them fit into one property."""
+
+DISCARD_REASON_BYTES_MAX: Final = 256
+"""The longest reason of a discard, in bytes."""
 
 ANALYSIS_S: Final = 10
 ANALYSIS_MAX_S: Final = 120
@@ -238,22 +243,44 @@ def dead_letter_topic(request: Any) -> TopicName | None:
     return read_topic(request.dead_letter_topic) if request.dead_letter_topic else None
 
 
-def letters(request: pb.RedriveDeadLettersRequest) -> list[Position]:
-    """The letters to redrive."""
+def letters(request: Any, invalid: type[DomainError]) -> list[Position]:
+    """The letters that a request names."""
     if not 1 <= len(request.positions) <= REDRIVEN_MAX:
-        raise InvalidRedrive(f"positions must have 1 to {REDRIVEN_MAX} letters", field="positions")
-    found = [read_position("positions", each, InvalidRedrive) for each in request.positions]
+        raise invalid(f"positions must have 1 to {REDRIVEN_MAX} letters", field="positions")
+    found = [read_position("positions", each, invalid) for each in request.positions]
     if len(set(found)) < len(found):
-        raise InvalidRedrive("positions must name each letter once", field="positions")
+        raise invalid("positions must name each letter once", field="positions")
     return found
 
 
-def request_id(request: pb.RedriveDeadLettersRequest | pb.StartRedriveRequest) -> str:
+def request_id(request: Any, invalid: type[DomainError]) -> str:
     if not 1 <= len(request.request_id.encode()) <= REQUEST_ID_BYTES_MAX:
-        raise InvalidRedrive(
-            f"request_id must have 1 to {REQUEST_ID_BYTES_MAX} bytes", field="request_id"
-        )
-    return request.request_id
+        raise invalid(f"request_id must have 1 to {REQUEST_ID_BYTES_MAX} bytes", field="request_id")
+    return str(request.request_id)
+
+
+def discard_reason(request: pb.DiscardDeadLettersRequest) -> str:
+    if len(request.reason.encode()) > DISCARD_REASON_BYTES_MAX:
+        limit = f"reason must have at most {DISCARD_REASON_BYTES_MAX} bytes"
+        raise InvalidDiscard(limit, field="reason")
+    return request.reason
+
+
+def change(request: pb.MendDeadLetterRequest) -> Amendment:
+    """What a mend changes."""
+    has_payload = request.HasField("payload")
+    if not (has_payload or request.put or request.remove):
+        raise InvalidMend("set one of payload, put, remove", field="payload")
+    for field in ("put", "remove"):
+        names = list(getattr(request, field))
+        if any(each.startswith(INTERNAL) for each in names):
+            raise InvalidMend(f"{field}: the prefix {INTERNAL} is reserved", field=field)
+        if len(names) > PROPERTIES_MAX:
+            raise InvalidMend(
+                f"{field}: too many properties ({PROPERTIES_MAX} at most)", field=field
+            )
+    payload = request.payload if has_payload else None
+    return Amendment(payload, dict(request.put), list(request.remove))
 
 
 def permits(messages: int, have: int) -> int:

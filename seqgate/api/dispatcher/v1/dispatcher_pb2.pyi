@@ -220,6 +220,50 @@ DELIVERY_FAILURE_LOST: DeliveryFailure.ValueType  # 3
 """Its consumer's stream ended without Leave."""
 Global___DeliveryFailure: _TypeAlias = DeliveryFailure  # noqa: Y015
 
+class _DeadLetterState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DeadLetterStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DeadLetterState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DEAD_LETTER_STATE_UNSPECIFIED: _DeadLetterState.ValueType  # 0
+    """Sent by a newer service."""
+    DEAD_LETTER_STATE_DEAD: _DeadLetterState.ValueType  # 1
+    """Nothing: it can be redriven, mended or discarded."""
+    DEAD_LETTER_STATE_RETURNING: _DeadLetterState.ValueType  # 2
+    """It was redriven, and its message is not settled yet."""
+    DEAD_LETTER_STATE_REDRIVEN: _DeadLetterState.ValueType  # 3
+    """It was redriven, and its message was acknowledged, or dead-lettered again."""
+    DEAD_LETTER_STATE_DISCARDED: _DeadLetterState.ValueType  # 4
+    """It was discarded."""
+    DEAD_LETTER_STATE_MENDED: _DeadLetterState.ValueType  # 5
+    """It was mended: its successor took its place."""
+    DEAD_LETTER_STATE_MENDING: _DeadLetterState.ValueType  # 6
+    """Its mend was interrupted: mend it again. Of a mended letter: it counts once
+    its original is mended again.
+    """
+
+class DeadLetterState(_DeadLetterState, metaclass=_DeadLetterStateEnumTypeWrapper):
+    """DeadLetterState is what became of a dead letter."""
+
+DEAD_LETTER_STATE_UNSPECIFIED: DeadLetterState.ValueType  # 0
+"""Sent by a newer service."""
+DEAD_LETTER_STATE_DEAD: DeadLetterState.ValueType  # 1
+"""Nothing: it can be redriven, mended or discarded."""
+DEAD_LETTER_STATE_RETURNING: DeadLetterState.ValueType  # 2
+"""It was redriven, and its message is not settled yet."""
+DEAD_LETTER_STATE_REDRIVEN: DeadLetterState.ValueType  # 3
+"""It was redriven, and its message was acknowledged, or dead-lettered again."""
+DEAD_LETTER_STATE_DISCARDED: DeadLetterState.ValueType  # 4
+"""It was discarded."""
+DEAD_LETTER_STATE_MENDED: DeadLetterState.ValueType  # 5
+"""It was mended: its successor took its place."""
+DEAD_LETTER_STATE_MENDING: DeadLetterState.ValueType  # 6
+"""Its mend was interrupted: mend it again. Of a mended letter: it counts once
+its original is mended again.
+"""
+Global___DeadLetterState: _TypeAlias = DeadLetterState  # noqa: Y015
+
 class _RedriveState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -275,7 +319,9 @@ class _RedriveOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Redriv
     REDRIVE_OUTCOME_RETURNING: _RedriveOutcome.ValueType  # 6
     """It is on its way back already."""
     REDRIVE_OUTCOME_SETTLED: _RedriveOutcome.ValueType  # 7
-    """The letter was redriven before, and its message is settled."""
+    """The letter is settled: it was redriven, mended or discarded before, or its mend
+    was interrupted.
+    """
     REDRIVE_OUTCOME_REDRIVEN_TOO_OFTEN: _RedriveOutcome.ValueType  # 8
     """Its message was redriven 20 times."""
     REDRIVE_OUTCOME_CHUNK: _RedriveOutcome.ValueType  # 9
@@ -303,12 +349,42 @@ REDRIVE_OUTCOME_UNACKNOWLEDGED: RedriveOutcome.ValueType  # 5
 REDRIVE_OUTCOME_RETURNING: RedriveOutcome.ValueType  # 6
 """It is on its way back already."""
 REDRIVE_OUTCOME_SETTLED: RedriveOutcome.ValueType  # 7
-"""The letter was redriven before, and its message is settled."""
+"""The letter is settled: it was redriven, mended or discarded before, or its mend
+was interrupted.
+"""
 REDRIVE_OUTCOME_REDRIVEN_TOO_OFTEN: RedriveOutcome.ValueType  # 8
 """Its message was redriven 20 times."""
 REDRIVE_OUTCOME_CHUNK: RedriveOutcome.ValueType  # 9
 """It is a chunk of a large message."""
 Global___RedriveOutcome: _TypeAlias = RedriveOutcome  # noqa: Y015
+
+class _LetterAction:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LetterActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LetterAction.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LETTER_ACTION_UNSPECIFIED: _LetterAction.ValueType  # 0
+    """Sent by a newer service."""
+    LETTER_ACTION_REDRIVE: _LetterAction.ValueType  # 1
+    """RedriveDeadLetters."""
+    LETTER_ACTION_MEND: _LetterAction.ValueType  # 2
+    """MendDeadLetter."""
+    LETTER_ACTION_DISCARD: _LetterAction.ValueType  # 3
+    """DiscardDeadLetters."""
+
+class LetterAction(_LetterAction, metaclass=_LetterActionEnumTypeWrapper):
+    """LetterAction is what an operation does to dead letters."""
+
+LETTER_ACTION_UNSPECIFIED: LetterAction.ValueType  # 0
+"""Sent by a newer service."""
+LETTER_ACTION_REDRIVE: LetterAction.ValueType  # 1
+"""RedriveDeadLetters."""
+LETTER_ACTION_MEND: LetterAction.ValueType  # 2
+"""MendDeadLetter."""
+LETTER_ACTION_DISCARD: LetterAction.ValueType  # 3
+"""DiscardDeadLetters."""
+Global___LetterAction: _TypeAlias = LetterAction  # noqa: Y015
 
 class _FailurePolicy:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -2260,6 +2336,10 @@ class DeadLetter(_message.Message):
     LAGS_FIELD_NUMBER: _builtins.int
     REDRIVEN_FIELD_NUMBER: _builtins.int
     REDRIVES_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SUCCESSOR_FIELD_NUMBER: _builtins.int
+    MEND_FIELD_NUMBER: _builtins.int
+    LIVES_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
     """The message's key."""
     producer_name: _builtins.str
@@ -2288,6 +2368,8 @@ class DeadLetter(_message.Message):
     """Whether it was redriven: its message is on its way back, or was settled."""
     redrives: _builtins.int
     """How often its message was redriven before."""
+    state: Global___DeadLetterState.ValueType
+    """What became of it."""
     @_builtins.property
     def position(self) -> _common_pb2.Position:
         """The letter's position in the dead letter topic, which names it."""
@@ -2307,6 +2389,20 @@ class DeadLetter(_message.Message):
     @_builtins.property
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedDelivery]:
         """The latest of them, the oldest first: 10 at most, since the last take-over."""
+
+    @_builtins.property
+    def successor(self) -> _common_pb2.Position:
+        """The mended letter that took its place; absent: it was not mended."""
+
+    @_builtins.property
+    def mend(self) -> Global___DeadLetterMend:
+        """Of a mended letter: what it was made of. Absent: it was not made by a mend."""
+
+    @_builtins.property
+    def lives(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetterLife]:
+        """The earlier lives of its message, the oldest first: one for each time that it
+        was dead-lettered and redriven, as far as they fit into 16 KiB, the latest ones.
+        """
 
     def __init__(
         self,
@@ -2329,16 +2425,103 @@ class DeadLetter(_message.Message):
         lags: _builtins.bool = ...,
         redriven: _builtins.bool = ...,
         redrives: _builtins.int = ...,
+        state: Global___DeadLetterState.ValueType = ...,
+        successor: _common_pb2.Position | None = ...,
+        mend: Global___DeadLetterMend | None = ...,
+        lives: _abc.Iterable[Global___DeadLetterLife] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id", "chunk_id", b"chunk_id", "origin", b"origin", "position", b"position", "time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id", "_successor", b"_successor", "chunk_id", b"chunk_id", "mend", b"mend", "origin", b"origin", "position", b"position", "successor", b"successor", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id", "attempts", b"attempts", "chunk_id", b"chunk_id", "failures", b"failures", "holds_key", b"holds_key", "key", b"key", "lags", b"lags", "num_messages", b"num_messages", "origin", b"origin", "payload_bytes", b"payload_bytes", "position", b"position", "producer_name", b"producer_name", "properties", b"properties", "reason", b"reason", "redriven", b"redriven", "redrives", b"redrives", "sequence_id", b"sequence_id", "time", b"time", "waiting_entries", b"waiting_entries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id", "_successor", b"_successor", "attempts", b"attempts", "chunk_id", b"chunk_id", "failures", b"failures", "holds_key", b"holds_key", "key", b"key", "lags", b"lags", "lives", b"lives", "mend", b"mend", "num_messages", b"num_messages", "origin", b"origin", "payload_bytes", b"payload_bytes", "position", b"position", "producer_name", b"producer_name", "properties", b"properties", "reason", b"reason", "redriven", b"redriven", "redrives", b"redrives", "sequence_id", b"sequence_id", "state", b"state", "successor", b"successor", "time", b"time", "waiting_entries", b"waiting_entries"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__chunk_id: _TypeAlias = _typing.Literal["chunk_id"]  # noqa: Y015
     _WhichOneofArgType__chunk_id: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id"]  # noqa: Y015
+    _WhichOneofReturnType__successor: _TypeAlias = _typing.Literal["successor"]  # noqa: Y015
+    _WhichOneofArgType__successor: _TypeAlias = _typing.Literal["_successor", b"_successor"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__chunk_id) -> _WhichOneofReturnType__chunk_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__successor) -> _WhichOneofReturnType__successor | None: ...
 
 Global___DeadLetter: _TypeAlias = DeadLetter  # noqa: Y015
+
+@_typing.final
+class DeadLetterMend(_message.Message):
+    """DeadLetterMend is the mend that made a letter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORIGINAL_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    caller: _builtins.str
+    """Who mended it: as LetterOperation.caller."""
+    @_builtins.property
+    def original(self) -> _common_pb2.Position:
+        """The letter that was mended."""
+
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When it was mended."""
+
+    def __init__(
+        self,
+        *,
+        original: _common_pb2.Position | None = ...,
+        caller: _builtins.str = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["original", b"original", "time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "original", b"original", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeadLetterMend: _TypeAlias = DeadLetterMend  # noqa: Y015
+
+@_typing.final
+class DeadLetterLife(_message.Message):
+    """DeadLetterLife is a time between two redrives of a message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LETTER_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    reason: Global___DeadLetterReason.ValueType
+    """Why it was dead-lettered."""
+    attempts: _builtins.int
+    """The number of its failed deliveries."""
+    @_builtins.property
+    def letter(self) -> _common_pb2.Position:
+        """The letter that ended it."""
+
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When it was dead-lettered."""
+
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedDelivery]:
+        """The latest of them, as in DeadLetter."""
+
+    def __init__(
+        self,
+        *,
+        letter: _common_pb2.Position | None = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        reason: Global___DeadLetterReason.ValueType = ...,
+        attempts: _builtins.int = ...,
+        failures: _abc.Iterable[Global___FailedDelivery] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["letter", b"letter", "time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "failures", b"failures", "letter", b"letter", "reason", b"reason", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeadLetterLife: _TypeAlias = DeadLetterLife  # noqa: Y015
 
 @_typing.final
 class ListDeadLettersRequest(_message.Message):
@@ -3133,6 +3316,310 @@ class StopRedriveResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StopRedriveResponse: _TypeAlias = StopRedriveResponse  # noqa: Y015
+
+@_typing.final
+class DiscardDeadLettersRequest(_message.Message):
+    """DiscardDeadLettersRequest names dead letters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTION_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_TOPIC_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    subscription: _builtins.str
+    """The subscription."""
+    dead_letter_topic: _builtins.str
+    """As in ListDeadLettersRequest."""
+    reason: _builtins.str
+    """Why they are given up, for the record: at most 256 bytes."""
+    request_id: _builtins.str
+    """Identifies the request, of 1 to 64 bytes: a repeated one gets the answer of the
+    first. The subscription remembers its latest 64 operations.
+    """
+    @_builtins.property
+    def positions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Position]:
+        """The letters' positions in the dead letter topic: 1 to 100, each once."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        subscription: _builtins.str = ...,
+        dead_letter_topic: _builtins.str = ...,
+        positions: _abc.Iterable[_common_pb2.Position] | None = ...,
+        reason: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_letter_topic", b"dead_letter_topic", "positions", b"positions", "reason", b"reason", "request_id", b"request_id", "subscription", b"subscription", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiscardDeadLettersRequest: _TypeAlias = DiscardDeadLettersRequest  # noqa: Y015
+
+@_typing.final
+class DiscardDeadLettersResponse(_message.Message):
+    """DiscardDeadLettersResponse describes the discard."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_FIELD_NUMBER: _builtins.int
+    LETTERS_FIELD_NUMBER: _builtins.int
+    REPEATED_FIELD_NUMBER: _builtins.int
+    operation: _builtins.int
+    """The operation's number in the subscription."""
+    letters: _builtins.int
+    """The number of its letters."""
+    repeated: _builtins.bool
+    """Whether an earlier request with this id made it."""
+    def __init__(
+        self,
+        *,
+        operation: _builtins.int = ...,
+        letters: _builtins.int = ...,
+        repeated: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["letters", b"letters", "operation", b"operation", "repeated", b"repeated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiscardDeadLettersResponse: _TypeAlias = DiscardDeadLettersResponse  # noqa: Y015
+
+@_typing.final
+class MendDeadLetterRequest(_message.Message):
+    """MendDeadLetterRequest has a dead letter, and what changes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class PutEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTION_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_TOPIC_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    PUT_FIELD_NUMBER: _builtins.int
+    REMOVE_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    subscription: _builtins.str
+    """The subscription."""
+    dead_letter_topic: _builtins.str
+    """The dead letter topic. Empty: the default one, even if the subscription uses
+    another.
+    """
+    payload: _builtins.bytes
+    """The new payload, not compressed. Absent: the payload stays."""
+    request_id: _builtins.str
+    """As in DiscardDeadLettersRequest."""
+    @_builtins.property
+    def position(self) -> _common_pb2.Position:
+        """The letter's position in the dead letter topic."""
+
+    @_builtins.property
+    def put(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Properties to set. Names that begin with "seqgate." are reserved."""
+
+    @_builtins.property
+    def remove(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Properties to remove; unknown ones are ignored."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        subscription: _builtins.str = ...,
+        dead_letter_topic: _builtins.str = ...,
+        position: _common_pb2.Position | None = ...,
+        payload: _builtins.bytes | None = ...,
+        put: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        remove: _abc.Iterable[_builtins.str] | None = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_payload", b"_payload", "payload", b"payload", "position", b"position"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_payload", b"_payload", "dead_letter_topic", b"dead_letter_topic", "payload", b"payload", "position", b"position", "put", b"put", "remove", b"remove", "request_id", b"request_id", "subscription", b"subscription", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__payload: _TypeAlias = _typing.Literal["payload"]  # noqa: Y015
+    _WhichOneofArgType__payload: _TypeAlias = _typing.Literal["_payload", b"_payload"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__payload) -> _WhichOneofReturnType__payload | None: ...
+
+Global___MendDeadLetterRequest: _TypeAlias = MendDeadLetterRequest  # noqa: Y015
+
+@_typing.final
+class MendDeadLetterResponse(_message.Message):
+    """MendDeadLetterResponse describes the mend."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_FIELD_NUMBER: _builtins.int
+    LETTER_FIELD_NUMBER: _builtins.int
+    REPEATED_FIELD_NUMBER: _builtins.int
+    operation: _builtins.int
+    """The operation's number in the subscription."""
+    repeated: _builtins.bool
+    """Whether an earlier request with this id made it."""
+    @_builtins.property
+    def letter(self) -> _common_pb2.Position:
+        """The mended letter's position in the dead letter topic."""
+
+    def __init__(
+        self,
+        *,
+        operation: _builtins.int = ...,
+        letter: _common_pb2.Position | None = ...,
+        repeated: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["letter", b"letter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["letter", b"letter", "operation", b"operation", "repeated", b"repeated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MendDeadLetterResponse: _TypeAlias = MendDeadLetterResponse  # noqa: Y015
+
+@_typing.final
+class ListLetterOperationsRequest(_message.Message):
+    """ListLetterOperationsRequest names a subscription."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTION_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    subscription: _builtins.str
+    """The subscription."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        subscription: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["subscription", b"subscription", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLetterOperationsRequest: _TypeAlias = ListLetterOperationsRequest  # noqa: Y015
+
+@_typing.final
+class ListLetterOperationsResponse(_message.Message):
+    """ListLetterOperationsResponse has all remembered operations."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def operations(self) -> _containers.RepeatedCompositeFieldContainer[Global___LetterOperation]:
+        """The latest first."""
+
+    def __init__(
+        self,
+        *,
+        operations: _abc.Iterable[Global___LetterOperation] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operations", b"operations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLetterOperationsResponse: _TypeAlias = ListLetterOperationsResponse  # noqa: Y015
+
+@_typing.final
+class LetterOperation(_message.Message):
+    """LetterOperation is a redrive, a mend or a discard."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_TOPIC_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    LETTERS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    SUCCESSOR_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Counts the subscription's operations."""
+    action: Global___LetterAction.ValueType
+    """What it does."""
+    request_id: _builtins.str
+    """The request's id."""
+    caller: _builtins.str
+    """Who requested it: the principal, or the address without authentication."""
+    dead_letter_topic: _builtins.str
+    """The dead letter topic."""
+    letters: _builtins.int
+    """The number of letters."""
+    reason: _builtins.str
+    """Of a discard: why."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When it was made."""
+
+    @_builtins.property
+    def positions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Position]:
+        """The letters: the first ones, if they are too many for the record."""
+
+    @_builtins.property
+    def successor(self) -> _common_pb2.Position:
+        """Of a mend: the mended letter."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        action: Global___LetterAction.ValueType = ...,
+        request_id: _builtins.str = ...,
+        caller: _builtins.str = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        dead_letter_topic: _builtins.str = ...,
+        positions: _abc.Iterable[_common_pb2.Position] | None = ...,
+        letters: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        successor: _common_pb2.Position | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_successor", b"_successor", "successor", b"successor", "time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_successor", b"_successor", "action", b"action", "caller", b"caller", "dead_letter_topic", b"dead_letter_topic", "letters", b"letters", "number", b"number", "positions", b"positions", "reason", b"reason", "request_id", b"request_id", "successor", b"successor", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__successor: _TypeAlias = _typing.Literal["successor"]  # noqa: Y015
+    _WhichOneofArgType__successor: _TypeAlias = _typing.Literal["_successor", b"_successor"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__successor) -> _WhichOneofReturnType__successor | None: ...
+
+Global___LetterOperation: _TypeAlias = LetterOperation  # noqa: Y015
 
 @_typing.final
 class SetFiltersRequest(_message.Message):

@@ -115,6 +115,21 @@ class DispatcherServiceStub:
                 request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.RedriveDeadLettersRequest.SerializeToString,
                 response_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.RedriveDeadLettersResponse.FromString,
                 _registered_method=True)
+        self.DiscardDeadLetters = channel.unary_unary(
+                '/seqgate.api.dispatcher.v1.DispatcherService/DiscardDeadLetters',
+                request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.DiscardDeadLettersRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.DiscardDeadLettersResponse.FromString,
+                _registered_method=True)
+        self.MendDeadLetter = channel.unary_unary(
+                '/seqgate.api.dispatcher.v1.DispatcherService/MendDeadLetter',
+                request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.MendDeadLetterRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.MendDeadLetterResponse.FromString,
+                _registered_method=True)
+        self.ListLetterOperations = channel.unary_unary(
+                '/seqgate.api.dispatcher.v1.DispatcherService/ListLetterOperations',
+                request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ListLetterOperationsRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ListLetterOperationsResponse.FromString,
+                _registered_method=True)
         self.StartRedrive = channel.unary_unary(
                 '/seqgate.api.dispatcher.v1.DispatcherService/StartRedrive',
                 request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.StartRedriveRequest.SerializeToString,
@@ -344,6 +359,48 @@ class DispatcherServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DiscardDeadLetters(self, request, context):
+        """DiscardDeadLetters gives dead letters up, all of them or none: they stay in the
+        dead letter topic and are never delivered again. A key that is held behind one
+        of them resumes with the message after it.
+
+        Retry: safe with the same request_id, also without an answer. Errors:
+        INVALID_ARGUMENT with reason INVALID_DISCARD; FAILED_PRECONDITION with reason
+        LETTER_NOT_DISCARDABLE when one of them is missing, is on its way back, or was
+        redriven, discarded or mended before; RESOURCE_EXHAUSTED with reason
+        TOO_MANY_RETURNS and RetryInfo.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MendDeadLetter(self, request, context):
+        """MendDeadLetter publishes a changed copy of a dead letter, with another payload
+        or other properties, to the dead letter topic. The original stays beside it,
+        and the copy takes its place: it alone can be redriven, to the place of the
+        message in its key. The key cannot be changed.
+
+        Retry: safe with the same request_id, also without an answer. Takes the right
+        to publish to the dead letter topic, besides that to administer the
+        subscription. Errors: INVALID_ARGUMENT with reason INVALID_MEND;
+        FAILED_PRECONDITION with reason LETTER_NOT_MENDABLE when the letter is missing,
+        is on its way back, was redriven, discarded or mended before, or is a batch or
+        a large message; RESOURCE_EXHAUSTED with reason TOO_MANY_RETURNS and RetryInfo.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListLetterOperations(self, request, context):
+        """ListLetterOperations lists the latest redrives, mends and discards of a
+        subscription's dead letters, the latest first: 64 at most.
+
+        Retry: safe.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StartRedrive(self, request, context):
         """StartRedrive starts a redrive of many: of the dead letters that a selection
         names, or of a stretch of the topic itself, which is then a replay. It is
@@ -543,6 +600,21 @@ def add_DispatcherServiceServicer_to_server(servicer, server):
                     servicer.RedriveDeadLetters,
                     request_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.RedriveDeadLettersRequest.FromString,
                     response_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.RedriveDeadLettersResponse.SerializeToString,
+            ),
+            'DiscardDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.DiscardDeadLetters,
+                    request_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.DiscardDeadLettersRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.DiscardDeadLettersResponse.SerializeToString,
+            ),
+            'MendDeadLetter': grpc.unary_unary_rpc_method_handler(
+                    servicer.MendDeadLetter,
+                    request_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.MendDeadLetterRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.MendDeadLetterResponse.SerializeToString,
+            ),
+            'ListLetterOperations': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLetterOperations,
+                    request_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ListLetterOperationsRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ListLetterOperationsResponse.SerializeToString,
             ),
             'StartRedrive': grpc.unary_unary_rpc_method_handler(
                     servicer.StartRedrive,
@@ -923,6 +995,87 @@ class DispatcherService:
             '/seqgate.api.dispatcher.v1.DispatcherService/RedriveDeadLetters',
             seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.RedriveDeadLettersRequest.SerializeToString,
             seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.RedriveDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DiscardDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seqgate.api.dispatcher.v1.DispatcherService/DiscardDeadLetters',
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.DiscardDeadLettersRequest.SerializeToString,
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.DiscardDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MendDeadLetter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seqgate.api.dispatcher.v1.DispatcherService/MendDeadLetter',
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.MendDeadLetterRequest.SerializeToString,
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.MendDeadLetterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLetterOperations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seqgate.api.dispatcher.v1.DispatcherService/ListLetterOperations',
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ListLetterOperationsRequest.SerializeToString,
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ListLetterOperationsResponse.FromString,
             options,
             channel_credentials,
             insecure,

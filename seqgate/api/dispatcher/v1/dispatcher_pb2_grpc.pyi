@@ -157,6 +157,36 @@ class DispatcherServiceStub:
     its way back, was redriven 20 times with its message, or is a chunk of a large
     message; RESOURCE_EXHAUSTED with reason TOO_MANY_RETURNS and RetryInfo.
     """
+    DiscardDeadLetters: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.DiscardDeadLettersRequest, _dispatcher_pb2.DiscardDeadLettersResponse]
+    """DiscardDeadLetters gives dead letters up, all of them or none: they stay in the
+    dead letter topic and are never delivered again. A key that is held behind one
+    of them resumes with the message after it.
+
+    Retry: safe with the same request_id, also without an answer. Errors:
+    INVALID_ARGUMENT with reason INVALID_DISCARD; FAILED_PRECONDITION with reason
+    LETTER_NOT_DISCARDABLE when one of them is missing, is on its way back, or was
+    redriven, discarded or mended before; RESOURCE_EXHAUSTED with reason
+    TOO_MANY_RETURNS and RetryInfo.
+    """
+    MendDeadLetter: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.MendDeadLetterRequest, _dispatcher_pb2.MendDeadLetterResponse]
+    """MendDeadLetter publishes a changed copy of a dead letter, with another payload
+    or other properties, to the dead letter topic. The original stays beside it,
+    and the copy takes its place: it alone can be redriven, to the place of the
+    message in its key. The key cannot be changed.
+
+    Retry: safe with the same request_id, also without an answer. Takes the right
+    to publish to the dead letter topic, besides that to administer the
+    subscription. Errors: INVALID_ARGUMENT with reason INVALID_MEND;
+    FAILED_PRECONDITION with reason LETTER_NOT_MENDABLE when the letter is missing,
+    is on its way back, was redriven, discarded or mended before, or is a batch or
+    a large message; RESOURCE_EXHAUSTED with reason TOO_MANY_RETURNS and RetryInfo.
+    """
+    ListLetterOperations: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.ListLetterOperationsRequest, _dispatcher_pb2.ListLetterOperationsResponse]
+    """ListLetterOperations lists the latest redrives, mends and discards of a
+    subscription's dead letters, the latest first: 64 at most.
+
+    Retry: safe.
+    """
     StartRedrive: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.StartRedriveRequest, _dispatcher_pb2.StartRedriveResponse]
     """StartRedrive starts a redrive of many: of the dead letters that a selection
     names, or of a stretch of the topic itself, which is then a replay. It is
@@ -383,6 +413,36 @@ class DispatcherServiceAsyncStub(DispatcherServiceStub):
     LETTER_NOT_REDRIVABLE when one of them is missing, was redriven before, is on
     its way back, was redriven 20 times with its message, or is a chunk of a large
     message; RESOURCE_EXHAUSTED with reason TOO_MANY_RETURNS and RetryInfo.
+    """
+    DiscardDeadLetters: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.DiscardDeadLettersRequest, _dispatcher_pb2.DiscardDeadLettersResponse]  # type: ignore[assignment]
+    """DiscardDeadLetters gives dead letters up, all of them or none: they stay in the
+    dead letter topic and are never delivered again. A key that is held behind one
+    of them resumes with the message after it.
+
+    Retry: safe with the same request_id, also without an answer. Errors:
+    INVALID_ARGUMENT with reason INVALID_DISCARD; FAILED_PRECONDITION with reason
+    LETTER_NOT_DISCARDABLE when one of them is missing, is on its way back, or was
+    redriven, discarded or mended before; RESOURCE_EXHAUSTED with reason
+    TOO_MANY_RETURNS and RetryInfo.
+    """
+    MendDeadLetter: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.MendDeadLetterRequest, _dispatcher_pb2.MendDeadLetterResponse]  # type: ignore[assignment]
+    """MendDeadLetter publishes a changed copy of a dead letter, with another payload
+    or other properties, to the dead letter topic. The original stays beside it,
+    and the copy takes its place: it alone can be redriven, to the place of the
+    message in its key. The key cannot be changed.
+
+    Retry: safe with the same request_id, also without an answer. Takes the right
+    to publish to the dead letter topic, besides that to administer the
+    subscription. Errors: INVALID_ARGUMENT with reason INVALID_MEND;
+    FAILED_PRECONDITION with reason LETTER_NOT_MENDABLE when the letter is missing,
+    is on its way back, was redriven, discarded or mended before, or is a batch or
+    a large message; RESOURCE_EXHAUSTED with reason TOO_MANY_RETURNS and RetryInfo.
+    """
+    ListLetterOperations: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.ListLetterOperationsRequest, _dispatcher_pb2.ListLetterOperationsResponse]  # type: ignore[assignment]
+    """ListLetterOperations lists the latest redrives, mends and discards of a
+    subscription's dead letters, the latest first: 64 at most.
+
+    Retry: safe.
     """
     StartRedrive: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.StartRedriveRequest, _dispatcher_pb2.StartRedriveResponse]  # type: ignore[assignment]
     """StartRedrive starts a redrive of many: of the dead letters that a selection
@@ -673,6 +733,54 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
         LETTER_NOT_REDRIVABLE when one of them is missing, was redriven before, is on
         its way back, was redriven 20 times with its message, or is a chunk of a large
         message; RESOURCE_EXHAUSTED with reason TOO_MANY_RETURNS and RetryInfo.
+        """
+
+    @_abc_1.abstractmethod
+    def DiscardDeadLetters(
+        self,
+        request: _dispatcher_pb2.DiscardDeadLettersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_dispatcher_pb2.DiscardDeadLettersResponse, _abc.Awaitable[_dispatcher_pb2.DiscardDeadLettersResponse]]:
+        """DiscardDeadLetters gives dead letters up, all of them or none: they stay in the
+        dead letter topic and are never delivered again. A key that is held behind one
+        of them resumes with the message after it.
+
+        Retry: safe with the same request_id, also without an answer. Errors:
+        INVALID_ARGUMENT with reason INVALID_DISCARD; FAILED_PRECONDITION with reason
+        LETTER_NOT_DISCARDABLE when one of them is missing, is on its way back, or was
+        redriven, discarded or mended before; RESOURCE_EXHAUSTED with reason
+        TOO_MANY_RETURNS and RetryInfo.
+        """
+
+    @_abc_1.abstractmethod
+    def MendDeadLetter(
+        self,
+        request: _dispatcher_pb2.MendDeadLetterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_dispatcher_pb2.MendDeadLetterResponse, _abc.Awaitable[_dispatcher_pb2.MendDeadLetterResponse]]:
+        """MendDeadLetter publishes a changed copy of a dead letter, with another payload
+        or other properties, to the dead letter topic. The original stays beside it,
+        and the copy takes its place: it alone can be redriven, to the place of the
+        message in its key. The key cannot be changed.
+
+        Retry: safe with the same request_id, also without an answer. Takes the right
+        to publish to the dead letter topic, besides that to administer the
+        subscription. Errors: INVALID_ARGUMENT with reason INVALID_MEND;
+        FAILED_PRECONDITION with reason LETTER_NOT_MENDABLE when the letter is missing,
+        is on its way back, was redriven, discarded or mended before, or is a batch or
+        a large message; RESOURCE_EXHAUSTED with reason TOO_MANY_RETURNS and RetryInfo.
+        """
+
+    @_abc_1.abstractmethod
+    def ListLetterOperations(
+        self,
+        request: _dispatcher_pb2.ListLetterOperationsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_dispatcher_pb2.ListLetterOperationsResponse, _abc.Awaitable[_dispatcher_pb2.ListLetterOperationsResponse]]:
+        """ListLetterOperations lists the latest redrives, mends and discards of a
+        subscription's dead letters, the latest first: 64 at most.
+
+        Retry: safe.
         """
 
     @_abc_1.abstractmethod

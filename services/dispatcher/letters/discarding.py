@@ -1,0 +1,71 @@
+"""Letters that are given up: they stay in the dead letter topic, marked, and are never redriven."""
+
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
+from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.cursor.tenure import Tenure
+from seqgate.services.dispatcher.entries import position_of
+from seqgate.services.dispatcher.errors import LetterNotDiscardable
+from seqgate.services.dispatcher.letters.listing import Listing
+from seqgate.services.dispatcher.letters.marks import Fate
+from seqgate.services.dispatcher.letters.operations import Operation
+from seqgate.services.dispatcher.letters.returns import Returns, too_many_settled
+from seqgate.types import Position, TopicName
+
+log = structlog.get_logger()
+
+
+class Discards:
+    """The discards of one subscription's letters."""
+
+    def __init__(
+        self, topic: TopicName, subscription: str, tenure: Tenure, returns: Returns
+    ) -> None:
+        self._names = {"topic": str(topic), "subscription": subscription}
+        self._tenure = tenure
+        self._returns = returns
+
+    async def check(
+        self, listing: Listing, letters: Sequence[Position], acknowledged: Acknowledged
+    ) -> Sequence[StoredEntry]:
+        """The entries of letters that can be discarded. Raises LetterNotDiscardable,
+        TooManyReturns, LedgerUnavailable, EntryCorrupt."""
+        where = listing.dead_letter_topic
+        entries = {position_of(each): each for each in await listing.find(letters)}
+        for letter in letters:
+            entry = entries.get(letter)
+            if because := self._returns.why_settled(listing, letter, entry, acknowledged):
+                raise LetterNotDiscardable(
+                    f"letter {letter} cannot be discarded: {because}",
+                    letter=letter,
+                    dead_letter_topic=where,
+                )
+        if self._returns.marks.are_full_with([(where, each) for each in letters], Fate.DISCARDED):
+            raise too_many_settled()
+        return list(entries.values())
+
+    async def make(self, operation: Operation, held: Callable[[], Sequence[str]]) -> Operation:
+        """Make a discard durable, in one change with the keys held behind its letters: `held`
+        returns the properties that hold them. Returns the numbered operation. Raises
+        CursorsUnavailable, InvalidProperty: it may be durable or not, and may be repeated."""
+        returns = self._returns
+        async with returns.writing:
+            made = returns.operations.numbered(operation)
+            put, remove = returns.operations.change(made)
+            letters = [(made.topic, each) for each in made.letters]
+            pages = returns.marks.with_letters(letters, Fate.DISCARDED)
+            await self._tenure.set_properties(put | pages.texts, [*remove, *held()])
+            returns.marks.apply(pages)
+            returns.operations.record(made)
+        log.info(
+            "dead letters discarded",
+            **self._names,
+            operation=made.number,
+            letters=made.size,
+            caller=made.caller,
+            reason=made.reason,
+        )
+        return made
