@@ -39,6 +39,8 @@ from seqgate.services.console.pages.owners import NotOwned
 from seqgate.services.console.pages.visit import Memory, Reader, Values, Visit
 from seqgate.services.console.security import (
     FORM_BYTES_MAX,
+    FORM_FIELDS_MAX,
+    FORMS_BYTES_MAX,
     HEADERS,
     TOKEN_CHARACTERS_MAX,
     Cookies,
@@ -165,7 +167,12 @@ class Console:
             raise Refused("this console is read-only: its certificate is not its reader's")
 
         async def answer(visit: Visit) -> Response:
-            return RedirectResponse(local_path(await action(visit, form)), HTTPStatus.SEE_OTHER)
+            done = await action(visit, form)
+            if isinstance(done, str):
+                return RedirectResponse(local_path(done), HTTPStatus.SEE_OTHER)
+            shown = PAGES[request.url.path]
+            status = HTTPStatus.BAD_REQUEST
+            return self._html(request, shown.template, done, section=shown.section, status=status)
 
         return await self._as_reader(request, "/subscriptions", answer)
 
@@ -257,13 +264,18 @@ class Console:
     async def _form(self, request: Request) -> dict[str, str]:
         """The fields of a form of the console's own. Raises Refused for any other."""
         body = b""
+        limit = FORMS_BYTES_MAX.get(request.url.path, FORM_BYTES_MAX)
         async for part in request.stream():
             body += part
-            if len(body) > FORM_BYTES_MAX:
-                raise Refused(f"the form is too large (limit {FORM_BYTES_MAX:,} bytes)")
+            if len(body) > limit:
+                raise Refused(f"the form is too large (limit {limit:,} bytes)")
         fields = {
             name: values[0]
-            for name, values in parse_qs(body.decode(errors="replace"), max_num_fields=20).items()
+            for name, values in parse_qs(
+                body.decode(errors="replace"),
+                keep_blank_values=True,
+                max_num_fields=FORM_FIELDS_MAX,
+            ).items()
         }
         check_form(request, self._config, self._cookies.form(request), fields.get("form", ""))
         return fields

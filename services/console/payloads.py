@@ -1,9 +1,10 @@
 """A payload for people: as text, as JSON, as hex."""
 
 import json
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from seqgate.api.entry.v1 import entry_pb2
+from seqgate.errors import InvalidRequestError
 from seqgate.payloads import PayloadDamaged
 
 SHOWN_BYTES_MAX: Final = 8 * 1024
@@ -50,6 +51,39 @@ def shown(payload: bytes, form: str = "") -> Shown:
     texts["hex"] = (_hex(rows), len(payload) - len(rows))
     chosen = form if form in texts else next(iter(texts))
     return Shown(chosen, tuple(texts), *texts[chosen])
+
+
+def editable(payload: bytes, form: str = "") -> tuple[str, str]:
+    """A payload as text of a form: its form, and all of it. JSON stays as it is written."""
+    text = _text(payload, is_cut=False)
+    if form == "hex" or text is None:
+        rows = (payload[start : start + ROW].hex(" ") for start in range(0, len(payload), ROW))
+        return "hex", "\n".join(rows)
+    return ("json" if form != "text" and _json(payload) is not None else "text"), text
+
+
+def parsed(form: str, text: str, before: bytes) -> bytes:
+    """The bytes of a form's text, as editable gave it. A browser sends every line's end as CR LF.
+    Raises InvalidRequestError."""
+    if form == "hex":
+        try:
+            return bytes.fromhex(text)
+        except ValueError as error:
+            raise InvalidRequestError(
+                "the payload is not hexadecimal: two digits a byte"
+            ) from error
+    if b"\r\n" not in before:
+        text = text.replace("\r\n", "\n")
+    if form == "json":
+        try:
+            json.loads(text, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequestError(f"the payload is not JSON: {error}") from error
+    return text.encode()
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
 
 
 def check_size(metadata: entry_pb2.EntryMetadata) -> None:

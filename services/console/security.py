@@ -23,6 +23,12 @@ TOKEN_CHARACTERS_MAX: Final = 3_800
 FORM_BYTES_MAX: Final = 64 * 1024
 """The largest form, in bytes."""
 
+FORMS_BYTES_MAX: Final[Mapping[str, int]] = {"/mend": 1024 * 1024}
+"""The same of forms that take more, by path: a payload, whose bytes may be three in the form."""
+
+FORM_FIELDS_MAX: Final = 250
+"""The most fields of a form."""
+
 SESSION_S: Final = 12 * 3600
 """How long a browser keeps a token, in seconds. The token's own expiry may end it sooner."""
 

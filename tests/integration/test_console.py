@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from html import unescape
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,22 @@ from prometheus_client.parser import text_string_to_metric_families
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
 from seqgate.api.filter.v1 import filter_pb2
-from seqgate.client import AfterDeadLetter, Batching, Chunking, Client, SubscriptionOptions, connect
+from seqgate.client import (
+    AfterDeadLetter,
+    Batching,
+    Chunking,
+    Client,
+    Consumer,
+    SubscriptionOptions,
+    connect,
+)
 from seqgate.client._channel import Security, open_channel
 from seqgate.dev.ports import free_ports
 from seqgate.dev.stack import CONSOLE, SERVICES, Stack
 from seqgate.services.console.app import Console, serving
 from seqgate.services.console.calls import calls_of
 from seqgate.services.console.config import ConsoleConfig
+from seqgate.services.console.pages import ACTIONS
 from seqgate.telemetry.metrics import CLIENT_CALLS, HTTP_REQUESTS, ROUTES_MAX, of_service
 from tests.support.browser import chromium
 from tests.support.console import Answer, Browser
@@ -49,6 +59,9 @@ NAMES = {"topic": TOPIC, "subscription": SUBSCRIPTION}
 MINE = "/topics?prefix=acme/shop/"
 """A list that rights in acme/shop cover."""
 
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+"""The trace of a message of BATCHED."""
+
 SCRIPT = "<script>document.title = 'taken'</script>"
 
 PAGE_BYTES_MAX = 100_000
@@ -71,6 +84,9 @@ PAGES = {
     "letters": f"/letters?{urlencode(NAMES)}",
     "letter": f"/letter?{urlencode({**NAMES, 'position': '1:0'})}",
     "redrive": f"/redrive?{urlencode({**NAMES, 'position': '1:0'})}",
+    "mend": f"/mend?{urlencode({**NAMES, 'position': '1:0'})}",
+    "discard": f"/discard?{urlencode({**NAMES, 'position': '1:0'})}",
+    "operations": f"/operations?{urlencode(NAMES)}",
     "redrive_many": f"/redrive-many?{urlencode(NAMES)}",
     "replay": f"/replay?{urlencode({**NAMES, 'estimate': 'yes', 'until_at': '1:30'})}",
     "redrives": f"/redrives?{urlencode(NAMES)}",
@@ -146,7 +162,13 @@ async def publish(client: Client) -> None:
             )
     batching = Batching(messages_max=3, delay_s=60)
     async with client.producer(BATCHED, name="batches", batching=batching) as producer:
-        await asyncio.gather(*(producer.send(b"part %d" % each, key="b") for each in range(3)))
+        traced = [{}, {"traceparent": f"00-{TRACE}-{'1' * 16}-01"}, {}]
+        await asyncio.gather(
+            *(
+                producer.send(b"part %d" % number, key="b", properties=properties)
+                for number, properties in enumerate(traced)
+            )
+        )
     async with client.producer(LARGE, name="scanner", chunking=Chunking(1_000)) as producer:
         await producer.send(json.dumps({"scan": "x" * 3_000}).encode(), key="l")
     async with client.producer(HOSTILE, name=SCRIPT) as producer:
@@ -305,6 +327,7 @@ async def test_a_fault_in_an_expression_is_shown_beside_it(
         ("/letter", {**NAMES, "position": "9:9"}, 404),
         ("/redrive", {**NAMES, "position": "9:9"}, 409),
         ("/redrive", NAMES, 400),
+        ("/mend", {**NAMES, "position": "9:9"}, 404),
         ("/replay", {**NAMES, "subscription": "none"}, 404),
         ("/nothing", {}, 404),
     ],
@@ -393,6 +416,9 @@ async def test_a_messages_life_is_told_by_its_identity_or_its_position(reader: B
         )
         assert "Dead letters: 1:0" in answer.words
         assert "If it was sent again duplicate" in answer.words
+    traced = await reader.get("/life", topic=BATCHED, trace=TRACE)
+    assert "Life of batches, 1 " in traced.words
+    assert f"of 3 messages Trace {TRACE}" in traced.words
     for query, fault in (
         ({"producer": "checkout", "sequence_id": 900}, "stale"),
         ({"producer": "checkout"}, "needs its sequence id"),
@@ -401,6 +427,57 @@ async def test_a_messages_life_is_told_by_its_identity_or_its_position(reader: B
     ):
         answer = await reader.get("/life", topic=TOPIC, **query)
         assert (answer.status, fault in answer.words) == (200, True), answer.words
+
+
+async def test_a_letter_is_mended_and_discarded(reader: Browser, stack: Stack) -> None:
+    topic = "acme/shop/letters"
+    here = {"topic": topic, "subscription": "vans", "position": "1:0"}
+    path = f"/mend?{urlencode(here)}"
+    async with parcels(stack, topic):
+
+        async def is_there() -> bool:
+            return (await reader.send("GET", path)).status == 200
+
+        await eventually(is_there, "the letter is there")
+        page = await reader.send("GET", path)
+        assert '{"parcel": 1, "weight": "?"}</textarea>' in unescape(page.text)
+        (request_id,) = re.findall(r'name="request_id" value="([^"]+)"', page.text)
+        fields = {
+            "form": page.form,
+            "request_id": request_id,
+            "as": "json",
+            "payload": '{"parcel": 1, "weight": "?"}',
+            "name-0": "size",
+            "value-0": "?",
+        }
+        for change, fault in (
+            ({}, "nothing is changed"),
+            ({"payload": "{"}, "not JSON"),
+            ({"payload": "NaN"}, "not JSON"),
+            ({"as": "hex", "payload": "0"}, "not hexadecimal"),
+        ):
+            answer = await reader.post(path, fields | change)
+            assert (answer.status, fault in answer.words) == (400, True), answer.words
+        change = {"payload": "[\r\n1]", "name-0": "", "name-1": "<b>", "value-1": "<b>"}
+        first, again = [await reader.post(path, fields | change) for _ in range(2)]
+        assert first.status == again.status == 303, again.words
+        mended = first.headers["Location"]
+        assert again.headers["Location"] == mended
+        answer = await reader.send("GET", mended)
+        assert "[ 1 ]" in answer.words
+        assert "Name Value <b> <b>" in answer.words
+        assert "<b>&" not in answer.text
+        assert "mended" in (await reader.get("/letter", **here)).words
+
+        discard = mended.replace("/letter", "/discard")
+        page = await reader.send("GET", discard)
+        (request_id,) = re.findall(r'name="request_id" value="([^"]+)"', page.text)
+        fields = {"form": page.form, "request_id": request_id, "reason": "lost at sea"}
+        assert (await reader.post(discard, fields)).status == 303
+        assert "State discarded" in (await reader.send("GET", mended)).words
+        words = (await reader.get("/operations", topic=topic, subscription="vans")).words
+        assert "lost at sea" in words
+        assert "1 mend 1:0" in words
 
 
 async def test_a_redrive_of_many_and_a_replay_are_estimated_first(reader: Browser) -> None:
@@ -574,6 +651,9 @@ async def test_a_reader_sees_what_the_token_may_see_and_nothing_else(
                 "letters",
                 "letter",
                 "redrive",
+                "mend",
+                "discard",
+                "operations",
                 "redrive_many",
                 "replay",
                 "redrives",
@@ -657,7 +737,8 @@ async def test_a_form_without_its_value_is_refused(secured: SecuredStack) -> Non
     async with console(secured) as reader:
         await signed_in(reader, secured.issuer.token("all"))
         for value in ("", "other", reader.signed_out().cookies.get("form", "")):
-            assert (await reader.post("/sign-out", {"form": value})).status == 403
+            for path in ("/sign-out", *ACTIONS):
+                assert (await reader.post(path, {"form": value})).status == 403
         assert (await reader.send("GET", MINE)).status == 200
         huge = await reader.post("/sign-out", {"form": "x" * 100_000})
         assert huge.status == 403
@@ -700,8 +781,10 @@ async def test_with_a_certificate_of_its_own_it_shows_what_that_may_see(
             assert ">Redrive</a>" not in each.text
         page = await reader.send("GET", PAGES["redrive"])
         assert 'method="post"' not in page.text
-        refused = await reader.post(PAGES["redrive"], {"form": page.form, "request_id": "one"})
-        assert refused.status == 403
+        for path in ACTIONS:
+            form = reader.cookies["seqgate-form"]
+            refused = await reader.post(path, {"form": form, "request_id": "one"})
+            assert (refused.status, "read-only" in refused.text) == (403, True)
 
 
 async def test_over_tls_its_cookies_belong_to_its_host(secured: SecuredStack) -> None:
@@ -758,50 +841,56 @@ async def updated(page: Page) -> None:
     await eventually(is_fresh, "the page updates itself")
 
 
-async def test_a_stuck_key_is_found_by_clicks(stack: Stack, chrome: Chromium) -> None:
-    page = await chrome.new_page(timezone_id="Asia/Kolkata", locale="en-GB")
-    faults = watched(page)
-    await page.goto(f"http://{stack.address(CONSOLE)}/")
-    await page.locator("#waiting").get_by_role("link", name=SUBSCRIPTION).click()
-    await page.locator("#keys").get_by_role("link", name=STUCK).first.click()
-    assert await page.locator("h1").inner_text() == f"Key {STUCK}"
-    chain = page.locator(".chain")
-    assert "held" in await chain.inner_text()
-    await page.get_by_role("link", name=SUBSCRIPTION).click()
-    await page.get_by_role("link", name="Dead letters").click()
-    await page.locator("#letters").get_by_role("link", name="1:13").click()
-    assert '"order": 13' in await page.locator("pre").inner_text()
-    await page.get_by_role("link", name=f"Where it is in {SUBSCRIPTION}").click()
-    assert "dead letter" in await page.locator(".chain").inner_text()
-    assert faults == []
-
-
-async def test_a_dead_letter_is_found_and_redriven_by_clicks(
-    stack: Stack, chrome: Chromium
-) -> None:
-    topic = "acme/shop/parcels"
-    page = await chrome.new_page()
-    faults = watched(page)
+@asynccontextmanager
+async def parcels(stack: Stack, topic: str) -> AsyncIterator[Consumer]:
+    """A topic whose first parcel is refused for good, and holds back the second."""
     options = SubscriptionOptions(max_redeliveries=0, after_dead_letter=AfterDeadLetter.HOLD)
     async with connect(stack.address("ledger"), stack.address("dispatcher")) as client:
         async with client.producer(topic, name="packers") as producer:
-            for payload in (b"first", b"second"):
-                await producer.send(payload, key="parcel")
+            for number in (1, 2):
+                parcel = b'{"parcel": %d, "weight": "?"}' % number
+                await producer.send(parcel, key="parcel", properties={"size": "?"})
         async with client.consumer(topic, "vans", name="van-1", options=options) as van:
             await van.nack(await van.receive(30), delay_s=0)
-            here = urlencode({"topic": topic, "subscription": "vans"})
-            await page.goto(f"http://{stack.address(CONSOLE)}/subscription?{here}")
-            await page.get_by_role("link", name="Dead letters").click()
-            await page.locator("#letters").get_by_role("link", name="1:0").first.click()
-            await page.get_by_text("holds its key").wait_for()
-            assert "van-1" in await page.locator("#failures").inner_text()
-            await page.get_by_role("link", name="Redrive", exact=True).click()
-            await page.get_by_role("button", name="Redrive now").click()
-            await page.get_by_text("redriven", exact=True).wait_for()
-            for payload in (b"first", b"second"):
-                message = await van.receive(30)
-                assert message.payload == payload
-                await van.ack(message)
+            yield van
+
+
+async def test_a_stuck_key_is_found_its_letter_mended_and_redriven_by_clicks(
+    stack: Stack, chrome: Chromium
+) -> None:
+    topic = "acme/shop/parcels"
+    page = await chrome.new_page(timezone_id="Asia/Kolkata", locale="en-GB")
+    faults = watched(page)
+    async with parcels(stack, topic) as van:
+        await page.goto(f"http://{stack.address(CONSOLE)}/")
+        stuck = page.locator("#alerts tr", has_text=topic)
+        await stuck.get_by_role("link", name="vans").first.click()
+        await page.locator("#keys").get_by_role("link", name="parcel").first.click()
+        assert "held" in await page.locator(".chain").inner_text()
+        await page.get_by_role("link", name="Dead letters of this key").click()
+        await page.locator("#letters").get_by_role("link", name="1:0").first.click()
+
+        await page.get_by_role("link", name="Its life").click()
+        timeline = await page.locator(".timeline").inner_text()
+        for event in ("delivered to van-1", "failed by van-1", "dead lettered"):
+            assert event in timeline
+        await page.get_by_role("link", name="1:0").last.click()
+
+        await page.get_by_role("link", name="Mend").click()
+        await page.get_by_label("Payload").fill('{"parcel": 1, "weight": 3}')
+        await page.get_by_label("Value 1", exact=True).fill("small")
+        await page.get_by_role("button", name="Mend").click()
+        assert "Mended" in await page.locator(".facts").inner_text()
+        await page.get_by_role("link", name="Redrive", exact=True).click()
+        await page.get_by_role("button", name="Redrive now").click()
+        await page.get_by_text(re.compile("^(on its way back|redriven)$")).first.wait_for()
+        first = await van.receive(30)
+        assert first.payload == b'{"parcel": 1, "weight": 3}'
+        assert first.properties["size"] == "small"
+        await van.ack(first)
+        second = await van.receive(30)
+        assert second.payload == b'{"parcel": 2, "weight": "?"}'
+        await van.ack(second)
     assert faults == []
 
 

@@ -21,7 +21,9 @@ from seqgate.services.console.payloads import (
     OPENED_BYTES_MAX,
     SHOWN_BYTES_MAX,
     check_size,
+    editable,
     key_text,
+    parsed,
     shown,
 )
 from seqgate.services.console.security import local_path
@@ -109,6 +111,28 @@ def test_a_payload_has_the_forms_that_it_can_be_read_in(
     for form in forms:
         assert shown(payload, form).form == form
         assert len(shown(payload, form).text) <= 2 * SHOWN_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    ("payload", "wanted", "form", "text"),
+    [
+        (b'{"a":1.50}', "", "json", '{"a":1.50}'),
+        (b'{"a":1.50}', "text", "text", '{"a":1.50}'),
+        (b"plain", "json", "text", "plain"),
+        (b"\xff\x00", "text", "hex", "ff 00"),
+        (b"ab", "hex", "hex", "61 62"),
+    ],
+)
+def test_a_form_has_a_payload_as_it_is_written(
+    payload: bytes, wanted: str, form: str, text: str
+) -> None:
+    assert editable(payload, wanted) == (form, text)
+    assert parsed(form, text, payload) == payload
+
+
+def test_a_forms_line_ends_are_those_of_the_payload_before() -> None:
+    assert parsed("text", "a\r\nb", b"a\nc") == b"a\nb"
+    assert parsed("text", "a\r\nb", b"a\r\nc") == b"a\r\nb"
 
 
 def test_hex_has_places_bytes_and_letters() -> None:

@@ -4,7 +4,7 @@ the template of its name.
     path ──▶ PAGES ──▶ page(visit) ──▶ values ──▶ templates/NAME.html
 
 A page changes nothing. What a form changes is in ACTIONS: an action returns the path of the page
-that shows what it did.
+that shows what it did, or values of the form's page, with what is wrong.
 
 visit.py, query.py, answers.py and owners.py have what pages share: what they may ask and remember,
 what a URL asks for, parts of the services' answers, and what needs an owner.
@@ -16,6 +16,13 @@ from typing import Final, NamedTuple
 from seqgate.services.console.pages.cluster import cluster
 from seqgate.services.console.pages.letters import letter, letters, redrive, redriven
 from seqgate.services.console.pages.life import life
+from seqgate.services.console.pages.mending import (
+    discard,
+    discarded,
+    mend,
+    mended,
+    operations,
+)
 from seqgate.services.console.pages.messages import message, messages
 from seqgate.services.console.pages.overview import overview
 from seqgate.services.console.pages.owners import taken
@@ -32,7 +39,7 @@ from seqgate.services.console.pages.topics import topic, topics
 from seqgate.services.console.pages.visit import Query, Values, Visit
 
 Page = Callable[[Visit], Awaitable[Values]]
-Action = Callable[[Visit, Query], Awaitable[str]]
+Action = Callable[[Visit, Query], Awaitable[str | Values]]
 
 
 class Place(NamedTuple):
@@ -66,6 +73,9 @@ PAGES: Final[Mapping[str, Place]] = {
     "/letters": Place(letters, "/subscriptions"),
     "/letter": Place(letter, "/subscriptions"),
     "/redrive": Place(redrive, "/subscriptions", is_live=False),
+    "/mend": Place(mend, "/subscriptions", is_live=False),
+    "/discard": Place(discard, "/subscriptions", is_live=False),
+    "/operations": Place(operations, "/subscriptions"),
     "/redrive-many": Place(redrive_many, "/subscriptions", is_live=False),
     "/replay": Place(replay, "/subscriptions", is_live=False),
     "/redrives": Place(redrives, "/subscriptions"),
@@ -74,6 +84,8 @@ PAGES: Final[Mapping[str, Place]] = {
 """By path."""
 
 ACTIONS: Final[Mapping[str, Action]] = {
+    "/mend": mended,
+    "/discard": discarded,
     "/redrive": redriven,
     "/redrive-many": redrive_many_started,
     "/replay": replay_started,

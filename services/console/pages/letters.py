@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import time
+from collections.abc import Iterable
 from math import inf
 from typing import Final
 from urllib.parse import urlencode
@@ -25,6 +26,12 @@ LETTERS_MAX: Final = 50
 
 NEWEST: Final = 100
 """The most dead letters that are counted for the overview."""
+
+UNDECIDED: Final = (
+    dispatcher_pb2.DEAD_LETTER_STATE_DEAD,
+    dispatcher_pb2.DEAD_LETTER_STATE_MENDING,
+)
+"""The states of letters that wait for somebody."""
 
 COUNTED_S: Final = 15.0
 """The age at which they are counted again, in seconds."""
@@ -94,7 +101,7 @@ async def newest_letters(visit: Visit, of: Key, topic: ledger_pb2.Topic) -> Lett
     answer = await part(visit.calls.call(request))
     if isinstance(answer, SeqgateError):
         return None
-    dead = sum(not each.redriven for each in answer.letters)
+    dead = sum(each.state in UNDECIDED for each in answer.letters)
     found = Letters(dead, len(answer.letters))
     visit.memory.count(key, (time.monotonic(), topic.messages, found))
     return found
@@ -145,17 +152,44 @@ def _letter_row(each: dispatcher_pb2.DeadLetter) -> Values:
         "time": time_of(each, "time"),
         "reason": enum_name(dispatcher_pb2.DeadLetterReason, each.reason),
         "attempts": each.attempts,
-        "failures": [
-            (
-                enum_name(dispatcher_pb2.DeliveryFailure, it.failure),
-                time_of(it, "time"),
-                it.consumer,
-            )
-            for it in each.failures
-        ],
+        "failures": _failures(each.failures),
         "holds_key": each.holds_key,
         "waiting": each.waiting_entries,
         "lags": each.lags,
         "redriven": each.redriven,
+        "state": enum_name(dispatcher_pb2.DeadLetterState, each.state),
+        "successor": position_from(each.successor) if each.HasField("successor") else None,
+        "mend": _mend(each.mend) if each.HasField("mend") else None,
+        "lives": [_life(it) for it in each.lives],
         "redrives": each.redrives,
+    }
+
+
+def _failures(failures: Iterable[dispatcher_pb2.FailedDelivery]) -> list[Values]:
+    return [
+        {
+            "how": enum_name(dispatcher_pb2.DeliveryFailure, each.failure),
+            "time": time_of(each, "time"),
+            "consumer": each.consumer,
+        }
+        for each in failures
+    ]
+
+
+def _mend(each: dispatcher_pb2.DeadLetterMend) -> Values:
+    return {
+        "original": position_from(each.original),
+        "caller": each.caller,
+        "time": time_of(each, "time"),
+    }
+
+
+def _life(each: dispatcher_pb2.DeadLetterLife) -> Values:
+    """A time between two redrives of a message."""
+    return {
+        "letter": position_from(each.letter),
+        "time": time_of(each, "time"),
+        "reason": enum_name(dispatcher_pb2.DeadLetterReason, each.reason),
+        "attempts": each.attempts,
+        "failures": _failures(each.failures),
     }
