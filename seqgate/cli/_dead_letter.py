@@ -1,8 +1,10 @@
-"""`seqgate dead-letter`: shows a subscription's dead letters, and takes them back to it."""
+"""`seqgate dead-letter`: shows a subscription's dead letters, mends, discards and redrives them."""
 
+import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
@@ -12,13 +14,14 @@ from seqgate.cli._arguments import (
     key_from_base64,
     key_from_text,
     message_id,
+    properties_of,
     topic_name,
 )
 from seqgate.cli._command import Run, command, group
 from seqgate.cli._declared import argument, flag, option
 from seqgate.cli._failure import WrongUsage
 from seqgate.cli._message import record as message_record
-from seqgate.cli._output import Columns, shown, time_shown
+from seqgate.cli._output import Columns, shown, time_shown, words
 from seqgate.cli._redrive import (
     DryRun,
     Expression,
@@ -53,7 +56,14 @@ Letter = Annotated[
     ),
 ]
 
-app = group("Show the messages that a subscription dead-lettered, and why; take them back.")
+MendId = Annotated[
+    str | None,
+    option("ID", "Makes the command safe to repeat: it takes effect once for each id.", "--id"),
+]
+
+app = group(
+    "Show the messages that a subscription dead-lettered, and why; mend them; take them back."
+)
 
 
 @command(app, "ls")
@@ -75,7 +85,7 @@ async def ls(
         "REASON": "reason",
         "ATTEMPTS": "attempts",
         "WAITING": _waiting_shown,
-        "REDRIVEN": lambda each: "yes" if each["redriven"] else "no",
+        "STATE": lambda each: words(each["state"]),
     }
     wanted = None
     if key is not None:
@@ -113,10 +123,13 @@ async def show(run: Run, topic: Topic, name: Subscription, letter: Letter, *, wh
         ("Sequence id", found["sequence_id"]),
         ("Dead since", time_shown(found["time_ms"])),
         ("Reason", found["reason"]),
-        ("Redriven", "yes" if found["redriven"] else "no"),
+        ("State", words(found["state"])),
+        ("Mended as", found["successor"]),
+        ("Mend of", found["mend"] and _mend_shown(found["mend"])),
         ("Redrives before", found["redrives"]),
         ("Failed deliveries", found["attempts"]),
         *[("  failure", _failure_shown(each)) for each in found["failures"]],
+        *[line for each in found["lives"] for line in _life_shown(each)],
         ("Holds its key", "yes" if found["holds_key"] else "no"),
         ("Waiting behind it", _waiting_shown(found)),
         *[("  property", f"{each} = {value}") for each, value in found["properties"].items()],
@@ -198,6 +211,114 @@ async def _redrive_named(
     run.output.result({"topic": topic, "subscription": name, **record(made)})
 
 
+@command(app, "mend")
+async def mend(
+    run: Run,
+    topic: Topic,
+    name: Subscription,
+    letter: Letter,
+    *,
+    payload: str | None = option("TEXT", "The new payload.", "--payload"),
+    file: Path | None = option("FILE", "A file with the new payload, of any bytes.", "--file"),
+    put: dict[str, str] | None = option(
+        "NAME=VALUE",
+        "Set a property of the message; repeatable.",
+        parse=partial(properties_of, "--put"),
+        raw=list[str],
+    ),
+    remove: list[str] | None = option("NAME", "Remove a property of the message; repeatable."),
+    request_id: MendId = None,
+    where: Where,
+) -> None:
+    """Publish a changed copy of a dead letter beside it, and print the copy's id.
+
+    The copy takes the letter's place: redrive it like any other. Its key cannot be changed. Takes
+    the right to publish to the dead letter topic.
+    """
+    if payload is not None and file is not None:
+        raise WrongUsage("--payload and --file exclude each other")
+    if payload is None and file is None and not put and not remove:
+        raise WrongUsage("give --payload, --file, --put or --remove")
+    content = None if payload is None else payload.encode()
+    if file is not None:
+        try:
+            content = await asyncio.to_thread(file.read_bytes)
+        except OSError as error:
+            raise WrongUsage(f"--file: cannot read {file}: {error.strerror}") from error
+    if not where:
+        listing = pb.ListDeadLettersRequest(topic=topic, subscription=name, page_size=1)
+        where = (await run.services.call(listing)).dead_letter_topic
+    made = await run.services.call(
+        pb.MendDeadLetterRequest(
+            topic=topic,
+            subscription=name,
+            dead_letter_topic=where,
+            position=wire_position(letter.position),
+            payload=content,
+            put=put,
+            remove=remove,
+            request_id=request_id or uuid.uuid4().hex,
+        )
+    )
+    run.output.result({"topic": topic, "subscription": name, **record(made)})
+
+
+@command(app, "discard")
+async def discard(
+    run: Run,
+    topic: Topic,
+    name: Subscription,
+    letters: list[MessageId] = argument(
+        "LETTER",
+        "The letters' ids in the dead letter topic: up to 100. All are discarded, or none.",
+        parse=lambda given: [message_id("LETTER", each) for each in given],
+        raw=list[str],
+    ),
+    *,
+    reason: str = option("TEXT", "Why, for the record.", "--reason", default=""),
+    request_id: MendId = None,
+    where: Where,
+) -> None:
+    """Give dead letters up: they stay in the dead letter topic, and are never redriven.
+
+    A key that is held behind one of them resumes with the message after it.
+    """
+    made = await run.services.call(
+        pb.DiscardDeadLettersRequest(
+            topic=topic,
+            subscription=name,
+            positions=[wire_position(each.position) for each in letters],
+            reason=reason,
+            request_id=request_id or uuid.uuid4().hex,
+            dead_letter_topic=where,
+        )
+    )
+    run.output.result({"topic": topic, "subscription": name, **record(made)})
+
+
+@command(app, "log")
+async def log(run: Run, topic: Topic, name: Subscription) -> None:
+    """List the latest redrives, mends and discards of a subscription's dead letters: who, when,
+    what. The latest comes first."""
+    columns: Columns = {
+        "OPERATION": "number",
+        "ACTION": lambda each: words(each["action"]),
+        "AT": lambda each: time_shown(each["time_ms"]),
+        "BY": "caller",
+        "LETTERS": "letters",
+        "FIRST": lambda each: each["positions"][0] if each["positions"] else None,
+        "MENDED AS": "successor",
+        "WHY": "reason",
+    }
+    answer = await run.services.call(pb.ListLetterOperationsRequest(topic=topic, subscription=name))
+
+    async def listed() -> AsyncIterator[dict[str, Any]]:
+        for each in answer.operations:
+            yield record(each)
+
+    await run.output.listing(columns, listed())
+
+
 def _key_shown(letter: dict[str, Any]) -> object:
     return letter["key"] if "key" in letter else letter["key_base64"]
 
@@ -207,6 +328,15 @@ def _waiting_shown(letter: dict[str, Any]) -> object:
     if not letter["holds_key"]:
         return None
     return f"{letter['waiting_entries']}{'+' if letter['lags'] else ''}"
+
+
+def _mend_shown(mend: dict[str, Any]) -> str:
+    return f"{mend['original']} at {time_shown(mend['time_ms'])} by {shown(mend['caller'])}"
+
+
+def _life_shown(life: dict[str, Any]) -> list[tuple[str, object]]:
+    failures = [("  failure", _failure_shown(each)) for each in life["failures"]]
+    return [("Earlier life", f"letter {life['letter']}, {words(life['reason'])}"), *failures]
 
 
 def _failure_shown(failure: dict[str, Any]) -> str:

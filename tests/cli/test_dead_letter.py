@@ -1,6 +1,7 @@
 """`seqgate dead-letter`."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest_asyncio
 
@@ -43,7 +44,7 @@ async def test_dead_letters_are_listed_and_shown(seqgate: CommandLine, dead: str
 
     assert table.rows[0][:3] == ["LETTER", "MESSAGE", "KEY"]
     assert table.rows[1][:3] == ["1:0", "1:0", "k"]
-    assert table.rows[1][-4:] == ["REDELIVERIES", "1", "1", "no"]
+    assert table.rows[1][-4:] == ["REDELIVERIES", "1", "1", "dead"]
     (letter,) = listed.records
     assert none.records == listed.records  # aw== is k
     assert (letter["origin"], letter["key"], letter["properties"]) == ("1:0", "k", {"a": "1"})
@@ -131,3 +132,41 @@ async def test_a_redrive_needs_letters_or_a_selection(seqgate: CommandLine, dead
     for given in ([], ["1:0", "--all"], ["1:0", "--rate", "1"], ["--all", "--base64"]):
         refused = await seqgate("dead-letter", "redrive", dead, "s", *given, "-o", "json")
         assert refused.error["reason"] == "WRONG_USAGE", given
+
+
+async def test_a_letter_is_mended_and_discarded_once(
+    seqgate: CommandLine, dead: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "payload"
+    file.write_bytes(b"\x00cured")
+    command = ("dead-letter", "mend", dead, "s", "1:0", "-o", "json", "--id", "monday")
+    change = ("--file", str(file), "--put", "b=2", "--remove", "a")
+    mended = await seqgate(*command, *change)
+    repeated = await seqgate(*command, *change)
+    again = await seqgate(*command[:-1], "tuesday", "--payload", "x")
+    copy = mended.record["letter"]
+    shown = await seqgate("dead-letter", "show", dead, "s", copy)
+    original = await seqgate("dead-letter", "show", dead, "s", "1:0", "-o", "json")
+    gone = await seqgate("dead-letter", "discard", dead, "s", copy, "--reason", "no use")
+    discarded = await seqgate("dead-letter", "ls", dead, "s", "-o", "json")
+    log = await seqgate("dead-letter", "log", dead, "s")
+    operations = await seqgate("dead-letter", "log", dead, "s", "-o", "json")
+
+    assert (mended.record["operation"], mended.record["repeated"]) == (1, False)
+    assert (repeated.record["letter"], repeated.record["repeated"]) == (copy, True)
+    assert again.error["reason"] == "LETTER_NOT_MENDABLE"
+    assert any("1:0 at" in line for line in shown.out.splitlines())
+    assert any("cured" in line for line in shown.out.splitlines())
+    assert (original.record["state"], original.record["successor"]) == ("MENDED", copy)
+    assert gone.code == 0
+    assert [each["state"] for each in discarded.records] == ["MENDED", "DISCARDED"]
+    assert log.rows[1][:2] == ["2", "discard"]
+    assert [each["action"] for each in operations.records] == ["DISCARD", "MEND"]
+    assert operations.records[0]["reason"] == "no use"
+
+
+async def test_a_mend_takes_one_payload_or_properties(seqgate: CommandLine) -> None:
+    command = ("dead-letter", "mend", "orders", "s", "1:0")
+    assert (await seqgate(*command)).code == 2
+    assert (await seqgate(*command, "--payload", "x", "--file", "y")).code == 2
+    assert (await seqgate(*command, "--file", "missing")).code == 2
