@@ -784,6 +784,21 @@ def test_without_key_order_unjudged_entries_hold_nothing() -> None:
         assert it.got(1) == [1]
 
 
+def test_a_redriven_message_is_not_filtered_when_filters_change() -> None:
+    it = filtered()
+    it.publish(A, A)
+    it.acknowledge(1, *it.got(1))
+    it.permit(1, 1 - it.sub.consumers[1].permits)
+    it.publish(A)  # it has the last permit
+    assert it.got(1) == [2]
+    it.do(it.sub.redrive(it.log[:1], it.now_ms))
+    it.says = {0: REJECT}
+    it.refilter(start=0)
+    it.acknowledge(1, 2)
+    it.permit(1, 1)
+    assert it.got(1) == [0]
+
+
 def test_a_key_with_failed_filters_waits_alone_and_resumes_in_order() -> None:
     it = filtered()
     it.publish(A, verdict=FILTER_FAILED)

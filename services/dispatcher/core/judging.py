@@ -96,10 +96,10 @@ class Judging:
 
     def _unjudge(self, lane: Lane, position: Position) -> None:
         """Mark a waiting entry UNJUDGED. Of a large message, mark all known chunks, or none while
-        one is in flight."""
+        one is in flight. A dead letter that came back is not filtered again."""
         chunk = None if lane.rare is None else lane.rare.chunks.get(position)
         chunks = [position] if chunk is None else self._chunks(lane, chunk)
-        if any(each in lane.flights for each in chunks):
+        if any(each in lane.flights for each in chunks) or position in self._settling.returned:
             return
         for each in chunks:
             if not self.is_beyond(each):
