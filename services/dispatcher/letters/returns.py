@@ -117,7 +117,7 @@ class Returns:
         self.open: dict[Position, Return] = {}
         """By the position of the message in the topic."""
         self.settled = asyncio.Event()
-        """Set whenever returns are settled."""
+        """Set whenever returns are settled, or removed."""
         self._names = {"topic": str(topic), "subscription": subscription}
         self._topic = topic
         self._tenure = tenure
@@ -149,6 +149,7 @@ class Returns:
                     self.open[position] = Return.from_text(value)
                 else:
                     void.append(name)
+        self.settled.set()
         if void:
             await self._tenure.set_properties({}, void)
 
