@@ -1,4 +1,4 @@
-"""The tests of reading, streaming and writing, with the other supported version of PySpark."""
+"""The tests of jobs, reading, streaming and writing, with PySpark's other supported version."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ from tools.dev.locks import parse
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(1_800)]  # it starts Spark and services again
 
-FILES = ("test_messages.py", "test_stream.py", "test_spark_sink.py")
+FILES = ("test_spark.py", "test_messages.py", "test_stream.py", "test_spark_sink.py")
 
 
 async def test_another_version_of_pyspark_reads_streams_and_writes(root: Path) -> None:
