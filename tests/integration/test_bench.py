@@ -236,6 +236,18 @@ async def test_filters_are_compared_with_none_and_with_ones_that_open_batches(
         assert computed["unit"] == "µs/message"
 
 
+async def test_histories_are_compared_with_none(bench: Run) -> None:
+    found = await bench.figures("history")
+    for shape in ("1 consumer, 10,000 keys", "4 consumers, 10,000 keys"):
+        without = f"delivered, no history, {shape}"
+        for way in ("history", "history and audit topic"):
+            each = found[f"delivered, {way}, {shape}"]
+            assert each["limit"]["name"] == without
+            assert {"client", "dispatcher", "ledger"} <= set(each["cpu_us"])
+            computed = found[f"dispatcher computes: delivered, {way}, {shape}"]
+            assert computed["limit"]["name"] == f"dispatcher computes: {without}"
+
+
 async def test_tracing_is_compared_with_none(bench: Run) -> None:
     found = await bench.figures("tracing")
     assert len(found) == 8
