@@ -1000,6 +1000,7 @@ def _event(wire: dispatcher_pb2.MessageEvent) -> MessageEvent:
         until=None if until is None else _time(until),
         indexes=tuple(wire.indexes),
         text=wire.text,
+        caller=wire.caller or None,
     )
 
 

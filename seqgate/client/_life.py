@@ -49,19 +49,21 @@ class MessageEvent(NamedTuple):
 
     Attributes:
         kind: ACCEPTED, REJECTED, RESCHEDULED, FILTER_FAILED, DELIVERED, FAILED, ACKNOWLEDGED,
-            PARTLY_ACKNOWLEDGED, DEAD_LETTERED, PASSED, REDRIVEN, RESET or TAKEN, as
-            MessageEventKind in dispatcher.proto describes them.
+            PARTLY_ACKNOWLEDGED, DEAD_LETTERED, PASSED, REDRIVEN, DISCARDED, MENDED, RESET or
+            TAKEN, as MessageEventKind in dispatcher.proto describes them.
         at: when it happened.
         consumer: the name of the consumer that received, acknowledged or failed it; None: none, or
             not known.
         failure: how its delivery failed, as in FailedDelivery.how.
         attempts: the number of its failed deliveries, of FAILED and DEAD_LETTERED.
         filter, filter_version: the filter that decided; None: the whole chain.
-        number: the number of its dead letter or redrive, or, of TAKEN, the epoch.
+        number: the number of its dead letter, its redrive or the operation on its letter, or, of
+            TAKEN, the epoch.
         target: the dead letter topic; of TAKEN, the instance.
         until: the time of its next judgement, of RESCHEDULED.
         indexes: of a batch, the messages acknowledged, of PARTLY_ACKNOWLEDGED.
         text: details, as a sentence.
+        caller: who did it, of DISCARDED and MENDED.
     """
 
     kind: str
@@ -76,6 +78,7 @@ class MessageEvent(NamedTuple):
     until: datetime | None = None
     indexes: tuple[int, ...] = ()
     text: str = ""
+    caller: str | None = None
 
     @property
     def sentence(self) -> str:
@@ -107,6 +110,10 @@ class MessageEvent(NamedTuple):
                 return f"passed without delivery: {self.text}"
             case "REDRIVEN":
                 return f"taken back by redrive {self.number}"
+            case "DISCARDED":
+                return f"its letter was discarded by {self.caller}: {self.text}"
+            case "MENDED":
+                return f"its letter was mended by {self.caller}, as letter {self.text}"
             case "RESET":
                 return "the subscription was moved to before it"
             case "TAKEN":

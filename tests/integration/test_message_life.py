@@ -213,3 +213,29 @@ async def test_the_parts_of_a_batch_and_a_large_message_have_lives(
     assert told.id == large.message_id
     assert told.message is not None
     assert told.message.payload == b""
+
+
+async def test_operations_on_its_letters_are_part_of_a_life(
+    client: Client, admin: Admin, topic: str
+) -> None:
+    async with client.producer(topic, name="p") as producer:
+        mended, discarded = [(await producer.send(b"x", key=key)).message_id for key in "ab"]
+    options = SubscriptionOptions(max_redeliveries=0)
+    async with client.consumer(topic, "s", options=options) as consumer:
+        for _ in range(2):
+            await refuse(consumer)
+
+        async def are_dead() -> bool:
+            return len(await letters(admin, topic, "s")) == 2
+
+        await eventually(are_dead)
+        of = {each.origin: each for each in await letters(admin, topic, "s")}
+        copy = await admin.mend(topic, "s", of[mended].id, payload=b"y", request_id="m")
+        await admin.discard(topic, "s", [of[discarded].id], request_id="d", reason="a test")
+        one = await admin.message_history(topic, "s", mended)
+        other = await admin.message_history(topic, "s", discarded)
+
+    assert (one.events[-1].kind, one.events[-1].text) == ("MENDED", str(copy.letter.position))
+    assert other.events[-1].kind == "DISCARDED"
+    assert other.events[-1].caller
+    assert other.events[-1].sentence.endswith("a test")

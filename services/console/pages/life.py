@@ -97,6 +97,8 @@ def _what(each: MessageEvent) -> str:
     if each.consumer:
         to = "to" if each.kind == "DELIVERED" else "by"
         parts.append(f"{to} {each.consumer}")
+    if each.caller:
+        parts.append(f"by {each.caller}")
     if each.failure:
         parts.append(each.failure.replace("_", " ").lower())
     if each.kind in ("FAILED", "DEAD_LETTERED") and each.attempts:

@@ -58,6 +58,8 @@ class What(IntEnum):
     REDRIVEN = 11
     RESET = 12
     TAKEN = 13
+    DISCARDED = 14
+    MENDED = 15
 
 
 DETAILS: Final[Mapping[What, tuple[str, ...]]] = {
@@ -74,6 +76,8 @@ DETAILS: Final[Mapping[What, tuple[str, ...]]] = {
     What.REDRIVEN: ("number",),
     What.RESET: (),
     What.TAKEN: ("number", "target"),
+    What.DISCARDED: ("number", "caller", "text"),
+    What.MENDED: ("number", "caller", "text"),
 }
 """The names of an event's details, in their order in a record."""
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from seqgate.keys import sticky_key
+from seqgate.services.dispatcher.core.history import What
 from seqgate.services.dispatcher.cursor.tenure import Tenure
 from seqgate.services.dispatcher.errors import TooManyReturns
 from seqgate.services.dispatcher.letters.discarding import Discards
@@ -122,6 +123,7 @@ class Amending:
                 "too many properties of the cursor: held keys, and settled letters",
                 retry_after_s=60.0,
             ) from error
+        self._record(What.DISCARDED, [origin for origin, _ in origins], made, made.reason)
         with self._work.contained():
             performing.apply(performing.machine.discarded(origins, performing.now_ms()))
         self._work.check()
@@ -147,9 +149,22 @@ class Amending:
                 await self.settled(listing, [letter])
                 acknowledged = self._performing.machine.acknowledged
                 operation = self.operation(Action.MEND, listing, [letter], request_id, caller)
-                return await self._mends.mend(listing, change, operation, acknowledged), False
+                found = await listing.find([letter])
+                made = await self._mends.mend(listing, change, operation, acknowledged)
+                origins = [origin_of(each.metadata) for each in found]
+                self._record(What.MENDED, origins, made, str(made.successor))
+                return made, False
 
         return await self._work.finished(make)
+
+    def _record(
+        self, what: What, origins: Iterable[Position | None], operation: Operation, text: str
+    ) -> None:
+        """Record an operation in the histories of the letters' messages."""
+        history, now_ms = self._performing.history, self._now_ms()
+        messages = [each for each in dict.fromkeys(origins) if each is not None]
+        if history is not None and messages:
+            history.record(what, now_ms, messages, str(operation.number), operation.caller, text)
 
     async def settled(self, listing: Listing, letters: Sequence[Position]) -> None:
         """Wait until messages whose letters were just written are acknowledged durably."""

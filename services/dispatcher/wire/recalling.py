@@ -86,6 +86,7 @@ def _event(live: Live, event: Event, consumer: str) -> pb.MessageEvent:
         number=_number(named, "number"),
         target=named.get("target", ""),
         text=named.get("text", ""),
+        caller=named.get("caller", ""),
     )
     if event.what is What.FAILED:
         found.failure = pb.DeliveryFailure.Value(f"DELIVERY_FAILURE_{named['failure']}")

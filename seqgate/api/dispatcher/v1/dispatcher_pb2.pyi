@@ -652,6 +652,10 @@ class _MessageEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Mess
     """An instance took the subscription: deliveries by an earlier owner that were not
     settled are void.
     """
+    MESSAGE_EVENT_KIND_DISCARDED: _MessageEventKind.ValueType  # 14
+    """Its letter was discarded."""
+    MESSAGE_EVENT_KIND_MENDED: _MessageEventKind.ValueType  # 15
+    """Its letter was mended: a changed copy took its place."""
 
 class MessageEventKind(_MessageEventKind, metaclass=_MessageEventKindEnumTypeWrapper):
     """MessageEventKind is what happened."""
@@ -688,6 +692,10 @@ MESSAGE_EVENT_KIND_TAKEN: MessageEventKind.ValueType  # 13
 """An instance took the subscription: deliveries by an earlier owner that were not
 settled are void.
 """
+MESSAGE_EVENT_KIND_DISCARDED: MessageEventKind.ValueType  # 14
+"""Its letter was discarded."""
+MESSAGE_EVENT_KIND_MENDED: MessageEventKind.ValueType  # 15
+"""Its letter was mended: a changed copy took its place."""
 Global___MessageEventKind: _TypeAlias = MessageEventKind  # noqa: Y015
 
 @_typing.final
@@ -4885,6 +4893,7 @@ class MessageEvent(_message.Message):
     UNTIL_FIELD_NUMBER: _builtins.int
     INDEXES_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
     kind: Global___MessageEventKind.ValueType
     """What happened."""
     consumer: _builtins.str
@@ -4902,13 +4911,17 @@ class MessageEvent(_message.Message):
     filter_version: _builtins.int
     """The filter's version."""
     number: _builtins.int
-    """The number of its dead letter, its redrive, or, of TAKEN, the epoch."""
+    """The number of its dead letter, of its redrive, of the operation on its letter
+    (DISCARDED, MENDED), or, of TAKEN, the epoch.
+    """
     target: _builtins.str
     """The dead letter topic, of DEAD_LETTERED; the instance, of TAKEN."""
     text: _builtins.str
-    """Details, as a sentence: why a filter failed, why it was passed or dead-lettered,
-    or which filters accepted it.
+    """Details, as a sentence: why a filter failed, why it was passed, dead-lettered or
+    discarded, or which filters accepted it; of MENDED, the place of the copy.
     """
+    caller: _builtins.str
+    """Who did it, of DISCARDED and MENDED: as in LetterOperation."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When."""
@@ -4936,10 +4949,11 @@ class MessageEvent(_message.Message):
         until: _timestamp_pb2.Timestamp | None = ...,
         indexes: _abc.Iterable[_builtins.int] | None = ...,
         text: _builtins.str = ...,
+        caller: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time", "until", b"until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "consumer", b"consumer", "failure", b"failure", "filter", b"filter", "filter_version", b"filter_version", "indexes", b"indexes", "kind", b"kind", "number", b"number", "target", b"target", "text", b"text", "time", b"time", "until", b"until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "caller", b"caller", "consumer", b"consumer", "failure", b"failure", "filter", b"filter", "filter_version", b"filter_version", "indexes", b"indexes", "kind", b"kind", "number", b"number", "target", b"target", "text", b"text", "time", b"time", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
