@@ -295,6 +295,20 @@ async def test_a_replayed_message_that_fails_is_a_letter(
         assert letter.redriven
 
 
+async def test_a_replayed_message_that_nobody_receives_is_explained(
+    client: Client, admin: Admin, topic: str
+) -> None:
+    await publish(client, topic, 1)
+    await admin.replay(topic, "new", request_id="r", create=True)
+
+    async def is_back() -> bool:
+        return (await admin.redrive_info(topic, "new", 1)).returning == 1
+
+    await eventually(is_back)
+    (why,) = await admin.explain_delivery(topic, "new", message_id=MessageId(1, 0))
+    assert why.reason == "NO_OWNER"
+
+
 # ---- refusals
 
 EARLIEST = common_pb2.Start(earliest=common_pb2.Earliest())

@@ -247,7 +247,11 @@ class Settling:
 
     def is_settled(self, position: Position) -> bool:
         """Whether an entry is acknowledged as a whole, durably or not yet."""
-        if position in self.acknowledged or position in self._batch.whole:
+        return position in self.acknowledged or self.is_settling(position)
+
+    def is_settling(self, position: Position) -> bool:
+        """Whether an entry's acknowledgement as a whole is on its way to disk."""
+        if position in self._batch.whole:
             return True
         return self._persisting is not None and position in self._persisting.whole
 

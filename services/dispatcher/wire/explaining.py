@@ -96,8 +96,7 @@ async def explain_position(live: Live, position: Position) -> pb.ExplainResponse
         return response
     lane = machine.lanes.get(machine.key_of(entry)) if entry.key is not None else None
     flight = None if lane is None else lane.flights.get(position)
-    is_settled = machine.settling.is_settled(position)
-    if flight is None and is_settled and position not in machine.settling.returned:
+    if flight is None and machine.settling.is_settling(position):
         response.reasons.append(_explanation(pb.REASON_SETTLING, position=position))
         response.reasons.extend(await _of_end(live, found))
         return response
