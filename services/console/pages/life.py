@@ -29,7 +29,7 @@ KINDS: Final = {
 """How events are marked; the others are not."""
 
 
-NUMBERED: Final = {"REDRIVEN": "redrive", "TAKEN": "epoch"}
+NUMBERED: Final = {"REDRIVEN": "as redrive", "TAKEN": "epoch"}
 """What the numbers of events count. That of a dead letter names it in its topic, not its place."""
 
 
