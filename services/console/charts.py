@@ -8,6 +8,9 @@ HEIGHT: Final = 120
 """The size of a chart, in SVG's units."""
 
 PAD: Final = 6
+POINTS_MAX: Final = 120
+"""The most points of a line; of more, some are left out."""
+
 LABEL: Final = 16
 """The width of the side margins, and the height of the labels."""
 
@@ -58,12 +61,22 @@ def line_chart(title: str, lines: Mapping[str, Series], unit: str) -> Chart:
         title,
         unit,
         tuple(
-            Line(name, " ".join(place(*each) for each in line), line[-1][1] if line else None)
+            Line(
+                name,
+                " ".join(place(*each) for each in _thinned(line)),
+                line[-1][1] if line else None,
+            )
             for name, line in lines.items()
         ),
         top,
         span_s,
     )
+
+
+def _thinned(line: Series) -> Series:
+    """At most POINTS_MAX points of a line, the last one among them."""
+    step = -(-len(line) // POINTS_MAX)
+    return [*reversed(line[::-1][:: max(1, step)])]
 
 
 def _ceiling(value: float) -> float:

@@ -23,7 +23,7 @@ TOKEN_CHARACTERS_MAX: Final = 3_800
 FORM_BYTES_MAX: Final = 64 * 1024
 """The largest form, in bytes."""
 
-FORMS_BYTES_MAX: Final[Mapping[str, int]] = {"/mend": 1024 * 1024}
+FORMS_BYTES_MAX: Final[Mapping[str, int]] = {"/mend": 512 * 1024}
 """The same of forms that take more, by path: a payload, whose bytes may be three in the form."""
 
 FORM_FIELDS_MAX: Final = 250

@@ -13,7 +13,7 @@ from seqgate.payloads import PayloadDamaged
 from seqgate.services.console import history as history_module
 from seqgate.services.console.alerts import Letters
 from seqgate.services.console.calls import reading_as, show_reader
-from seqgate.services.console.charts import line_chart
+from seqgate.services.console.charts import POINTS_MAX, line_chart
 from seqgate.services.console.config import ConsoleConfig
 from seqgate.services.console.history import History, latest, levels, rates
 from seqgate.services.console.pages.visit import LETTERS_MAX, SAMPLES_MAX, Memory
@@ -36,6 +36,14 @@ def test_a_chart_fits_its_points_between_its_edges() -> None:
     assert (chart.top, chart.span_s) == (50, 10)
     assert chart.lines[0].points == "6.0,104.0 99.6,51.2 474.0,16.0"
     assert [each.last for each in chart.lines] == [50, None]
+
+
+def test_a_long_line_has_its_last_point_and_no_more_than_the_most() -> None:
+    points = [(float(each), float(each)) for each in range(301)]
+    (line,) = line_chart("", {"a": points}, "").lines
+    drawn = line.points.split()
+    assert 60 < len(drawn) <= POINTS_MAX
+    assert drawn[-1].startswith("474.0,")
 
 
 @pytest.mark.parametrize("points", [[], [(3.0, 7.0)]])

@@ -1,6 +1,6 @@
 """Parts of the services' answers, as templates show them."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -16,6 +16,15 @@ from seqgate.services.console.payloads import check_size, key_text, shown
 from seqgate.services.console.searching import position_of, whole_payload
 
 T = TypeVar("T")
+
+PROPERTIES_MAX: Final = 50
+"""The most properties of a message that a page shows."""
+
+PROPERTY_CHARACTERS_MAX: Final = 300
+"""The most characters of a property that a page shows."""
+
+BATCHED_PROPERTIES_MAX: Final = 3
+"""The most properties of each message of a batch that a page shows."""
 
 MESSAGES_MAX: Final = 50
 """The most messages of a batch that a page lists."""
@@ -128,8 +137,22 @@ def _message_row(message: Any) -> Values:
         "key": metadata.partition_key if metadata.HasField("partition_key") else None,
         "sequence_id": metadata.sequence_id,
         "bytes": len(message.payload),
-        "properties": sorted(metadata.properties.items()),
+        "properties": properties_shown(metadata.properties, BATCHED_PROPERTIES_MAX),
     }
+
+
+def properties_shown(
+    properties: Mapping[str, str], most: int = PROPERTIES_MAX
+) -> list[tuple[str, str]]:
+    """The first of a message's properties, by name, cut to PROPERTY_CHARACTERS_MAX; then how many
+    there are more."""
+    rows = [(_cut(name), _cut(properties[name])) for name in sorted(properties)[:most]]
+    left_out = len(properties) - len(rows)
+    return [*rows, ("…", f"{left_out:,} more")] if left_out else rows
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= PROPERTY_CHARACTERS_MAX else f"{text[:PROPERTY_CHARACTERS_MAX]}…"
 
 
 def key_row(each: dispatcher_pb2.KeyReport) -> Values:

@@ -12,7 +12,14 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.errors import NotFoundError, SeqgateError
 from seqgate.services.console.alerts import Key, Letters
-from seqgate.services.console.pages.answers import enum_name, known, open_entry, part, time_of
+from seqgate.services.console.pages.answers import (
+    enum_name,
+    known,
+    open_entry,
+    part,
+    properties_shown,
+    time_of,
+)
 from seqgate.services.console.pages.owners import check_owned
 from seqgate.services.console.pages.query import key_of, key_query, position_of, subscription_of
 from seqgate.services.console.pages.visit import Query, Values, Visit
@@ -145,7 +152,7 @@ def _letter_row(each: dispatcher_pb2.DeadLetter) -> Values:
         "key_query": key_query(each.key),
         "producer": each.producer_name,
         "sequence_id": each.sequence_id,
-        "properties": sorted(each.properties.items()),
+        "properties": properties_shown(each.properties),
         "messages": each.num_messages,
         "bytes": each.payload_bytes,
         "chunk": each.chunk_id if each.HasField("chunk_id") else None,

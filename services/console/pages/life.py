@@ -16,6 +16,9 @@ NOT_OWNED: Final = "No dispatcher owns this subscription."
 FIELDS: Final = ("position", "producer", "sequence_id", "trace", "time")
 """What a message is looked for by; the time is where a search for its trace begins."""
 
+EVENTS_MAX: Final = 40
+"""The most events shown of a subscription: the latest."""
+
 KINDS: Final = {
     "ACKNOWLEDGED": "good",
     "PARTLY_ACKNOWLEDGED": "good",
@@ -83,7 +86,8 @@ def _subscription(each: SubscriptionLife) -> Values:
         "name": each.subscription,
         "life": each,
         "not_owned": each.unknown == NOT_OWNED,
-        "events": [_event(it) for it in each.events],
+        "events": [_event(it) for it in each.events[-EVENTS_MAX:]],
+        "earlier": max(0, len(each.events) - EVENTS_MAX),
     }
 
 

@@ -3,14 +3,17 @@
 letter ──▶ form, with what was before beside it ──▶ a mended letter takes the letter's place
 """
 
+import itertools
 import secrets
 from typing import Final
 from urllib.parse import urlencode
 
+from markupsafe import escape
+
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.errors import InvalidRequestError
 from seqgate.payloads import PayloadDamaged, unpack
-from seqgate.services.console.pages.answers import enum_name, open_entry, time_of
+from seqgate.services.console.pages.answers import enum_name, open_entry, properties_shown, time_of
 from seqgate.services.console.pages.owners import check_owned
 from seqgate.services.console.pages.query import position_of, subscription_of
 from seqgate.services.console.pages.visit import Query, Values, Visit
@@ -18,8 +21,8 @@ from seqgate.services.console.payloads import check_size, editable, parsed
 from seqgate.services.console.searching import position_of as position_from
 from seqgate.services.console.searching import to_wire
 
-MENDED_BYTES_MAX: Final = 256 * 1024
-"""The largest payload that a form has, in bytes."""
+FORM_BYTES_MAX: Final = 64 * 1024
+"""The most bytes of a payload and its properties that a form has, as they are in the page."""
 
 PROPERTIES_MAX: Final = 100
 """The most properties that a form has."""
@@ -93,7 +96,7 @@ def _page(query: Query, names: Values, found: dispatcher_pb2.GetDeadLetterRespon
     values: Values = {
         **names,
         "position": position_from(letter.position),
-        "properties": properties,
+        "properties": properties_shown(letter.properties),
         "payload": open_entry(found.entry, query),
         "rows": [*properties, *[("", "")] * SPARE_ROWS],
         "request_id": secrets.token_urlsafe(16),
@@ -103,28 +106,24 @@ def _page(query: Query, names: Values, found: dispatcher_pb2.GetDeadLetterRespon
         "why_not": "",
     }
     try:
-        payload = _payload(found)
+        form, text = editable(_payload(found), query.get("as", ""))
+        size = sum(len(escape(each).encode()) for each in (text, *itertools.chain(*properties)))
+        if size > FORM_BYTES_MAX or len(properties) > PROPERTIES_MAX:
+            raise InvalidRequestError("it is too large for a form")
     except (InvalidRequestError, PayloadDamaged) as error:
-        return values | {"why_not": str(error)}
-    form, text = editable(payload, query.get("as", ""))
+        return values | {"why_not": str(error), "rows": []}
     return values | {"form_of": form, "text": text}
 
 
 def _payload(found: dispatcher_pb2.GetDeadLetterResponse) -> bytes:
-    """A letter's payload, if a form can have it. Raises InvalidRequestError, PayloadDamaged."""
+    """A letter's payload, if it can be mended. Raises InvalidRequestError, PayloadDamaged."""
     metadata = found.entry.metadata
     if metadata.HasField("num_messages_in_batch"):
         raise InvalidRequestError("a batch cannot be mended")
     if metadata.HasField("chunk_id"):
         raise InvalidRequestError("a large message cannot be mended")
     check_size(metadata)
-    payload = unpack(metadata, found.entry.payload)
-    if len(payload) > MENDED_BYTES_MAX:
-        limit = f"{MENDED_BYTES_MAX // 1024} KiB"
-        raise InvalidRequestError(f"the payload is too large for a form (limit {limit})")
-    if len(found.letter.properties) > PROPERTIES_MAX:
-        raise InvalidRequestError(f"too many properties for a form (limit {PROPERTIES_MAX})")
-    return payload
+    return unpack(metadata, found.entry.payload)
 
 
 def _given(form: Query) -> Values:

@@ -6,7 +6,14 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.errors import InvalidRequestError, NotFoundError
 from seqgate.services.console import searching
-from seqgate.services.console.pages.answers import entry_row, enum_name, known, open_whole, part
+from seqgate.services.console.pages.answers import (
+    entry_row,
+    enum_name,
+    known,
+    open_whole,
+    part,
+    properties_shown,
+)
 from seqgate.services.console.pages.query import key_of, number_of, position_of, start_of, topic_of
 from seqgate.services.console.pages.topics import SUBSCRIPTIONS_MAX
 from seqgate.services.console.pages.visit import Query, Values, Visit
@@ -115,7 +122,7 @@ async def message(visit: Visit) -> Values:
     return {
         "topic": name,
         "row": entry_row(entry),
-        "properties": sorted(entry.metadata.properties.items()),
+        "properties": properties_shown(entry.metadata.properties),
         "payload": await open_whole(visit, name, entry),
         "subscriptions": subscriptions,
     }

@@ -15,10 +15,10 @@ from seqgate.services.console.pages.letters import newest_letters
 from seqgate.services.console.pages.query import pattern_of
 from seqgate.services.console.pages.visit import Values, Visit
 
-WAITING_MAX: Final = 50
+WAITING_MAX: Final = 30
 """The most subscriptions with withheld keys that are listed, those with the most keys first."""
 
-ALERTS_MAX: Final = 50
+ALERTS_MAX: Final = 30
 """The most alerts that are listed."""
 
 LAGS_MAX: Final = 100

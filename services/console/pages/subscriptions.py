@@ -25,8 +25,11 @@ from seqgate.services.console.payloads import key_text
 from seqgate.services.console.searching import position_of as position_from
 from seqgate.services.console.searching import to_wire
 
-SUBSCRIPTIONS_MAX: Final = 200
+SUBSCRIPTIONS_MAX: Final = 100
 """The most subscriptions that a page lists; a prefix selects others."""
+
+CONSUMERS_MAX: Final = 50
+"""The most consumers that a subscription's page lists, in the order in which they connected."""
 
 KEYS_MAX: Final = 50
 """The most withheld keys that a subscription's page lists, the longest waiting first."""
@@ -117,7 +120,7 @@ def _reported(report: dispatcher_pb2.ReportResponse) -> Values:
         "report": report,
         "type": enum_name(dispatcher_pb2.SubscriptionType, options.type),
         "after": enum_name(dispatcher_pb2.AfterDeadLetter, options.after_dead_letter),
-        "consumers": [_consumer_row(each) for each in report.consumers],
+        "consumers": [_consumer_row(each) for each in report.consumers[:CONSUMERS_MAX]],
         "withheld": [
             (enum_name(dispatcher_pb2.Reason, each.reason), each.keys, time_of(each, "oldest"))
             for each in report.withheld
