@@ -23,12 +23,13 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
-from seqgate.client import Consumer, SubscriptionOptions
+from seqgate.client import AfterDeadLetter, Consumer, DeadLetter, SubscriptionOptions
 from seqgate.client import connect as connect_client
 from seqgate.dev.ports import free_ports
 from seqgate.dev.stack import Stack
-from seqgate.errors import SeqgateError
+from seqgate.errors import SeqgateError, UnavailableError
 from seqgate.times import duration
+from seqgate.types import Position
 from tests.faults.world import World
 from tests.integration.refusals import check as check_refusal
 from tests.integration.refusals import status_of_call
@@ -676,3 +677,80 @@ async def origins(ledger: Any, topic: str) -> list[int]:
             for each in response.entries.entries
         )
     return found
+
+
+AMENDING: dict[str, tuple[str, Order]] = {
+    "before the mend is numbered": ("mend", Order("set_properties.before")),
+    "the mend is numbered": ("mend", Order("set_properties.after")),
+    "before the copy is published": ("mend", Order("add.before")),
+    "the copy is published": ("mend", Order("add.after")),
+    "before the copy counts": ("mend", Order("set_properties.before", passes=1)),
+    "the copy counts": ("mend", Order("set_properties.after", passes=1)),
+    "before the discard is durable": ("discard", Order("set_properties.before")),
+    "the discard is durable": ("discard", Order("set_properties.after")),
+}
+
+
+@pytest.mark.parametrize("step", some_of([*AMENDING], every=3))
+async def test_a_crash_during_a_mend_or_discard_loses_and_duplicates_nothing(
+    quick: World, step: str
+) -> None:
+    """A letter has one mended copy, which is delivered once, before the messages held behind it; a
+    discarded one is never delivered."""
+    action, order = AMENDING[step]
+    topic, stack = f"public/default/{action}-{order.point}-{order.passes}", quick.stack
+    options = SubscriptionOptions(max_redeliveries=0, after_dead_letter=AfterDeadLetter.HOLD)
+    async with connect_client(stack.address("ledger"), stack.address("dispatcher")) as client:
+        admin = client.admin()
+        async with client.producer(topic, name="p") as producer:
+            for payload in (b"poison", b"second", b"third"):
+                await producer.send(payload, key="k")
+
+        async def letters() -> list[DeadLetter]:
+            return [each async for each in admin.dead_letters(topic, "s")]
+
+        async def is_quiet() -> bool:
+            """Whether the letter is there, and its number forgotten."""
+            names = cursor_pb2.GetCursorRequest(topic=topic, cursor="s")
+            async with channel_to(stack.address("cursor")) as channel:
+                found = (await cursor_stub(channel).GetCursor(names)).cursor.properties
+            return bool(await letters()) and not [each for each in found if "letter" in each]
+
+        async def made() -> bool:
+            """Mend or discard the letter, however often it takes; it is made once."""
+            try:
+                if action == "mend":
+                    await admin.mend(topic, "s", first.id, payload=b"cured", request_id="a")
+                else:
+                    await admin.discard(topic, "s", [first.id], request_id="a")
+            except UnavailableError:
+                return False
+            return True
+
+        async with client.consumer(topic, "s", options=options) as consumer:
+            await consumer.nack(await consumer.receive(), delay_s=0)
+            await eventually(is_quiet)
+            (first,) = await letters()
+            quick.order("dispatcher", order)
+            assert not await made()
+            assert await stack.ended("dispatcher") == -signal.SIGKILL
+            await stack.run("dispatcher")
+            await serving(stack.address("dispatcher"))
+            await eventually(made)
+            found = await letters()
+            wanted = [b"second", b"third"]
+            if action == "mend":
+                assert [each.state for each in found] == ["MENDED", "DEAD"]
+                assert found[0].successor == found[1].id
+                await admin.redrive(topic, "s", [found[1].id], request_id="r")
+                wanted = [b"cured", *wanted]
+            else:
+                assert [each.state for each in found] == ["DISCARDED"]
+            for payload in wanted:
+                message = await consumer.receive()
+                assert message.payload == payload
+                await consumer.ack(message)
+            operations = await admin.letter_operations(topic, "s")
+            assert [each.request_id for each in operations].count("a") == 1
+        left = await admin.subscription(topic, "s")
+        assert left.mark_delete == Position(1, 2)

@@ -190,7 +190,7 @@ async def run_dispatcher(config: DispatcherConfig) -> None:
         peer_channel(config.filter_target, keepalive_s=config.keepalive_s) as filter_,
     ):
         cursors = Pointed(SubscriptionCursors(cursor, timeout_s=timeout_s), points, CURSOR_VERBS)
-        letters = Pointed(GrpcDeadLetters(ledger, timeout_s=timeout_s), points, ("put",))
+        letters = Pointed(GrpcDeadLetters(ledger, timeout_s=timeout_s), points, ("put", "add"))
         await dispatcher_app.serve(
             config,
             GrpcLog(ledger, timeout_s=timeout_s),
