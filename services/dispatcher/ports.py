@@ -74,6 +74,9 @@ STEPS: Final = f"{ORIGIN}sequence_id_steps"
 REDRIVES: Final = "seqgate.dead.redrives"
 """The property of a redriven message, and of its next letter, that counts its redrives."""
 
+LIVES: Final = "seqgate.dead.lives"
+"""The property of a redriven message's letter with its earlier lives, as JSON: letters/lives.py."""
+
 MEND: Final = "seqgate.dead.mend"
 """The property of a mended letter with its mend, as JSON: the original's position in the dead
 letter topic, the id of the request, who requested it, and when in ms since 1970."""
@@ -379,8 +382,8 @@ class Letter(NamedTuple):
         generation: the number of dead letter topics that it has passed through, with this one.
         round: the number of the first letter since the subscription was created or reset: an entry
             that is dead-lettered again after that is a new letter, not a duplicate.
-        why, failures: why it is dead-lettered, and its latest failed deliveries. Neither may be
-            known of a letter that is put after a take-over.
+        why, failures: why it is dead-lettered (None: not known), and its latest failed deliveries;
+            those before a take-over are not known.
         acknowledged: of a batch, the messages acknowledged before (bits).
     """
 

@@ -181,6 +181,41 @@ async def test_a_mended_letter_is_mended_again_and_discarded(
         assert (await consumer.receive()).payload == b"second"
 
 
+async def test_a_letter_tells_of_the_earlier_lives_of_its_message(
+    client: Client, admin: Admin, topic: str
+) -> None:
+    """Each life has its failures, and as many deliveries as the first one."""
+    await publish(client, topic, b"poison")
+    options = SubscriptionOptions(max_redeliveries=1, after_dead_letter=AfterDeadLetter.HOLD)
+    async with client.consumer(topic, "s", name="crew", options=options) as consumer:
+        for life in range(3):
+            for attempts in range(2):
+                message = await consumer.receive()
+                assert message.attempts == attempts
+                assert "seqgate.dead.lives" not in message.properties
+                await consumer.nack(message, delay_s=0)
+
+            async def is_dead(count: int = life + 1) -> bool:
+                return len(await letters(admin, topic)) == count
+
+            await eventually(is_dead)
+            if life < 2:
+                letter = (await letters(admin, topic))[-1]
+                await admin.redrive(topic, "s", [letter.id], request_id=f"r{life}")
+        first, second, third = await letters(admin, topic)
+    assert [each.redrives for each in (first, second, third)] == [0, 1, 2]
+    assert [each.state for each in (first, second, third)] == ["REDRIVEN", "REDRIVEN", "DEAD"]
+    assert not first.lives
+    (life_of_first,) = second.lives
+    assert (life_of_first.letter, life_of_first.at) == (first.id, first.at)
+    assert (life_of_first.reason, life_of_first.attempts) == ("REDELIVERIES", 2)
+    assert life_of_first.failures == first.failures
+    assert [(each.how, each.consumer) for each in first.failures] == [("REFUSED", "crew")] * 2
+    assert third.lives[0] == life_of_first
+    assert [each.letter for each in third.lives] == [first.id, second.id]
+    assert (third.attempts, third.lives[1].failures) == (2, second.failures)
+
+
 async def test_mends_beyond_the_limits_change_nothing(
     services: Services, client: Client, admin: Admin, topic: str
 ) -> None:

@@ -1,6 +1,7 @@
 """The state of a subscription's dead letters: services/dispatcher/letters/graveyard.py."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,15 @@ from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.services.dispatcher.adapters.letters import published
 from seqgate.services.dispatcher.adapters.memory import MemoryCursors
-from seqgate.services.dispatcher.core.effects import AfterDeadLetter, Because, DeadLetter, Options
+from seqgate.services.dispatcher.core.effects import (
+    AfterDeadLetter,
+    Because,
+    DeadLetter,
+    FailedDelivery,
+    How,
+    Options,
+    Why,
+)
 from seqgate.services.dispatcher.core.positions import Acknowledged, runs_of
 from seqgate.services.dispatcher.core.settling import Gaps, remembered
 from seqgate.services.dispatcher.cursor.tenure import Tenure
@@ -33,6 +42,7 @@ class Everything:
     `fails`; None: a higher sequence id was published under its name."""
 
     now_ms = 0
+    messages = 0  # in each entry
 
     def __init__(self) -> None:
         self.put_: list[Position] = []
@@ -46,7 +56,9 @@ class Everything:
         return [
             ledger_pb2.StoredEntry(
                 position=common_pb2.Position(ledger_id=each[0], entry_id=each[1]),
-                metadata=entry_pb2.EntryMetadata(properties=self.properties),
+                metadata=entry_pb2.EntryMetadata(
+                    properties=self.properties, num_messages_in_batch=self.messages
+                ),
             )
             for each in positions
         ]
@@ -64,14 +76,16 @@ class Everything:
         return True
 
 
-async def opened(cursors: MemoryCursors, everything: Any) -> Graveyard:
+async def opened(
+    cursors: MemoryCursors, everything: Any, left: Mapping[Position, int] = {}
+) -> Graveyard:
     """The graveyard of the current owner."""
     lease = await cursors.acquire(TOPIC, "s", "me", 60_000)
     tenure = Tenure(cursors, TOPIC, "s", "me", lease.epoch, 60_000)
     graveyard = Graveyard(
         TOPIC, "s", tenure, everything, everything, lambda: everything.now_ms, refused_max_s=60
     )
-    await graveyard.load(await cursors.get(TOPIC, "s"), Acknowledged(None))
+    await graveyard.load(await cursors.get(TOPIC, "s"), Acknowledged(None), left=left)
     return graveyard
 
 
@@ -162,6 +176,30 @@ async def test_a_dead_letter_refused_for_too_long_is_abandoned() -> None:
         with pytest.raises(LetterRefused):
             await graveyard.bury(letter(FIRST))
     assert await graveyard.bury(letter(FIRST)) is Because.LETTER_REFUSED
+
+
+async def test_a_new_owner_completes_a_dead_letter_with_all_that_is_known_of_it() -> None:
+    """It publishes the letters that another instance numbered along with its own."""
+    cursors, everything = MemoryCursors(), Everything()
+    await cursors.create(TOPIC, "s", None, {})
+    failed = FailedDelivery(How.TIMED_OUT, 5, "c" * 400)
+    dead = letter(FIRST)
+    before = await opened(cursors, everything)
+    everything.fails = {FIRST: AWAY}
+    with pytest.raises(LedgerUnavailable):
+        await before.bury(replace(dead, why=Why.GIVEN_UP, failures=(failed,) * 10))
+    everything.fails, everything.messages = {}, 3
+    after = await opened(cursors, everything, left={FIRST: 0b101})
+    await after.bury(letter(SECOND, b"other"))
+    first, second = everything.letters
+    assert (first.why, first.acknowledged) == (Why.GIVEN_UP, 0b010)
+    assert set(first.failures) == {failed}
+    assert 1 < len(first.failures) < 10  # as many as fit into a property
+    assert second.acknowledged == 0
+    after.acknowledged(runs_of([FIRST, SECOND]))
+    await after.tidy()
+    kept = (await cursors.get(TOPIC, "s")).properties
+    assert not [each for each in kept if "about" in each or "dead.letter" in each]
 
 
 async def test_a_dead_letter_is_never_abandoned_during_an_outage() -> None:

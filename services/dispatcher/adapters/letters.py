@@ -17,6 +17,7 @@ from seqgate.services.dispatcher.ports import (
     FAILURES,
     GENERATION,
     LETTER_BYTES_MAX,
+    LIVES,
     ORIGIN,
     PRODUCER,
     PROPERTIES_MAX,
@@ -218,6 +219,7 @@ def published(letter: Letter, *, is_alone: bool = False) -> pb.Entry:
     # Those of the letter before, if this is a letter's letter.
     for name in (REASON, FAILURES, ACKNOWLEDGED, STEPS):
         metadata.properties.pop(name, None)
+    lives = metadata.properties.pop(LIVES, "")
     if letter.why is not None:
         origin[REASON] = letter.why.value
     if letter.acknowledged:
@@ -226,6 +228,8 @@ def published(letter: Letter, *, is_alone: bool = False) -> pb.Entry:
         origin[STEPS] = ",".join(map(str, source.metadata.sequence_id_steps))
     if letter.failures:
         origin[FAILURES] = json.dumps([[how.value, *rest] for how, *rest in letter.failures])
+    if lives:
+        origin[LIVES] = lives
     for name, value in origin.items():
         metadata.properties[name] = value
         if len(metadata.properties) > PROPERTIES_MAX or metadata.ByteSize() > LETTER_BYTES_MAX:

@@ -21,7 +21,7 @@ import json
 import time
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, Protocol
@@ -35,13 +35,16 @@ from seqgate.services.dispatcher.core.effects import (
     AfterDeadLetter,
     Because,
     DeadLetter,
+    FailedDelivery,
     Gap,
     KeyState,
+    Why,
 )
 from seqgate.services.dispatcher.core.positions import Acknowledged, Run, positions_of
 from seqgate.services.dispatcher.core.settling import remembered
 from seqgate.services.dispatcher.cursor.tenure import Tenure
 from seqgate.services.dispatcher.entries import position_of
+from seqgate.services.dispatcher.letters.lives import failures_of
 from seqgate.services.dispatcher.ports import (
     GENERATION,
     INTERNAL,
@@ -65,6 +68,11 @@ _ROUND: Final = f"{INTERNAL}dead.round"
 _TOPIC: Final = f"{INTERNAL}dead.topic"
 _LETTER: Final = f"{INTERNAL}dead.letter."
 _KEY: Final = f"{INTERNAL}dead.key."
+_ABOUT: Final = f"{INTERNAL}dead.about."
+
+ABOUT_BYTES_MAX: Final = 3_000
+"""The longest property with the reason and the failures of a letter on its way, in bytes; beyond it
+the oldest failures are left out."""
 
 NUMBERS_AN_EPOCH: Final = 1_000_000
 """The least distance between the first numbers of two epochs."""
@@ -142,6 +150,8 @@ class Graveyard:
         self._line = ""
         self._done: set[Position] = set()
         self._about: dict[Position, DeadLetter] = {}
+        self._told: dict[Position, tuple[Why | None, tuple[FailedDelivery, ...]]] = {}
+        self._left: dict[Position, int] = {}  # of partly acknowledged batches, the rest (bits)
         self._overtaken: dict[Position, int] = {}  # `since_ms` of letters that lost their number
         self._one_by_one = asyncio.Lock()
         self._last_of: dict[str, int] = {}  # by a key's property, the number of its last letter
@@ -166,19 +176,31 @@ class Graveyard:
         return self._last_topic or self.dead_letter_topic
 
     async def load(
-        self, cursor: Cursor, acknowledged: Acknowledged, returned: Container[Position] = ()
+        self,
+        cursor: Cursor,
+        acknowledged: Acknowledged,
+        returned: Container[Position] = (),
+        left: Mapping[Position, int] = {},
     ) -> dict[bytes, KeyState]:
         """Replace the state by the cursor's durable one. `returned`: the acknowledged entries that
-        come back as dead letters. Returns the states of keys."""
+        come back as dead letters; `left`: of partly acknowledged batches, the messages left (bits).
+        Returns the states of keys."""
         async with self._one_by_one:
             self._open, self._published, self._done = {}, set(), set()
-            self._failed = {}
+            self._failed, self._told = {}, {}
+            self._left = dict(left)
             keys = {}
             for name, value in cursor.properties.items():
                 if name.startswith(_LETTER):
                     number, attempts, to, *rest = json.loads(value)
                     letter = _Open(number, attempts, TopicName.parse(to), *rest)
                     self._open[_parsed(name.removeprefix(_LETTER))] = letter
+                elif name.startswith(_ABOUT):
+                    why, failures = json.loads(value)
+                    self._told[_parsed(name.removeprefix(_ABOUT))] = (
+                        Why(why),
+                        failures_of(failures),
+                    )
                 elif name.startswith(_KEY):
                     key, state = _key_state(json.loads(value))
                     keys[key] = state
@@ -260,6 +282,7 @@ class Graveyard:
         if held.has_more:
             state["more"] = True
         put[_key_name(key)] = json.dumps(state)
+        put[f"{_ABOUT}{_text(what.position)}"] = _about_text(what)
         self._last_of[_key_name(key)] = number
         try:
             await self._put(put)
@@ -284,7 +307,8 @@ class Graveyard:
     async def tidy(self) -> None:
         """Remove the numbers of acknowledged entries."""
         done = list(self._done)
-        await self._put({}, *(f"{_LETTER}{_text(position)}" for position in done))
+        names = [f"{kind}{_text(each)}" for each in done for kind in (_LETTER, _ABOUT)]
+        await self._put({}, *names)
         for position in done:
             self._done.discard(position)
             self._published.discard(position)
@@ -390,11 +414,14 @@ class Graveyard:
                 return True
             source = (self._topic, self._subscription)
             letter = Letter(topic, *source, number, attempts, entry, line, generation, round_)
+            why, failures = self._told.get(position, (None, ()))
             if (what := self._about.get(position)) is not None:
-                letter = letter._replace(
-                    why=what.why, failures=what.failures, acknowledged=what.acknowledged
-                )
-            return await self._put_letter(letter)
+                why, failures = why or what.why, failures or what.failures
+                letter = letter._replace(acknowledged=what.acknowledged)
+            elif position in self._left:
+                whole = (1 << (entry.metadata.num_messages_in_batch or 1)) - 1
+                letter = letter._replace(acknowledged=whole & ~self._left[position])
+            return await self._put_letter(letter._replace(why=why, failures=failures))
         return True
 
     async def _put_letter(self, letter: Letter) -> bool:
@@ -440,6 +467,15 @@ def default_topic(topic: TopicName, subscription: str) -> TopicName:
 def held_key(key: bytes) -> str:
     """The property that holds a lane's key, or names its gap."""
     return _key_name(remembered(key))
+
+
+def _about_text(what: DeadLetter) -> str:
+    failures = [[how.value, *rest] for how, *rest in what.failures]
+    while True:
+        text = json.dumps([what.why.value, failures], ensure_ascii=False)
+        if len(text.encode()) <= ABOUT_BYTES_MAX or not failures:
+            return text
+        del failures[0]
 
 
 def _key_name(key: bytes) -> str:

@@ -24,6 +24,7 @@ from seqgate.services.dispatcher.cursor.tenure import Tenure
 from seqgate.services.dispatcher.entries import entry_of, position_of
 from seqgate.services.dispatcher.errors import LetterNotRedrivable, TooManyReturns
 from seqgate.services.dispatcher.letters.listing import Listing, mend_of, origin_of
+from seqgate.services.dispatcher.letters.lives import with_life
 from seqgate.services.dispatcher.letters.marks import (
     PAGE_LETTERS,
     PAGES_MAX,
@@ -38,6 +39,7 @@ from seqgate.services.dispatcher.ports import (
     ATTEMPTS,
     FAILURES,
     INTERNAL,
+    LIVES,
     MEND,
     ORIGIN,
     REASON,
@@ -443,7 +445,10 @@ class Returns:
     ) -> Fetched:
         """As Log.fetch_some, for the subscription's topic."""
         if positions[0] in self.open:
-            return Fetched(await self.entries(positions[:1]), 1)
+            entries = await self.entries(positions[:1])
+            for each in entries:  # for its next letter, not for consumers
+                each.metadata.properties.pop(LIVES, None)
+            return Fetched(entries, 1)
         end = next((n for n, each in enumerate(positions) if each in self.open), len(positions))
         return await self._log.fetch_some(topic, positions[:end], bytes_max=bytes_max)
 
@@ -470,12 +475,12 @@ def delivered(letter: StoredEntry, position: Position) -> StoredEntry:
         if metadata.HasField("highest_sequence_id"):
             span = sum(steps) if steps else max(1, metadata.num_messages_in_batch) - 1
             metadata.highest_sequence_id = metadata.sequence_id + span
-    redrives = str(redrives_of(letter) + 1)
+    redrives, lives = str(redrives_of(letter) + 1), with_life(letter)
     for name in [each for each in properties if each.startswith(ORIGIN)]:
         del properties[name]
     for name in (ATTEMPTS, REASON, FAILURES, ACKNOWLEDGED, MEND):
         properties.pop(name, None)
-    properties[REDRIVES] = redrives
+    properties[REDRIVES], properties[LIVES] = redrives, lives
     return entry
 
 

@@ -319,10 +319,11 @@ class Live:
         await self.returns.load(cursor, acknowledged)
         self.redriving.load(cursor)
         returned = frozenset(self.returns.open)
-        keys = await self._graveyard.load(cursor, acknowledged, returned)
+        left |= self.returns.partial
+        keys = await self._graveyard.load(cursor, acknowledged, returned, left)
         return Durable(
             acknowledged,
-            left | self.returns.partial,
+            left,
             attempts | self.returns.attempts,
             keys,
             self._graveyard.begun,

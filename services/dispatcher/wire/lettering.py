@@ -1,15 +1,15 @@
 """Dead letters on the wire."""
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.keys import sticky_key
-from seqgate.services.dispatcher.core.effects import AfterDeadLetter
+from seqgate.services.dispatcher.core.effects import AfterDeadLetter, FailedDelivery
 from seqgate.services.dispatcher.entries import position_of
 from seqgate.services.dispatcher.letters.listing import mend_of, origin_of
+from seqgate.services.dispatcher.letters.lives import Life, failures_of, lives_of
 from seqgate.services.dispatcher.letters.marks import mending_name
 from seqgate.services.dispatcher.letters.operations import Operation
 from seqgate.services.dispatcher.letters.returns import redrives_of
@@ -52,7 +52,7 @@ def letter(live: Live, where: TopicName, entry: StoredEntry) -> pb.DeadLetter:
         payload_bytes=entry.payload_bytes or len(entry.payload),
         time=entry.append_time,
         attempts=_number(properties.get(ATTEMPTS, ""), _UINT32_MAX),
-        failures=_failures(properties.get(FAILURES, "")),
+        failures=_failures(failures_of(properties.get(FAILURES, ""))),
         redriven=live.returns.is_redriven(where, position_of(entry)),
         redrives=redrives_of(entry),
     )
@@ -65,9 +65,8 @@ def letter(live: Live, where: TopicName, entry: StoredEntry) -> pb.DeadLetter:
         found.mend.original.CopyFrom(to_position(mend.original))
         found.mend.caller = mend.caller
         found.mend.time.CopyFrom(timestamp(mend.at_ms))
-    reason = f"DEAD_LETTER_REASON_{properties.get(REASON, '')}"
-    if reason in pb.DeadLetterReason.keys():  # noqa: SIM118 (an enum is no mapping)
-        found.reason = pb.DeadLetterReason.Value(reason)
+    found.reason = _reason(properties.get(REASON, ""))
+    found.lives.extend(_life(each) for each in lives_of(properties))
     if metadata.num_chunks_from_msg > 1:
         found.chunk_id = metadata.chunk_id
     machine = live.machine
@@ -117,15 +116,28 @@ def operation(made: Operation) -> pb.LetterOperation:
     )
 
 
-def _failures(text: str) -> Iterator[pb.FailedDelivery]:
-    try:
-        failures = json.loads(text) if text else []
-        for how, at_ms, consumer in failures:
-            failure = pb.DeliveryFailure.Value(f"DELIVERY_FAILURE_{how}")
-            if 0 <= at_ms <= TIME_MAX_MS:
-                yield pb.FailedDelivery(failure=failure, time=timestamp(at_ms), consumer=consumer)
-    except (TypeError, ValueError, RecursionError):
-        return
+def _life(each: Life) -> pb.DeadLetterLife:
+    return pb.DeadLetterLife(
+        letter=to_position(each.letter),
+        time=timestamp(min(max(0, each.at_ms), TIME_MAX_MS)),
+        reason=_reason("" if each.why is None else each.why.value),
+        attempts=min(max(0, each.attempts), _UINT32_MAX),
+        failures=_failures(each.failures),
+    )
+
+
+def _reason(why: str) -> pb.DeadLetterReason.ValueType:
+    reason = f"DEAD_LETTER_REASON_{why}"
+    if reason in pb.DeadLetterReason.keys():  # noqa: SIM118 (an enum is no mapping)
+        return pb.DeadLetterReason.Value(reason)
+    return pb.DEAD_LETTER_REASON_UNSPECIFIED
+
+
+def _failures(failures: Iterable[FailedDelivery]) -> Iterator[pb.FailedDelivery]:
+    for how, at_ms, consumer in failures:
+        failure = pb.DeliveryFailure.Value(f"DELIVERY_FAILURE_{how.value}")
+        if 0 <= at_ms <= TIME_MAX_MS:
+            yield pb.FailedDelivery(failure=failure, time=timestamp(at_ms), consumer=consumer)
 
 
 def _number(text: str, most: int) -> int:

@@ -159,9 +159,7 @@ class _DeadLetterReason:
 class _DeadLetterReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DeadLetterReason.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     DEAD_LETTER_REASON_UNSPECIFIED: _DeadLetterReason.ValueType  # 0
-    """Not known: another version wrote the letter, or it was published after a
-    take-over.
-    """
+    """Not known: another version wrote the letter."""
     DEAD_LETTER_REASON_REDELIVERIES: _DeadLetterReason.ValueType  # 1
     """More deliveries of it failed than max_redeliveries allows."""
     DEAD_LETTER_REASON_TAIL: _DeadLetterReason.ValueType  # 2
@@ -177,9 +175,7 @@ class DeadLetterReason(_DeadLetterReason, metaclass=_DeadLetterReasonEnumTypeWra
     """DeadLetterReason is why a message was dead-lettered."""
 
 DEAD_LETTER_REASON_UNSPECIFIED: DeadLetterReason.ValueType  # 0
-"""Not known: another version wrote the letter, or it was published after a
-take-over.
-"""
+"""Not known: another version wrote the letter."""
 DEAD_LETTER_REASON_REDELIVERIES: DeadLetterReason.ValueType  # 1
 """More deliveries of it failed than max_redeliveries allows."""
 DEAD_LETTER_REASON_TAIL: DeadLetterReason.ValueType  # 2

@@ -1,0 +1,95 @@
+"""The earlier lives of a redriven message: its letters before, and the failed deliveries of each.
+
+They travel as a property from letter to letter. Consumers do not get it.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
+from seqgate.services.dispatcher.core.effects import FailedDelivery, How, Why
+from seqgate.services.dispatcher.entries import position_of
+from seqgate.services.dispatcher.ports import ATTEMPTS, FAILURES, LIVES, REASON
+from seqgate.times import milliseconds
+from seqgate.types import Position
+
+LIVES_BYTES_MAX: Final = 16 * 1024
+"""The longest property with the lives of a message, in bytes. REDRIVES_MAX bounds their number."""
+
+
+class Life(NamedTuple):
+    """A time between two redrives of a message.
+
+    Attributes:
+        letter: the letter that ended it, in its dead letter topic, at `at_ms`.
+        why: why it was dead-lettered; None: not known.
+        attempts, failures: its failed deliveries; the latest of them.
+    """
+
+    letter: Position
+    at_ms: int
+    why: Why | None
+    attempts: int
+    failures: tuple[FailedDelivery, ...]
+
+    def to_json(self) -> list[Any]:
+        why = "" if self.why is None else self.why.value
+        failures = [[how.value, *rest] for how, *rest in self.failures]
+        return [*self.letter, self.at_ms, why, self.attempts, failures]
+
+
+def with_life(letter: StoredEntry) -> str:
+    """The property of a letter's message once it is redriven: its lives, this one included. Beyond
+    LIVES_BYTES_MAX the oldest are left out."""
+    properties = letter.metadata.properties
+    life = Life(
+        position_of(letter),
+        milliseconds(letter.append_time),
+        _why(properties.get(REASON, "")),
+        _number(properties.get(ATTEMPTS, "")),
+        failures_of(properties.get(FAILURES, "")),
+    )
+    lives = [each.to_json() for each in (*lives_of(properties), life)]
+    while True:
+        text = json.dumps(lives, ensure_ascii=False)
+        if len(text.encode()) <= LIVES_BYTES_MAX or not lives:
+            return text
+        del lives[0]
+
+
+def lives_of(properties: Mapping[str, str]) -> tuple[Life, ...]:
+    """The earlier lives of a letter's message, the oldest first; none if the property is forged."""
+    try:
+        given = json.loads(properties.get(LIVES, "[]"))
+        return tuple(
+            Life(
+                Position(int(ledger_id), int(entry_id)),
+                int(at_ms),
+                _why(why),
+                int(attempts),
+                failures_of(failures),
+            )
+            for ledger_id, entry_id, at_ms, why, attempts, failures in given
+        )
+    except (TypeError, ValueError, RecursionError):
+        return ()
+
+
+def failures_of(given: str | list[Any]) -> tuple[FailedDelivery, ...]:
+    """Failed deliveries, as in the property FAILURES; those before the first forged one."""
+    found: list[FailedDelivery] = []
+    try:
+        for how, at_ms, consumer in json.loads(given or "[]") if isinstance(given, str) else given:
+            found.append(FailedDelivery(How(how), int(at_ms), str(consumer)))
+    except (TypeError, ValueError, RecursionError):
+        pass
+    return tuple(found)
+
+
+def _why(text: str) -> Why | None:
+    return next((each for each in Why if each.value == text), None)
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
