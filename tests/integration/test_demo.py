@@ -57,6 +57,9 @@ async def test_the_demo_proves_that_every_flight_is_stored_once(
     assert filtered["wrong"] == filtered["early"] == 0 < filtered["waited"]
     assert 0 < filtered["rejected"] < filtered["entries"] < delivered["delivered"]
     assert filtered["payloads_opened"] == 0
+    mended = report["mend"]
+    assert mended["redriven"] == mended["dead_letters"] == mended["cancelled"] > 0
+    assert mended["missing"] == mended["doubled"] == mended["key_order_violations"] == 0
 
 
 async def test_the_demo_fails_when_a_promise_is_broken(
@@ -82,8 +85,12 @@ async def test_the_demo_fails_when_a_promise_is_broken(
     async def filtered(*_: object) -> dict[str, float]:
         return done("filter")
 
+    async def mended(*_: object) -> dict[str, float]:
+        return done("mend")
+
     monkeypatch.setattr(demo, "deliver", delivered)
     monkeypatch.setattr(demo, "filter_flights", filtered)
+    monkeypatch.setattr(demo, "mend_flights", mended)
     monkeypatch.setattr(proof, "marks", marks)
     monkeypatch.setattr(demo, "recover", recovered)
     assert await demo.run(tmp_path / "demo", 7, None) == 1

@@ -8,7 +8,7 @@ the flights of sixteen carriers, with resends and overlapping batches, and a fif
 three airports, in large messages, while processes are killed, some within large messages, and Redis
 loses its state. In the end Redis loses everything: a Spark job rebuilds the deduplication state,
 and another audits the log. Then the log and the rebuilt state are compared with the data set, and
-consumers receive some of the flights.
+consumers receive some of the flights. Those that they refuse for good are mended and redriven.
 Exits with 0 if every promise was kept, with 1 if one was broken; the report is in DIR/report.json.
 With --trace, spans are in DIR/trace.jsonl, and one message's journey is shown as a tree.
 """
@@ -29,6 +29,7 @@ from tools.demo.dataset import Original, by_carrier, load_flights, load_weather,
 from tools.demo.delivery import chosen, deliver
 from tools.demo.filtering import filter_flights
 from tools.demo.journey import following
+from tools.demo.mending import mend_flights
 from tools.demo.proof import batches_cut, prove, recover
 from tools.demo.publishing import publish
 from tools.demo.report import Screen, broken, show_result
@@ -85,6 +86,7 @@ async def demonstrate(
         "proof_s": proof_s,
         "deliver": await deliver(stack, folder, consumed, seed, screen),
         "filter": await filter_flights(stack, consumed, screen),
+        "mend": await mend_flights(stack, consumed, screen),
         "examples": of_flights.examples | of_weather.examples,
     }
 
