@@ -74,6 +74,34 @@ def test_the_readme_shows_figures_beside_their_peers_again_and_again(tmp_path: P
     assert readme.read_text() == shown
 
 
+def test_a_run_of_some_groups_replaces_these_and_says_how_it_measured(tmp_path: Path) -> None:
+    file, readme = tmp_path / "report.json", tmp_path / "README.md"
+    readme.write_text(README)
+    arguments = ["--report", str(file), "--root", str(tmp_path)]
+    file.write_text(json.dumps(report(PEER, OURS, figure("spark", "old", 1.0))))
+    document.main(arguments)
+    shown = readme.read_text()
+    some = report(figure("spark", "new", 2.0), figure("rebuild", "new", 3.0))
+    some |= {"date": "2026-11-02", "command": "python -m tools.bench --only spark,rebuild"}
+    some["machine"]["load_before"] = 4.5
+    file.write_text(json.dumps(some))
+
+    assert document.main([*arguments, "--merge"]) == 0
+    assert readme.read_text() == shown
+    kept = tmp_path / "docs" / "benchmarks"
+    found = json.loads((kept / "report.json").read_text())["measurements"]
+    assert [(each["group"], each["name"]) for each in found[2:]] == [
+        ("spark", "new"),
+        ("rebuild", "new"),
+    ]
+    text = (kept / "README.md").read_text()
+    assert text.startswith("# Benchmarks\n\nMeasured on 2026-11-01 by `make bench`.")
+    how = (
+        "Measured on 2026-11-02 by `python -m tools.bench --only spark,rebuild`, on a machine with"
+    )
+    assert text.count(f"{how} a load of 4.5 before.") == 2
+
+
 def test_without_a_peer_the_readme_shows_no_figures() -> None:
     assert document.summary(report({**OURS, "limit": None})) == ""
     assert document.with_summary(README, "") == README

@@ -9,6 +9,7 @@ not, for rates and for latencies.
 import argparse
 import asyncio
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
@@ -72,6 +73,7 @@ NEEDS: Final = {
 async def run(options: argparse.Namespace, console: Console) -> str:
     """Measure, and print each group when it is done, until terminated. Returns the report."""
     cancel_on_sigterm()
+    load_before = round(os.getloadavg()[0], 1)  # of others: ours is what is measured
     scratch = options.report.resolve().parent
     scratch.mkdir(parents=True, exist_ok=True)
     # Beside the project: a temporary file system may be memory, where fdatasync costs nothing.
@@ -89,7 +91,13 @@ async def run(options: argparse.Namespace, console: Console) -> str:
                 print_group(console, group, measurements)
             for each in bench.left_out:
                 console.print(f"left out: {each}")
-            return as_json(done, command=_command(options), folder=scratch, left_out=bench.left_out)
+            return as_json(
+                done,
+                command=_command(options),
+                folder=scratch,
+                load_before=load_before,
+                left_out=bench.left_out,
+            )
 
 
 def _command(options: argparse.Namespace) -> str:

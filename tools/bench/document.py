@@ -1,8 +1,8 @@
 """Keep a run of the bench in docs/benchmarks, and show its main figures in the README.
 
-python -m tools.bench.document [--report FILE] [--root FOLDER]
+python -m tools.bench.document [--report FILE] [--root FOLDER] [--merge]
 
-make bench-docs runs this after make bench.
+make bench-docs runs this after make bench. --merge, after a run of some groups, keeps the others.
 """
 
 import argparse
@@ -42,9 +42,25 @@ def document(report: Mapping[str, Any]) -> str:
         *(f"Left out: {each}.\n" for each in report["left_out"]),
         _table([["machine", ""], *machine]),
     ]
-    for group, measurements in groupby(report["measurements"], key=lambda each: each["group"]):
-        parts += [f"## {group}\n", _table(tabulate(list(measurements)))]
+    for group, found in groupby(report["measurements"], key=lambda each: each["group"]):
+        measurements = list(found)
+        measured = measurements[0].get("measured")
+        parts += [f"## {group}\n", *([f"{measured}\n"] if measured else [])]
+        parts.append(_table(tabulate(measurements)))
     return "\n".join(parts)
+
+
+def merged(kept: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+    """A page's report, in which a run of some groups replaces these, and says how it measured."""
+    load = report["machine"].get("load_before")
+    measured = "Measured on {date} by `{command}`".format_map(report)
+    measured += "." if load is None else f", on a machine with a load of {load:g} before."
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for each in kept["measurements"]:
+        found.setdefault(each["group"], []).append(each)
+    for group, measurements in groupby(report["measurements"], key=lambda each: each["group"]):
+        found[group] = [{**each, "measured": measured} for each in measurements]
+    return {**kept, "measurements": [each for group in found.values() for each in group]}
 
 
 def summary(report: Mapping[str, Any]) -> str:
@@ -99,12 +115,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--report", type=Path, default=REPORT, help="default: %(default)s")
     parser.add_argument("--root", type=Path, default=ROOT, help="a checkout (default: this one)")
+    parser.add_argument(
+        "--merge", action="store_true", help="replace only the groups that the report has"
+    )
     given = parser.parse_args(arguments)
-    text = given.report.read_text()
-    report = json.loads(text)
+    report = json.loads(given.report.read_text())
     folder, readme = given.root / FOLDER, given.root / "README.md"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.json").write_text(text)
+    if given.merge:
+        report = merged(json.loads((folder / "report.json").read_text()), report)
+    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     (folder / "README.md").write_text(document(report))
     readme.write_text(with_summary(readme.read_text(), summary(report)))
     return 0

@@ -211,13 +211,14 @@ def as_json(
     *,
     command: str,
     folder: Path,
+    load_before: float,
     left_out: Sequence[str] = (),
 ) -> str:
     """The report. `folder`: where services had their data."""
     report = {
         "date": datetime.now(UTC).date().isoformat(),
         "command": command,
-        "machine": _machine(folder),
+        "machine": {**_machine(folder), "load_before": load_before},
         "left_out": list(left_out),
         "measurements": [_fields(group, each) for group, found in groups for each in found],
     }

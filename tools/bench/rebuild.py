@@ -2,12 +2,17 @@
 
     rebuilt  <  read by Spark, then loaded  <  read as columns
 
-The services are a stack of their own, with the logs in the ledger's store before it starts. Spark's
-session is in a worker. Beside Spark: DuckDB, over the batches that the data source's reader makes.
+Ten million entries of ten thousand producers. The services are a stack of their own, with the logs
+in the ledger's store before it starts. Spark's session is in a worker.
+
+Beside Spark: DuckDB, over the batches that the reader of the data source makes, and over Parquet
+files of the same columns. Files are no substitute for the log: they say what grouping alone costs,
+without getting the entries out of a ledger.
 """
 
 import io
 import json
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
@@ -15,7 +20,7 @@ from typing import Final
 
 import duckdb
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from redis import Redis
 
@@ -33,11 +38,13 @@ from tools.bench.logs import PRODUCERS, Logs
 from tools.bench.rounds import ROUNDS, Limit, Meter, Round, check, family_cpu_s
 from tools.stack.worker import in_worker
 
-TOPICS: Final = 1_000
-ENTRIES: Final = 10_000  # of each topic
+TOPICS: Final = 100
+ENTRIES: Final = 100_000  # of each topic, and of PRODUCERS
 COUNTED: Final = "read as columns, and only counted"
 READ: Final = "read by Spark"
 DUCKDB: Final = "read and grouped by DuckDB, without Spark"
+FILES: Final = "the same columns as Parquet files, grouped by DuckDB"
+SPARK_FILES: Final = "the same Parquet files, grouped by Spark"
 REBUILT: Final = "rebuilt, from the plan to the last load"
 
 COLUMNS: Final = pa.schema(
@@ -46,7 +53,7 @@ COLUMNS: Final = pa.schema(
 """What Spark and DuckDB read."""
 
 GROUPED: Final = """SELECT count(*) FROM (
-    SELECT topic, producer, max(highest_sequence_id) FROM entries GROUP BY topic, producer)"""
+    SELECT topic, producer, max(highest_sequence_id) FROM {} GROUP BY topic, producer)"""
 
 TIMEOUT_S: Final = 60.0  # how long a service may be away
 
@@ -68,7 +75,8 @@ async def rebuild(bench: Bench) -> list[Measurement]:
     others = [figure(each, counted) for each in (READ, DUCKDB)]
     loaded = bench.limit(recovery.loading(PRODUCERS), each=ENTRIES / PRODUCERS).value
     both = Limit("Spark's read + load, one after the other", in_series(others[0].value, loaded))
-    return [counted, *others, figure(REBUILT, both)]
+    files = figure(FILES)
+    return [counted, *others, files, figure(SPARK_FILES, files), figure(REBUILT, both)]
 
 
 def run(
@@ -78,19 +86,28 @@ def run(
     client; their Java ends with this process."""
     spark = local_session("seqgate bench")
     register(spark)
-    work = _Work(services, logs, spark)
-    calls = {COUNTED: work.count, READ: work.read, DUCKDB: work.group, REBUILT: work.rebuild}
-    work.rebuild()
-    work.read()
-    done: dict[str, list[Round]] = {name: [] for name in calls}
-    for _ in range(ROUNDS):
-        with Redis.from_url(redis_url) as redis:
-            redis.flushall()
-        for name, call in calls.items():
-            meter = Meter(pids, ours=family_cpu_s)
-            with meter:
-                call()
-            done[name].append(meter.round(logs.topics * logs.entries))
+    done: dict[str, list[Round]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        work = _Work(services, logs, spark, f"{folder}/entries")
+        calls = {
+            COUNTED: work.count,
+            READ: work.read,
+            DUCKDB: work.group,
+            FILES: work.group_files,
+            SPARK_FILES: work.group_files_by_spark,
+            REBUILT: work.rebuild,
+        }
+        work.rebuild()
+        work.keep()
+        work.group_files_by_spark()
+        for _ in range(ROUNDS):
+            with Redis.from_url(redis_url) as redis:
+                redis.flushall()
+            for name, call in calls.items():
+                meter = Meter(pids, ours=family_cpu_s)
+                with meter:
+                    call()
+                done.setdefault(name, []).append(meter.round(logs.topics * logs.entries))
     spark.stop()
     return done
 
@@ -98,8 +115,9 @@ def run(
 class _Work:
     """The calls that are measured. Each checks that it saw every entry or producer."""
 
-    def __init__(self, services: Services, logs: Logs, spark: SparkSession) -> None:
+    def __init__(self, services: Services, logs: Logs, spark: SparkSession, files: str) -> None:
         self._services = services
+        self._files = files
         self._logs = logs
         self._spark = spark
         self._topics = f"{logs.prefix}*"
@@ -120,9 +138,15 @@ class _Work:
 
     def read(self) -> None:
         """Have Spark read, and drop it."""
+        self._frame().write.format("noop").mode("overwrite").save()
+
+    def keep(self) -> None:
+        """Have Spark read, and write it to the Parquet files."""
+        self._frame().write.parquet(self._files)
+
+    def _frame(self) -> DataFrame:
         reader = self._spark.read.format("seqgate").options(**self._options)
-        rows = reader.schema(from_arrow_schema(COLUMNS)).load()
-        rows.write.format("noop").mode("overwrite").save()
+        return reader.schema(from_arrow_schema(COLUMNS)).load()
 
     def group(self) -> None:
         """Have DuckDB group the batches that the data source's reader makes."""
@@ -130,7 +154,16 @@ class _Work:
         batches = (batch for share in reader.partitions() for batch in reader.read(share))
         with duckdb.connect() as database:
             database.register("entries", pa.RecordBatchReader.from_batches(COLUMNS, batches))
-            check(database.execute(GROUPED).fetchall(), [(self._producers,)])
+            check(database.execute(GROUPED.format("entries")).fetchall(), [(self._producers,)])
+
+    def group_files(self) -> None:
+        with duckdb.connect() as database:
+            grouped = GROUPED.format(f"'{self._files}/*.parquet'")
+            check(database.execute(grouped).fetchall(), [(self._producers,)])
+
+    def group_files_by_spark(self) -> None:
+        grouped = self._spark.sql(GROUPED.format(f"parquet.`{self._files}`"))
+        check([tuple(each) for each in grouped.collect()], [(self._producers,)])
 
     def rebuild(self) -> None:
         """The command, as it is."""
