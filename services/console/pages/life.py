@@ -28,11 +28,17 @@ KINDS: Final = {
     "REJECTED": "warm",
     "RESCHEDULED": "warm",
     "PASSED": "warm",
+    "DISCARDED": "warm",
 }
 """How events are marked; the others are not."""
 
 
-NUMBERED: Final = {"REDRIVEN": "as redrive", "TAKEN": "epoch"}
+NUMBERED: Final = {
+    "REDRIVEN": "as redrive",
+    "DISCARDED": "operation",
+    "MENDED": "operation",
+    "TAKEN": "epoch",
+}
 """What the numbers of events count. That of a dead letter names it in its topic, not its place."""
 
 
@@ -103,6 +109,8 @@ def _what(each: MessageEvent) -> str:
         parts.append(f"{to} {each.consumer}")
     if each.caller:
         parts.append(f"by {each.caller}")
+    if each.caller:
+        parts.append(f"by {each.caller}")
     if each.failure:
         parts.append(each.failure.replace("_", " ").lower())
     if each.kind in ("FAILED", "DEAD_LETTERED") and each.attempts:
@@ -115,6 +123,8 @@ def _what(each: MessageEvent) -> str:
         parts.append(f"{'at' if each.kind == 'TAKEN' else 'in'} {each.target}")
     if each.indexes:
         parts.append("messages " + ", ".join(map(str, each.indexes)))
+    if each.until:
+        parts.append(f"until {each.until:%H:%M:%S} UTC")
     if each.text:  # of a dead letter: an enum's value
         is_name = each.kind == "DEAD_LETTERED"
         parts.append(each.text.replace("_", " ").lower() if is_name else each.text)
