@@ -1,8 +1,9 @@
 """Histories of one machine with dead letters that come back, with a crash at any point.
 
-Consumers fail messages until they are dead-lettered, their keys are held, and letters are redriven;
-the process dies between any two effects, and between an effect and its outcome. Every message is
-acknowledged by a consumer once and no more than that, in the order of its key.
+Consumers fail messages until they are dead-lettered, their keys are held, and letters are redriven,
+mended and discarded; the process dies between any two effects, and between an effect and its
+outcome. Every message is acknowledged by a consumer once and no more than that, in the order of its
+key, unless its letter is discarded: then it is never delivered again.
 """
 
 from collections import Counter
@@ -45,6 +46,8 @@ class World:
 
     Attributes:
         letters: the messages whose letters are not redriven.
+        mending: those whose mend has begun and is not completed.
+        discarded: those whose letters were discarded.
         returns: those on their way back, and how often deliveries of them failed since.
         numbered: numbered letters of unsettled messages, and whether they are published.
         acknowledged: how often a consumer's acknowledgement of a message became durable.
@@ -66,6 +69,8 @@ class World:
         self.attempts: dict[Position, int] = {}
         self.keys: dict[bytes, KeyState] = {}
         self.letters: set[Position] = set()
+        self.mending: set[Position] = set()
+        self.discarded: set[Position] = set()
         self.returns: dict[Position, int] = {}
         self.numbered: dict[Position, bool] = {}
         self.acknowledged: Counter[Position] = Counter()
@@ -119,12 +124,15 @@ class World:
         assert position not in self.numbered, "it is on its way to the dead letter topic"
         assert position not in self.done or position in self.returns, "it is settled"
         assert not self.acknowledged[position], "it is acknowledged already"
+        assert position not in self.mending, "its letter is being mended"
+        assert position not in self.discarded, "its letter is discarded"
         limit = self.options.redeliveries_max
         assert limit is not None
         assert delivery.attempts <= limit
         for each in self.log[: position.entry_id]:
             if each.key == self.entry(position).key:
                 known = self.acknowledged[each.position] or each.position in self.held
+                known = known or each.position in self.discarded
                 assert known, f"{position} overtakes {each.position}"
         self.held[position] = delivery
 
@@ -183,21 +191,49 @@ class World:
             self.held.pop(position, None)
         return [] if dies else self.sub.persisted(None, 0)
 
-    def redrive(self, *, dies: bool) -> None:
-        """Redrive a letter whose message is durably acknowledged, and not on its way back."""
-        ready = sorted(each for each in self.letters if each in self.sub.acknowledged)
+    def chosen(self, letters: set[Position]) -> Position | None:
+        """One of these letters whose message is durably acknowledged, and not on its way back."""
+        ready = sorted(each for each in letters if each in self.sub.acknowledged)
         ready = [each for each in ready if each not in self.returns]
-        if ready:
-            position = self.random.choice(ready)
+        return self.random.choice(ready) if ready else None
+
+    def redrive(self, *, dies: bool) -> None:
+        position = self.chosen(self.letters - self.mending)
+        if position is not None:
             self.letters.remove(position)
             self.returns[position] = 0
             if not dies:
                 self.do(self.sub.redrive([self.entry(position)], 0))
 
+    def mend(self, *, dies: bool) -> None:
+        """Begin a mend, and complete it unless the process dies, or complete an interrupted one.
+        The machine knows nothing of it."""
+        position = self.chosen(self.letters)
+        if position is not None:
+            self.mending.add(position)
+            if not dies:
+                self.mending.remove(position)
+
+    def discard(self, *, dies: bool) -> None:
+        """Discard a letter, in one change with the key that is held behind it."""
+        position = self.chosen(self.letters - self.mending)
+        if position is not None:
+            key = self.entry(position).key
+            assert key is not None
+            self.letters.remove(position)
+            self.discarded.add(position)
+            if (held := self.sub.held_by(position, key)) is not None:
+                self.keys.pop(held, None)
+            if not dies:
+                self.do(self.sub.discarded([(position, key)], 0))
+
     def release(self) -> None:
         """Release keys that are held behind several letters once all of these are redriven that can
         be: a numbered letter behind the first waits for the release itself."""
-        ready = (each for each in self.letters if self.sub.settling.is_settled(each))
+        settling = self.sub.settling
+        unsettled = set(settling.unsettled)
+        settled = (each for each in self.letters if settling.is_settled(each))
+        ready = (each for each in settled if each not in self.returns or each in unsettled)
         waiting = {self.entry(each).key for each in ready}
         for key, state in list(self.sub.keys.items()):
             lane = self.sub.lanes.get(key)
@@ -213,6 +249,10 @@ class World:
             self.complete(random.choice(self.pending), dies=dies)
         elif choice < 0.65:
             self.redrive(dies=dies)
+        elif choice < 0.7:
+            self.mend(dies=dies)
+        elif choice < 0.72 and fails:
+            self.discard(dies=dies)
         elif self.held:
             delivery = random.choice(list(self.held.values()))
             if delivery.delivery not in self.settling and random.random() < fails:
@@ -236,8 +276,10 @@ def test_redriven_messages_are_acknowledged_once_more_and_in_order(seed: int) ->
     for _ in range(40 * STEPS):
         world.step(fails=0.0)
         world.release()
-        if len(world.acknowledged) == len(world.log) and not world.returns:
+        is_settled = len(world.acknowledged) + len(world.discarded) == len(world.log)
+        if is_settled and not world.returns:
             break
-    assert world.acknowledged == Counter([each.position for each in world.log])
+    left = [each.position for each in world.log if each.position not in world.discarded]
+    assert world.acknowledged == Counter(left)
     assert not world.letters
     assert not world.returns
