@@ -6,15 +6,18 @@ const main = document.getElementById("live");
 
 // ---- times
 
-const zoned = new Intl.DateTimeFormat(undefined, {
+const format = {
   year: "numeric", month: "2-digit", day: "2-digit",
   hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false,
-});
+};
+const zoned = new Intl.DateTimeFormat(undefined, format);
+const precise = new Intl.DateTimeFormat(undefined, { ...format, fractionalSecondDigits: 3 });
 
 function localTimes(root) {
   for (const each of root.querySelectorAll("time")) {
     each.title = each.dateTime;
-    each.textContent = zoned.format(new Date(each.dateTime));
+    const used = each.closest(".timeline") ? precise : zoned;
+    each.textContent = used.format(new Date(each.dateTime));
   }
 }
 
