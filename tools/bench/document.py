@@ -1,8 +1,8 @@
 """Keep a run of the bench in docs/benchmarks, and show its main figures in the README.
 
-python -m tools.bench.document [--report FILE] [--root FOLDER] [--merge]
+python -m tools.bench.document [--report FILE] [--root FOLDER] [--only GROUP,...]
 
-make bench-docs runs this after make bench. --merge, after a run of some groups, keeps the others.
+make bench-docs runs this after make bench. --only is for a run of some groups.
 """
 
 import argparse
@@ -50,8 +50,10 @@ def document(report: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def merged(kept: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
-    """A page's report, in which a run of some groups replaces these, and says how it measured."""
+def merged(
+    kept: Mapping[str, Any], report: Mapping[str, Any], groups: Sequence[str]
+) -> dict[str, Any]:
+    """A page's report, with some groups of another run, which say how it measured."""
     load = report["machine"].get("load_before")
     measured = "Measured on {date} by `{command}`".format_map(report)
     measured += "." if load is None else f", on a machine with a load of {load:g} before."
@@ -59,7 +61,8 @@ def merged(kept: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]
     for each in kept["measurements"]:
         found.setdefault(each["group"], []).append(each)
     for group, measurements in groupby(report["measurements"], key=lambda each: each["group"]):
-        found[group] = [{**each, "measured": measured} for each in measurements]
+        if group in groups:
+            found[group] = [{**each, "measured": measured} for each in measurements]
     return {**kept, "measurements": [each for group in found.values() for each in group]}
 
 
@@ -116,14 +119,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--report", type=Path, default=REPORT, help="default: %(default)s")
     parser.add_argument("--root", type=Path, default=ROOT, help="a checkout (default: this one)")
     parser.add_argument(
-        "--merge", action="store_true", help="replace only the groups that the report has"
+        "--only", metavar="GROUP,...", help="replace these groups, and keep the page's others"
     )
     given = parser.parse_args(arguments)
     report = json.loads(given.report.read_text())
     folder, readme = given.root / FOLDER, given.root / "README.md"
     folder.mkdir(parents=True, exist_ok=True)
-    if given.merge:
-        report = merged(json.loads((folder / "report.json").read_text()), report)
+    if given.only:
+        kept = json.loads((folder / "report.json").read_text())
+        report = merged(kept, report, given.only.split(","))
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     (folder / "README.md").write_text(document(report))
     readme.write_text(with_summary(readme.read_text(), summary(report)))
