@@ -357,6 +357,9 @@ async def test_a_large_message_is_shown_whole(
         answer = await reader.get("/message", topic=LARGE, position=position)
         assert "Of the whole message: its 4 chunks together." in answer.words
         assert '{ "scan": "xxx' in answer.words
+        (life,) = re.findall(r'href="([^"]+)">The life of its message', answer.text)
+        found = await reader.send("GET", unescape(life))
+        assert "stored at 1:3" in found.words
 
 
 async def test_a_subscription_has_consumers_keys_and_shadow_verdicts(reader: Browser) -> None:

@@ -85,6 +85,7 @@ def entry_row(entry: ledger_pb2.StoredEntry) -> Values:
         "key": key_text(sticky_key(metadata)) if has_key else None,
         "key_query": key_query(sticky_key(metadata)),
         "messages": metadata.num_messages_in_batch or 1,
+        "is_chunk": metadata.HasField("chunk_id"),
         "is_batch": metadata.HasField("num_messages_in_batch"),
         "bytes": entry.payload_bytes or len(entry.payload),
         "notes": notes,

@@ -5,10 +5,9 @@ letter ──▶ form, with what was before beside it ──▶ a mended letter 
 
 import itertools
 import secrets
+from html import escape
 from typing import Final
 from urllib.parse import urlencode
-
-from markupsafe import escape
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.errors import InvalidRequestError
