@@ -8,6 +8,7 @@ topic's deduplication keeps the first alone. A mend that was interrupted after t
 the next mend of the original, which is refused: its content may be another than the copy's.
 """
 
+import asyncio
 import json
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -80,7 +81,11 @@ class Mends:
         letters: DeadLetterTopics,
         entries: Log,
         repeated: Retrying,
+        changing: asyncio.Lock,
     ) -> None:
+        """`changing` is held while the subscription's durable state is loaded again: what was read
+        before a change must not replace it."""
+        self._changing = changing
         self._names = {"topic": str(topic), "subscription": subscription}
         self._tenure = tenure
         self._returns = returns
@@ -187,7 +192,7 @@ class Mends:
         marks = self._returns.marks
 
         async def begin() -> Begun:
-            async with self._returns.writing:
+            async with self._changing, self._returns.writing:
                 new = f"{PRODUCER}mend/{uuid.uuid4().hex[:16]}"
                 producer, number = marks.next_mend or (new, 1)
                 begun, following = Begun(producer, number, last), (producer, number + 1)
@@ -208,7 +213,7 @@ class Mends:
         letter = operation.letters[0]
 
         async def complete() -> Operation:
-            async with returns.writing:
+            async with self._changing, returns.writing:
                 made = returns.operations.numbered(operation)._replace(successor=successor)
                 put, remove = returns.operations.change(made)
                 pages = marks.with_letters([(where, letter)], Fate.MENDED, successor)
@@ -233,7 +238,7 @@ class Mends:
         name = mending_name(where, letter)
 
         async def forget() -> None:
-            async with self._returns.writing:
+            async with self._changing, self._returns.writing:
                 await self._tenure.set_properties({}, [name])
                 self._returns.marks.mending.pop(name, None)
 

@@ -51,7 +51,14 @@ class Amending:
         self._now_ms = ports.now_ms
         self._discards = Discards(topic, name, tenure, returns)
         self._mends = Mends(
-            topic, name, tenure, returns, ports.dead_letters, ports.log, work.repeated
+            topic,
+            name,
+            tenure,
+            returns,
+            ports.dead_letters,
+            ports.log,
+            work.repeated,
+            performing.changing,
         )
 
     @property
