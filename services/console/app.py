@@ -7,10 +7,7 @@ pages.PAGES, .ACTIONS    pages, and what their forms do
 """
 
 import asyncio
-import ssl
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Set
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC
 from functools import partial
 from http import HTTPStatus
@@ -19,20 +16,19 @@ from typing import Any, Final
 from urllib.parse import parse_qs, urlencode
 
 import jinja2
-import structlog
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from seqgate import errors
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client._calls import Calls
 from seqgate.services.console.calls import calls_of, reading_as
 from seqgate.services.console.config import ConsoleConfig
+from seqgate.services.console.guarding import Guarded, refuse
 from seqgate.services.console.pages import ACTIONS, PAGES, Action, Place
 from seqgate.services.console.pages.cluster import addresses_of
 from seqgate.services.console.pages.owners import NotOwned
@@ -41,24 +37,18 @@ from seqgate.services.console.security import (
     FORM_BYTES_MAX,
     FORM_FIELDS_MAX,
     FORMS_BYTES_MAX,
-    HEADERS,
     TOKEN_CHARACTERS_MAX,
     Cookies,
     Refused,
     check_form,
-    check_host,
     local_path,
     new_form_value,
 )
-from seqgate.services.runtime.metrics import OFF, Metrics, Recorder, telling
+from seqgate.services.console.serving import serving
+from seqgate.services.runtime.metrics import OFF, Metrics, telling
 from seqgate.services.runtime.server import told_to_stop
-from seqgate.services.runtime.tasks import end
-from seqgate.telemetry.metrics import HTTP_METHOD, HTTP_REQUESTS, OTHER
-from seqgate.tls import key_pair
+from seqgate.telemetry.metrics import HTTP_REQUESTS
 from seqgate.types import InvalidNameError
-from seqgate.watched import Watched
-
-log = structlog.get_logger()
 
 HERE: Final = Path(__file__).parent
 
@@ -75,12 +65,6 @@ LISTING: Final = ("/", "/topics", "/subscriptions")
 
 PREFIX_CHARACTERS_MAX: Final = 300
 """The longest prefix that is remembered for a reader."""
-
-SHUTDOWN_S: Final = 10
-"""How long requests under way may take after SIGTERM, in seconds."""
-
-CERTIFICATE_CHECK_S: Final = 10.0
-"""The interval at which a changed certificate is noticed, in seconds."""
 
 _STATUS: Final[Mapping[type[errors.SeqgateError], HTTPStatus]] = {
     errors.AuthenticationError: HTTPStatus.UNAUTHORIZED,
@@ -141,8 +125,8 @@ class Console:
             Route("/readyz", self._ready, methods=["GET"]),
         ]
         statics = Mount("/static", StaticFiles(directory=HERE / "static"))
-        self.app: ASGIApp = _Guarded(
-            Starlette(routes=[*routes, statics], exception_handlers={Refused: _refuse}),
+        self.app: ASGIApp = Guarded(
+            Starlette(routes=[*routes, statics], exception_handlers={Refused: refuse}),
             config,
             frozenset(each.path for each in routes),
             metrics.histogram(HTTP_REQUESTS),
@@ -375,104 +359,5 @@ def _urlencoded(values: dict[str, Any]) -> str:
     return urlencode({name: value for name, value in values.items() if value not in (None, "")})
 
 
-def _refuse(_: Request, refusal: Exception) -> Response:
-    return PlainTextResponse(f"Refused: {refusal}", HTTPStatus.FORBIDDEN)
-
-
 async def _alive(_: Request) -> Response:
     return PlainTextResponse("alive")
-
-
-class _Guarded:
-    """Checks a request's host, adds HEADERS to every answer, and measures it."""
-
-    def __init__(
-        self, app: ASGIApp, config: ConsoleConfig, paths: Set[str], record: Recorder
-    ) -> None:
-        self._app = app
-        self._paths = paths
-        self._record = record
-        self._config = config
-        headers = dict(HEADERS)
-        if config.is_secure:
-            headers["Strict-Transport-Security"] = "max-age=31536000"
-        self._headers = [(name.lower().encode(), each.encode()) for name, each in headers.items()]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-
-        began_s = time.monotonic()
-        status = HTTPStatus.INTERNAL_SERVER_ERROR.value
-
-        async def sending(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *self._headers]
-            await send(message)
-
-        try:
-            if scope["path"] not in ("/healthz", "/readyz"):  # probes name an address
-                check_host(self._config, Request(scope))
-            await self._app(scope, receive, sending)
-        except Refused as refusal:
-            await _refuse(Request(scope), refusal)(scope, receive, sending)
-        finally:
-            route = scope["path"] if scope["path"] in self._paths else OTHER
-            method = scope["method"] if scope["method"] in HTTP_METHOD.values else "_OTHER"
-            took_s = time.monotonic() - began_s
-            self._record(took_s, method, route, str(status), scope["scheme"])
-
-
-# ---- the server
-
-
-@asynccontextmanager
-async def serving(config: ConsoleConfig, app: ASGIApp) -> AsyncIterator[None]:
-    """Serve HTTP while the context lasts; then requests under way have SHUTDOWN_S to end."""
-    host, _, port = config.listen.rpartition(":")
-    settings = uvicorn.Config(
-        app,
-        host=host.strip("[]"),
-        port=int(port),
-        ssl_certfile=config.tls_certificate_file,
-        ssl_keyfile=config.tls_key_file,
-        lifespan="off",
-        ws="none",
-        log_config=None,
-        access_log=False,  # its lines have queries, which are keys and expressions
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=config.requests_max,
-        timeout_graceful_shutdown=SHUTDOWN_S,
-    )
-    settings.load()
-    server = uvicorn.Server(settings)  # its serve() would end the process by the signal
-    server.lifespan = settings.lifespan_class(settings)
-    await server.startup()
-    task = asyncio.create_task(server.main_loop())
-    renewing = asyncio.create_task(_renewed(config, settings.ssl))
-    log.info("serving", listen=config.listen, credentials=config.credentials)
-    try:
-        yield
-    finally:
-        await end(renewing)
-        server.should_exit = True
-        await task
-        await server.shutdown()
-
-
-async def _renewed(config: ConsoleConfig, context: ssl.SSLContext | None) -> None:
-    """Use a changed certificate for new connections."""
-    certificate, key = config.tls_certificate_file, config.tls_key_file
-    if context is None or certificate is None or key is None:
-        return
-    watched = Watched([certificate, key], lambda: key_pair(certificate, key), lambda _: None)
-    used = watched.get()
-    while True:
-        await asyncio.sleep(CERTIFICATE_CHECK_S)
-        if watched.get() is not used:
-            used = watched.get()
-            context.load_cert_chain(certificate, key)
-            log.info("certificate loaded", file=str(certificate))

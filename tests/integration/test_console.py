@@ -32,10 +32,11 @@ from seqgate.client import (
 from seqgate.client._channel import Security, open_channel
 from seqgate.dev.ports import free_ports
 from seqgate.dev.stack import CONSOLE, SERVICES, Stack
-from seqgate.services.console.app import Console, serving
+from seqgate.services.console.app import Console
 from seqgate.services.console.calls import calls_of
 from seqgate.services.console.config import ConsoleConfig
 from seqgate.services.console.pages import ACTIONS
+from seqgate.services.console.serving import serving
 from seqgate.telemetry.metrics import CLIENT_CALLS, HTTP_REQUESTS, ROUTES_MAX, of_service
 from tests.support.browser import chromium
 from tests.support.console import Answer, Browser
