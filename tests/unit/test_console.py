@@ -5,9 +5,11 @@ from contextlib import nullcontext
 import pytest
 from pydantic import ValidationError
 
+from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.channels import Call
-from seqgate.client._frames import Sample
+from seqgate.client._frames import Sample, Subscription, Topic
 from seqgate.errors import AuthenticationError
 from seqgate.payloads import PayloadDamaged
 from seqgate.services.console import history as history_module
@@ -90,9 +92,28 @@ def test_samples_and_counts_are_bounded() -> None:
     for number, sample in enumerate(samples):
         assert memory.exchange(("reader", str(number)), sample) is None
         memory.count(("reader", str(number)), (0.0, 0, Letters(0, 0)))
-    assert memory.exchange(("reader", str(SAMPLES_MAX)), samples[0]) is samples[-1]
+    before = memory.exchange(("reader", str(SAMPLES_MAX)), samples[0])
+    assert before is not None
+    assert before.at_s == SAMPLES_MAX
     assert len(memory.samples) == SAMPLES_MAX
     assert len(memory.letters) <= LETTERS_MAX
+
+
+def test_of_a_sample_the_counts_are_kept() -> None:
+    report = dispatcher_pb2.ReportResponse(
+        epoch=3,
+        totals=dispatcher_pb2.Totals(delivered_messages=7),
+        consumers=[dispatcher_pb2.ConsumerReport(name="till-1")],
+    )
+    subscriptions = [Subscription("billing", "a:1", 2, report=report)]
+    topic = Topic(ledger_pb2.Topic(name="t"), subscriptions=subscriptions)
+    memory = Memory()
+    memory.exchange(("reader",), Sample(0, 0, {"t": topic}))
+    before = memory.exchange(("reader",), Sample(1, 0))
+    assert before is not None
+    counts = dispatcher_pb2.ReportResponse(epoch=3, totals=report.totals)
+    kept = before.topics["t"].subscriptions or []
+    assert [each.report for each in kept] == [counts]
 
 
 # ---- payloads

@@ -2,10 +2,11 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Final, NamedTuple
 
+from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.client._calls import Calls
 from seqgate.client._frames import Sample
 from seqgate.services.console.alerts import Letters
@@ -45,14 +46,33 @@ class Memory:
     and what was found."""
 
     def exchange(self, key: tuple[str, ...], sample: Sample) -> Sample | None:
-        """Keep a sample. Returns the one before it."""
+        """Keep what rates take of a sample. Returns that of the one before it."""
         before = self.samples.pop(key, None)
-        _keep(self.samples, key, sample, SAMPLES_MAX)
+        _keep(self.samples, key, _of_counts(sample), SAMPLES_MAX)
         return before
 
     def count(self, key: tuple[str, ...], counted: tuple[float, int, Letters]) -> None:
         self.letters.pop(key, None)
         _keep(self.letters, key, counted, LETTERS_MAX)
+
+
+def _of_counts(sample: Sample) -> Sample:
+    """A sample whose reports have their counts alone: consumers and keys may be thousands."""
+    topics = {
+        name: replace(
+            topic,
+            subscriptions=[
+                replace(each, report=each.report and _counts_of(each.report))
+                for each in topic.subscriptions or ()
+            ],
+        )
+        for name, topic in sample.topics.items()
+    }
+    return replace(sample, topics=topics)
+
+
+def _counts_of(report: dispatcher_pb2.ReportResponse) -> dispatcher_pb2.ReportResponse:
+    return dispatcher_pb2.ReportResponse(epoch=report.epoch, totals=report.totals)
 
 
 def _keep(kept: dict[tuple[str, ...], Any], key: tuple[str, ...], value: Any, most: int) -> None:
