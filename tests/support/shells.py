@@ -329,11 +329,11 @@ class Shell:
 
 @asynccontextmanager
 async def shell(
-    random: Random, start: Position | None = None, **settings: Any
+    random: Random, start: Position | None = None, log: Stingy | None = None, **settings: Any
 ) -> AsyncIterator[Shell]:
-    """A subscription that was just taken."""
+    """A subscription that was just taken. `log` None: an empty one."""
     config = DispatcherConfig(**settings)
-    log, cursors, letters = Stingy(random), Slow(random), Letters()
+    log, cursors, letters = log or Stingy(random), Slow(random), Letters()
     loop = asyncio.get_running_loop()
     ports = Ports(log, cursors, letters, NoFilters(), "me", lambda: int(loop.time() * 1000))
     await cursors.create(TOPIC, NAME, start, {})

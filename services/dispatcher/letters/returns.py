@@ -112,6 +112,13 @@ class Return(NamedTuple):
         return cls(TopicName.parse(topic), letter, redrive, messages, bits, attempts)
 
 
+class Messages(NamedTuple):
+    """The machine's view of returned messages, and those whose letters are damaged."""
+
+    entries: Sequence[Entry]
+    damaged: Sequence[Position]
+
+
 class Returns:
     """The returns of one subscription."""
 
@@ -413,19 +420,24 @@ class Returns:
                 found += letters
         return found
 
-    async def messages(self) -> list[Entry]:
-        """The machine's view of all returned messages. One whose letter is gone has another key
-        than its own: when it is delivered, it turns out to be gone."""
-        found = []
-        for position, each in list(self.open.items()):
+    async def messages(self, positions: Iterable[Position]) -> Messages:
+        """The machine's view of these messages, if they are returned. One whose letter is gone has
+        another key than its own: when it is delivered, it turns out to be gone. One whose letter is
+        damaged stays where it is, and blocks nothing but its key."""
+        found, damaged = list[Entry](), list[Position]()
+        for position in positions:
+            each = self.open.get(position)
+            if each is None:
+                continue
             try:
                 letters = await self._letters(each, metadata_only=True)
-            except EntryCorrupt as error:  # it stays where it is, and blocks nothing else
+            except EntryCorrupt as error:
                 log.critical("damaged dead letter", **self._names, **error.details)
+                damaged.append(position)
                 continue
             messages = [_message(letter, position) for letter in letters]
             found += messages or [Entry(position, b"", each.messages)]
-        return found
+        return Messages(found, damaged)
 
     async def _letters(self, each: Return, *, metadata_only: bool = False) -> Sequence[StoredEntry]:
         try:

@@ -12,6 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 import structlog
@@ -76,6 +77,9 @@ T = TypeVar("T")
 
 RECALLED: Final = 1_000
 """How many records of a history are searched at a time."""
+
+DAMAGED_RETRY_S: Final = 5.0
+"""How often a damaged letter that comes back is looked at again, in seconds."""
 
 _FIRST: Final = Position(0, 0)
 """No entry of a log is before this."""
@@ -286,12 +290,18 @@ class Live:
             self._work.start_for_machine(self._bring_back)
 
     async def _bring_back(self) -> None:
-        """Give the machine the dead letters that come back."""
+        """Give the machine the dead letters that come back. A damaged one is looked at again until
+        it is repaired, or its loss is accepted."""
         performing = self._performing
-        generation = performing.generation
-        messages = await self._work.repeated(self.returns.messages)
-        if generation == performing.generation:
-            performing.apply(performing.machine.redrive(messages, performing.now_ms()))
+        generation, wanted = performing.generation, list(self.returns.open)
+        while wanted:
+            found = await self._work.repeated(partial(self.returns.messages, wanted))
+            if generation != performing.generation:
+                return
+            performing.apply(performing.machine.redrive(found.entries, performing.now_ms()))
+            wanted = list(found.damaged)
+            if wanted:
+                await asyncio.sleep(DAMAGED_RETRY_S)
 
     async def _durable(self) -> Durable:
         """The durable state, first moved back if it is beyond the end of the log. The lease keeps
