@@ -25,7 +25,7 @@ ENTRIES_PER_PARTITION_MAX: Final = 100_000_000
 BYTES_PER_PARTITION: Final = 16 * 1024 * 1024
 BYTES_PER_PARTITION_MAX: Final = 2**40
 """The default and the most bytes of payload and metadata per task that reads messages. The default
-takes a core about two seconds if messages have 100 bytes (13 µs each: docs/benchmarks), and less if
+takes a core about two seconds if messages have 100 bytes (12 µs each: docs/benchmarks), and less if
 they are larger."""
 
 MESSAGES_PER_TRIGGER_MAX: Final = 2**53
