@@ -46,6 +46,9 @@ CALL_TIMEOUT_S: Final = 5.0
 PRODUCERS_MAX: Final = 100
 """A limit of tracked producers that refuses none."""
 
+REPEATED: Final = 4
+"""How often a request of a redrive is sent until its outcome is known."""
+
 LOOK_S: Final = 0.1
 """The interval of checks for another party's progress."""
 
@@ -135,10 +138,11 @@ class Administrator:
             ("imported cursors", self._import),
             ("silent streams", self._say_nothing),
             ("properties", self._set_properties),
+            ("redrives", self._redrive),
         ):
             if swarm.has(feature):
                 acts.append(act)
-        return acts
+        return acts + [self._redrive] * swarm.more.get("redrives", 0)
 
     async def _take_back_policies(self) -> None:
         while self._is_starting_over():
@@ -439,6 +443,79 @@ class Administrator:
         await services.dispatcher.SetFilters(request, timeout=CALL_TIMEOUT_S)
         asked.answered_s = self.world.seen.now_s()
 
+    # ---- redrives
+
+    async def _redrive(self, services: "Services") -> None:
+        """Redrive letters by name or of many, replay a stretch, or stop what runs. A request whose
+        outcome is unknown is repeated."""
+        if not self.world.subscribeds:
+            return
+        of = self.rng.choice(self.world.subscribeds)
+        names: dict[str, Any] = {"topic": of.topic, "subscription": of.name}
+        draw, request_id = self.rng.random(), f"r{self.world.seen.counts['redrives']}"
+        self._count("redrives")
+        if draw < 0.1:
+            await self._stop_redrive(services, names)
+        elif draw < 0.4:
+            await self._redrive_named(services, names | {"request_id": request_id})
+        else:
+            request = dispatcher_pb.StartRedriveRequest(
+                **names,
+                request_id=request_id,
+                letters_per_second=self.rng.choice([0, 0, 1, 3, 100]),
+                selection=self._selection(of, of_topic=draw > 0.75),
+            )
+            await self._again(services.dispatcher.StartRedrive, request)
+
+    def _selection(self, of: Subscribed, *, of_topic: bool) -> dispatcher_pb.RedriveSelection:
+        selection = dispatcher_pb.RedriveSelection()
+        if self.rng.random() < 0.3:
+            selection.key = self.rng.choice(KEYS).encode()
+        if self.rng.random() < 0.3:
+            selection.expression = self.rng.choice(sorted(EXPRESSIONS))
+        if of_topic:
+            entries = self.world.seen.log(of.topic).entries
+            ends = [common_pb2.Start(earliest=common_pb2.Earliest())]
+            if entries and self.rng.random() < 0.7:
+                some = sorted(self.rng.choice(entries).position for _ in range(2))
+                ends = [common_pb2.Start(at=_wire(each)) for each in some]
+            selection.stretch.start.CopyFrom(ends[0])
+            if len(ends) > 1:
+                selection.stretch.end.CopyFrom(ends[1])
+        return selection
+
+    async def _redrive_named(self, services: "Services", fields: dict[str, Any]) -> None:
+        listing = {each: fields[each] for each in ("topic", "subscription")}
+        request = dispatcher_pb.ListDeadLettersRequest(**listing)
+        page = await services.dispatcher.ListDeadLetters(request, timeout=CALL_TIMEOUT_S)
+        letters = [each.position for each in page.letters if self.rng.random() < 0.5]
+        if letters:
+            redrive = dispatcher_pb.RedriveDeadLettersRequest(
+                **fields, positions=letters[: self.rng.randint(1, 3)]
+            )
+            await self._again(services.dispatcher.RedriveDeadLetters, redrive)
+
+    async def _stop_redrive(self, services: "Services", names: dict[str, Any]) -> None:
+        request = dispatcher_pb.ListRedrivesRequest(**names)
+        found = await services.dispatcher.ListRedrives(request, timeout=CALL_TIMEOUT_S)
+        if found.redrives:
+            number = self.rng.choice(found.redrives).number
+            stop = dispatcher_pb.StopRedriveRequest(**names, number=number)
+            await services.dispatcher.StopRedrive(stop, timeout=CALL_TIMEOUT_S)
+
+    async def _again(self, call: Callable[..., Awaitable[Any]], request: Any) -> None:
+        """Send a request until its outcome is known, a few times."""
+        for left in reversed(range(REPEATED)):
+            try:
+                await call(request, timeout=CALL_TIMEOUT_S)
+                if self.rng.random() < 0.8:
+                    return
+            except aio.AioRpcError as error:
+                unknown = (StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED)
+                if error.code() not in unknown or not left:
+                    raise
+                await asyncio.sleep(AGAIN_S)
+
     # ---- queries
 
     async def _report(self, services: "Services") -> None:
@@ -523,16 +600,19 @@ async def explain_stuck(world: "World") -> None:
     services = Services(world)
     for of in world.subscribeds:
         known = world.seen.subscription(of.topic, of.name)
-        waiting = next(iter(known.waiting), None)
-        if waiting is None:
+        waiting = next(iter(known.waiting), None) or next(iter(known.returns), None)
+        if waiting is None and not known.is_redriving:
             continue
         world.seen.note(f"{of}".replace("\n", " "))
         name: dict[str, Any] = {"topic": of.topic, "subscription": of.name}
-        asked = dispatcher_pb.ExplainRequest(**name, position=_wire(waiting))
-        for call, request in (
+        asked: list[tuple[Any, Any]] = [
             (services.dispatcher.Report, dispatcher_pb.ReportRequest(**name)),
-            (services.dispatcher.Explain, asked),
-        ):
+            (services.dispatcher.ListRedrives, dispatcher_pb.ListRedrivesRequest(**name)),
+        ]
+        if waiting is not None:
+            why = dispatcher_pb.ExplainRequest(**name, position=_wire(waiting))
+            asked.append((services.dispatcher.Explain, why))
+        for call, request in asked:
             try:
                 answer = await call(request, timeout=CALL_TIMEOUT_S)
             except aio.AioRpcError as error:

@@ -197,6 +197,11 @@ def unsettled(world: World) -> list[str]:
             and not world.seen.is_forsaken(of.topic, each)
             and not (each in subscription.kept_back and not log.is_whole(log.at[each]))
         ]
+        back = [each for each in subscription.returns if not log.is_trimmed(each)]
+        if back:
+            missing.append(f"{of.topic} {of.name} ({of.type.name}) does not redeliver {back[:5]}")
+        if subscription.is_redriving:
+            missing.append(f"{of.topic} {of.name} does not end a redrive")
         if waiting:
             missing.append(f"{of.topic} {of.name} ({of.type.name}) does not deliver {waiting[:5]}")
     return missing

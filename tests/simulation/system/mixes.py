@@ -404,3 +404,44 @@ MIXES: Final[Sequence[Mix]] = (
     ),
 )
 """All mixes, drawn with equal probability."""
+
+
+REDRIVES: Final = Mix(
+    "redrives: dead letters come back and topics are replayed while dispatchers die",
+    features=("dead letters", "redrives"),
+    faults=("kills",),
+    perhaps=(
+        "batching",
+        "consumers come and go",
+        "explains",
+        "filters",
+        "instances leave",
+        "partial acks",
+        "resets",
+        "rolling restarts",
+        "store fails",
+        "store slow",
+        "stuck consumers",
+        "trims",
+    ),
+    limits={
+        "dispatcher": {"lease_s": (0.5, 1.0)},
+        "constants": {
+            "seqgate.services.dispatcher.redrives.redriving.PAGE_ENTRIES": (1, 3, 1_000),
+            "seqgate.services.dispatcher.redrives.redriving.STEP_LETTERS": (1, 2, 100),
+            "seqgate.services.dispatcher.redrives.redriving.ON_THEIR_WAY_MAX": (1, 3, 400),
+        },
+    },
+    instances={"dispatcher": (1, 2), "cursor": (1, 2)},
+    messages=(10, 20),
+    seconds=(4.0, 8.0),
+    more={
+        "acts": 30,
+        "redrives": 5,
+        "nack_share": (0.3,),
+        "max_redeliveries": (0, 1),
+        "after": ("HOLD", "CONTINUE", "TAIL"),
+        "faults": 15,
+    },
+)
+"""Drawn apart from MIXES, so that their histories stayed as they were."""

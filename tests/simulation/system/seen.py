@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from seqgate.services.dispatcher.letters.returns import Return
 from seqgate.types import Chunk, Position, TopicName
 
 TAIL_MAX: Final = 400
@@ -225,6 +226,13 @@ class Subscription:
         taken_epochs: epochs under which instances took it.
         is_made: it has a cursor; `deletions`: deletions started and not observed yet.
         dead_letter_topic: the topic of its letters; empty for the default.
+        returns: messages on their way back.
+        redrives: it has had redrives; `is_redriving`: one of many runs.
+        redriven: letters that came back, by their topic and position, and replayed messages, by the
+            number of the replay and their position.
+        made: by redrive, how many of its messages came back.
+        lettered_before: messages dead-lettered before they came back.
+        through_before: of each message on its way, the cumulative acknowledgements before it.
     """
 
     topic: str
@@ -263,6 +271,13 @@ class Subscription:
     is_made: bool = False
     deletions: int = 0
     dead_letter_topic: str = ""
+    returns: dict[Position, Return] = field(default_factory=dict)
+    redrives: bool = False
+    is_redriving: bool = False
+    redriven: set[tuple[str, Position]] = field(default_factory=set)
+    made: Counter[int] = field(default_factory=Counter)
+    lettered_before: set[Position] = field(default_factory=set)
+    through_before: dict[Position, dict[Place, set[Token]]] = field(default_factory=dict)
 
     def made_again(self) -> "Subscription":
         """The state after a deletion of the cursor, which keeps the options of its consumers."""

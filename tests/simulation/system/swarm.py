@@ -6,11 +6,11 @@ A share of the histories has a mix of mixes.py instead, for what seldom meets by
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final, NamedTuple
 
-from tests.simulation.system.mixes import MIXES, Mix
+from tests.simulation.system.mixes import MIXES, REDRIVES, Mix
 
 FEATURES: Final = (
     "batching", "batching by key", "chunking", "delays", "filters", "dead letters", "nacks",
@@ -24,6 +24,9 @@ FEATURES: Final = (
 )  # fmt: skip
 """Features that a history may use."""
 
+LATER: Final = ("redrives",)
+"""Features that are drawn apart: the histories of seeds without them stayed as they were."""
+
 FAULTS: Final = (
     "delays", "losses", "partitions", "half-open", "store fails", "store full", "store slow",
     "redis loses all", "redis goes back", "redis loses one", "clocks", "kills", "stops",
@@ -33,6 +36,10 @@ FAULTS: Final = (
 
 MIX_SHARE: Final = 0.3
 """The share of seeds with a mix."""
+
+REDRIVES_SHARE: Final = 0.05
+REDRIVEN_SHARE: Final = 0.3
+"""The share of seeds with the mix REDRIVES, and of the others without a mix, with redrives."""
 
 TINY_SHARE: Final = 0.5
 """The usual share of limits that are tiny."""
@@ -169,10 +176,11 @@ class Swarm:
             messages), "kinds" (of subscriptions), "nack_share", "max_redeliveries", "after" (a
             dead letter), "drain_deadline_s", "chunk_bytes", "batch" (messages), "cursor_latency_s",
             "state_latency_s" (of stores), "expressions" and "policies" (of filters). Numbers:
-            "acts" of administrators and "faults" (how many), "batch_share", "chunk_share" (of
-            producers), "delay_share", "long_key_share" (of messages), "work_s" (the most that
-            consumers take), "late_s" (when the first one connects at the latest). Others: "retry_s"
-            (first and longest), "own_ids", "filter_first", "deletes_topics" (set or not).
+            "acts" of administrators and "faults" (how many), "redrives" (how much likelier),
+            "batch_share", "chunk_share" (of producers), "delay_share", "long_key_share" (of
+            messages), "work_s" (the most that consumers take), "late_s" (when the first one
+            connects at the latest). Others: "retry_s" (first and longest), "own_ids",
+            "filter_first", "deletes_topics" (set or not).
     """
 
     seed: int
@@ -239,6 +247,16 @@ class Swarm:
 
 def draw(seed: int) -> Swarm:
     """Draw the settings of a seed."""
+    rng = Random(f"redrives {seed}")
+    if rng.random() < REDRIVES_SHARE:
+        return mixed(seed, REDRIVES)
+    swarm = _drawn(seed)
+    if swarm.mix or rng.random() >= REDRIVEN_SHARE:
+        return swarm
+    return replace(swarm, features=swarm.features | {"redrives"})
+
+
+def _drawn(seed: int) -> Swarm:
     rng = Random(f"swarm {seed}")
     if rng.random() < MIX_SHARE:
         return mixed(seed, rng.choice(MIXES))
@@ -289,7 +307,7 @@ def mixed(seed: int, mix: Mix) -> Swarm:
     producers, subscriptions = rng.choice(mix.producers), rng.choice(mix.subscriptions)
     return Swarm(
         seed,
-        frozenset(has.intersection(FEATURES)),
+        frozenset(has.intersection((*FEATURES, *LATER))),
         frozenset(has.intersection(FAULTS)),
         limits,
         instances,

@@ -22,6 +22,8 @@ EARLY         a delayed message was delivered before its time
 HELD          a message was delivered while a dead letter holds its key
 LETTER_TWICE  a message is in the dead letter topic twice
 LETTER_EARLY  a message was dead-lettered before it used up its redeliveries
+REDRIVEN_TWICE  a letter is redriven again, or a message is replayed twice by one number
+MISCOUNTED    a redrive's record counts other messages than those that came back
 COPIED        a message passed through more dead letter topics than allowed
 HEADLESS      chunks were delivered of a message that starts before the subscription
 CUT           a chunk was stored although the start of its message was trimmed
@@ -42,6 +44,7 @@ from tests.simulation.system.checkers.cursors import Cursors
 from tests.simulation.system.checkers.dedup import Dedup, Folds
 from tests.simulation.system.checkers.deliveries import Deliveries
 from tests.simulation.system.checkers.logs import Logs
+from tests.simulation.system.checkers.redrives import Redrives
 from tests.simulation.system.checkers.terms import Terms
 from tests.simulation.system.seen import Seen
 
@@ -55,6 +58,7 @@ class Checker:
         self.dedup = Dedup(seen)
         self.folds = Folds(seen, self.dedup)
         self.cursors = Cursors(seen, self.terms)
+        self.redrives = Redrives(seen, self.cursors)
         self.logs = Logs(seen, self.terms, self.dedup, self.cursors)
         self.deliveries = Deliveries(seen, self.terms)
         self.administration = Administration(seen, self.terms)

@@ -48,13 +48,17 @@ class Administration:
         )
         if "REASON_NO_ENTRY" in said and not is_gone:
             self._seen.violate("EXPLAINED", f"{what}, but the entry exists")
-        has_letter = any(lettered == position for lettered, _ in subscription.lettered)
+        has_letter = position in subscription.lettered_before or any(
+            lettered == position for lettered, _ in subscription.lettered
+        )
         if "REASON_DEAD_LETTERED" in said and not (is_moved or has_letter):
             self._seen.violate("EXPLAINED", f"{what}, but there is no letter")
         if "REASON_ACKNOWLEDGED" in said and not (is_gone or is_moved):
             if position not in subscription.acknowledged:
                 self._seen.violate("EXPLAINED", f"{what}, but the cursor does not have it")
                 return
+            if position in subscription.returns:
+                return  # it comes back since
             token = self._terms.next_delivery(topic, name, subscription.epoch)
             if token is not None:
                 for index in range(len(log.at[position].ids)):

@@ -1,7 +1,7 @@
 """Invariants of cursors: what they count as acknowledged, and who holds them."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from seqgate.services.cursor.core.cursor import CursorState
 from seqgate.services.dispatcher.core.effects import Because
@@ -9,6 +9,9 @@ from seqgate.services.dispatcher.letters import graveyard
 from seqgate.types import Position, TopicName
 from tests.simulation.system.checkers.terms import Terms
 from tests.simulation.system.seen import Appended, Log, Move, Seen, Subscription, Token
+
+if TYPE_CHECKING:
+    from tests.simulation.system.checkers.redrives import Redrives
 
 RANGES_MAX: Final = 1_000_000
 
@@ -19,6 +22,7 @@ class Cursors:
     def __init__(self, seen: Seen, terms: Terms) -> None:
         self._seen = seen
         self._terms = terms
+        self.redrives: Redrives | None = None
 
     def created(self, topic: TopicName, name: str, mark_delete: Position | None) -> None:
         """The store created a cursor."""
@@ -102,6 +106,8 @@ class Cursors:
             self._undone(subscription, log, lost, lost_parts)
         if skipped:
             self._skipped(subscription, log, skipped)
+        if self.redrives is not None:
+            self.redrives.changed(subscription, state.head.properties)
 
     def taken(self, topic: TopicName, name: str, epoch: int) -> None:
         """An instance took a subscription. Its deliveries carry the epoch from now on, which no
@@ -171,6 +177,16 @@ class Cursors:
     ) -> None:
         """Forget why entries were acknowledged, in part or, those of `lost`, whole. A letter of the
         others is not finished, so a reset does not undo it."""
+        self.forget(subscription, positions)
+        first = min(positions)
+        for place in [each for each in subscription.through if each[0] >= first]:
+            del subscription.through[place]
+        subscription.lettered = {each for each in subscription.lettered if each[0] not in lost}
+        for key in [key for key, (at, _) in subscription.held.items() if at in lost]:
+            del subscription.held[key]
+
+    def forget(self, subscription: Subscription, positions: set[Position]) -> None:
+        """Forget acknowledgements of entries that are delivered again."""
         now_s = self._seen.now_s()
         for position in positions:
             subscription.undone_s[position] = now_s
@@ -179,12 +195,6 @@ class Cursors:
         for places in (subscription.asked, subscription.done):
             for place in [each for each in places if each[0] in positions]:
                 del places[place]
-        first = min(positions)
-        for place in [each for each in subscription.through if each[0] >= first]:
-            del subscription.through[place]
-        subscription.lettered = {each for each in subscription.lettered if each[0] not in lost}
-        for key in [key for key, (at, _) in subscription.held.items() if at in lost]:
-            del subscription.held[key]
 
     def _skipped(self, subscription: Subscription, log: Log, skipped: list[Position]) -> None:
         """The cursor acknowledged entries without another cause than a move."""
@@ -216,7 +226,11 @@ class Cursors:
         """The subscription continues elsewhere: earlier deliveries no longer count."""
         subscription.floor = self.from_now_on(subscription)
         subscription.first_of_key.clear()
-        subscription.delivered.clear()
+        subscription.delivered = {
+            (position, index)
+            for position, back in subscription.returns.items()
+            for index in range(back.messages)
+        }
         self._seen.note(f"moved {subscription.name}, from delivery {subscription.floor} on")
 
     def from_now_on(self, subscription: Subscription) -> Token:

@@ -97,6 +97,9 @@ class Deliveries:
     def _is_acknowledged(self, subscription: Subscription, place: Place) -> bool:
         """True if the cursor has a message."""
         position, index = place
+        back = subscription.returns.get(position)
+        if back is not None:
+            return bool(back.acknowledged >> index & 1)
         return (
             position in subscription.acknowledged
             or bool(subscription.parts.get(position, 0) >> index & 1)
