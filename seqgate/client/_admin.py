@@ -247,6 +247,8 @@ class DeadLetter:
         mend: of a mended letter, what it was made of, by whom, and when; None: it is none.
         lives: the earlier lives of its message, the oldest first; the latest ones, if they are
             long.
+        chunks: of a large message, how many chunks it has, each a letter; 0: it is none. Any of
+            them names all; the last one is listed.
     """
 
     id: MessageId
@@ -272,6 +274,7 @@ class DeadLetter:
     successor: MessageId | None = None
     mend: LetterMend | None = None
     lives: tuple[DeadLetterLife, ...] = ()
+    chunks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -557,14 +560,15 @@ class Admin(LetterCalls):
         acknowledged once more, under the rules of its key.
 
         Args:
-            letters: their ids in the dead letter topic: 1 to 100, each once.
+            letters: their ids in the dead letter topic: 1 to 100, each once. A chunk of a large
+                message names all of its chunks.
             request_id: identifies the request, of 1 to 64 bytes: repeat a call with the same one.
             dry_run: check the letters and change nothing.
 
         Raises:
             InvalidRequestError: too many letters, or an invalid request id.
-            InUseError: one of them cannot be redriven: it is missing, was redriven before, or is a
-                chunk of a large message.
+            InUseError: one of them cannot be redriven: it is missing, on its way back, was
+                redriven, mended or discarded before, or is a large message that lacks chunks.
             LimitExceededError: too many letters are on their way back.
         """
         request = dispatcher_pb2.RedriveDeadLettersRequest(
@@ -982,6 +986,7 @@ def _dead_letter(wire: dispatcher_pb2.DeadLetter, topic: str) -> DeadLetter:
         successor=_id(_optional(wire, "successor")),
         mend=mend_of(wire.mend) if wire.HasField("mend") else None,
         lives=tuple(map(life_of, wire.lives)),
+        chunks=wire.num_chunks,
     )
 
 

@@ -111,8 +111,8 @@ class LetterNotFound(DomainError):
 
 
 class LetterNotRedrivable(DomainError):
-    """A letter cannot be redriven: there is no such letter, its message is on its way back or was
-    redriven before, or it is a chunk of a large message."""
+    """A letter cannot be redriven: there is no such letter, its message is on its way back, it was
+    redriven, mended or discarded before, or it is a large message of which chunks are missing."""
 
     kind = Kind.IN_USE
     reason = "LETTER_NOT_REDRIVABLE"

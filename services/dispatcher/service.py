@@ -19,7 +19,7 @@ from seqgate.services.dispatcher.errors import (
 )
 from seqgate.services.dispatcher.filtering.analysis import Analysis, analyze
 from seqgate.services.dispatcher.filtering.chains import Chain, Chains, from_properties
-from seqgate.services.dispatcher.letters.listing import Letters
+from seqgate.services.dispatcher.letters.listing import is_earlier_chunk
 from seqgate.services.dispatcher.letters.mending import Amendment
 from seqgate.services.dispatcher.letters.operations import Operation
 from seqgate.services.dispatcher.letters.record import Extent, RedriveRecord
@@ -285,21 +285,28 @@ class Dispatcher:
         key: bytes | None,
         after: Position | None,
         limit: int,
-    ) -> tuple[Live, TopicName, Letters]:
-        """A page of a subscription's letters; `key` None: of all keys; `dead_letter_topic` None:
-        in the one that it uses. Raises EntryCorrupt, and what `live` does."""
+    ) -> tuple[Live, TopicName, Sequence[tuple[StoredEntry, Position | None]], Position | None]:
+        """A page of a subscription's letters, each with the position at which its message begins
+        (None: not known), and the last entry that was read, as in Letters. A large letter is its
+        last chunk. `key` None: of all keys; `dead_letter_topic` None: in the one that it uses.
+        Raises EntryCorrupt, and what `live` does."""
         live = await self.live(topic, name)
         listing = live.letters(dead_letter_topic)
 
         def is_wanted(entry: StoredEntry) -> bool:
+            if is_earlier_chunk(entry):
+                return False
             return key is None or sticky_key(entry.metadata) == key
 
-        return live, listing.dead_letter_topic, await listing.page(after, limit, is_wanted)
+        page = await listing.page(after, limit, is_wanted)
+        shown = [(each, await listing.first_of(each)) for each in page.letters]
+        return live, listing.dead_letter_topic, shown, page.last
 
     async def dead_letter(
         self, topic: TopicName, name: str, dead_letter_topic: TopicName | None, position: Position
-    ) -> tuple[Live, TopicName, StoredEntry]:
-        """A letter, with its payload. Raises LetterNotFound, EntryCorrupt, and what `live` does."""
+    ) -> tuple[Live, TopicName, StoredEntry, Position | None]:
+        """A letter, with its payload, and the position at which its message begins (None: not
+        known). Raises LetterNotFound, EntryCorrupt, and what `live` does."""
         live = await self.live(topic, name)
         listing = live.letters(dead_letter_topic)
         entry = await listing.get(position)
@@ -308,7 +315,7 @@ class Dispatcher:
                 "the dead letter topic has no such letter of the subscription",
                 dead_letter_topic=listing.dead_letter_topic,
             )
-        return live, listing.dead_letter_topic, entry
+        return live, listing.dead_letter_topic, entry, await listing.first_of(entry)
 
     async def redrive(
         self,

@@ -226,7 +226,7 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
         self, request: pb.ListDeadLettersRequest, context: Context
     ) -> pb.ListDeadLettersResponse:
         topic, name = parsing.names(request)
-        live, where, page = await self._dispatcher.dead_letters(
+        live, where, shown, last = await self._dispatcher.dead_letters(
             topic,
             name,
             parsing.dead_letter_topic(request),
@@ -235,8 +235,8 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
             limit=read_limit(request.page_size, parsing.PAGE_DEFAULT, parsing.PAGE_MAX),
         )
         return pb.ListDeadLettersResponse(
-            letters=[lettering.letter(live, where, each) for each in page.letters],
-            next_page_token=to_position_token(page.last),
+            letters=[lettering.letter(live, where, *each) for each in shown],
+            next_page_token=to_position_token(last),
             dead_letter_topic=str(where),
         )
 
@@ -245,11 +245,13 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
     ) -> pb.GetDeadLetterResponse:
         topic, name = parsing.names(request)
         position = read_position("position", request.position, InvalidPosition)
-        live, where, entry = await self._dispatcher.dead_letter(
+        live, where, entry, first = await self._dispatcher.dead_letter(
             topic, name, parsing.dead_letter_topic(request), position
         )
         return pb.GetDeadLetterResponse(
-            letter=lettering.letter(live, where, entry), entry=entry, dead_letter_topic=str(where)
+            letter=lettering.letter(live, where, entry, first),
+            entry=entry,
+            dead_letter_topic=str(where),
         )
 
     async def RedriveDeadLetters(

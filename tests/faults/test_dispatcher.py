@@ -23,11 +23,18 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
-from seqgate.client import AfterDeadLetter, Consumer, DeadLetter, SubscriptionOptions
+from seqgate.client import (
+    AfterDeadLetter,
+    Chunking,
+    Consumer,
+    DeadLetter,
+    MessageId,
+    SubscriptionOptions,
+)
 from seqgate.client import connect as connect_client
 from seqgate.dev.ports import free_ports
 from seqgate.dev.stack import Stack
-from seqgate.errors import SeqgateError, UnavailableError
+from seqgate.errors import SeqgateError, StaleTokenError, UnavailableError
 from seqgate.times import duration
 from seqgate.types import Position
 from tests.faults.world import World
@@ -677,6 +684,65 @@ async def origins(ledger: Any, topic: str) -> list[int]:
             for each in response.entries.entries
         )
     return found
+
+
+@pytest.mark.parametrize("step", some_of([*REDRIVING, *SETTLING], every=3))
+async def test_a_crash_during_a_redrive_of_a_large_message_keeps_it_whole(
+    quick: World, step: str
+) -> None:
+    """It is delivered whole and acknowledged once more, before the messages held behind it."""
+    order, stack = (REDRIVING | SETTLING)[step], quick.stack
+    topic = f"public/default/large-{order.point}-{step in REDRIVING}"
+    options = SubscriptionOptions(max_redeliveries=0, after_dead_letter=AfterDeadLetter.HOLD)
+    large = bytes(range(256)) * 80
+    async with connect_client(stack.address("ledger"), stack.address("dispatcher")) as client:
+        admin = client.admin()
+        chunking = Chunking(chunk_bytes=4_096)
+        async with client.producer(topic, name="p", chunking=chunking) as producer:
+            for payload in (large, b"second"):
+                await producer.send(payload, key="k")
+
+        async def is_dead() -> bool:
+            found = [each async for each in admin.dead_letters(topic, "s")]
+            names = cursor_pb2.GetCursorRequest(topic=topic, cursor="s")
+            async with channel_to(stack.address("cursor")) as channel:
+                kept = (await cursor_stub(channel).GetCursor(names)).cursor.properties
+            return bool(found) and not [each for each in kept if "letter" in each]
+
+        async def redriven() -> bool:
+            try:
+                await admin.redrive(topic, "s", [MessageId(1, 2)], request_id="r")
+            except UnavailableError:
+                return False
+            return True
+
+        async with client.consumer(topic, "s", options=options) as consumer:
+            await consumer.nack(await consumer.receive(), delay_s=0)
+            await eventually(is_dead)
+            if step in REDRIVING:
+                quick.order("dispatcher", order)
+                assert not await redriven()
+            else:
+                assert await redriven()
+                back = await consumer.receive()
+                quick.order("dispatcher", order)
+                with suppress(StaleTokenError):
+                    await consumer.ack(back)
+            assert await stack.ended("dispatcher") == -signal.SIGKILL
+            await stack.run("dispatcher")
+            await serving(stack.address("dispatcher"))
+            await eventually(redriven)
+            message = await consumer.receive()
+            if message.payload == b"second":  # the large one's acknowledgement was durable
+                assert step in ("the letter is settled", *[*SETTLING][2:])
+            else:
+                assert message.payload == large
+                await consumer.ack(message)
+                message = await consumer.receive()
+            assert message.payload == b"second"
+            await consumer.ack(message)
+        left = await admin.subscription(topic, "s")
+        assert left.mark_delete == Position(1, 5)
 
 
 AMENDING: dict[str, tuple[str, Order]] = {

@@ -10,6 +10,7 @@ from seqgate.client import (
     Admin,
     AfterDeadLetter,
     Batching,
+    Chunking,
     Client,
     Consumer,
     DeadLetter,
@@ -265,3 +266,78 @@ async def test_the_latest_operations_are_listed(client: Client, admin: Admin, to
         assert [each.number for each in found] == list(range(count, 2, -1))
         with pytest.raises(InUseError, match="it was mended before"):
             await admin.mend(topic, "s", letter.id, payload=b"x", request_id="m1")
+
+
+LARGE = b"".join(b"%07d," % number for number in range(4_000))
+
+
+async def publish_large(client: Client, topic: str) -> None:
+    """A large message of many chunks, and two small ones behind it."""
+    chunking = Chunking(chunk_bytes=4_000)
+    async with client.producer(topic, name="p", chunking=chunking) as producer:
+        for payload in (LARGE, b"second", b"third"):
+            await producer.send(payload, key="k")
+
+
+async def test_a_large_letter_goes_whole(
+    services: Services, client: Client, admin: Admin, topic: str
+) -> None:
+    """It is listed once, and any of its chunks takes back all. It is delivered once, before the
+    messages held behind it; if it fails again, it is another letter."""
+    await publish_large(client, topic)
+    async with client.consumer(topic, "s", options=HELD) as consumer:
+        (letter,) = await dead(admin, topic, consumer)
+        assert (letter.chunk, letter.chunks, letter.payload_bytes) == (7, 8, len(LARGE))
+        assert (letter.holds_key, letter.waiting_entries) == (True, 2)
+        chunks = [MessageId(1, number) for number in range(8)]
+        with pytest.raises(InUseError, match="it is a large message"):
+            await admin.mend(topic, "s", letter.id, payload=b"x", request_id="m1")
+
+        made = await admin.redrive(topic, "s", [chunks[3], chunks[5]], request_id="r1")
+        assert made.letters == 2
+        back = await consumer.receive()
+        assert (back.payload, back.id) == (LARGE, letter.origin)
+        with pytest.raises(InUseError, match="it is on its way back"):
+            await admin.redrive(topic, "s", [letter.id], request_id="r2")
+        await consumer.nack(back, delay_s=0)
+
+        async def is_dead() -> bool:
+            return len(await letters(admin, topic)) == 2
+
+        await eventually(is_dead)
+        first, second = await letters(admin, topic)
+        assert (first.state, second.state, second.redrives) == ("REDRIVEN", "DEAD", 1)
+        assert second.holds_key
+        await admin.redrive(topic, "s", [second.id], request_id="r3")
+        for payload in (LARGE, b"second", b"third"):
+            message = await consumer.receive()
+            assert message.payload == payload
+            await consumer.ack(message)
+    assert [each.state for each in await letters(admin, topic)] == ["REDRIVEN", "REDRIVEN"]
+    left = await kept(services, topic)
+    assert not [each for each in left if "return" in each or "dead.key" in each]
+
+
+async def test_a_discarded_large_letter_resumes_its_key(
+    client: Client, admin: Admin, topic: str
+) -> None:
+    await publish_large(client, topic)
+    async with client.consumer(topic, "s", options=HELD) as consumer:
+        (letter,) = await dead(admin, topic, consumer)
+        await admin.discard(topic, "s", [MessageId(1, 2)], request_id="d1")
+        assert (await consumer.receive()).payload == b"second"
+        with pytest.raises(InUseError, match="it was discarded before"):
+            await admin.redrive(topic, "s", [letter.id], request_id="r1")
+
+
+async def test_a_large_letter_without_all_chunks_is_not_redriven(
+    client: Client, admin: Admin, topic: str
+) -> None:
+    await publish_large(client, topic)
+    async with client.consumer(topic, "s", options=HELD) as consumer:
+        (letter,) = await dead(admin, topic, consumer)
+        await admin.trim_topic(letter.topic, MessageId(1, 3))
+        with pytest.raises(InUseError, match="some chunks of its large message are missing"):
+            await admin.redrive(topic, "s", [letter.id], request_id="r1")
+        (letter,) = await letters(admin, topic)
+        assert letter.state == "DEAD"

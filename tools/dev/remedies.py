@@ -174,8 +174,9 @@ REMEDIES: Final[Mapping[str, str]] = {
     "ends at the log's end and lists at most 10,000 entries. Only a ledger sends these: report it "
     "if yours does.",
     "LETTER_NOT_REDRIVABLE": "The message says which letter and why. Leave out letters that were "
-    "redriven, discarded or mended before (`seqgate dead-letter ls` shows them), and chunks of "
-    "large messages, which must be published again.",
+    "redriven, discarded or mended before (`seqgate dead-letter ls` shows them). A large message "
+    "that lacks chunks, because of a trim or because they were dead-lettered alone, must be "
+    "published again.",
     "LETTER_NOT_MENDABLE": "The message says why. Of a letter that was mended before, mend the "
     "`successor`. A batch or a large message cannot be mended: discard it, and publish its "
     "messages again.",

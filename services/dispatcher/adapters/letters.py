@@ -22,6 +22,7 @@ from seqgate.services.dispatcher.ports import (
     PRODUCER,
     PROPERTIES_MAX,
     REASON,
+    REDRIVES,
     STEPS,
     Added,
     LedgerUnavailable,
@@ -235,8 +236,13 @@ def published(letter: Letter, *, is_alone: bool = False) -> pb.Entry:
         if len(metadata.properties) > PROPERTIES_MAX or metadata.ByteSize() > LETTER_BYTES_MAX:
             del metadata.properties[name]  # better a letter without it than none
     if metadata.num_chunks_from_msg > 1:
+        lives = metadata.properties.get(REDRIVES, "")  # a redriven message has other letters
         metadata.producer_name = _producer(
-            letter, source.metadata.producer_name, source.metadata.uuid, str(letter.round)
+            letter,
+            source.metadata.producer_name,
+            source.metadata.uuid,
+            str(letter.round),
+            *([lives] if lives else []),
         )
     else:
         metadata.producer_name = _producer(letter)

@@ -303,11 +303,15 @@ class Delivering:
         return None
 
     def _is_rest_of_letter(self, lane: Lane, position: Position) -> bool:
-        """Whether a chunk follows the first of its message to the dead letter topic, even though
-        that one holds the key: else the letter would stay incomplete until the key is released."""
+        """Whether a chunk follows the first of its message to the dead letter topic, or back, even
+        though that one holds the key: else the message would stay incomplete until the key is
+        released."""
         chunk = None if lane.rare is None else lane.rare.chunks.get(position)
         if chunk is None or not chunk.number:
             return False
+        gap = self._gaps.gap(lane.key)
+        if position in self._settling.returned and gap is not None:
+            return self._large.is_rest_of(chunk, gap.position)
         redeliveries_max = self._options.redeliveries_max
         return self._large.is_dead(chunk) or self._settling.failed_beyond(
             redeliveries_max, position
@@ -353,6 +357,9 @@ class Delivering:
         position, messages = head.position, head.messages
         why = self._why_dead(lane, position)
         if lane.rare is not None:
+            chunk, gap = lane.rare.chunks.get(position), self._gaps.gap(lane.key)
+            if chunk and gap and self._large.is_rest_of(chunk, gap.position):
+                self._gaps.record_rest(position)
             lane.rare.forget(position)
         lane.dead = position
         attempts, after = self._settling.attempts.get(position, 0), self._gaps.after(lane.key)

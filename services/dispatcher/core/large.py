@@ -35,12 +35,13 @@ OVER_MAX: Final = 1_000
 @dataclass(slots=True)
 class LargeMessage:
     """A large message; `last` is None until its last chunk is read. If one chunk is dead-lettered
-    (`is_dead`), all are."""
+    (`is_dead`), all are. `is_rest`: its first chunk is not known, and `first` is a later one."""
 
     first: Position
     key: bytes
     last: Position | None = None
     is_dead: bool = False
+    is_rest: bool = False
 
 
 class Ended(NamedTuple):
@@ -96,7 +97,8 @@ class LargeMessages:
         """Dead-letter the message of the chunk at this position, even if it was forgotten."""
         attempt = self._get(name)
         if attempt is None:
-            attempt = self._finished[name] = LargeMessage(position, key, last=position)
+            attempt = LargeMessage(position, key, last=position, is_rest=True)
+            self._finished[name] = attempt
             self._keep_few()
         attempt.is_dead = True
 
@@ -108,6 +110,14 @@ class LargeMessages:
     def is_finished(self, name: str) -> bool:
         """Whether the last chunk of an attempt was read, as far as is known."""
         return name in self._finished
+
+    def is_rest_of(self, chunk: Chunk, first: Position) -> bool:
+        """Whether a chunk continues the message that begins at this position, as far as is known:
+        after a take-over, the first one may not be."""
+        if not chunk.number:
+            return False
+        attempt = self._get(chunk.attempt)
+        return attempt is None or attempt.is_rest or attempt.first == first
 
     def is_dead(self, chunk: Chunk) -> bool:
         """Whether a chunk follows others of its message to the dead letter topic."""
@@ -123,7 +133,7 @@ class LargeMessages:
             return not self._may_be_forgotten(position)
         if attempt.is_dead:
             return False
-        return self._settling.is_settled(attempt.first)
+        return self._settling.is_gone(attempt.first)
 
     def _may_be_forgotten(self, position: Position) -> bool:
         """Whether a chunk may belong to a message that was read and forgotten."""
@@ -137,7 +147,7 @@ class LargeMessages:
     def _forget(self, attempt: LargeMessage) -> None:
         """Record that a message was forgotten. If it is acknowledged it need not be known: a chunk
         that continues it is headless."""
-        if self._settling.is_settled(attempt.first) and not attempt.is_dead:
+        if self._settling.is_gone(attempt.first) and not attempt.is_dead:
             return
         assert attempt.last is not None
         self._forgotten_to = max(attempt.last, self._forgotten_to or attempt.last)

@@ -580,6 +580,10 @@ class Parking:
             return False
         lane = lane or self.add_lane(key, slot)
         self._push(lane, Returned(position, entry.messages))
+        if entry.chunk is not None:
+            rare = lane.rare = lane.rare or Rare()
+            rare.chunks[position] = entry.chunk
+            rare.count_rest(position, 1)
         self._count_parked(lane, 1)
         self.wake(lane)
         return True

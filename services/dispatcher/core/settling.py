@@ -245,6 +245,14 @@ class Settling:
         """Whether an entry is durably acknowledged, and does not come back as a dead letter."""
         return position in self.acknowledged and position not in self.returned
 
+    def is_gone(self, position: Position) -> bool:
+        """Whether an entry is acknowledged as a whole, durably or not yet, also as a dead letter
+        that came back."""
+        if position not in self.returned:
+            return self.is_settled(position)
+        persisting = () if self._persisting is None else self._persisting.whole
+        return position in self._batch.whole or position in persisting
+
     def is_settled(self, position: Position) -> bool:
         """Whether an entry is acknowledged as a whole, durably or not yet."""
         return position in self.acknowledged or self.is_settling(position)
@@ -321,6 +329,7 @@ class Gaps:
     def __init__(self, options: Options, keys: Mapping[bytes, KeyState]) -> None:
         self.keys = dict(keys)
         self._options = options
+        self._rests: set[Position] = set()
 
     def state(self, key: bytes) -> KeyState | None:
         return self.keys.get(remembered(key))
@@ -356,11 +365,19 @@ class Gaps:
             return KeyState(self.after(key), gap)
         if before.gap.position == gap.position:
             return KeyState(before.after, gap, before.has_more)
+        if gap.position in self._rests:
+            return before
         return KeyState(before.after, min(before.gap, gap), has_more=True)
+
+    def record_rest(self, position: Position) -> None:
+        """Record that a chunk which is dead-lettered belongs to the message that the key is held
+        behind: it makes no other gap."""
+        self._rests.add(position)
 
     def add(self, key: bytes, gap: Gap) -> ForgetKey | None:
         """Record that a message was dead-lettered, which may forget the oldest gap."""
         state = self.with_gap(key, gap)
+        self._rests.discard(gap.position)
         self.keys.pop(remembered(key), None)
         self.keys[remembered(key)] = state
         if len(self.keys) > GAPS_MAX:

@@ -410,7 +410,10 @@ class Subscription:
         for position, entry in sorted(self._returns.items()):
             if read is None or position > read:
                 return
-            if self.parking.bring_return(entry, self.key_of(entry)):
+            key = self.key_of(entry)
+            if self.parking.bring_return(entry, key):
+                if entry.chunk is not None:
+                    self.large.record_read(entry.chunk, position, key)
                 del self._returns[position]
 
     def _is_useless(self, entry: Entry, chunk: Chunk) -> bool:

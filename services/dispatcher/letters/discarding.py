@@ -31,23 +31,32 @@ class Discards:
     async def check(
         self, listing: Listing, letters: Sequence[Position], acknowledged: Acknowledged
     ) -> Sequence[StoredEntry]:
-        """The entries of letters that can be discarded. Raises LetterNotDiscardable,
-        TooManyReturns, LedgerUnavailable, EntryCorrupt."""
+        """The entries of letters that can be discarded, all chunks of large ones. Raises
+        LetterNotDiscardable, TooManyReturns, LedgerUnavailable, EntryCorrupt."""
         where = listing.dead_letter_topic
-        entries = {position_of(each): each for each in await listing.find(letters)}
-        for letter in letters:
-            entry = entries.get(letter)
-            if because := self._returns.why_settled(listing, letter, entry, acknowledged):
-                raise LetterNotDiscardable(
-                    f"letter {letter} cannot be discarded: {because}",
-                    letter=letter,
-                    dead_letter_topic=where,
-                )
-        if self._returns.marks.are_full_with([(where, each) for each in letters], Fate.DISCARDED):
+        found: dict[Position, StoredEntry] = {}
+        for letter, entries in (await self._returns.named(listing, letters)).items():
+            each_entry: Sequence[StoredEntry | None] = entries or [None]
+            for entry in each_entry:
+                place = letter if entry is None else position_of(entry)
+                if because := self._returns.why_settled(listing, place, entry, acknowledged):
+                    raise LetterNotDiscardable(
+                        f"letter {letter} cannot be discarded: {because}",
+                        letter=letter,
+                        dead_letter_topic=where,
+                    )
+                assert entry is not None
+                found[place] = entry
+        if self._returns.marks.are_full_with([(where, each) for each in found], Fate.DISCARDED):
             raise too_many_settled()
-        return list(entries.values())
+        return list(found.values())
 
-    async def make(self, operation: Operation, held: Callable[[], Sequence[str]]) -> Operation:
+    async def make(
+        self,
+        operation: Operation,
+        entries: Sequence[StoredEntry],
+        held: Callable[[], Sequence[str]],
+    ) -> Operation:
         """Make a discard durable, in one change with the keys held behind its letters: `held`
         returns the properties that hold them. Returns the numbered operation. Raises
         CursorsUnavailable, InvalidProperty: it may be durable or not, and may be repeated."""
@@ -55,7 +64,7 @@ class Discards:
         async with returns.writing:
             made = returns.operations.numbered(operation)
             put, remove = returns.operations.change(made)
-            letters = [(made.topic, each) for each in made.letters]
+            letters = [(made.topic, position_of(each)) for each in entries]
             pages = returns.marks.with_letters(letters, Fate.DISCARDED)
             await self._tenure.set_properties(put | pages.texts, [*remove, *held()])
             returns.marks.apply(pages)

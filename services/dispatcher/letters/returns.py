@@ -213,28 +213,42 @@ class Returns:
             LedgerUnavailable, EntryCorrupt.
         """
         if len(self.open) + len(letters) > RETURNS_MAX:
-            raise TooManyReturns(
-                f"too many letters on their way back (limit {RETURNS_MAX})",
-                retry_after_s=1.0,
-                returns_max=RETURNS_MAX,
-            )
-        entries = {position_of(each): each for each in await listing.find(letters)}
+            raise too_many_returns()
         found: dict[Position, tuple[Return, Entry]] = {}
-        for letter in letters:
-            entry = entries.get(letter)
-            because = self._why_not(listing, letter, entry, acknowledged, found)
-            if because or entry is None:
+        taken: set[Position] = set()
+        for letter, chunks in (await self.named(listing, letters)).items():
+            because = "" if chunks else self._why_not(listing, letter, None, acknowledged, found)
+            if chunks and len(chunks) < chunks[0].metadata.num_chunks_from_msg:
+                because = "some chunks of its large message are missing"
+            for entry in () if because or position_of(chunks[0]) in taken else chunks:
+                taken.add(position_of(entry))
+                because = self._why_not(listing, position_of(entry), entry, acknowledged, found)
+                if because:
+                    break
+                origin = origin_of(entry.metadata)
+                assert origin is not None
+                found[origin] = self.back(listing.dead_letter_topic, entry, origin)
+            if because:
                 raise LetterNotRedrivable(
                     f"letter {letter} cannot be redriven: {because}",
                     letter=letter,
                     dead_letter_topic=listing.dead_letter_topic,
                 )
-            origin = origin_of(entry.metadata)
-            assert origin is not None
-            found[origin] = self.back(listing.dead_letter_topic, entry, origin)
+        if len(self.open) + len(found) > RETURNS_MAX:
+            raise too_many_returns()
         if not self.has_pages(back for back, _ in found.values()):
             raise too_many_settled()
         return found
+
+    async def named(
+        self, listing: Listing, letters: Sequence[Position]
+    ) -> dict[Position, Sequence[StoredEntry]]:
+        """The entries of letters: of a large one, all chunks; none of one that is missing. Raises
+        LedgerUnavailable, EntryCorrupt."""
+        entries = {position_of(each): each for each in await listing.find(letters)}
+        return {
+            each: await listing.whole(entries[each]) if each in entries else () for each in letters
+        }
 
     def has_pages(self, more: Iterable[Return]) -> bool:
         """Whether there is room to mark more letters as settled."""
@@ -266,8 +280,8 @@ class Returns:
             return because
         assert entry is not None
         origin = origin_of(entry.metadata)
-        if is_chunk(entry):
-            return "it is a chunk of a large message"
+        if f"{ORIGIN}chunk" in entry.metadata.properties:
+            return "it is a part of a large message whose other chunks are not there"
         if origin in self.open or origin in found:
             return "its message is on its way back"
         if redrives_of(entry) >= REDRIVES_MAX:
@@ -324,7 +338,8 @@ class Returns:
         self, returns: Mapping[Position, Return], request_id: str, operation: Operation | None
     ) -> Redrive:
         number = self.next_number
-        redrive = Redrive(number, request_id, len(returns))
+        letters = len(returns) if operation is None else operation.size
+        redrive = Redrive(number, request_id, letters)
         latest = [*self._latest, redrive][-LATEST_MAX:]
         numbered = {each: found._replace(redrive=number) for each, found in returns.items()}
         put = {_name(each): found.to_text() for each, found in numbered.items()}
@@ -339,7 +354,7 @@ class Returns:
             self.operations.record(made)
         self._latest, self._number = latest, number
         self.open.update(numbered)
-        log.info("dead letters redriven", **self._names, redrive=number, letters=len(returns))
+        log.info("dead letters redriven", **self._names, redrive=number, letters=letters)
         return redrive
 
     async def bring(
@@ -467,7 +482,7 @@ class Returns:
 
 def _message(letter: StoredEntry, position: Position) -> Entry:
     """The machine's view of a letter's message."""
-    return entry_of(letter)._replace(position=position, deliver_at_ms=0, chunk=None)
+    return entry_of(letter)._replace(position=position, deliver_at_ms=0)
 
 
 def delivered(letter: StoredEntry, position: Position) -> StoredEntry:
@@ -524,6 +539,14 @@ def redrives_of(entry: StoredEntry) -> int:
     """How often a letter's message was redriven."""
     said = entry.metadata.properties.get(REDRIVES, "0")
     return int(said) if said.isascii() and said.isdecimal() and len(said) < 10 else 0
+
+
+def too_many_returns() -> TooManyReturns:
+    return TooManyReturns(
+        f"too many letters on their way back (limit {RETURNS_MAX})",
+        retry_after_s=1.0,
+        returns_max=RETURNS_MAX,
+    )
 
 
 def too_many_settled() -> TooManyReturns:

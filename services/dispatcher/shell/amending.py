@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.keys import sticky_key
 from seqgate.services.dispatcher.core.history import What
 from seqgate.services.dispatcher.cursor.tenure import Tenure
@@ -108,12 +109,15 @@ class Amending:
                     if (origin := origin_of(each.metadata)) is not None
                 ]
                 async with self._performing.changing:
-                    return await self._discard(made, origins), False
+                    return await self._discard(made, entries, origins), False
 
         return await self._work.finished(change)
 
     async def _discard(
-        self, operation: Operation, origins: Sequence[tuple[Position, bytes]]
+        self,
+        operation: Operation,
+        entries: Sequence[StoredEntry],
+        origins: Sequence[tuple[Position, bytes]],
     ) -> Operation:
         performing = self._performing
 
@@ -123,7 +127,7 @@ class Amending:
 
         try:
             made: Operation = await self._work.repeated(
-                lambda: self._discards.make(operation, held), unless=InvalidProperty
+                lambda: self._discards.make(operation, entries, held), unless=InvalidProperty
             )
         except InvalidProperty as error:
             raise TooManyReturns(

@@ -697,7 +697,7 @@ class Live:
                 acknowledged = self.machine.acknowledged
                 found = await self.returns.check(listing, letters, acknowledged)
                 if is_trial:
-                    return Redrive(0, request_id, len(found)), False
+                    return Redrive(0, request_id, len(letters)), False
                 async with self._performing.changing:
                     action, about = Action.REDRIVE, (letters, request_id, caller)
                     operation = self.amending.operation(action, listing, *about)

@@ -17,7 +17,7 @@ from seqgate.services.dispatcher.ports import ATTEMPTS, FAILURES, INTERNAL, ORIG
 from seqgate.services.dispatcher.shell.live import Live
 from seqgate.services.runtime.positions import to_position
 from seqgate.times import TIME_MAX_MS, timestamp
-from seqgate.types import TopicName
+from seqgate.types import Position, TopicName
 
 _UINT32_MAX: Final = 2**32 - 1
 _UINT64_MAX: Final = 2**64 - 1
@@ -32,9 +32,12 @@ _SETTLED: Final = frozenset(
 """The states of letters that hold no key any more."""
 
 
-def letter(live: Live, where: TopicName, entry: StoredEntry) -> pb.DeadLetter:
-    """A letter in the dead letter topic `where`, and what waits behind it. Publishers may forge
-    properties: what they cannot mean is left out."""
+def letter(
+    live: Live, where: TopicName, entry: StoredEntry, first: Position | None
+) -> pb.DeadLetter:
+    """A letter in the dead letter topic `where`, and what waits behind it. `first`: the position at
+    which its message begins; None: not known. Publishers may forge properties: what they cannot
+    mean is left out."""
     metadata, properties = entry.metadata, entry.metadata.properties
     origin = origin_of(metadata)
     assert origin is not None
@@ -49,7 +52,7 @@ def letter(live: Live, where: TopicName, entry: StoredEntry) -> pb.DeadLetter:
             name: value for name, value in properties.items() if not name.startswith(INTERNAL)
         },
         num_messages=metadata.num_messages_in_batch or 1,
-        payload_bytes=entry.payload_bytes or len(entry.payload),
+        payload_bytes=metadata.total_chunk_msg_size or entry.payload_bytes or len(entry.payload),
         time=entry.append_time,
         attempts=_number(properties.get(ATTEMPTS, ""), _UINT32_MAX),
         failures=_failures(failures_of(properties.get(FAILURES, ""))),
@@ -69,6 +72,7 @@ def letter(live: Live, where: TopicName, entry: StoredEntry) -> pb.DeadLetter:
     found.lives.extend(_life(each) for each in lives_of(properties))
     if metadata.num_chunks_from_msg > 1:
         found.chunk_id = metadata.chunk_id
+        found.num_chunks = metadata.num_chunks_from_msg
     machine = live.machine
     own = machine.lane_key(key)
     state = machine.gaps.state(own)
@@ -76,7 +80,7 @@ def letter(live: Live, where: TopicName, entry: StoredEntry) -> pb.DeadLetter:
         found.state in _SETTLED
         or state is None
         or state.after is AfterDeadLetter.CONTINUE
-        or state.gap.position != origin
+        or state.gap.position != first
     ):
         return found
     found.holds_key = True

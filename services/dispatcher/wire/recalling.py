@@ -37,7 +37,8 @@ async def history(live: Live, position: Position) -> pb.GetMessageHistoryRespons
         events=(_event(live, *each) for each in _told(events)),
         epoch=live.epoch,
         letters=[
-            lettering.letter(live, listing.dead_letter_topic, each) for each in letters.letters
+            lettering.letter(live, listing.dead_letter_topic, each, await listing.first_of(each))
+            for each in letters.letters
         ],
         dead_letter_topic=str(listing.dead_letter_topic),
         more_letters=letters.last is not None,

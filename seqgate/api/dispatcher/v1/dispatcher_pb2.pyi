@@ -2297,7 +2297,7 @@ Global___FailedDelivery: _TypeAlias = FailedDelivery  # noqa: Y015
 @_typing.final
 class DeadLetter(_message.Message):
     """DeadLetter is a message that a subscription dead-lettered: an entry, which may
-    be a batch, or a chunk of a large message.
+    be a batch, or the chunks of a large message.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -2344,6 +2344,7 @@ class DeadLetter(_message.Message):
     SUCCESSOR_FIELD_NUMBER: _builtins.int
     MEND_FIELD_NUMBER: _builtins.int
     LIVES_FIELD_NUMBER: _builtins.int
+    NUM_CHUNKS_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
     """The message's key."""
     producer_name: _builtins.str
@@ -2353,9 +2354,9 @@ class DeadLetter(_message.Message):
     num_messages: _builtins.int
     """The number of messages in the entry."""
     payload_bytes: _builtins.int
-    """The payload's size in bytes."""
+    """The payload's size in bytes; of a large message, that of all chunks."""
     chunk_id: _builtins.int
-    """Of a chunk: its number, from 0."""
+    """Of a chunk of a large message: its number, from 0."""
     reason: Global___DeadLetterReason.ValueType
     """Why it was dead-lettered."""
     attempts: _builtins.int
@@ -2374,6 +2375,10 @@ class DeadLetter(_message.Message):
     """How often its message was redriven before."""
     state: Global___DeadLetterState.ValueType
     """What became of it."""
+    num_chunks: _builtins.int
+    """Of a large message: the number of its chunks, each a letter of its own. Any of
+    them names all when they are redriven or discarded; the last one is listed.
+    """
     @_builtins.property
     def position(self) -> _common_pb2.Position:
         """The letter's position in the dead letter topic, which names it."""
@@ -2433,10 +2438,11 @@ class DeadLetter(_message.Message):
         successor: _common_pb2.Position | None = ...,
         mend: Global___DeadLetterMend | None = ...,
         lives: _abc.Iterable[Global___DeadLetterLife] | None = ...,
+        num_chunks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id", "_successor", b"_successor", "chunk_id", b"chunk_id", "mend", b"mend", "origin", b"origin", "position", b"position", "successor", b"successor", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id", "_successor", b"_successor", "attempts", b"attempts", "chunk_id", b"chunk_id", "failures", b"failures", "holds_key", b"holds_key", "key", b"key", "lags", b"lags", "lives", b"lives", "mend", b"mend", "num_messages", b"num_messages", "origin", b"origin", "payload_bytes", b"payload_bytes", "position", b"position", "producer_name", b"producer_name", "properties", b"properties", "reason", b"reason", "redriven", b"redriven", "redrives", b"redrives", "sequence_id", b"sequence_id", "state", b"state", "successor", b"successor", "time", b"time", "waiting_entries", b"waiting_entries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id", "_successor", b"_successor", "attempts", b"attempts", "chunk_id", b"chunk_id", "failures", b"failures", "holds_key", b"holds_key", "key", b"key", "lags", b"lags", "lives", b"lives", "mend", b"mend", "num_chunks", b"num_chunks", "num_messages", b"num_messages", "origin", b"origin", "payload_bytes", b"payload_bytes", "position", b"position", "producer_name", b"producer_name", "properties", b"properties", "reason", b"reason", "redriven", b"redriven", "redrives", b"redrives", "sequence_id", b"sequence_id", "state", b"state", "successor", b"successor", "time", b"time", "waiting_entries", b"waiting_entries"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__chunk_id: _TypeAlias = _typing.Literal["chunk_id"]  # noqa: Y015
     _WhichOneofArgType__chunk_id: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id"]  # noqa: Y015

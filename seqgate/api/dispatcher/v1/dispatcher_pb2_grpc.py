@@ -351,9 +351,9 @@ class DispatcherServiceServicer:
 
         Retry: safe with the same request_id, also without an answer. Errors:
         INVALID_ARGUMENT with reason INVALID_REDRIVE; FAILED_PRECONDITION with reason
-        LETTER_NOT_REDRIVABLE when one of them is missing, was redriven before, is on
-        its way back, was redriven 20 times with its message, or is a chunk of a large
-        message; RESOURCE_EXHAUSTED with reason TOO_MANY_RETURNS and RetryInfo.
+        LETTER_NOT_REDRIVABLE when one of them is missing, is on its way back, was
+        redriven, mended or discarded before, was redriven 20 times with its message, or
+        is a large message of which chunks are missing; RESOURCE_EXHAUSTED with reason TOO_MANY_RETURNS and RetryInfo.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

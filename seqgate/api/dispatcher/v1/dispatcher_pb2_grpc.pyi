@@ -153,9 +153,9 @@ class DispatcherServiceStub:
 
     Retry: safe with the same request_id, also without an answer. Errors:
     INVALID_ARGUMENT with reason INVALID_REDRIVE; FAILED_PRECONDITION with reason
-    LETTER_NOT_REDRIVABLE when one of them is missing, was redriven before, is on
-    its way back, was redriven 20 times with its message, or is a chunk of a large
-    message; RESOURCE_EXHAUSTED with reason TOO_MANY_RETURNS and RetryInfo.
+    LETTER_NOT_REDRIVABLE when one of them is missing, is on its way back, was
+    redriven, mended or discarded before, was redriven 20 times with its message, or
+    is a large message of which chunks are missing; RESOURCE_EXHAUSTED with reason TOO_MANY_RETURNS and RetryInfo.
     """
     DiscardDeadLetters: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.DiscardDeadLettersRequest, _dispatcher_pb2.DiscardDeadLettersResponse]
     """DiscardDeadLetters gives dead letters up, all of them or none: they stay in the
@@ -410,9 +410,9 @@ class DispatcherServiceAsyncStub(DispatcherServiceStub):
 
     Retry: safe with the same request_id, also without an answer. Errors:
     INVALID_ARGUMENT with reason INVALID_REDRIVE; FAILED_PRECONDITION with reason
-    LETTER_NOT_REDRIVABLE when one of them is missing, was redriven before, is on
-    its way back, was redriven 20 times with its message, or is a chunk of a large
-    message; RESOURCE_EXHAUSTED with reason TOO_MANY_RETURNS and RetryInfo.
+    LETTER_NOT_REDRIVABLE when one of them is missing, is on its way back, was
+    redriven, mended or discarded before, was redriven 20 times with its message, or
+    is a large message of which chunks are missing; RESOURCE_EXHAUSTED with reason TOO_MANY_RETURNS and RetryInfo.
     """
     DiscardDeadLetters: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.DiscardDeadLettersRequest, _dispatcher_pb2.DiscardDeadLettersResponse]  # type: ignore[assignment]
     """DiscardDeadLetters gives dead letters up, all of them or none: they stay in the
@@ -730,9 +730,9 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Retry: safe with the same request_id, also without an answer. Errors:
         INVALID_ARGUMENT with reason INVALID_REDRIVE; FAILED_PRECONDITION with reason
-        LETTER_NOT_REDRIVABLE when one of them is missing, was redriven before, is on
-        its way back, was redriven 20 times with its message, or is a chunk of a large
-        message; RESOURCE_EXHAUSTED with reason TOO_MANY_RETURNS and RetryInfo.
+        LETTER_NOT_REDRIVABLE when one of them is missing, is on its way back, was
+        redriven, mended or discarded before, was redriven 20 times with its message, or
+        is a large message of which chunks are missing; RESOURCE_EXHAUSTED with reason TOO_MANY_RETURNS and RetryInfo.
         """
 
     @_abc_1.abstractmethod
