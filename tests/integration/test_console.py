@@ -489,6 +489,37 @@ async def test_a_letter_is_mended_and_discarded(reader: Browser, stack: Stack) -
         assert "1 mend 1:0" in words
 
 
+async def test_a_letter_of_a_large_message_is_redriven_whole(reader: Browser, stack: Stack) -> None:
+    topic, payload = "acme/shop/sofas", b"s" * 3_000
+    options = SubscriptionOptions(max_redeliveries=0)
+    async with connect(stack.address("ledger"), stack.address("dispatcher")) as client:
+        async with client.producer(topic, name="packers", chunking=Chunking(1_000)) as producer:
+            await producer.send(payload, key="sofa")
+        async with client.consumer(topic, "vans", name="van-1", options=options) as van:
+            await van.nack(await van.receive(30), delay_s=0)
+            here = {"topic": topic, "subscription": "vans"}
+
+            async def listed() -> set[str]:
+                page = await reader.get("/letters", **here)
+                return set(re.findall(r'"/letter\?[^"]*position=1%3A([0-9]+)"', page.text))
+
+            await eventually(listed, "the letter is there")
+            (entry_id,) = await listed()
+            position = f"1:{entry_id}"
+            answer = await reader.get("/letter", **here, position=position)
+            assert "a large message of 3 chunks" in answer.words
+            assert "/mend?" not in answer.text
+            path = f"/redrive?{urlencode(here | {'position': position})}"
+            page = await reader.send("GET", path)
+            (request_id,) = re.findall(r'name="request_id" value="([^"]+)"', page.text)
+            assert (
+                await reader.post(path, {"form": page.form, "request_id": request_id})
+            ).status == 303
+            back = await van.receive(30)
+            assert back.payload == payload
+            await van.ack(back)
+
+
 async def test_a_redrive_of_many_and_a_replay_are_estimated_first(reader: Browser) -> None:
     words = (await reader.send("GET", PAGES["redrive_many"])).words
     assert "Of 1 letter: What would happen Entries At least At most redriven 1 1 1" in words

@@ -155,7 +155,7 @@ def _letter_row(each: dispatcher_pb2.DeadLetter) -> Values:
         "properties": properties_shown(each.properties),
         "messages": each.num_messages,
         "bytes": each.payload_bytes,
-        "chunk": each.chunk_id if each.HasField("chunk_id") else None,
+        "chunks": each.num_chunks,
         "time": time_of(each, "time"),
         "reason": enum_name(dispatcher_pb2.DeadLetterReason, each.reason),
         "attempts": each.attempts,
