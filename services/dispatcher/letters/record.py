@@ -25,7 +25,7 @@ EXPRESSION_BYTES_MAX: Final = 1_024
 """The longest key and the longest expression that select messages, in bytes: with the rest of a
 record they fit into a property."""
 
-TEXT_MAX: Final = 200
+TEXT_MAX: Final = 100
 """The most characters of a record's failure, and of its caller."""
 
 
@@ -105,8 +105,8 @@ class RedriveRecord:
         key, expression = self.selection
         return json.dumps(
             {
-                "id": self.request_id,
-                "by": self.caller[:TEXT_MAX],
+                "id": base64.b64encode(self.request_id.encode()).decode(),
+                "by": _short(self.caller),
                 "source": str(self.source),
                 "key": None if key is None else base64.b64encode(key).decode(),
                 "expression": base64.b64encode(expression.encode()).decode(),
@@ -118,7 +118,7 @@ class RedriveRecord:
                 "scanned": self.scanned,
                 "counts": {each.name: count for each, count in self.counts.items()},
                 "state": self.state.name,
-                "failure": self.failure[:TEXT_MAX],
+                "failure": _short(self.failure),
                 "ended": self.ended_ms,
             },
             ensure_ascii=False,
@@ -130,7 +130,7 @@ class RedriveRecord:
         key = found["key"]
         return cls(
             number=int(name.removeprefix(RECORD)),
-            request_id=found["id"],
+            request_id=base64.b64decode(found["id"]).decode(),
             caller=found["by"],
             source=TopicName.parse(found["source"]),
             selection=Selection(
@@ -164,6 +164,11 @@ def forgotten(records: Collection[RedriveRecord]) -> list[RedriveRecord]:
     """The oldest records, to be removed for a new one. (The newest stays, and the next number
     follows its number.)"""
     return sorted(records, key=lambda each: each.number)[: max(0, len(records) - RECORDS_MAX + 1)]
+
+
+def _short(text: str) -> str:
+    """The start of a text, with at most four bytes a character in JSON."""
+    return "".join(each if each.isprintable() else "?" for each in text[:TEXT_MAX])
 
 
 def _position(value: list[int] | None) -> Position | None:
