@@ -9,7 +9,8 @@ from seqgate.services.cursor.core.state import Batch, Head
 from seqgate.services.dedup.core.sequence import Marks
 from seqgate.services.dedup.core.topic import TopicState, Tracked
 from seqgate.services.dispatcher.core.effects import Because
-from seqgate.services.dispatcher.letters import graveyard
+from seqgate.services.dispatcher.letters import graveyard, returns
+from seqgate.services.dispatcher.letters.returns import Return
 from seqgate.services.ledger.ports import LogState
 from seqgate.types import Chunk, Position, TopicName
 from tests.simulation.system.checkers import Checker
@@ -286,3 +287,29 @@ def test_filters_from_the_start_may_let_in_a_message_after_its_successor(
     now_s = 2.0
     checker.deliveries.delivered(str(TOPIC), NAME, "c", (2, 1), (Position(1, 0), 0), 0, 0)
     assert bool(seen.violations) != is_right
+
+
+@pytest.mark.parametrize(
+    ("redrives", "asks", "violations"),
+    [((1,), True, []), ((1,), False, ["SKIPPED"]), ((1, 1), True, ["REDRIVEN_TWICE"]),
+     ((1, 2), True, [])],
+)  # fmt: skip
+def test_a_replayed_message_is_settled_once_by_each_number(
+    redrives: tuple[int, ...], violations: list[str], *, asks: bool
+) -> None:
+    checker = Checker(seen := Seen(lambda: 0.0))
+    log = seen.log(TOPIC)
+    entry = Appended(FIRST, "p", (1,), (1,), None, 0, 0.0)
+    log.entries.append(entry)
+    log.at[FIRST] = entry
+    subscription = seen.subscription(TOPIC, NAME)
+    checker.deliveries.asks(str(TOPIC), NAME, [(FIRST, 0)], (1, 1))
+    changed(checker, FIRST)
+    assert FIRST in subscription.acknowledged
+    for number in redrives:
+        back = Return(TOPIC, FIRST, number, 1)
+        changed(checker, FIRST, **{f"{returns._RETURN}1:0": back.to_text()})
+        if asks:
+            checker.deliveries.asks(str(TOPIC), NAME, [(FIRST, 0)], (1, 2))
+        changed(checker, FIRST)
+    assert [each.partition(":")[0] for each in seen.violations] == violations
