@@ -306,12 +306,16 @@ class Delivering:
         """Whether a chunk follows the first of its message to the dead letter topic, or back, even
         though that one holds the key: else the message would stay incomplete until the key is
         released."""
-        chunk = None if lane.rare is None else lane.rare.chunks.get(position)
+        chunks = {} if lane.rare is None else lane.rare.chunks
+        chunk = chunks.get(position)
         if chunk is None or not chunk.number:
             return False
         gap = self._gaps.gap(lane.key)
         if position in self._settling.returned and gap is not None:
-            return self._large.is_rest_of(chunk, gap.position)
+            held = chunks.get(gap.position)  # a later one, after a release in between
+            is_of_gap = held is not None and held.attempt == chunk.attempt
+            if is_of_gap or self._large.is_rest_of(chunk, gap.position):
+                return True
         redeliveries_max = self._options.redeliveries_max
         return self._large.is_dead(chunk) or self._settling.failed_beyond(
             redeliveries_max, position

@@ -35,13 +35,12 @@ OVER_MAX: Final = 1_000
 @dataclass(slots=True)
 class LargeMessage:
     """A large message; `last` is None until its last chunk is read. If one chunk is dead-lettered
-    (`is_dead`), all are. `is_rest`: its first chunk is not known, and `first` is a later one."""
+    (`is_dead`), all are."""
 
     first: Position
     key: bytes
     last: Position | None = None
     is_dead: bool = False
-    is_rest: bool = False
 
 
 class Ended(NamedTuple):
@@ -97,8 +96,7 @@ class LargeMessages:
         """Dead-letter the message of the chunk at this position, even if it was forgotten."""
         attempt = self._get(name)
         if attempt is None:
-            attempt = LargeMessage(position, key, last=position, is_rest=True)
-            self._finished[name] = attempt
+            attempt = self._finished[name] = LargeMessage(position, key, last=position)
             self._keep_few()
         attempt.is_dead = True
 
@@ -113,11 +111,9 @@ class LargeMessages:
 
     def is_rest_of(self, chunk: Chunk, first: Position) -> bool:
         """Whether a chunk continues the message that begins at this position, as far as is known:
-        after a take-over, the first one may not be."""
-        if not chunk.number:
-            return False
-        attempt = self._get(chunk.attempt)
-        return attempt is None or attempt.is_rest or attempt.first == first
+        amid a message, a take-over forgets where it begins."""
+        attempt = self._get(chunk.attempt) if chunk.number else None
+        return attempt is not None and attempt.first == first
 
     def is_dead(self, chunk: Chunk) -> bool:
         """Whether a chunk follows others of its message to the dead letter topic."""
