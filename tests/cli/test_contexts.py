@@ -129,6 +129,6 @@ async def test_a_shell_completes_commands(bare: CommandLine) -> None:
         _SEQGATE_COMPLETE="complete_bash", COMP_WORDS="seqgate subscription r", COMP_CWORD="2"
     )
     ended = await completing()
-    assert ended.out.split() == ["rm", "reset", "report", "release-key"]
+    assert ended.out.split() == ["rm", "reset", "replay", "report", "release-key"]
     shown = await bare.with_(SHELL="/bin/bash")("--show-completion", "bash")
     assert "seqgate" in shown.out + shown.err

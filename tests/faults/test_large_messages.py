@@ -421,16 +421,18 @@ async def test_a_message_is_stored_once_if_its_application_returns_with_other_ch
     world: World, chunk_bytes: int, with_the_ledger: bool
 ) -> None:
     """The message may fit into one entry then."""
-    application = Large(world)
-    async with running(world, application.topic, CHUNK_BYTES) as process:
-        dying = [process.pid, world.pid("ledger")] if with_the_ledger else [process.pid]
-        world.order("ledger", Order("append.after", 2, dying))
-        await begin(process)
-        assert await process.wait() == -SIGKILL
-    if with_the_ledger:
-        assert await world.stack.ended("ledger") == -SIGKILL
-        await world.stack.run("ledger")
-    assert 0 < len(await application.entries()) < CHUNKS
+    application, stored = Large(world), 0
+    while not 0 < stored < CHUNKS:  # the ledger may have received everything before the kill
+        application = Large(world)
+        async with running(world, application.topic, CHUNK_BYTES) as process:
+            dying = [process.pid, world.pid("ledger")] if with_the_ledger else [process.pid]
+            world.order("ledger", Order("append.after", 2, dying))
+            await begin(process)
+            assert await process.wait() == -SIGKILL
+        if with_the_ledger:
+            assert await world.stack.ended("ledger") == -SIGKILL
+            await world.stack.run("ledger")
+        stored = len(await application.entries())
     async with running(world, application.topic, chunk_bytes) as process:
         await begin(process)
         assert await process.wait() == 0
