@@ -320,6 +320,20 @@ async def test_a_reset_releases_keys_held_by_redelivered_entries() -> None:
     assert len(graveyard._last_of) == 2
 
 
+async def test_a_key_forgotten_at_a_reset_is_held_by_a_letter_that_is_still_on_its_way() -> None:
+    cursors, everything = MemoryCursors(), Everything()
+    await cursors.create(TOPIC, "s", None, {})
+    graveyard = await opened(cursors, everything)
+    await graveyard.bury(letter(FIRST))
+    await graveyard.bury(letter(SECOND))  # now the key's gap
+    graveyard.acknowledged(runs_of([SECOND]))
+    await graveyard.tidy()
+    await graveyard.start_over()
+    assert not await held_keys(cursors, graveyard)
+    await graveyard.bury(letter(FIRST))
+    assert await held_keys(cursors, graveyard) == {b"k"}
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 async def test_a_key_held_by_another_dead_letter_is_not_forgotten(is_late: bool) -> None:
     cursors, everything = MemoryCursors(), Everything()

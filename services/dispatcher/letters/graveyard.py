@@ -155,6 +155,7 @@ class Graveyard:
         self._overtaken: dict[Position, int] = {}  # `since_ms` of letters that lost their number
         self._one_by_one = asyncio.Lock()
         self._last_of: dict[str, int] = {}  # by a key's property, the number of its last letter
+        self._forgotten: set[str] = set()  # keys' properties that a reset removed
         self._writing = asyncio.Lock()
         named = {names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: subscription}
         self._spans = MessageSpans(names.DEAD_LETTER, str(topic), named)
@@ -204,6 +205,7 @@ class Graveyard:
                 elif name.startswith(_KEY):
                     key, state = _key_state(json.loads(value))
                     keys[key] = state
+                    self._forgotten.discard(name)
             self._round = int(cursor.properties.get(_ROUND, "0"))
             if _TOPIC in cursor.properties:
                 self._last_topic = TopicName.parse(cursor.properties[_TOPIC])
@@ -235,6 +237,8 @@ class Graveyard:
             self._about[position] = what
             if position not in self._open:
                 await self._number(what)
+            elif _key_name(remembered(what.key)) in self._forgotten:
+                await self._hold_again(what)
             self._failed.pop(position, None)
             await self._publish_all()
             if position in self._published:
@@ -271,19 +275,9 @@ class Graveyard:
             put[_ROUND] = str(round_)
         if topic != self._last_topic:
             put[_TOPIC] = str(topic)
-        key = remembered(what.key)
-        held = what.state or KeyState(what.after, Gap(what.position, what.attempts))
-        state: dict[str, Any] = {
-            "key": base64.b64encode(key).decode(),
-            "after": what.after.name,
-            "position": _text(held.gap.position),
-            "attempts": held.gap.attempts,
-        }
-        if held.has_more:
-            state["more"] = True
-        put[_key_name(key)] = json.dumps(state)
+        key, put[key] = _key_property(what)
         put[f"{_ABOUT}{_text(what.position)}"] = _about_text(what)
-        self._last_of[_key_name(key)] = number
+        self._last_of[key] = number
         try:
             await self._put(put)
         except InvalidProperty as error:
@@ -293,6 +287,14 @@ class Graveyard:
         self._open[what.position] = letter
         self._last_topic = topic
         self._round = round_
+        self._forgotten.discard(key)
+
+    async def _hold_again(self, what: DeadLetter) -> None:
+        """Make the state of a key durable that a reset removed while the letter was on its way."""
+        key, state = _key_property(what)
+        self._last_of[key] = self._open[what.position].number
+        await self._put({key: state})
+        self._forgotten.discard(key)
 
     def letter_of(self, position: Position) -> tuple[int, TopicName]:
         """The number of an entry's letter, and its topic, while the entry is not acknowledged."""
@@ -329,6 +331,7 @@ class Graveyard:
             await self._put({}, *gone)
         for name in gone:
             self._last_of.pop(name, None)
+            self._forgotten.add(name)
 
     def forgetting(self, key: bytes) -> Callable[[], Awaitable[None]]:
         """Returns a function that durably forgets a key's state. It is idempotent, and does nothing
@@ -476,6 +479,21 @@ def _about_text(what: DeadLetter) -> str:
         if len(text.encode()) <= ABOUT_BYTES_MAX or not failures:
             return text
         del failures[0]
+
+
+def _key_property(what: DeadLetter) -> tuple[str, str]:
+    """The name and the value of the property with the state of a letter's key."""
+    key = remembered(what.key)
+    held = what.state or KeyState(what.after, Gap(what.position, what.attempts))
+    state: dict[str, Any] = {
+        "key": base64.b64encode(key).decode(),
+        "after": what.after.name,
+        "position": _text(held.gap.position),
+        "attempts": held.gap.attempts,
+    }
+    if held.has_more:
+        state["more"] = True
+    return _key_name(key), json.dumps(state)
 
 
 def _key_name(key: bytes) -> str:
