@@ -152,6 +152,9 @@ class Real:
             await asyncio.wait(self._tasks)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self._proxy.is_serving():  # accepted just before the end
+            writer.transport.abort()
+            return
         self._writers.append(writer)
         task = asyncio.current_task()
         assert task is not None

@@ -70,6 +70,10 @@ class Forwarder:
             await asyncio.wait(self._tasks)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert self._server is not None
+        if not self._server.is_serving():  # accepted just before the end
+            writer.close()
+            return
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
