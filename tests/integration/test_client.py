@@ -42,6 +42,7 @@ from seqgate.errors import (
 from seqgate.types import SEQUENCE_ID_MAX, InvalidNameError
 from tests.integration.services import Services, paused, running
 from tests.support.waiting import WITHIN_S, eventually
+from tools.stack.forwarder import close_listeners
 
 LATER_S = 60.0
 """A delay that no test waits for."""
@@ -117,7 +118,7 @@ class Gate:
 
     async def shut(self) -> None:
         assert self._server is not None
-        self._server.close()
+        await close_listeners(self._server)
         for writer in self._writers:
             writer.transport.abort()
         await self._server.wait_closed()

@@ -21,6 +21,7 @@ from grpc import aio
 from tests.simulation.ground import Network, Process, installed, run, virtual_loop
 from tests.support.raw_channel import RawChannel
 from tests.support.waiting import eventually
+from tools.stack.forwarder import close_listeners
 
 SERVICE = "test.Service"
 
@@ -144,7 +145,7 @@ class Real:
             await channel.close()
         if self._server is not None:
             await self._server.stop(None)
-        self._proxy.close()
+        await close_listeners(self._proxy)
         self.break_connections()
         for task in list(self._tasks):
             task.cancel()
@@ -152,9 +153,6 @@ class Real:
             await asyncio.wait(self._tasks)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not self._proxy.is_serving():  # accepted just before the end
-            writer.transport.abort()
-            return
         self._writers.append(writer)
         task = asyncio.current_task()
         assert task is not None

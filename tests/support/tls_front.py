@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from tests.support.authority import Files
+from tools.stack.forwarder import close_listeners
 
 _SSL_REQUEST = struct.pack("!ii", 8, 80877103)
 
@@ -62,8 +63,10 @@ async def _served(serve: _Serve, context: ssl.SSLContext | None) -> AsyncIterato
                 writer.close()
 
     server = await asyncio.start_server(served, "127.0.0.1", ssl=context)
-    async with server:
+    try:
         yield server.sockets[0].getsockname()[1]
+    finally:
+        await close_listeners(server)
 
 
 async def _relayed(

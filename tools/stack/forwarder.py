@@ -11,6 +11,9 @@ Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 CHUNK_BYTES: Final = 64 * 1024
 """The most bytes read from a connection at a time."""
 
+TURNS: Final = 3
+"""Turns of the loop from accepting a connection until its task runs."""
+
 
 class Forwarder:
     """Forwards connections to local ports. Subclasses override `there` and `back` to disturb
@@ -64,16 +67,12 @@ class Forwarder:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
-        self._server.close()
+        await close_listeners(self._server)
         self.cut()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        assert self._server is not None
-        if not self._server.is_serving():  # accepted just before the end
-            writer.close()
-            return
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -103,3 +102,14 @@ async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     while some := await reader.read(CHUNK_BYTES):
         writer.write(some)
         await writer.drain()
+
+
+async def close_listeners(server: asyncio.Server) -> None:
+    """Stop listening. A connection that is accepted already has its task then: asyncio would never
+    close one that is accepted in the same turn of the loop as the server is closed."""
+    loop = asyncio.get_running_loop()
+    for each in server.sockets:
+        loop.remove_reader(each.fileno())
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+    server.close()
