@@ -476,7 +476,7 @@ async def test_filters_are_checked_within_the_budget_of_one_chain() -> None:
     async with serving(chain_bytes_max=1) as port, over(port) as filters:
         topic = TopicName.parse(TOPIC)
         tenure = Tenure(MemoryCursors(), topic, "s", "me", 1, 60_000)
-        filtering = Filtering(topic, "s", filters, tenure, lambda: 0, lambda _: None)
+        filtering = Filtering(tenure, filters, lambda: 0, lambda _: None)
         filtering.use(Chains((Stretch(None, one),)), {})
         assert list(await filtering.page([entry], Acknowledged(None))) == [ACCEPT]
         await filtering.check(other)

@@ -113,7 +113,7 @@ class World:
 
     def opened(self, cursors: MemoryCursors, epoch: int) -> Filtering:
         tenure = Tenure(cursors, TOPIC, NAME, "me", epoch, 60_000)
-        return Filtering(TOPIC, NAME, self.filters, tenure, lambda: self.now_ms, self.spawn)
+        return Filtering(tenure, self.filters, lambda: self.now_ms, self.spawn)
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.tasks.append(asyncio.create_task(work()))

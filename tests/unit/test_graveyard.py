@@ -83,7 +83,7 @@ async def opened(
     lease = await cursors.acquire(TOPIC, "s", "me", 60_000)
     tenure = Tenure(cursors, TOPIC, "s", "me", lease.epoch, 60_000)
     graveyard = Graveyard(
-        TOPIC, "s", tenure, everything, everything, lambda: everything.now_ms, refused_max_s=60
+        tenure, everything, everything, lambda: everything.now_ms, refused_max_s=60
     )
     await graveyard.load(await cursors.get(TOPIC, "s"), Acknowledged(None), left=left)
     return graveyard
@@ -236,7 +236,7 @@ async def test_a_long_held_key_stays_held_after_a_takeover() -> None:
     lease = await cursors.acquire(TOPIC, "s", "me", 60_000)
     tenure = Tenure(cursors, TOPIC, "s", "me", lease.epoch, 60_000)
     log: Any = everything  # the part of a log that a graveyard needs
-    again = Graveyard(TOPIC, "s", tenure, log, everything)
+    again = Graveyard(tenure, log, everything)
     cursor = await cursors.get(TOPIC, "s")
     keys = await again.load(cursor, Acknowledged(None))
     gaps = Gaps(Options(), keys)

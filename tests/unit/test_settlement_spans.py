@@ -118,7 +118,7 @@ async def test_a_dead_letter_has_a_span_for_each_attempt(
     await cursors.create(TOPIC, "s", None, {})
     lease = await cursors.acquire(TOPIC, "s", "me", 60_000)
     tenure = Tenure(cursors, TOPIC, "s", "me", lease.epoch, 60_000)
-    graveyard = Graveyard(TOPIC, "s", tenure, log, Letters())
+    graveyard = Graveyard(tenure, log, Letters())
     await graveyard.load(await cursors.get(TOPIC, "s"), Acknowledged(None))
     what = DeadLetter(Position(1, 0), b"k", 3, AfterDeadLetter.CONTINUE)
     with pytest.raises(LetterRefused):

@@ -59,6 +59,9 @@ _UNDONE_BY: Final[Mapping[_Change, frozenset[_Change]]] = {
 class Tenure:
     """The cursor of one subscription, as the holder of its lease changes it.
 
+    Attributes:
+        topic, name: the subscription.
+
     Raises, from every method:
         CursorsUnavailable, CursorsRefused, CursorCorrupt, SubscriptionNotFound: see Cursors.
         Fenced: another instance took the lease.
@@ -68,6 +71,8 @@ class Tenure:
         self, cursors: Cursors, topic: TopicName, name: str, owner: str, epoch: int, lease_ms: int
     ) -> None:
         """`epoch` is the epoch of the acquired lease."""
+        self.topic = topic
+        self.name = name
         self._cursors = cursors
         self._names = topic, name
         self._owner = owner

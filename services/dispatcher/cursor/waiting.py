@@ -13,7 +13,7 @@ from seqgate.services.dispatcher.core.verdicts import WAITS, from_text, to_text
 from seqgate.services.dispatcher.cursor.tenure import Tenure
 from seqgate.services.dispatcher.ports import Cursor
 from seqgate.services.errors import DomainError
-from seqgate.types import Position, TopicName
+from seqgate.types import Position
 
 log = structlog.get_logger()
 
@@ -22,16 +22,8 @@ KEEP_S: Final = 5.0
 
 
 class Waiting:
-    def __init__(
-        self,
-        topic: TopicName,
-        subscription: str,
-        tenure: Tenure,
-        oldest: Callable[[], Mapping[Position, int]],
-    ) -> None:
+    def __init__(self, tenure: Tenure, oldest: Callable[[], Mapping[Position, int]]) -> None:
         """`oldest` returns the waiting entries, and when each began to wait."""
-        self._topic = topic
-        self._subscription = subscription
         self._tenure = tenure
         self._oldest = oldest
         self._written: str | None = ""
@@ -54,8 +46,8 @@ class Waiting:
         except DomainError as error:
             log.warning(
                 "recording waiting entries failed",
-                topic=str(self._topic),
-                subscription=self._subscription,
+                topic=str(self._tenure.topic),
+                subscription=self._tenure.name,
                 reason=error.reason,
             )
 

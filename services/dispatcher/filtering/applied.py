@@ -56,7 +56,7 @@ from seqgate.services.errors import DomainError, ServiceBusy
 from seqgate.services.runtime.metrics import Recorder, nowhere
 from seqgate.telemetry import names, spans
 from seqgate.telemetry.setup import NONE, exporter_asked_for
-from seqgate.types import Position, TopicName
+from seqgate.types import Position
 
 log = structlog.get_logger()
 
@@ -108,10 +108,8 @@ class Filtering:
 
     def __init__(
         self,
-        topic: TopicName,
-        name: str,
-        filters: Filters,
         tenure: Tenure,
+        filters: Filters,
         now_ms: Callable[[], int],
         spawn: Spawn,
         answered: Recorder = nowhere,
@@ -129,8 +127,8 @@ class Filtering:
         self.unanswered = 0
         self.lookups = {"remembered": 0, "asked": 0}
         self.tallies = Tallies()
-        self._topic = topic
-        self._name = name
+        self._topic = tenure.topic
+        self._name = tenure.name
         self._filters = filters
         self._tenure = tenure
         self._now_ms = now_ms
@@ -150,8 +148,8 @@ class Filtering:
         self._evaluate: dict[str, str] = {
             names.MESSAGING_SYSTEM: names.SEQGATE,
             names.MESSAGING_OPERATION_NAME: names.EVALUATE,
-            names.MESSAGING_DESTINATION_NAME: str(topic),
-            names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: name,
+            names.MESSAGING_DESTINATION_NAME: str(tenure.topic),
+            names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: tenure.name,
         }
 
     # ---- chains

@@ -13,7 +13,7 @@ from seqgate.services.dispatcher.letters.listing import Listing
 from seqgate.services.dispatcher.letters.marks import Fate
 from seqgate.services.dispatcher.letters.operations import Operation
 from seqgate.services.dispatcher.letters.returns import Returns, too_many_settled
-from seqgate.types import Position, TopicName
+from seqgate.types import Position
 
 log = structlog.get_logger()
 
@@ -21,10 +21,8 @@ log = structlog.get_logger()
 class Discards:
     """The discards of one subscription's letters."""
 
-    def __init__(
-        self, topic: TopicName, subscription: str, tenure: Tenure, returns: Returns
-    ) -> None:
-        self._names = {"topic": str(topic), "subscription": subscription}
+    def __init__(self, tenure: Tenure, returns: Returns) -> None:
+        self._names = {"topic": str(tenure.topic), "subscription": tenure.name}
         self._tenure = tenure
         self._returns = returns
 

@@ -118,8 +118,6 @@ class Contents(Protocol):
 class Graveyard:
     def __init__(
         self,
-        topic: TopicName,
-        subscription: str,
         tenure: Tenure,
         log: Contents,
         letters: DeadLetters,
@@ -127,13 +125,13 @@ class Graveyard:
         refused_max_s: float = REFUSED_MAX_S,
     ) -> None:
         """`refused_max_s` is the time for which a refused letter is retried, in seconds."""
-        self.dead_letter_topic = default_topic(topic, subscription)
+        self.dead_letter_topic = default_topic(tenure.topic, tenure.name)
         """Where new letters go."""
         self._last_topic: TopicName | None = None  # where the latest letter went, durably
         self.buried: dict[Position, TopicName] = {}
         """Where the latest letters went, for Explain."""
-        self._topic = topic
-        self._subscription = subscription
+        self._topic = tenure.topic
+        self._subscription = tenure.name
         self._tenure = tenure
         self._log = log
         self._letters = letters
@@ -157,8 +155,8 @@ class Graveyard:
         self._last_of: dict[str, int] = {}  # by a key's property, the number of its last letter
         self._forgotten: set[str] = set()  # keys' properties that a reset removed
         self._writing = asyncio.Lock()
-        named = {names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: subscription}
-        self._spans = MessageSpans(names.DEAD_LETTER, str(topic), named)
+        named = {names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: tenure.name}
+        self._spans = MessageSpans(names.DEAD_LETTER, str(tenure.topic), named)
 
     @property
     def has_done(self) -> bool:

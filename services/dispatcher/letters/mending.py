@@ -74,8 +74,6 @@ class Mends:
 
     def __init__(
         self,
-        topic: TopicName,
-        subscription: str,
         tenure: Tenure,
         returns: Returns,
         letters: DeadLetterTopics,
@@ -86,7 +84,7 @@ class Mends:
         """`changing` is held while the subscription's durable state is loaded again: what was read
         before a change must not replace it."""
         self._changing = changing
-        self._names = {"topic": str(topic), "subscription": subscription}
+        self._names = {"topic": str(tenure.topic), "subscription": tenure.name}
         self._tenure = tenure
         self._returns = returns
         self._letters = letters

@@ -122,13 +122,13 @@ class Messages(NamedTuple):
 class Returns:
     """The returns of one subscription."""
 
-    def __init__(self, topic: TopicName, subscription: str, tenure: Tenure, entries: Log) -> None:
+    def __init__(self, tenure: Tenure, entries: Log) -> None:
         self.open: dict[Position, Return] = {}
         """By the position of the message in the topic."""
         self.settled = asyncio.Event()
         """Set whenever returns are settled, or removed."""
-        self._names = {"topic": str(topic), "subscription": subscription}
-        self._topic = topic
+        self._names = {"topic": str(tenure.topic), "subscription": tenure.name}
+        self._topic = tenure.topic
         self._tenure = tenure
         self._log = entries
         self.marks = Marks()

@@ -38,7 +38,7 @@ class Unborn:
     def __init__(self, topic: TopicName, name: str, last: Position | None, ports: Ports) -> None:
         self.topic = topic
         tenure = Tenure(ports.cursors, topic, name, ports.owner, 0, 0)
-        self.returns = Returns(topic, name, tenure, ports.log)
+        self.returns = Returns(tenure, ports.log)
         self.acknowledged = Acknowledged(last)
         self.chain: Chain = NO_FILTERS
         self._name = name

@@ -22,7 +22,7 @@ from seqgate.services.dispatcher.letters.returns import Returns
 from seqgate.services.dispatcher.ports import InvalidProperty, Ports
 from seqgate.services.dispatcher.shell.performing import Performing
 from seqgate.services.dispatcher.shell.work import Work
-from seqgate.types import Position, TopicName
+from seqgate.types import Position
 
 SETTLES_S: Final = 5.0
 """How long an operation waits until a letter that was just written is acknowledged, in seconds."""
@@ -33,8 +33,6 @@ class Amending:
 
     def __init__(
         self,
-        topic: TopicName,
-        name: str,
         tenure: Tenure,
         ports: Ports,
         work: Work,
@@ -50,10 +48,8 @@ class Amending:
         self._returns = returns
         self._performing = performing
         self._now_ms = ports.now_ms
-        self._discards = Discards(topic, name, tenure, returns)
+        self._discards = Discards(tenure, returns)
         self._mends = Mends(
-            topic,
-            name,
             tenure,
             returns,
             ports.dead_letters,

@@ -151,30 +151,16 @@ class Live:
         self.audit_topic = shared.audit_topic(topic)
         self._changing_filters = asyncio.Lock()
         self._work = Work(topic, name, tasks, self._at_stop, shared.changes)
-        self.returns = Returns(topic, name, tenure, ports.log)
+        self.returns = Returns(tenure, ports.log)
         self.redriving = Redriving(self, self._work, ports.log, ports.now_ms)
+        refused_max_s = config.dead_letter_refused_max_s
         self._graveyard = Graveyard(
-            topic,
-            name,
-            tenure,
-            self.returns,
-            ports.dead_letters,
-            ports.now_ms,
-            config.dead_letter_refused_max_s,
+            tenure, self.returns, ports.dead_letters, ports.now_ms, refused_max_s
         )
         self.filtering = Filtering(
-            topic,
-            name,
-            ports.filters,
-            tenure,
-            ports.now_ms,
-            self._work.start,
-            answered,
-            self.history,
+            tenure, ports.filters, ports.now_ms, self._work.start, answered, self.history
         )
         self._performing = Performing(
-            topic,
-            name,
             tenure,
             ports,
             self._work,
@@ -189,8 +175,6 @@ class Live:
             history=self.history,
         )
         self.amending = Amending(
-            topic,
-            name,
             tenure,
             ports,
             self._work,
@@ -208,7 +192,7 @@ class Live:
             shared.streams,
             bytes_max=min(config.stream_bytes_max, shared.streams.bytes_max),
         )
-        self._waiting = Waiting(topic, name, tenure, lambda: self.machine.waits)
+        self._waiting = Waiting(tenure, lambda: self.machine.waits)
         lost_s = (now_s if leased_s is None else leased_s) + config.lease_s
         self._work.start(keep_lease, tenure, name, config.lease_s, lost_s, self.stop)
 

@@ -56,7 +56,7 @@ from seqgate.services.dispatcher.shell.cache import EntryCache
 from seqgate.services.dispatcher.shell.work import BACKOFF_FIRST_S, Work
 from seqgate.services.runtime.metrics import Recorder, nowhere
 from seqgate.telemetry import names, spans
-from seqgate.types import Position, TopicName
+from seqgate.types import Position
 
 log = structlog.get_logger()
 
@@ -96,8 +96,6 @@ class Performing:
 
     def __init__(
         self,
-        topic: TopicName,
-        name: str,
         tenure: Tenure,
         ports: Ports,
         work: Work,
@@ -124,8 +122,8 @@ class Performing:
         self.assignment_revision = 0
         self.passed: dict[Position, Because] = {}
         self.history = history
-        self._topic = topic
-        self._name = name
+        self._topic = tenure.topic
+        self._name = tenure.name
         self._tenure = tenure
         self._ports = ports
         self._work = work
@@ -139,8 +137,8 @@ class Performing:
         self._persisting: dict[str, str] = {
             names.MESSAGING_SYSTEM: names.SEQGATE,
             names.MESSAGING_OPERATION_NAME: names.PERSIST,
-            names.MESSAGING_DESTINATION_NAME: str(topic),
-            names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: name,
+            names.MESSAGING_DESTINATION_NAME: str(tenure.topic),
+            names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: tenure.name,
         }
         self._news = asyncio.Event()
         self._reader: AsyncIterator[Sequence[ledger_pb2.StoredEntry]] | None = None
