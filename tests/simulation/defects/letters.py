@@ -3,9 +3,7 @@
 from typing import Any
 
 from seqgate.services.dispatcher.core.effects import AfterDeadLetter, DeadLetter
-from seqgate.services.dispatcher.core.positions import Acknowledged
 from seqgate.services.dispatcher.letters.graveyard import Graveyard
-from seqgate.services.dispatcher.ports import Cursor
 from tests.simulation.defects import defect
 
 
@@ -21,8 +19,8 @@ def forget_long_keys(patch: Any) -> None:
 def wait_for_letters(patch: Any) -> None:
     load = Graveyard.load
 
-    async def load_and_publish(self: Graveyard, cursor: Cursor, acknowledged: Acknowledged) -> Any:
-        keys = await load(self, cursor, acknowledged)
+    async def load_and_publish(self: Graveyard, *durable: Any) -> Any:
+        keys = await load(self, *durable)
         for position in self.begun:
             await self.bury(DeadLetter(position, b"", 0, AfterDeadLetter.CONTINUE))
         return keys
