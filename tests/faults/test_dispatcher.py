@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.client import (
+    Admin,
     AfterDeadLetter,
     Chunking,
     Consumer,
@@ -417,8 +418,6 @@ async def test_a_crash_during_a_redrive_loses_and_duplicates_nothing(
         "max_redeliveries": 0,
         "after_dead_letter": pb.AFTER_DEAD_LETTER_HOLD,
     }
-    place = common_pb2.Position(ledger_id=1, entry_id=0)
-    request = pb.RedriveDeadLettersRequest(**names, positions=[place], request_id="r")
     async with (
         channel_to(stack.address("ledger")) as to_ledger,
         channel_to(stack.address("dispatcher")) as to_dispatcher,
@@ -431,11 +430,7 @@ async def test_a_crash_during_a_redrive_loses_and_duplicates_nothing(
 
         async def redriven() -> bool:
             """Redrive the letter, however often it takes; it is made once."""
-            try:
-                answer = await dispatchers.RedriveDeadLetters(request)
-            except aio.AioRpcError:
-                return False
-            return bool(answer.redrive == 1)
+            return await redriven_first(dispatchers, names, "r") == 1
 
         async def is_dead() -> bool:
             asked = pb.GetSubscriptionRequest(**names)
@@ -458,29 +453,44 @@ async def test_a_crash_during_a_redrive_loses_and_duplicates_nothing(
             assert await stack.ended("dispatcher") == -signal.SIGKILL
         await stack.run("dispatcher")
         await serving(stack.address("dispatcher"))
+        is_settled = settling is not None and settling.point != "set_properties.before"
         consumer = await taken_over(dispatchers, topic, **options)
         await consumer.permit(9)
         await eventually(redriven)
-        is_settled = settling is not None and settling.point != "set_properties.before"
-        if not is_settled:
-            (back,) = await consumer.received(1)
-            assert back.position.entry_id == 0
-            assert await consumer.still() == 0
-            await consumer.acknowledge(back)
-        rest = await consumer.received(2)
-        assert [each.position.entry_id for each in rest] == [1, 2]
-        await consumer.acknowledge(*rest)
-        assert await consumer.still() == 0
-        await consumer.leave()
+        await check_order(consumer, [1, 2] if is_settled else [0, 1, 2])
         consumer = await taken_over(dispatchers, topic, **options)
         await consumer.permit(9)
-        assert await consumer.still() == 0
-        await consumer.leave()
-        with suppress(aio.AioRpcError):
-            again = pb.RedriveDeadLettersRequest(**names, positions=[place], request_id="again")
-            await dispatchers.RedriveDeadLetters(again)
-            raise AssertionError("the letter is redriven twice")
+        await check_order(consumer, [])
+        assert await redriven_first(dispatchers, names, "again") is None
         assert await origins(ledger, f"{topic}-s-DLQ") == [0]
+
+
+async def redriven_first(dispatchers: Any, names: dict[str, Any], request_id: str) -> int | None:
+    """Redrive the first letter of a subscription. Returns the number of the redrive, None: it is
+    not made, or it is not known whether it is."""
+    place = common_pb2.Position(ledger_id=1, entry_id=0)
+    request = pb.RedriveDeadLettersRequest(**names, positions=[place], request_id=request_id)
+    try:
+        return int((await dispatchers.RedriveDeadLetters(request)).redrive)
+    except aio.AioRpcError:
+        return None
+
+
+async def check_order(consumer: RawConsumer, entries: list[int]) -> None:
+    """Check that a consumer gets these entries and no others, the first one before it acknowledges
+    any, and let it leave."""
+    if entries[:1] == [0]:  # the others are held behind it
+        (back,) = await consumer.received(1)
+        assert back.position.entry_id == 0
+        assert await consumer.still() == 0
+        await consumer.acknowledge(back)
+    rest = [each for each in entries if each > 0]
+    found = await consumer.received(len(rest)) if rest else []
+    assert [each.position.entry_id for each in found] == rest
+    if found:
+        await consumer.acknowledge(*found)
+    assert await consumer.still() == 0
+    await consumer.leave()
 
 
 REDRIVEN = 6
@@ -686,6 +696,41 @@ async def origins(ledger: Any, topic: str) -> list[int]:
     return found
 
 
+class Letters:
+    """The dead letters of a topic's subscription `s`."""
+
+    def __init__(self, stack: Stack, admin: Admin, topic: str) -> None:
+        self._stack = stack
+        self._admin = admin
+        self._topic = topic
+
+    async def listed(self) -> list[DeadLetter]:
+        return [each async for each in self._admin.dead_letters(self._topic, "s")]
+
+    async def are_settled(self) -> bool:
+        """Whether there are letters, and their numbers are forgotten."""
+        names = cursor_pb2.GetCursorRequest(topic=self._topic, cursor="s")
+        async with channel_to(self._stack.address("cursor")) as channel:
+            found = (await cursor_stub(channel).GetCursor(names)).cursor.properties
+        return bool(await self.listed()) and not [each for each in found if "letter" in each]
+
+
+async def done(call: Awaitable[object]) -> bool:
+    """Whether a call is answered: if not, it may be made or not."""
+    try:
+        await call
+    except UnavailableError:
+        return False
+    return True
+
+
+async def crashed_and_back(stack: Stack) -> None:
+    """Wait until the dispatcher has died of its order, and start it again."""
+    assert await stack.ended("dispatcher") == -signal.SIGKILL
+    await stack.run("dispatcher")
+    await serving(stack.address("dispatcher"))
+
+
 @pytest.mark.parametrize("step", some_of([*REDRIVING, *SETTLING], every=3))
 async def test_a_crash_during_a_redrive_of_a_large_message_keeps_it_whole(
     quick: World, step: str
@@ -702,23 +747,14 @@ async def test_a_crash_during_a_redrive_of_a_large_message_keeps_it_whole(
             for payload in (large, b"second"):
                 await producer.send(payload, key="k")
 
-        async def is_dead() -> bool:
-            found = [each async for each in admin.dead_letters(topic, "s")]
-            names = cursor_pb2.GetCursorRequest(topic=topic, cursor="s")
-            async with channel_to(stack.address("cursor")) as channel:
-                kept = (await cursor_stub(channel).GetCursor(names)).cursor.properties
-            return bool(found) and not [each for each in kept if "letter" in each]
+        letters = Letters(stack, admin, topic)
 
         async def redriven() -> bool:
-            try:
-                await admin.redrive(topic, "s", [MessageId(1, 2)], request_id="r")
-            except UnavailableError:
-                return False
-            return True
+            return await done(admin.redrive(topic, "s", [MessageId(1, 2)], request_id="r"))
 
         async with client.consumer(topic, "s", options=options) as consumer:
             await consumer.nack(await consumer.receive(), delay_s=0)
-            await eventually(is_dead)
+            await eventually(letters.are_settled)
             if step in REDRIVING:
                 quick.order("dispatcher", order)
                 assert not await redriven()
@@ -728,9 +764,7 @@ async def test_a_crash_during_a_redrive_of_a_large_message_keeps_it_whole(
                 quick.order("dispatcher", order)
                 with suppress(StaleTokenError):
                     await consumer.ack(back)
-            assert await stack.ended("dispatcher") == -signal.SIGKILL
-            await stack.run("dispatcher")
-            await serving(stack.address("dispatcher"))
+            await crashed_and_back(stack)
             await eventually(redriven)
             message = await consumer.receive()
             if message.payload == b"second":  # the large one's acknowledgement was durable
@@ -772,38 +806,25 @@ async def test_a_crash_during_a_mend_or_discard_loses_and_duplicates_nothing(
             for payload in (b"poison", b"second", b"third"):
                 await producer.send(payload, key="k")
 
-        async def letters() -> list[DeadLetter]:
-            return [each async for each in admin.dead_letters(topic, "s")]
-
-        async def is_quiet() -> bool:
-            """Whether the letter is there, and its number forgotten."""
-            names = cursor_pb2.GetCursorRequest(topic=topic, cursor="s")
-            async with channel_to(stack.address("cursor")) as channel:
-                found = (await cursor_stub(channel).GetCursor(names)).cursor.properties
-            return bool(await letters()) and not [each for each in found if "letter" in each]
+        letters = Letters(stack, admin, topic)
 
         async def made() -> bool:
             """Mend or discard the letter, however often it takes; it is made once."""
-            try:
-                if action == "mend":
-                    await admin.mend(topic, "s", first.id, payload=b"cured", request_id="a")
-                else:
-                    await admin.discard(topic, "s", [first.id], request_id="a")
-            except UnavailableError:
-                return False
-            return True
+            if action == "mend":
+                return await done(
+                    admin.mend(topic, "s", first.id, payload=b"cured", request_id="a")
+                )
+            return await done(admin.discard(topic, "s", [first.id], request_id="a"))
 
         async with client.consumer(topic, "s", options=options) as consumer:
             await consumer.nack(await consumer.receive(), delay_s=0)
-            await eventually(is_quiet)
-            (first,) = await letters()
+            await eventually(letters.are_settled)
+            (first,) = await letters.listed()
             quick.order("dispatcher", order)
             assert not await made()
-            assert await stack.ended("dispatcher") == -signal.SIGKILL
-            await stack.run("dispatcher")
-            await serving(stack.address("dispatcher"))
+            await crashed_and_back(stack)
             await eventually(made)
-            found = await letters()
+            found = await letters.listed()
             wanted = [b"second", b"third"]
             if action == "mend":
                 assert [each.state for each in found] == ["MENDED", "DEAD"]
