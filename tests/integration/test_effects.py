@@ -6,8 +6,10 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -188,61 +190,75 @@ def by_key(messages: list[tuple[str, str]]) -> dict[str, list[str]]:
     return found
 
 
+@dataclass(frozen=True)
+class Kills:
+    """Rounds in which a shop sells and a relay is killed. `start` starts a relay."""
+
+    services: Services
+    shop: Shop
+    topic: str
+    start: Callable[[], Awaitable[Child]]
+    random: Random
+
+    async def at_any_point(self) -> None:
+        """Killed while it starts, or later."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.shop.sell_much(self.random, 5))
+            relay = await self.start()
+            for _ in range(self.random.choice((0, 10, 100))):
+                await self.shop.waiting()
+            await kill(relay)
+
+    async def without_receipts(self) -> None:
+        """Killed when it has numbered rows, and the ledger does not answer."""
+        relay = await self.start()
+        await eventually(self.shop.is_empty)
+        async with paused(self.services, "ledger"):
+            await self.shop.sell_much(self.random, 5)
+            await eventually(self.shop.has_numbered)
+            await kill(relay)
+
+    async def before_deletion(self) -> None:
+        """Killed when the ledger has answered, and the rows are not deleted."""
+        relay = await self.start()
+        await eventually(self.shop.is_empty)
+        async with AsyncExitStack() as undeletable:
+            async with paused(self.services, "ledger"):
+                last = await self.shop.sell("bob", 2)
+                await eventually(self.shop.has_numbered)
+                await undeletable.enter_async_context(self.shop.undeletable())
+            await eventually(lambda: is_stored(self.services, self.topic, last))
+            await kill(relay)
+        assert await self.shop.has_numbered()
+
+    async def superseded(self) -> None:
+        """Another one takes over while it works."""
+        first = await self.start()
+        await self.shop.sell("eve", 1)
+        await eventually(self.shop.is_empty)
+        second = await self.start()
+        while first.returncode is None:
+            await self.shop.sell_much(self.random, 1)
+            await asyncio.sleep(0)
+        assert first.returncode == 0
+        await kill(second)
+
+
 @ON_BOTH
 async def test_an_outbox_is_published_once_and_in_order_despite_kills(
     stoppable: Services, topic: str, database: str, start: Callable[..., Any], seed: int
 ) -> None:
-    random, rounds = Random(seed), times(quick=1, full=20)
-    arguments = ("outbox_relay", stoppable.stack.address("ledger"), topic, database)
+    random = Random(seed)
+    relay = partial(start, "outbox_relay", stoppable.stack.address("ledger"), topic, database)
     async with open_shop(database) as shop:
-
-        async def at_any_point() -> None:
-            """Killed while it starts, or later."""
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(shop.sell_much(random, 5))
-                relay = await start(*arguments)
-                for _ in range(random.choice((0, 10, 100))):
-                    await shop.waiting()
-                await kill(relay)
-
-        async def without_receipts() -> None:
-            """Killed when it has numbered rows, and the ledger does not answer."""
-            relay = await start(*arguments)
-            await eventually(shop.is_empty)
-            async with paused(stoppable, "ledger"):
-                await shop.sell_much(random, 5)
-                await eventually(shop.has_numbered)
-                await kill(relay)
-
-        async def before_deletion() -> None:
-            """Killed when the ledger has answered, and the rows are not deleted."""
-            relay = await start(*arguments)
-            await eventually(shop.is_empty)
-            async with AsyncExitStack() as undeletable:
-                async with paused(stoppable, "ledger"):
-                    last = await shop.sell("bob", 2)
-                    await eventually(shop.has_numbered)
-                    await undeletable.enter_async_context(shop.undeletable())
-                await eventually(lambda: is_stored(stoppable, topic, last))
-                await kill(relay)
-            assert await shop.has_numbered()
-
-        async def superseded() -> None:
-            """Another one takes over while it works."""
-            first = await start(*arguments)
-            await shop.sell("eve", 1)
-            await eventually(shop.is_empty)
-            second = await start(*arguments)
-            while first.returncode is None:
-                await shop.sell_much(random, 1)
-                await asyncio.sleep(0)
-            assert first.returncode == 0
-            await kill(second)
-
-        for round_ in (at_any_point, without_receipts, before_deletion, superseded) * rounds:
-            await round_()
+        kills = Kills(stoppable, shop, topic, relay, random)
+        for _ in range(times(quick=1, full=20)):
+            await kills.at_any_point()
+            await kills.without_receipts()
+            await kills.before_deletion()
+            await kills.superseded()
         await shop.sell_much(random, 5)
-        last = await start(*arguments)
+        last = await relay()
         await eventually(shop.is_empty)
         sales = await rows(shop.transaction, "SELECT customer, item FROM sale ORDER BY id")
         log = await log_of(stoppable, topic)

@@ -23,7 +23,7 @@ from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
-from seqgate.client import Batching, Compression, connect
+from seqgate.client import Batching, Client, Compression, connect
 from seqgate.dev.child import bound_to_us, tell
 from seqgate.dev.ports import free_ports
 from seqgate.dev.stack import Stack
@@ -525,20 +525,7 @@ async def test_node_and_python_publish_and_consume_alike(
                 await asyncio.gather(
                     *(producer.send(b"x%d" % each, key=f"k{each % 3}") for each in range(20))
                 )
-        python: list[tuple[str, int, str | None, str]] = []
-        async with client.consumer(topic, "python") as consumer:
-            async for message in consumer:
-                python.append(
-                    (
-                        message.producer_name,
-                        message.sequence_id,
-                        message.key,
-                        message.payload.decode(),
-                    )
-                )
-                await consumer.ack(message)
-                if len(python) == 120:
-                    break
+        python = await consumed(client, topic, "python", 120)
     said = await run(example, "consume.mjs", dispatcher, topic, "node", "120")
     node = [
         (each["producer"], int(each["sequenceId"]), each["key"], each["payload"]) for each in said
@@ -553,13 +540,28 @@ async def test_node_and_python_publish_and_consume_alike(
         line["properties"] for line in lines
     ]
     for name in ("node", "python"):
-        found = await services.dispatcher.GetSubscription(
-            dispatcher_pb2.GetSubscriptionRequest(topic=topic, subscription=name)
-        )
-        tail = await services.ledger.GetLastMessageId(
-            ledger_pb2.GetLastMessageIdRequest(topic=topic)
-        )
-        assert found.subscription.mark_delete == tail.last
+        await check_all_acknowledged(services, topic, name)
+
+
+async def consumed(
+    client: Client, topic: str, subscription: str, count: int
+) -> list[tuple[str, int, str | None, str]]:
+    """Consume messages: their producer, sequence id, key and payload."""
+    found: list[tuple[str, int, str | None, str]] = []
+    async with client.consumer(topic, subscription) as consumer:
+        while len(found) < count:
+            each = await consumer.receive()
+            found.append((each.producer_name, each.sequence_id, each.key, each.payload.decode()))
+            await consumer.ack(each)
+    return found
+
+
+async def check_all_acknowledged(services: Services, topic: str, name: str) -> None:
+    found = await services.dispatcher.GetSubscription(
+        dispatcher_pb2.GetSubscriptionRequest(topic=topic, subscription=name)
+    )
+    tail = await services.ledger.GetLastMessageId(ledger_pb2.GetLastMessageIdRequest(topic=topic))
+    assert found.subscription.mark_delete == tail.last
 
 
 async def test_refusals_name_their_reason(stack: Stack, example: Path, topic: str) -> None:

@@ -112,9 +112,23 @@ async def test_a_life_shows_filters_failures_letters_redrives_and_acknowledgemen
     assert life.unknown == {}
 
     assert filtered == rejected
+    check_rejected(filtered)
+    check_settled(settled, topic, letter)
+
+    assert await admin.message_life(topic, message_id=sent.message_id) == life
+    assert await admin.message_life(topic, trace_id=TRACE.upper()) == life
+    before = datetime.now(UTC) - timedelta(minutes=1)
+    assert await admin.message_life(topic, trace_id=TRACE, since=before) == life
+
+
+def check_rejected(filtered: SubscriptionLife) -> None:
     (refusal,) = (each for each in filtered.events if each.kind == "REJECTED")
     assert (refusal.filter, refusal.filter_version) == ("eu", 3)
     assert filtered.reasons[-1].reason == "REJECTED"
+
+
+def check_settled(settled: SubscriptionLife, topic: str, letter: DeadLetter) -> None:
+    """Two failures, a letter, a redrive, and an acknowledgement."""
     assert kinds(settled) == [
         *("DELIVERED", "FAILED") * 2,
         *("DEAD_LETTERED", "REDRIVEN"),
@@ -136,11 +150,6 @@ async def test_a_life_shows_filters_failures_letters_redrives_and_acknowledgemen
     assert (again.id, again.redriven, settled.redrive) == (letter.id, True, None)
     assert settled.complete_since is not None
     assert settled.complete_since <= events[0].at
-
-    assert await admin.message_life(topic, message_id=sent.message_id) == life
-    assert await admin.message_life(topic, trace_id=TRACE.upper()) == life
-    before = datetime.now(UTC) - timedelta(minutes=1)
-    assert await admin.message_life(topic, trace_id=TRACE, since=before) == life
 
 
 async def test_a_message_is_named_in_one_way_and_must_be_there(
