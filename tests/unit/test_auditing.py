@@ -187,6 +187,19 @@ async def test_a_topic_that_is_away_does_not_hold_up_another() -> None:
     assert auditing.waiting_bytes > 0
 
 
+async def test_a_topic_that_is_refused_for_good_leaves_room_for_others() -> None:
+    ledger = Ledger()
+    ledger.away = {AUDIT}
+    auditing = Auditing(ledger, ["*/*/*"], "me", bytes_max=2_000)
+    history, other = audited(auditing), audited(auditing, OTHER)
+    record(history, *range(100))
+    assert 900 < auditing.waiting_bytes < 1_100  # half, and one record
+    record(other, *range(3))
+    await auditing.flush()
+    assert ledger.entries(TopicName.parse(f"{OTHER}-AUDIT")) == [[0], [1], [2]]
+    assert set(auditing.bytes_of) == {AUDIT}
+
+
 async def test_long_pages_are_cut() -> None:
     ledger = Ledger()
     auditing = Auditing(ledger, ["*/*/*"], "me")

@@ -33,7 +33,7 @@ from seqgate.types import PRODUCER_NAME_BYTES_MAX, InvalidNameError, TopicName
 log = structlog.get_logger()
 
 WAITING_BYTES_MAX: Final = 16 * 1024 * 1024
-"""The most bytes of records that wait to be published, of all topics together."""
+"""The most bytes of records that wait to be published, of all topics together; see `has_room`."""
 
 PAGE_BYTES_MAX: Final = 64 * 1024
 """The bytes of records after which a page ends; as JSON they take up to three times as much."""
@@ -71,12 +71,13 @@ class _Queue:
     def put(self, record: bytes) -> None:
         everything, size_bytes = self._all, len(record) + OVERHEAD_BYTES
         everything.waiting[self] = None
-        if everything.waiting_bytes + size_bytes > everything.bytes_max:
-            self.lost += 1
-            everything.count_dropped()
-        else:
+        if everything.has_room(self.topic, size_bytes):
             self.records.append(record)
             everything.waiting_bytes += size_bytes
+            everything.bytes_of[self.topic] += size_bytes
+        else:
+            self.lost += 1
+            everything.count_dropped()
 
 
 class Auditing:
@@ -85,6 +86,7 @@ class Auditing:
     Attributes:
         waiting: the subscriptions with records that wait, the longest waiting first.
         waiting_bytes: what all these records take.
+        bytes_of: what those of each audit topic take.
         counts: of events, those published and those dropped.
     """
 
@@ -99,6 +101,7 @@ class Auditing:
         self.bytes_max = bytes_max
         self.waiting: dict[_Queue, None] = {}
         self.waiting_bytes = 0
+        self.bytes_of: Counter[TopicName] = Counter()
         self.counts: Counter[str] = Counter(published=0, dropped=0)
         self._audit = audit
         self._patterns = [pattern.split("/") for pattern in patterns]
@@ -123,6 +126,11 @@ class Auditing:
         """Takes the records of a subscription; None: its topic is not audited."""
         where = self.topic_of(topic)
         return None if where is None else _Queue(self, where, subscription).put
+
+    def has_room(self, topic: TopicName, size_bytes: int) -> bool:
+        """Whether a record may wait. A topic may take as much as is left for the others: one that
+        is refused for good takes half of the budget, and two take a third each."""
+        return self.bytes_of[topic] + size_bytes <= self.bytes_max - self.waiting_bytes
 
     def count_dropped(self) -> None:
         self.counts["dropped"] += 1
@@ -202,6 +210,9 @@ class Auditing:
         await self._audit.put(topic, self._producer, pages.pages)
         del self._unfinished[topic]
         self.waiting_bytes -= pages.size_bytes
+        self.bytes_of[topic] -= pages.size_bytes
+        if not self.bytes_of[topic]:
+            del self.bytes_of[topic]
         self.counts["published"] += pages.records
         self._is_dropping = False
 
