@@ -5,10 +5,12 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 from hypothesis import HealthCheck, Verbosity, settings
+from xdist.scheduler import LoadFileScheduling
 
 from seqgate.dev.stack import Stack
 from tests.support.depth import is_deep, times
@@ -16,6 +18,8 @@ from tests.support.nursery import Nursery
 from tests.support.postgres_server import PostgresServer, running_postgres
 from tests.support.redis_groups import Cluster, Sentinels, running
 from tests.support.redis_server import RedisServer, running_redis
+
+SPARK = "tests/spark/"
 
 settings.register_profile(
     "default",
@@ -41,8 +45,7 @@ structlog.configure(
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out deep tests unless requested. Tests with the longest time-outs run first and unit
-    tests last: short ones fill the end, when workers run idle. With `--dist loadgroup`, the tests
-    of a file share a worker, and what it started; all tests of the folder `spark` share a JVM."""
+    tests last: short ones fill the end, when workers run idle."""
     if not is_deep():
         left_out = [item for item in items if item.get_closest_marker("deep") is not None]
         config.hook.pytest_deselected(items=left_out)
@@ -54,9 +57,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return -timeout_s, "unit" in item.path.parts
 
     items.sort(key=rank)
-    for item in items:
-        group = "spark" if item.path.parent.name == "spark" else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
+
+
+class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist is untyped
+    """The tests of a file share a worker, and what it started; all tests with Spark share a JVM."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return SPARK if file.startswith(SPARK) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile | None:
+    """With `--dist loadfile`, distribute tests by file."""
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="module", autouse=True)

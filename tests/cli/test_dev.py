@@ -71,12 +71,15 @@ async def test_it_stops_on_request_and_goes_on_with_its_data(
 async def test_a_process_that_is_killed_is_started_again(bare: CommandLine) -> None:
     async with dev(bare, "--port-base", "0") as (running, found):
         seqgate = calling(bare, found)
+        assert not found["data_is_kept"]
+        assert Path(found["data"], "ledger", "ledger.db").exists()
         assert (await seqgate(*SEND)).code == 0
         for name in ("ledger", "redis"):
             os.kill(found["pids"][name], signal.SIGKILL)
             assert f"{name} was killed by SIGKILL" in await running.error_line(patience_s=START_S)
         ended = await seqgate(*SEND, "-o", "json")
         assert (ended.record["duplicate"], ended.err) == (True, "")
+    assert not Path(found["data"]).exists(), "data without a folder goes at the end"
 
 
 async def test_one_that_never_starts_ends_all(bare: CommandLine) -> None:
@@ -85,13 +88,6 @@ async def test_one_that_never_starts_ends_all(bare: CommandLine) -> None:
     assert (ended.code, ended.out) == (1, "")
     assert ended.error["reason"] == "NOT_STARTED"
     assert "filter ended with 2" in ended.error["message"]
-
-
-async def test_data_without_a_folder_goes_at_the_end(bare: CommandLine) -> None:
-    async with dev(bare, "--port-base", "0") as (_, found):
-        assert not found["data_is_kept"]
-        assert Path(found["data"], "ledger", "ledger.db").exists()
-    assert not Path(found["data"]).exists()
 
 
 async def test_people_see_addresses_folders_and_first_commands(bare: CommandLine) -> None:

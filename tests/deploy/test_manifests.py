@@ -150,7 +150,7 @@ def test_every_combination_renders_and_passes_kubernetes_validate_and_checkov(
 ) -> None:
     folders = [
         kustomization(tmp_path / str(number), chosen)
-        for number, chosen in enumerate(some_of(list(combinations()), every=24))
+        for number, chosen in enumerate(some_of(list(combinations()), every=60))
     ]
     folders += [K8S / "overlays" / each for each in OVERLAYS]
     rebuild = K8S / "rebuild"

@@ -6,14 +6,11 @@ import os
 import subprocess
 import sys
 import venv
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
 
-from tests.support.depth import is_deep
 from tests.support.ports import consecutive_ports
-from tools.dev.locks import LOCKS, needed, parse
 
 PATIENCE_S = 180.0
 
@@ -22,36 +19,15 @@ DOWNLOAD_S = 600.0
 
 @pytest.fixture
 def environment(tmp_path: Path, wheel: Path) -> Path:
-    """A virtual environment with `seqgate[server]`: at full depth from the package index; else with
-    links to the files of the packages that the extra names, and no others."""
+    """A virtual environment with `seqgate[server]`, from the package index."""
     folder = tmp_path / "environment"
     venv.create(folder, with_pip=False, symlinks=True)
     pip = [sys.executable, "-m", "pip", "--quiet", "--python", str(folder / "bin" / "python")]
-    if is_deep():
-        install = [*pip, "install", f"{wheel}[server]"]
-        subprocess.run(install, check=True, timeout=DOWNLOAD_S)
-        return folder
-    subprocess.run([*pip, "install", "--no-deps", "--no-index", str(wheel)], check=True)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    for package in needed(("server",), parse(LOCKS[0].read_text())):
-        link_package(package.name, packages)
+    subprocess.run([*pip, "install", f"{wheel}[server]"], check=True, timeout=DOWNLOAD_S)
     return folder
 
 
-def link_package(name: str, folder: Path) -> None:
-    """Link the files of an installed package; one that another Python needs is not installed."""
-    try:
-        files = distribution(name).files or ()
-    except PackageNotFoundError:
-        return
-    for file in files:
-        if ".." in file.parts:  # a script
-            continue
-        target = folder / file
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.symlink_to(Path(str(file.locate())))
-
-
+@pytest.mark.deep
 def test_the_first_hour(tmp_path: Path, environment: Path, root: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()

@@ -114,7 +114,7 @@ def test_a_backup_is_restored(cluster: Cluster) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("fails", ["before", "after"])
+@pytest.mark.parametrize("fails", some_of(["before", "after"], every=2))
 def test_a_restore_that_fails_at_any_call_ends_well_the_second_time(
     tmp_path: Path, fails: str
 ) -> None:
@@ -206,7 +206,7 @@ def calls_of(cluster: Cluster) -> list[list[str]]:
     return [call[2:] if call[0] == "--namespace" else call for call in calls]
 
 
-@pytest.mark.parametrize("script", ["upgrade.sh", "enlarge.sh"])
+@pytest.mark.parametrize("script", some_of(["upgrade.sh", "enlarge.sh"], every=2))
 def test_a_script_that_fails_at_any_call_ends_well_the_second_time(
     tmp_path: Path, script: str
 ) -> None:

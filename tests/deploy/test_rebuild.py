@@ -467,6 +467,7 @@ def _image(java: Path, root: Path) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "JAVA_HOME": str(java), "PYTHONPATH": str(root)}
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(600)
 async def test_the_job_rebuilds_with_executors_and_only_the_rights_of_its_role(
     tmp_path: Path, root: Path

@@ -158,7 +158,7 @@ async def test_slow_connections_lose_and_duplicate_nothing(late: Late, seed: int
         late.proxy.slow = False
 
 
-@pytest.mark.parametrize("name", ["dedup", "ledger"])
+@pytest.mark.parametrize("name", some_of(["dedup", "ledger"], every=2))
 async def test_a_service_paused_beyond_every_timeout_loses_and_duplicates_nothing(
     late: Late, name: str, seed: int
 ) -> None:

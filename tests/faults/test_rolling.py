@@ -29,6 +29,7 @@ from tests.integration.services import channel_to, log_lines
 from tests.support.application import Application
 from tests.support.delivering import Group, all_acknowledged, is_here, load, positions
 from tests.support.delivery_checkers import check
+from tests.support.depth import some_of
 from tests.support.stubs import cursor_stub, dedup_stub
 from tests.support.waiting import eventually
 
@@ -271,7 +272,7 @@ WORKS: Any = {
 
 
 @pytest.mark.parametrize(
-    "name", ["cursor-1", "cursor", "ledger-1", "ledger", "dispatcher", "dedup"]
+    "name", some_of(["cursor-1", "cursor", "ledger-1", "ledger", "dispatcher", "dedup"], every=3)
 )
 async def test_accepted_calls_are_answered_during_a_restart(stack: Stack, name: str) -> None:
     """Each call creates something: a refused call created nothing, an answered one did."""

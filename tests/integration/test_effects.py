@@ -22,12 +22,14 @@ from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client import Batching, Message, Outgoing, connect
 from seqgate.dev.child import Child, start_process, tell
 from tests.integration.services import Services, pids_of
-from tests.support.depth import times
+from tests.support.depth import some_of, times
 from tests.support.postgres_server import PostgresServer, admin
 from tests.support.waiting import WITHIN_S, eventually
 from tools.stack import processes
 
-ON_BOTH = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
+ON_BOTH = pytest.mark.parametrize(
+    "database", some_of(["postgresql", "sqlite"], every=2), indirect=True
+)
 ON_POSTGRESQL = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 ON_SQLITE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 

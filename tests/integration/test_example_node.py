@@ -12,6 +12,7 @@ import sysconfig
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,7 +29,7 @@ from seqgate.dev.child import bound_to_us, tell
 from seqgate.dev.ports import free_ports
 from seqgate.dev.stack import Stack
 from tests.integration.services import Services, serving
-from tests.support.depth import deep
+from tests.support.depth import deep, some_of
 from tests.support.fake_ledger import running_instance
 from tests.support.raw_consumer import consuming
 from tests.support.waiting import eventually
@@ -198,25 +199,26 @@ USAGES = {
 EVERY_SCRIPT = pytest.mark.parametrize("script", USAGES)
 
 
-@EVERY_SCRIPT
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        ((), ""),
-        (("127.0.0.1:1", "public/default/t"), ""),
-        (("127.0.0.1:1", "public/default/t", "n", "1", "more"), ""),
-        (("localhost", "public/default/t", "n"), "localhost is no host:port; "),
-        (("127.0.0.1:1", "public/default/t", "n", "--force"), "Unknown option '--force'; "),
-    ],
-)
+WRONG = [
+    ((), ""),
+    (("127.0.0.1:1", "public/default/t"), ""),
+    (("127.0.0.1:1", "public/default/t", "n", "1", "more"), ""),
+    (("localhost", "public/default/t", "n"), "localhost is no host:port; "),
+    (("127.0.0.1:1", "public/default/t", "n", "--force"), "Unknown option '--force'; "),
+]
+"""Arguments, and what is wrong with them besides their number."""
+
+
+@pytest.mark.parametrize(("script", "wrong"), some_of([*product(USAGES, WRONG)], every=4))
 async def test_wrong_arguments_are_answered_with_the_usage(
-    example: Path, script: str, arguments: tuple[str, ...], why: str
+    example: Path, script: str, wrong: tuple[tuple[str, ...], str]
 ) -> None:
+    arguments, why = wrong
     expected = f"{why}{USAGES[script]}"
     assert await failed(example, script, *arguments) == (2, [], expected)
 
 
-@pytest.mark.parametrize("count", ["0", "-1", "many", "1.5", ""])
+@pytest.mark.parametrize("count", some_of(["1.5", "0", "-1", "many", ""], every=5))
 async def test_a_count_is_a_whole_number(stack: Stack, example: Path, count: str) -> None:
     arguments = (stack.address("dispatcher"), "public/default/t", "s", "--", count)
     expected = f"{count} is no count; {USAGES['consume.mjs']}"
@@ -244,25 +246,28 @@ async def test_another_service_and_an_invalid_topic_are_told(
         assert complaints.startswith(reason)
 
 
-@pytest.mark.parametrize("script", ["publish.mjs", "own-log.mjs"])
+LINES = [
+    ("hello", "is not JSON"),
+    ("", "is not JSON"),
+    ("null", "is not an object"),
+    ('{"producer": "p", "payload": "x"}', 'has no valid "sequenceId": undefined'),
+    ('{"producer": "p", "payload": "x", "sequenceId": 7}', 'has no valid "sequenceId": 7'),
+    (
+        f'{{"producer": "p", "payload": "x", "sequenceId": "{2**64}"}}',
+        f'has no valid "sequenceId": "{2**64}"',
+    ),
+    ('{"producer": "p", "payload": 7, "sequenceId": "7"}', 'has no valid "payload": 7'),
+]
+"""Wrong lines, and why."""
+
+
 @pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ("hello", "is not JSON"),
-        ("", "is not JSON"),
-        ("null", "is not an object"),
-        ('{"producer": "p", "payload": "x"}', 'has no valid "sequenceId": undefined'),
-        ('{"producer": "p", "payload": "x", "sequenceId": 7}', 'has no valid "sequenceId": 7'),
-        (
-            f'{{"producer": "p", "payload": "x", "sequenceId": "{2**64}"}}',
-            f'has no valid "sequenceId": "{2**64}"',
-        ),
-        ('{"producer": "p", "payload": 7, "sequenceId": "7"}', 'has no valid "payload": 7'),
-    ],
+    ("script", "wrong"), some_of([*product(["publish.mjs", "own-log.mjs"], LINES)], every=4)
 )
 async def test_a_wrong_line_is_named_after_those_before_it_are_stored(
-    stack: Stack, example: Path, topic: str, tmp_path: Path, script: str, line: str, why: str
+    stack: Stack, example: Path, topic: str, tmp_path: Path, script: str, wrong: tuple[str, str]
 ) -> None:
+    line, why = wrong
     address = stack.address("ledger" if script == "publish.mjs" else "dedup")
     good = '{"producer": "p", "sequenceId": "1", "payload": "x"}'
     arguments = (script, address, topic, str(tmp_path / "n"))
@@ -278,7 +283,9 @@ async def test_a_last_line_without_its_end_counts(stack: Stack, example: Path, t
     assert (status, [each["status"] for each in said]) == (0, ["STORED"])
 
 
-@pytest.mark.parametrize("line", ['{"key": 7}', '{"properties": {"a": 1}}', '{"properties": "a"}'])
+@pytest.mark.parametrize(
+    "line", some_of(['{"properties": {"a": 1}}', '{"key": 7}', '{"properties": "a"}'], every=3)
+)
 async def test_a_key_and_properties_are_text(
     stack: Stack, example: Path, topic: str, line: str
 ) -> None:
@@ -290,7 +297,7 @@ async def test_a_key_and_properties_are_text(
     assert complaints.startswith(f'line 1 of the input has no valid "{name}": ')
 
 
-@pytest.mark.parametrize("text", ["a letter", "a letter\n", '{"epochs": 1}\n'])
+@pytest.mark.parametrize("text", some_of(["a letter", "a letter\n", '{"epochs": 1}\n'], every=3))
 async def test_a_file_that_is_no_log_stays_as_it_is(
     stack: Stack, example: Path, topic: str, tmp_path: Path, text: str
 ) -> None:
@@ -322,6 +329,7 @@ async def test_a_reader_that_leaves_ends_the_script(
 # ---- generated code
 
 
+@pytest.mark.deep
 def test_node_runs_the_code_that_buf_generates(root: Path, tmp_path: Path) -> None:
     """The commands of protos' README, with no network for buf."""
     folder = tmp_path / "protos"

@@ -24,7 +24,7 @@ from seqgate.types import Position
 from tests.simulation.dispatch import KINDS, SMALL, SmallSubscription, history, rebuilt
 from tests.support.depth import times
 
-HISTORIES = times(quick=200, full=5_000)
+HISTORIES = times(quick=100, full=5_000)
 MUTANT_HISTORIES = 600
 FAIR_HISTORIES = 30
 

@@ -13,7 +13,7 @@ from seqgate.types import Position
 from tests.simulation.publish import World
 from tests.support.depth import times
 
-HISTORIES = times(quick=200, full=2_000)
+HISTORIES = times(quick=80, full=2_000)
 STEPS_INTO_A_MESSAGE_MAX = 200
 
 TIMEOUT_S = 600

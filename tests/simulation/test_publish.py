@@ -21,8 +21,8 @@ from tests.simulation import publish
 from tests.simulation.publish import World
 from tests.support.depth import times
 
-HISTORIES = times(quick=300, full=3_000)
-SWITCHING_HISTORIES = times(quick=150, full=1_000)
+HISTORIES = times(quick=120, full=3_000)
+SWITCHING_HISTORIES = times(quick=60, full=1_000)
 MUTANT_HISTORIES = 3_000
 MISSING = {
     "state.withdraw_all()\n        return state, True": 1_253,

@@ -18,7 +18,7 @@ from tests.support.depth import deep, times
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = deep(quick=1, full=6)
-HISTORIES = times(quick=50, full=30_000) // BLOCKS
+HISTORIES = times(quick=20, full=30_000) // BLOCKS
 """Histories of each block."""
 
 BEFORE = times(quick=3, full=200)

@@ -243,15 +243,18 @@ async def test_what_cannot_be_read_is_named_with_its_topic_and_position(
         for each in range(2)
     ]
     logs = {
-        "damaged/spark/message": Log([[[entry(0), entry(1, payload_crc32c=1)]]]),
-        "damaged/spark/huge": Log([[[entry(0), *huge]]]),
+        "unreadable/spark/message": Log([[[entry(0), entry(1, payload_crc32c=1)]]]),
+        "unreadable/spark/huge": Log([[[entry(0), *huge]]]),
     }
     await fill(world.services.stack.folder, logs)
     for topic, error in (
-        ("damaged/spark/message", "CorruptMessageError: damaged/spark/message, 1:1: the payload"),
         (
-            "damaged/spark/huge",
-            "MessageTooLargeError: damaged/spark/huge, 1:2: a message of 1,073,741,824 bytes",
+            "unreadable/spark/message",
+            "CorruptMessageError: unreadable/spark/message, 1:1: the payload",
+        ),
+        (
+            "unreadable/spark/huge",
+            "MessageTooLargeError: unreadable/spark/huge, 1:2: a message of 1,073,741,824 bytes",
         ),
     ):
         frame = world.messages(spark, topic)

@@ -114,7 +114,7 @@ def _key(each: tuple[bytes, int]) -> bytes:
     return each[0]
 
 
-@settings(max_examples=times(quick=300, full=5_000))
+@settings(max_examples=times(quick=100, full=5_000))
 @given(
     st.lists(st.one_of(PAGES, PAGES, OTHERS), min_size=5, max_size=15),
     st.booleans(),
