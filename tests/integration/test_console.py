@@ -484,6 +484,7 @@ async def test_a_letter_is_mended_and_discarded(reader: Browser, stack: Stack) -
         assert "State discarded" in (await reader.send("GET", mended)).words
         life = (await reader.get("/life", topic=topic, position="1:0")).words
         assert re.search(r"mended by ipv4.* discarded by ipv4:.* lost at sea", life)
+        assert not re.search(r"by (\S+), by \1", life)
         words = (await reader.get("/operations", topic=topic, subscription="vans")).words
         assert "lost at sea" in words
         assert "1 mend 1:0" in words

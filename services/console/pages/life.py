@@ -109,8 +109,6 @@ def _what(each: MessageEvent) -> str:
         parts.append(f"{to} {each.consumer}")
     if each.caller:
         parts.append(f"by {each.caller}")
-    if each.caller:
-        parts.append(f"by {each.caller}")
     if each.failure:
         parts.append(each.failure.replace("_", " ").lower())
     if each.kind in ("FAILED", "DEAD_LETTERED") and each.attempts:
