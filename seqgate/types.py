@@ -29,6 +29,9 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 CHUNK_UUID_BYTES_MAX: Final = 320
 """The longest uuid of an attempt at a large message, in bytes of UTF-8."""
 
+NACK_REASON_BYTES_MAX: Final = 256
+"""The longest reason of a negative acknowledgement, in bytes of UTF-8."""
+
 LARGE_MESSAGE_BYTES_MAX: Final = 2**31 - 1
 """The largest message in chunks, in bytes: Pulsar's total_chunk_msg_size is a signed 32-bit
 integer. No message has more chunks than bytes."""

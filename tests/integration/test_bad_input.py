@@ -19,6 +19,7 @@ from grpc import StatusCode, aio
 
 from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb_dispatcher
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
@@ -31,6 +32,7 @@ from seqgate.times import TIME_MAX_MS, timestamp
 from seqgate.types import (
     CHUNK_UUID_BYTES_MAX,
     LARGE_MESSAGE_BYTES_MAX,
+    NACK_REASON_BYTES_MAX,
     PRODUCER_NAME_BYTES_MAX,
     SEQUENCE_ID_MAX,
     TOPIC_NAME_BYTES_MAX,
@@ -39,7 +41,7 @@ from tests.integration.refusals import check, refused, status_of_call
 from tests.integration.services import Services, channel_to, paused, running
 from tests.support.publisher import batch, batch_entry, entry, publishing, single
 from tests.support.raw_channel import raw
-from tests.support.raw_consumer import EARLIEST
+from tests.support.raw_consumer import EARLIEST, consuming, subscribe
 
 INVALID = StatusCode.INVALID_ARGUMENT
 TOO_LARGE = SEQUENCE_ID_MAX + 1
@@ -427,6 +429,37 @@ async def test_a_malformed_request_ends_its_stream(
         await stream.write(GARBAGE[0])
         with refused(INVALID, "MALFORMED_REQUEST"):
             await stream.read()
+
+
+async def test_a_refusals_reason_is_short_text_or_nothing_is_refused(
+    services: Services, topic: str
+) -> None:
+    async with publishing(services.ledger, topic, "p") as publisher:
+        await publisher.store(single(1, 1))
+    async with consuming(services.dispatcher, topic, permits=1) as consumer:
+        (delivery,) = await consumer.received(1)
+        too_long = "é" * (NACK_REASON_BYTES_MAX // 2) + "e"  # its bytes are counted
+        settled = await consumer.negative_acknowledge(delivery, reason=too_long)
+        check(settled.error, INVALID, "INVALID_SETTLEMENT")
+        longest = too_long.removesuffix("e")
+        settled = await consumer.negative_acknowledge(delivery, reason=longest)
+        assert settled == pb_dispatcher.Settled(request_id=settled.request_id)  # it was in flight
+    refusal = pb_dispatcher.NegativeAcknowledgement(delivery=1, reason="??")
+    request = pb_dispatcher.ConsumeRequest(
+        negative_acknowledge=pb_dispatcher.NegativeAcknowledge(
+            request_id=1, epoch=1, negative_acknowledgements=[refusal]
+        )
+    )
+    described = pb_dispatcher.DESCRIPTOR.services_by_name["DispatcherService"]
+    async with raw(channel_to(services.stack.address("dispatcher"))) as channel:
+        stream = channel.stream_stream(f"/{described.full_name}/Consume")()
+        opening = pb_dispatcher.ConsumeRequest(subscribe=subscribe(topic, "other"))
+        await stream.write(opening.SerializeToString())
+        assert await stream.read() is not aio.EOF
+        await stream.write(request.SerializeToString().replace(b"??", b"\xff\xfe"))
+        with refused(INVALID, "MALFORMED_REQUEST"):
+            while await stream.read() is not aio.EOF:
+                pass
 
 
 async def test_an_unknown_method_is_unimplemented(services: Services) -> None:

@@ -1499,7 +1499,7 @@ async def test_dead_letters_are_listed_with_their_failures_and_what_waits(
         got = {each.position.entry_id: each for each in await consumer.received(4)}
         await consumer.negative_acknowledge(got[0], delay_ms=0)
         (again,) = (each for each in await consumer.received(1) if not each.position.entry_id)
-        await consumer.negative_acknowledge(again, delay_ms=0)
+        await consumer.negative_acknowledge(again, delay_ms=0, reason="no stock\n'é'\0")
         await sub.waits_for("a", "HELD")
 
         found = (await sub.stub.ListDeadLetters(pb.ListDeadLettersRequest(**sub.names))).letters
@@ -1511,6 +1511,7 @@ async def test_dead_letters_are_listed_with_their_failures_and_what_waits(
     assert [(each.failure, each.consumer) for each in letter.failures] == [
         (pb.DELIVERY_FAILURE_REFUSED, "c")
     ] * 2
+    assert [each.reason for each in letter.failures] == ["", "no stock\n'é'\0"]
     assert milliseconds(letter.failures[0].time) <= milliseconds(letter.time)
     assert not letter.properties
     assert (letter.holds_key, letter.waiting_entries, letter.lags) == (True, 2, False)

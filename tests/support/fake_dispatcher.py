@@ -340,7 +340,9 @@ class Broker:
             case "negative_acknowledge":
                 refusals = [
                     Nack(
-                        each.delivery, milliseconds(each.delay) if each.HasField("delay") else None
+                        each.delivery,
+                        milliseconds(each.delay) if each.HasField("delay") else None,
+                        each.reason,
                     )
                     for each in request.negative_acknowledge.negative_acknowledgements
                 ]

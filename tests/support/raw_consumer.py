@@ -107,12 +107,14 @@ class RawConsumer:
         return await self.settled(await self.ask("acknowledge_cumulative", request))
 
     async def negative_acknowledge(
-        self, *deliveries: pb.Delivery | int, delay_ms: int | None = None
+        self, *deliveries: pb.Delivery | int, delay_ms: int | None = None, reason: str = ""
     ) -> pb.Settled:
         """Refuse deliveries, and return the answer."""
         items = [
             pb.NegativeAcknowledgement(
-                delivery=each, delay=None if delay_ms is None else duration(delay_ms)
+                delivery=each,
+                delay=None if delay_ms is None else duration(delay_ms),
+                reason=reason,
             )
             for each in map(_number, deliveries)
         ]

@@ -31,7 +31,7 @@ AT = st.builds(Position, st.integers(1, 3), st.integers(0, 12))
 DETAILS = {
     What.REJECTED: ("eu", "3"),
     What.DELIVERED: ("crew",),
-    What.FAILED: ("REFUSED", "2", "crew"),
+    What.FAILED: ("REFUSED", "2", "crew", "no \0 stock"),
     What.PARTLY_ACKNOWLEDGED: ("5",),
     What.DEAD_LETTERED: ("1000001", "3", "public/default/dlq", "REDELIVERIES"),
 }
@@ -95,6 +95,13 @@ def test_a_page_tells_of_an_entry_what_the_records_do(
     assert told(page.payload, about).events == find(records, about)
     assert is_about(page.properties, "s", about)
     assert not is_about(page.properties, "t", about)
+
+
+def test_a_failure_without_a_reason_is_told_as_it_was_recorded() -> None:
+    at, details = Position(1, 4), ("LOST", "1", "crew")
+    page = page_of("s", "me", records_of(What.FAILED, 3, [at], details), lost=0)
+    assert b"text" not in page.payload  # as versions without reasons wrote it
+    assert told(page.payload, at).events == [Event(What.FAILED, 3, details)]
 
 
 def test_a_page_is_looked_at_for_its_entries_alone() -> None:

@@ -53,6 +53,14 @@ def test_long_details_are_cut() -> None:
     assert event.named["filter"] == "f"
 
 
+def test_a_reason_may_be_left_out_and_contain_any_character() -> None:
+    at = Position(1, 0)
+    for reason in ((), ("line 1\nline 2\0 and \0",)):
+        details = ("REFUSED", "2", "crew", *reason)
+        (event,) = find(records_of(What.FAILED, 0, [at], details), at)
+        assert event.details == details
+
+
 @pytest.mark.parametrize(
     ("mark_delete", "is_told"), [(None, True), (Position(1, 4), True), (Position(1, 5), False)]
 )

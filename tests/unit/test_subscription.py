@@ -365,6 +365,18 @@ def test_a_message_is_dead_lettered_and_acknowledged_after_its_last_attempt() ->
     assert gap.position == Position(1, 0)
 
 
+def test_a_dead_letter_has_the_reasons_of_its_refusals() -> None:
+    stage = Stage(redeliveries_max=1)
+    stage.connect(1, permits=9)
+    stage.publish(A)
+    for reason in ("no stock", ""):
+        nack = Nack(stage.tokens[0].delivery, 0, reason)
+        stage.do(stage.sub.negative_acknowledge(1, [nack], stage.now_ms)[0])
+        stage.wait(1)
+    (dead,) = (each for each in stage.effects if isinstance(each, DeadLetter))
+    assert [each.reason for each in dead.failures] == ["no stock", ""]
+
+
 def test_a_key_is_held_until_it_is_released() -> None:
     it = stage(redeliveries_max=0, after_dead_letter=AfterDeadLetter.HOLD)
     it.publish(A, A)

@@ -228,7 +228,8 @@ def published(letter: Letter, *, is_alone: bool = False) -> pb.Entry:
     if source.metadata.sequence_id_steps:
         origin[STEPS] = ",".join(map(str, source.metadata.sequence_id_steps))
     if letter.failures:
-        origin[FAILURES] = json.dumps([[how.value, *rest] for how, *rest in letter.failures])
+        failures = [each.to_json() for each in letter.failures]
+        origin[FAILURES] = json.dumps(failures, ensure_ascii=False)
     if lives:
         origin[LIVES] = lives
     for name, value in origin.items():

@@ -6,9 +6,10 @@
 
 `entries` are ids, or the first and the last id of a run: here 1:0 to 1:499, and 1:502. Of a RESET
 it is the entry after which messages are delivered again, and of a TAKEN there is none. `lost`
-counts events before these that were dropped. The details are those of core.history.DETAILS.
-Properties of the entry name the subscription, and the
-first and the last position that the events may be about, so that a look-up opens few entries.
+counts events before these that were dropped. The details are those of core.history.DETAILS; a
+failure whose consumer gave no reason has no text. Properties of the entry name the subscription,
+and the first and the last position that the events may be about, so that a look-up opens few
+entries.
 """
 
 import json
@@ -95,7 +96,8 @@ def told(payload: bytes, position: Position) -> Told:
 
 def _parsed(shown: dict[str, Any]) -> Event:
     what = What[shown["event"]]
-    return Event(what, int(shown["at_ms"]), tuple(str(shown[name]) for name in DETAILS[what]))
+    names = [each for each in DETAILS[what] if each != "text" or each in shown]
+    return Event(what, int(shown["at_ms"]), tuple(str(shown[name]) for name in names))
 
 
 def _concerns(shown: dict[str, Any], position: Position) -> bool:

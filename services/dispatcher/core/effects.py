@@ -159,11 +159,16 @@ class How(Enum):
 
 
 class FailedDelivery(NamedTuple):
-    """A failed delivery: how, when, and the name of its consumer."""
+    """A failed delivery: how, when, the name of its consumer, and why that one refused it."""
 
     how: How
     at_ms: int
     consumer: str
+    reason: str = ""
+
+    def to_json(self) -> list[str | int]:
+        how, at_ms, consumer, reason = self
+        return [how.value, at_ms, consumer, *([reason] if reason else [])]
 
 
 class Gap(NamedTuple):

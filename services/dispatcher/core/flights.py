@@ -289,21 +289,22 @@ class Flights:
     def fail(
         self,
         lane: Lane,
-        flights: Sequence[tuple[Flight, int | None]],
+        flights: Sequence[tuple[Flight, int | None, str]],
         now_ms: int,
         how: How = How.REFUSED,
     ) -> None:
-        """Return failed deliveries of a key, each with a delay in ms; None: the options' delay."""
-        for flight, delay_ms in flights:
+        """Return failed deliveries of a key, each with a delay in ms (None: the options' delay),
+        and its consumer's reason."""
+        for flight, delay_ms, reason in flights:
             consumer = self.consumers[flight.consumer].name
             if delay_ms is None:
                 delay_ms = self._delay_ms(self._settling.attempts.get(flight.position, 0))
             self.give_back(flight, not_before_ms=now_ms + delay_ms)
-            self._settling.record_failure(flight, how, consumer, now_ms)
+            self._settling.record_failure(flight, how, consumer, now_ms, reason)
             if self._options.orders_keys:
                 lane.record_unresolved(flight.position)
         if self._options.orders_keys:
-            self.take_back_after(lane, min(flight.position for flight, _ in flights))
+            self.take_back_after(lane, min(flight.position for flight, _, _ in flights))
         self._parking.wake(lane)
 
     def _delay_ms(self, attempts: int) -> int:
@@ -331,7 +332,7 @@ class Flights:
             if flight.delivery in consumer.flights:  # else an earlier one revoked it
                 self._revoke(flight)
                 self._totals["timed_out"] += 1
-                self.fail(flight.lane, [(flight, 0)], now_ms, How.TIMED_OUT)
+                self.fail(flight.lane, [(flight, 0, "")], now_ms, How.TIMED_OUT)
         self.look_again(consumer, now_ms)
 
     def drain_over(self, lane: Lane, now_ms: int) -> None:

@@ -68,7 +68,7 @@ DETAILS: Final[Mapping[What, tuple[str, ...]]] = {
     What.RESCHEDULED: ("filter", "filter_version", "delay_ms"),
     What.FILTER_FAILED: ("filter", "filter_version", "text"),
     What.DELIVERED: ("consumer",),
-    What.FAILED: ("failure", "attempts", "consumer"),
+    What.FAILED: ("failure", "attempts", "consumer", "text"),
     What.ACKNOWLEDGED: (),
     What.PARTLY_ACKNOWLEDGED: ("messages",),
     What.DEAD_LETTERED: ("number", "attempts", "target", "text"),
@@ -79,7 +79,8 @@ DETAILS: Final[Mapping[What, tuple[str, ...]]] = {
     What.DISCARDED: ("number", "caller", "text"),
     What.MENDED: ("number", "caller", "text"),
 }
-"""The names of an event's details, in their order in a record."""
+"""The names of an event's details, in their order in a record. The last may be left out of it, and
+alone may contain any character."""
 
 
 class Event(NamedTuple):
@@ -163,7 +164,8 @@ def decoded(record: bytes) -> Decoded:
 def _event(record: bytes) -> Event:
     at_ms, what, *_, length = _HEAD.unpack_from(record)
     text = record[_HEAD.size : _HEAD.size + length].decode(errors="replace")
-    return Event(What(what), at_ms, tuple(text.split(_SEPARATOR)) if text else ())
+    more = len(DETAILS[What(what)]) - 1
+    return Event(What(what), at_ms, tuple(text.split(_SEPARATOR, more)) if text else ())
 
 
 def _entries(record: bytes, length: int) -> "array[int]":

@@ -49,6 +49,9 @@ FAILURES_MAX: Final = 10
 FAILED_ENTRIES_MAX: Final = 10_000
 """The most entries whose failed deliveries are remembered: those that failed last."""
 
+REASONS_BYTES_MAX: Final = 4 * 1024 * 1024
+"""The most bytes of the reasons of all these failed deliveries, in memory."""
+
 UNSETTLED_MAX: Final = 20_000
 """Limit of acknowledged entries that are not durable yet, some 300 bytes each, at which reading
 stops. Rejected entries need no permit, so nothing else bounds them while nothing can be made
@@ -106,7 +109,7 @@ class Settling:
         self.attempts = dict(durable.attempts)
         self.doomed = set(durable.doomed)
         self.returned = set(durable.returned)
-        self._failures: dict[Position, tuple[FailedDelivery, ...]] = {}
+        self._failures = Failures()
         self.gaps = Gaps(options, durable.keys)
         self._out = out
         self._totals = totals
@@ -237,7 +240,7 @@ class Settling:
         """Forget the state of an entry that is durably acknowledged."""
         self.partial.pop(position, None)
         self.attempts.pop(position, None)
-        self._failures.pop(position, None)
+        self._failures.forget(position)
         self.doomed.discard(position)
         self.returned.discard(position)
 
@@ -273,16 +276,15 @@ class Settling:
 
     def failures(self, position: Position) -> tuple[FailedDelivery, ...]:
         """The latest failed deliveries of an entry, as far as they are known."""
-        return self._failures.get(position, ())
+        return self._failures.of(position)
 
-    def record_failure(self, flight: Flight, how: How, consumer: str, now_ms: int) -> None:
+    def record_failure(
+        self, flight: Flight, how: How, consumer: str, now_ms: int, reason: str = ""
+    ) -> None:
         """Count a failed delivery. Nothing of its key is delivered before that is recorded."""
         position, lane = flight.position, flight.lane
         self.attempts[position] = self.attempts.get(position, 0) + 1
-        before = self._failures.pop(position, ())
-        self._failures[position] = (*before, FailedDelivery(how, now_ms, consumer))[-FAILURES_MAX:]
-        if len(self._failures) > FAILED_ENTRIES_MAX:
-            del self._failures[next(iter(self._failures))]
+        self._failures.add(position, FailedDelivery(how, now_ms, consumer, reason))
         assert position not in self._to_record, "nothing of the key is delivered before"
         lane.recording += 1
         self._to_record[position] = lane
@@ -307,6 +309,36 @@ def _pending(batch: Batch, position: Position) -> int:
     """The messages of an entry (bits) that a batch acknowledges in part."""
     part = batch.parts.get(position)
     return 0 if part is None else part[2]
+
+
+class Failures:
+    """The latest failed deliveries of the entries that failed last, in that order."""
+
+    def __init__(self) -> None:
+        self._of: dict[Position, tuple[FailedDelivery, ...]] = {}
+        self._reasons_bytes = 0
+
+    def of(self, position: Position) -> tuple[FailedDelivery, ...]:
+        return self._of.get(position, ())
+
+    def add(self, position: Position, failed: FailedDelivery) -> None:
+        before = self._of.pop(position, ())
+        if len(before) == FAILURES_MAX:
+            self._reasons_bytes -= _size_bytes(before[0].reason)
+            before = before[1:]
+        self._of[position] = (*before, failed)
+        self._reasons_bytes += _size_bytes(failed.reason)
+        while len(self._of) > FAILED_ENTRIES_MAX or self._reasons_bytes > REASONS_BYTES_MAX:
+            self.forget(next(iter(self._of)))
+
+    def forget(self, position: Position) -> None:
+        for each in self._of.pop(position, ()):
+            self._reasons_bytes -= _size_bytes(each.reason)
+
+
+def _size_bytes(text: str) -> int:
+    """The most bytes that a text's characters take in memory."""
+    return len(text) if text.isascii() else 4 * len(text)
 
 
 GAPS_MAX: Final = 1_000

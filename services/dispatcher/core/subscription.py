@@ -103,6 +103,7 @@ class Nack(NamedTuple):
 
     delivery: int
     delay_ms: int | None = None
+    reason: str = ""
 
 
 class Subscription:
@@ -606,7 +607,7 @@ class Subscription:
         are revoked."""
         known = self.consumers.get(consumer)
         outcomes = []
-        failed: dict[Lane, list[tuple[Flight, int | None]]] = {}
+        failed: dict[Lane, list[tuple[Flight, int | None, str]]] = {}
         for item in items:
             flight = None if known is None else known.flights.get(item.delivery)
             if flight is None or flight.is_settling:
@@ -614,8 +615,8 @@ class Subscription:
                 continue
             outcomes.append(Outcome.DONE)
             of_lane = failed.setdefault(flight.lane, [])
-            if all(flight is not other for other, _ in of_lane):
-                of_lane.append((flight, item.delay_ms))
+            if all(flight is not other for other, _, _ in of_lane):
+                of_lane.append((flight, item.delay_ms, item.reason))
         for lane, flights in failed.items():
             self.totals["negative_acknowledgements"] += len(flights)
             self.flights.fail(lane, flights, now_ms)
@@ -669,7 +670,7 @@ class Subscription:
         if self.large.is_over(chunk.attempt, flight.position):
             self.settling.acknowledge(flight, 1)
         elif self.parking.kept_back >= KEPT_BACK_MAX:
-            self.flights.fail(lane, [(flight, None)], now_ms)
+            self.flights.fail(lane, [(flight, None, "")], now_ms)
         else:
             self.flights.keep_back(flight, chunk.attempt, now_ms)
         return True

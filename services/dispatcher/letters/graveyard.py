@@ -23,6 +23,7 @@ import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -44,7 +45,7 @@ from seqgate.services.dispatcher.core.positions import Acknowledged, Run, positi
 from seqgate.services.dispatcher.core.settling import remembered
 from seqgate.services.dispatcher.cursor.tenure import Tenure
 from seqgate.services.dispatcher.entries import position_of
-from seqgate.services.dispatcher.letters.lives import failures_of
+from seqgate.services.dispatcher.letters.lives import failures_of, fitting
 from seqgate.services.dispatcher.ports import (
     GENERATION,
     INTERNAL,
@@ -69,10 +70,6 @@ _TOPIC: Final = f"{INTERNAL}dead.topic"
 _LETTER: Final = f"{INTERNAL}dead.letter."
 _KEY: Final = f"{INTERNAL}dead.key."
 _ABOUT: Final = f"{INTERNAL}dead.about."
-
-ABOUT_BYTES_MAX: Final = 3_000
-"""The longest property with the reason and the failures of a letter on its way, in bytes; beyond it
-the oldest failures are left out."""
 
 NUMBERS_AN_EPOCH: Final = 1_000_000
 """The least distance between the first numbers of two epochs."""
@@ -232,6 +229,7 @@ class Graveyard:
         given up: refused for too long, or a cycle; None: it is stored."""
         async with self._one_by_one:
             position = what.position
+            what = replace(what, failures=fitting(what.failures))
             self._about[position] = what
             if position not in self._open:
                 await self._number(what)
@@ -471,12 +469,8 @@ def held_key(key: bytes) -> str:
 
 
 def _about_text(what: DeadLetter) -> str:
-    failures = [[how.value, *rest] for how, *rest in what.failures]
-    while True:
-        text = json.dumps([what.why.value, failures], ensure_ascii=False)
-        if len(text.encode()) <= ABOUT_BYTES_MAX or not failures:
-            return text
-        del failures[0]
+    failures = [each.to_json() for each in what.failures]
+    return json.dumps([what.why.value, failures], ensure_ascii=False)
 
 
 def _key_property(what: DeadLetter) -> tuple[str, str]:

@@ -4,7 +4,7 @@ They travel as a property from letter to letter. Consumers do not get it.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
@@ -13,6 +13,10 @@ from seqgate.services.dispatcher.entries import position_of
 from seqgate.services.dispatcher.ports import ATTEMPTS, FAILURES, LIVES, REASON
 from seqgate.times import milliseconds
 from seqgate.types import Position
+
+FAILURES_BYTES_MAX: Final = 3_000
+"""The longest property with the failed deliveries of a letter, in bytes: with its reason it fits
+into a property of a cursor."""
 
 LIVES_BYTES_MAX: Final = 16 * 1024
 """The longest property with the lives of a message, in bytes. REDRIVES_MAX bounds their number."""
@@ -35,13 +39,16 @@ class Life(NamedTuple):
 
     def to_json(self) -> list[Any]:
         why = "" if self.why is None else self.why.value
-        failures = [[how.value, *rest] for how, *rest in self.failures]
+        failures = [each.to_json() for each in self.failures]
         return [*self.letter, self.at_ms, why, self.attempts, failures]
+
+    def without_reasons(self) -> "Life":
+        return self._replace(failures=tuple(each._replace(reason="") for each in self.failures))
 
 
 def with_life(letter: StoredEntry) -> str:
     """The property of a letter's message once it is redriven: its lives, this one included. Beyond
-    LIVES_BYTES_MAX the oldest are left out."""
+    LIVES_BYTES_MAX, reasons for the failures of the oldest are left out, and then the oldest."""
     properties = letter.metadata.properties
     life = Life(
         position_of(letter),
@@ -50,12 +57,28 @@ def with_life(letter: StoredEntry) -> str:
         _number(properties.get(ATTEMPTS, "")),
         failures_of(properties.get(FAILURES, "")),
     )
-    lives = [each.to_json() for each in (*lives_of(properties), life)]
+    lives = [*lives_of(properties), life]
+    bare = 0  # how many have no reasons any more
     while True:
-        text = json.dumps(lives, ensure_ascii=False)
+        text = json.dumps([each.to_json() for each in lives], ensure_ascii=False)
         if len(text.encode()) <= LIVES_BYTES_MAX or not lives:
             return text
-        del lives[0]
+        if bare < len(lives) - 1:
+            lives[bare] = lives[bare].without_reasons()
+            bare += 1
+        else:
+            del lives[0]
+
+
+def fitting(failures: Sequence[FailedDelivery]) -> tuple[FailedDelivery, ...]:
+    """The latest failed deliveries, without the oldest ones beyond FAILURES_BYTES_MAX."""
+    size_bytes, fit = 2, 0
+    for each in reversed(failures):
+        size_bytes += len(json.dumps(each.to_json(), ensure_ascii=False).encode()) + 2
+        if size_bytes > FAILURES_BYTES_MAX:
+            break
+        fit += 1
+    return tuple(failures[len(failures) - fit :])
 
 
 def lives_of(properties: Mapping[str, str]) -> tuple[Life, ...]:
@@ -80,8 +103,8 @@ def failures_of(given: str | list[Any]) -> tuple[FailedDelivery, ...]:
     """Failed deliveries, as in the property FAILURES; those before the first forged one."""
     found: list[FailedDelivery] = []
     try:
-        for how, at_ms, consumer in json.loads(given or "[]") if isinstance(given, str) else given:
-            found.append(FailedDelivery(How(how), int(at_ms), str(consumer)))
+        for how, at_ms, *texts in json.loads(given or "[]") if isinstance(given, str) else given:
+            found.append(FailedDelivery(How(how), int(at_ms), *map(str, texts)))
     except (TypeError, ValueError, RecursionError):
         pass
     return tuple(found)

@@ -427,8 +427,8 @@ class Performing:
     def _record_failed(self, history: History, what: Record) -> None:
         failures = self.machine.settling.failures
         for position, attempts in what.attempts:
-            for how, at_ms, consumer in failures(position)[-1:]:
-                details = how.value, str(attempts), consumer
+            for how, at_ms, consumer, reason in failures(position)[-1:]:
+                details = [how.value, str(attempts), consumer, *([reason] if reason else [])]
                 history.record(What.FAILED, at_ms, (position,), *details)
 
     async def _bury(self, what: DeadLetter, generation: int) -> None:

@@ -138,10 +138,12 @@ def _reason(why: str) -> pb.DeadLetterReason.ValueType:
 
 
 def _failures(failures: Iterable[FailedDelivery]) -> Iterator[pb.FailedDelivery]:
-    for how, at_ms, consumer in failures:
+    for how, at_ms, consumer, reason in failures:
         failure = pb.DeliveryFailure.Value(f"DELIVERY_FAILURE_{how.value}")
         if 0 <= at_ms <= TIME_MAX_MS:
-            yield pb.FailedDelivery(failure=failure, time=timestamp(at_ms), consumer=consumer)
+            yield pb.FailedDelivery(
+                failure=failure, time=timestamp(at_ms), consumer=consumer, reason=reason
+            )
 
 
 def _number(text: str, most: int) -> int:

@@ -1196,8 +1196,13 @@ class NegativeAcknowledgement(_message.Message):
 
     DELIVERY_FIELD_NUMBER: _builtins.int
     DELAY_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     delivery: _builtins.int
     """The token's delivery number."""
+    reason: _builtins.str
+    """Why it is refused, for people: at most 256 bytes of UTF-8; empty: not said. It is
+    kept with the failure, in histories and dead letters.
+    """
     @_builtins.property
     def delay(self) -> _duration_pb2.Duration:
         """The delay before redelivery, up to a day; absent: 1 s, doubling with each
@@ -1209,10 +1214,11 @@ class NegativeAcknowledgement(_message.Message):
         *,
         delivery: _builtins.int = ...,
         delay: _duration_pb2.Duration | None = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delay", b"delay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay", b"delay", "delivery", b"delivery"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay", b"delay", "delivery", b"delivery", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2271,10 +2277,13 @@ class FailedDelivery(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
     CONSUMER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     failure: Global___DeliveryFailure.ValueType
     """How it failed."""
     consumer: _builtins.str
     """The name of the consumer that had it."""
+    reason: _builtins.str
+    """Why the consumer refused it; empty: it did not say, or the reason is forgotten."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it failed."""
@@ -2285,10 +2294,11 @@ class FailedDelivery(_message.Message):
         failure: Global___DeliveryFailure.ValueType = ...,
         time: _timestamp_pb2.Timestamp | None = ...,
         consumer: _builtins.str = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "failure", b"failure", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "failure", b"failure", "reason", b"reason", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2397,7 +2407,9 @@ class DeadLetter(_message.Message):
 
     @_builtins.property
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedDelivery]:
-        """The latest of them, the oldest first: 10 at most, since the last take-over."""
+        """The latest of them, the oldest first: 10 at most, in 3,000 bytes, since the last
+        take-over.
+        """
 
     @_builtins.property
     def successor(self) -> _common_pb2.Position:
@@ -2410,7 +2422,8 @@ class DeadLetter(_message.Message):
     @_builtins.property
     def lives(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetterLife]:
         """The earlier lives of its message, the oldest first: one for each time that it
-        was dead-lettered and redriven, as far as they fit into 16 KiB, the latest ones.
+        was dead-lettered and redriven, as far as they fit into 16 KiB, the latest ones;
+        those before may lack reasons of their failures.
         """
 
     def __init__(
@@ -4919,8 +4932,9 @@ class MessageEvent(_message.Message):
     target: _builtins.str
     """The dead letter topic, of DEAD_LETTERED; the instance, of TAKEN."""
     text: _builtins.str
-    """Details, as a sentence: why a filter failed, why it was passed, dead-lettered or
-    discarded, or which filters accepted it; of MENDED, the place of the copy.
+    """Details, as a sentence: why a filter failed, why it was refused, passed,
+    dead-lettered or discarded, or which filters accepted it; of MENDED, the place of
+    the copy.
     """
     caller: _builtins.str
     """Who did it, of DISCARDED and MENDED: as in LetterOperation."""
