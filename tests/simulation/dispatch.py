@@ -146,7 +146,7 @@ def rebuilt(
     `wrong`. Returns them by name."""
     made: dict[str, Any] = {}
     for part in PARTS:
-        source = _source(part)
+        source = source_of(part)
         if part is owner and right:
             assert right in source, f"{owner.__name__} has no {right!r}"
             source = source.replace(right, wrong)
@@ -157,7 +157,7 @@ def rebuilt(
 
 
 @cache
-def _source(part: type) -> str:
+def source_of(part: type) -> str:
     return textwrap.dedent(inspect.getsource(part))
 
 

@@ -21,7 +21,7 @@ from seqgate.services.dispatcher.core.settling import Durable, Gaps, Settling
 from seqgate.services.dispatcher.core.subscription import Ack, Subscription
 from seqgate.services.dispatcher.core.verdicts import Verdicts
 from seqgate.types import Position
-from tests.simulation.dispatch import KINDS, SMALL, SmallSubscription, history, rebuilt
+from tests.simulation.dispatch import KINDS, SMALL, SmallSubscription, history, rebuilt, source_of
 from tests.support.depth import times
 
 HISTORIES = times(quick=100, full=5_000)
@@ -121,8 +121,8 @@ MUTANTS: list[tuple[type, str, str, str]] = [
         "",
     ),
     (Subscription, "known = entry.position > end or", "known =", ""),
-    (Settling, "left &= ~_pending(self._batch, position)", "pass", "batches"),
-    (Settling, "return left if self._persisting is None", "return left if True", "batches"),
+    (Settling, "left &= ~_pending(batch, position)", "pass", "batches"),
+    (Settling, "if persisting is not None and persisting.parts:", "if False:", "batches"),
     (Flights, "if each.lane.reason is Reason.DRAINING:", "if False:", "chunks"),
     (Delivering, "return holder if holder.has_room else None", "return holder", "chunks"),
     (Parking, "if self.lags.is_scanning:\n            return None", "pass", ""),
@@ -273,17 +273,22 @@ MUTANTS: list[tuple[type, str, str, str]] = [
     (Delivering, "settling.attempts.get(position, 0) if settling.attempts else 0", "0", ""),
     (
         Flights,
-        "self.take_back_after(lane, min(flight.position for flight, _ in flights))",
+        "self.take_back_after(lane, min(flight.position for flight, _, _ in flights))",
         "pass",
         "time-outs",
     ),
     (Flights, "lane.record_unresolved(flight.position)", "pass", ""),
-    (Flights, "self._settling.record_failure(flight)\n            if", "if", ""),
+    (
+        Flights,
+        "self._settling.record_failure(flight, how, consumer, now_ms, reason)\n            if",
+        "if",
+        "",
+    ),
     (Flights, "lost[:1] if self._options.orders_keys else lost", "lost", "chunks"),
     (
         Flights,
-        "else lost:\n                self._settling.record_failure(flight)",
-        "else lost:\n                pass",
+        "self._settling.record_failure(flight, How.LOST, consumer, now_ms)",
+        "pass",
         "",
     ),
     (Flights, "if flight.delivery in consumer.flights:  #", "if True:  #", "draining"),
@@ -520,7 +525,7 @@ MUTANTS: list[tuple[type, str, str, str]] = [
     (Lags, "lane.reason is Reason.READY and not lane.parked and queue.takes_more", "False", ""),
     (Lags, "self._candidates.add(lane)", "pass", "chunks, little room"),
     (Timers, "or when_ms < subject.timer_ms", "", "draining"),
-    (Consumer, "self.permits <= 0 or", "", ""),
+    (Consumer, "if self.permits <= 0:\n            return False", "pass", ""),
     (Consumer, "not self.is_blocked or self.unfinished > 0", "not self.is_blocked", ""),
     (Consumer, "not self.is_blocked or self.unfinished > 0", "True", ""),
     (Lane, "or (self.rare and (self.rare.later or self.rare.kept_back))\n", "\n", ""),
@@ -604,7 +609,7 @@ MUTANTS: list[tuple[type, str, str, str]] = [
         "pass\n        self._count_parked",
         "filters",
     ),
-    (Parking, "if self.verdicts.is_filtered:", "if False:", "filters"),
+    (Parking, "if self.verdicts.is_filtered and not is_return:", "if False:", "filters"),
     (Parking, "self._count_parked(lane, -gone)", "pass", "filters"),
     (
         Parking,
@@ -730,7 +735,7 @@ MUTANTS: list[tuple[type, str, str, str]] = [
         "return entry.verdict",
         "filters, exclusive",
     ),
-    (Judging, "if any(each in lane.flights for each in chunks):", "if False:", "filters, pool"),
+    (Judging, "if any(each in lane.flights for each in chunks) or", "if", "filters, pool"),
     (
         Judging,
         "chunks = [position] if chunk is None else self._chunks(lane, chunk)",
@@ -775,6 +780,12 @@ MUTANTS: list[tuple[type, str, str, str]] = [
     (Judging, "if position >= start:", "if position > start:", "filters, pool"),
     (Judging, "if undecided is not None or lane.undecided is not None:", "if False:", "filters"),
 ]
+
+
+def test_every_rule_that_is_taken_away_is_there() -> None:
+    """The deep tests below run seldom."""
+    for owner, right, _, _ in MUTANTS:
+        assert right in source_of(owner), f"{owner.__name__} has no {right!r}"
 
 
 @pytest.mark.deep
