@@ -72,8 +72,8 @@ async def run(ledger: str, dispatcher: str, topic: str, database: str) -> None:
                 continue  # it is refused
             try:
                 await apply(transaction, payment, key)
-            except (ValueError, OverflowError):  # at last, it becomes a dead letter
-                consumer.nack_nowait(payment)
+            except (ValueError, OverflowError) as failure:  # at last, it becomes a dead letter
+                consumer.nack_nowait(payment, reason=failure)
             else:
                 consumer.ack_nowait(payment)
             consumer.unlock(key)

@@ -37,6 +37,9 @@ from seqgate.cli._wire import record, wire_position
 from seqgate.client import MessageId
 from seqgate.client._codec import decode_entry
 
+WHY_SHOWN: Final = 60
+"""How many characters of a reason a list shows; `show` shows all."""
+
 LISTED: Final = 1_000
 
 Where = Annotated[
@@ -84,6 +87,7 @@ async def ls(
         "DEAD SINCE": "time_ms",
         "REASON": "reason",
         "ATTEMPTS": "attempts",
+        "WHY": _why_shown,
         "WAITING": _waiting_shown,
         "STATE": lambda each: words(each["state"]),
     }
@@ -323,6 +327,12 @@ def _key_shown(letter: dict[str, Any]) -> object:
     return letter["key"] if "key" in letter else letter["key_base64"]
 
 
+def _why_shown(letter: dict[str, Any]) -> str | None:
+    """Why its last delivery was refused, if the consumer said so."""
+    why = str(letter["failures"][-1]["reason"]) if letter["failures"] else ""
+    return why if len(why) <= WHY_SHOWN else f"{why[: WHY_SHOWN - 1]}…"
+
+
 def _waiting_shown(letter: dict[str, Any]) -> object:
     """How many entries wait behind a letter that holds its key; `+`: and more in the log."""
     if not letter["holds_key"]:
@@ -340,6 +350,6 @@ def _life_shown(life: dict[str, Any]) -> list[tuple[str, object]]:
 
 
 def _failure_shown(failure: dict[str, Any]) -> str:
-    return (
-        f"{failure['failure']} at {time_shown(failure['time_ms'])} by {shown(failure['consumer'])}"
-    )
+    at, consumer = time_shown(failure["time_ms"]), shown(failure["consumer"])
+    why = f": {shown(failure['reason'])}" if failure["reason"] else ""
+    return f"{failure['failure']} at {at} by {consumer}{why}"

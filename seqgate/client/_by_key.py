@@ -30,10 +30,10 @@ async def process_by_key(
     """Call a handler for each message: concurrently for different keys, one at a time and in order
     within a key. Returns when the consumer is closed.
 
-    A message is acknowledged when its handler returns, and refused when it raises: it is
-    redelivered after the delay of `Consumer.nack`, before later messages of its key. An EXCLUSIVE
-    subscription orders the whole topic, so one handler runs at a time. Messages of a batch have
-    the key of their batch.
+    A message is acknowledged when its handler returns, and refused when it raises, for the reason
+    that the exception gives: it is redelivered after the delay of `Consumer.nack`, before later
+    messages of its key. An EXCLUSIVE subscription orders the whole topic, so one handler runs at a
+    time. Messages of a batch have the key of their batch.
 
     On cancellation, no further messages are received. Running handlers may finish within
     `stop_timeout_s`, and their messages are acknowledged; those that do not are cancelled, and
@@ -120,7 +120,7 @@ class _Work:
                 await self._handler(message)
             except Exception as failure:
                 fail_with(span, failure)
-                self._consumer.nack_nowait(message)
+                self._consumer.nack_nowait(message, reason=failure)
                 self._on_failure(message, failure)
             else:
                 self._consumer.ack_nowait(message)

@@ -65,11 +65,12 @@ class Acknowledge(NamedTuple):
 
 
 class Refuse(NamedTuple):
-    """Chunks to refuse, their key, and where they begin."""
+    """Chunks to refuse, their key, where they begin, and why."""
 
     deliveries: tuple[int, ...]
     key: bytes
     first: Position
+    reason: str
 
 
 class GiveBack(NamedTuple):
@@ -202,7 +203,8 @@ class ChunkDeliveries:
             attempt = (dropped.producer, dropped.uuid)
             self._no_room.add(attempt)
             return self._returned(attempt, numbers, key, first)
-        return Refuse(numbers, key, first)
+        reason = f"a large message was not put together: {dropped.reason.name}"
+        return Refuse(numbers, key, first, reason)
 
     def _abandon(self, attempt: Attempt, *, gone: Iterable[int]) -> list[Effect]:
         self._assembler.abort(*attempt)  # not a drop: it is redelivered

@@ -31,6 +31,7 @@ from seqgate.client._subscribing import (
     Subscribing,
     SubscriptionType,
     delay_to_wire,
+    reason_to_wire,
     start_to_wire,
 )
 from seqgate.client._tracing import Consuming
@@ -324,7 +325,13 @@ class Consumer:
         self._perform()
         await future
 
-    async def nack(self, message: Received, delay_s: float | None = None) -> None:
+    async def nack(
+        self,
+        message: Received,
+        delay_s: float | None = None,
+        *,
+        reason: str | BaseException = "",
+    ) -> None:
         """Refuse a message that could not be processed: it is redelivered, or moved to the dead
         letter topic if no redeliveries are left. Returns when the service has recorded it.
 
@@ -337,24 +344,31 @@ class Consumer:
             delay_s: the least delay before redelivery, in seconds, 0 to 86,400; None: by the
                 consumer's RetryPolicy or, without one, the service's: 1 s, doubling with each
                 attempt up to 60 s.
+            reason: why, for those who read the message's life or its dead letter: at most 256
+                bytes of UTF-8; or an exception, whose type and message are cut to fit.
 
         Raises:
-            InvalidRequestError: the delay is out of its bounds.
+            InvalidRequestError: the delay or the reason is out of its bounds.
             StaleTokenError: the delivery is settled already, was revoked, or timed out; or the
                 message was acknowledged.
             ConsumerClosedError, or the error that ended the consumer.
         """
-        await self.nack_nowait(message, delay_s)
+        await self.nack_nowait(message, delay_s, reason=reason)
 
     def nack_nowait(
-        self, message: Received, delay_s: float | None = None
+        self,
+        message: Received,
+        delay_s: float | None = None,
+        *,
+        reason: str | BaseException = "",
     ) -> "asyncio.Future[None]":
         """Refuse a message; the future is done when the service has recorded it, or has the
-        exception that `nack` raises. An invalid delay raises at once."""
+        exception that `nack` raises. An invalid delay or reason raises at once."""
         delay_ms = None if delay_s is None else delay_to_wire(delay_s)
+        why = reason_to_wire(reason)
         future = self._future()
         self._spans.settling(NACK, message, future)
-        self._inbox.negative_acknowledge(message.token, delay_ms, self._now_ms(), future)
+        self._inbox.negative_acknowledge(message.token, delay_ms, self._now_ms(), future, why)
         self._perform()
         return future
 

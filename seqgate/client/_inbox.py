@@ -47,7 +47,7 @@ from seqgate.client._chunk_deliveries import (
 from seqgate.client._codec import decode_fields, decode_large_fields, position_of
 from seqgate.client._message import Gap, Received, Token
 from seqgate.client._requests import Action, Requests, Ticket, Unit, indexes, no_such_message, stale
-from seqgate.client._subscribing import Incomplete, RetryPolicy
+from seqgate.client._subscribing import Incomplete, RetryPolicy, reason_to_wire
 from seqgate.errors import SeqgateError, StaleTokenError, UnavailableError
 from seqgate.keys import sticky_key
 from seqgate.message_id import MessageId
@@ -481,14 +481,14 @@ class Inbox:
             self._brake.record_acknowledged(token.delivery, token.bit)
 
     def negative_acknowledge(
-        self, token: Token, delay_ms: int | None, now_ms: int, waiter: Any
+        self, token: Token, delay_ms: int | None, now_ms: int, waiter: Any, reason: str = ""
     ) -> None:
         """Refuse a message: its unit is redelivered after the delay; None: by the policy."""
         unit = self._unit_of(token)
         if unit is None or unit.acked & token.bit:
             self._resolved.append((waiter, stale()))
         else:
-            self._refuse(unit, [waiter], delay_ms)
+            self._refuse(unit, [waiter], delay_ms, reason)
             if self._brake is not None:
                 self._brake.record_refused(token.delivery, token.bit, now_ms)
 
@@ -597,9 +597,9 @@ class Inbox:
             match effect:
                 case Acknowledge(numbers):  # no unit depends on it: the answer changes nothing
                     self._requests.add(numbers, Ticket(Action.ACKNOWLEDGE, len(numbers)))
-                case Refuse(numbers, key, first):
-                    delay_ms = self._retry_delay_ms(0)
-                    ticket = Ticket(Action.NEGATIVE_ACKNOWLEDGE, len(numbers), delay_ms=delay_ms)
+                case Refuse(numbers, key, first, reason):
+                    action, delay_ms = Action.NEGATIVE_ACKNOWLEDGE, self._retry_delay_ms(0)
+                    ticket = Ticket(action, len(numbers), delay_ms=delay_ms, reason=reason)
                     self._queue.guard(key, first, ticket)
                     self._requests.add(numbers, ticket)
                 case GiveBack(numbers, key, first, attempt, no_room):
@@ -620,8 +620,8 @@ class Inbox:
             else:
                 messages = [decode_large_fields(self._topic, stored, unit.body, unit.first)]
                 unit.body = None
-        except SeqgateError:
-            self._refuse(unit, [])
+        except SeqgateError as damage:
+            self._refuse(unit, [], reason=reason_to_wire(damage))
             raise
         number, attempts, gap = unit.deliveries[-1], unit.attempts, unit.gap
         if len(messages) == 1:
@@ -705,12 +705,13 @@ class Inbox:
         if self._brake is not None:
             self._brake.record_acknowledged(number, bits)
 
-    def _refuse(self, unit: Unit, waiters: list[Any], delay_ms: int | None = None) -> None:
+    def _refuse(
+        self, unit: Unit, waiters: list[Any], delay_ms: int | None = None, reason: str = ""
+    ) -> None:
         if delay_ms is None:
             delay_ms = self._retry_delay_ms(unit.attempts)
-        ticket = Ticket(
-            Action.NEGATIVE_ACKNOWLEDGE, len(unit.deliveries), waiters, delay_ms=delay_ms
-        )
+        action, count = Action.NEGATIVE_ACKNOWLEDGE, len(unit.deliveries)
+        ticket = Ticket(action, count, waiters, delay_ms=delay_ms, reason=reason)
         self._requests.add(unit.deliveries, ticket)
         self._queue.guard(unit.key, unit.first, ticket)
         self._end(unit)

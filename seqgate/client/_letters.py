@@ -22,11 +22,13 @@ class FailedDelivery:
         how: REFUSED (negatively acknowledged), TIMED_OUT, or LOST (its consumer crashed).
         at: when it failed.
         consumer: the name of the consumer that had it.
+        reason: why the consumer refused it; empty: it did not say.
     """
 
     how: str
     at: datetime
     consumer: str
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +230,7 @@ def failures_of(wire: Iterable[pb.FailedDelivery]) -> tuple[FailedDelivery, ...]
             _enum(pb.DeliveryFailure, "DELIVERY_FAILURE_", each.failure),
             _time(each.time),
             each.consumer,
+            each.reason,
         )
         for each in wire
     )

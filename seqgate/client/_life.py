@@ -62,7 +62,7 @@ class MessageEvent(NamedTuple):
         target: the dead letter topic; of TAKEN, the instance.
         until: the time of its next judgement, of RESCHEDULED.
         indexes: of a batch, the messages acknowledged, of PARTLY_ACKNOWLEDGED.
-        text: details, as a sentence.
+        text: details, as a sentence; of FAILED, why its consumer refused it, if it said.
         caller: who did it, of DISCARDED and MENDED.
     """
 
@@ -99,7 +99,8 @@ class MessageEvent(NamedTuple):
             case "DELIVERED":
                 return f"delivered to {self.consumer}"
             case "FAILED":
-                return f"delivery failed, the {_nth(self.attempts)}: {_failed(self)}"
+                why = f": {self.text}" if self.text else ""
+                return f"delivery failed, the {_nth(self.attempts)}: {_failed(self)}{why}"
             case "ACKNOWLEDGED":
                 return f"acknowledged{by}"
             case "PARTLY_ACKNOWLEDGED":

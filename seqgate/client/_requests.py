@@ -112,6 +112,7 @@ class Ticket:
     Attributes:
         left: the number of answers missing: one per delivery.
         unit, bits: the messages acknowledged or renewed.
+        reason: why the messages are refused.
         attempt: the attempt whose chunks are given back.
         guarded: the key that is guarded until the last answer.
         error: the first error among the answers.
@@ -123,6 +124,7 @@ class Ticket:
     unit: Unit | None = None
     bits: int = 0
     delay_ms: int | None = None
+    reason: str = ""
     start: common_pb2.Start | None = None
     attempt: Attempt | None = None
     guarded: bytes | None = None
@@ -297,6 +299,7 @@ def _request(
                 pb.NegativeAcknowledgement(
                     delivery=delivery,
                     delay=None if ticket.delay_ms is None else duration(ticket.delay_ms),
+                    reason=ticket.reason,
                 )
                 for delivery, ticket in items
             ]

@@ -11,7 +11,7 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.errors import InvalidRequestError, SeqgateError
 from seqgate.message_id import LATEST_ID, ChunkMessageId, MessageId
 from seqgate.times import duration, timestamp
-from seqgate.types import TopicName
+from seqgate.types import NACK_REASON_BYTES_MAX, TopicName
 
 DELAY_MAX_S: Final = 86_400.0
 """The longest delay and the longest time-out: a day."""
@@ -293,3 +293,32 @@ def delay_to_wire(delay_s: float) -> int:
     if not 0 <= delay_s <= DELAY_MAX_S:
         raise InvalidRequestError("delay_s must be 0 to 86,400", reason="INVALID_SETTLEMENT")
     return round(delay_s * 1000)
+
+
+def reason_to_wire(reason: str | BaseException) -> str:
+    """Why a message is refused. An exception is its type and message, cut to fit. Raises
+    InvalidRequestError if a text is too long, or has no form in UTF-8."""
+    if isinstance(reason, BaseException):
+        return _described(reason)
+    try:
+        size_bytes = len(reason.encode())
+    except UnicodeEncodeError:
+        text = "reason has a character without a form in UTF-8"
+        raise InvalidRequestError(text, reason="INVALID_SETTLEMENT") from None
+    if size_bytes > NACK_REASON_BYTES_MAX:
+        text = f"reason must have at most {NACK_REASON_BYTES_MAX} bytes in UTF-8"
+        raise InvalidRequestError(text, reason="INVALID_SETTLEMENT")
+    return reason
+
+
+def _described(failure: BaseException) -> str:
+    name = type(failure).__name__
+    try:
+        said = str(failure)
+    except Exception:  # the message is refused all the same
+        said = ""
+    text = (f"{name}: {said}" if said else name).encode(errors="replace")
+    if len(text) <= NACK_REASON_BYTES_MAX:
+        return text.decode()
+    end = "…"
+    return text[: NACK_REASON_BYTES_MAX - len(end.encode())].decode(errors="ignore") + end

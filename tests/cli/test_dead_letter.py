@@ -19,7 +19,7 @@ async def dead(stack: Stack, topic: str) -> AsyncIterator[str]:
         await _publish(client, topic)
         async with client.consumer(topic, "s", name="crew", options=options) as consumer:
             refused = await consumer.receive()
-            await consumer.nack(refused, delay_s=0)
+            await consumer.nack(refused, delay_s=0, reason="no\nstock " * 7)
 
             async def is_held() -> bool:
                 letters = [each async for each in client.admin().dead_letters(topic, "s")]
@@ -44,14 +44,19 @@ async def test_dead_letters_are_listed_and_shown(seqgate: CommandLine, dead: str
 
     assert table.rows[0][:3] == ["LETTER", "MESSAGE", "KEY"]
     assert table.rows[1][:3] == ["1:0", "1:0", "k"]
-    assert table.rows[1][-4:] == ["REDELIVERIES", "1", "1", "dead"]
+    (row,) = table.out.splitlines()[1:]
+    assert "REDELIVERIES  1         no\\nstock no" in row
+    assert row.split()[-2:] == ["1", "dead"]
+    assert "…" in row
     (letter,) = listed.records
     assert none.records == listed.records  # aw== is k
     assert (letter["origin"], letter["key"], letter["properties"]) == ("1:0", "k", {"a": "1"})
     assert [each["consumer"] for each in letter["failures"]] == ["crew"]
     assert shown.record | letter == shown.record
     assert [each["payload"] for each in shown.record["messages"]] == ["poison"]
-    assert any("REFUSED at" in line and "by crew" in line for line in lines.out.splitlines())
+    assert [each["reason"] for each in letter["failures"]] == ["no\nstock " * 7]
+    (line,) = (each for each in lines.out.splitlines() if "REFUSED at" in each)
+    assert line.strip().endswith("by crew: " + ("no\\nstock " * 7).strip())
 
 
 async def test_a_letter_is_redriven_once(seqgate: CommandLine, dead: str) -> None:

@@ -20,7 +20,7 @@ async def test_a_life_is_a_timeline_for_people_and_json_for_programs(
             traced = {TRACEPARENT: f"00-{TRACE}-b7ad6b7169203331-01"}
             await producer.send(b"poison", key="k", sequence_id=7, properties=traced)
         async with client.consumer(topic, "s", name="crew", options=options) as consumer:
-            await consumer.nack(await consumer.receive(), delay_s=0)
+            await consumer.nack(await consumer.receive(), delay_s=0, reason="no stock")
 
             async def is_dead() -> bool:
                 return bool([each async for each in client.admin().dead_letters(topic, "s")])
@@ -50,6 +50,7 @@ async def test_a_life_is_a_timeline_for_people_and_json_for_programs(
         "consumer": "crew",
         "failure": "REFUSED",
         "attempts": 1,
+        "text": "no stock",
     }
     assert (life["redrive"], life["audit_topic"], life["unknown"]) == (1, None, None)
     assert [each["position"] for each in life["letters"]] == [letter["position"]]
@@ -60,7 +61,7 @@ async def test_a_life_is_a_timeline_for_people_and_json_for_programs(
     assert "Subscription s" in lines
     for sentence in (
         "delivered to crew",
-        "delivery failed, the 1st: refused by crew",
+        "delivery failed, the 1st: refused by crew: no stock",
         f"dead letter {events[2]['number']} in {topic}-s-DLQ: REDELIVERIES",
         "taken back by redrive 1",
     ):

@@ -404,7 +404,8 @@ def test_a_probe_of_the_breaker_wakes_a_thread_that_waits(
     breaker = Breaker(outcomes=1, pause_min_s=0.01, pause_max_s=60)
     with client.consumer(topic, "s", type=SubscriptionType.SHARED, breaker=breaker) as consumer:
         buffered(consumer, 3)
-        consumer.nack(consumer.receive(timeout_s=0), delay_s=60)
+        refused = consumer.receive(timeout_s=0)
+        consumer.nack(refused, delay_s=60, reason=ValueError("away"))
         probe = consumer.receive(WITHIN_S)
         with pytest.raises(TimeoutError):
             consumer.receive(timeout_s=0)
@@ -463,6 +464,8 @@ def test_messages_are_settled_by_every_method(client: seqgate.Client, topic: str
         assert (again.payload, again.attempts) == (b"3", 1)
         with pytest.raises(InvalidRequestError):
             consumer.nack(again, delay_s=-1)
+        with pytest.raises(InvalidRequestError):
+            consumer.nack(again, reason="r" * 257)
         consumer.ack_nowait(again)
         consumer.flush()
         rest = received(consumer, 2)

@@ -235,6 +235,12 @@ async def test_a_refused_message_waits_for_its_delay(client: Client, fake: FakeD
     assert delays == [0, 6_000]
 
 
+def reasons(fake: FakeDispatcher) -> list[str]:
+    """The reasons of all refusals, in order."""
+    refusals = [each.negative_acknowledge for each in said(fake, "negative_acknowledge")]
+    return [it.reason for each in refusals for it in each.negative_acknowledgements]
+
+
 @pytest.mark.parametrize("delay_s", [-1, 86_401, float("nan")])
 async def test_a_delay_is_at_most_a_day(
     client: Client, fake: FakeDispatcher, delay_s: float
@@ -259,6 +265,18 @@ async def test_a_damaged_message_raises_is_refused_and_dead_lettered(
                 await some(consumer, 1)
             assert damage.value.details["entry_id"] == "0"
         assert payloads(await some(consumer, 1)) == [b"next"]
+    assert [each.partition(":")[0] for each in reasons(fake)] == ["CorruptMessageError"] * 2
+
+
+async def test_a_refusal_may_say_why(client: Client, fake: FakeDispatcher) -> None:
+    fake.publish(b"x")
+    async with client.consumer(TOPIC, "s", retry=AT_ONCE) as consumer:
+        for reason in ("", "no stock", ValueError("no stock")):
+            (message,) = await some(consumer, 1)
+            with pytest.raises(InvalidRequestError):
+                await consumer.nack(message, reason="r" * 257)
+            await consumer.nack(message, reason=reason)
+    assert reasons(fake) == ["", "no stock", "ValueError: no stock"]
 
 
 # ---- time
@@ -721,6 +739,7 @@ async def test_keys_are_processed_concurrently_and_each_in_order(
     assert seen == {key: [*range(20)] for key in "abcd"}
     assert most == 4
     assert [str(each) for each in failures] == ["once"]
+    assert reasons(fake) == ["ValueError: once"]
 
 
 async def test_cancelled_processing_lets_running_handlers_finish(

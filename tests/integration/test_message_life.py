@@ -63,9 +63,9 @@ async def letters(admin: Admin, topic: str, name: str) -> list[DeadLetter]:
     return [each async for each in admin.dead_letters(topic, name)]
 
 
-async def refuse(consumer: Consumer) -> Received:
+async def refuse(consumer: Consumer, reason: str | Exception = "") -> Received:
     received = await consumer.receive()
-    await consumer.nack(received, delay_s=0)
+    await consumer.nack(received, delay_s=0, reason=reason)
     return received
 
 
@@ -85,7 +85,7 @@ async def test_a_life_shows_filters_failures_letters_redrives_and_acknowledgemen
         client.consumer(topic, "s", name="crew", options=options) as consumer,
     ):
         await refuse(consumer)
-        await refuse(consumer)
+        await refuse(consumer, ValueError("no stock"))
 
         async def is_dead() -> bool:
             return bool(await letters(admin, topic, "s"))
@@ -140,6 +140,10 @@ def check_settled(settled: SubscriptionLife, topic: str, letter: DeadLetter) -> 
         ("REFUSED", 1),
         ("REFUSED", 2),
     ]
+    why = "ValueError: no stock"
+    assert [each.text for each in events if each.kind == "FAILED"] == ["", why]
+    assert [each.reason for each in letter.failures] == ["", why]
+    assert events[3].sentence == f"delivery failed, the 2nd: refused by crew: {why}"
     dead, redriven = events[4:6]
     assert (dead.target, dead.attempts, dead.text) == (f"{topic}-s-DLQ", 2, "REDELIVERIES")
     assert dead.number > 0

@@ -29,7 +29,7 @@ from seqgate.client._consumer import Consumer as AsyncioConsumer
 from seqgate.client._inbox import Inbox
 from seqgate.client._message import MANY_MESSAGES, Received
 from seqgate.client._requests import ACKS_MAX
-from seqgate.client._subscribing import KeyRange, delay_to_wire
+from seqgate.client._subscribing import KeyRange, delay_to_wire, reason_to_wire
 from seqgate.client.blocking._forking import Interrupted
 from seqgate.client.blocking._portal import Held, Outcome, Portal, crossing
 from seqgate.errors import ConsumerClosedError, SeqgateError
@@ -159,11 +159,11 @@ class SharedConsumer(Interrupted, AsyncioConsumer):
             self.ring()
         return future
 
-    def refuse(self, message: Received, delay_ms: int | None) -> "Future[None]":
+    def refuse(self, message: Received, delay_ms: int | None, reason: str) -> "Future[None]":
         self._check_open()
         future: Future[None] = Outcome()
         self._spans.settling(NACK, message, cast("Any", future))
-        self._inbox.negative_acknowledge(message.token, delay_ms, self._now_ms(), future)
+        self._inbox.negative_acknowledge(message.token, delay_ms, self._now_ms(), future, reason)
         self.ring()
         return future
 
@@ -358,22 +358,35 @@ class Consumer(Held[SharedConsumer]):
         self._portal.check()
         self._portal.run(self._held.ack_many, list(messages))
 
-    def nack(self, message: Received, delay_s: float | None = None) -> None:
+    def nack(
+        self,
+        message: Received,
+        delay_s: float | None = None,
+        *,
+        reason: str | BaseException = "",
+    ) -> None:
         """Refuse a message that could not be processed, and return when the service has recorded
         it: see the asyncio Consumer."""
-        done = self.nack_nowait(message, delay_s)
+        done = self.nack_nowait(message, delay_s, reason=reason)
         try:
             done.result()
         finally:
             del done  # as in `ack`
 
-    def nack_nowait(self, message: Received, delay_s: float | None = None) -> "Future[None]":
+    def nack_nowait(
+        self,
+        message: Received,
+        delay_s: float | None = None,
+        *,
+        reason: str | BaseException = "",
+    ) -> "Future[None]":
         """Refuse a message; the future is done when the service has recorded it, or has the
-        exception that `nack` raises. An invalid delay raises at once."""
+        exception that `nack` raises. An invalid delay or reason raises at once."""
         self._portal.check()
         delay_ms = None if delay_s is None else delay_to_wire(delay_s)
+        why = reason_to_wire(reason)
         with self._held.turn:
-            return self._held.refuse(message, delay_ms)
+            return self._held.refuse(message, delay_ms, why)
 
     def reconsume_later(self, message: Received, delay_s: float) -> None:
         """`nack` with a delay."""
