@@ -145,7 +145,7 @@ async def shop(stack: Stack, address: Any, security: Security | None = None) -> 
             for _ in range(40):
                 message = await till.receive(30)
                 if message.key == STUCK:
-                    await till.nack(message, delay_s=0)
+                    await till.nack(message, delay_s=0, reason=f"no such card {SCRIPT}")
                 elif message.sequence_id % 3:
                     await till.ack(message)
             await eventually(lambda: held(channel), "the key is held")
@@ -378,13 +378,13 @@ async def test_a_subscription_has_consumers_keys_and_shadow_verdicts(reader: Bro
 async def test_a_dead_letter_has_its_reason_its_failures_and_what_waits(reader: Browser) -> None:
     words = (await reader.get("/letters", **NAMES)).words
     assert f"{TOPIC}-{SUBSCRIPTION}-DLQ" in words
-    assert f"{STUCK} 1:13 redeliveries 1 refused by till-1" in words
+    assert f"{STUCK} 1:13 redeliveries 1 refused by till-1: no such card {SCRIPT}" in words
     answer = await reader.send("GET", PAGES["letter"])
     for each in (
         "State holds its key",
         "Reason redeliveries",
         "Producer checkout, sequence id 13",
-        "refused till-1",
+        f"refused till-1 no such card {SCRIPT}",
         "kind sale",
     ):
         assert each in answer.words
@@ -418,7 +418,8 @@ async def test_a_messages_life_is_told_by_its_identity_or_its_position(reader: B
     for answer in (by_id, await reader.send("GET", PAGES["life"])):
         assert "Life of checkout, 13" in answer.words
         assert re.search(
-            r"delivered to till-1 .* failed by till-1, refused, attempt 1 .* dead lettered",
+            r"delivered to till-1 .* failed by till-1, refused, attempt 1: no such card "
+            rf"{re.escape(SCRIPT)} .* dead lettered",
             answer.words,
         )
         assert "Dead letters: 1:0" in answer.words

@@ -1,6 +1,7 @@
 """The console's parts: charts, histories, payloads, forms, settings."""
 
 from contextlib import nullcontext
+from datetime import UTC, datetime
 
 import pytest
 from pydantic import ValidationError
@@ -10,6 +11,7 @@ from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.channels import Call
 from seqgate.client._frames import Sample, Subscription, Topic
+from seqgate.client._life import MessageEvent, SubscriptionLife
 from seqgate.errors import AuthenticationError
 from seqgate.payloads import PayloadDamaged
 from seqgate.services.console import history as history_module
@@ -18,6 +20,12 @@ from seqgate.services.console.calls import reading_as, show_reader
 from seqgate.services.console.charts import POINTS_MAX, line_chart
 from seqgate.services.console.config import ConsoleConfig
 from seqgate.services.console.history import History, latest, levels, rates
+from seqgate.services.console.pages.life import (
+    EVENTS_MAX,
+    EVENTS_OF_ALL_MAX,
+    TEXTS_CHARACTERS_MAX,
+    timelines,
+)
 from seqgate.services.console.pages.visit import LETTERS_MAX, SAMPLES_MAX, Memory
 from seqgate.services.console.payloads import (
     OPENED_BYTES_MAX,
@@ -29,6 +37,7 @@ from seqgate.services.console.payloads import (
     shown,
 )
 from seqgate.services.console.security import local_path
+from seqgate.types import NACK_REASON_BYTES_MAX
 
 # ---- charts and histories
 
@@ -183,6 +192,23 @@ def test_a_payload_is_decompressed_up_to_a_limit(size: int, is_opened: bool) -> 
 def test_what_is_left_out_of_a_payload_is_counted() -> None:
     assert shown(b"a" * (SHOWN_BYTES_MAX + 5)).left_out == 5
     assert shown(b"\xff" * SHOWN_BYTES_MAX).left_out == SHOWN_BYTES_MAX * 3 // 4
+
+
+def refusals(name: str, count: int) -> SubscriptionLife:
+    said = "r" * NACK_REASON_BYTES_MAX
+    event = MessageEvent("FAILED", datetime(2026, 5, 31, tzinfo=UTC), "crew", "REFUSED", text=said)
+    return SubscriptionLife(name, (event,) * count)
+
+
+def test_the_events_of_many_subscriptions_share_a_page() -> None:
+    (alone,) = timelines([refusals("s", 50)])
+    assert (len(alone["events"]), alone["earlier"]) == (EVENTS_MAX, 10)
+    assert all("r" * NACK_REASON_BYTES_MAX in each["what"] for each in alone["events"])
+    rows = timelines([refusals(str(each), 50) for each in range(80)])
+    shown = [each["what"] for row in rows for each in row["events"]]
+    assert [row["earlier"] for row in rows] == [48] * 80
+    assert len(shown) == EVENTS_OF_ALL_MAX
+    assert sum(each.count("r") for each in shown) < 2 * TEXTS_CHARACTERS_MAX
 
 
 def test_a_key_that_is_no_text_is_shown_as_hex() -> None:

@@ -147,13 +147,13 @@ def properties_shown(
 ) -> list[tuple[str, str]]:
     """The first of a message's properties, by name, cut to PROPERTY_CHARACTERS_MAX; then how many
     there are more."""
-    rows = [(_cut(name), _cut(properties[name])) for name in sorted(properties)[:most]]
+    rows = [(cut(name), cut(properties[name])) for name in sorted(properties)[:most]]
     left_out = len(properties) - len(rows)
     return [*rows, ("…", f"{left_out:,} more")] if left_out else rows
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= PROPERTY_CHARACTERS_MAX else f"{text[:PROPERTY_CHARACTERS_MAX]}…"
+def cut(text: str, characters_max: int = PROPERTY_CHARACTERS_MAX) -> str:
+    return text if len(text) <= characters_max else f"{text[:characters_max]}…"
 
 
 def key_row(each: dispatcher_pb2.KeyReport) -> Values:

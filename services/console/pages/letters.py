@@ -13,6 +13,7 @@ from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.errors import NotFoundError, SeqgateError
 from seqgate.services.console.alerts import Key, Letters
 from seqgate.services.console.pages.answers import (
+    cut,
     enum_name,
     known,
     open_entry,
@@ -30,6 +31,9 @@ from seqgate.types import SEQUENCE_ID_MAX, Position
 
 LETTERS_MAX: Final = 50
 """The most dead letters that a page lists, the oldest first."""
+
+REASON_CHARACTERS_MAX: Final = 80
+"""The most characters of a consumer's reason that a list shows."""
 
 NEWEST: Final = 100
 """The most dead letters that are counted for the overview."""
@@ -177,7 +181,9 @@ def _failures(failures: Iterable[dispatcher_pb2.FailedDelivery]) -> list[Values]
         {
             "how": enum_name(dispatcher_pb2.DeliveryFailure, each.failure),
             "time": time_of(each, "time"),
-            "consumer": each.consumer,
+            "consumer": cut(each.consumer),
+            "why": cut(each.reason),
+            "short": cut(each.reason, REASON_CHARACTERS_MAX),
         }
         for each in failures
     ]

@@ -1,5 +1,6 @@
 """The life of one message: its entry, and what became of it in each subscription, as a timeline."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -8,6 +9,7 @@ from seqgate.client._admin import Admin
 from seqgate.client._life import MessageEvent, MessageLife, SubscriptionLife
 from seqgate.errors import InvalidRequestError, NotFoundError
 from seqgate.message_id import MessageId
+from seqgate.services.console.pages.answers import cut
 from seqgate.services.console.pages.query import number_of, parsed_id, time_given, topic_of
 from seqgate.services.console.pages.visit import Values, Visit
 
@@ -18,6 +20,12 @@ FIELDS: Final = ("position", "producer", "sequence_id", "trace", "time")
 
 EVENTS_MAX: Final = 40
 """The most events shown of a subscription: the latest."""
+
+EVENTS_OF_ALL_MAX: Final = 160
+"""The most events shown of all subscriptions, which share them; each has one."""
+
+TEXTS_CHARACTERS_MAX: Final = 12_000
+"""The most characters of the texts of all events, which share them."""
 
 KINDS: Final = {
     "ACKNOWLEDGED": "good",
@@ -71,7 +79,7 @@ async def life(visit: Visit) -> Values:
         "life": found,
         "position": None if found.id is None else found.id.position,
         "appended": None if found.message is None else _time(found.message.append_time_ms),
-        "subscriptions": [_subscription(each) for each in found.subscriptions],
+        "subscriptions": timelines(found.subscriptions),
     }
 
 
@@ -87,21 +95,29 @@ async def _found(visit: Visit, topic: str, given: dict[str, str]) -> MessageLife
     return await admin.message_life(topic, trace_id=given["trace"], since=time_given(given["time"]))
 
 
-def _subscription(each: SubscriptionLife) -> Values:
+def timelines(lives: Sequence[SubscriptionLife]) -> list[Values]:
+    """What the page shows of each subscription."""
+    events_max = min(EVENTS_MAX, max(1, EVENTS_OF_ALL_MAX // max(1, len(lives))))
+    events = sum(min(events_max, len(each.events)) for each in lives)
+    text_max = TEXTS_CHARACTERS_MAX // max(1, events)
+    return [_subscription(each, events_max, text_max) for each in lives]
+
+
+def _subscription(each: SubscriptionLife, events_max: int, text_max: int) -> Values:
     return {
         "name": each.subscription,
         "life": each,
         "not_owned": each.unknown == NOT_OWNED,
-        "events": [_event(it) for it in each.events[-EVENTS_MAX:]],
-        "earlier": max(0, len(each.events) - EVENTS_MAX),
+        "events": [_event(it, text_max) for it in each.events[-events_max:]],
+        "earlier": max(0, len(each.events) - events_max),
     }
 
 
-def _event(each: MessageEvent) -> Values:
-    return {"event": each, "mark": KINDS.get(each.kind, ""), "what": _what(each)}
+def _event(each: MessageEvent, text_max: int) -> Values:
+    return {"event": each, "mark": KINDS.get(each.kind, ""), "what": _what(each, text_max)}
 
 
-def _what(each: MessageEvent) -> str:
+def _what(each: MessageEvent, text_max: int) -> str:
     """An event's details, in words."""
     parts = []
     if each.consumer:
@@ -123,9 +139,11 @@ def _what(each: MessageEvent) -> str:
         parts.append("messages " + ", ".join(map(str, each.indexes)))
     if each.until:
         parts.append(f"until {each.until:%H:%M:%S} UTC")
+    if each.text and each.kind == "FAILED":
+        return f"{', '.join(parts)}: {cut(each.text, text_max)}"
     if each.text:  # of a dead letter: an enum's value
         is_name = each.kind == "DEAD_LETTERED"
-        parts.append(each.text.replace("_", " ").lower() if is_name else each.text)
+        parts.append(each.text.replace("_", " ").lower() if is_name else cut(each.text, text_max))
     return ", ".join(parts)
 
 
