@@ -145,6 +145,14 @@ STORIES = {
         'seqgate_dispatcher_filter_failures_total{mode="applied",reason="PROPERTY_ABSENT"}',
         reason="PROPERTY_ABSENT",
     ),
+    "SeqgateAuditEventsDropped": Story(
+        {'seqgate_dispatcher_audit_events_total{instance="a",outcome="dropped"}': FAST},
+        {
+            'seqgate_dispatcher_audit_events_total{instance="a",outcome="dropped"}': NEVER,
+            'seqgate_dispatcher_audit_events_total{instance="a",outcome="published"}': FAST,
+        },
+        {"instance": "a"},
+    ),
     "SeqgateHolesMany": value('seqgate_cursor_holes{topic="a"}', 1_000_001, 1_000_000, **TOPIC),
     "SeqgateServerErrors": counted(
         'rpc_server_call_duration_seconds_count{rpc_method="m",error_type="INTERNAL"}',
