@@ -8,6 +8,7 @@ from seqgate.api.common.v1 import common_pb2
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.services.dispatcher.core.effects import FailedDelivery, How
+from seqgate.services.dispatcher.letters.listing import mend_of
 from seqgate.services.dispatcher.letters.lives import (
     FAILURES_BYTES_MAX,
     LIVES_BYTES_MAX,
@@ -17,7 +18,8 @@ from seqgate.services.dispatcher.letters.lives import (
     with_life,
 )
 from seqgate.services.dispatcher.letters.returns import REDRIVES_MAX
-from seqgate.services.dispatcher.ports import ATTEMPTS, FAILURES, LIVES, REASON
+from seqgate.services.dispatcher.ports import ATTEMPTS, FAILURES, LIVES, MEND, REASON
+from seqgate.types import Position
 
 
 def test_the_oldest_lives_are_left_out_beyond_the_limit() -> None:
@@ -76,14 +78,39 @@ def test_a_letters_failures_are_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "1", "[1]", "[[]]", '[[1, 2, "x", "", 0, []]]', "[" * 5000]
+    "text",
+    [
+        *("", "x", "1", "[1]", "[[]]", '[[1, 2, "x", "", 0, []]]', "[" * 5000),
+        *('[[-1, 2, 3, "", 0, []]]', f'[[{2**64}, 2, 3, "", 0, []]]'),
+        '[[1, 2, 1e400, "", 0, []]]',
+    ],
 )
 def test_forged_lives_are_ignored(text: str) -> None:
     assert lives_of({LIVES: text}) == ()
 
 
-@pytest.mark.parametrize("failures", ["x", "7", "[7]", '[["UNKNOWN", 1, "c"]]'])
+@pytest.mark.parametrize(
+    "failures",
+    [
+        *("x", "7", "[7]", '[["UNKNOWN", 1, "c"]]', '[["LOST", 1e400, "c"]]'),
+        *('[["LOST", 1, "\\ud800"]]', '[["LOST", 1, "c", "r", "?"]]'),
+    ],
+)
 def test_forged_failures_are_ignored(failures: str) -> None:
     letter = StoredEntry(metadata=entry_pb2.EntryMetadata(properties={FAILURES: failures}))
     (life,) = lives_of({LIVES: with_life(letter)})
     assert (life.failures, life.why, life.attempts) == ((), None, 0)
+
+
+@pytest.mark.parametrize(
+    "mend",
+    [
+        *("x", "7", '["1:2", "id", "me"]', '["1:2", "id", "me", 1e400]'),
+        *('["-1:2", "id", "me", 3]', f'["1:{2**64}", "id", "me", 3]'),
+        '["1:2", "id", "\\ud800", 3]',
+    ],
+)
+def test_forged_mends_are_ignored(mend: str) -> None:
+    assert mend_of(entry_pb2.EntryMetadata(properties={MEND: mend})) is None
+    right = entry_pb2.EntryMetadata(properties={MEND: '["1:2", "id", "me", 3]'})
+    assert mend_of(right) == (Position(1, 2), "id", "me", 3)

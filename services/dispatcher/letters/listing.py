@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.services.dispatcher.entries import position_of
+from seqgate.services.dispatcher.letters.forged import FORGED, number_of, text_of
 from seqgate.services.dispatcher.ports import MEND, ORIGIN, PRODUCER, Log, TopicNotFound
 from seqgate.types import Position, TopicName
 
@@ -197,9 +198,10 @@ def mend_of(metadata: EntryMetadata) -> Mend | None:
     """The mend that made a letter; None: it is no mended letter."""
     try:
         original, request_id, caller, at_ms = json.loads(metadata.properties.get(MEND, "null"))
-        ledger_id, entry_id = map(int, original.split(":"))
-        return Mend(Position(ledger_id, entry_id), str(request_id), str(caller), int(at_ms))
-    except (AttributeError, TypeError, ValueError, RecursionError):
+        ledger_id, entry_id = map(number_of, original.split(":"))
+        place = Position(ledger_id, entry_id)
+        return Mend(place, text_of(request_id), text_of(caller), int(at_ms))
+    except FORGED:
         return None
 
 

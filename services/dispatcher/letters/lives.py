@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.services.dispatcher.core.effects import FailedDelivery, How, Why
 from seqgate.services.dispatcher.entries import position_of
+from seqgate.services.dispatcher.letters.forged import FORGED, number_of, text_of
 from seqgate.services.dispatcher.ports import ATTEMPTS, FAILURES, LIVES, REASON
 from seqgate.times import milliseconds
 from seqgate.types import Position
@@ -87,7 +88,7 @@ def lives_of(properties: Mapping[str, str]) -> tuple[Life, ...]:
         given = json.loads(properties.get(LIVES, "[]"))
         return tuple(
             Life(
-                Position(int(ledger_id), int(entry_id)),
+                Position(number_of(ledger_id), number_of(entry_id)),
                 int(at_ms),
                 _why(why),
                 int(attempts),
@@ -95,7 +96,7 @@ def lives_of(properties: Mapping[str, str]) -> tuple[Life, ...]:
             )
             for ledger_id, entry_id, at_ms, why, attempts, failures in given
         )
-    except (TypeError, ValueError, RecursionError):
+    except FORGED:
         return ()
 
 
@@ -104,8 +105,8 @@ def failures_of(given: str | list[Any]) -> tuple[FailedDelivery, ...]:
     found: list[FailedDelivery] = []
     try:
         for how, at_ms, *texts in json.loads(given or "[]") if isinstance(given, str) else given:
-            found.append(FailedDelivery(How(how), int(at_ms), *map(str, texts)))
-    except (TypeError, ValueError, RecursionError):
+            found.append(FailedDelivery(How(how), int(at_ms), *map(text_of, texts)))
+    except FORGED:
         pass
     return tuple(found)
 
