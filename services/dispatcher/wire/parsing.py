@@ -341,13 +341,14 @@ def through(settlement: pb.Settlement) -> Ack:
 
 
 def _nack(given: pb.NegativeAcknowledgement) -> Nack:
-    if len(given.reason.encode()) > NACK_REASON_BYTES_MAX:
+    reason = given.reason
+    if reason and len(reason.encode()) > NACK_REASON_BYTES_MAX:
         limit = f"reason must have at most {NACK_REASON_BYTES_MAX} bytes"
         raise InvalidSettlement(limit, field="reason")
     if not given.HasField("delay"):
-        return Nack(given.delivery, None, given.reason)
+        return Nack(given.delivery, None, reason)
     delay_ms = read_duration_ms("delay", given.delay, InvalidSettlement, least_ms=0, most_ms=DAY_MS)
-    return Nack(given.delivery, delay_ms, given.reason)
+    return Nack(given.delivery, delay_ms, reason)
 
 
 def analysis_s(request: pb.AnalyzeBacklogRequest | pb.EstimateRedriveRequest) -> float:
