@@ -59,6 +59,7 @@ async def test_the_demo_proves_that_every_flight_is_stored_once(
     assert filtered["payloads_opened"] == 0
     mended = report["mend"]
     assert mended["redriven"] == mended["dead_letters"] == mended["cancelled"] > 0
+    assert 0 < mended["explained"] <= mended["dead_letters"]
     assert mended["missing"] == mended["doubled"] == mended["key_order_violations"] == 0
 
 

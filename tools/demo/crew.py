@@ -49,7 +49,7 @@ class Crew:
         await asyncio.sleep(WORK_S)
         if flight.attempts == 0 and self._random.random() < self._share_refused:
             self._write("refuse", flight)
-            raise Refused
+            raise Refused("by chance, at the first attempt")
         self._write("end", flight)
 
     def _stick(self) -> None:

@@ -34,6 +34,7 @@ from tools.demo.report import Screen, Step
 TOPIC: Final = "nyc/2013/arrivals"
 SUBSCRIPTION: Final = "logbook"
 CANCELLED: Final = "cancelled"  # the property of a mended flight
+NOT_ARRIVED: Final = "the flight did not arrive"  # why the crew refuses one
 FLIGHTS_MAX: Final = 10_000  # flights that are published for it
 AT_ONCE: Final = 32  # aircraft that the crew works on at a time
 
@@ -69,7 +70,8 @@ async def mend_flights(
             operator = _Operator(client.admin())
             free = _before_the_first_cancelled(flights)
             await crew.until(free)
-            screen.tell(f"{len(flights) - free:,} flights wait behind cancelled ones")
+            reason = await operator.first_reason()
+            screen.tell(f"{len(flights) - free:,} flights wait behind cancelled ones: {reason}")
             screen.tell("kill -9 of the dispatcher; the cancelled flights are mended and redriven")
             await stack.kill("dispatcher")
             await stack.run("dispatcher")
@@ -80,6 +82,7 @@ async def mend_flights(
     return {
         "cancelled": sum(map(_is_cancelled, flights)),
         "dead_letters": sum(each.mend is None for each in letters),
+        "explained": sum(map(_is_explained, letters)),
         "redriven": operator.redriven,
         "missing": len(flights) - len(crew.ended),
         "doubled": crew.mended.total() - len(crew.mended),
@@ -91,6 +94,13 @@ async def mend_flights(
 def _is_cancelled(flight: Original | Received) -> bool:
     row: dict[str, str] = json.loads(flight.payload)
     return row["arr_time"] == ABSENT
+
+
+def _is_explained(letter: DeadLetter) -> bool:
+    """Whether a dead letter says why the crew refused its flight. Others do not: the dispatcher was
+    killed between the failures and the letter."""
+    reasons = {each.reason for each in letter.failures}
+    return letter.mend is None and f"ValueError: {NOT_ARRIVED}" in reasons
 
 
 def _before_the_first_cancelled(flights: Sequence[Original]) -> int:
@@ -117,7 +127,7 @@ class _Crew:
     async def work(self, flight: Received) -> None:
         if _is_cancelled(flight):
             if CANCELLED not in flight.properties:
-                raise ValueError("a flight that did not arrive")
+                raise ValueError(NOT_ARRIVED)
             self.mended[flight.id.position] += 1
         self._end(flight.key, flight.id.position)
 
@@ -153,6 +163,14 @@ class _Operator:
 
     def letters(self) -> AsyncIterator[DeadLetter]:
         return self._admin.dead_letters(TOPIC, SUBSCRIPTION)
+
+    async def first_reason(self) -> str:
+        """Why the crew refused the flight of the first dead letter, once there is one."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                async for letter in self.letters():
+                    return letter.failures[-1].reason
+                await asyncio.sleep(POLL_S)
 
     async def work(self) -> None:
         """What is not possible yet is done next time. By request ids, all is done once."""

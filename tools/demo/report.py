@@ -63,6 +63,7 @@ LABELS: Final = {
     "filter.early": "0 delivered meanwhile, without a verdict",
     "mend.cancelled": "cancelled flights, by the data set",
     "mend.dead_letters": "+ of these, refused for good: dead letters that hold their aircraft",
+    "mend.explained": "+ of these, with the crew's reason",
     "mend.redriven": "+ mended, and redriven",
     "mend.missing": "0 flights not delivered in the end",
     "mend.doubled": "0 mended flights delivered twice",
