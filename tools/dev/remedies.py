@@ -158,7 +158,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "INVALID_SEQUENCE_ID": "Set the sequence id that the field names, from 0 to 2^63 - 1 "
     "(`initial_sequence_id`: 2^63 - 2). Each entry has one.",
     "INVALID_SETTLEMENT": "Settle 1 to 10,000 deliveries in a request, with `indexes` below the "
-    "batch's number of messages, and delays of at most 86,400,000 milliseconds (a day).",
+    "batch's number of messages, delays of at most 86,400,000 milliseconds (a day), and reasons "
+    "of at most 256 bytes of UTF-8.",
     "INVALID_START": "Set one of `earliest`, `latest`, `at`, `after` and `time`, and no position "
     "after the topic's last entry (`seqgate topic show`).",
     "INVALID_STATE": "Send one `header` with `through` as the first message, then each producer "
