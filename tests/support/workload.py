@@ -10,8 +10,8 @@ A journal in FOLDER records requests before they are sent, and receipts. The poi
 crash_points) are:
 
     opened      the producer is connected
-    written     a request was sent, and no receipt has arrived
-    receipt     a receipt has arrived, and the application has not seen it
+    written     a request was sent, and the application has seen no receipt
+    receipt     a receipt has arrived, and the application has not seen that one
     told        the application has seen all receipts of a CHUNK
     noted       it has recorded its progress
 """
@@ -213,6 +213,8 @@ def _point_outbox(points: Points) -> None:
             return super().to_send(bytes_max)
 
         def receive(self, receipt: pb.Receipt) -> list[Resolved]:
+            if not self.answered:
+                points.reach("written")  # the receipt came before the next look
             self.answered = True
             points.reach("receipt")
             return super().receive(receipt)
