@@ -42,7 +42,7 @@ demo: setup
 # Tests that share what they start stay together: see tests/conftest.py.
 test: setup
 	@$(TOGETHER) $(CLASSES) types rules compiled
-	@$(BIN)/python -m pytest -q -n 5 --dist loadfile --no-loadscope-reorder --durations=20
+	@$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --durations=20
 
 test-deep: lint $(PEERS) $(SPARK)
 	@SEQGATE_TEST_DEPTH=$${SEQGATE_TEST_DEPTH:-full} $(BIN)/python -m pytest -q -n 2 --dist worksteal
