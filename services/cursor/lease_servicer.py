@@ -96,7 +96,7 @@ class CursorLeaseServicer(pb_grpc.CursorLeaseServiceServicer):
         caller = Caller(epoch=optional(request, "epoch"))
 
         def step(state: CursorState, _: int) -> pb.RecordAttemptsResponse:
-            counts = state.record_attempts(positions, caller, request.attempts)
+            counts = state.record_attempts(positions, caller, request.attempts, request.notes)
             return pb.RecordAttemptsResponse(attempts=counts)
 
         return await self._store.change(topic, name, step)
@@ -125,8 +125,8 @@ def _owner_and_duration(request: pb.AcquireLeaseRequest | pb.RenewLeaseRequest) 
 def _to_attempts(page: Attempts) -> pb.ListAttemptsResponse:
     return pb.ListAttemptsResponse(
         entries=[
-            pb.EntryAttempts(position=to_position(position), attempts=count)
-            for position, count in page.counts
+            pb.EntryAttempts(position=to_position(position), attempts=count, note=note)
+            for position, count, note in page.counts
         ],
         next_page_token=to_position_token(page.next_after),
     )

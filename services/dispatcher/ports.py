@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Protocol
 
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
-from seqgate.services.dispatcher.core.effects import FailedDelivery, Persist, Why
+from seqgate.services.dispatcher.core.effects import FailedDelivery, FailedEntry, Persist, Why
 from seqgate.services.dispatcher.core.positions import Run
 from seqgate.services.errors import DomainError, Kind
 from seqgate.types import Position, TopicName
@@ -227,8 +227,8 @@ class Cursors(Protocol):
         """The acknowledgements beyond the mark-delete position, in order."""
         ...
 
-    def attempts(self, topic: TopicName, name: str) -> AsyncIterator[tuple[Position, int]]:
-        """The numbers of failed deliveries of unacknowledged entries."""
+    def attempts(self, topic: TopicName, name: str) -> AsyncIterator[FailedEntry]:
+        """The failed deliveries of unacknowledged entries."""
         ...
 
     async def persist(
@@ -238,9 +238,9 @@ class Cursors(Protocol):
         ...
 
     async def record(
-        self, topic: TopicName, name: str, attempts: Sequence[tuple[Position, int]], epoch: int
+        self, topic: TopicName, name: str, failed: Sequence[FailedEntry], epoch: int
     ) -> None:
-        """Make numbers of failed deliveries durable. May be repeated."""
+        """Make failed deliveries durable. May be repeated."""
         ...
 
     async def set_properties(
@@ -382,8 +382,7 @@ class Letter(NamedTuple):
         generation: the number of dead letter topics that it has passed through, with this one.
         round: the number of the first letter since the subscription was created or reset: an entry
             that is dead-lettered again after that is a new letter, not a duplicate.
-        why, failures: why it is dead-lettered (None: not known), and its latest failed deliveries;
-            those before a take-over are not known.
+        why, failures: why it is dead-lettered (None: not known), and its latest failed deliveries.
         acknowledged: of a batch, the messages acknowledged before (bits).
     """
 

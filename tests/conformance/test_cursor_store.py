@@ -120,7 +120,7 @@ class Contents(NamedTuple):
     head: Head
     pages: list[tuple[int, int, int]]
     batches: list[tuple[Position, Batch]]
-    attempts: list[int]
+    attempts: list[tuple[int, bytes]]
     successions: list[Position | None]
 
 
@@ -131,7 +131,7 @@ def _contents(state: CursorState) -> Contents:
         replace(state.head, created_ms=0),
         list(holes.pages(None)),
         list(holes.batches(None)),
-        [holes.attempts(each) for each in places],
+        [(holes.attempts(each), holes.note(each)) for each in places],
         [holes.next_after(each) for each in places],
     )
 
@@ -152,7 +152,7 @@ def fill(state: CursorState) -> None:
     state.holes.put_page(1, 0, 0b111000)
     state.holes.put_page(2, 3, 1 << PAGE_ENTRIES - 1)
     state.holes.put_batch(Position(1, 7), Batch(10, 0b11))
-    state.holes.put_attempts(Position(1, 8), 2)
+    state.holes.put_attempts(Position(1, 8), 2, b"two")
     state.holes.put_succession(Position(1, 9), Position(2, 0))
 
 
@@ -198,7 +198,7 @@ async def test_a_cursor_survives_a_restart_whole(place: Place) -> None:
     )  # fmt: skip
     assert after.pages == [(1, 0, 0b111000), (2, 3, 1 << PAGE_ENTRIES - 1)]
     assert after.batches == [(Position(1, 7), Batch(10, 0b11))]
-    assert sum(after.attempts) == 2
+    assert max(after.attempts) == (2, b"two")
     assert [each for each in after.successions if each] == [Position(2, 0)]
 
 
@@ -256,7 +256,7 @@ async def test_a_recreated_cursor_starts_empty(place: Place) -> None:
     await create(place.store)
     left = await contents(place.store)
     assert left.head == Head(TOPIC, NAME, 0)
-    assert (left.pages, left.batches, sum(left.attempts)) == ([], [], 0)
+    assert (left.pages, left.batches, max(left.attempts)) == ([], [], (0, b""))
 
 
 async def acquire(
@@ -334,27 +334,32 @@ async def test_after_a_restart_a_lease_lasts_for_its_duration_at_most(file: Plac
     assert (await acquire(file.store, "living")).owner == "living"
 
 
-@pytest.mark.parametrize("layout", [1, 2])
+@pytest.mark.parametrize("layout", [1, 2, 3])
 async def test_a_database_of_an_earlier_layout_is_migrated(file: Place, layout: int) -> None:
     await create(file.store)
     await change(file.store, fill)
     file.clock_ms = LEASE_MAX_MS
     await acquire(file.store, "o")
+    await change(file.store, lambda state: state.holes.put_attempts(Position(1, 8), 2))
     before = await contents(file.store)
     await file.close()
     assert file.path is not None
     with apsw.Connection(str(file.path)) as db:
-        db.execute("ALTER TABLE cursor ADD COLUMN lease_expires_ms INTEGER")
-        db.execute("UPDATE cursor SET lease_expires_ms = ?", (LEASE_MAX_MS + 1_000,))
-        db.execute("ALTER TABLE cursor DROP COLUMN lease_number")
+        db.execute("ALTER TABLE attempt DROP COLUMN note")
+        if layout < 3:
+            db.execute("ALTER TABLE cursor ADD COLUMN lease_expires_ms INTEGER")
+            db.execute("UPDATE cursor SET lease_expires_ms = ?", (LEASE_MAX_MS + 1_000,))
+            db.execute("ALTER TABLE cursor DROP COLUMN lease_number")
         if layout == 1:
             db.execute("ALTER TABLE cursor DROP COLUMN lease_duration_ms")
             db.execute("DROP TABLE spent")
         db.pragma("user_version", layout)
     await file.open()
     after = await contents(file.store)
-    assert after.head.lease == Lease("o", 6, LEASE_MAX_MS + 1_000, 1_000)
-    assert after == before._replace(head=replace(before.head, lease_number=0))
+    if layout < 3:
+        assert after.head.lease == Lease("o", 6, LEASE_MAX_MS + 1_000, 1_000)
+        before = before._replace(head=replace(before.head, lease_number=0))
+    assert after == before._replace(head=replace(before.head, lease=after.head.lease))
     await file.store.delete(TOPIC, NAME)
     await create(file.store)
     assert (await acquire(file.store, "o")).epoch == 8
@@ -538,7 +543,7 @@ async def test_a_step_may_drop_its_own_additions(store: CursorStore) -> None:
     await create(store)
     await change(store, step)
     left = await contents(store)
-    assert (left.pages, left.batches, sum(left.attempts)) == ([], [], 0)
+    assert (left.pages, left.batches, max(left.attempts)) == ([], [], (0, b""))
 
 
 async def test_a_step_may_touch_many_pages(store: CursorStore) -> None:
@@ -617,7 +622,7 @@ async def test_batches_and_attempts_up_to_a_position_are_dropped_and_counted(
     await change(store, drop)
     left = await contents(store)
     assert [each for each, _ in left.batches] == BATCHES[dropped:]
-    assert len([each for each in left.attempts if each]) == len(BATCHES) - dropped
+    assert len([each for each, _ in left.attempts if each]) == len(BATCHES) - dropped
 
 
 @pytest.mark.parametrize(
@@ -646,7 +651,7 @@ async def test_batches_and_attempts_of_a_run_are_dropped_and_counted(
     gone = [each for each in BATCHES if first <= each <= (first.ledger_id, last_entry)]
     assert len(gone) == dropped
     assert [each for each, _ in left.batches] == [each for each in BATCHES if each not in gone]
-    assert len([each for each in left.attempts if each]) == len(BATCHES) - dropped
+    assert len([each for each, _ in left.attempts if each]) == len(BATCHES) - dropped
 
 
 async def test_nothing_follows_the_last_position(store: CursorStore) -> None:
@@ -667,7 +672,7 @@ async def test_nothing_follows_the_last_position(store: CursorStore) -> None:
     found = await store.look(TOPIC, NAME, lambda state: state.acknowledged(None, 9))
     assert found.ranges == [Range(last, last.entry_id)]
     assert await store.look(TOPIC, NAME, lambda state: state.attempts(None, 9).counts) == [
-        (last, 3)
+        (last, 3, b"")
     ]
     await change(store, lambda state: state.holes.drop_through(last))
     left = await contents(store)
@@ -678,18 +683,20 @@ async def test_nothing_follows_the_last_position(store: CursorStore) -> None:
 async def test_counts_of_attempts_are_read_in_order(place: Place, count: int) -> None:
     places = [Position(1 + each // 700, 3 * each) for each in range(count)]
     counts = {each: 1 + each.entry_id % 5 for each in places}
+    notes = {each: b"n" * (each.entry_id % 3) for each in places}
+    expected = [(each, counts[each], notes[each]) for each in places]
 
     def put(state: CursorState) -> None:
         for position in reversed(places):
-            state.holes.put_attempts(position, counts[position])
-        assert list(state.holes.attempted(None)) == list(counts.items())
+            state.holes.put_attempts(position, counts[position], notes[position])
+        assert list(state.holes.attempted(None)) == expected
 
     def read(state: CursorState) -> None:
-        assert list(state.holes.attempted(None)) == list(counts.items())
+        assert list(state.holes.attempted(None)) == expected
         for index in range(0, count, 499):
             found = list(state.holes.attempted(places[index]))
-            assert found == [(each, counts[each]) for each in places[index + 1 :]]
-        assert list(state.holes.attempted(Position(1, 1))) == list(counts.items())[1:]
+            assert found == expected[index + 1 :]
+        assert list(state.holes.attempted(Position(1, 1))) == expected[1:]
 
     await create(place.store)
     await create(place.store, "neighbour")
@@ -710,7 +717,7 @@ async def test_counts_of_attempts_may_be_removed_during_iteration(
         for place in places:
             state.holes.put_attempts(place, 1)
         found = []
-        for position, _ in state.holes.attempted(None):
+        for position, *_ in state.holes.attempted(None):
             found.append(position)
             state.holes.put_attempts(position, 0)
         assert found == places
@@ -841,7 +848,8 @@ def _step(random: Random, verb: str) -> Callable[[CursorState, int], object]:
         case "attempts":
             positions = [_somewhere(random) for _ in range(3)]
             at_least = random.choice(([], [random.randint(0, 4) for _ in positions]))
-            return lambda state, _: state.record_attempts(positions, caller, at_least)
+            notes = [random.randbytes(each) for each in at_least]
+            return lambda state, _: state.record_attempts(positions, caller, at_least, notes)
         case "properties":
             clear, gone = random.random() < 0.2, random.sample("xyz", 1)
             return lambda state, _: state.update_properties(properties, gone, caller, clear=clear)

@@ -28,7 +28,7 @@ from seqgate.services.cursors import CursorsUnavailable
 from seqgate.services.dispatcher.adapters import cursors as adapter
 from seqgate.services.dispatcher.adapters.cursors import CALL_ITEMS_MAX, SubscriptionCursors
 from seqgate.services.dispatcher.adapters.memory import MemoryCursors
-from seqgate.services.dispatcher.core.effects import Persist
+from seqgate.services.dispatcher.core.effects import FailedDelivery, FailedEntry, How, Persist
 from seqgate.services.dispatcher.core.positions import Run, runs_of
 from seqgate.services.dispatcher.cursor.tenure import Tenure, persist
 from seqgate.services.dispatcher.ports import (
@@ -124,7 +124,7 @@ async def beyond(cursors: Cursors) -> list[Run | Part]:
 
 
 async def attempts(cursors: Cursors) -> dict[Position, int]:
-    return {position: count async for position, count in cursors.attempts(TOPIC, NAME)}
+    return {each.position: each.attempts async for each in cursors.attempts(TOPIC, NAME)}
 
 
 async def test_a_cursor_is_created_once_at_the_given_position(cursors: Cursors) -> None:
@@ -228,14 +228,15 @@ async def test_the_most_that_a_machine_persists_at_once_is_stored(cursors: Curso
 
 async def test_attempts_are_kept_until_their_entry_is_acknowledged(cursors: Cursors) -> None:
     epoch = await leased(cursors)
-    counts = [(at(i), i + 1) for i in range(CALL_ITEMS_MAX + 1)]
+    counted = [FailedEntry(at(i), i + 1) for i in range(CALL_ITEMS_MAX + 1)]
+    counts = {each.position: each.attempts for each in counted}
     for _ in range(2):
-        await cursors.record(TOPIC, NAME, counts, epoch)
-    assert await attempts(cursors) == dict(counts)
-    await cursors.record(TOPIC, NAME, [(at(1), 9)], epoch)
+        await cursors.record(TOPIC, NAME, counted, epoch)
+    assert await attempts(cursors) == counts
+    await cursors.record(TOPIC, NAME, [FailedEntry(at(1), 9)], epoch)
     await cursors.record(TOPIC, NAME, [], epoch)
     await cursors.persist(TOPIC, NAME, entries(at(0), at(5)), epoch)
-    expected = {**dict(counts), at(1): 9}
+    expected = {**counts, at(1): 9}
     del expected[at(0)], expected[at(5)]
     assert await attempts(cursors) == expected
 
@@ -244,7 +245,7 @@ async def test_a_reset_forgets_later_acknowledgements_and_attempts(cursors: Curs
     epoch = await leased(cursors, at(3))
     told = entries(at(6), parts=((at(7), 2, 1),))
     await cursors.persist(TOPIC, NAME, told, epoch)
-    await cursors.record(TOPIC, NAME, [(at(5), 2)], epoch)
+    await cursors.record(TOPIC, NAME, [FailedEntry(at(5), 2)], epoch)
     for mark_delete in (at(1), at(9), None):
         await cursors.reset(TOPIC, NAME, mark_delete, epoch)
         assert (await cursors.get(TOPIC, NAME)).mark_delete == mark_delete
@@ -357,7 +358,7 @@ async def all_fenced(cursors: Cursors, epoch: int) -> None:
     for call in (
         lambda: cursors.persist(TOPIC, NAME, entries(at(0)), epoch),
         lambda: cursors.persist(TOPIC, NAME, NOTHING, epoch),
-        lambda: cursors.record(TOPIC, NAME, [(at(3), 1)], epoch),
+        lambda: cursors.record(TOPIC, NAME, [FailedEntry(at(3), 1)], epoch),
         lambda: cursors.set_properties(TOPIC, NAME, {"a": "1"}, [], epoch=epoch),
         lambda: cursors.reset(TOPIC, NAME, None, epoch),
         lambda: cursors.renew(TOPIC, NAME, "me", epoch, LONG_MS),
@@ -457,9 +458,12 @@ async def test_persists_beyond_the_limit_of_a_request_are_split(tmp_path: Path) 
         parts = tuple((at(each, 2**41), 10, 0b1010101010) for each in range(9_999))
         await cursors.persist(TOPIC, NAME, entries(*whole, parts=parts), epoch)
         assert len(await beyond(cursors)) == len(whole) + len(parts)
-        counts = [(at(2**40 + 2 * each, 2**42), 2**31) for each in range(9_999)]
-        await cursors.record(TOPIC, NAME, counts, epoch)
-        assert await attempts(cursors) == dict(counts)
+        failures = (FailedDelivery(How.REFUSED, 2**42, "c" * 255),) * 3
+        counted = [
+            FailedEntry(at(2**40 + 2 * each, 2**42), 2**31, failures) for each in range(9_999)
+        ]
+        await cursors.record(TOPIC, NAME, counted, epoch)
+        assert [each async for each in cursors.attempts(TOPIC, NAME)] == counted
 
 
 # ---- missing cursors
@@ -478,7 +482,7 @@ def methods(cursors: Cursors) -> dict[str, Callable[[], Awaitable[object]]]:
         "acknowledged": lambda: listed(cursors.acknowledged(TOPIC, NAME)),
         "attempts": lambda: listed(cursors.attempts(TOPIC, NAME)),
         "persist": lambda: cursors.persist(TOPIC, NAME, entries(at(0)), 1),
-        "record": lambda: cursors.record(TOPIC, NAME, [(at(0), 1)], 1),
+        "record": lambda: cursors.record(TOPIC, NAME, [FailedEntry(at(0), 1)], 1),
         "set_properties": lambda: cursors.set_properties(TOPIC, NAME, {"a": "1"}, [], epoch=1),
         "acquire": lambda: cursors.acquire(TOPIC, NAME, "me", LONG_MS),
         "renew": lambda: cursors.renew(TOPIC, NAME, "me", 1, LONG_MS),

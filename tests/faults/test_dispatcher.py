@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -841,3 +842,61 @@ async def test_a_crash_during_a_mend_or_discard_loses_and_duplicates_nothing(
             assert [each.request_id for each in operations].count("a") == 1
         left = await admin.subscription(topic, "s")
         assert left.mark_delete == Position(1, 2)
+
+
+async def test_failures_before_a_kill_are_counted_and_shown(quick: World) -> None:
+    """Of a message that has no letter yet, and of one that came back from the dead letter topic."""
+    topic, stack = "public/default/failures", quick.stack
+    options: dict[str, Any] = {"max_redeliveries": 2}
+    began = datetime.now(UTC).replace(microsecond=0)
+    async with (
+        connect_client(stack.address("ledger"), stack.address("dispatcher")) as client,
+        channel_to(stack.address("dispatcher")) as channel,
+    ):
+        admin, dispatchers = client.admin(), DispatcherServiceStub(channel)
+        letters = Letters(stack, admin, topic)
+        async with client.producer(topic, name="p") as producer:
+            for key in ("fresh", "back"):
+                await producer.send(b"poison", key=key)
+
+        async def fail(consumer: RawConsumer, entry_id: int, attempts: int) -> None:
+            """Fail an entry, which failed so many times."""
+            await consumer.until(lambda: alive(consumer, entry_id)[-1:])
+            await consumer.until(lambda: alive(consumer, entry_id)[-1].attempts == attempts)
+            await consumer.negative_acknowledge(alive(consumer, entry_id)[-1], delay_ms=0)
+
+        early = await connect(dispatchers, subscribe(topic, name="early", **options))
+        await early.permit(99)
+        for attempts in range(3):
+            await fail(early, 1, attempts)
+        await eventually(letters.are_settled)
+        (first,) = await letters.listed()
+        await admin.redrive(topic, "s", [first.id], request_id="r")
+        for entry_id in (0, 1):
+            for attempts in range(2):
+                await fail(early, entry_id, attempts)
+        for entry_id in (0, 1):  # delivered again, so the failures are recorded
+            await early.until(lambda entry=entry_id: alive(early, entry)[-1].attempts == 2)
+        await stack.kill("dispatcher")
+        await stack.run("dispatcher")
+        await serving(stack.address("dispatcher"))
+        late = await taken_over(dispatchers, topic, name="late", **options)
+        await late.permit(99)
+        for entry_id in (0, 1):
+            await fail(late, entry_id, 2)
+
+        async def dead() -> bool:
+            with suppress(UnavailableError):  # the client may not have connected again
+                return len(await letters.listed()) == 3
+            return False
+
+        await eventually(dead)
+        again = [each for each in await letters.listed() if each.id != first.id]
+        for each in again:
+            assert [failed.consumer for failed in each.failures] == ["early", "early", "late"]
+            times = [failed.at for failed in each.failures]
+            assert began <= times[0] <= times[1] <= times[2] <= datetime.now(UTC)
+            assert (each.attempts, {failed.how for failed in each.failures}) == (3, {"REFUSED"})
+        lives = [life for each in again for life in each.lives]
+        assert [(life.letter, life.failures) for life in lives] == [(first.id, first.failures)]
+        await late.crash()

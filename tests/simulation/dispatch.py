@@ -1263,8 +1263,8 @@ class World:
                 if not lost:
                     self.pending.remove(effect)
                     self._persisted(effect)
-            case Record(attempts):
-                for position, times in attempts:
+            case Record(failed):
+                for position, times, _ in failed:
                     if position not in self.store.done:
                         self.store.attempts[position] = times
                 if not lost:
@@ -1567,7 +1567,7 @@ class World:
                     self.own[position] == key
                     for effect in self.pending
                     if isinstance(effect, Record)
-                    for position, _ in effect.attempts
+                    for position, *_ in effect.failed
                 )
             case Reason.DEAD_LETTERING:
                 return any(isinstance(e, DeadLetter) and e.key == key for e in self.pending)

@@ -184,8 +184,8 @@ class World:
                 start = at.entry_id if at else 0 if after is None else after.entry_id + 1
                 if not dies:
                     outcome = self.sub.scanned(self.log[start : start + limit], 0)
-            case Record(attempts):
-                for position, failed in attempts:
+            case Record(recorded):
+                for position, failed, _ in recorded:
                     if position in self.returns:
                         self.returns[position] = failed
                     elif position not in self.done:

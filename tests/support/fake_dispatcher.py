@@ -437,8 +437,8 @@ class Broker:
                 case Persist():
                     self.pending.append((machine, effect))
                     self._note_pending()
-                case Record(attempts):
-                    self.failures += attempts
+                case Record(failed):
+                    self.failures += [(each.position, each.attempts) for each in failed]
                     self._do(machine.recorded(self.now_ms()))
                 case DeadLetter(position, key):
                     self.dead.append(position)

@@ -11,6 +11,8 @@ import pytest
 from seqgate.services.cursor.adapters.memory import MemoryCursorStore, MemoryHoles
 from seqgate.services.cursor.core.cursor import (
     BEFORE_FIRST,
+    NOTE_BYTES_MAX,
+    NOTES_BYTES_PAGE,
     PROPERTIES_BYTES_MAX,
     PROPERTIES_MAX,
     AlreadyMarkDeleted,
@@ -25,7 +27,7 @@ from seqgate.services.cursor.core.cursor import (
     RevisionConflict,
     Succession,
 )
-from seqgate.services.cursor.core.state import PAGE_ENTRIES, Batch, Head, Lease
+from seqgate.services.cursor.core.state import PAGE_ENTRIES, Attempted, Batch, Head, Lease
 from seqgate.services.errors import DomainError, Fenced
 from seqgate.types import Position, TopicName
 
@@ -516,7 +518,7 @@ def test_explicit_attempts_are_a_lower_bound(before: int, given: int, after: int
         state.record_attempts([at(7)], NOBODY)
     for _ in range(2):  # a retry counts nothing
         assert state.record_attempts([at(7), at(5)], NOBODY, [given, 9]) == [after, 0]
-    assert state.attempts(None, 9) == Attempts([(at(7), after)] if after else [], None)
+    assert state.attempts(None, 9) == Attempts([Attempted(at(7), after)] if after else [], None)
 
 
 def test_an_entry_named_twice_has_its_highest_count() -> None:
@@ -531,6 +533,42 @@ def test_attempts_are_given_for_each_position_or_for_none(given: list[int]) -> N
     refused(state, InvalidPosition, lambda: state.record_attempts(positions, NOBODY, given))
 
 
+def test_a_note_is_replaced_unless_the_count_is_higher() -> None:
+    state = cursor(at(5))
+    places = [at(7), at(8), at(5)]
+    state.record_attempts(places, NOBODY, [2, 1, 1], [b"two", b"one", b"gone"])
+    state.record_attempts([at(7)], NOBODY, [1], [b"late"])
+    state.record_attempts([at(8)], NOBODY, [2])
+    assert state.attempts(None, 9).counts == [(at(7), 2, b"two"), (at(8), 2, b"one")]
+    for note in (b"again", b""):
+        state.record_attempts([at(7)], NOBODY, [2], [note])
+        assert state.attempts(None, 1).counts == [(at(7), 2, note)]
+    acknowledge(state, run(8))
+    assert state.attempts(at(7), 9).counts == []
+
+
+@pytest.mark.parametrize(
+    ("attempts", "notes"),
+    [([1, 1], [b""]), ([], [b"", b""]), ([1, 1], [b"", bytes(NOTE_BYTES_MAX + 1)])],
+)
+def test_a_note_is_short_and_beside_a_count(attempts: list[int], notes: list[bytes]) -> None:
+    state = cursor()
+    places = [at(7), at(8)]
+    refused(state, InvalidPosition, lambda: state.record_attempts(places, NOBODY, attempts, notes))
+    state.record_attempts(places, NOBODY, [1, 1], [b"", bytes(NOTE_BYTES_MAX)])
+
+
+def test_notes_bound_a_page_of_attempts() -> None:
+    state = cursor()
+    fitting = -(-NOTES_BYTES_PAGE // NOTE_BYTES_MAX)
+    places = [at(each) for each in range(1, fitting + 2)]
+    notes = [bytes(NOTE_BYTES_MAX)] * len(places)
+    state.record_attempts(places, NOBODY, [1] * len(places), notes)
+    counts, after = state.attempts(None, len(places))
+    assert ([each.position for each in counts], after) == (places[:fitting], places[-2])
+    assert len(state.attempts(after, len(places)).counts) == 1
+
+
 def test_counts_of_attempts_saturate() -> None:
     state = cursor()
     state.record_attempts([at(7)], NOBODY, [2**32 - 2])
@@ -543,7 +581,7 @@ def test_attempts_are_read_in_pages() -> None:
     state.record_attempts(reversed(places), NOBODY, [4, 3, 2, 1])
     state.record_attempts([at(3)], NOBODY)
     acknowledge(state, run(3))
-    counts = [(place, number) for number, place in enumerate(places, start=1)]
+    counts = [Attempted(place, number) for number, place in enumerate(places, start=1)]
     assert state.attempts(None, 4) == Attempts(counts, None)
     assert state.attempts(None, 3) == Attempts(counts[:3], at(3, 2))
     assert state.attempts(at(3, 2), 3) == Attempts(counts[3:], None)

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from seqgate.services.dispatcher.core.effects import AfterDeadLetter, Because, DeadLetter, Persist
+from seqgate.services.dispatcher.core.effects import (
+    AfterDeadLetter,
+    Because,
+    DeadLetter,
+    FailedEntry,
+    Persist,
+)
 from seqgate.services.dispatcher.core.positions import runs_of
 from seqgate.types import Position
 from tests.simulation.defects import find
@@ -88,7 +94,7 @@ async def _single_ones() -> None:
     async with shell(Random(7)) as it:
         for _ in range(6):
             it.log.append(b"k", num_messages_in_batch=2)
-        counted = [(at(3), 1), (at(8), 7)]
+        counted = [FailedEntry(at(3), 1), FailedEntry(at(8), 7)]
         await it.cursors.record(TOPIC, NAME, counted, it.live.epoch)
         parts = [(at(4), 2, 0b01), (at(9), 2, 0b01)]
         await _said(it, 1, 2, 5, 6, 7, 11, parts=parts)

@@ -8,7 +8,7 @@ import pytest
 
 from seqgate.services.cursors import CursorsUnavailable
 from seqgate.services.dispatcher.adapters.memory import MemoryCursors
-from seqgate.services.dispatcher.core.effects import Persist
+from seqgate.services.dispatcher.core.effects import FailedEntry, Persist
 from seqgate.services.dispatcher.core.positions import runs_of
 from seqgate.services.dispatcher.cursor.tenure import Tenure
 from seqgate.services.dispatcher.ports import Cursor
@@ -147,7 +147,7 @@ async def test_a_repeated_count_of_attempts_does_not_outlast_a_reset() -> None:
     cursors = Delaying()
     tenure = await held(cursors)
     cursors.repeated = ["record"]
-    await tenure.record([(SECOND, 3)])
+    await tenure.record([FailedEntry(SECOND, 3)])
     await tenure.reset(None)
     assert await cursors.arrive() == [False]
     assert [each async for each in tenure.attempts()] == []
@@ -179,7 +179,7 @@ async def test_commutative_calls_keep_the_epoch() -> None:
     epoch = tenure.epoch
     await tenure.set_properties({"a": "1"}, ())
     await tenure.persist(ACK)
-    await tenure.record([(SECOND, 1)])
+    await tenure.record([FailedEntry(SECOND, 1)])
     await tenure.persist(ACK)
     await tenure.renew()
     assert tenure.epoch == epoch
@@ -224,7 +224,7 @@ async def test_a_lost_lease_fences_every_call() -> None:
     await cursors.acquire(TOPIC, "s", "you", 60_000)
     calls: list[Callable[[], Awaitable[Any]]] = [
         lambda: tenure.persist(ACK),
-        lambda: tenure.record([(FIRST, 1)]),
+        lambda: tenure.record([FailedEntry(FIRST, 1)]),
         lambda: tenure.reset(None),
         lambda: tenure.set_properties({}, ()),
         tenure.renew,

@@ -19,7 +19,7 @@ from seqgate.services.cursor.adapters.places import (
 )
 from seqgate.services.cursor.adapters.rows import Row, corrupt, spent_epoch
 from seqgate.services.cursor.core.cursor import BEFORE_FIRST
-from seqgate.services.cursor.core.state import PAGE_ENTRIES, Batch
+from seqgate.services.cursor.core.state import PAGE_ENTRIES, Attempted, Batch
 from seqgate.services.runtime.transactions import Transaction
 from seqgate.types import Position
 
@@ -29,7 +29,11 @@ PAGES: Final = Table.of(
     "page", ("ledger_id", "number"), ("bits",), ahead=2, page=4, held_max=1_024
 )  # of at most 8 KiB each
 BATCHES: Final = Table.of("batch", _ENTRY, ("size", "bits"), ahead=64, page=256, held_max=4_096)
-ATTEMPTS: Final = Table.of("attempt", _ENTRY, ("count",), ahead=64, page=1_000, held_max=10_000)
+ATTEMPTS: Final = Table.of(
+    "attempt", _ENTRY, ("count", "note"), ahead=64, page=1_000, held_max=10_000
+)  # of at most NOTE_BYTES_MAX each
+
+_NONE: Final = (0, b"")
 
 _PAGES_FIRST: Final = 2
 _ROWS_FIRST: Final = 16
@@ -40,7 +44,7 @@ _FIRST: Final = """
         WHERE cursor = ?1 ORDER BY ledger_id, number LIMIT ?2) AS first_pages
     UNION ALL SELECT 'batch', ledger_id, entry_id, size, 0, bits FROM (SELECT * FROM batch
         WHERE cursor = ?1 ORDER BY ledger_id, entry_id LIMIT ?3) AS first_batches
-    UNION ALL SELECT 'attempt', ledger_id, entry_id, count, 0, NULL FROM (SELECT * FROM attempt
+    UNION ALL SELECT 'attempt', ledger_id, entry_id, count, 0, note FROM (SELECT * FROM attempt
         WHERE cursor = ?1 ORDER BY ledger_id, entry_id LIMIT ?3) AS first_attempts
     UNION ALL SELECT 'start', last_ledger, last_entry, next_ledger, next_entry, NULL
         FROM succession WHERE topic = ?4 AND last_ledger = ?5 AND last_entry = ?6
@@ -66,7 +70,9 @@ class TableHoles:
         self._all_batches = Places[Batch](
             db, row.cursor_id, BATCHES, _batch_columns, self._unpacked_batch
         )
-        self._all_attempts = Places[int](db, row.cursor_id, ATTEMPTS, _attempt_columns, int)
+        self._all_attempts = Places[tuple[int, bytes]](
+            db, row.cursor_id, ATTEMPTS, _attempt_columns, _attempt
+        )
         self._following: dict[Place, Position | None] = {}
         """What is known to follow the ends of ledgers."""
         self._following_known: tuple[Place, Place] = (LAST_PLACE, FIRST_PLACE)
@@ -84,7 +90,7 @@ class TableHoles:
         return self._all_batches
 
     @property
-    def _attempts(self) -> Places[int]:
+    def _attempts(self) -> Places[tuple[int, bytes]]:
         self._begin()
         return self._all_attempts
 
@@ -107,7 +113,9 @@ class TableHoles:
         self._all_batches.learn(
             FIRST_PLACE, [(*each[:3], each[4]) for each in found["batch"]], _ROWS_FIRST
         )
-        self._all_attempts.learn(FIRST_PLACE, [each[:3] for each in found["attempt"]], _ROWS_FIRST)
+        self._all_attempts.learn(
+            FIRST_PLACE, [(*each[:3], each[4]) for each in found["attempt"]], _ROWS_FIRST
+        )
         self._following[BEFORE_FIRST] = None
         for last_ledger, last_entry, *following, _ in found["start"] + found["succession"]:
             self._following[last_ledger, last_entry] = Position(*following)
@@ -139,15 +147,18 @@ class TableHoles:
             yield Position(*place), batch
 
     def attempts(self, position: Position) -> int:
-        return self._attempts.get(position) or 0
+        return (self._attempts.get(position) or _NONE)[0]
 
-    def put_attempts(self, position: Position, count: int) -> None:
-        self._attempts.put(position, count or None)
+    def note(self, position: Position) -> bytes:
+        return (self._attempts.get(position) or _NONE)[1]
 
-    def attempted(self, after: Position | None) -> Iterator[tuple[Position, int]]:
+    def put_attempts(self, position: Position, count: int, note: bytes = b"") -> None:
+        self._attempts.put(position, (count, note) if count else None)
+
+    def attempted(self, after: Position | None) -> Iterator[Attempted]:
         start = FIRST_PLACE if after is None else next_place(after)
-        for place, count in self._attempts.after(start):
-            yield Position(*place), count
+        for place, counted in self._attempts.after(start):
+            yield Attempted(Position(*place), *counted)
 
     def drop_run(self, first: Position, last_entry: int) -> int:
         last = (first.ledger_id, last_entry)
@@ -208,8 +219,13 @@ def _batch_columns(batch: Batch) -> tuple[int, bytes]:
     return -batch.size if batch.is_guess else batch.size, packed(batch.acknowledged)
 
 
-def _attempt_columns(count: int) -> tuple[int]:
-    return (count,)
+def _attempt(count: int, note: bytes | None) -> tuple[int, bytes]:
+    return count, note or b""
+
+
+def _attempt_columns(counted: tuple[int, bytes]) -> tuple[int, bytes | None]:
+    count, note = counted
+    return count, note or None
 
 
 def _flat(pairs: list[tuple[Position, Position]]) -> Iterator[tuple[int, int, int, int]]:

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from seqgate.services.cursor.core.cursor import CursorState
 from seqgate.services.cursor.core.sightings import Sightings
-from seqgate.services.cursor.core.state import PAGE_ENTRIES, Batch, Head
+from seqgate.services.cursor.core.state import PAGE_ENTRIES, Attempted, Batch, Head
 from seqgate.services.cursor.ports import CursorNotFound
 from seqgate.types import Position, TopicName
 
@@ -61,7 +61,7 @@ class MemoryHoles:
         self._spent_epoch = spent_epoch
         self._pages = _Sorted[tuple[int, int], int]()
         self._batches = _Sorted[Position, Batch]()
-        self._attempts = _Sorted[Position, int]()
+        self._attempts = _Sorted[Position, tuple[int, bytes]]()
 
     def copy(self, successions: dict[Position, Position], spent_epoch: int = 0) -> "MemoryHoles":
         holes = MemoryHoles(successions, spent_epoch)
@@ -93,14 +93,19 @@ class MemoryHoles:
         return self._batches.after(after)
 
     def attempts(self, position: Position) -> int:
-        count: int = self._attempts.values.get(position, 0)
+        count: int = self._attempts.values.get(position, (0, b""))[0]
         return count
 
-    def put_attempts(self, position: Position, count: int) -> None:
-        self._attempts.put(position, count)
+    def note(self, position: Position) -> bytes:
+        note: bytes = self._attempts.values.get(position, (0, b""))[1]
+        return note
 
-    def attempted(self, after: Position | None) -> Iterator[tuple[Position, int]]:
-        return self._attempts.after(after)
+    def put_attempts(self, position: Position, count: int, note: bytes = b"") -> None:
+        self._attempts.put(position, (count, note) if count else None)
+
+    def attempted(self, after: Position | None) -> Iterator[Attempted]:
+        for position, counted in self._attempts.after(after):
+            yield Attempted(position, *counted)
 
     def drop_run(self, first: Position, last_entry: int) -> int:
         last = Position(first.ledger_id, last_entry)

@@ -16,8 +16,8 @@ from seqgate.services.runtime.transactions import Transaction, Work
 
 T = TypeVar("T")
 
-LAYOUT: Final = 3
-"""The version of the tables below. Layouts 1 and 2 are upgraded on opening; any other one is
+LAYOUT: Final = 4
+"""The version of the tables below. Earlier ones are upgraded on opening; any other one is
 refused."""
 
 APPLICATION_ID: Final = 0x5E96A7C
@@ -65,6 +65,7 @@ CREATE TABLE attempt (
     ledger_id INTEGER NOT NULL,
     entry_id  INTEGER NOT NULL,
     count     INTEGER NOT NULL,
+    note      BLOB,                 -- the caller's; NULL: none
     PRIMARY KEY (cursor, ledger_id, entry_id)
 ) WITHOUT ROWID;
 -- Facts about the log: they outlive all but the last of its cursors.
@@ -86,6 +87,7 @@ _FROM_LAYOUT_2: Final = """ALTER TABLE cursor ADD COLUMN lease_number INTEGER NO
     UPDATE cursor SET lease_duration_ms = max(1, min(?, lease_expires_ms - ?))
         WHERE lease_duration_ms IS NULL AND lease_owner IS NOT NULL;
     ALTER TABLE cursor DROP COLUMN lease_expires_ms"""
+_FROM_LAYOUT_3: Final = "ALTER TABLE attempt ADD COLUMN note BLOB"
 
 
 @asynccontextmanager
@@ -115,11 +117,13 @@ def _make_tables(db: apsw.Connection, now_ms: int) -> None:
     is_ours = application == APPLICATION_ID
     if is_ours and layout == LAYOUT:
         return
-    if is_ours and layout in (1, 2):
+    if is_ours and layout in (1, 2, 3):
         if layout == 1:
             db.execute(_FROM_LAYOUT_1)
             db.execute(SPENT)
-        db.execute(_FROM_LAYOUT_2, (LEASE_MAX_MS, now_ms))
+        if layout < 3:
+            db.execute(_FROM_LAYOUT_2, (LEASE_MAX_MS, now_ms))
+        db.execute(_FROM_LAYOUT_3)
         db.pragma("user_version", LAYOUT)
         return
     is_empty = not db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()

@@ -22,7 +22,7 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from seqgate.services.cursor.core import pages
-from seqgate.services.cursor.core.state import PAGE_ENTRIES, Batch, Head, Holes, Lease
+from seqgate.services.cursor.core.state import PAGE_ENTRIES, Attempted, Batch, Head, Holes, Lease
 from seqgate.services.errors import DomainError, Fenced, Kind
 from seqgate.types import Position
 
@@ -40,6 +40,12 @@ PROPERTIES_BYTES_MAX: Final = 4 * 1024 * 1024
 
 ATTEMPTS_MAX: Final = 2**32 - 1
 """The largest count of an entry's deliveries; it stays there."""
+
+NOTE_BYTES_MAX: Final = 1_000
+"""The longest note about an entry's deliveries, in bytes."""
+
+NOTES_BYTES_PAGE: Final = 1024 * 1024
+"""The bytes of notes at which a page of delivery counts ends."""
 
 _INTERNAL: Final = "#seqgate.internal."
 
@@ -128,7 +134,7 @@ class Acknowledged(NamedTuple):
 class Attempts(NamedTuple):
     """A page of delivery counts by entry."""
 
-    counts: list[tuple[Position, int]]
+    counts: list[Attempted]
     next_after: Position | None
 
 
@@ -227,13 +233,19 @@ class CursorState:
         )
 
     def record_attempts(
-        self, positions: Iterable[Position], caller: Caller, at_least: Sequence[int] = ()
+        self,
+        positions: Iterable[Position],
+        caller: Caller,
+        at_least: Sequence[int] = (),
+        notes: Sequence[bytes] = (),
     ) -> list[int]:
-        """Count deliveries: one more each or, with `at_least`, up to the given counts. Returns the
-        counts; 0 for acknowledged entries.
+        """Count deliveries: one more each or, with `at_least`, up to the given counts. A note
+        replaces the stored one unless the stored count is higher. Returns the counts; 0 for
+        acknowledged entries.
 
         Raises:
-            InvalidPosition: `at_least` has another length than the positions.
+            InvalidPosition: `at_least` or `notes` has another length than the positions, or a note
+                is too long.
         """
         positions = list(positions)
         if at_least and len(at_least) != len(positions):
@@ -243,22 +255,34 @@ class CursorState:
                 positions=len(positions),
                 attempts=len(at_least),
             )
+        if notes and len(notes) != len(at_least):
+            raise InvalidPosition(
+                "notes must be empty or have one value for each of attempts",
+                field="notes",
+                notes=len(notes),
+                attempts=len(at_least),
+            )
+        if any(len(each) > NOTE_BYTES_MAX for each in notes):
+            raise InvalidPosition(
+                f"a note is too long (limit {NOTE_BYTES_MAX:,} bytes)", field="notes"
+            )
         self._checked(caller, positions)
         return [
-            0 if self._is_acknowledged(position) else self._counted(position, least)
-            for position, least in zip_longest(positions, at_least)
+            0 if self._is_acknowledged(position) else self._counted(position, least, note)
+            for position, least, note in zip_longest(positions, at_least, notes)
         ]
 
     def attempts(self, after: Position | None, limit: int) -> Attempts:
-        """The delivery counts of at most `limit` entries after a position, in order. The next page
-        is after `next_after`; None: there is none."""
+        """The delivery counts of at most `limit` entries after a position, in order, with notes of
+        about NOTES_BYTES_PAGE. The next page is after `next_after`; None: there is none."""
         assert limit > 0
-        found = list(islice(self.holes.attempted(after), limit + 1))
-        next_after = None
-        if len(found) > limit:
-            found.pop()
-            next_after, _ = found[-1]
-        return Attempts(found, next_after)
+        found, notes_bytes = list[Attempted](), 0
+        for each in self.holes.attempted(after):
+            if len(found) == limit or notes_bytes >= NOTES_BYTES_PAGE:
+                return Attempts(found, found[-1].position)
+            found.append(each)
+            notes_bytes += len(each.note)
+        return Attempts(found, None)
 
     def update_properties(
         self,
@@ -560,11 +584,13 @@ class CursorState:
                 runs.append(run)
         return runs
 
-    def _counted(self, position: Position, at_least: int | None) -> int:
-        known = self.holes.attempts(position)
+    def _counted(self, position: Position, at_least: int | None, note: bytes | None) -> int:
+        known, noted = self.holes.attempts(position), self.holes.note(position)
         count = min(known + 1, ATTEMPTS_MAX) if at_least is None else max(known, at_least)
-        if count != known:
-            self.holes.put_attempts(position, count)
+        if note is None or count != at_least:
+            note = noted
+        if (count, note) != (known, noted):
+            self.holes.put_attempts(position, count, note)
         return count
 
     def _put_entries(self, runs: Sequence[Range]) -> None:

@@ -27,6 +27,14 @@ LEASE_MAX_MS: Final = 3_600_000
 """The longest duration of a lease, in milliseconds."""
 
 
+class Attempted(NamedTuple):
+    """An entry that was delivered so many times, and its caller's note about that; empty: none."""
+
+    position: Position
+    attempts: int
+    note: bytes = b""
+
+
 class Lease(NamedTuple):
     """The exclusive right to move the cursor, until `expires_ms` by the clock of the process that
     judges it; see sightings.py. `duration_ms` is the time that was left when the lease was last
@@ -118,11 +126,15 @@ class Holes(Protocol):
         """The number of counted deliveries of an entry."""
         ...
 
-    def put_attempts(self, position: Position, count: int) -> None:
-        """Store a count; 0 removes it."""
+    def note(self, position: Position) -> bytes:
+        """The note beside the count of an entry; empty: none."""
         ...
 
-    def attempted(self, after: Position | None) -> Iterator[tuple[Position, int]]:
+    def put_attempts(self, position: Position, count: int, note: bytes = b"") -> None:
+        """Store a count and its note; 0 removes both."""
+        ...
+
+    def attempted(self, after: Position | None) -> Iterator[Attempted]:
         """The entries after a position that have a count, in order."""
         ...
 

@@ -16,8 +16,9 @@ from seqgate.api.common.v1 import common_pb2
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.internal.cursor.v1 import lease_pb2, lease_pb2_grpc
 from seqgate.owners import FollowingChannel
-from seqgate.services.dispatcher.core.effects import Persist
+from seqgate.services.dispatcher.core.effects import FailedEntry, Persist
 from seqgate.services.dispatcher.core.positions import Run
+from seqgate.services.dispatcher.letters.lives import failures_of, noted
 from seqgate.services.dispatcher.ports import (
     Cursor,
     CursorCorrupt,
@@ -139,12 +140,13 @@ class SubscriptionCursors(CursorClient):
                 return
             request.page_token = page.next_page_token
 
-    async def attempts(self, topic: TopicName, name: str) -> AsyncIterator[tuple[Position, int]]:
+    async def attempts(self, topic: TopicName, name: str) -> AsyncIterator[FailedEntry]:
         request = lease_pb2.ListAttemptsRequest(topic=str(topic), cursor=name, page_size=PAGE_SIZE)
         while True:
             page = await self._page(self._lease_stub.ListAttempts, request)
             for each in page.entries:
-                yield of_position(each.position), each.attempts
+                failures = failures_of(each.note.decode(errors="replace"))
+                yield FailedEntry(of_position(each.position), each.attempts, failures)
             if not page.next_page_token:
                 return
             request.page_token = page.next_page_token
@@ -180,18 +182,20 @@ class SubscriptionCursors(CursorClient):
         return of_position(reply.mark_delete) if reply.HasField("mark_delete") else None
 
     async def record(
-        self, topic: TopicName, name: str, attempts: Sequence[tuple[Position, int]], epoch: int
+        self, topic: TopicName, name: str, failed: Sequence[FailedEntry], epoch: int
     ) -> None:
-        for start in range(0, len(attempts), CALL_ITEMS_MAX):
-            some = attempts[start : start + CALL_ITEMS_MAX]
+        for start in range(0, len(failed), CALL_ITEMS_MAX):
+            some = failed[start : start + CALL_ITEMS_MAX]
             request = lease_pb2.RecordAttemptsRequest(
                 topic=str(topic),
                 cursor=name,
-                positions=[to_position(position) for position, _ in some],
-                attempts=[count for _, count in some],
+                positions=[to_position(each.position) for each in some],
+                attempts=[each.attempts for each in some],
+                notes=[noted(each.failures).encode() for each in some],
                 epoch=epoch,
             )
-            await self._in_parts(self._lease_stub.RecordAttempts, request, "positions", "attempts")
+            fields = "positions", "attempts", "notes"
+            await self._in_parts(self._lease_stub.RecordAttempts, request, *fields)
 
     async def set_properties(
         self,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from seqgate.services.cursors import CursorsUnavailable
-from seqgate.services.dispatcher.core.effects import Persist
+from seqgate.services.dispatcher.core.effects import FailedEntry, Persist
 from seqgate.services.dispatcher.core.positions import Run
 from seqgate.services.dispatcher.ports import (
     Cursor,
@@ -37,7 +37,7 @@ class _Kept:
     whole: set[Position] = field(default_factory=set)
     parts: dict[Position, tuple[int, int]] = field(default_factory=dict)
     successions: dict[Position, Position] = field(default_factory=dict)
-    attempts: dict[Position, int] = field(default_factory=dict)
+    failed: dict[Position, FailedEntry] = field(default_factory=dict)
     lease: Lease | None = None
     expires_ms: int = 0
 
@@ -75,7 +75,7 @@ class _Kept:
         end = self.mark_delete
         if end is not None:
             self.parts = {each: part for each, part in self.parts.items() if each > end}
-            self.attempts = {each: count for each, count in self.attempts.items() if each > end}
+            self.failed = {each: failed for each, failed in self.failed.items() if each > end}
 
 
 class MemoryCursors:
@@ -133,7 +133,7 @@ class MemoryCursors:
     ) -> None:
         kept = self._fenced(topic, name, epoch)
         kept.mark_delete = mark_delete
-        kept.whole, kept.parts, kept.attempts = set(), {}, {}
+        kept.whole, kept.parts, kept.failed = set(), {}, {}
 
     async def acknowledged(self, topic: TopicName, name: str) -> AsyncIterator[Run | Part]:
         kept = self._get(topic, name)
@@ -149,8 +149,8 @@ class MemoryCursors:
         for position, (messages, bits) in sorted(kept.parts.items()):
             yield Part(position, messages, bits)
 
-    async def attempts(self, topic: TopicName, name: str) -> AsyncIterator[tuple[Position, int]]:
-        for each in sorted(self._get(topic, name).attempts.items()):
+    async def attempts(self, topic: TopicName, name: str) -> AsyncIterator[FailedEntry]:
+        for _, each in sorted(self._get(topic, name).failed.items()):
             yield each
 
     async def persist(
@@ -168,19 +168,17 @@ class MemoryCursors:
                 done.append(position)
         for position in done:
             kept.parts.pop(position, None)
-            kept.attempts.pop(position, None)
+            kept.failed.pop(position, None)
             if position not in kept:
                 kept.whole.add(position)
         kept.advance()
         return kept.mark_delete
 
     async def record(
-        self, topic: TopicName, name: str, attempts: Sequence[tuple[Position, int]], epoch: int
+        self, topic: TopicName, name: str, failed: Sequence[FailedEntry], epoch: int
     ) -> None:
         kept = self._fenced(topic, name, epoch)
-        for position, count in attempts:
-            if position not in kept:
-                kept.attempts[position] = count
+        kept.failed |= {each.position: each for each in failed if each.position not in kept}
 
     async def set_properties(
         self,

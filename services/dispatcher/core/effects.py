@@ -171,6 +171,14 @@ class FailedDelivery(NamedTuple):
         return [how.value, at_ms, consumer, *([reason] if reason else [])]
 
 
+class FailedEntry(NamedTuple):
+    """The failed deliveries of an entry: how many, and the latest of them, the oldest first."""
+
+    position: Position
+    attempts: int
+    failures: tuple[FailedDelivery, ...] = ()
+
+
 class Gap(NamedTuple):
     """A dead-lettered message, missing in its key."""
 
@@ -282,9 +290,9 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Make counts of failed deliveries durable, retrying until they are. Event: `recorded`."""
+    """Make failed deliveries durable, retrying until they are. Event: `recorded`."""
 
-    attempts: tuple[tuple[Position, int], ...]
+    failed: tuple[FailedEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,8 +302,7 @@ class DeadLetter:
 
     Attributes:
         why: why it is dead-lettered.
-        failures: its latest failed deliveries, the oldest first; those before a take-over are not
-            known.
+        failures: its latest failed deliveries, the oldest first.
         acknowledged: of a batch, the messages acknowledged before (bits).
         state: the state of its key from then on; None: it follows from the others.
     """

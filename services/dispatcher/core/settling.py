@@ -28,6 +28,7 @@ from seqgate.services.dispatcher.core.effects import (
     AfterDeadLetter,
     Because,
     FailedDelivery,
+    FailedEntry,
     ForgetKey,
     Gap,
     How,
@@ -67,6 +68,7 @@ class Durable(NamedTuple):
         doomed: entries on their way to the dead letter topic.
         waits: the start times of the oldest waits that must end.
         returned: acknowledged entries that are delivered once more: dead letters that come back.
+        failures: the latest failed deliveries of entries, the oldest first.
     """
 
     acknowledged: Acknowledged
@@ -76,6 +78,7 @@ class Durable(NamedTuple):
     doomed: frozenset[Position] = frozenset()
     waits: Mapping[Position, int] = {}
     returned: frozenset[Position] = frozenset()
+    failures: Mapping[Position, tuple[FailedDelivery, ...]] = {}
 
 
 @dataclass(slots=True)
@@ -110,6 +113,9 @@ class Settling:
         self.doomed = set(durable.doomed)
         self.returned = set(durable.returned)
         self._failures = Failures()
+        for position, failures in durable.failures.items():
+            for each in failures:
+                self._failures.add(position, each)
         self.gaps = Gaps(options, durable.keys)
         self._out = out
         self._totals = totals
@@ -294,7 +300,11 @@ class Settling:
         if self._recording is not None or not self._to_record:
             return None
         self._recording, self._to_record = self._to_record, {}
-        return Record(tuple((each, self.attempts.get(each, 0)) for each in self._recording))
+        failed = (
+            FailedEntry(each, self.attempts.get(each, 0), self.failures(each))
+            for each in self._recording
+        )
+        return Record(tuple(failed))
 
     def recorded(self) -> list[Lane]:
         """End the pending record. Returns the lane of each failure."""

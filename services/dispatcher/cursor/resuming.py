@@ -70,7 +70,7 @@ async def move_back(
     kept = tuple(each for each in parts if last is not None and each[0] <= last)
     if kept:
         await tenure.persist(Persist(0, (), kept, ()))
-    counted = [each for each in attempts if last is not None and each[0] <= last]
+    counted = [each for each in attempts if last is not None and each.position <= last]
     if counted:
         await tenure.record(counted)
 

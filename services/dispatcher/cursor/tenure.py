@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 import structlog
 
-from seqgate.services.dispatcher.core.effects import Persist
+from seqgate.services.dispatcher.core.effects import FailedEntry, Persist
 from seqgate.services.dispatcher.core.positions import Run
 from seqgate.services.dispatcher.ports import (
     Cursor,
@@ -96,8 +96,8 @@ class Tenure:
         """The acknowledged entries beyond the mark-delete position, in order."""
         return self._cursors.acknowledged(*self._names)
 
-    def attempts(self) -> AsyncIterator[tuple[Position, int]]:
-        """The numbers of failed deliveries of unacknowledged entries."""
+    def attempts(self) -> AsyncIterator[FailedEntry]:
+        """The failed deliveries of unacknowledged entries."""
         return self._cursors.attempts(*self._names)
 
     # ---- calls that add up
@@ -108,10 +108,10 @@ class Tenure:
             _Change.ADD, lambda epoch: self._cursors.persist(*self._names, what, epoch)
         )
 
-    async def record(self, attempts: Sequence[tuple[Position, int]]) -> None:
-        """Make counts of failed deliveries durable."""
+    async def record(self, failed: Sequence[FailedEntry]) -> None:
+        """Make failed deliveries durable."""
         await self._changed(
-            _Change.ADD, lambda epoch: self._cursors.record(*self._names, attempts, epoch)
+            _Change.ADD, lambda epoch: self._cursors.record(*self._names, failed, epoch)
         )
 
     # ---- calls that replace

@@ -19,6 +19,10 @@ FAILURES_BYTES_MAX: Final = 3_000
 """The longest property with the failed deliveries of a letter, in bytes: with its reason it fits
 into a property of a cursor."""
 
+NOTED_BYTES_MAX: Final = 1_000
+"""The longest text with the failed deliveries of an entry that a cursor keeps until the entry is
+settled, in bytes."""
+
 LIVES_BYTES_MAX: Final = 16 * 1024
 """The longest property with the lives of a message, in bytes. REDRIVES_MAX bounds their number."""
 
@@ -71,12 +75,26 @@ def with_life(letter: StoredEntry) -> str:
             del lives[0]
 
 
-def fitting(failures: Sequence[FailedDelivery]) -> tuple[FailedDelivery, ...]:
-    """The latest failed deliveries, without the oldest ones beyond FAILURES_BYTES_MAX."""
+def noted(failures: Sequence[FailedDelivery], bytes_max: int = NOTED_BYTES_MAX) -> str:
+    """Failed deliveries as JSON. Beyond `bytes_max` the reasons of the oldest are left out, and
+    then the oldest; empty: there are none."""
+    kept = list(failures)
+    for place, each in enumerate(kept):
+        if len(fitting(kept, bytes_max)) == len(kept):
+            break
+        kept[place] = each._replace(reason="")
+    values = [each.to_json() for each in fitting(kept, bytes_max)]
+    return json.dumps(values, ensure_ascii=False) if values else ""
+
+
+def fitting(
+    failures: Sequence[FailedDelivery], bytes_max: int = FAILURES_BYTES_MAX
+) -> tuple[FailedDelivery, ...]:
+    """The latest failed deliveries, without the oldest ones beyond `bytes_max`."""
     size_bytes, fit = 2, 0
     for each in reversed(failures):
         size_bytes += len(json.dumps(each.to_json(), ensure_ascii=False).encode()) + 2
-        if size_bytes > FAILURES_BYTES_MAX:
+        if size_bytes > bytes_max:
             break
         fit += 1
     return tuple(failures[len(failures) - fit :])

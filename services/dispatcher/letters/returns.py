@@ -18,13 +18,18 @@ from typing import Final, NamedTuple
 import structlog
 
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
-from seqgate.services.dispatcher.core.effects import Entry, Persist
+from seqgate.services.dispatcher.core.effects import Entry, FailedDelivery, FailedEntry, Persist
 from seqgate.services.dispatcher.core.positions import Acknowledged
 from seqgate.services.dispatcher.cursor.tenure import Tenure
 from seqgate.services.dispatcher.entries import entry_of, position_of
 from seqgate.services.dispatcher.errors import LetterNotRedrivable, TooManyReturns
 from seqgate.services.dispatcher.letters.listing import Listing, mend_of, origin_of
-from seqgate.services.dispatcher.letters.lives import with_life
+from seqgate.services.dispatcher.letters.lives import (
+    NOTED_BYTES_MAX,
+    failures_of,
+    noted,
+    with_life,
+)
 from seqgate.services.dispatcher.letters.marks import (
     PAGE_LETTERS,
     PAGES_MAX,
@@ -61,6 +66,10 @@ _LATEST: Final = f"{INTERNAL}redrives"
 RETURNS_MAX: Final = 500
 """The most letters of a subscription that are on their way back, some 200 bytes each."""
 
+RETURN_BYTES_MAX: Final = 4_000
+"""The longest property of a return, in bytes, beyond which failed deliveries are left out: with its
+name it fits into a property."""
+
 LATEST_MAX: Final = 32
 """How many redrives are remembered by their request ids."""
 
@@ -85,7 +94,7 @@ class Return(NamedTuple):
         redrive: the number of the redrive.
         messages: the number of messages of the entry.
         acknowledged: of a batch, the messages acknowledged since (bits).
-        attempts: how many deliveries of it failed since.
+        attempts, failures: how many deliveries of it failed since; the latest of them.
     """
 
     topic: TopicName
@@ -94,6 +103,7 @@ class Return(NamedTuple):
     messages: int
     acknowledged: int = 0
     attempts: int = 0
+    failures: tuple[FailedDelivery, ...] = ()
 
     @property
     def left(self) -> int:
@@ -102,14 +112,23 @@ class Return(NamedTuple):
 
     def to_text(self) -> str:
         values = (str(self.topic), *self.letter, self.redrive, self.messages)
-        return json.dumps([*values, f"{self.acknowledged:x}", self.attempts])
+        text = json.dumps([*values, f"{self.acknowledged:x}", self.attempts])
+        room = min(NOTED_BYTES_MAX, RETURN_BYTES_MAX - len(text.encode()))
+        failures = noted(self.failures, room)
+        return f"{text[:-1]}, {failures}]" if failures else text
 
     @classmethod
     def from_text(cls, text: str) -> "Return":
-        topic, ledger_id, entry_id, redrive, messages, acknowledged, attempts = json.loads(text)
-        letter = Position(ledger_id, entry_id)
-        bits = int(acknowledged, 16)
-        return cls(TopicName.parse(topic), letter, redrive, messages, bits, attempts)
+        topic, ledger_id, entry_id, redrive, messages, bits, attempts, *rest = json.loads(text)
+        return cls(
+            TopicName.parse(topic),
+            Position(ledger_id, entry_id),
+            redrive,
+            messages,
+            int(bits, 16),
+            attempts,
+            failures_of(*rest) if rest else (),
+        )
 
 
 class Messages(NamedTuple):
@@ -170,6 +189,11 @@ class Returns:
     @property
     def attempts(self) -> dict[Position, int]:
         return {position: each.attempts for position, each in self.open.items() if each.attempts}
+
+    @property
+    def failures(self) -> dict[Position, tuple[FailedDelivery, ...]]:
+        """The latest failed deliveries since, the oldest first."""
+        return {position: each.failures for position, each in self.open.items() if each.failures}
 
     def is_returning(self, topic: TopicName, letter: Position) -> bool:
         """Whether a letter is on its way back."""
@@ -404,16 +428,16 @@ class Returns:
         self.marks.apply(pages)
         self.settled.set()
 
-    async def record(self, attempts: Iterable[tuple[Position, int]]) -> None:
-        """Make counts of failed deliveries durable. May be repeated."""
+    async def record(self, failed: Iterable[FailedEntry]) -> None:
+        """Make failed deliveries durable. May be repeated."""
         if self.open:
             async with self.writing:
-                await self._record(attempts)
+                await self._record(failed)
 
-    async def _record(self, attempts: Iterable[tuple[Position, int]]) -> None:
+    async def _record(self, failed: Iterable[FailedEntry]) -> None:
         changed = {
-            position: self.open[position]._replace(attempts=count)
-            for position, count in attempts
+            position: self.open[position]._replace(attempts=attempts, failures=failures)
+            for position, attempts, failures in failed
             if position in self.open
         }
         if changed:

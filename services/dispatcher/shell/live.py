@@ -31,7 +31,7 @@ from seqgate.services.dispatcher.core.effects import (
 from seqgate.services.dispatcher.core.history import Event, What, find, time_of
 from seqgate.services.dispatcher.core.positions import Acknowledged
 from seqgate.services.dispatcher.core.selectors import Placement
-from seqgate.services.dispatcher.core.settling import Durable
+from seqgate.services.dispatcher.core.settling import FAILED_ENTRIES_MAX, Durable
 from seqgate.services.dispatcher.core.subscription import Subscription
 from seqgate.services.dispatcher.cursor import resuming
 from seqgate.services.dispatcher.cursor.tenure import Tenure, keep_lease
@@ -301,7 +301,13 @@ class Live:
                 left[each.position] = (1 << each.messages) - 1 & ~each.acknowledged
             else:
                 acknowledged.add_range(each.first, each.last_entry_id)
-        attempts = {each: count async for each, count in tenure.attempts()}
+        attempts, failures = {}, {}
+        async for failed in tenure.attempts():
+            attempts[failed.position] = failed.attempts
+            if failed.failures:
+                failures[failed.position] = failed.failures
+                if len(failures) > FAILED_ENTRIES_MAX:
+                    del failures[next(iter(failures))]
         if acknowledged.highest or left or attempts:
             try:
                 last = (await self._ports.log.ends(self.topic)).last
@@ -323,6 +329,7 @@ class Live:
             self._graveyard.begun,
             self._waiting.load(cursor),
             returned,
+            failures | self.returns.failures,
         )
 
     def stop(self, error: DomainError) -> None:

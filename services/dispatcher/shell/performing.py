@@ -417,17 +417,16 @@ class Performing:
         return None if key is None else held_key(key)
 
     async def _record(self, what: Record, generation: int) -> None:
-        await self._work.repeated(lambda: self._returns.record(what.attempts))
-        await self._work.repeated(lambda: self._tenure.record(what.attempts))
+        await self._work.repeated(lambda: self._returns.record(what.failed))
+        await self._work.repeated(lambda: self._tenure.record(what.failed))
         if self.history is not None and generation == self.generation:
             self._record_failed(self.history, what)
         if generation == self.generation:
             self.apply(self.machine.recorded(self.now_ms()))
 
     def _record_failed(self, history: History, what: Record) -> None:
-        failures = self.machine.settling.failures
-        for position, attempts in what.attempts:
-            for how, at_ms, consumer, reason in failures(position)[-1:]:
+        for position, attempts, failures in what.failed:
+            for how, at_ms, consumer, reason in failures[-1:]:
                 details = [how.value, str(attempts), consumer, *([reason] if reason else [])]
                 history.record(What.FAILED, at_ms, (position,), *details)
 

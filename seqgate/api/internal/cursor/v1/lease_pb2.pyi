@@ -215,6 +215,7 @@ class RecordAttemptsRequest(_message.Message):
     POSITIONS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """tenant/namespace/name."""
     cursor: _builtins.str
@@ -232,6 +233,14 @@ class RecordAttemptsRequest(_message.Message):
         INVALID_POSITION. Empty: each count grows by one, and a retry counts again.
         """
 
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """What the caller notes about each entry, at most 1,000 bytes, beside its count: it
+        replaces the stored note unless the stored count is higher. One for each position,
+        with `attempts`; any other number is refused with reason INVALID_POSITION. Empty:
+        notes stay.
+        """
+
     def __init__(
         self,
         *,
@@ -240,10 +249,11 @@ class RecordAttemptsRequest(_message.Message):
         positions: _abc.Iterable[_common_pb2.Position] | None = ...,
         epoch: _builtins.int | None = ...,
         attempts: _abc.Iterable[_builtins.int] | None = ...,
+        notes: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "epoch", b"epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "attempts", b"attempts", "cursor", b"cursor", "epoch", b"epoch", "positions", b"positions", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "attempts", b"attempts", "cursor", b"cursor", "epoch", b"epoch", "notes", b"notes", "positions", b"positions", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__epoch: _TypeAlias = _typing.Literal["epoch"]  # noqa: Y015
     _WhichOneofArgType__epoch: _TypeAlias = _typing.Literal["_epoch", b"_epoch"]  # noqa: Y015
@@ -292,7 +302,9 @@ class ListAttemptsRequest(_message.Message):
     cursor: _builtins.str
     """The cursor's name."""
     page_size: _builtins.int
-    """The most entries to return, 1 to 100,000; 0: 10,000."""
+    """The most entries to return, 1 to 100,000; 0: 10,000. Long notes make shorter
+    pages.
+    """
     page_token: _builtins.str
     """next_page_token of the previous page; empty: the first page."""
     def __init__(
@@ -347,8 +359,11 @@ class EntryAttempts(_message.Message):
 
     POSITION_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
     attempts: _builtins.int
     """At least 1."""
+    note: _builtins.bytes
+    """The note of the caller that counted; empty: there is none."""
     @_builtins.property
     def position(self) -> _common_pb2.Position:
         """The entry."""
@@ -358,10 +373,11 @@ class EntryAttempts(_message.Message):
         *,
         position: _common_pb2.Position | None = ...,
         attempts: _builtins.int = ...,
+        note: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "position", b"position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "note", b"note", "position", b"position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

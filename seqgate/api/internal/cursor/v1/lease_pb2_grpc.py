@@ -99,8 +99,8 @@ class CursorLeaseServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RecordAttempts(self, request, context):
-        """RecordAttempts counts deliveries of entries. An entry's count is dropped when
-        the entry is acknowledged.
+        """RecordAttempts counts deliveries of entries. An entry's count and its note are
+        dropped when the entry is acknowledged.
 
         Retry: safe if `attempts` is set; otherwise a retry counts again.
         """

@@ -59,8 +59,8 @@ class CursorLeaseServiceStub:
     safe.
     """
     RecordAttempts: _grpc.UnaryUnaryMultiCallable[_lease_pb2.RecordAttemptsRequest, _lease_pb2.RecordAttemptsResponse]
-    """RecordAttempts counts deliveries of entries. An entry's count is dropped when
-    the entry is acknowledged.
+    """RecordAttempts counts deliveries of entries. An entry's count and its note are
+    dropped when the entry is acknowledged.
 
     Retry: safe if `attempts` is set; otherwise a retry counts again.
     """
@@ -97,8 +97,8 @@ class CursorLeaseServiceAsyncStub(CursorLeaseServiceStub):
     safe.
     """
     RecordAttempts: _aio.UnaryUnaryMultiCallable[_lease_pb2.RecordAttemptsRequest, _lease_pb2.RecordAttemptsResponse]  # type: ignore[assignment]
-    """RecordAttempts counts deliveries of entries. An entry's count is dropped when
-    the entry is acknowledged.
+    """RecordAttempts counts deliveries of entries. An entry's count and its note are
+    dropped when the entry is acknowledged.
 
     Retry: safe if `attempts` is set; otherwise a retry counts again.
     """
@@ -156,8 +156,8 @@ class CursorLeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lease_pb2.RecordAttemptsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lease_pb2.RecordAttemptsResponse, _abc.Awaitable[_lease_pb2.RecordAttemptsResponse]]:
-        """RecordAttempts counts deliveries of entries. An entry's count is dropped when
-        the entry is acknowledged.
+        """RecordAttempts counts deliveries of entries. An entry's count and its note are
+        dropped when the entry is acknowledged.
 
         Retry: safe if `attempts` is set; otherwise a retry counts again.
         """
