@@ -335,6 +335,26 @@ async def test_a_key_forgotten_at_a_reset_is_held_by_a_letter_that_is_still_on_i
 
 
 @pytest.mark.parametrize("is_late", [False, True])
+async def test_a_key_released_before_a_new_owner_completes_its_letter_is_held_by_that(
+    is_late: bool,
+) -> None:
+    cursors, everything = MemoryCursors(), Everything()
+    await cursors.create(TOPIC, "s", None, {})
+    before = await opened(cursors, everything)
+    everything.fails = {FIRST: AWAY}
+    with pytest.raises(LedgerUnavailable):
+        await before.bury(letter(FIRST))
+    after = await opened(cursors, everything)
+    forget = after.forgetting(b"k")
+    if not is_late:
+        await forget()
+    everything.fails = {}
+    await after.bury(letter(FIRST))
+    await forget()
+    assert await held_keys(cursors, after) == {b"k"}
+
+
+@pytest.mark.parametrize("is_late", [False, True])
 async def test_a_key_held_by_another_dead_letter_is_not_forgotten(is_late: bool) -> None:
     cursors, everything = MemoryCursors(), Everything()
     await cursors.create(TOPIC, "s", None, {})

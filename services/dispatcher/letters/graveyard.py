@@ -149,8 +149,7 @@ class Graveyard:
         self._left: dict[Position, int] = {}  # of partly acknowledged batches, the rest (bits)
         self._overtaken: dict[Position, int] = {}  # `since_ms` of letters that lost their number
         self._one_by_one = asyncio.Lock()
-        self._last_of: dict[str, int] = {}  # by a key's property, the number of its last letter
-        self._forgotten: set[str] = set()  # keys' properties that a reset removed
+        self._last_of: dict[str, int] = {}  # by a key's property, the last letter that wrote it
         self._writing = asyncio.Lock()
         named = {names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: tenure.name}
         self._spans = MessageSpans(names.DEAD_LETTER, str(tenure.topic), named)
@@ -200,7 +199,6 @@ class Graveyard:
                 elif name.startswith(_KEY):
                     key, state = _key_state(json.loads(value))
                     keys[key] = state
-                    self._forgotten.discard(name)
             self._round = int(cursor.properties.get(_ROUND, "0"))
             if _TOPIC in cursor.properties:
                 self._last_topic = TopicName.parse(cursor.properties[_TOPIC])
@@ -233,7 +231,7 @@ class Graveyard:
             self._about[position] = what
             if position not in self._open:
                 await self._number(what)
-            elif _key_name(remembered(what.key)) in self._forgotten:
+            elif _key_name(remembered(what.key)) not in self._last_of:
                 await self._hold_again(what)
             self._failed.pop(position, None)
             await self._publish_all()
@@ -283,14 +281,13 @@ class Graveyard:
         self._open[what.position] = letter
         self._last_topic = topic
         self._round = round_
-        self._forgotten.discard(key)
 
     async def _hold_again(self, what: DeadLetter) -> None:
-        """Make the state of a key durable that a reset removed while the letter was on its way."""
+        """Make the state of a key durable for a letter that another instance numbered, or whose
+        key's state was removed since: by a reset, or because the key was released."""
         key, state = _key_property(what)
-        self._last_of[key] = self._open[what.position].number
+        self._last_of[key] = self._open[what.position].number  # it may be on its way to be removed
         await self._put({key: state})
-        self._forgotten.discard(key)
 
     def letter_of(self, position: Position) -> tuple[int, TopicName]:
         """The number of an entry's letter, and its topic, while the entry is not acknowledged."""
@@ -327,7 +324,6 @@ class Graveyard:
             await self._put({}, *gone)
         for name in gone:
             self._last_of.pop(name, None)
-            self._forgotten.add(name)
 
     def forgetting(self, key: bytes) -> Callable[[], Awaitable[None]]:
         """Returns a function that durably forgets a key's state. It is idempotent, and does nothing
