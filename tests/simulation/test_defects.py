@@ -1,5 +1,5 @@
-"""Past defects, put back one at a time: general histories of the whole system find them
-(tests/simulation/defects describes each).
+"""Past defects, put back one at a time, and mistakes that are easily made with redrives: general
+histories of the whole system find them (tests/simulation/defects describes each).
 
 Each is searched for in the histories of one mix (tests/simulation/system/mixes.py), in the order of
 their seeds. A defect that breaks no promise and no bound is found by a test of its own.
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from tests.simulation.defects import all_defects
-from tests.simulation.system.mixes import MIXES
+from tests.simulation.system.mixes import MIXES, REDRIVES
 from tests.simulation.system.swarm import draw
 from tests.simulation.test_system import ROOT, played
 
@@ -61,7 +61,19 @@ FOUND: Final[Mapping[str, Found]] = {
     "F9": Found(("COPIED",), "circles", 5),
     "F10": Found(("STUCK",), "silent callers", 5),
     "F11": Found(("STUCK",), "memory pressure", 60),
+    "R1": Found(("MISCOUNTED",), "redrives", 5),
+    "R2": Found(("LETTER_EARLY",), "redrives", 10),
+    "R3": Found(("STUCK",), "redrives", 40),
+    "R4": Found(("SETTLED", "REDRIVEN_TWICE"), "redrives", 20),
+    "R5": Found(("LETTER_TWICE", "SETTLED"), "redrives", 40),
+    "R7": Found(("REDRIVEN_TWICE",), "redrives", 20),
+    "R8": Found(("NOT_DURABLE", "RESURRECTED"), "redrives", 5),
+    "R9": Found(("SETTLED", "REDRIVEN_TWICE"), "redrives", 20),
 }
+
+_REDRIVES: Final = (
+    "simulation/test_redrives.py::test_redriven_messages_are_acknowledged_once_more_and_in_order"
+)
 
 OWN: Final[Mapping[str, str]] = {
     "A10": "unit/test_snapshots.py::test_no_cursor_is_created_for_a_state_that_does_not_fit",
@@ -78,6 +90,8 @@ OWN: Final[Mapping[str, str]] = {
     "C4": "cli/test_jobs.py::test_a_job_starts_the_installed_module_from_any_folder",
     "F12": "conformance/test_ledgers_on_one_store.py::"
     "test_a_zombie_does_not_deny_what_its_successor_stored",
+    "R6": _REDRIVES,
+    "R10": _REDRIVES,
     "D-gap": "integration/test_reader.py::test_unread_messages_that_were_trimmed_are_reported",
 }
 """The tests that find the other defects, by their paths below `tests`."""
@@ -85,7 +99,7 @@ OWN: Final[Mapping[str, str]] = {
 
 def seeds_of(mix: str, histories: int) -> list[int]:
     """The first seeds whose histories have a mix."""
-    (name,) = {each.name for each in MIXES if each.name.startswith(mix)}
+    (name,) = {each.name for each in (*MIXES, REDRIVES) if each.name.startswith(mix)}
     return list(islice((seed for seed in count(1) if draw(seed).mix == name), histories))
 
 

@@ -54,6 +54,8 @@ class World:
         returns: those on their way back, and how often deliveries of them failed since.
         numbered: numbered letters of unsettled messages, and whether they are published.
         acknowledged: how often a consumer's acknowledgement of a message became durable.
+        holding: by key, the first message that it is held behind, as its letter is neither redriven
+            and acknowledged, nor discarded.
     """
 
     def __init__(self, random: Random, largest: int) -> None:
@@ -80,6 +82,7 @@ class World:
         self.returns: dict[Position, int] = {}
         self.numbered: dict[Position, bool] = {}
         self.acknowledged: Counter[Position] = Counter()
+        self.holding: dict[bytes, Position] = {}
         self.restart()
 
     def append(self, number: int, key: bytes, chunks: int) -> None:
@@ -160,6 +163,11 @@ class World:
         assert not self.acknowledged[position], "it is acknowledged already"
         assert position not in self.mending, "its letter is being mended"
         assert position not in self.discarded, "its letter is discarded"
+        key = self.entry(position).key
+        assert key is not None
+        holding = self.holding.get(key, position)
+        is_rest = position in self.whole(holding)
+        assert position <= holding or is_rest, f"{position} is held behind {holding}"
         limit = self.options.redeliveries_max
         assert limit is not None
         assert delivery.attempts <= limit
@@ -194,6 +202,7 @@ class World:
                     outcome = self.sub.recorded(0)
             case DeadLetter(position, key, attempts):
                 self.keys[key] = effect.state or KeyState(effect.after, Gap(position, attempts))
+                self.holding[key] = min(position, self.holding.get(key, position))
                 if self.numbered.get(position) is None:
                     self.numbered[position] = False
                     if dies and self.random.random() < 0.5:
@@ -215,6 +224,8 @@ class World:
                 assert self.acknowledged[position] == 1
             if position in self.returns:
                 del self.returns[position]
+                if position not in self.numbered:
+                    self.resume(position)
                 if (key := self.sub.held_behind(position)) is not None:
                     self.keys.pop(key, None)
                 self.numbered.pop(position, None)
@@ -224,6 +235,13 @@ class World:
                 self.numbered.pop(position, None)
             self.held.pop(position, None)
         return [] if dies else self.sub.persisted(None, 0)
+
+    def resume(self, position: Position) -> None:
+        """A message holds its key no more."""
+        key = self.entry(position).key
+        assert key is not None
+        if self.holding.get(key) == position:
+            del self.holding[key]
 
     def chosen(self, letters: set[Position]) -> list[Position]:
         """One of these letters, whole, whose message is durably acknowledged, and not on its way
@@ -260,6 +278,7 @@ class World:
             assert key is not None
             self.letters.difference_update(positions)
             self.discarded.update(positions)
+            self.resume(positions[0])
             for position in positions:
                 if (held := self.sub.held_by(position, key)) is not None:
                     self.keys.pop(held, None)
@@ -279,6 +298,7 @@ class World:
             lane = self.sub.lanes.get(key)
             is_dying = lane is not None and lane.dead is not None  # it would be released, too
             if state.has_more and key not in waiting and not is_dying:
+                self.holding.pop(key, None)
                 self.do(self.sub.release_key(key, 0))
 
     def step(self, *, fails: float) -> None:

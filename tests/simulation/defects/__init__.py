@@ -1,4 +1,4 @@
-"""Past defects, put back on purpose: the tests must find each of them.
+"""Past defects, put back on purpose, and some that never were: the tests must find each of them.
 
 A defect is a function that patches the code to behave as it did, given an object like pytest's
 `monkeypatch`. Each area has a module; `find` imports them all.

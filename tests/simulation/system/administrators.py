@@ -142,7 +142,8 @@ class Administrator:
         ):
             if swarm.has(feature):
                 acts.append(act)
-        return acts + [self._redrive] * swarm.more.get("redrives", 0)
+        acts += [self._redrive] * swarm.more.get("redrives", 0)
+        return acts + [self._amend] * swarm.more.get("amends", 0)
 
     async def _take_back_policies(self) -> None:
         while self._is_starting_over():
@@ -485,15 +486,42 @@ class Administrator:
         return selection
 
     async def _redrive_named(self, services: "Services", fields: dict[str, Any]) -> None:
-        listing = {each: fields[each] for each in ("topic", "subscription")}
-        request = dispatcher_pb.ListDeadLettersRequest(**listing)
-        page = await services.dispatcher.ListDeadLetters(request, timeout=CALL_TIMEOUT_S)
-        letters = [each.position for each in page.letters if self.rng.random() < 0.5]
+        letters = [each.position for each in await self._some_letters(services, fields)]
         if letters:
             redrive = dispatcher_pb.RedriveDeadLettersRequest(
                 **fields, positions=letters[: self.rng.randint(1, 3)]
             )
             await self._again(services.dispatcher.RedriveDeadLetters, redrive)
+
+    async def _some_letters(self, services: "Services", fields: dict[str, Any]) -> list[Any]:
+        listing = {each: fields[each] for each in ("topic", "subscription")}
+        request = dispatcher_pb.ListDeadLettersRequest(**listing)
+        page = await services.dispatcher.ListDeadLetters(request, timeout=CALL_TIMEOUT_S)
+        return [each for each in page.letters if self.rng.random() < 0.5]
+
+    async def _amend(self, services: "Services") -> None:
+        """Mend a letter, or discard some. A request whose outcome is unknown is repeated."""
+        if not self.world.subscribeds:
+            return
+        of = self.rng.choice(self.world.subscribeds)
+        names: dict[str, Any] = {"topic": of.topic, "subscription": of.name}
+        names["request_id"] = f"a{self.world.seen.counts['amends']}"
+        self._count("amends")
+        amendable = dispatcher_pb.DEAD_LETTER_STATE_DEAD, dispatcher_pb.DEAD_LETTER_STATE_MENDING
+        found = await self._some_letters(services, names)
+        letters = [each.position for each in found if each.state in amendable]
+        if not letters:
+            return
+        if self.rng.random() < 0.6:
+            mend = dispatcher_pb.MendDeadLetterRequest(
+                **names, position=letters[0], put={"mended": names["request_id"]}
+            )
+            await self._again(services.dispatcher.MendDeadLetter, mend)
+        else:
+            discard = dispatcher_pb.DiscardDeadLettersRequest(
+                **names, positions=letters[: self.rng.randint(1, 2)], reason="given up"
+            )
+            await self._again(services.dispatcher.DiscardDeadLetters, discard)
 
     async def _stop_redrive(self, services: "Services", names: dict[str, Any]) -> None:
         request = dispatcher_pb.ListRedrivesRequest(**names)

@@ -407,7 +407,8 @@ MIXES: Final[Sequence[Mix]] = (
 
 
 REDRIVES: Final = Mix(
-    "redrives: dead letters come back and topics are replayed while dispatchers die",
+    "redrives: dead letters come back, are mended and discarded, and topics are replayed while "
+    "dispatchers die",
     features=("dead letters", "redrives"),
     faults=("kills",),
     perhaps=(
@@ -438,6 +439,7 @@ REDRIVES: Final = Mix(
     more={
         "acts": 30,
         "redrives": 5,
+        "amends": 5,
         "nack_share": (0.3,),
         "max_redeliveries": (0, 1),
         "after": ("HOLD", "CONTINUE", "TAIL"),

@@ -82,6 +82,10 @@ class Appended:
     generation: int = 0
     """The number of dead letter topics that it has passed through."""
     payload_bytes: int = 0
+    mends: Position | None = None
+    """Of a mended letter, its original."""
+    attempts: int = 0
+    """Of a letter that failed too often, how often it did."""
 
     @property
     def highest(self) -> int:
@@ -232,6 +236,7 @@ class Subscription:
             number of the replay and their position.
         made: by redrive, how many of its messages came back.
         lettered_before: messages dead-lettered before they came back.
+        mended: letters that have a mended copy, by their topic and position.
         through_before: of each message on its way, the cumulative acknowledgements before it.
     """
 
@@ -277,6 +282,7 @@ class Subscription:
     redriven: set[tuple[str, Position]] = field(default_factory=set)
     made: Counter[int] = field(default_factory=Counter)
     lettered_before: set[Position] = field(default_factory=set)
+    mended: set[tuple[str, Position]] = field(default_factory=set)
     through_before: dict[Position, dict[Place, set[Token]]] = field(default_factory=dict)
 
     def made_again(self) -> "Subscription":

@@ -176,10 +176,10 @@ class Swarm:
             messages), "kinds" (of subscriptions), "nack_share", "max_redeliveries", "after" (a
             dead letter), "drain_deadline_s", "chunk_bytes", "batch" (messages), "cursor_latency_s",
             "state_latency_s" (of stores), "expressions" and "policies" (of filters). Numbers:
-            "acts" of administrators and "faults" (how many), "redrives" (how much likelier),
-            "batch_share", "chunk_share" (of producers), "delay_share", "long_key_share" (of
-            messages), "work_s" (the most that consumers take), "late_s" (when the first one
-            connects at the latest). Others: "retry_s" (first and longest), "own_ids",
+            "acts" of administrators and "faults" (how many), "redrives" and "amends" (how much
+            likelier), "batch_share", "chunk_share" (of producers), "delay_share",
+            "long_key_share" (of messages), "work_s" (the most that consumers take), "late_s" (when
+            the first one connects at the latest). Others: "retry_s" (first and longest), "own_ids",
             "filter_first", "deletes_topics" (set or not).
     """
 

@@ -21,8 +21,10 @@ SHARED_KEY    (P4) a key is in flight at two consumers
 EARLY         a delayed message was delivered before its time
 HELD          a message was delivered while a dead letter holds its key
 LETTER_TWICE  a message is in the dead letter topic twice
-LETTER_EARLY  a message was dead-lettered before it used up its redeliveries
+LETTER_EARLY  a message was dead-lettered before it used up its redeliveries, after a redrive anew
 REDRIVEN_TWICE  a letter is redriven again, or a message is replayed twice by one number
+SETTLED       a letter comes back that was redriven, discarded or mended before, or whose mend has
+              begun and is not complete
 MISCOUNTED    a redrive's record counts other messages than those that came back
 COPIED        a message passed through more dead letter topics than allowed
 HEADLESS      chunks were delivered of a message that starts before the subscription

@@ -1,11 +1,14 @@
 """Invariants of logs and receipts."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.payloads import unpack
+from seqgate.services.dispatcher.core.effects import Why
 from seqgate.services.dispatcher.letters import graveyard
+from seqgate.services.dispatcher.ports import ATTEMPTS, MEND, REASON
 from seqgate.services.ledger.core.entry import Entry
 from seqgate.types import Chunk, Position, TopicName
 from tests.simulation.system.checkers.cursors import Cursors
@@ -81,7 +84,7 @@ class Logs:
     def _parsed(
         self, topic: str, log: Log, position: Position, entry: Entry, append_ms: int
     ) -> Appended:
-        origin = None
+        origin, mends, attempts = None, None, 0
         metadata = entry_pb2.EntryMetadata.FromString(entry.metadata)
         if entry.producer.startswith("seqgate.dead"):
             properties = metadata.properties
@@ -89,6 +92,10 @@ class Logs:
             origin = Origin(
                 properties[f"{ORIGIN}topic"], properties[f"{ORIGIN}subscription"], place
             )
+            if properties.get(REASON) == Why.REDELIVERIES.value:
+                attempts = int(properties[ATTEMPTS])
+            if MEND in properties:
+                mends = Position(*map(int, json.loads(properties[MEND])[0].split(":")))
         log.messages_max = max(log.messages_max, len(entry.sequence_ids))
         size_bytes = len(entry.payload) + len(entry.metadata) + OVERHEAD_BYTES
         log.entry_bytes_max = max(log.entry_bytes_max, size_bytes)
@@ -104,6 +111,8 @@ class Logs:
             origin,
             0 if before is None else before.generation + 1,
             len(entry.payload),
+            mends,
+            attempts,
         )
 
     def _check_appended(self, topic: str, log: Log, new: Appended) -> None:
@@ -173,11 +182,18 @@ class Logs:
 
     def _lettered(self, topic: str, new: Appended, origin: Origin) -> None:
         subscription = self._seen.subscription(origin.topic, origin.subscription)
+        if new.mends is not None:
+            self._mended(subscription, (topic, new.mends), new)
+            return
         letter = (origin.position, new.chunk.chunk_id if new.chunk else 0)
         self._seen.counts["dead letters"] += 1
         if letter in subscription.lettered:
             self._seen.violate("LETTER_TWICE", f"{origin} again, at {new.position}")
         self._check_failures(subscription, origin)
+        back = subscription.returns.get(origin.position)
+        if back is not None and new.attempts > back.attempts:
+            what = f"{new.attempts} failures, {back.attempts} of them since it came back"
+            self._seen.violate("LETTER_EARLY", f"{origin} has {what}")
         subscription.lettered.add(letter)
         is_there = origin.position in self._seen.log(origin.topic).at  # its topic may be deleted
         if subscription.holds and new.numbers and is_there:
@@ -185,6 +201,15 @@ class Logs:
             subscription.held.setdefault(
                 key, (origin.position, self._cursors.from_now_on(subscription))
             )
+
+    def _mended(
+        self, subscription: Subscription, original: tuple[str, Position], new: Appended
+    ) -> None:
+        """A letter has one mended copy."""
+        self._seen.counts["mended letters"] += 1
+        if original in subscription.mended:
+            self._seen.violate("LETTER_TWICE", f"{original} is mended again, at {new.position}")
+        subscription.mended.add(original)
 
     def _check_failures(self, subscription: Subscription, origin: Origin) -> None:
         """In an exact history, a message or one of its chunks must have been refused more than the

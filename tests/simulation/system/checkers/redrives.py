@@ -1,13 +1,14 @@
 """Invariants of redrives and replays: each message comes back once by each number, is acknowledged
 once more, and no more than that."""
 
+import base64
 import json
 from collections.abc import Mapping
 
-from seqgate.services.dispatcher.letters import returns
+from seqgate.services.dispatcher.letters import graveyard, marks, returns
 from seqgate.services.dispatcher.letters.record import RedriveOutcome, records_of
 from seqgate.services.dispatcher.letters.returns import Return
-from seqgate.types import Position
+from seqgate.types import Position, TopicName
 from tests.simulation.system.checkers.cursors import Cursors
 from tests.simulation.system.seen import Log, Seen, Subscription
 
@@ -22,6 +23,7 @@ class Redrives:
 
     def changed(self, subscription: Subscription, properties: Mapping[str, str]) -> None:
         """A cursor was changed, and has these properties."""
+        self._discarded(subscription, properties)
         before = subscription.returns
         now = {
             returns._position(name.removeprefix(returns._RETURN)): Return.from_text(text)
@@ -44,6 +46,7 @@ class Redrives:
             earlier = before.get(position)
             if earlier is None or earlier[:3] != back[:3]:
                 self._began(subscription, log, position, back)
+                self._check_state(subscription, position, back, properties)
         for number, record in records_of(properties).items():
             counted = record.counts.get(RedriveOutcome.REDRIVEN, 0)
             if counted != subscription.made[number]:
@@ -104,6 +107,43 @@ class Redrives:
         elif letter.origin != (subscription.topic, subscription.name, position):
             self._violate("INVENTED", subscription, position, back)
 
+    def _check_state(
+        self,
+        subscription: Subscription,
+        position: Position,
+        back: Return,
+        properties: Mapping[str, str],
+    ) -> None:
+        """A letter that is settled, or whose mend is not complete, does not come back."""
+        letter = self._seen.log(back.topic).at.get(back.letter)
+        if letter is None or str(back.topic) == subscription.topic:
+            return
+        if _has(properties, marks._SETTLED, back):
+            self._violate("SETTLED", subscription, position, back)
+        original = back if letter.mends is None else back._replace(letter=letter.mends)
+        if marks.mending_name(original.topic, original.letter) in properties:
+            self._violate("SETTLED", subscription, position, back)
+        if letter.mends is not None and not _has(properties, marks._SETTLED, original):
+            self._violate("SETTLED", subscription, position, back)
+
+    def _discarded(self, subscription: Subscription, properties: Mapping[str, str]) -> None:
+        """No key is held behind a message of which a letter is discarded. (After a replay it may
+        have several.)"""
+        if not any(name.startswith(marks._DISCARDED) for name in properties):
+            return
+        of = TopicName.parse(subscription.topic)
+        topic = graveyard.default_topic(of, subscription.name)
+        discarded = {
+            each.origin.position
+            for each in self._seen.log(topic).entries
+            if each.origin is not None
+            and _has(properties, marks._DISCARDED, Return(topic, each.position, 0, 1))
+        }
+        for key, (position, _) in list(subscription.held.items()):
+            if position in discarded:
+                self._seen.counts["discarded"] += 1
+                del subscription.held[key]
+
     def _ended(
         self, subscription: Subscription, log: Log, position: Position, back: Return
     ) -> None:
@@ -159,3 +199,10 @@ class Redrives:
         self._seen.violate(
             kind, f"{subscription.topic} {subscription.name} {position} comes back as {back}"
         )
+
+
+def _has(properties: Mapping[str, str], kind: str, back: Return) -> bool:
+    """Whether a cursor has the bit of a letter."""
+    name, place = marks._place(kind, back.topic, back.letter, marks.PAGE_LETTERS)
+    bits = int.from_bytes(base64.b64decode(properties.get(name, "")), "little")
+    return bool(bits >> place & 1)
