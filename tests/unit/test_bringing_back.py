@@ -54,3 +54,38 @@ def test_a_damaged_letter_comes_back_once_it_is_repaired() -> None:
             await _brought_back(sub, log)
 
     virtually(main)
+
+
+async def _brought_again(sub: Shell) -> None:
+    live, back = sub.live, Return(TOPIC, FIRST, 1, 1)
+    await sub.cursors.set_properties(
+        TOPIC, NAME, {f"seqgate.return.{FIRST}": back.to_text()}, (), epoch=None
+    )
+    peer = await sub.join(redeliveries_max=3)  # other options: it starts from durable state
+    peer.session.permit(9)
+    await until(peer, lambda: len(peer.got) == 1)
+    live.returns.settled.clear()
+    peer.acknowledge(*peer.got)
+    await live.returns.settled.wait()
+    assert live.machine.is_bringing([FIRST])  # the cursor is yet to have it
+    found = live.returns.back(TOPIC, sub.log.entries[0], FIRST)
+    async with live.changing:
+        await live.bring({FIRST: found}, lambda returns: live.returns.begin(returns, "again"))
+    await until(peer, lambda: len(peer.got) == 2)
+    live.returns.settled.clear()
+    peer.acknowledge(peer.got[-1])
+    await live.returns.settled.wait()
+    assert not live.returns.open
+
+
+def test_a_message_comes_back_again_while_its_acknowledgement_becomes_durable() -> None:
+    """By another letter: a message that died before and after a reset has two."""
+
+    async def main() -> None:
+        random = Random(1)
+        log = Stingy(random)
+        log.append(b"a")
+        async with shell(random, start=FIRST, log=log) as sub:
+            await _brought_again(sub)
+
+    virtually(main)

@@ -404,6 +404,11 @@ class Subscription:
         self._bring_returns()
         return self._effects(now_ms)
 
+    def is_bringing(self, positions: Iterable[Position]) -> bool:
+        """Whether one of these comes back as a dead letter, or its acknowledgement as one is on its
+        way to disk."""
+        return not self._brought.isdisjoint(positions)
+
     def _bring_returns(self) -> None:
         """Let dead letters that come back wait in their keys, unless entries before them are not
         read yet: those of a key come first, in the order of the log."""

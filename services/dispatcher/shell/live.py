@@ -19,6 +19,7 @@ import structlog
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.services.cursors import CursorsUnavailable
 from seqgate.services.dispatcher.auditing.reading import Audited, audited
 from seqgate.services.dispatcher.config import DispatcherConfig
 from seqgate.services.dispatcher.core.effects import (
@@ -59,7 +60,7 @@ from seqgate.services.dispatcher.letters.record import RedriveRecord
 from seqgate.services.dispatcher.letters.returns import Redrive, Return, Returns
 from seqgate.services.dispatcher.ports import Cursor, InvalidProperty, Part, Ports, TopicNotFound
 from seqgate.services.dispatcher.redrives.redriving import Order, Redriving
-from seqgate.services.dispatcher.shell.amending import Amending
+from seqgate.services.dispatcher.shell.amending import SETTLES_S, Amending
 from seqgate.services.dispatcher.shell.cache import EntryCache
 from seqgate.services.dispatcher.shell.performing import Performing
 from seqgate.services.dispatcher.shell.sending import Sending
@@ -712,8 +713,13 @@ class Live:
         make_durable: Callable[[Mapping[Position, Return]], Awaitable[T]],
     ) -> T:
         """Make returns durable, and deliver them; the caller holds `changing`. Raises
-        LetterNotRedrivable, TooManyReturns: nothing changed."""
+        LetterNotRedrivable, TooManyReturns, CursorsUnavailable: nothing changed."""
         performing = self._performing
+        # Another letter of the same message may have come back before. Its return goes first: then
+        # the machine is still to learn that the message is settled.
+        await performing.until(lambda: not self.machine.is_bringing(found), SETTLES_S)
+        if self.machine.is_bringing(found):
+            raise CursorsUnavailable("an acknowledgement is not durable yet", retry_after_s=0.5)
         if any(position not in self.machine.acknowledged for position in found):
             raise LetterNotRedrivable("the subscription was reset meanwhile")
         returns = {position: each for position, (each, _) in found.items()}
