@@ -780,6 +780,71 @@ async def test_a_crash_during_a_redrive_of_a_large_message_keeps_it_whole(
         assert left.mark_delete == Position(1, 5)
 
 
+CHUNKS = 3
+CHUNK_BYTES = 4_096
+
+
+@pytest.mark.parametrize(
+    "order",
+    some_of(
+        [
+            Order(f"{verb}.{when}", passes)
+            for verb, passes_max in (("persist", CHUNKS), ("put", CHUNKS), ("set_properties", 6))
+            for passes in range(passes_max)
+            for when in ("before", "after")
+        ],
+        every=8,
+    ),
+    ids=lambda order: f"{order.point}-{order.passes}",
+)
+async def test_a_crash_while_a_large_message_is_dead_lettered_keeps_its_letter_whole(
+    quick: World, order: Order
+) -> None:
+    """One chunk failed. Once its letter is redriven and acknowledged, its key goes on."""
+    topic, stack = f"public/default/whole-{order.point}-{order.passes}", quick.stack
+    options = SubscriptionOptions(max_redeliveries=0, after_dead_letter=AfterDeadLetter.HOLD)
+    large = Random(topic).randbytes(CHUNKS * CHUNK_BYTES)
+    async with (
+        connect_client(stack.address("ledger"), stack.address("dispatcher")) as client,
+        channel_to(stack.address("ledger")) as to_ledger,
+        channel_to(stack.address("dispatcher")) as to_dispatcher,
+    ):
+        chunking = Chunking(chunk_bytes=CHUNK_BYTES)
+        async with client.producer(topic, name="p", chunking=chunking) as producer:
+            for payload in (large, b"second"):
+                await producer.send(payload, key="k")
+        stub: Any = DispatcherServiceStub(to_dispatcher)
+        rule: Any = {"max_redeliveries": 0, "after_dead_letter": pb.AFTER_DEAD_LETTER_HOLD}
+        async with consuming(stub, topic, permits=9, **rule) as failing:
+            first, *_ = await failing.received(CHUNKS)
+            quick.order("dispatcher", order)
+            await failing.negative_acknowledge(first, delay_ms=0)
+            await crashed_and_back(stack)
+        letters = Letters(stack, client.admin(), topic)
+        async with client.consumer(topic, "s", options=options) as consumer:
+            await eventually(letters.are_settled)
+            (letter,) = await letters.listed()
+            found = await letter_chunks(LedgerServiceStub(to_ledger), f"{topic}-s-DLQ")
+            assert found == list(range(CHUNKS))
+            await client.admin().redrive(topic, "s", [letter.id], request_id="r")
+            for payload in (large, b"second"):
+                message = await consumer.receive()
+                assert message.payload == payload
+                await consumer.ack(message)
+
+
+async def letter_chunks(ledger: Any, topic: str) -> list[int]:
+    """The numbers of the chunks in a dead letter topic."""
+    request = ledger_pb2.ReadRequest(
+        topic=topic, start=common_pb2.Start(earliest=common_pb2.Earliest()), metadata_only=True
+    )
+    return [
+        each.metadata.chunk_id
+        async for response in ledger.Read(request)
+        for each in response.entries.entries
+    ]
+
+
 AMENDING: dict[str, tuple[str, Order]] = {
     "before the mend is numbered": ("mend", Order("set_properties.before")),
     "the mend is numbered": ("mend", Order("set_properties.after")),

@@ -211,7 +211,12 @@ class Peer:
 
 @dataclass(slots=True)
 class Store:
-    """The state that outlives the machine."""
+    """The state that outlives the machine.
+
+    Attributes:
+        large: large letters on their way, by their first chunk: the attempt, and the last chunk
+            once it is dead-lettered.
+    """
 
     done: set[Position] = field(default_factory=set)
     mark_delete: Position | None = None
@@ -219,6 +224,7 @@ class Store:
     attempts: dict[Position, int] = field(default_factory=dict)
     keys: dict[bytes, KeyState] = field(default_factory=dict)
     dead: list[Position] = field(default_factory=list)
+    large: dict[Position, tuple[str, Position | None]] = field(default_factory=dict)
     successions: set[tuple[Position, Position]] = field(default_factory=set)
 
 
@@ -317,7 +323,10 @@ class World:
         selector: Selector = self.mode() if self.mode is not Ring else Ring(points=5)
         self.told = dict(store.partial)
         self.left = dict(store.partial)
-        durable = Durable(acknowledged, store.partial, store.attempts, dict(store.keys))
+        large = {attempt: first for first, (attempt, _) in store.large.items()}
+        durable = Durable(
+            acknowledged, store.partial, store.attempts, dict(store.keys), large_letters=large
+        )
         self.delayed.size_bytes = 0
         self.sub = self.machine(
             self.options, selector, durable, is_filtered=self.filtered, delayed=self.delayed
@@ -1066,6 +1075,8 @@ class World:
                 raise Broken(f"{position} is passed although it can be delivered")
             if not self._is_settled(self.chunks_of[chunk.attempt][0]):
                 raise Broken(f"{position} is passed although its message may be whole")
+            if self.chunks_of[chunk.attempt][0] in self.store.dead:
+                raise Broken(f"{position} is passed although its message is dead-lettered")
             if self.chunks_of[chunk.attempt][0] in self.rejected:
                 raise Broken(f"{position} is passed although its message was rejected")
             if position in self.where or position in self.rejected:
@@ -1144,6 +1155,8 @@ class World:
             if chunk is None:
                 if state != self._said(lane, position):
                     raise Broken(f"{position} is {state}, not {self._said(lane, position)}")
+                continue
+            if self._is_of_a_letter(position):  # no verdict counts any more
                 continue
             others = self.chunks_of[chunk.attempt]
             if state != ACCEPT and any(other in lane.flights for other in others):
@@ -1287,7 +1300,10 @@ class World:
         store, position = self.store, effect.position
         if position not in store.dead:
             store.dead.append(position)
-        store.keys[effect.key] = KeyState(effect.after, Gap(position, effect.attempts))
+        gap = Gap(position, effect.attempts)
+        store.keys[effect.key] = effect.state or KeyState(effect.after, gap)
+        if (large := effect.large) is not None:
+            store.large[large.first] = large.attempt, position if large.is_last else None
 
     def _dies(self, effect: DeadLetter) -> None:
         """Check the reasons of a dead letter."""
@@ -1356,6 +1372,8 @@ class World:
         store.done.add(position)
         store.partial.pop(position, None)
         store.attempts.pop(position, None)
+        for first in [each for each, (_, last) in store.large.items() if last == position]:
+            del store.large[first]
         self.undone.pop(position, None)
 
     def _persisted(self, effect: Persist) -> None:

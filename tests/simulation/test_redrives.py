@@ -53,6 +53,9 @@ class World:
         lives: how often they were redriven.
         returns: those on their way back, and how often deliveries of them failed since.
         numbered: numbered letters of unsettled messages, and whether they are published.
+        large: large letters on their way, by their first chunk: the attempt, and the last chunk
+            once it is numbered.
+        dead: by a key that is held, the messages whose letters hold it.
         acknowledged: how often a consumer's acknowledgement of a message became durable.
         holding: by key, the first message that it is held behind, as its letter is neither redriven
             and acknowledged, nor discarded.
@@ -81,6 +84,8 @@ class World:
         self.lives: Counter[Position] = Counter()
         self.returns: dict[Position, int] = {}
         self.numbered: dict[Position, bool] = {}
+        self.large: dict[Position, tuple[str, Position | None]] = {}
+        self.dead: dict[bytes, set[Position]] = {}
         self.acknowledged: Counter[Position] = Counter()
         self.holding: dict[bytes, Position] = {}
         self.restart()
@@ -132,6 +137,7 @@ class World:
                 keys=self.keys,
                 doomed=frozenset(self.numbered),
                 returned=frozenset(self.returns),
+                large_letters={attempt: first for first, (attempt, _) in self.large.items()},
             ),
         )
         self.do(self.sub.join(1, name="c", now_ms=0))
@@ -152,9 +158,32 @@ class World:
                 case Persist() | Record() | DeadLetter() | Read() | Scan():
                     self.pending.append(effect)
                 case ForgetKey(key):
-                    self.keys.pop(key, None)
+                    self.forget(key)
                 case Passed():
                     raise AssertionError("a message is passed")
+
+    def forget(self, key: bytes) -> None:
+        self.keys.pop(key, None)
+        self.dead.pop(key, None)
+
+    def number(self, effect: DeadLetter) -> None:
+        """Number a letter, in one change with the state of its key, and of its large message."""
+        position, key = effect.position, effect.key
+        self.keys[key] = effect.state or KeyState(effect.after, Gap(position, effect.attempts))
+        self.dead.setdefault(key, set()).add(self.whole(position)[0])
+        if self.keys[key].has_more:
+            assert len(self.dead[key]) > 1, f"{position} makes an operator release its key"
+        self.numbered[position] = False
+        if (large := effect.large) is not None:
+            self.large[large.first] = large.attempt, position if large.is_last else None
+
+    def publish(self, position: Position) -> None:
+        """Publish a letter; a chunk after those before it."""
+        assert position not in self.letters
+        chunks = self.whole(position)
+        assert self.letters.issuperset(chunks[: chunks.index(position)]), "it follows no chunk"
+        self.letters.add(position)
+        self.numbered[position] = True
 
     def delivered(self, delivery: Delivery) -> None:
         position = delivery.position
@@ -200,16 +229,14 @@ class World:
                         self.attempts[position] = failed
                 if not dies:
                     outcome = self.sub.recorded(0)
-            case DeadLetter(position, key, attempts):
-                self.keys[key] = effect.state or KeyState(effect.after, Gap(position, attempts))
+            case DeadLetter(position, key):
                 self.holding[key] = min(position, self.holding.get(key, position))
-                if self.numbered.get(position) is None:
-                    self.numbered[position] = False
+                if position not in self.numbered:
+                    self.number(effect)
                     if dies and self.random.random() < 0.5:
                         return
                 if not self.numbered[position]:
-                    self.numbered[position] = True
-                    self.letters.add(position)
+                    self.publish(position)
                 if not dies:
                     outcome = self.sub.dead_lettered(position, key, 0)
             case Persist():
@@ -227,13 +254,15 @@ class World:
                 if position not in self.numbered:
                     self.resume(position)
                 if (key := self.sub.held_behind(position)) is not None:
-                    self.keys.pop(key, None)
+                    self.forget(key)
                 self.numbered.pop(position, None)
             else:
                 self.done.add(position)
                 self.attempts.pop(position, None)
                 self.numbered.pop(position, None)
             self.held.pop(position, None)
+            for first in [each for each, (_, last) in self.large.items() if last == position]:
+                del self.large[first]
         return [] if dies else self.sub.persisted(None, 0)
 
     def resume(self, position: Position) -> None:
@@ -281,7 +310,7 @@ class World:
             self.resume(positions[0])
             for position in positions:
                 if (held := self.sub.held_by(position, key)) is not None:
-                    self.keys.pop(held, None)
+                    self.forget(held)
             if not dies:
                 self.do(self.sub.discarded([(each, key) for each in positions], 0))
 
@@ -295,6 +324,7 @@ class World:
         ready = (each for each in whole if each not in self.returns or each in unsettled)
         waiting = {self.entry(each).key for each in ready}
         for key, state in list(self.sub.keys.items()):
+            assert not state.has_more or len(self.dead[key]) > 1, "no operator is needed"
             lane = self.sub.lanes.get(key)
             is_dying = lane is not None and lane.dead is not None  # it would be released, too
             if state.has_more and key not in waiting and not is_dying:
@@ -320,9 +350,10 @@ class World:
                 return  # its consumer waits for the rest
             numbers = [each.delivery for each in whole]
             if self.settling.isdisjoint(numbers) and random.random() < fails:
-                for each in whole:
+                failed = random.choice((whole, whole[:1], [one]))  # refused, lost, timed out
+                for each in failed:
                     self.held.pop(each.position)
-                nacks = [Nack(each, 0) for each in numbers]
+                nacks = [Nack(each.delivery, 0) for each in failed]
                 effects, _ = self.sub.negative_acknowledge(1, nacks, 0)
             else:
                 self.settling.update(numbers)
@@ -350,3 +381,4 @@ def test_redriven_messages_are_acknowledged_once_more_and_in_order(seed: int) ->
     assert world.acknowledged == Counter(left)
     assert not world.letters
     assert not world.returns
+    assert not world.large

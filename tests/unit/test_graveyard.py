@@ -17,6 +17,7 @@ from seqgate.services.dispatcher.core.effects import (
     DeadLetter,
     FailedDelivery,
     How,
+    LargeLetter,
     Options,
     Why,
 )
@@ -200,6 +201,95 @@ async def test_a_new_owner_completes_a_dead_letter_with_all_that_is_known_of_it(
     await after.tidy()
     kept = (await cursors.get(TOPIC, "s")).properties
     assert not [each for each in kept if "about" in each or "dead.letter" in each]
+
+
+def chunk(position: Position, *, is_last: bool = False) -> DeadLetter:
+    """A chunk of the large message that begins at FIRST."""
+    return replace(letter(position), large=LargeLetter("attempt", FIRST, is_last))
+
+
+async def large_records(cursors: MemoryCursors) -> list[str]:
+    kept = (await cursors.get(TOPIC, "s")).properties
+    return [each for each in kept if "dead.large" in each]
+
+
+async def test_the_next_owner_completes_a_large_letter_where_it_began() -> None:
+    """With another dead letter topic and producer name since, and although a reset moved the
+    subscription into the message."""
+    cursors, everything = MemoryCursors(), Everything()
+    await cursors.create(TOPIC, "s", None, {})
+    before = await opened(cursors, everything)
+    everything.fails = {FIRST: None}  # another publisher uses the name
+    with pytest.raises(LedgerUnavailable):
+        await before.bury(chunk(FIRST))
+    everything.fails = {}
+    await before.bury(chunk(FIRST))
+    before.acknowledged(runs_of([FIRST]))
+    await before.tidy()
+    lease = await cursors.acquire(TOPIC, "s", "me", 60_000)
+    await cursors.reset(TOPIC, "s", FIRST, lease.epoch)
+    after = await opened(cursors, everything)
+    await after.start_over()
+    assert after.large == {"attempt": FIRST}
+    after.dead_letter_topic = TopicName.parse("test/dead/other")
+    await after.bury(chunk(SECOND))
+    await after.bury(letter(Position(1, 7), b"other"))
+    await after.bury(chunk(THIRD, is_last=True))
+    first, second, other, third = everything.letters
+    assert {(each.topic, each.line, each.round) for each in (second, third)} == {
+        (first.topic, first.line, first.round)
+    }
+    assert first.line
+    assert (other.topic, other.line) == (after.dead_letter_topic, "")
+    assert await large_records(cursors)
+    after.acknowledged(runs_of([SECOND, THIRD]))
+    await after.tidy()
+    assert not await large_records(cursors)
+    assert not after.large
+
+
+async def test_a_large_letter_whose_producer_name_is_taken_gets_another_name() -> None:
+    cursors, everything = MemoryCursors(), Everything()
+    await cursors.create(TOPIC, "s", None, {})
+    await (await opened(cursors, everything)).bury(chunk(FIRST))
+    graveyard = await opened(cursors, everything)
+    everything.fails = {SECOND: None}
+    with pytest.raises(LedgerUnavailable):
+        await graveyard.bury(chunk(SECOND))
+    everything.fails = {}
+    await graveyard.bury(chunk(SECOND))
+    assert everything.letters[-1].line
+
+
+async def test_a_reset_before_a_large_message_forgets_its_letter_unless_a_chunk_is_on_its_way() -> (
+    None
+):
+    cursors, everything = MemoryCursors(), Everything()
+    await cursors.create(TOPIC, "s", None, {})
+    graveyard = await opened(cursors, everything)
+    await graveyard.bury(chunk(FIRST))
+    await graveyard.start_over()
+    assert await large_records(cursors)
+    graveyard.acknowledged(runs_of([FIRST]))
+    await graveyard.tidy()
+    await graveyard.start_over()
+    assert not await large_records(cursors)
+
+
+async def test_the_large_letters_that_wait_longest_for_their_next_chunk_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("seqgate.services.dispatcher.letters.graveyard.LARGE_MAX", 2)
+    cursors, everything = MemoryCursors(), Everything()
+    await cursors.create(TOPIC, "s", None, {})
+    graveyard = await opened(cursors, everything)
+    for number in (0, 10, 0, 20):
+        first = Position(1, number)
+        large = LargeLetter(f"{number}", first, is_last=False)
+        position = Position(1, len(everything.letters))
+        await graveyard.bury(replace(letter(position), large=large))
+    assert set(graveyard.large) == {"0", "20"}
+    assert set((await opened(cursors, everything)).large) == {"0", "20"}
 
 
 async def test_a_dead_letter_is_never_abandoned_during_an_outage() -> None:

@@ -359,20 +359,20 @@ class Delivering:
 
     def _dead_letter(self, lane: Lane, head: Parked | Returned, now_ms: int) -> None:
         position, messages = head.position, head.messages
-        why = self._why_dead(lane, position)
+        why, large = self._why_dead(lane, position), None
         if lane.rare is not None:
-            chunk, gap = lane.rare.chunks.get(position), self._gaps.gap(lane.key)
-            if chunk and gap and self._large.is_rest_of(chunk, gap.position):
-                self._gaps.record_rest(position)
+            chunk = lane.rare.chunks.get(position)
+            large = None if chunk is None else self._large.letter_of(chunk)
             lane.rare.forget(position)
+        if large is not None:
+            self._gaps.record_chunk(position, large.first)
         lane.dead = position
         attempts, after = self._settling.attempts.get(position, 0), self._gaps.after(lane.key)
         failures = self._settling.failures(position)
         state = self._gaps.with_gap(lane.key, Gap(position, attempts))
         acknowledged = (1 << messages) - 1 & ~self._settling.left(position, messages)
-        self._out.add(
-            DeadLetter(position, lane.key, attempts, after, why, failures, acknowledged, state)
-        )
+        about = (attempts, after, why, failures, acknowledged, state, large)
+        self._out.add(DeadLetter(position, lane.key, *about))
         self._parking.withhold(lane, Reason.DEAD_LETTERING, now_ms)
 
     def _deliver(

@@ -195,6 +195,15 @@ class KeyState(NamedTuple):
     has_more: bool = False
 
 
+class LargeLetter(NamedTuple):
+    """The large message of a dead-lettered chunk: its attempt, where it begins, and whether the
+    chunk is the last."""
+
+    attempt: str
+    first: Position
+    is_last: bool
+
+
 class Delivery(NamedTuple):
     """An entry sent to a consumer.
 
@@ -305,6 +314,7 @@ class DeadLetter:
         failures: its latest failed deliveries, the oldest first.
         acknowledged: of a batch, the messages acknowledged before (bits).
         state: the state of its key from then on; None: it follows from the others.
+        large: of a chunk, its message: all its chunks are dead-lettered. Durable until the last is.
     """
 
     position: Position
@@ -315,6 +325,7 @@ class DeadLetter:
     failures: tuple[FailedDelivery, ...] = field(default=(), compare=False)
     acknowledged: int = 0
     state: KeyState | None = field(default=None, compare=False)
+    large: LargeLetter | None = None
 
 
 @dataclass(frozen=True, slots=True)

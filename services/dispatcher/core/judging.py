@@ -25,6 +25,7 @@ from seqgate.services.dispatcher.core.effects import (
     Options,
 )
 from seqgate.services.dispatcher.core.lane import Chunk, Lane
+from seqgate.services.dispatcher.core.large import LargeMessages
 from seqgate.services.dispatcher.core.parking import Parking
 from seqgate.services.dispatcher.core.settling import Settling
 from seqgate.services.dispatcher.core.verdicts import Verdicts
@@ -36,12 +37,18 @@ REJECTED_ATTEMPTS_MAX: Final = 1_000
 
 class Judging:
     def __init__(
-        self, options: Options, parking: Parking, settling: Settling, totals: dict[str, int]
+        self,
+        options: Options,
+        parking: Parking,
+        settling: Settling,
+        large: LargeMessages,
+        totals: dict[str, int],
     ) -> None:
         self._options = options
         self._parking = parking
         self._verdicts: Verdicts = parking.verdicts
         self._settling = settling
+        self._large = large
         self._totals = totals
         self._rejected: dict[str, None] = {}
 
@@ -51,6 +58,8 @@ class Judging:
         """Apply the verdict on an entry that was read. `keeps`: whether its key's entries are kept,
         room permitting. Returns the entry with the verdict that counts; None: it is rejected."""
         if entry.chunk is not None:
+            if self._large.is_dead(entry.chunk):  # its letter has all chunks, or none
+                return entry._replace(verdict=ACCEPT)
             if not keeps:
                 return entry  # judged when the chunks before it are known
             entry = entry._replace(verdict=self._of_chunk(entry, entry.chunk, key, now_ms))
@@ -99,6 +108,8 @@ class Judging:
         one is in flight. A dead letter that came back is not filtered again."""
         chunk = None if lane.rare is None else lane.rare.chunks.get(position)
         chunks = [position] if chunk is None else self._chunks(lane, chunk)
+        if chunk is not None and self._large.is_dead(chunk):
+            return
         if any(each in lane.flights for each in chunks) or position in self._settling.returned:
             return
         for each in chunks:

@@ -7,14 +7,19 @@ without the first chunk is useless: the subscription began after the first, or w
 first was trimmed, rejected by filters, or acknowledged without the rest. Unacknowledged entries are
 read from the first one on, in order, so all of that is known when a chunk is read.
 
+A message of which a chunk was dead-lettered is dead-lettered whole, by whoever then owns the
+subscription: a new owner starts with the large letters on their way.
+
 The number of remembered messages is bounded. Forgotten is not missing: a chunk that may belong to a
 forgotten message is delivered, and its consumer finds out.
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from seqgate.services.dispatcher.core.effects import LargeLetter
 from seqgate.services.dispatcher.core.lane import Chunk
 from seqgate.services.dispatcher.core.settling import Settling
 from seqgate.types import Position
@@ -54,9 +59,12 @@ class Ended(NamedTuple):
 class LargeMessages:
     """Large messages by attempt: a message that is sent again is another one."""
 
-    def __init__(self, settling: Settling) -> None:
+    def __init__(self, settling: Settling, letters: Mapping[str, Position] = {}) -> None:
+        """`letters`: the first chunk of each large letter on its way."""
         self._settling = settling
         self._unfinished: OrderedDict[str, LargeMessage] = OrderedDict()
+        for name, first in letters.items():
+            self._unfinished[name] = LargeMessage(first, b"", is_dead=True)
         self._finished: OrderedDict[str, LargeMessage] = OrderedDict()
         self._over: OrderedDict[str, Ended] = OrderedDict()
         self._has_forgotten = False
@@ -64,7 +72,9 @@ class LargeMessages:
 
     def record_read(self, chunk: Chunk, position: Position, key: bytes) -> None:
         """Record an unacknowledged chunk that was read for the first time."""
-        if not chunk.number and (chunk.number == 0 or self._get(chunk.attempt) is None):
+        known = self._get(chunk.attempt)
+        is_again = known is not None and known.is_dead and known.first == position
+        if not chunk.number and not is_again and (chunk.number == 0 or known is None):
             self._finished.pop(chunk.attempt, None)
             self._unfinished[chunk.attempt] = LargeMessage(position, key)
             if len(self._unfinished) > UNFINISHED_MAX:
@@ -119,6 +129,13 @@ class LargeMessages:
         """Whether a chunk follows others of its message to the dead letter topic."""
         attempt = self._get(chunk.attempt)
         return attempt is not None and attempt.is_dead
+
+    def letter_of(self, chunk: Chunk) -> LargeLetter | None:
+        """The large letter that a chunk belongs to; None: its message is not dead-lettered."""
+        attempt = self._get(chunk.attempt)
+        if attempt is None or not attempt.is_dead:
+            return None
+        return LargeLetter(chunk.attempt, attempt.first, chunk.is_last)
 
     def is_headless(self, chunk: Chunk, position: Position) -> bool:
         """Whether a chunk continues a message that cannot be whole."""

@@ -69,6 +69,8 @@ class Durable(NamedTuple):
         waits: the start times of the oldest waits that must end.
         returned: acknowledged entries that are delivered once more: dead letters that come back.
         failures: the latest failed deliveries of entries, the oldest first.
+        large_letters: large messages of which not all chunks are dead-lettered yet: the first chunk
+            of each attempt.
     """
 
     acknowledged: Acknowledged
@@ -79,6 +81,7 @@ class Durable(NamedTuple):
     waits: Mapping[Position, int] = {}
     returned: frozenset[Position] = frozenset()
     failures: Mapping[Position, tuple[FailedDelivery, ...]] = {}
+    large_letters: Mapping[str, Position] = {}
 
 
 @dataclass(slots=True)
@@ -371,7 +374,7 @@ class Gaps:
     def __init__(self, options: Options, keys: Mapping[bytes, KeyState]) -> None:
         self.keys = dict(keys)
         self._options = options
-        self._rests: set[Position] = set()
+        self._firsts: dict[Position, Position] = {}
 
     def state(self, key: bytes) -> KeyState | None:
         return self.keys.get(remembered(key))
@@ -401,25 +404,26 @@ class Gaps:
 
     def with_gap(self, key: bytes, gap: Gap) -> KeyState:
         """The state of a key once this message is dead-lettered, too. A key that is held stays held
-        behind the first one."""
-        before = self.state(key)
-        if before is None or before.after is not AfterDeadLetter.HOLD:
-            return KeyState(self.after(key), gap)
+        behind the first one, and behind the first chunk of a large message."""
+        before, after = self.state(key), self.after(key)
+        if after is not AfterDeadLetter.HOLD:
+            return KeyState(after, gap)
+        gap = Gap(self._firsts.get(gap.position, gap.position), gap.attempts)
+        if before is None:
+            return KeyState(after, gap)
         if before.gap.position == gap.position:
-            return KeyState(before.after, gap, before.has_more)
-        if gap.position in self._rests:
-            return before
-        return KeyState(before.after, min(before.gap, gap), has_more=True)
+            return KeyState(after, max(before.gap, gap), before.has_more)
+        return KeyState(after, min(before.gap, gap), has_more=True)
 
-    def record_rest(self, position: Position) -> None:
-        """Record that a chunk which is dead-lettered belongs to the message that the key is held
-        behind: it makes no other gap."""
-        self._rests.add(position)
+    def record_chunk(self, position: Position, first: Position) -> None:
+        """Record where the message of a chunk begins that is dead-lettered: its chunks are one
+        gap."""
+        self._firsts[position] = first
 
     def add(self, key: bytes, gap: Gap) -> ForgetKey | None:
         """Record that a message was dead-lettered, which may forget the oldest gap."""
         state = self.with_gap(key, gap)
-        self._rests.discard(gap.position)
+        self._firsts.pop(gap.position, None)
         self.keys.pop(remembered(key), None)
         self.keys[remembered(key)] = state
         if len(self.keys) > GAPS_MAX:

@@ -137,8 +137,8 @@ class Subscription:
             options, parking, settling, timers, out, self.totals, first_delivery
         )
         self.gaps = settling.gaps
-        self.large = large = LargeMessages(settling)
-        self.judging = Judging(options, parking, settling, self.totals)
+        self.large = large = LargeMessages(settling, durable.large_letters)
+        self.judging = Judging(options, parking, settling, large, self.totals)
         self.handover = HandOver(options, selector, parking, flights, timers, out)
         self.delivering = Delivering(options, parking, flights, settling, large, out)
 

@@ -3,6 +3,10 @@
     number it durably, with ──▶ publish it under ──▶ acknowledge ──▶ forget its
     the state of its key        that number          it              number
 
+A large message is dead-lettered chunk by chunk, each under a number of its own. Until the last one
+is acknowledged, the message is recorded with the latest number, so that the next owner completes
+the letter: its chunks go where the first went.
+
 The numbers and the states of keys are properties of the subscription's cursor. A letter published
 again keeps its number, so the dead letter topic's deduplication discards the copy. Only the owner
 assigns numbers; a new owner dead-letters every numbered entry and delivers none of them. Only a
@@ -70,12 +74,17 @@ _TOPIC: Final = f"{INTERNAL}dead.topic"
 _LETTER: Final = f"{INTERNAL}dead.letter."
 _KEY: Final = f"{INTERNAL}dead.key."
 _ABOUT: Final = f"{INTERNAL}dead.about."
+_LARGE: Final = f"{INTERNAL}dead.large."
 
 NUMBERS_AN_EPOCH: Final = 1_000_000
 """The least distance between the first numbers of two epochs."""
 
 BURIED_MAX: Final = 10_000
 """The most published letters remembered, for Explain."""
+
+LARGE_MAX: Final = 200
+"""The most large letters on their way; beyond it, the one that waits longest for its next chunk is
+forgotten: its producer may never finish it."""
 
 RETRY_AFTER_S: Final = 0.5
 """The delay after which a failed letter is retried."""
@@ -101,6 +110,32 @@ class _Open(NamedTuple):
     since_ms: int
     line: str
     round: int
+
+    @property
+    def values(self) -> list[int | str]:
+        return [*self[:2], str(self.topic), *self[3:]]
+
+    @classmethod
+    def of(cls, number: int, attempts: int, topic: str, *rest: Any) -> "_Open":
+        return cls(number, attempts, TopicName.parse(topic), *rest)
+
+
+class _Large(NamedTuple):
+    """A large letter on its way: its attempt, its latest chunk, and the position of its last one,
+    once that is numbered."""
+
+    attempt: str
+    latest: _Open
+    last: Position | None
+
+    def to_text(self) -> str:
+        last = "" if self.last is None else _text(self.last)
+        return json.dumps([self.attempt, last, *self.latest.values])
+
+    @classmethod
+    def from_text(cls, text: str) -> "_Large":
+        attempt, last, *values = json.loads(text)
+        return cls(attempt, _Open.of(*values), _parsed(last) if last else None)
 
 
 class Contents(Protocol):
@@ -135,6 +170,7 @@ class Graveyard:
         self._next = 1
         self._round = 0  # the number of the first letter since the cursor was created or reset
         self._open: dict[Position, _Open] = {}
+        self._large: dict[Position, _Large] = {}  # by the first chunk
         self._published: set[Position] = set()
         self._failed: dict[Position, DomainError] = {}
         self._refusals: Counter[Position] = Counter()
@@ -165,6 +201,11 @@ class Graveyard:
         return frozenset(self._open.keys() - self._done)
 
     @property
+    def large(self) -> dict[str, Position]:
+        """The first chunk of each large letter on its way, by its attempt."""
+        return {each.attempt: first for first, each in self._large.items()}
+
+    @property
     def known_topic(self) -> TopicName:
         """Where the latest letter went; if there is none, where the next one would go. A new owner
         learns the subscription's dead letter topic only from the first consumer that joins."""
@@ -182,20 +223,20 @@ class Graveyard:
         Returns the states of keys."""
         async with self._one_by_one:
             self._open, self._published, self._done = {}, set(), set()
-            self._failed, self._told = {}, {}
+            self._failed, self._told, self._large = {}, {}, {}
             self._left = dict(left)
             keys = {}
             for name, value in cursor.properties.items():
                 if name.startswith(_LETTER):
-                    number, attempts, to, *rest = json.loads(value)
-                    letter = _Open(number, attempts, TopicName.parse(to), *rest)
-                    self._open[_parsed(name.removeprefix(_LETTER))] = letter
+                    self._open[_parsed(name.removeprefix(_LETTER))] = _Open.of(*json.loads(value))
                 elif name.startswith(_ABOUT):
                     why, failures = json.loads(value)
                     self._told[_parsed(name.removeprefix(_ABOUT))] = (
                         Why(why),
                         failures_of(failures),
                     )
+                elif name.startswith(_LARGE):
+                    self._large[_parsed(name.removeprefix(_LARGE))] = _Large.from_text(value)
                 elif name.startswith(_KEY):
                     key, state = _key_state(json.loads(value))
                     keys[key] = state
@@ -261,26 +302,56 @@ class Graveyard:
     async def _number(self, what: DeadLetter) -> None:
         number, self._next = self._next, self._next + 1
         since_ms = self._overtaken.pop(what.position, self._now_ms())
-        topic, round_ = self.dead_letter_topic, self._round or number
-        letter = _Open(number, what.attempts, topic, since_ms, self._line, round_)
-        kept = json.dumps([*letter[:2], str(topic), *letter[3:]])
-        put = {f"{_LETTER}{_text(what.position)}": kept, _NEXT: str(number + 1)}
+        round_ = self._round or number
+        topic, line = self.dead_letter_topic, self._line
+        letter = self._beside_others(
+            what, _Open(number, what.attempts, topic, since_ms, line, round_)
+        )
+        put = {f"{_LETTER}{_text(what.position)}": json.dumps(letter.values)}
+        put[_NEXT] = str(number + 1)
+        large, surplus = self._large_with(what, letter)
+        put |= {_large_name(each): record.to_text() for each, record in large.items()}
         if not self._round:
             put[_ROUND] = str(round_)
-        if topic != self._last_topic:
-            put[_TOPIC] = str(topic)
+        if letter.topic != self._last_topic:
+            put[_TOPIC] = str(letter.topic)
         key, put[key] = _key_property(what)
         put[f"{_ABOUT}{_text(what.position)}"] = _about_text(what)
         self._last_of[key] = number
         try:
-            await self._put(put)
+            await self._put(put, *map(_large_name, surplus))
         except InvalidProperty as error:
             raise CursorsUnavailable(
                 "too many held keys for the cursor's properties", retry_after_s=RETRY_AFTER_S
             ) from error
         self._open[what.position] = letter
-        self._last_topic = topic
+        self._large |= large
+        for each in surplus:
+            self._large.pop(each, None)
+        self._last_topic = letter.topic
         self._round = round_
+
+    def _beside_others(self, what: DeadLetter, letter: _Open) -> _Open:
+        """A letter that goes where the earlier chunks of its large message went."""
+        begun = None if what.large is None else self._large.get(what.large.first)
+        if what.large is None or begun is None or begun.attempt != what.large.attempt:
+            return letter
+        latest = begun.latest
+        return letter._replace(topic=latest.topic, line=latest.line, round=latest.round)
+
+    def _large_with(
+        self, what: DeadLetter, letter: _Open
+    ) -> tuple[dict[Position, _Large], list[Position]]:
+        """The record of a chunk's large letter, and of those beyond LARGE_MAX, the first chunks."""
+        if what.large is None:
+            return {}, []
+        attempt, first, is_last = what.large
+        large = {first: _Large(attempt, letter, what.position if is_last else None)}
+        others = sorted(self._large.keys() - large.keys(), key=self._number_of_large, reverse=True)
+        return large, others[LARGE_MAX - 1 :]
+
+    def _number_of_large(self, first: Position) -> int:
+        return self._large[first].latest.number
 
     async def _hold_again(self, what: DeadLetter) -> None:
         """Make the state of a key durable for a letter that another instance numbered, or whose
@@ -303,7 +374,10 @@ class Graveyard:
         """Remove the numbers of acknowledged entries."""
         done = list(self._done)
         names = [f"{kind}{_text(each)}" for each in done for kind in (_LETTER, _ABOUT)]
-        await self._put({}, *names)
+        ended = [first for first, each in self._large.items() if each.last in done]
+        await self._put({}, *names, *map(_large_name, ended))
+        for first in ended:
+            self._large.pop(first, None)
         for position in done:
             self._done.discard(position)
             self._published.discard(position)
@@ -320,6 +394,11 @@ class Graveyard:
                 is_again = cursor.mark_delete is None or cursor.mark_delete < position
                 if is_again and position not in self._open:
                     gone.append(name)
+        open_ = set(self._open.values())
+        for first, large in self._large.items():
+            is_again = cursor.mark_delete is None or cursor.mark_delete < first
+            if is_again and large.latest not in open_:
+                gone.append(_large_name(first))
         if gone:
             await self._put({}, *gone)
         for name in gone:
@@ -392,6 +471,9 @@ class Graveyard:
                 subscription=self._subscription,
                 line=self._line,
             )
+        for first, large in self._large.items():
+            if large.latest == letter:
+                self._large[first] = large._replace(latest=letter._replace(line=self._line))
 
     def _remember(self, position: Position) -> None:
         self.buried[position] = self._open[position].topic
@@ -482,6 +564,10 @@ def _key_property(what: DeadLetter) -> tuple[str, str]:
     if held.has_more:
         state["more"] = True
     return _key_name(key), json.dumps(state)
+
+
+def _large_name(first: Position) -> str:
+    return f"{_LARGE}{_text(first)}"
 
 
 def _key_name(key: bytes) -> str:
