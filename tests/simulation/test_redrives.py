@@ -164,7 +164,8 @@ class World:
 
     def forget(self, key: bytes) -> None:
         self.keys.pop(key, None)
-        self.dead.pop(key, None)
+        own = (each for each in self.numbered if self.entry(each).key == key)
+        self.dead[key] = {self.whole(each)[0] for each in own}  # these hold it again
 
     def number(self, effect: DeadLetter) -> None:
         """Number a letter, in one change with the state of its key, and of its large message."""

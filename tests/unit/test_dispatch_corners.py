@@ -11,7 +11,10 @@ from seqgate.services.dispatcher.core.effects import (
     FILTER_FAILED,
     REJECT,
     UNJUDGED,
+    AfterDeadLetter,
+    Gap,
     Judge,
+    KeyState,
     Options,
     Outcome,
     Outgoing,
@@ -24,7 +27,7 @@ from seqgate.services.dispatcher.core.lane import Chunk, Lane, Reason
 from seqgate.services.dispatcher.core.large import LargeMessages
 from seqgate.services.dispatcher.core.parking import Parking
 from seqgate.services.dispatcher.core.positions import Acknowledged
-from seqgate.services.dispatcher.core.settling import Durable, Settling
+from seqgate.services.dispatcher.core.settling import Durable, Gaps, Settling
 from seqgate.services.dispatcher.core.subscription import Ack, Subscription
 from seqgate.services.dispatcher.core.verdicts import WAITS, WAITS_MAX, Verdicts, from_text, to_text
 from seqgate.services.dispatcher.service import PROPERTY_BYTES_MAX
@@ -525,3 +528,14 @@ def test_a_missing_rule_is_found(
     broken = rebuilt(owner, right, wrong, AS_IT_IS)
     with pytest.raises((AssertionError, KeyError)):
         play(broken)
+
+
+@pytest.mark.parametrize("is_returning", [False, True])
+def test_a_key_is_held_behind_several_letters_only_if_none_is_on_its_way_back(
+    *, is_returning: bool
+) -> None:
+    held = KeyState(AfterDeadLetter.HOLD, Gap(Position(1, 3), 1))
+    returned = {Position(1, 3)} if is_returning else set()
+    gaps = Gaps(Options(), {A: held}, returned)
+    state = KeyState(AfterDeadLetter.HOLD, Gap(Position(1, 1), 1), has_more=not is_returning)
+    assert gaps.with_gap(A, Gap(Position(1, 1), 1)) == state

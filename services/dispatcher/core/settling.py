@@ -18,7 +18,7 @@ A subscription never stops. An entry that can be neither delivered nor dead-lett
 acknowledged, counted and logged, so that it can be found in the log.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain
@@ -119,7 +119,7 @@ class Settling:
         for position, failures in durable.failures.items():
             for each in failures:
                 self._failures.add(position, each)
-        self.gaps = Gaps(options, durable.keys)
+        self.gaps = Gaps(options, durable.keys, self.returned)
         self._out = out
         self._totals = totals
         self._batch = Batch(1)
@@ -371,9 +371,12 @@ def remembered(key: bytes) -> bytes:
 class Gaps:
     """The state of keys of which a message was dead-lettered, by stored form, the oldest first."""
 
-    def __init__(self, options: Options, keys: Mapping[bytes, KeyState]) -> None:
+    def __init__(
+        self, options: Options, keys: Mapping[bytes, KeyState], returned: Container[Position] = ()
+    ) -> None:
         self.keys = dict(keys)
         self._options = options
+        self._returned = returned
         self._firsts: dict[Position, Position] = {}
 
     def state(self, key: bytes) -> KeyState | None:
@@ -404,7 +407,8 @@ class Gaps:
 
     def with_gap(self, key: bytes, gap: Gap) -> KeyState:
         """The state of a key once this message is dead-lettered, too. A key that is held stays held
-        behind the first one, and behind the first chunk of a large message."""
+        behind the first one, and behind the first chunk of a large message; but not behind one that
+        is on its way back, which waits in its key like any other."""
         before, after = self.state(key), self.after(key)
         if after is not AfterDeadLetter.HOLD:
             return KeyState(after, gap)
@@ -413,6 +417,8 @@ class Gaps:
             return KeyState(after, gap)
         if before.gap.position == gap.position:
             return KeyState(after, max(before.gap, gap), before.has_more)
+        if before.gap.position in self._returned and not before.has_more:
+            return KeyState(after, gap)
         return KeyState(after, min(before.gap, gap), has_more=True)
 
     def record_chunk(self, position: Position, first: Position) -> None:
