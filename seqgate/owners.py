@@ -111,7 +111,10 @@ class FollowingChannel(OuterChannel):
         def at(address: str) -> Callable[..., Any]:
             multi = made.get(address)
             if multi is None:
-                multi = made[address] = method.on(self.at(address))
+                multi = method.on(self.at(address))
+                if address != self.owners.home:
+                    multi = _at_once(multi)
+                made[address] = multi
             return multi
 
         async def unary(request: Any, *, timeout: float | None = None, **how: Any) -> Any:
@@ -154,6 +157,16 @@ class FollowingChannel(OuterChannel):
         for made in self._made.values():
             made.clear()
         await self.close()
+
+
+def _at_once(multi: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls that do not wait for a connection: the next one goes home if the owner is gone."""
+
+    def call(*request: Any, **how: Any) -> Any:
+        how.pop("wait_for_ready", None)
+        return multi(*request, **how)
+
+    return call
 
 
 class FollowingCall:

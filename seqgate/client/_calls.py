@@ -43,15 +43,20 @@ class Calls:
         open_channel: Callable[[str], aio.Channel],
         *,
         timeout_s: float,
+        waits: bool = False,
     ) -> None:
         """
         Args:
             addresses: by the service's name.
             timeout_s: how long a call may take.
+            waits: whether a call waits for a connection to its service, within that time; nothing
+                is sent twice. False: it fails at once while the address refuses connections, or
+                gRPC backs off from it.
         """
         self._addresses = addresses
         self._open_channel = open_channel
         self._timeout_s = timeout_s
+        self._how: dict[str, bool] = {"wait_for_ready": True} if waits else {}
         self._channels = AsyncExitStack()
         self._stubs: dict[tuple[str, str], Any] = {}
 
@@ -65,13 +70,13 @@ class Calls:
         refuses or times out, and InUseError (reason NOT_OWNER) if each dispatcher redirects to
         another one."""
         name, method = _addressed(request)
-        target = self.target(name)
+        target, how = self.target(name), self._how
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         for left in reversed(range(REDIRECTS_MAX + 1)):
             try:
                 with reaching(name, target):
                     stub = self.stub(name, target)
-                    return await translated(getattr(stub, method)(request, timeout=limit_s))
+                    return await translated(getattr(stub, method)(request, timeout=limit_s, **how))
             except InUseError as error:
                 owner = error.details.get("owner", "")
                 if name != "dispatcher" or error.reason != "NOT_OWNER" or not owner:
@@ -84,7 +89,7 @@ class Calls:
                         details=error.details,
                         retry_after_s=error.retry_after_s,
                     ) from error
-                target = owner
+                target, how = owner, {}  # if it is gone, another one may own it by the next call
         raise AssertionError("unreachable")
 
     async def pages(self, request: Any) -> AsyncIterator[Any]:
@@ -102,7 +107,8 @@ class Calls:
         name, method = _addressed(request)
 
         async def collected() -> list[Any]:
-            call = getattr(self.stub(name), method)(request, timeout=self._timeout_s)
+            stub = self.stub(name)
+            call = getattr(stub, method)(request, timeout=self._timeout_s, **self._how)
             return [_not_draining(name, each) async for each in call]
 
         with reaching(name, self.target(name)):

@@ -100,7 +100,7 @@ class Client:
         self._dispatchers: dict[str, aio.Channel] = {}  # by address: subscriptions differ in owner
         given = {"ledger": ledger, "dispatcher": dispatcher, "dedup": dedup, "cursor": cursor}
         addresses = {name: address for name, address in given.items() if address is not None}
-        self._calls = Calls(addresses, self._open_channel, timeout_s=ADMIN_TIMEOUT_S)
+        self._calls = Calls(addresses, self._open_channel, timeout_s=ADMIN_TIMEOUT_S, waits=True)
 
     def producer(
         self,
@@ -296,7 +296,8 @@ class Client:
 
     def admin(self) -> Admin:
         """The admin client of the services whose addresses the client has: it manages topics,
-        policies, subscriptions and cursors. A call may take 30 seconds."""
+        policies, subscriptions and cursors. A call may take 30 seconds, and so long waits for a
+        service that restarts: then it raises UnavailableError."""
         return Admin(self._calls)
 
     def _open_channel(self, address: str) -> aio.Channel:

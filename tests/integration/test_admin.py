@@ -1,5 +1,6 @@
 """The admin client."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
@@ -16,6 +17,7 @@ from seqgate.client import (
     SubscriptionOptions,
     connect,
 )
+from seqgate.dev.ports import free_ports
 from seqgate.dev.stack import Stack
 from seqgate.errors import (
     InUseError,
@@ -25,6 +27,7 @@ from seqgate.errors import (
 )
 from seqgate.types import InvalidNameError, Position
 from tests.support.waiting import eventually
+from tools.stack.forwarder import Ends, Forwarder
 
 
 @pytest.fixture
@@ -267,10 +270,35 @@ async def test_a_service_that_is_not_given_is_named(stack: Stack, topic: str) ->
             await client.admin().cursor(topic, "c")
 
 
-async def test_a_service_that_does_not_answer_is_named(topic: str) -> None:
+async def test_a_service_that_does_not_answer_in_time_is_named(
+    topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seqgate.client._client.ADMIN_TIMEOUT_S", 0.1)
     async with connect("127.0.0.1:1") as client:
         with pytest.raises(UnavailableError, match=r"ledger service at 127\.0\.0\.1:1 does not"):
             await client.admin().topic(topic)
+
+
+class Restarting(Forwarder):
+    """The address of a service that restarts; `refused` counts connections that failed so far."""
+
+    refused = 0
+
+    async def opened(self) -> Ends:
+        try:
+            return await super().opened()
+        except OSError:
+            self.refused += 1
+            raise
+
+
+async def test_calls_wait_for_a_service_that_restarts(stack: Stack, topic: str) -> None:
+    async with Restarting(*free_ports(1)) as service, connect(service.address) as client:
+        making = asyncio.create_task(client.admin().create_topic(topic))
+        await eventually(lambda: service.refused > 1)
+        assert not making.done()
+        service.targets = (stack.ports["ledger"],)
+        assert (await making).name == topic
 
 
 async def test_an_invalid_name_is_refused(admin: Admin) -> None:

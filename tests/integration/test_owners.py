@@ -13,6 +13,7 @@ from grpc import StatusCode, aio
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.client import connect
+from seqgate.dev.ports import free_ports
 from seqgate.owners import FOLLOW_MAX, FollowingBlockingChannel, FollowingChannel
 from seqgate.spark._columns import Range, connected, read_blocks
 from seqgate.types import Position
@@ -134,6 +135,20 @@ async def test_an_unreachable_owner_is_forgotten(
     instances[1].is_draining = False
     chain(instances[0], instances[2])
     assert await ask(channel) == instances[2].address
+
+
+async def test_a_call_that_waits_for_its_target_does_not_wait_for_an_owner_that_is_gone(
+    channel: FollowingChannel, instances: list[Instance]
+) -> None:
+    (port,) = free_ports(1)
+    chain(*instances[:2])
+    instances[0].owner = f"127.0.0.1:{port}"
+    request = pb.GetTopicRequest(topic=TOPIC)
+    for _ in range(2):
+        with pytest.raises(aio.AioRpcError) as raised:
+            await LedgerServiceStub(channel).GetTopic(request, wait_for_ready=True)
+        assert raised.value.code() is StatusCode.UNAVAILABLE
+    assert instances[0].calls == 2  # it was forgotten
 
 
 async def test_a_call_without_a_topic_goes_to_the_target(

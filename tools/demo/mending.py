@@ -25,7 +25,7 @@ from seqgate.client import (
     process_by_key,
 )
 from seqgate.dev.stack import Stack
-from seqgate.errors import InUseError, UnavailableError
+from seqgate.errors import InUseError
 from seqgate.types import Position
 from tools.demo.dataset import ABSENT, Original
 from tools.demo.delivery import publish_all
@@ -174,7 +174,7 @@ class _Operator:
 
     async def work(self) -> None:
         """What is not possible yet is done next time. By request ids, all is done once."""
-        with suppress(InUseError, UnavailableError):
+        with suppress(InUseError):
             async for letter in self.letters():
                 if letter.state in ("DEAD", "MENDING") and letter.mend is None:
                     await self._admin.mend(

@@ -159,7 +159,7 @@ class Client:
 
     def admin(self) -> Admin:
         """The admin client of the services whose addresses the client has. A call may take 30
-        seconds."""
+        seconds, and so long waits for a service that restarts: then it raises UnavailableError."""
         return Admin(self._portal, self._portal.call(self._held.admin), self)
 
     def wrapped(self, name: str, wrap: "Wrap[B]", args: Any, kwargs: Any) -> B:
