@@ -82,14 +82,21 @@ def _entry(found: Any, name: str) -> Iterator[str]:
 
 
 def _class(found: Any) -> Iterator[str]:
-    bases = ", ".join(map(str, found.bases))
+    parts = _parts(found)
+    own = {each.name for each in parts}
+    bases = ", ".join(str(each) for each in found.bases if str(each) not in own)
     constructor = found.members.get("__init__")
     shown = f"class {found.name}({bases})" if bases else f"class {found.name}"
     if constructor is not None and not bases and found.name not in _made(found.package):
         shown = f"class {_signature(constructor, found.name)}"
     yield _code(shown)
     yield _docstring(found)
-    members = [each for name, each in found.members.items() if name[0] != "_" and not each.is_alias]
+    members = [
+        each
+        for part in (*parts, found)
+        for name, each in part.members.items()
+        if name[0] != "_" and not each.is_alias
+    ]
     fields = [each for each in members if each.is_attribute and "property" not in each.labels]
     told = set(ITEM.findall(_plain(found)))
     rest = [each for each in fields if each.docstring or each.name not in told]
@@ -106,11 +113,18 @@ def _class(found: Any) -> Iterator[str]:
             yield _docstring(each)
 
 
+def _parts(found: Any) -> list[Any]:
+    """The classes that a class is composed of, such as LetterCalls of Admin: applications see their
+    methods only."""
+    return [each for each in found.resolved_bases if each.name.endswith("Calls")]
+
+
 @cache
 def _made(package: Any) -> frozenset[str]:
     """The classes whose objects functions and methods return."""
     found = [_target(module[name]) for module in modules(package) for name in names(module)]
-    methods = [each for owner in found if owner.is_class for each in owner.functions.values()]
+    owners = [part for each in found if each.is_class for part in (each, *_parts(each))]
+    methods = [each for owner in owners for each in owner.functions.values()]
     functions = [each for each in found if each.is_function]
     return frozenset(str(each.returns) for each in (*functions, *methods))
 
