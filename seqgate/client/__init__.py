@@ -4,19 +4,7 @@
 `seqgate.errors`. `seqgate.client.blocking` is the client for threads.
 """
 
-from seqgate.client._admin import (
-    Admin,
-    CursorInfo,
-    DeadLetter,
-    DeduplicationInfo,
-    PolicyValues,
-    Reason,
-    Redrive,
-    SubscriptionInfo,
-    TopicInfo,
-    Trimmed,
-    Verdict,
-)
+from seqgate.client._admin import Admin
 from seqgate.client._assembler import AssemblyLimits, Dropped, DropReason
 from seqgate.client._batcher import Batching
 from seqgate.client._breaker import Breaker, BreakerState
@@ -25,7 +13,10 @@ from seqgate.client._chunking import Chunking
 from seqgate.client._client import Client, connect
 from seqgate.client._codec import Compression
 from seqgate.client._consumer import Consumer
+from seqgate.client._cursors import CursorInfo
+from seqgate.client._deduplication import DeduplicationInfo, PolicyValues, Verdict
 from seqgate.client._letters import (
+    DeadLetter,
     DeadLetterLife,
     Discard,
     FailedDelivery,
@@ -38,7 +29,7 @@ from seqgate.client._message import Gap, Message, Received, Token
 from seqgate.client._outbox import Receipt
 from seqgate.client._producer import Outgoing, Producer, SendManyError
 from seqgate.client._reader import EARLIEST, LATEST, Missed, Reader, Start
-from seqgate.client._redrives import Estimated, RedriveEstimate, RedriveInfo
+from seqgate.client._redrives import Estimated, Redrive, RedriveEstimate, RedriveInfo
 from seqgate.client._subscribing import (
     AfterDeadLetter,
     Incomplete,
@@ -47,6 +38,8 @@ from seqgate.client._subscribing import (
     SubscriptionOptions,
     SubscriptionType,
 )
+from seqgate.client._subscriptions import Reason, SubscriptionInfo
+from seqgate.client._topics import TopicInfo, Trimmed
 from seqgate.message_id import ChunkMessageId, MessageId
 from seqgate.tls import TLS
 

@@ -15,6 +15,9 @@ from seqgate.client._channel import translated
 from seqgate.errors import InUseError, UnavailableError
 from seqgate.owners import FollowingChannel
 
+PAGE: Final = 1_000
+"""How many objects a listing asks for at once."""
+
 REDIRECTS_MAX: Final = 2
 """The most redirects to follow for a request about a subscription."""
 

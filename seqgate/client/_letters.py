@@ -1,17 +1,25 @@
-"""The admin client's calls that mend and discard dead letters, and tell what was done to them."""
+"""The admin client's calls about dead letters: which there are, and what was done to them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from datetime import datetime
+from typing import NamedTuple
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
-from seqgate.client._calls import Calls
-from seqgate.client._codec import position_of
+from seqgate.client._calls import PAGE, Calls
+from seqgate.client._codec import decode_entry
+from seqgate.client._fields import (
+    enum_name,
+    full_name,
+    key_bytes,
+    message_id_of,
+    optional,
+    optional_id,
+    time_of,
+)
 from seqgate.client._log import to_wire
+from seqgate.client._message import Message
 from seqgate.message_id import MessageId
-from seqgate.times import milliseconds
-from seqgate.types import TopicName
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +121,130 @@ class LetterOperation:
     successor: MessageId | None
 
 
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that a subscription dead-lettered: an entry, which may be a batch or a chunk.
+
+    Attributes:
+        id: its id in the dead letter topic, which names the letter.
+        topic: the dead letter topic.
+        origin: the message's id in the subscription's topic.
+        key: the message's key.
+        producer, sequence_id: the message's; of a batch, the lowest sequence id.
+        properties: the message's own.
+        messages: how many messages the entry has.
+        payload_bytes: the size of its payload, as stored.
+        chunk: of a chunk of a large message, its number from 0; None: it is none.
+        at: when it reached the dead letter topic.
+        reason: REDELIVERIES, TAIL, LARGE_MESSAGE or GIVEN_UP, as DeadLetterReason in
+            dispatcher.proto names them; UNSPECIFIED: not known.
+        attempts: how many deliveries failed.
+        failures: the latest of them, the oldest first.
+        holds_key: whether later messages of its key wait until the key is released.
+        waiting_entries: how many entries wait behind it in memory; with `lags`, more wait in the
+            log.
+        redriven: whether its message is on its way back, or was settled.
+        redrives: how often its message was redriven before.
+        state: what became of it: DEAD (nothing yet), RETURNING, REDRIVEN, DISCARDED, MENDED (its
+            successor took its place), or MENDING (its mend was interrupted: mend it again).
+        successor: the mended letter that took its place; None: it was not mended.
+        mend: of a mended letter, what it was made of, by whom, and when; None: it is none.
+        lives: the earlier lives of its message, the oldest first; the latest ones, if they are
+            long.
+        chunks: of a large message, how many chunks it has, each a letter; 0: it is none. Any of
+            them names all; the last one is listed.
+    """
+
+    id: MessageId
+    topic: str
+    origin: MessageId
+    key: bytes
+    producer: str
+    sequence_id: int
+    properties: Mapping[str, str]
+    messages: int
+    payload_bytes: int
+    chunk: int | None
+    at: datetime
+    reason: str
+    attempts: int
+    failures: tuple[FailedDelivery, ...]
+    holds_key: bool
+    waiting_entries: int
+    lags: bool
+    redriven: bool
+    redrives: int
+    state: str = "DEAD"
+    successor: MessageId | None = None
+    mend: LetterMend | None = None
+    lives: tuple[DeadLetterLife, ...] = ()
+    chunks: int = 0
+
+
 class LetterCalls:
     """The part of Admin for dead letters."""
 
     _calls: Calls
+
+    async def dead_letters(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        key: str | bytes | None = None,
+        dead_letter_topic: str = "",
+    ) -> AsyncIterator[DeadLetter]:
+        """A subscription's dead letters, the oldest first.
+
+        Args:
+            key: only the letters of this key.
+            dead_letter_topic: the topic to look in; empty: the one that the subscription uses.
+
+        Raises:
+            NotFoundError: there is no such subscription.
+        """
+        request = pb.ListDeadLettersRequest(
+            topic=full_name(topic),
+            subscription=subscription,
+            key=None if key is None else key_bytes(key),
+            dead_letter_topic=dead_letter_topic and full_name(dead_letter_topic),
+            page_size=PAGE,
+        )
+        while True:
+            page = await self._calls.call(request)
+            for each in page.letters:
+                yield dead_letter_of(each, page.dead_letter_topic)
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    async def dead_letter(
+        self,
+        topic: str,
+        subscription: str,
+        letter: MessageId,
+        *,
+        dead_letter_topic: str = "",
+    ) -> tuple[DeadLetter, list[Message]]:
+        """A dead letter, by its id in the dead letter topic, and its messages as they are stored
+        there: one, or those of a batch. A chunk is part of a message, and has none.
+
+        Raises:
+            NotFoundError: there is no such subscription, or no such letter of it.
+        """
+        request = pb.GetDeadLetterRequest(
+            topic=full_name(topic),
+            subscription=subscription,
+            position=to_wire(letter.position),
+            dead_letter_topic=dead_letter_topic and full_name(dead_letter_topic),
+        )
+        found = await self._calls.call(request)
+        messages = (
+            []
+            if found.letter.HasField("chunk_id")
+            else decode_entry(found.dead_letter_topic, found.entry)
+        )
+        return dead_letter_of(found.letter, found.dead_letter_topic), messages
 
     async def discard(
         self,
@@ -144,9 +272,9 @@ class LetterCalls:
             LimitExceededError: too many letters are settled.
         """
         request = pb.DiscardDeadLettersRequest(
-            topic=_name(topic),
+            topic=full_name(topic),
             subscription=subscription,
-            dead_letter_topic=dead_letter_topic and _name(dead_letter_topic),
+            dead_letter_topic=dead_letter_topic and full_name(dead_letter_topic),
             positions=[to_wire(each.position) for each in letters],
             reason=reason,
             request_id=request_id,
@@ -183,14 +311,14 @@ class LetterCalls:
                 before, or is a batch or a large message.
             LimitExceededError: too many letters are settled.
         """
-        where = dead_letter_topic and _name(dead_letter_topic)
+        where = dead_letter_topic and full_name(dead_letter_topic)
         if not where:
             listing = pb.ListDeadLettersRequest(
-                topic=_name(topic), subscription=subscription, page_size=1
+                topic=full_name(topic), subscription=subscription, page_size=1
             )
             where = (await self._calls.call(listing)).dead_letter_topic
         request = pb.MendDeadLetterRequest(
-            topic=_name(topic),
+            topic=full_name(topic),
             subscription=subscription,
             dead_letter_topic=where,
             position=to_wire(letter.position),
@@ -200,35 +328,35 @@ class LetterCalls:
             request_id=request_id,
         )
         made = await self._calls.call(request)
-        return Mend(made.operation, _id(made.letter), made.repeated)
+        return Mend(made.operation, message_id_of(made.letter), made.repeated)
 
     async def letter_operations(self, topic: str, subscription: str) -> list[LetterOperation]:
         """The latest redrives, mends and discards of a subscription's dead letters, the latest
         first: 64 at most. Raises NotFoundError."""
-        request = pb.ListLetterOperationsRequest(topic=_name(topic), subscription=subscription)
+        request = pb.ListLetterOperationsRequest(topic=full_name(topic), subscription=subscription)
         return [_operation(each) for each in (await self._calls.call(request)).operations]
 
 
 def _operation(wire: pb.LetterOperation) -> LetterOperation:
     return LetterOperation(
         number=wire.number,
-        action=_enum(pb.LetterAction, "LETTER_ACTION_", wire.action),
+        action=enum_name(pb.LetterAction, wire.action),
         request_id=wire.request_id,
         caller=wire.caller,
-        at=_time(wire.time),
+        at=time_of(wire.time),
         topic=wire.dead_letter_topic,
-        letters=tuple(_id(each) for each in wire.positions),
+        letters=tuple(message_id_of(each) for each in wire.positions),
         count=wire.letters,
         reason=wire.reason,
-        successor=_id(wire.successor) if wire.HasField("successor") else None,
+        successor=optional_id(optional(wire, "successor")),
     )
 
 
 def failures_of(wire: Iterable[pb.FailedDelivery]) -> tuple[FailedDelivery, ...]:
     return tuple(
         FailedDelivery(
-            _enum(pb.DeliveryFailure, "DELIVERY_FAILURE_", each.failure),
-            _time(each.time),
+            enum_name(pb.DeliveryFailure, each.failure),
+            time_of(each.time),
             each.consumer,
             each.reason,
         )
@@ -238,31 +366,42 @@ def failures_of(wire: Iterable[pb.FailedDelivery]) -> tuple[FailedDelivery, ...]
 
 def life_of(wire: pb.DeadLetterLife) -> DeadLetterLife:
     return DeadLetterLife(
-        letter=_id(wire.letter),
-        at=_time(wire.time),
-        reason=_enum(pb.DeadLetterReason, "DEAD_LETTER_REASON_", wire.reason),
+        letter=message_id_of(wire.letter),
+        at=time_of(wire.time),
+        reason=enum_name(pb.DeadLetterReason, wire.reason),
         attempts=wire.attempts,
         failures=failures_of(wire.failures),
     )
 
 
 def mend_of(wire: pb.DeadLetterMend) -> LetterMend:
-    return LetterMend(_id(wire.original), wire.caller, _time(wire.time))
+    return LetterMend(message_id_of(wire.original), wire.caller, time_of(wire.time))
 
 
-def _enum(kind: Any, prefix: str, number: int) -> str:
-    """An enum's value without the enum's name; the number of one that this version lacks."""
-    value = kind.DESCRIPTOR.values_by_number.get(number)
-    return str(number) if value is None else value.name.removeprefix(prefix)
-
-
-def _id(wire: Any) -> MessageId:
-    return MessageId(*position_of(wire))
-
-
-def _time(wire: Any) -> datetime:
-    return datetime.fromtimestamp(milliseconds(wire) / 1000, UTC)
-
-
-def _name(topic: str) -> str:
-    return str(TopicName.expand(topic))
+def dead_letter_of(wire: pb.DeadLetter, topic: str) -> DeadLetter:
+    return DeadLetter(
+        id=message_id_of(wire.position),
+        topic=topic,
+        origin=message_id_of(wire.origin),
+        key=wire.key,
+        producer=wire.producer_name,
+        sequence_id=wire.sequence_id,
+        properties=dict(wire.properties),
+        messages=wire.num_messages,
+        payload_bytes=wire.payload_bytes,
+        chunk=optional(wire, "chunk_id"),
+        at=time_of(wire.time),
+        reason=enum_name(pb.DeadLetterReason, wire.reason),
+        attempts=wire.attempts,
+        failures=failures_of(wire.failures),
+        holds_key=wire.holds_key,
+        waiting_entries=wire.waiting_entries,
+        lags=wire.lags,
+        redriven=wire.redriven,
+        redrives=wire.redrives,
+        state=enum_name(pb.DeadLetterState, wire.state),
+        successor=optional_id(optional(wire, "successor")),
+        mend=mend_of(wire.mend) if wire.HasField("mend") else None,
+        lives=tuple(map(life_of, wire.lives)),
+        chunks=wire.num_chunks,
+    )

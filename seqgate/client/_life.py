@@ -30,7 +30,10 @@ from seqgate.telemetry import trace_id_of
 from seqgate.types import Position
 
 if TYPE_CHECKING:
-    from seqgate.client._admin import Admin, DeadLetter, Reason, Verdict
+    from seqgate.client._admin import Admin
+    from seqgate.client._deduplication import Verdict
+    from seqgate.client._letters import DeadLetter
+    from seqgate.client._subscriptions import Reason
 
 SEARCHED_ENTRIES_MAX: Final = 20_000
 """The most entries that are read to find a trace."""

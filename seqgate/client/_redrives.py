@@ -1,13 +1,18 @@
-"""Redrives of many, as the admin client shows them."""
+"""The admin client's calls about redrives and replays, and what it shows of them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.client._calls import Calls
 from seqgate.client._codec import position_of
+from seqgate.client._fields import full_name, optional_key
+from seqgate.client._log import to_wire
+from seqgate.client._reader import EARLIEST, LATEST
 from seqgate.client._subscribing import Place, start_to_wire
+from seqgate.message_id import MessageId
 from seqgate.times import milliseconds
 from seqgate.types import Position
 
@@ -97,6 +102,208 @@ class RedriveEstimate:
     entries_read: int
     is_complete: bool
     outcomes: Mapping[str, Estimated]
+
+
+@dataclass(frozen=True, slots=True)
+class Redrive:
+    """Dead letters that were taken back to their subscription.
+
+    Attributes:
+        number: counts the subscription's redrives; 0: a dry run.
+        letters: how many letters it has.
+        repeated: whether an earlier request with the same id made it.
+    """
+
+    number: int
+    letters: int
+    repeated: bool
+
+
+class RedriveCalls:
+    """The part of Admin for redrives and replays."""
+
+    _calls: Calls
+
+    async def redrive(
+        self,
+        topic: str,
+        subscription: str,
+        letters: Iterable[MessageId],
+        *,
+        request_id: str,
+        dry_run: bool = False,
+        dead_letter_topic: str = "",
+    ) -> Redrive:
+        """Take dead letters back to their subscription, all or none: each message is delivered and
+        acknowledged once more, under the rules of its key.
+
+        Args:
+            letters: their ids in the dead letter topic: 1 to 100, each once. A chunk of a large
+                message names all of its chunks.
+            request_id: identifies the request, of 1 to 64 bytes: repeat a call with the same one.
+            dry_run: check the letters and change nothing.
+
+        Raises:
+            InvalidRequestError: too many letters, or an invalid request id.
+            InUseError: one of them cannot be redriven: it is missing, on its way back, was
+                redriven, mended or discarded before, or is a large message that lacks chunks.
+            LimitExceededError: too many letters are on their way back.
+        """
+        request = pb.RedriveDeadLettersRequest(
+            topic=full_name(topic),
+            subscription=subscription,
+            dead_letter_topic=dead_letter_topic and full_name(dead_letter_topic),
+            positions=[to_wire(each.position) for each in letters],
+            request_id=request_id,
+            dry_run=dry_run,
+        )
+        made = await self._calls.call(request)
+        return Redrive(made.redrive, made.letters, made.repeated)
+
+    async def start_redrive(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        request_id: str,
+        key: str | bytes | None = None,
+        expression: str = "",
+        letters_per_s: int = 0,
+        dead_letter_topic: str = "",
+    ) -> RedriveInfo:
+        """Start a redrive of many dead letters: of all, or those selected. It survives its caller
+        and the instance that owns the subscription, and redrives each letter once.
+
+        Args:
+            request_id: identifies the request, of 1 to 64 bytes: repeat a call with the same one.
+            key: only the letters of this key.
+            expression: only the letters for which this is true: an expression as in a filter.
+            letters_per_s: the most letters a second, up to 10,000; 0: as fast as consumers settle
+                them.
+            dead_letter_topic: where the letters are; empty: the topic that the subscription uses.
+
+        Raises:
+            InvalidRequestError: an argument is invalid.
+            InUseError: another redrive of many runs.
+            NotFoundError: there is no such subscription.
+        """
+        request = pb.StartRedriveRequest(
+            topic=full_name(topic),
+            subscription=subscription,
+            dead_letter_topic=dead_letter_topic and full_name(dead_letter_topic),
+            selection=selection(optional_key(key), expression),
+            letters_per_second=letters_per_s,
+            request_id=request_id,
+        )
+        return redrive_info((await self._calls.call(request)).redrive)
+
+    async def estimate_redrive(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        key: str | bytes | None = None,
+        expression: str = "",
+        dead_letter_topic: str = "",
+        entries_max: int = 10_000,
+    ) -> RedriveEstimate:
+        """What `start_redrive` would redrive, and leave out and why. Changes nothing.
+
+        Args:
+            entries_max: look at no more entries than this, up to 100,000, and estimate the rest.
+
+        Raises:
+            InvalidRequestError: an argument is invalid.
+            NotFoundError: there is no such subscription.
+        """
+        request = pb.EstimateRedriveRequest(
+            topic=full_name(topic),
+            subscription=subscription,
+            dead_letter_topic=dead_letter_topic and full_name(dead_letter_topic),
+            selection=selection(optional_key(key), expression),
+            max_entries=entries_max,
+        )
+        return redrive_estimate(await self._calls.call(request, timeout_s=ESTIMATE_TIMEOUT_S))
+
+    async def replay(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        request_id: str,
+        start: Place = EARLIEST,
+        end: Place = LATEST,
+        key: str | bytes | None = None,
+        expression: str = "",
+        letters_per_s: int = 0,
+        create: bool = False,
+    ) -> RedriveInfo:
+        """Deliver a stretch of the topic once more to a subscription: messages that it has
+        acknowledged. It is a redrive with a number, and touches no acknowledgement.
+
+        Args:
+            request_id, key, expression, letters_per_s: as for `start_redrive`.
+            start, end: the first message, and the one after the last.
+            create: create the subscription at the end of the log, unless it exists.
+
+        Raises:
+            InvalidRequestError: an argument is invalid.
+            InUseError: another redrive of many runs.
+            NotFoundError: there is no such topic, or no such subscription.
+        """
+        request = pb.StartRedriveRequest(
+            topic=full_name(topic),
+            subscription=subscription,
+            selection=selection(optional_key(key), expression, (start, end)),
+            letters_per_second=letters_per_s,
+            request_id=request_id,
+            create_subscription=create,
+        )
+        return redrive_info((await self._calls.call(request)).redrive)
+
+    async def estimate_replay(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        start: Place = EARLIEST,
+        end: Place = LATEST,
+        key: str | bytes | None = None,
+        expression: str = "",
+        create: bool = False,
+        entries_max: int = 10_000,
+    ) -> RedriveEstimate:
+        """What `replay` would deliver, and leave out and why. Changes nothing, and creates nothing.
+        Arguments and errors are those of `replay` and `estimate_redrive`."""
+        request = pb.EstimateRedriveRequest(
+            topic=full_name(topic),
+            subscription=subscription,
+            selection=selection(optional_key(key), expression, (start, end)),
+            create_subscription=create,
+            max_entries=entries_max,
+        )
+        return redrive_estimate(await self._calls.call(request, timeout_s=ESTIMATE_TIMEOUT_S))
+
+    async def redrives(self, topic: str, subscription: str) -> list[RedriveInfo]:
+        """The latest redrives and replays of a subscription, the newest first. Raises
+        NotFoundError."""
+        request = pb.ListRedrivesRequest(topic=full_name(topic), subscription=subscription)
+        return [redrive_info(each) for each in (await self._calls.call(request)).redrives]
+
+    async def redrive_info(self, topic: str, subscription: str, number: int) -> RedriveInfo:
+        """A redrive or replay, by its number. Raises NotFoundError."""
+        request = pb.GetRedriveRequest(
+            topic=full_name(topic), subscription=subscription, number=number
+        )
+        return redrive_info((await self._calls.call(request)).redrive)
+
+    async def stop_redrive(self, topic: str, subscription: str, number: int) -> RedriveInfo:
+        """Stop a redrive or replay for good; one that has ended is left unchanged. Messages on
+        their way stay on their way. Raises NotFoundError."""
+        request = pb.StopRedriveRequest(
+            topic=full_name(topic), subscription=subscription, number=number
+        )
+        return redrive_info((await self._calls.call(request)).redrive)
 
 
 def selection(

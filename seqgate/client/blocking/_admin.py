@@ -4,7 +4,10 @@ from collections.abc import AsyncIterator
 from typing import TypeVar
 
 from seqgate.client._admin import Admin as AsyncioAdmin
-from seqgate.client._admin import CursorInfo, DeadLetter, SubscriptionInfo, TopicInfo
+from seqgate.client._cursors import CursorInfo
+from seqgate.client._letters import DeadLetter
+from seqgate.client._subscriptions import SubscriptionInfo
+from seqgate.client._topics import TopicInfo
 from seqgate.client.blocking._portal import Held, crossing
 
 T = TypeVar("T")
