@@ -380,8 +380,8 @@ class Letter(NamedTuple):
         line: which of the subscription's producers publishes it, each with numbers of its own;
             empty: the first.
         generation: the number of dead letter topics that it has passed through, with this one.
-        round: the number of the first letter since the subscription was created or reset: an entry
-            that is dead-lettered again after that is a new letter, not a duplicate.
+        round: of a chunk, the number of the letter of its message's first one: a message that is
+            dead-lettered again, after a reset or a replay, is a new letter, not a duplicate.
         why, failures: why it is dead-lettered (None: not known), and its latest failed deliveries.
         acknowledged: of a batch, the messages acknowledged before (bits).
     """

@@ -19,7 +19,7 @@ from seqgate.services.dispatcher.errors import (
 )
 from seqgate.services.dispatcher.filtering.analysis import Analysis, analyze
 from seqgate.services.dispatcher.filtering.chains import Chain, Chains, from_properties
-from seqgate.services.dispatcher.letters.listing import is_earlier_chunk
+from seqgate.services.dispatcher.letters.chunks import is_earlier_chunk
 from seqgate.services.dispatcher.letters.mending import Amendment
 from seqgate.services.dispatcher.letters.operations import Operation
 from seqgate.services.dispatcher.letters.record import Extent, RedriveRecord

@@ -12,6 +12,7 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.client import (
     Admin,
     AfterDeadLetter,
+    Chunking,
     Client,
     Consumer,
     MessageId,
@@ -144,6 +145,40 @@ async def test_a_key_or_an_expression_selects_letters(
         with pytest.raises(InvalidRequestError, match="nonsense"):
             await admin.start_redrive(topic, "s", expression="nonsense", request_id="c")
         assert len(await admin.redrives(topic, "s")) == 2
+
+
+async def publish_large(client: Client, topic: str) -> list[bytes]:
+    """Publish two large messages among small ones, and return all in the order of the log."""
+    bodies = [b"0", b"1" * 3_500, b"2", b"3" * 2_500, b"4"]
+    async with client.producer(topic, name="p", chunking=Chunking(1_000)) as producer:
+        for body in bodies:
+            await producer.send(body, key="k", properties={"size": f"{len(body)}"})
+    return bodies
+
+
+async def test_large_messages_are_redriven_and_replayed_whole(
+    client: Client, admin: Admin, topic: str
+) -> None:
+    bodies = await publish_large(client, topic)
+    async with client.consumer(topic, "s", options=LETTERS) as consumer:
+        await refuse(admin, consumer, topic, len(bodies))
+        large = "properties['size'] != '1'"
+        about = await admin.estimate_redrive(topic, "s", expression=large)
+        assert about.outcomes["REDRIVEN"].entries == 2
+        started = await admin.start_redrive(topic, "s", expression=large, request_id="large")
+        assert [each.payload for each in await taken(consumer, 2)] == [bodies[1], bodies[3]]
+        found = await ended(admin, topic, started.number)
+        assert (found.state, found.outcomes) == ("DONE", {"REDRIVEN": 2, "NOT_SELECTED": 3})
+
+        started = await admin.start_redrive(topic, "s", request_id="the others")
+        assert [each.payload for each in await taken(consumer, 3)] == bodies[::2]
+        found = await ended(admin, topic, started.number)
+        assert found.outcomes == {"REDRIVEN": 3, "SETTLED": 2}
+
+        started = await admin.replay(topic, "s", request_id="replay")
+        assert [each.payload for each in await taken(consumer, 5)] == bodies
+        found = await ended(admin, topic, started.number)
+        assert (found.outcomes, found.entries_read) == ({"REDRIVEN": 5}, 10)
 
 
 async def test_a_slow_redrive_is_watched_and_stopped(

@@ -167,16 +167,21 @@ class World:
         own = (each for each in self.numbered if self.entry(each).key == key)
         self.dead[key] = {self.whole(each)[0] for each in own}  # these hold it again
 
-    def number(self, effect: DeadLetter) -> None:
-        """Number a letter, in one change with the state of its key, and of its large message."""
+    def hold(self, effect: DeadLetter) -> None:
+        """Make the state of a letter's key durable."""
         position, key = effect.position, effect.key
         self.keys[key] = effect.state or KeyState(effect.after, Gap(position, effect.attempts))
+        self.holding[key] = min(position, self.holding.get(key, position))
         self.dead.setdefault(key, set()).add(self.whole(position)[0])
         if self.keys[key].has_more:
             assert len(self.dead[key]) > 1, f"{position} makes an operator release its key"
-        self.numbered[position] = False
+
+    def number(self, effect: DeadLetter) -> None:
+        """Number a letter, in one change with the record of its large message."""
+        self.numbered[effect.position] = False
         if (large := effect.large) is not None:
-            self.large[large.first] = large.attempt, position if large.is_last else None
+            last = effect.position if large.is_last else None
+            self.large[large.first] = large.attempt, last
 
     def publish(self, position: Position) -> None:
         """Publish a letter; a chunk after those before it."""
@@ -231,7 +236,7 @@ class World:
                 if not dies:
                     outcome = self.sub.recorded(0)
             case DeadLetter(position, key):
-                self.holding[key] = min(position, self.holding.get(key, position))
+                self.hold(effect)
                 if position not in self.numbered:
                     self.number(effect)
                     if dies and self.random.random() < 0.5:

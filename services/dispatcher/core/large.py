@@ -85,6 +85,11 @@ class LargeMessages:
             attempt.last = position
             self._keep_few()
 
+    def record_return(self, chunk: Chunk) -> None:
+        """Forget how a message ended before it comes back: a replay is the same attempt."""
+        if chunk.number == 0:
+            self._finished.pop(chunk.attempt, None)
+
     def record_done(self, name: str) -> None:
         """Forget an attempt whose last chunk is durably acknowledged, unless it is dead."""
         attempt = self._finished.get(name)

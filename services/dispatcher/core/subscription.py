@@ -419,6 +419,7 @@ class Subscription:
             key = self.key_of(entry)
             if self.parking.bring_return(entry, key):
                 if entry.chunk is not None:
+                    self.large.record_return(entry.chunk)
                     self.large.record_read(entry.chunk, position, key)
                 del self._returns[position]
 

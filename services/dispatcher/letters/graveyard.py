@@ -69,7 +69,6 @@ from seqgate.types import InvalidNameError, Position, TopicName
 log = structlog.get_logger()
 
 _NEXT: Final = f"{INTERNAL}dead.next"
-_ROUND: Final = f"{INTERNAL}dead.round"
 _TOPIC: Final = f"{INTERNAL}dead.topic"
 _LETTER: Final = f"{INTERNAL}dead.letter."
 _KEY: Final = f"{INTERNAL}dead.key."
@@ -168,7 +167,6 @@ class Graveyard:
         self._log = log
         self._letters = letters
         self._next = 1
-        self._round = 0  # the number of the first letter since the cursor was created or reset
         self._open: dict[Position, _Open] = {}
         self._large: dict[Position, _Large] = {}  # by the first chunk
         self._published: set[Position] = set()
@@ -240,7 +238,6 @@ class Graveyard:
                 elif name.startswith(_KEY):
                     key, state = _key_state(json.loads(value))
                     keys[key] = state
-            self._round = int(cursor.properties.get(_ROUND, "0"))
             if _TOPIC in cursor.properties:
                 self._last_topic = TopicName.parse(cursor.properties[_TOPIC])
             known = [letter.number + 1 for letter in self._open.values()]
@@ -302,17 +299,14 @@ class Graveyard:
     async def _number(self, what: DeadLetter) -> None:
         number, self._next = self._next, self._next + 1
         since_ms = self._overtaken.pop(what.position, self._now_ms())
-        round_ = self._round or number
         topic, line = self.dead_letter_topic, self._line
         letter = self._beside_others(
-            what, _Open(number, what.attempts, topic, since_ms, line, round_)
+            what, _Open(number, what.attempts, topic, since_ms, line, round=number)
         )
         put = {f"{_LETTER}{_text(what.position)}": json.dumps(letter.values)}
         put[_NEXT] = str(number + 1)
         large, surplus = self._large_with(what, letter)
         put |= {_large_name(each): record.to_text() for each, record in large.items()}
-        if not self._round:
-            put[_ROUND] = str(round_)
         if letter.topic != self._last_topic:
             put[_TOPIC] = str(letter.topic)
         key, put[key] = _key_property(what)
@@ -329,12 +323,14 @@ class Graveyard:
         for each in surplus:
             self._large.pop(each, None)
         self._last_topic = letter.topic
-        self._round = round_
 
     def _beside_others(self, what: DeadLetter, letter: _Open) -> _Open:
-        """A letter that goes where the earlier chunks of its large message went."""
-        begun = None if what.large is None else self._large.get(what.large.first)
-        if what.large is None or begun is None or begun.attempt != what.large.attempt:
+        """A letter that goes where the earlier chunks of its large message went. With the first
+        chunk another large letter begins: a message may be dead-lettered again after a replay."""
+        if what.large is None or what.position == what.large.first:
+            return letter
+        begun = self._large.get(what.large.first)
+        if begun is None or begun.attempt != what.large.attempt:
             return letter
         latest = begun.latest
         return letter._replace(topic=latest.topic, line=latest.line, round=latest.round)
@@ -387,7 +383,7 @@ class Graveyard:
         """Forget the gaps whose messages are delivered again after a reset: those that fail again
         get new letters, and until then their keys have no gap."""
         cursor = await self._tenure.get()
-        gone = [_ROUND] if _ROUND in cursor.properties else []
+        gone: list[str] = []
         for name, value in cursor.properties.items():
             if name.startswith(_KEY):
                 position = _key_state(json.loads(value))[1].gap.position

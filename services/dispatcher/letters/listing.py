@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.services.dispatcher.entries import position_of
+from seqgate.services.dispatcher.letters.chunks import whole
 from seqgate.services.dispatcher.letters.forged import FORGED, number_of, text_of
 from seqgate.services.dispatcher.ports import MEND, ORIGIN, PRODUCER, Log, TopicNotFound
 from seqgate.types import Position, TopicName
@@ -20,12 +21,6 @@ SCAN_ENTRIES: Final = 1_000
 
 SCANNED_MAX: Final = 20_000
 """The most entries read for a page: letters may be rare in their topic."""
-
-
-NEAR_FIRST: Final = 100
-NEAR_MAX: Final = 10_000
-"""How far before a chunk of a large letter its first one is looked for, in entries: near it at
-first."""
 
 
 class Letters(NamedTuple):
@@ -114,14 +109,7 @@ class Listing:
     async def whole(self, letter: StoredEntry) -> Sequence[StoredEntry]:
         """The chunks of a large letter, given any of them, in order, without payloads; some may be
         missing. Of another letter, itself. Raises as `page`."""
-        if letter.metadata.num_chunks_from_msg <= 1:
-            return [letter]
-        found: dict[int, StoredEntry] = {}
-        for start in await self._starts(position_of(letter)):
-            found = await self._chunks(letter, start)
-            if 0 in found:
-                break
-        return [found[number] for number in sorted(found)]
+        return await whole(self._log, self.dead_letter_topic, letter, self.has)
 
     async def first_of(self, letter: StoredEntry) -> Position | None:
         """The position at which a letter's message begins; None: not known. Raises as `page`."""
@@ -130,37 +118,6 @@ class Listing:
         first = (await self.whole(letter))[0]
         return origin_of(first.metadata) if first.metadata.chunk_id == 0 else None
 
-    async def _starts(self, position: Position) -> Sequence[Position]:
-        """Where to look for the first chunk of a letter: near it, and at most NEAR_MAX entries
-        before it."""
-        ledger_id, entry_id = position
-        near = [Position(ledger_id, max(0, entry_id - each)) for each in (NEAR_FIRST, NEAR_MAX)]
-        if entry_id < NEAR_MAX:
-            before = await self._log.last_before(self.dead_letter_topic, ledger_id)
-            if before is not None:
-                near.append(Position(before.ledger_id, max(0, before.entry_id - NEAR_MAX)))
-        return near
-
-    async def _chunks(self, letter: StoredEntry, start: Position) -> dict[int, StoredEntry]:
-        """The chunks of a letter from a position on, up to its last one, by number."""
-        metadata, last = letter.metadata, letter.metadata.num_chunks_from_msg - 1
-        found: dict[int, StoredEntry] = {}
-        at: Position | None = start
-        after: Position | None = None
-        scanned = 0
-        while last not in found and scanned < SCANNED_MAX:
-            entries = await self._log.scan(self.dead_letter_topic, at, after, SCAN_ENTRIES)
-            if not entries:
-                break
-            for each in entries:
-                about = each.metadata
-                is_same = about.producer_name == metadata.producer_name
-                if is_same and about.uuid == metadata.uuid and self.has(each):
-                    found.setdefault(about.chunk_id, each)
-            at, after = None, position_of(entries[-1])
-            scanned += len(entries)
-        return found
-
     async def get(self, position: Position) -> StoredEntry | None:
         """The letter at a position, with its payload; None: there is none. Raises as `page`."""
         try:
@@ -168,13 +125,6 @@ class Listing:
         except TopicNotFound:
             return None
         return next((each for each in entries if self.has(each)), None)
-
-
-def is_earlier_chunk(entry: StoredEntry) -> bool:
-    """Whether an entry is a chunk that is not listed: a large letter is listed once, by its last
-    chunk, which is there if all are."""
-    metadata = entry.metadata
-    return metadata.chunk_id < metadata.num_chunks_from_msg - 1
 
 
 def origin_of(metadata: EntryMetadata) -> Position | None:

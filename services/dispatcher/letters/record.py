@@ -47,7 +47,8 @@ class RedriveOutcome(Enum):
     RETURNING = auto()
     SETTLED = auto()
     REDRIVEN_TOO_OFTEN = auto()
-    CHUNK = auto()
+    INCOMPLETE = auto()
+    TOO_LARGE = auto()
 
 
 class Selection(NamedTuple):

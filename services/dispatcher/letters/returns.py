@@ -244,6 +244,8 @@ class Returns:
             because = "" if chunks else self._why_not(listing, letter, None, acknowledged, found)
             if chunks and len(chunks) < chunks[0].metadata.num_chunks_from_msg:
                 because = "some chunks of its large message are missing"
+            elif len(chunks) > RETURNS_MAX:
+                because = f"its large message has {len(chunks):,} chunks (limit {RETURNS_MAX})"
             for entry in () if because or position_of(chunks[0]) in taken else chunks:
                 taken.add(position_of(entry))
                 because = self._why_not(listing, position_of(entry), entry, acknowledged, found)
@@ -304,7 +306,7 @@ class Returns:
             return because
         assert entry is not None
         origin = origin_of(entry.metadata)
-        if f"{ORIGIN}chunk" in entry.metadata.properties:
+        if is_lone_chunk(entry):
             return "it is a part of a large message whose other chunks are not there"
         if origin in self.open or origin in found:
             return "its message is on its way back"
@@ -553,10 +555,9 @@ def _acknowledged(entry: StoredEntry, messages: int) -> int:
     return 0 if bits & whole == whole else bits & whole
 
 
-def is_chunk(entry: StoredEntry) -> bool:
-    """Whether an entry is a chunk of a large message, or the letter of one."""
-    metadata = entry.metadata
-    return metadata.num_chunks_from_msg > 1 or f"{ORIGIN}chunk" in metadata.properties
+def is_lone_chunk(entry: StoredEntry) -> bool:
+    """Whether an entry is a chunk that was dead-lettered without the others of its message."""
+    return f"{ORIGIN}chunk" in entry.metadata.properties
 
 
 def redrives_of(entry: StoredEntry) -> int:

@@ -74,7 +74,7 @@ async def estimate_redrive(
     order = begins if total <= entries_max else random.sample(begins, len(begins))
     seen: list[_Looked] = []
     taken: set[Position] = set()
-    selecting = Selecting(of, source, selection)
+    selecting = Selecting(of, log, source, selection)
     try:
         await selecting.check()
         for number in order:
@@ -140,8 +140,8 @@ async def _judged(
     seen = _Looked(len(entries), Counter(), Counter())
     for each in await selecting.judge(entries):
         outcome = outcome_now(of, source, each, taken)
-        if outcome is RedriveOutcome.REDRIVEN and each.origin is not None:
-            taken.add(each.origin)
+        if outcome is RedriveOutcome.REDRIVEN:
+            taken.update(each.parts)
         seen.entries[outcome] += 1
         seen.messages[outcome] += each.entry.metadata.num_messages_in_batch or 1
     return seen

@@ -51,12 +51,13 @@ PAGE_ENTRIES: Final = 1_000
 """The most entries read and judged at a time, without payloads."""
 
 STEP_LETTERS: Final = 100
-"""The most messages that a step redrives: one change of properties, during which consumers'
-requests wait."""
+"""The most entries that a step redrives: one change of properties, during which consumers' requests
+wait. A large message is not divided."""
 
 ON_THEIR_WAY_MAX: Final = RETURNS_MAX - 100
-"""The most messages of a subscription on their way at which a redrive of many goes on: the rest is
-for letters that are redriven by name."""
+"""The most entries of a subscription on their way at which a redrive of many goes on: the rest is
+for letters that are redriven by name. A large message of more chunks goes once nothing else is on
+its way."""
 
 SETTLING_S: Final = 5.0
 """How long a redrive waits for a letter whose message is about to be acknowledged."""
@@ -196,7 +197,7 @@ class Redriving:
                 raise RedriveRunning(
                     f"redrive {other.number:,} runs on the subscription", redrive=other.number
                 )
-            selecting = Selecting(self._of, order.source, order.selection)
+            selecting = Selecting(self._of, self._log, order.source, order.selection)
             try:
                 await selecting.check()
             finally:
@@ -338,7 +339,7 @@ class Redriving:
             except TopicNotFound:
                 page = []
         entries = [each for each in page if through is not None and position_of(each) <= through]
-        selecting = Selecting(self._of, record.source, record.selection)
+        selecting = Selecting(self._of, self._log, record.source, record.selection)
         try:
             candidates = {each.position: each for each in await selecting.judge(entries)}
         finally:
@@ -349,10 +350,12 @@ class Redriving:
         self._read_from = (record.number, record.after)
 
     async def _has_room(self) -> bool:
-        """Whether another message may be on its way. If not, this waits until some are settled, or
+        """Whether the next message may be on its way. If not, this waits until some are settled, or
         a redrive starts or ends."""
         returns = self._of.returns
-        if len(returns.open) < ON_THEIR_WAY_MAX:
+        selected = (each for _, each in self._read if each is not None and each.outcome is None)
+        following = next(selected, None)
+        if following is None or self._takes(len(following.parts)):
             return True
         self.waits_for = _ROOM
         returns.settled.clear()
@@ -365,30 +368,39 @@ class Redriving:
                 each.cancel()
         return False
 
+    def _takes(self, entries: int, found: int = 0) -> bool:
+        """Whether a step takes a message of so many entries, after those that it found."""
+        on_their_way = len(self._of.returns.open) + found
+        if not on_their_way:
+            return True
+        if found and found + entries > STEP_LETTERS:
+            return False
+        return on_their_way + entries <= ON_THEIR_WAY_MAX
+
     def _next(self, record: RedriveRecord) -> _Step:
         """Decide about the next entries that were read."""
         of, found = self._of, dict[Position, tuple[Return, Entry]]()
-        most = min(STEP_LETTERS, ON_THEIR_WAY_MAX - len(of.returns.open))
-        if record.letters_s:
-            most = min(most, record.letters_s)
+        messages = 0
         counts, after, read = Counter(record.counts), record.after, 0
         waits_s = 0.0
         for position, each in self._read:
-            if len(found) >= most:
-                break
             if each is not None:
                 outcome = outcome_now(of, record.source, each, found)
                 if self._is_settling(each, outcome):
                     waits_s = LOOK_S
                     break
-                counts[outcome] += 1
                 if outcome is RedriveOutcome.REDRIVEN:
-                    assert each.origin is not None
-                    back = of.returns.back(record.source, each.entry, each.origin, record.number)
-                    found[each.origin] = back
+                    if messages and messages == record.letters_s:
+                        break
+                    if not self._takes(len(each.parts), len(found)):
+                        break
+                    for origin, part in each.parts.items():
+                        found[origin] = of.returns.back(record.source, part, origin, record.number)
+                    messages += 1
+                counts[outcome] += 1
             after, read = position, read + 1
         if record.letters_s:
-            waits_s = max(waits_s, len(found) / record.letters_s)
+            waits_s = max(waits_s, messages / record.letters_s)
         behind = replace(record, after=after, scanned=record.scanned + read, counts=dict(counts))
         if found and not of.returns.has_pages(back for back, _ in found.values()):
             failure = "too many settled letters: see PAGES_MAX in docs/budgets.md"
@@ -403,7 +415,7 @@ class Redriving:
         earlier letter of it is about to be settled: that takes a moment."""
         if outcome not in (RedriveOutcome.UNACKNOWLEDGED, RedriveOutcome.RETURNING):
             return False
-        if each.origin not in self._of.begun:
+        if self._of.begun.isdisjoint(each.parts):
             return False
         now_s = asyncio.get_running_loop().time()
         if self._settling is None or self._settling[0] != each.position:

@@ -8,7 +8,8 @@ What does not change meanwhile is judged first, and may wait for the filter serv
 decided by `outcome_now` at once, before a change is made.
 """
 
-from collections.abc import Callable, Container, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
@@ -18,16 +19,18 @@ from seqgate.services.dispatcher.core.positions import Acknowledged
 from seqgate.services.dispatcher.entries import position_of
 from seqgate.services.dispatcher.filtering.chains import Chain
 from seqgate.services.dispatcher.filtering.trial import Trial
+from seqgate.services.dispatcher.letters.chunks import is_earlier_chunk, message_of, put, whole
 from seqgate.services.dispatcher.letters.listing import Listing, origin_of
 from seqgate.services.dispatcher.letters.record import RedriveOutcome, Selection
 from seqgate.services.dispatcher.letters.returns import (
     REDRIVES_MAX,
+    RETURNS_MAX,
     Returns,
     delivered,
-    is_chunk,
+    is_lone_chunk,
     redrives_of,
 )
-from seqgate.services.dispatcher.ports import Decision, Filter
+from seqgate.services.dispatcher.ports import Decision, Filter, Log
 from seqgate.types import Position, TopicName
 
 NAME: Final = "redrive"
@@ -35,17 +38,22 @@ NAME: Final = "redrive"
 
 
 class Candidate(NamedTuple):
-    """An entry of the source.
+    """A message of the source, or a batch.
 
     Attributes:
-        origin: the position of its message in the subscription's topic; None: it has none.
-        outcome: why its message is left out; None: it is selected.
+        entry: its entry; of a large message, its last chunk.
+        parts: its entries, by their positions in the subscription's topic. A large message that is
+            left out may have none.
+        outcome: why it is left out; None: it is selected.
     """
 
-    position: Position
-    origin: Position | None
     entry: StoredEntry
+    parts: Mapping[Position, StoredEntry]
     outcome: RedriveOutcome | None
+
+    @property
+    def position(self) -> Position:
+        return position_of(self.entry)
 
 
 class Redrivable(Protocol):
@@ -70,7 +78,9 @@ class Redrivable(Protocol):
 class Selecting:
     """Judges the entries of a source by a selection."""
 
-    def __init__(self, of: Redrivable, source: TopicName, selection: Selection) -> None:
+    def __init__(self, of: Redrivable, log: Log, source: TopicName, selection: Selection) -> None:
+        self._log = log
+        self._source = source
         self._key = selection.key
         self._listing = None if source == of.topic else of.letters(source)
         self._expression: Trial | None = None
@@ -92,8 +102,14 @@ class Selecting:
                 await each.close()
 
     async def judge(self, entries: Sequence[StoredEntry]) -> list[Candidate]:
-        """The candidates among entries. Raises as `check`."""
-        found = [each for entry in entries if (each := self._candidate(entry)) is not None]
+        """The candidates among consecutive entries. Raises as `check`."""
+        found = list[Candidate]()
+        chunks = defaultdict[tuple[object, ...], dict[int, StoredEntry]](dict)
+        for entry in filter(self._is_message, entries):
+            near = chunks[message_of(entry)] if entry.metadata.num_chunks_from_msg > 1 else {}
+            put(near, entry)
+            if not is_earlier_chunk(entry):
+                found.append(await self._candidate(entry, near))
         found = await self._judge(found, self._expression, _by_expression, self._as_delivered)
         return await self._judge(found, self._filters, _by_filters, lambda each: each.entry)
 
@@ -112,33 +128,40 @@ class Selecting:
             found[place] = found[place]._replace(outcome=outcome_of(each))
         return found
 
-    def _candidate(self, entry: StoredEntry) -> Candidate | None:
-        """None: it is no message, or no letter of the subscription."""
-        position = position_of(entry)
+    def _is_message(self, entry: StoredEntry) -> bool:
+        """Whether an entry of the source is one of the subscription's messages or letters."""
         if self._listing is None:
-            if entry.metadata.HasField("marker_type"):
-                return None
-            return Candidate(position, position, entry, self._why_not(entry, is_letter=False))
-        if not self._listing.has(entry):
-            return None
-        origin = origin_of(entry.metadata)
-        return Candidate(position, origin, entry, self._why_not(entry, is_letter=True))
+            return not entry.metadata.HasField("marker_type")
+        return self._listing.has(entry)
 
-    def _why_not(self, entry: StoredEntry, *, is_letter: bool) -> RedriveOutcome | None:
-        if self._key is not None and sticky_key(entry.metadata) != self._key:
-            return RedriveOutcome.NOT_SELECTED
-        if is_chunk(entry):
-            return RedriveOutcome.CHUNK
-        if is_letter and redrives_of(entry) >= REDRIVES_MAX:
-            return RedriveOutcome.REDRIVEN_TOO_OFTEN
-        return None
+    async def _candidate(self, entry: StoredEntry, near: Mapping[int, StoredEntry]) -> Candidate:
+        """`near`: chunks of the message that were just read."""
+        metadata = entry.metadata
+        if self._key is not None and sticky_key(metadata) != self._key:
+            return Candidate(entry, {}, RedriveOutcome.NOT_SELECTED)
+        if self._listing is not None and redrives_of(entry) >= REDRIVES_MAX:
+            return Candidate(entry, {}, RedriveOutcome.REDRIVEN_TOO_OFTEN)
+        count = max(1, metadata.num_chunks_from_msg)
+        if count > RETURNS_MAX:
+            return Candidate(entry, {}, RedriveOutcome.TOO_LARGE)
+        chunks = [near[number] for number in sorted(near)]
+        if len(chunks) < count:
+            chunks = await whole(self._log, self._source, entry, self._is_message)
+        if len(chunks) < count or is_lone_chunk(entry):
+            return Candidate(entry, {}, RedriveOutcome.INCOMPLETE)
+        return Candidate(entry, {self._origin(each): each for each in chunks}, None)
+
+    def _origin(self, entry: StoredEntry) -> Position:
+        """The position of an entry's message in the subscription's topic."""
+        origin = position_of(entry) if self._listing is None else origin_of(entry.metadata)
+        assert origin is not None, "else it is no letter"
+        return origin
 
     def _as_delivered(self, each: Candidate) -> StoredEntry:
         """A message as it would be delivered, with the properties of its letter."""
         if self._listing is None:
             return each.entry
-        assert each.origin is not None
-        shown = delivered(each.entry, each.origin)
+        shown = delivered(each.entry, self._origin(each.entry))
         for name, value in each.entry.metadata.properties.items():
             shown.metadata.properties.setdefault(name, value)
         return shown
@@ -150,12 +173,12 @@ def outcome_now(
     """What becomes of a candidate now; `taken` has the origins of those before it."""
     if each.outcome is not None:
         return each.outcome
-    assert each.origin is not None
-    if source != of.topic and of.returns.why_over(source, each.entry):
+    parts = each.parts
+    if source != of.topic and any(of.returns.why_over(source, part) for part in parts.values()):
         return RedriveOutcome.SETTLED
-    if each.origin in of.returns.open or each.origin in taken:
+    if any(origin in of.returns.open or origin in taken for origin in parts):
         return RedriveOutcome.RETURNING
-    if each.origin not in of.acknowledged:
+    if any(origin not in of.acknowledged for origin in parts):
         return RedriveOutcome.UNACKNOWLEDGED
     return RedriveOutcome.REDRIVEN
 

@@ -331,7 +331,7 @@ class Live:
             self._waiting.load(cursor),
             returned,
             failures | self.returns.failures,
-            self._graveyard.large,
+            large_letters=self._graveyard.large,
         )
 
     def stop(self, error: DomainError) -> None:

@@ -413,6 +413,7 @@ REDRIVES: Final = Mix(
     faults=("kills",),
     perhaps=(
         "batching",
+        "chunking",
         "consumers come and go",
         "explains",
         "filters",
@@ -428,6 +429,8 @@ REDRIVES: Final = Mix(
     limits={
         "dispatcher": {"lease_s": (0.5, 1.0)},
         "constants": {
+            "seqgate.services.dispatcher.letters.chunks.NEAR_FIRST": (1, 100),
+            "seqgate.services.dispatcher.letters.chunks.PAGE_ENTRIES": (1, 3, 1_000),
             "seqgate.services.dispatcher.redrives.redriving.PAGE_ENTRIES": (1, 3, 1_000),
             "seqgate.services.dispatcher.redrives.redriving.STEP_LETTERS": (1, 2, 100),
             "seqgate.services.dispatcher.redrives.redriving.ON_THEIR_WAY_MAX": (1, 3, 400),

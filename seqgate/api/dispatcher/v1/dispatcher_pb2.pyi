@@ -320,8 +320,10 @@ class _RedriveOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Redriv
     """
     REDRIVE_OUTCOME_REDRIVEN_TOO_OFTEN: _RedriveOutcome.ValueType  # 8
     """Its message was redriven 20 times."""
-    REDRIVE_OUTCOME_CHUNK: _RedriveOutcome.ValueType  # 9
-    """It is a chunk of a large message."""
+    REDRIVE_OUTCOME_INCOMPLETE: _RedriveOutcome.ValueType  # 9
+    """It is a large message of which chunks are missing."""
+    REDRIVE_OUTCOME_TOO_LARGE: _RedriveOutcome.ValueType  # 10
+    """It is a large message of more than 500 chunks."""
 
 class RedriveOutcome(_RedriveOutcome, metaclass=_RedriveOutcomeEnumTypeWrapper):
     """RedriveOutcome is what a redrive does with a message: redrives it, or leaves it
@@ -350,8 +352,10 @@ was interrupted.
 """
 REDRIVE_OUTCOME_REDRIVEN_TOO_OFTEN: RedriveOutcome.ValueType  # 8
 """Its message was redriven 20 times."""
-REDRIVE_OUTCOME_CHUNK: RedriveOutcome.ValueType  # 9
-"""It is a chunk of a large message."""
+REDRIVE_OUTCOME_INCOMPLETE: RedriveOutcome.ValueType  # 9
+"""It is a large message of which chunks are missing."""
+REDRIVE_OUTCOME_TOO_LARGE: RedriveOutcome.ValueType  # 10
+"""It is a large message of more than 500 chunks."""
 Global___RedriveOutcome: _TypeAlias = RedriveOutcome  # noqa: Y015
 
 class _LetterAction:
@@ -2854,7 +2858,7 @@ class RedriveCount(_message.Message):
     outcome: Global___RedriveOutcome.ValueType
     """The outcome."""
     entries: _builtins.int
-    """The number of entries: a letter, or a batch, is one."""
+    """The number of letters: a batch, or a large message, is one."""
     def __init__(
         self,
         *,

@@ -25,6 +25,7 @@ LETTER_EARLY  a message was dead-lettered before it used up its redeliveries, af
 REDRIVEN_TWICE  a letter is redriven again, or a message is replayed twice by one number
 SETTLED       a letter comes back that was redriven, discarded or mended before, or whose mend has
               begun and is not complete
+TORN          some chunks of a large message come back without the others
 MISCOUNTED    a redrive's record counts other messages than those that came back
 COPIED        a message passed through more dead letter topics than allowed
 HEADLESS      chunks were delivered of a message that starts before the subscription

@@ -47,6 +47,7 @@ class Redrives:
             if earlier is None or earlier[:3] != back[:3]:
                 self._began(subscription, log, position, back)
                 self._check_state(subscription, position, back, properties)
+                self._check_whole(subscription, position, back, now)
         for number, record in records_of(properties).items():
             counted = record.counts.get(RedriveOutcome.REDRIVEN, 0)
             if counted != subscription.made[number]:
@@ -74,7 +75,9 @@ class Redrives:
         self._seen.counts["redriven"] += 1
         self._seen.note(f"returns {subscription.name} {position}: {back}")
         source = (str(back.topic), back.letter)
-        subscription.made[back.redrive] += 1
+        entry = self._seen.log(back.topic).at.get(back.letter)
+        if entry is None or entry.chunk is None or entry.chunk.is_last:
+            subscription.made[back.redrive] += 1
         if position not in subscription.acknowledged and not log.is_trimmed(position):
             self._violate("UNDONE", subscription, position, back)
         if source[0] == subscription.topic:
@@ -106,6 +109,29 @@ class Redrives:
                 self._violate("INVENTED", subscription, position, back)
         elif letter.origin != (subscription.topic, subscription.name, position):
             self._violate("INVENTED", subscription, position, back)
+
+    def _check_whole(
+        self,
+        subscription: Subscription,
+        position: Position,
+        back: Return,
+        now: Mapping[Position, Return],
+    ) -> None:
+        """The chunks of a large message come back together."""
+        source = self._seen.log(back.topic)
+        entry = source.at.get(back.letter)
+        if entry is None or entry.chunk is None:
+            return
+        together = {
+            each.chunk.chunk_id
+            for other in now.values()
+            if (other.topic, other.redrive) == (back.topic, back.redrive)
+            and (each := source.at.get(other.letter)) is not None
+            and each.chunk is not None
+            and (each.producer, each.chunk.uuid) == (entry.producer, entry.chunk.uuid)
+        }
+        if len(together) != entry.chunk.num_chunks:
+            self._violate("TORN", subscription, position, back)
 
     def _check_state(
         self,
