@@ -68,7 +68,7 @@ async def _brought_again(sub: Shell) -> None:
     peer.acknowledge(*peer.got)
     await live.returns.settled.wait()
     assert live.machine.is_bringing([FIRST])  # the cursor is yet to have it
-    found = live.returns.back(TOPIC, sub.log.entries[0], FIRST)
+    found = live.returns.back(TOPIC, sub.log.entries[0], FIRST, FIRST)
     async with live.changing:
         await live.bring({FIRST: found}, lambda returns: live.returns.begin(returns, "again"))
     await until(peer, lambda: len(peer.got) == 2)

@@ -95,6 +95,7 @@ class Return(NamedTuple):
         messages: the number of messages of the entry.
         acknowledged: of a batch, the messages acknowledged since (bits).
         attempts, failures: how many deliveries of it failed since; the latest of them.
+        last: of a chunk, the position of its large message's last one.
     """
 
     topic: TopicName
@@ -104,6 +105,7 @@ class Return(NamedTuple):
     acknowledged: int = 0
     attempts: int = 0
     failures: tuple[FailedDelivery, ...] = ()
+    last: Position | None = None
 
     @property
     def left(self) -> int:
@@ -112,14 +114,16 @@ class Return(NamedTuple):
 
     def to_text(self) -> str:
         values = (str(self.topic), *self.letter, self.redrive, self.messages)
-        text = json.dumps([*values, f"{self.acknowledged:x}", self.attempts])
+        text = json.dumps([*values, f"{self.acknowledged:x}", self.attempts, self.last])
         room = min(NOTED_BYTES_MAX, RETURN_BYTES_MAX - len(text.encode()))
         failures = noted(self.failures, room)
         return f"{text[:-1]}, {failures}]" if failures else text
 
     @classmethod
     def from_text(cls, text: str) -> "Return":
-        topic, ledger_id, entry_id, redrive, messages, bits, attempts, *rest = json.loads(text)
+        topic, ledger_id, entry_id, redrive, messages, bits, attempts, last, *rest = json.loads(
+            text
+        )
         return cls(
             TopicName.parse(topic),
             Position(ledger_id, entry_id),
@@ -128,6 +132,7 @@ class Return(NamedTuple):
             int(bits, 16),
             attempts,
             failures_of(*rest) if rest else (),
+            Position(*last) if last else None,
         )
 
 
@@ -162,7 +167,8 @@ class Returns:
     async def load(self, cursor: Cursor, acknowledged: Acknowledged) -> None:
         """Replace the state by the cursor's durable one. A return whose message is not acknowledged
         any more, since the subscription was reset, is removed before anything is delivered: once
-        the message that the log delivers is acknowledged, the return would deliver it again."""
+        the message that the log delivers is acknowledged, the return would deliver it again. So are
+        the chunks before it: the rest of their message does not come back."""
         self.open = {}
         self.marks.load(cursor.properties)
         self.operations.load(cursor.properties)
@@ -173,8 +179,9 @@ class Returns:
         for name, value in cursor.properties.items():
             if name.startswith(_RETURN):
                 position = _position(name.removeprefix(_RETURN))
-                if position in acknowledged:
-                    self.open[position] = Return.from_text(value)
+                back = Return.from_text(value)
+                if position in acknowledged and (back.last or position) in acknowledged:
+                    self.open[position] = back
                 else:
                     void.append(name)
         self.settled.set()
@@ -251,9 +258,10 @@ class Returns:
                 because = self._why_not(listing, position_of(entry), entry, acknowledged, found)
                 if because:
                     break
-                origin = origin_of(entry.metadata)
+                origin, last = (origin_of(each.metadata) for each in (entry, chunks[-1]))
                 assert origin is not None
-                found[origin] = self.back(listing.dead_letter_topic, entry, origin)
+                assert last is not None
+                found[origin] = self.back(listing.dead_letter_topic, entry, origin, last)
             if because:
                 raise LetterNotRedrivable(
                     f"letter {letter} cannot be redriven: {because}",
@@ -283,12 +291,18 @@ class Returns:
         return not self.marks.are_full_with(letters, Fate.REDRIVEN)
 
     def back(
-        self, topic: TopicName, entry: StoredEntry, position: Position, number: int = 0
+        self,
+        topic: TopicName,
+        entry: StoredEntry,
+        position: Position,
+        last: Position,
+        number: int = 0,
     ) -> tuple[Return, Entry]:
         """The return of an entry of `topic` as the message at a position, and the machine's view of
-        it."""
+        it. `last`: the position of the message's last chunk."""
         message = _message(entry, position)
-        back = Return(topic, position_of(entry), number, message.messages)
+        of_large = None if message.chunk is None else last
+        back = Return(topic, position_of(entry), number, message.messages, last=of_large)
         if not self.is_replay(back):
             back = back._replace(acknowledged=_acknowledged(entry, message.messages))
         return back, message

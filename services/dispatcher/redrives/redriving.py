@@ -394,8 +394,10 @@ class Redriving:
                         break
                     if not self._takes(len(each.parts), len(found)):
                         break
+                    *_, last = each.parts
                     for origin, part in each.parts.items():
-                        found[origin] = of.returns.back(record.source, part, origin, record.number)
+                        back = of.returns.back(record.source, part, origin, last, record.number)
+                        found[origin] = back
                     messages += 1
                 counts[outcome] += 1
             after, read = position, read + 1
