@@ -459,9 +459,8 @@ async def test_persists_beyond_the_limit_of_a_request_are_split(tmp_path: Path) 
         await cursors.persist(TOPIC, NAME, entries(*whole, parts=parts), epoch)
         assert len(await beyond(cursors)) == len(whole) + len(parts)
         failures = (FailedDelivery(How.REFUSED, 2**42, "c" * 255),) * 3
-        counted = [
-            FailedEntry(at(2**40 + 2 * each, 2**42), 2**31, failures) for each in range(9_999)
-        ]
+        counted = [FailedEntry(at(2**40 + 2 * each, 2**42), 2**31, failures) for each in range(200)]
+        counted += [FailedEntry(at(2**41 + 2 * each, 2**42), 2**31) for each in range(9_999)]
         await cursors.record(TOPIC, NAME, counted, epoch)
         assert [each async for each in cursors.attempts(TOPIC, NAME)] == counted
 
