@@ -65,7 +65,7 @@ FOUND: Final[Mapping[str, Found]] = {
     "R2": Found(("LETTER_EARLY",), "redrives", 10),
     "R3": Found(("STUCK",), "redrives", 40),
     "R4": Found(("SETTLED", "REDRIVEN_TWICE"), "redrives", 20),
-    "R5": Found(("LETTER_TWICE", "SETTLED"), "redrives", 40),
+    "R5": Found(("LETTER_TWICE", "SETTLED"), "redrives", 400),
     "R7": Found(("REDRIVEN_TWICE",), "redrives", 20),
     "R8": Found(("NOT_DURABLE", "RESURRECTED"), "redrives", 5),
     "R9": Found(("SETTLED", "REDRIVEN_TWICE"), "redrives", 20),
