@@ -138,12 +138,15 @@ async def _judged(
     taken: set[Position],
 ) -> _Looked:
     seen = _Looked(len(entries), Counter(), Counter())
-    for each in await selecting.judge(entries):
-        outcome = outcome_now(of, source, each, taken)
-        if outcome is RedriveOutcome.REDRIVEN:
-            taken.update(each.parts)
-        seen.entries[outcome] += 1
-        seen.messages[outcome] += each.entry.metadata.num_messages_in_batch or 1
+    while entries:
+        judged = await selecting.judge(entries)
+        for each in judged.candidates:
+            outcome = outcome_now(of, source, each, taken)
+            if outcome is RedriveOutcome.REDRIVEN:
+                taken.update(each.parts)
+            seen.entries[outcome] += 1
+            seen.messages[outcome] += each.entry.metadata.num_messages_in_batch or 1
+        entries = entries[judged.read :]
     return seen
 
 

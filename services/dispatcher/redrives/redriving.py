@@ -341,12 +341,14 @@ class Redriving:
         entries = [each for each in page if through is not None and position_of(each) <= through]
         selecting = Selecting(self._of, self._log, record.source, record.selection)
         try:
-            candidates = {each.position: each for each in await selecting.judge(entries)}
+            judged = await selecting.judge(entries)
         finally:
             await selecting.close()
-        places = map(position_of, entries)
+        candidates = {each.position: each for each in judged.candidates}
+        places = map(position_of, entries[: judged.read])
         self._read = deque((each, candidates.get(each)) for each in places)
-        self._read_all = len(entries) < len(page) or not page or position_of(page[-1]) == through
+        is_last = len(entries) < len(page) or not page or position_of(page[-1]) == through
+        self._read_all = is_last and judged.read == len(entries)
         self._read_from = (record.number, record.after)
 
     async def _has_room(self) -> bool:

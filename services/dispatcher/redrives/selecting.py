@@ -37,6 +37,11 @@ NAME: Final = "redrive"
 """The name of the expression, as a filter."""
 
 
+CHUNKS_BYTES_MAX: Final = 4 * 1024 * 1024
+"""The bytes of chunks, without payloads, at which no more entries are judged at once: those of one
+message may exceed it."""
+
+
 class Candidate(NamedTuple):
     """A message of the source, or a batch.
 
@@ -54,6 +59,13 @@ class Candidate(NamedTuple):
     @property
     def position(self) -> Position:
         return position_of(self.entry)
+
+
+class Judged(NamedTuple):
+    """The candidates among the first entries, and how many entries were judged."""
+
+    candidates: Sequence[Candidate]
+    read: int
 
 
 class Redrivable(Protocol):
@@ -101,17 +113,30 @@ class Selecting:
             if each is not None:
                 await each.close()
 
-    async def judge(self, entries: Sequence[StoredEntry]) -> list[Candidate]:
-        """The candidates among consecutive entries. Raises as `check`."""
-        found = list[Candidate]()
+    async def judge(self, entries: Sequence[StoredEntry]) -> Judged:
+        """Judge consecutive entries: all, or the first ones once their chunks take
+        CHUNKS_BYTES_MAX. Raises as `check`."""
+        found, read = await self._candidates(entries)
+        found = await self._judge(found, self._expression, _by_expression, self._as_delivered)
+        found = await self._judge(found, self._filters, _by_filters, lambda each: each.entry)
+        return Judged(found, read)
+
+    async def _candidates(self, entries: Sequence[StoredEntry]) -> tuple[list[Candidate], int]:
+        found, chunks_bytes = list[Candidate](), 0
         chunks = defaultdict[tuple[object, ...], dict[int, StoredEntry]](dict)
-        for entry in filter(self._is_message, entries):
+        for read, entry in enumerate(entries, 1):
+            if not self._is_message(entry):
+                continue
             near = chunks[message_of(entry)] if entry.metadata.num_chunks_from_msg > 1 else {}
             put(near, entry)
             if not is_earlier_chunk(entry):
-                found.append(await self._candidate(entry, near))
-        found = await self._judge(found, self._expression, _by_expression, self._as_delivered)
-        return await self._judge(found, self._filters, _by_filters, lambda each: each.entry)
+                candidate = await self._candidate(entry, near)
+                found.append(candidate)
+                if len(candidate.parts) > 1:
+                    chunks_bytes += sum(part.ByteSize() for part in candidate.parts.values())
+                    if chunks_bytes >= CHUNKS_BYTES_MAX:
+                        return found, read
+        return found, len(entries)
 
     async def _judge(
         self,
