@@ -387,6 +387,20 @@ async def test_a_large_message_that_dies_again_has_a_new_dead_letter() -> None:
     assert [sorted(set(each)) for each in places.values()] == [[FIRST, SECOND]] * 2
 
 
+async def test_a_large_letter_begins_anew_with_the_first_chunk() -> None:
+    """Even while the record of one whose last chunk did not come is there: the chunks of both would
+    be duplicates of each other."""
+    cursors, everything = MemoryCursors(), Everything()
+    await cursors.create(TOPIC, "s", None, {})
+    graveyard = await opened(cursors, everything)
+    for _ in range(2):
+        await graveyard.bury(chunk(FIRST))
+        graveyard.acknowledged(runs_of([FIRST]))
+        await graveyard.tidy()
+    first, again = (each.round for each in everything.letters)
+    assert first != again
+
+
 async def test_a_reset_forgets_the_places_of_redelivered_dead_letters() -> None:
     cursors, everything = MemoryCursors(), Everything()
     await cursors.create(TOPIC, "s", None, {})
