@@ -105,6 +105,14 @@ class SequenceIdTrimmedError(SeqgateError):
     default_reason = "TRIMMED"
 
 
+class ConflictError(SeqgateError):
+    """Another message is stored under this sequence id, and the producer or the topic's policy
+    refuses that (`on_conflict`). This message is not in the log: its producer numbers anew under a
+    name that was used before. Send it under another producer name, or a higher id."""
+
+    default_reason = "CONFLICT"
+
+
 class ProducerClosedError(SeqgateError):
     """The producer was closed before the message got its receipt. It may be in the log. If the
     application assigns ids, a resend with the same id stores it at most once."""
@@ -187,6 +195,7 @@ BY_REASON: Final[Mapping[str, type[SeqgateError]]] = {
     "INVALID_ENTRY": InvalidRequestError,
     "INVALID_RANGE": InvalidRequestError,
     "INVALID_CREATION_TIME": InvalidRequestError,
+    "CONFLICT": ConflictError,
     "INVALID_CURSOR_NAME": InvalidRequestError,
     "INVALID_POSITION": InvalidRequestError,
     "INVALID_PROPERTY": InvalidRequestError,

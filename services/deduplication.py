@@ -158,11 +158,13 @@ class ProducerVerdicts(NamedTuple):
 
 class Judged(NamedTuple):
     """The claims were judged; producers are in the order of the call. `unsaved` is the number of
-    entries confirmed since the newest snapshot."""
+    entries confirmed since the newest snapshot. `refuses_conflicts`: policy refuses messages whose
+    id is stored with other content."""
 
     revision: int
     producers: Sequence[ProducerVerdicts]
     unsaved: int = 0
+    refuses_conflicts: bool = False
 
     def tally(self) -> Counter[Verdict]:
         return Counter(verdict for each in self.producers for verdict in each.verdicts)

@@ -33,6 +33,7 @@ VALUES: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     "on_full": ("on_full", lambda value: enum_name(pb.FullTopicAction, value).lower()),
     "snapshot_entries": ("snapshot_entries", int),
     "snapshot_interval_s": ("snapshot_interval", lambda value: value.seconds),
+    "on_conflict": ("on_conflict", lambda value: enum_name(pb.ConflictAction, value).lower()),
 }
 """All values by their names in the policy file, in the order of output: the field on the wire, and
 its form on the command line."""
@@ -44,6 +45,13 @@ class OnFull(StrEnum):
     """What to do with one more producer on a full topic."""
 
     EVICT = "evict"
+    REFUSE = "refuse"
+
+
+class OnConflict(StrEnum):
+    """What to do with a message whose sequence id is stored with other content."""
+
+    REPORT = "report"
     REFUSE = "refuse"
 
 
@@ -60,6 +68,10 @@ def _namespace(text: str) -> str:
 
 def _action(given: OnFull) -> "pb.FullTopicAction.ValueType":
     return pb.FullTopicAction.Value(f"FULL_TOPIC_ACTION_{given.name}")
+
+
+def _conflict_action(given: OnConflict) -> "pb.ConflictAction.ValueType":
+    return pb.ConflictAction.Value(f"CONFLICT_ACTION_{given.name}")
 
 
 Namespace = Annotated[
@@ -136,6 +148,11 @@ async def set_(
         min=0,
         max=SNAPSHOT_INTERVAL_MAX_S,
     ),
+    on_conflict: "pb.ConflictAction.ValueType | None" = choice(
+        "On other content under a stored sequence id: report it in the receipt, or refuse it.",
+        parse=_conflict_action,
+        raw=OnConflict,
+    ),
     own_log: OwnLog = False,
 ) -> None:
     """Set the policy of a topic or a namespace, replacing everything set there before.
@@ -150,6 +167,7 @@ async def set_(
         on_full=on_full or pb.FULL_TOPIC_ACTION_UNSPECIFIED,
         snapshot_entries=snapshot_entries,
         snapshot_interval=snapshot_interval,
+        on_conflict=on_conflict or pb.CONFLICT_ACTION_UNSPECIFIED,
     )
     if values == pb.PolicyValues():
         raise WrongUsage("no value given; use `policy rm` to remove a policy")

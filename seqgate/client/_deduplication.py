@@ -27,6 +27,8 @@ class PolicyValues:
             count.
         snapshot_interval_s: a snapshot is taken this many seconds after a new entry, whole ones, at
             most a day; 0: not by time.
+        refuses_conflicts: refuse a message whose sequence id is stored with other content, with
+            ConflictError, instead of reporting it in its receipt (Receipt.differs).
     """
 
     enabled: bool | None = None
@@ -35,6 +37,7 @@ class PolicyValues:
     evicts_when_full: bool | None = None
     snapshot_entries: int | None = None
     snapshot_interval_s: int | None = None
+    refuses_conflicts: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +148,17 @@ _ON_FULL: Final = {
     None: dedup_pb2.FULL_TOPIC_ACTION_UNSPECIFIED,
 }
 
+_ON_CONFLICT: Final = {
+    True: dedup_pb2.CONFLICT_ACTION_REFUSE,
+    False: dedup_pb2.CONFLICT_ACTION_REPORT,
+    None: dedup_pb2.CONFLICT_ACTION_UNSPECIFIED,
+}
+
 _POLICY_FIELDS: Final = {
     "producer_inactivity_timeout_s": "producer_inactivity_timeout",
     "evicts_when_full": "on_full",
     "snapshot_interval_s": "snapshot_interval",
+    "refuses_conflicts": "on_conflict",
 }
 """The values whose fields on the wire have other names."""
 
@@ -163,6 +173,8 @@ def _policy(wire: Any, given: set[str] | None = None) -> PolicyValues:
         value = getattr(wire, name)
         if name == "on_full":
             value = value == dedup_pb2.FULL_TOPIC_ACTION_EVICT
+        elif name == "on_conflict":
+            value = value == dedup_pb2.CONFLICT_ACTION_REFUSE
         elif isinstance(value, Duration):
             value = value.seconds
         values[field.name] = value
@@ -180,4 +192,5 @@ def _policy_to_wire(values: PolicyValues) -> dedup_pb2.PolicyValues:
         on_full=_ON_FULL[values.evicts_when_full],
         snapshot_entries=values.snapshot_entries,
         snapshot_interval=span(values.snapshot_interval_s),
+        on_conflict=_ON_CONFLICT[values.refuses_conflicts],
     )

@@ -166,6 +166,8 @@ STATUS: Final = _closed(
     *("STORED", "DUPLICATE", "STALE", "PARTIAL", "REFUSED", "FAILED", "SKIPPED"),
     *("CHUNK_GAP", "LAYOUT_CONFLICT"),
 )
+CONTENT: Final = _closed("content", "same", "differs", "not_compared")
+"""How the content of a message that was sent again compares with what is stored under its id."""
 APPEND_OUTCOME: Final = _closed("outcome", "stored", "failed")
 TOPIC_STATE: Final = _closed("state", "live", "aligning", "waiting_for_rebuild")
 CAUSE: Final = _closed(
@@ -321,6 +323,14 @@ RECEIPTS: Final = Metric(
     "Receipts sent to producers, by status",
     _LEDGER,
     (TOPIC, STATUS),
+)
+REPEATED_MESSAGES: Final = Metric(
+    "seqgate.ledger.repeated.messages",
+    Kind.COUNTER,
+    "{message}",
+    "Messages sent again under a stored id, by whether they are the stored ones",
+    _LEDGER,
+    (TOPIC, CONTENT),
 )
 APPENDED_ENTRIES: Final = Metric(
     "seqgate.ledger.appended.entries",

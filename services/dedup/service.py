@@ -13,7 +13,7 @@ import structlog
 
 from seqgate.services.cursors import CursorsUnavailable
 from seqgate.services.dedup.core.explain import Explanation, explain
-from seqgate.services.dedup.core.policy import EffectivePolicy, OnFull
+from seqgate.services.dedup.core.policy import EffectivePolicy, OnConflict, OnFull
 from seqgate.services.dedup.core.retention import Jumps, forgettable
 from seqgate.services.dedup.core.topic import Full, Persisted, Tracked
 from seqgate.services.dedup.metrics import DedupMetrics
@@ -168,6 +168,8 @@ class Deduplication:
             if not isinstance(outcome, Full):
                 if isinstance(outcome, Judged):
                     self._metrics.judged(topic, outcome)
+                    if policy.on_conflict.value is OnConflict.REFUSE:
+                        outcome = outcome._replace(refuses_conflicts=True)
                 return await self._followed_up(topic, writer, confirmation, policy, outcome)
             if policy.on_full.value is OnFull.REFUSE or outcome.wanted > limit:
                 break

@@ -12,6 +12,7 @@ from seqgate.services.dedup.core.policy import (
     BOUNDS,
     EffectivePolicy,
     InvalidPolicy,
+    OnConflict,
     OnFull,
     Policy,
     Source,
@@ -141,6 +142,8 @@ def _policy(values: pb.PolicyValues) -> Policy:
 
     if values.on_full not in _ON_FULL:
         raise InvalidPolicy("on_full must be EVICT or REFUSE", field="values.on_full")
+    if values.on_conflict not in _ON_CONFLICT:
+        raise InvalidPolicy("on_conflict must be REPORT or REFUSE", field="values.on_conflict")
     return Policy(
         enabled=values.enabled if values.HasField("enabled") else None,
         producer_inactivity_timeout_minutes=whole(
@@ -153,6 +156,7 @@ def _policy(values: pb.PolicyValues) -> Policy:
         on_full=_ON_FULL[values.on_full],
         snapshot_entries=number("snapshot_entries"),
         snapshot_interval_s=whole("snapshot_interval", "snapshot_interval_s", SECOND_MS, "seconds"),
+        on_conflict=_ON_CONFLICT[values.on_conflict],
     )
 
 
@@ -173,6 +177,16 @@ _TO_ACTION: Final = {
 _ON_FULL: Final[Mapping[int, OnFull | None]] = {
     pb.FULL_TOPIC_ACTION_UNSPECIFIED: None,
     **{action: on_full for on_full, action in _TO_ACTION.items()},
+}
+
+_TO_CONFLICT_ACTION: Final = {
+    OnConflict.REPORT: pb.CONFLICT_ACTION_REPORT,
+    OnConflict.REFUSE: pb.CONFLICT_ACTION_REFUSE,
+}
+
+_ON_CONFLICT: Final[Mapping[int, OnConflict | None]] = {
+    pb.CONFLICT_ACTION_UNSPECIFIED: None,
+    **{action: on_conflict for on_conflict, action in _TO_CONFLICT_ACTION.items()},
 }
 
 
@@ -209,13 +223,17 @@ def _to_policy(policy: EffectivePolicy) -> pb.Policy:
         snapshot_entries_source=_TO_SOURCE[policy.snapshot_entries.source],
         snapshot_interval=duration(policy.snapshot_interval_s.value * SECOND_MS),
         snapshot_interval_source=_TO_SOURCE[policy.snapshot_interval_s.source],
+        on_conflict=_TO_CONFLICT_ACTION[policy.on_conflict.value],
+        on_conflict_source=_TO_SOURCE[policy.on_conflict.source],
     )
 
 
 def _to_values(policy: Policy) -> pb.PolicyValues:
-    on_full = pb.FULL_TOPIC_ACTION_UNSPECIFIED
+    on_full, on_conflict = pb.FULL_TOPIC_ACTION_UNSPECIFIED, pb.CONFLICT_ACTION_UNSPECIFIED
     if policy.on_full is not None:
         on_full = _TO_ACTION[policy.on_full]
+    if policy.on_conflict is not None:
+        on_conflict = _TO_CONFLICT_ACTION[policy.on_conflict]
     return pb.PolicyValues(
         enabled=policy.enabled,
         producer_inactivity_timeout=_optional_duration(
@@ -225,6 +243,7 @@ def _to_values(policy: Policy) -> pb.PolicyValues:
         on_full=on_full,
         snapshot_entries=policy.snapshot_entries,
         snapshot_interval=_optional_duration(policy.snapshot_interval_s, SECOND_MS),
+        on_conflict=on_conflict,
     )
 
 

@@ -18,6 +18,7 @@ from opentelemetry.trace import Span
 
 from seqgate.services.deduplication import Applied, Behind, Changed, Disabled, Judged, Writer
 from seqgate.services.errors import DomainError, Fenced, Kind, StoreUnavailable
+from seqgate.services.ledger.comparing import Resent, comparisons, told
 from seqgate.services.ledger.core.entry import Entry, StoredEntry, Unit
 from seqgate.services.ledger.core.receipt import Receipt, Repeated, Status, receipt_of, repeated_ids
 from seqgate.services.ledger.core.writer import (
@@ -53,6 +54,7 @@ from seqgate.services.ledger.ports import (
     following,
 )
 from seqgate.services.ledger.tracing import TopicTracing
+from seqgate.services.runtime.access import SYSTEM_PRODUCER
 from seqgate.services.runtime.budget import Budget
 from seqgate.services.runtime.cutting import Cut
 from seqgate.telemetry import names
@@ -184,12 +186,24 @@ class Session:
     """One Publish stream of one producer."""
 
     def __init__(
-        self, number: int, producer: str, instance: bytes, window: Window, budget: Budget
+        self,
+        number: int,
+        producer: str,
+        instance: bytes,
+        window: Window,
+        budget: Budget,
+        *,
+        refuses_conflicts: bool = False,
     ) -> None:
+        """
+        Args:
+            refuses_conflicts: refuse messages whose id is stored with other content.
+        """
         self._budget = budget
         self.number = number
         self.producer = producer
         self.instance = instance
+        self.refuses_conflicts = refuses_conflicts
         self._window = window
         self._unanswered: set[int] = set()
         self._messages = self._size_bytes = 0
@@ -442,7 +456,14 @@ class LiveTopic:
         return not (self._sessions or self.readers) and self._writer.idle
 
     async def open(
-        self, producer: str, instance: bytes, *, takeover: bool, window: Window, timeout_s: float
+        self,
+        producer: str,
+        instance: bytes,
+        *,
+        takeover: bool,
+        window: Window,
+        timeout_s: float,
+        refuses_conflicts: bool = False,
     ) -> tuple[Session, Standing]:
         """Connect a producer. Returns its session, and its last stored entry.
 
@@ -453,7 +474,15 @@ class LiveTopic:
             Recovering, DedupUnavailable, StoreUnavailable: the topic was not ready in time.
             Fenced: another writer owns the topic.
         """
-        session = self._register(producer, instance, takeover=takeover, window=window)
+        session = Session(
+            next(_numbers),
+            producer,
+            instance,
+            window,
+            self._budget,
+            refuses_conflicts=refuses_conflicts,
+        )
+        self._register(session, takeover=takeover)
         try:
             number, effects = self._writer.ask_policy()
             self._perform(effects)
@@ -560,22 +589,19 @@ class LiveTopic:
         self.tracing.stopped(error.reason)
         self.progress.beat()
 
-    def _register(
-        self, producer: str, instance: bytes, *, takeover: bool, window: Window
-    ) -> Session:
+    def _register(self, session: Session, *, takeover: bool) -> None:
+        producer = session.producer
         before = self._names.get(producer)
         if before is not None and not before.closing:
-            same = instance and instance == before.instance
+            same = session.instance and session.instance == before.instance
             if not (takeover or same):
                 raise ProducerBusy(
                     "producer_name is in use by another stream", producer_name=producer
                 )
             self._forget(before)
             before.take_over()
-        session = Session(next(_numbers), producer, instance, window, self._budget)
         self._sessions[session.number] = self._names[producer] = session
         self._writer.open_session(session.number)
-        return session
 
     def _forget(self, session: Session) -> None:
         """Close a session in the machine. Units not yet admitted get no receipt."""
@@ -695,7 +721,7 @@ class LiveTopic:
                 return await self._append(effect)
             case LookUp(units):
                 with self.tracing.looking_up([each.unit for each in units]):
-                    await self._look_up(units)
+                    await self._look_up(effect)
                 return []
             case ReadLog():
                 async with self._replays:
@@ -851,23 +877,26 @@ class LiveTopic:
             if each in self._unstored_instances
         }
 
-    async def _look_up(self, units: Sequence[Repeated]) -> None:
+    async def _look_up(self, call: LookUp) -> None:
         """Look up units by producer, since a resent stream has many. Producers do not wait for one
         another."""
         by_producer: dict[str, list[Repeated]] = {}
-        for repeated in units:
+        for repeated in call.units:
             by_producer.setdefault(repeated.unit.producer, []).append(repeated)
+        refuses = call.refuses_conflicts
         await asyncio.gather(
-            *(self._look_up_of(producer, asked) for producer, asked in by_producer.items())
+            *(
+                self._look_up_of(producer, asked, refuses=refuses)
+                for producer, asked in by_producer.items()
+            )
         )
 
-    async def _look_up_of(self, producer: str, units: Sequence[Repeated]) -> None:
+    async def _look_up_of(self, producer: str, units: Sequence[Repeated], *, refuses: bool) -> None:
         """Look up one producer's units in small groups, so that others get a turn between."""
         for some in _some_ids(units):
-            ids = [each for _, wanted in some for each in wanted]
             try:
                 with _owned():
-                    fates = iter(await self._store.find(self.topic, producer, ids))
+                    receipts = await self._receipts_of(producer, some, refuses=refuses)
             except Fenced as error:
                 if not self.stopped:
                     self.lose(error)
@@ -877,11 +906,32 @@ class LiveTopic:
                     if not self.stopped:
                         self._perform(self._writer.look_up_failed(repeated.unit, error))
                 continue
-            receipts: list[Effect] = []
-            for repeated, wanted in some:
-                receipt = receipt_of(repeated, list(itertools.islice(fates, len(wanted))))
-                receipts.append(Answer(repeated.unit, receipt))
             self._perform(receipts)
+
+    async def _receipts_of(
+        self, producer: str, some: Sequence[tuple[Repeated, list[int]]], *, refuses: bool
+    ) -> list[Answer]:
+        """The receipts of one producer's units, by what is stored under their ids."""
+        ids = [each for _, wanted in some for each in wanted]
+        fates = iter(await self._store.find(self.topic, producer, ids))
+        resent = [
+            Resent(repeated, list(itertools.islice(fates, len(wanted))))
+            for repeated, wanted in some
+        ]
+        receipts = [receipt_of(*each) for each in resent]
+        if not producer.startswith(SYSTEM_PRODUCER):
+            session = self._names.get(producer)
+            refuses = refuses or (session is not None and session.refuses_conflicts)
+            found = await comparisons(self._store, self.topic, resent)
+            self._counts.compared(found)
+            receipts = [
+                told(receipt, its, refuses=refuses)
+                for receipt, its in zip(receipts, found, strict=True)
+            ]
+        return [
+            Answer(repeated.unit, receipt)
+            for (repeated, _), receipt in zip(resent, receipts, strict=True)
+        ]
 
     async def _replay_page(self, read: ReadLog) -> list[Effect]:
         """Read a page of the log and confirm it to deduplication."""

@@ -3,8 +3,10 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Final, Protocol
 
+from seqgate.services.ledger.core.content import Comparison
 from seqgate.services.ledger.core.entry import Entry
 from seqgate.services.ledger.core.receipt import Status
 from seqgate.services.runtime.metrics import OFF, Metrics, Read, Values, summed
@@ -21,6 +23,7 @@ class TopicCounts:
     Attributes:
         stored: stored publications; the most frequent outcome has the fastest counter.
         receipts: the other outcomes.
+        repeated: messages sent again, by how they compare with what is stored.
         appended_entries, appended_messages, appended_bytes: stored so far.
         read_entries: sent to readers.
         failures: unexpected errors.
@@ -33,17 +36,24 @@ class TopicCounts:
         "failures",
         "read_entries",
         "receipts",
+        "repeated",
         "stored",
     )
 
     def __init__(self) -> None:
         self.stored = 0
         self.receipts = dict.fromkeys(Status, 0)
+        self.repeated = dict.fromkeys(Comparison, 0)
         self.appended_entries = 0
         self.appended_messages = 0
         self.appended_bytes = 0
         self.read_entries = 0
         self.failures = 0
+
+    def compared(self, found: Iterable[Iterable[Comparison | None]]) -> None:
+        for each in chain.from_iterable(found):
+            if each is not None:
+                self.repeated[each] += 1
 
 
 class LedgerMetrics:
@@ -84,6 +94,7 @@ class LedgerMetrics:
     def _tell(self, metrics: Metrics) -> None:
         self._counts[told.OTHER] = TopicCounts()
         metrics.tell(told.RECEIPTS, self._receipts)
+        metrics.tell(told.REPEATED_MESSAGES, self._repeated)
         metrics.tell(told.APPENDED_ENTRIES, lambda: self._each("appended_entries"))
         metrics.tell(told.APPENDED_MESSAGES, lambda: self._each("appended_messages"))
         metrics.tell(told.APPENDED_SIZE, lambda: self._each("appended_bytes"))
@@ -104,6 +115,13 @@ class LedgerMetrics:
             ((label, status.name), each.stored if status is Status.STORED else count)
             for label, each in self._counts.items()
             for status, count in each.receipts.items()
+        ]
+
+    def _repeated(self) -> Iterable[tuple[Values, float]]:
+        return [
+            ((label, content.name.lower()), count)
+            for label, each in self._counts.items()
+            for content, count in each.repeated.items()
         ]
 
 

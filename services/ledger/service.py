@@ -103,6 +103,7 @@ class Opening(NamedTuple):
     initial_sequence_id: int | None
     takeover: bool
     instance: bytes
+    refuses_conflicts: bool = False
 
 
 class Opened(NamedTuple):
@@ -205,6 +206,7 @@ class Ledger:
                 takeover=opening.takeover,
                 window=window,
                 timeout_s=config.open_timeout_s,
+                refuses_conflicts=opening.refuses_conflicts,
             )
         except BaseException:
             self._streams -= 1

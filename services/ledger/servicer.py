@@ -26,6 +26,7 @@ from seqgate.services.errors import (
     Kind,
 )
 from seqgate.services.ledger.core.columns import Columns
+from seqgate.services.ledger.core.content import DIGEST_BYTES
 from seqgate.services.ledger.core.entry import METADATA_BYTES_MAX, Entry, StoredEntry, Unit
 from seqgate.services.ledger.core.receipt import (
     Fate,
@@ -453,6 +454,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
             or metadata.partition_key_b64_encoded
             or metadata.deliver_at_time < 0
             or (metadata.compression and not has("uncompressed_size"))
+            or len(metadata.content_digests) not in (0, DIGEST_BYTES)
         ):
             return None
         packed = metadata.SerializeToString()
@@ -481,6 +483,12 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
         if metadata.HasField(_CRC) and google_crc32c.value(payload) != metadata.payload_crc32c:
             raise ChecksumMismatch(
                 "payload does not match payload_crc32c", field="entries.metadata.payload_crc32c"
+            )
+        if len(metadata.content_digests) not in (0, DIGEST_BYTES * (messages or 1)):
+            raise InvalidEntry(
+                f"content_digests must have {DIGEST_BYTES} bytes a message, or none",
+                field="entries.metadata.content_digests",
+                messages=messages or 1,
             )
         packed = metadata.SerializeToString()
         if len(packed) > METADATA_BYTES_MAX:
@@ -592,6 +600,7 @@ def _opening(request: Any) -> Opening:
         initial_sequence_id=initial,
         takeover=given.takeover,
         instance=given.instance,
+        refuses_conflicts=given.refuse_conflicts,
     )
 
 
@@ -862,6 +871,8 @@ def _to_receipt(request_id: int, receipt: Receipt, place: int) -> pb.Receipt:
         fates=[_to_fate(fate) for fate in receipt.fates],
         first_new_sequence_id=receipt.first_new,
         error=None if receipt.error is None else in_stream(receipt.error),
+        differs=receipt.differs,
+        not_compared=receipt.not_compared,
     )
 
 

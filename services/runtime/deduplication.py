@@ -404,6 +404,7 @@ def _to_verdicts(judged: Judged, *, deduplicated: bool) -> pb.Verdicts:
             )
             for verdicts, decided, aborts in judged.producers
         ],
+        refuse_conflicts=judged.refuses_conflicts,
     )
 
 
@@ -450,6 +451,7 @@ def _read_verdicts(verdicts: pb.Verdicts) -> Judged:
             )
             for each in verdicts.producers
         ],
+        refuses_conflicts=verdicts.refuse_conflicts,
     )
 
 

@@ -192,6 +192,7 @@ async def test_each_value_comes_from_its_own_level(
         [namespace."public/default"]
         max_producers = 21
         producer_inactivity_timeout_minutes = 0
+        on_conflict = "refuse"
         [topic."{topic}"]
         max_producers = 31
         """
@@ -210,6 +211,8 @@ async def test_each_value_comes_from_its_own_level(
         snapshot_entries_source=CLUSTER,
         snapshot_interval=duration(120_000),
         snapshot_interval_source=DEFAULT,
+        on_conflict=dedup_pb2.CONFLICT_ACTION_REFUSE,
+        on_conflict_source=NAMESPACE,
     )
 
 
@@ -244,6 +247,7 @@ async def test_no_level_makes_a_system_topic_deduplicate(
         pytest.param(b'[cluster]\nenabled = "no"\n', id="a value of another type"),
         pytest.param(b"[cluster]\nmax_producers = 0\n", id="a value out of bounds"),
         pytest.param(b'[cluster]\non_full = "explode"\n', id="an unknown action"),
+        pytest.param(b'[cluster]\non_conflict = "explode"\n', id="an unknown reaction"),
         pytest.param(b'[topic."a/b"]\nenabled = false\n', id="no topic"),
         pytest.param(b'[namespace."a/b/c"]\nenabled = false\n', id="no namespace"),
         pytest.param(b"cluster = 1\n", id="no table"),

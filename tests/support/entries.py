@@ -3,14 +3,18 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
+from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.services.ledger.core.entry import Entry
 from seqgate.types import Chunk
+
+METADATA = EntryMetadata(publish_time=20_000).SerializeToString()
+"""Four bytes that a ledger can parse."""
 
 
 def single(sequence_id: int, producer: str = "p", payload: bytes | None = None) -> Entry:
     """An entry with a single message."""
     body = str(sequence_id).encode() if payload is None else payload
-    return Entry(producer, sequence_id, sequence_id, None, (), False, b"meta", body)
+    return Entry(producer, sequence_id, sequence_id, None, (), False, METADATA, body)
 
 
 def batch(ids: Sequence[int], producer: str = "p") -> Entry:
@@ -18,7 +22,7 @@ def batch(ids: Sequence[int], producer: str = "p") -> Entry:
     steps = tuple(later - earlier for earlier, later in pairwise(ids))
     if all(step == 1 for step in steps):
         steps = ()
-    return Entry(producer, ids[0], ids[-1], len(ids), steps, False, b"meta", b"batch")
+    return Entry(producer, ids[0], ids[-1], len(ids), steps, False, METADATA, b"batch")
 
 
 def marker(sequence_id: int, producer: str = "p") -> Entry:

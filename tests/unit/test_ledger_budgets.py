@@ -128,7 +128,8 @@ async def flood(parts: Parts) -> int:
     parts.store.let.set()
     for each in streams:
         answered = await receipts(each, 2)
-        for sequence_id, (status, *_, error) in sorted(answered.items()):
+        for sequence_id, receipt in sorted(answered.items()):
+            status, error = receipt.status, receipt.error
             assert status in (Status.STORED, Status.FAILED, Status.SKIPPED)
             if status is Status.FAILED:
                 assert error is not None

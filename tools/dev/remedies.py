@@ -51,6 +51,9 @@ REMEDIES: Final[Mapping[str, str]] = {
     "CHECKSUM_MISMATCH": "Compute `payload_crc32c` over the payload as it is sent, after "
     "compression, and send the message again from its source. If it persists, look for a proxy or "
     "memory that corrupts data.",
+    "CONFLICT": "Publish under a producer name that was never used, or with ids above "
+    "`Producer.last_sequence_id`. If the application resends from a source that changed, keep the "
+    "first version of a message, or publish the change as a new message.",
     "CUMULATIVE_ACK_REFUSED": "Acknowledge each message by itself (`Acknowledge`), or subscribe "
     "with `options.type` EXCLUSIVE.",
     "CURSORS_REFUSED": "Open a new stream, as the client does: delivery resumes from the last "

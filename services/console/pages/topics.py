@@ -79,5 +79,6 @@ def _policy(policy: dedup_pb2.Policy) -> list[tuple[str, str, str]]:
         "on_full": enum_name(dedup_pb2.FullTopicAction, policy.on_full).lower(),
         "snapshot_entries": f"{policy.snapshot_entries:,}" if policy.snapshot_entries else "never",
         "snapshot_interval": f"{interval_s:,} s" if interval_s else "never",
+        "on_conflict": enum_name(dedup_pb2.ConflictAction, policy.on_conflict).lower(),
     }
     return [(name.replace("_", " "), value, source(name)) for name, value in values.items()]

@@ -20,6 +20,7 @@ from seqgate.services.errors import DomainError, Kind
 from seqgate.types import InvalidNameError, TopicName
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Enum)
 
 PRODUCERS_MAX: Final = 100_000
 """The highest max_producers, about 15 MB in Redis: a snapshot holds as many, a property each."""
@@ -59,6 +60,13 @@ class OnFull(Enum):
     REFUSE = "refuse"
 
 
+class OnConflict(Enum):
+    """The reaction to a message whose sequence id is stored with other content."""
+
+    REPORT = "report"
+    REFUSE = "refuse"
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """The values of one level; None leaves a value to the next level."""
@@ -69,13 +77,14 @@ class Policy:
     on_full: OnFull | None = None
     snapshot_entries: int | None = None
     snapshot_interval_s: int | None = None
+    on_conflict: OnConflict | None = None
 
     @property
     def values(self) -> dict[str, bool | int | str]:
         """The values that are set, by name, as `parse` reads them."""
         named = ((each.name, getattr(self, each.name)) for each in fields(self))
         return {
-            name: value.value if isinstance(value, OnFull) else value
+            name: value.value if isinstance(value, Enum) else value
             for name, value in named
             if value is not None
         }
@@ -95,7 +104,8 @@ class Policy:
             raise InvalidPolicy(f"{level} has an unknown key: {name}", field=f"{level}.{name}")
         return cls(
             enabled=_boolean(level, values, "enabled"),
-            on_full=_on_full(level, values),
+            on_full=_choice(level, values, "on_full", OnFull),
+            on_conflict=_choice(level, values, "on_conflict", OnConflict),
             **{name: _number(level, values, name) for name in BOUNDS},
         )
 
@@ -129,6 +139,7 @@ class EffectivePolicy:
     """A snapshot is taken after this many confirmed entries; 0: not by count."""
     snapshot_interval_s: Sourced[int] = Sourced(120, Source.DEFAULT)
     """A snapshot is taken after this many seconds with new entries; 0: not by time."""
+    on_conflict: Sourced[OnConflict] = Sourced(OnConflict.REPORT, Source.DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,12 +252,12 @@ def _number(level: str, values: Mapping[str, Any], name: str) -> int | None:
     return None if value is None else check_number(name, value, f"{level}.{name}")
 
 
-def _on_full(level: str, values: Mapping[str, Any]) -> OnFull | None:
-    value = values.get("on_full")
+def _choice(level: str, values: Mapping[str, Any], name: str, choices: type[E]) -> E | None:
+    value = values.get(name)
     if value is None:
         return None
-    if value not in [each.value for each in OnFull]:
-        raise InvalidPolicy(
-            f'{level}.on_full must be "evict" or "refuse"', field=f"{level}.on_full"
-        )
-    return OnFull(value)
+    texts = [each.value for each in choices]
+    if value not in texts:
+        allowed = " or ".join(f'"{each}"' for each in texts)
+        raise InvalidPolicy(f"{level}.{name} must be {allowed}", field=f"{level}.{name}")
+    return choices(value)

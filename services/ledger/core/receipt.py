@@ -61,11 +61,20 @@ class Status(Enum):
 
 
 class Receipt(NamedTuple):
+    """The answer to a unit; see ledger.proto.
+
+    Attributes:
+        differs, not_compared: messages by their index in repeated_ids, whose content is not that of
+            the stored message, or could not be compared with it.
+    """
+
     status: Status
     position: Position | None = None
     fates: tuple[Fate, ...] = ()
     first_new: int | None = None
     error: DomainError | None = None
+    differs: tuple[int, ...] = ()
+    not_compared: tuple[int, ...] = ()
 
 
 SKIPPED: Final = Receipt(Status.SKIPPED)

@@ -160,9 +160,10 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class LookUp:
     """Look up the fates of the messages in units that are not NEW, and answer each unit. A failure
-    leads to `look_up_failed`."""
+    leads to `look_up_failed`. `refuses_conflicts`: policy refuses other content under their ids."""
 
     units: tuple[Repeated, ...]
+    refuses_conflicts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +302,7 @@ class TopicWriter:
         self._recheck_after_append = False
         self._narrow = 0
         self._policy_wanted = self._policy_pending = self._policy_known = 0
+        self._refuses_conflicts = False
         self._failures = 0
         self._surprises = 0
 
@@ -402,6 +404,7 @@ class TopicWriter:
         self._drop_confirmed(call.confirmation)
         self._confirmed = call.position
         self._revision = answer.revision
+        self._refuses_conflicts = answer.refuses_conflicts
         if not self.deduplicating:
             # Just enabled: units admitted while it was off have no claims.
             self.deduplicating = True
@@ -723,7 +726,7 @@ class TopicWriter:
         elif in_flight:
             self._recheck_after_append = True
         if look_up:
-            effects.append(LookUp(tuple(look_up)))
+            effects.append(LookUp(tuple(look_up), self._refuses_conflicts))
         return effects + self._next()
 
     def _ended_by(self, unit: Unit) -> str:

@@ -203,6 +203,32 @@ FULL_TOPIC_ACTION_REFUSE: FullTopicAction.ValueType  # 2
 """The claim is refused with reason TOO_MANY_PRODUCERS."""
 Global___FullTopicAction: _TypeAlias = FullTopicAction  # noqa: Y015
 
+class _ConflictAction:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ConflictActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ConflictAction.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CONFLICT_ACTION_UNSPECIFIED: _ConflictAction.ValueType  # 0
+    """Never sent."""
+    CONFLICT_ACTION_REPORT: _ConflictAction.ValueType  # 1
+    """It is a duplicate, and its receipt says that it differs."""
+    CONFLICT_ACTION_REFUSE: _ConflictAction.ValueType  # 2
+    """It is refused with reason CONFLICT, alone."""
+
+class ConflictAction(_ConflictAction, metaclass=_ConflictActionEnumTypeWrapper):
+    """ConflictAction is the reaction to a message whose sequence id is stored with other
+    content: its producer numbers anew under a name that was used before.
+    """
+
+CONFLICT_ACTION_UNSPECIFIED: ConflictAction.ValueType  # 0
+"""Never sent."""
+CONFLICT_ACTION_REPORT: ConflictAction.ValueType  # 1
+"""It is a duplicate, and its receipt says that it differs."""
+CONFLICT_ACTION_REFUSE: ConflictAction.ValueType  # 2
+"""It is refused with reason CONFLICT, alone."""
+Global___ConflictAction: _TypeAlias = ConflictAction  # noqa: Y015
+
 @_typing.final
 class GetProducerRequest(_message.Message):
     """GetProducerRequest names a producer."""
@@ -414,6 +440,8 @@ class Policy(_message.Message):
     SNAPSHOT_ENTRIES_SOURCE_FIELD_NUMBER: _builtins.int
     SNAPSHOT_INTERVAL_FIELD_NUMBER: _builtins.int
     SNAPSHOT_INTERVAL_SOURCE_FIELD_NUMBER: _builtins.int
+    ON_CONFLICT_FIELD_NUMBER: _builtins.int
+    ON_CONFLICT_SOURCE_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     """Whether the topic deduplicates; default: true."""
     enabled_source: Global___PolicySource.ValueType
@@ -436,6 +464,12 @@ class Policy(_message.Message):
     """Where `snapshot_entries` was set."""
     snapshot_interval_source: Global___PolicySource.ValueType
     """Where `snapshot_interval` was set."""
+    on_conflict: Global___ConflictAction.ValueType
+    """The reaction to other content under a stored id; default: REPORT. A producer
+    may ask for REFUSE itself.
+    """
+    on_conflict_source: Global___PolicySource.ValueType
+    """Where `on_conflict` was set."""
     @_builtins.property
     def producer_inactivity_timeout(self) -> _duration_pb2.Duration:
         """The time after which an inactive producer is forgotten, in whole minutes;
@@ -463,10 +497,12 @@ class Policy(_message.Message):
         snapshot_entries_source: Global___PolicySource.ValueType = ...,
         snapshot_interval: _duration_pb2.Duration | None = ...,
         snapshot_interval_source: Global___PolicySource.ValueType = ...,
+        on_conflict: Global___ConflictAction.ValueType = ...,
+        on_conflict_source: Global___PolicySource.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["producer_inactivity_timeout", b"producer_inactivity_timeout", "snapshot_interval", b"snapshot_interval"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["enabled", b"enabled", "enabled_source", b"enabled_source", "max_producers", b"max_producers", "max_producers_source", b"max_producers_source", "on_full", b"on_full", "on_full_source", b"on_full_source", "producer_inactivity_timeout", b"producer_inactivity_timeout", "producer_inactivity_timeout_source", b"producer_inactivity_timeout_source", "snapshot_entries", b"snapshot_entries", "snapshot_entries_source", b"snapshot_entries_source", "snapshot_interval", b"snapshot_interval", "snapshot_interval_source", b"snapshot_interval_source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["enabled", b"enabled", "enabled_source", b"enabled_source", "max_producers", b"max_producers", "max_producers_source", b"max_producers_source", "on_conflict", b"on_conflict", "on_conflict_source", b"on_conflict_source", "on_full", b"on_full", "on_full_source", b"on_full_source", "producer_inactivity_timeout", b"producer_inactivity_timeout", "producer_inactivity_timeout_source", b"producer_inactivity_timeout_source", "snapshot_entries", b"snapshot_entries", "snapshot_entries_source", b"snapshot_entries_source", "snapshot_interval", b"snapshot_interval", "snapshot_interval_source", b"snapshot_interval_source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -486,6 +522,7 @@ class PolicyValues(_message.Message):
     ON_FULL_FIELD_NUMBER: _builtins.int
     SNAPSHOT_ENTRIES_FIELD_NUMBER: _builtins.int
     SNAPSHOT_INTERVAL_FIELD_NUMBER: _builtins.int
+    ON_CONFLICT_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     """As in Policy."""
     max_producers: _builtins.int
@@ -494,6 +531,8 @@ class PolicyValues(_message.Message):
     """As in Policy."""
     snapshot_entries: _builtins.int
     """As in Policy: 0 to 1,000,000."""
+    on_conflict: Global___ConflictAction.ValueType
+    """As in Policy."""
     @_builtins.property
     def producer_inactivity_timeout(self) -> _duration_pb2.Duration:
         """As in Policy: whole minutes, 0 to 365 days."""
@@ -511,10 +550,11 @@ class PolicyValues(_message.Message):
         on_full: Global___FullTopicAction.ValueType = ...,
         snapshot_entries: _builtins.int | None = ...,
         snapshot_interval: _duration_pb2.Duration | None = ...,
+        on_conflict: Global___ConflictAction.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_max_producers", b"_max_producers", "_snapshot_entries", b"_snapshot_entries", "enabled", b"enabled", "max_producers", b"max_producers", "producer_inactivity_timeout", b"producer_inactivity_timeout", "snapshot_entries", b"snapshot_entries", "snapshot_interval", b"snapshot_interval"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_max_producers", b"_max_producers", "_snapshot_entries", b"_snapshot_entries", "enabled", b"enabled", "max_producers", b"max_producers", "on_full", b"on_full", "producer_inactivity_timeout", b"producer_inactivity_timeout", "snapshot_entries", b"snapshot_entries", "snapshot_interval", b"snapshot_interval"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_max_producers", b"_max_producers", "_snapshot_entries", b"_snapshot_entries", "enabled", b"enabled", "max_producers", b"max_producers", "on_conflict", b"on_conflict", "on_full", b"on_full", "producer_inactivity_timeout", b"producer_inactivity_timeout", "snapshot_entries", b"snapshot_entries", "snapshot_interval", b"snapshot_interval"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__enabled: _TypeAlias = _typing.Literal["enabled"]  # noqa: Y015
     _WhichOneofArgType__enabled: _TypeAlias = _typing.Literal["_enabled", b"_enabled"]  # noqa: Y015

@@ -187,6 +187,7 @@ class EntryMetadata(_message.Message):
     SEQUENCE_ID_STEPS_FIELD_NUMBER: _builtins.int
     PAYLOAD_CRC32C_FIELD_NUMBER: _builtins.int
     MESSAGE_CRC32C_FIELD_NUMBER: _builtins.int
+    CONTENT_DIGESTS_FIELD_NUMBER: _builtins.int
     producer_name: _builtins.str
     """The producer's name; must be that of the stream that publishes the entry."""
     sequence_id: _builtins.int
@@ -249,6 +250,23 @@ class EntryMetadata(_message.Message):
     """Of a chunk: the CRC-32C of all chunks end to end. Readers and consumers check
     it when they assemble the message.
     """
+    content_digests: _builtins.bytes
+    """A digest of each message's content as its application gave it, 8 bytes a
+    message, in batch order; of a large message, in each chunk. Optional. Shows
+    whether a message that is sent again is the one that is stored.
+
+    With H for XXH3_64bits, 8 bytes big-endian: the digest is H of the payload
+    before compression. If the message has any of the following, it is H, with
+    seed 1, of that digest and these, in this order, each as its letter in ASCII
+    and H of its bytes:
+
+      k  the key, if it is text        K  the key, if it is bytes
+      o  the ordering key
+      e  the event time, in decimal    d  the delivery time, in decimal, unless
+                                          the application gave it as a delay
+      p  a property's name, and then v, its value; by name, as bytes ascend,
+         without traceparent, tracestate and baggage
+    """
     @_builtins.property
     def properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The application's properties; of a batch, those that all its messages share,
@@ -287,13 +305,16 @@ class EntryMetadata(_message.Message):
         sequence_id_steps: _abc.Iterable[_builtins.int] | None = ...,
         payload_crc32c: _builtins.int | None = ...,
         message_crc32c: _builtins.int | None = ...,
+        content_digests: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id", "_deliver_at_time", b"_deliver_at_time", "_event_time", b"_event_time", "_highest_sequence_id", b"_highest_sequence_id", "_marker_type", b"_marker_type", "_message_crc32c", b"_message_crc32c", "_num_chunks_from_msg", b"_num_chunks_from_msg", "_num_messages_in_batch", b"_num_messages_in_batch", "_ordering_key", b"_ordering_key", "_partition_key", b"_partition_key", "_partition_key_b64_encoded", b"_partition_key_b64_encoded", "_payload_crc32c", b"_payload_crc32c", "_producer_name", b"_producer_name", "_publish_time", b"_publish_time", "_sequence_id", b"_sequence_id", "_total_chunk_msg_size", b"_total_chunk_msg_size", "_uncompressed_size", b"_uncompressed_size", "_uuid", b"_uuid", "chunk_id", b"chunk_id", "deliver_at_time", b"deliver_at_time", "event_time", b"event_time", "highest_sequence_id", b"highest_sequence_id", "marker_type", b"marker_type", "message_crc32c", b"message_crc32c", "num_chunks_from_msg", b"num_chunks_from_msg", "num_messages_in_batch", b"num_messages_in_batch", "ordering_key", b"ordering_key", "partition_key", b"partition_key", "partition_key_b64_encoded", b"partition_key_b64_encoded", "payload_crc32c", b"payload_crc32c", "producer_name", b"producer_name", "publish_time", b"publish_time", "sequence_id", b"sequence_id", "total_chunk_msg_size", b"total_chunk_msg_size", "uncompressed_size", b"uncompressed_size", "uuid", b"uuid"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id", "_content_digests", b"_content_digests", "_deliver_at_time", b"_deliver_at_time", "_event_time", b"_event_time", "_highest_sequence_id", b"_highest_sequence_id", "_marker_type", b"_marker_type", "_message_crc32c", b"_message_crc32c", "_num_chunks_from_msg", b"_num_chunks_from_msg", "_num_messages_in_batch", b"_num_messages_in_batch", "_ordering_key", b"_ordering_key", "_partition_key", b"_partition_key", "_partition_key_b64_encoded", b"_partition_key_b64_encoded", "_payload_crc32c", b"_payload_crc32c", "_producer_name", b"_producer_name", "_publish_time", b"_publish_time", "_sequence_id", b"_sequence_id", "_total_chunk_msg_size", b"_total_chunk_msg_size", "_uncompressed_size", b"_uncompressed_size", "_uuid", b"_uuid", "chunk_id", b"chunk_id", "content_digests", b"content_digests", "deliver_at_time", b"deliver_at_time", "event_time", b"event_time", "highest_sequence_id", b"highest_sequence_id", "marker_type", b"marker_type", "message_crc32c", b"message_crc32c", "num_chunks_from_msg", b"num_chunks_from_msg", "num_messages_in_batch", b"num_messages_in_batch", "ordering_key", b"ordering_key", "partition_key", b"partition_key", "partition_key_b64_encoded", b"partition_key_b64_encoded", "payload_crc32c", b"payload_crc32c", "producer_name", b"producer_name", "publish_time", b"publish_time", "sequence_id", b"sequence_id", "total_chunk_msg_size", b"total_chunk_msg_size", "uncompressed_size", b"uncompressed_size", "uuid", b"uuid"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id", "_deliver_at_time", b"_deliver_at_time", "_event_time", b"_event_time", "_highest_sequence_id", b"_highest_sequence_id", "_marker_type", b"_marker_type", "_message_crc32c", b"_message_crc32c", "_num_chunks_from_msg", b"_num_chunks_from_msg", "_num_messages_in_batch", b"_num_messages_in_batch", "_ordering_key", b"_ordering_key", "_partition_key", b"_partition_key", "_partition_key_b64_encoded", b"_partition_key_b64_encoded", "_payload_crc32c", b"_payload_crc32c", "_producer_name", b"_producer_name", "_publish_time", b"_publish_time", "_sequence_id", b"_sequence_id", "_total_chunk_msg_size", b"_total_chunk_msg_size", "_uncompressed_size", b"_uncompressed_size", "_uuid", b"_uuid", "chunk_id", b"chunk_id", "compression", b"compression", "deliver_at_time", b"deliver_at_time", "event_time", b"event_time", "highest_sequence_id", b"highest_sequence_id", "marker_type", b"marker_type", "message_crc32c", b"message_crc32c", "num_chunks_from_msg", b"num_chunks_from_msg", "num_messages_in_batch", b"num_messages_in_batch", "ordering_key", b"ordering_key", "partition_key", b"partition_key", "partition_key_b64_encoded", b"partition_key_b64_encoded", "payload_crc32c", b"payload_crc32c", "producer_name", b"producer_name", "properties", b"properties", "publish_time", b"publish_time", "sequence_id", b"sequence_id", "sequence_id_steps", b"sequence_id_steps", "total_chunk_msg_size", b"total_chunk_msg_size", "uncompressed_size", b"uncompressed_size", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id", "_content_digests", b"_content_digests", "_deliver_at_time", b"_deliver_at_time", "_event_time", b"_event_time", "_highest_sequence_id", b"_highest_sequence_id", "_marker_type", b"_marker_type", "_message_crc32c", b"_message_crc32c", "_num_chunks_from_msg", b"_num_chunks_from_msg", "_num_messages_in_batch", b"_num_messages_in_batch", "_ordering_key", b"_ordering_key", "_partition_key", b"_partition_key", "_partition_key_b64_encoded", b"_partition_key_b64_encoded", "_payload_crc32c", b"_payload_crc32c", "_producer_name", b"_producer_name", "_publish_time", b"_publish_time", "_sequence_id", b"_sequence_id", "_total_chunk_msg_size", b"_total_chunk_msg_size", "_uncompressed_size", b"_uncompressed_size", "_uuid", b"_uuid", "chunk_id", b"chunk_id", "compression", b"compression", "content_digests", b"content_digests", "deliver_at_time", b"deliver_at_time", "event_time", b"event_time", "highest_sequence_id", b"highest_sequence_id", "marker_type", b"marker_type", "message_crc32c", b"message_crc32c", "num_chunks_from_msg", b"num_chunks_from_msg", "num_messages_in_batch", b"num_messages_in_batch", "ordering_key", b"ordering_key", "partition_key", b"partition_key", "partition_key_b64_encoded", b"partition_key_b64_encoded", "payload_crc32c", b"payload_crc32c", "producer_name", b"producer_name", "properties", b"properties", "publish_time", b"publish_time", "sequence_id", b"sequence_id", "sequence_id_steps", b"sequence_id_steps", "total_chunk_msg_size", b"total_chunk_msg_size", "uncompressed_size", b"uncompressed_size", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__chunk_id: _TypeAlias = _typing.Literal["chunk_id"]  # noqa: Y015
     _WhichOneofArgType__chunk_id: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id"]  # noqa: Y015
+    _WhichOneofReturnType__content_digests: _TypeAlias = _typing.Literal["content_digests"]  # noqa: Y015
+    _WhichOneofArgType__content_digests: _TypeAlias = _typing.Literal["_content_digests", b"_content_digests"]  # noqa: Y015
     _WhichOneofReturnType__deliver_at_time: _TypeAlias = _typing.Literal["deliver_at_time"]  # noqa: Y015
     _WhichOneofArgType__deliver_at_time: _TypeAlias = _typing.Literal["_deliver_at_time", b"_deliver_at_time"]  # noqa: Y015
     _WhichOneofReturnType__event_time: _TypeAlias = _typing.Literal["event_time"]  # noqa: Y015
@@ -330,6 +351,8 @@ class EntryMetadata(_message.Message):
     _WhichOneofArgType__uuid: _TypeAlias = _typing.Literal["_uuid", b"_uuid"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__chunk_id) -> _WhichOneofReturnType__chunk_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__content_digests) -> _WhichOneofReturnType__content_digests | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__deliver_at_time) -> _WhichOneofReturnType__deliver_at_time | None: ...
     @_typing.overload

@@ -181,6 +181,7 @@ class Open(_message.Message):
     TAKEOVER_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     RECEIPT_RUNS_FIELD_NUMBER: _builtins.int
+    REFUSE_CONFLICTS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """tenant/namespace/name. Created if missing and policy allows."""
     producer_name: _builtins.str
@@ -205,6 +206,10 @@ class Open(_message.Message):
     """The producer understands Receipts.runs. False: each publication gets a
     receipt of its own.
     """
+    refuse_conflicts: _builtins.bool
+    """Refuse messages whose id is stored with other content: see Receipt.differs.
+    The topic's policy may refuse them for all producers.
+    """
     def __init__(
         self,
         *,
@@ -214,10 +219,11 @@ class Open(_message.Message):
         takeover: _builtins.bool = ...,
         instance: _builtins.bytes = ...,
         receipt_runs: _builtins.bool = ...,
+        refuse_conflicts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_initial_sequence_id", b"_initial_sequence_id", "initial_sequence_id", b"initial_sequence_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_initial_sequence_id", b"_initial_sequence_id", "initial_sequence_id", b"initial_sequence_id", "instance", b"instance", "producer_name", b"producer_name", "receipt_runs", b"receipt_runs", "takeover", b"takeover", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_initial_sequence_id", b"_initial_sequence_id", "initial_sequence_id", b"initial_sequence_id", "instance", b"instance", "producer_name", b"producer_name", "receipt_runs", b"receipt_runs", "refuse_conflicts", b"refuse_conflicts", "takeover", b"takeover", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__initial_sequence_id: _TypeAlias = _typing.Literal["initial_sequence_id"]  # noqa: Y015
     _WhichOneofArgType__initial_sequence_id: _TypeAlias = _typing.Literal["_initial_sequence_id", b"_initial_sequence_id"]  # noqa: Y015
@@ -580,6 +586,8 @@ class Receipt(_message.Message):
     FATES_FIELD_NUMBER: _builtins.int
     FIRST_NEW_SEQUENCE_ID_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    DIFFERS_FIELD_NUMBER: _builtins.int
+    NOT_COMPARED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """Publication.request_id."""
     status: Global___ReceiptStatus.ValueType
@@ -605,7 +613,25 @@ class Receipt(_message.Message):
 
     @_builtins.property
     def error(self) -> _status_pb2.Status:
-        """REFUSED and FAILED: the cause, with ErrorInfo."""
+        """REFUSED and FAILED: the cause, with ErrorInfo. With `differs`, if conflicts are
+        refused: the error of those messages, with reason CONFLICT; other messages have
+        the outcome that `status` says, the stream is not on hold, and a resend has the
+        same outcome.
+        """
+
+    @_builtins.property
+    def differs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """DUPLICATE, STALE, PARTIAL: the messages whose content is not that of the stored
+        message with their id, by their index: where `fates` has them, or would. Never
+        of producers named seqgate.*: services write the same message anew.
+        """
+
+    @_builtins.property
+    def not_compared(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Likewise: the messages whose content could not be compared. Without a digest
+        (EntryMetadata.content_digests) on both sides, stored checksums and sizes are
+        compared, if both are compressed alike and cut alike.
+        """
 
     def __init__(
         self,
@@ -616,10 +642,12 @@ class Receipt(_message.Message):
         fates: _abc.Iterable[Global___MessageFate] | None = ...,
         first_new_sequence_id: _builtins.int | None = ...,
         error: _status_pb2.Status | None = ...,
+        differs: _abc.Iterable[_builtins.int] | None = ...,
+        not_compared: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_first_new_sequence_id", b"_first_new_sequence_id", "_position", b"_position", "error", b"error", "first_new_sequence_id", b"first_new_sequence_id", "position", b"position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_new_sequence_id", b"_first_new_sequence_id", "_position", b"_position", "error", b"error", "fates", b"fates", "first_new_sequence_id", b"first_new_sequence_id", "position", b"position", "request_id", b"request_id", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_new_sequence_id", b"_first_new_sequence_id", "_position", b"_position", "differs", b"differs", "error", b"error", "fates", b"fates", "first_new_sequence_id", b"first_new_sequence_id", "not_compared", b"not_compared", "position", b"position", "request_id", b"request_id", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first_new_sequence_id: _TypeAlias = _typing.Literal["first_new_sequence_id"]  # noqa: Y015
     _WhichOneofArgType__first_new_sequence_id: _TypeAlias = _typing.Literal["_first_new_sequence_id", b"_first_new_sequence_id"]  # noqa: Y015

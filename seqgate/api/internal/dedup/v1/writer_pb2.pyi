@@ -392,12 +392,15 @@ class Verdicts(_message.Message):
     DEDUPLICATED_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     PRODUCERS_FIELD_NUMBER: _builtins.int
+    REFUSE_CONFLICTS_FIELD_NUMBER: _builtins.int
     deduplicated: _builtins.bool
     """False if deduplication is off by policy: every claim is NEW, and none was
     recorded.
     """
     revision: _builtins.int
     """The state's revision after this call."""
+    refuse_conflicts: _builtins.bool
+    """Policy: messages whose id is stored with other content are refused."""
     @_builtins.property
     def producers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProducerVerdicts]:
         """One for each Claims, in the same order."""
@@ -408,10 +411,11 @@ class Verdicts(_message.Message):
         deduplicated: _builtins.bool = ...,
         revision: _builtins.int = ...,
         producers: _abc.Iterable[Global___ProducerVerdicts] | None = ...,
+        refuse_conflicts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deduplicated", b"deduplicated", "producers", b"producers", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deduplicated", b"deduplicated", "producers", b"producers", "refuse_conflicts", b"refuse_conflicts", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
