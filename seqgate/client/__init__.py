@@ -27,7 +27,7 @@ from seqgate.client._letters import (
 from seqgate.client._life import MessageEvent, MessageLife, SubscriptionLife
 from seqgate.client._message import Gap, Message, Received, Token
 from seqgate.client._outbox import Receipt
-from seqgate.client._producer import Outgoing, Producer, SendManyError
+from seqgate.client._producer import OnConflict, Outgoing, Producer, SendManyError
 from seqgate.client._reader import EARLIEST, LATEST, Missed, Reader, Start
 from seqgate.client._redrives import Estimated, Redrive, RedriveEstimate, RedriveInfo
 from seqgate.client._subscribing import (
@@ -50,6 +50,7 @@ __all__ = [
     "Producer",
     "Outgoing",
     "SendManyError",
+    "OnConflict",
     "Batching",
     "Chunking",
     "Compression",

@@ -15,7 +15,7 @@ from seqgate.client._chunking import Chunking
 from seqgate.client._codec import Compression
 from seqgate.client._consumer import Consumer
 from seqgate.client._inbox import Inbox, ReceiverLimits
-from seqgate.client._producer import Producer
+from seqgate.client._producer import OnConflict, Producer
 from seqgate.client._reader import EARLIEST, Missed, Reader, Start
 from seqgate.client._subscribing import (
     Incomplete,
@@ -116,6 +116,7 @@ class Client:
         max_pending_bytes: int = MAX_PENDING_BYTES,
         send_timeout_s: float | None = 30.0,
         open_timeout_s: float = 30.0,
+        on_conflict: OnConflict | str = OnConflict.REPORT,
     ) -> Producer:
         """Make a producer; `async with` opens and closes it.
 
@@ -139,11 +140,14 @@ class Client:
             send_timeout_s: how long a message may await its receipt; when one is overdue, all
                 pending messages fail. None: no limit.
             open_timeout_s: how long opening may take.
+            on_conflict: what becomes of a message whose sequence id is stored with other content;
+                also "report" or "refuse". The topic's policy may refuse where this does not.
 
         Raises:
             InvalidNameError: the topic or the name is invalid.
             InvalidRequestError: the initial sequence id is not 0 to 2^63 - 2.
-            ValueError: both batching and chunking are given, or a limit is below 1.
+            ValueError: both batching and chunking are given, a limit is below 1, or `on_conflict`
+                is unknown.
         """
         return self._producer_class(
             self._channel,
@@ -158,6 +162,7 @@ class Client:
             max_pending_bytes=max_pending_bytes,
             send_timeout_s=send_timeout_s,
             open_timeout_s=open_timeout_s,
+            on_conflict=on_conflict,
         )
 
     def reader(

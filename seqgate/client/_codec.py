@@ -17,6 +17,7 @@ from seqgate.api.common.v1 import common_pb2
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client._assembler import Piece
+from seqgate.client._digest import content_digest
 from seqgate.client._message import Message
 from seqgate.errors import CorruptMessageError
 from seqgate.message_id import ChunkMessageId, MessageId
@@ -54,6 +55,7 @@ class OutgoingMessage:
     properties: Mapping[str, str] = field(default_factory=dict)
     event_time_ms: int | None = None
     deliver_at_ms: int | None = None
+    is_delay: bool = False  # deliver_at_ms was given as a delay, and is another one when sent again
     shown: Mapping[str, str] | None = None  # its projection for filters; None: not projected
     done: Any = None  # the producer's future; opaque here and in the outbox
     resolved: bool = False  # it has an outcome; its future may end earlier, by a cancellation
@@ -62,6 +64,18 @@ class OutgoingMessage:
     span: Any = None  # its own recorded span: see _tracing.py
     batch: Any = None  # its batch's recorded span
     size_bytes: int = field(init=False)  # about what it adds to a batch, its trace not counted
+
+    @property
+    def digest(self) -> bytes:
+        """The digest of its content."""
+        return content_digest(
+            self.payload,
+            self.key,
+            self.ordering_key,
+            self.event_time_ms,
+            None if self.is_delay else self.deliver_at_ms,
+            self.properties,
+        )
 
     def __post_init__(self) -> None:
         self.size_bytes = len(self.payload) + len(self.key or "") + 16
@@ -149,6 +163,7 @@ def _seal_message(
     _describe(metadata, message)
     if message.deliver_at_ms is not None:
         metadata.deliver_at_time = message.deliver_at_ms
+    metadata.content_digests = message.digest
     return _seal(metadata, message.payload, compression)
 
 
@@ -209,6 +224,7 @@ def encode_batch(
         _describe_keys(metadata, first)
     if first.deliver_at_ms is not None:
         metadata.deliver_at_time = first.deliver_at_ms
+    metadata.content_digests = b"".join([message.digest for message in messages])
     payload = pack_batch(_singles(messages))
     return to_entry(metadata, _seal(metadata, payload, compression))
 

@@ -41,6 +41,10 @@ from seqgate.errors import (
 from seqgate.message_id import ChunkMessageId, MessageId
 from seqgate.types import Position
 
+METADATA_BYTES_MAX: Final = 128 * 1024
+"""The largest metadata of an entry, in bytes (entry.proto). Ten thousand messages with ids far
+apart exceed it."""
+
 
 class Receipt(NamedTuple):
     """A message is in the log.
@@ -49,11 +53,15 @@ class Receipt(NamedTuple):
         message_id: its id.
         sequence_id: its sequence id.
         duplicate: an earlier publish had stored it; message_id is the original's.
+        differs: whether the original has another content: key, ordering key, properties, event or
+            delivery time, or payload. This message is then not in the log. None: they could not be
+            compared.
     """
 
     message_id: MessageId
     sequence_id: int
     duplicate: bool
+    differs: bool | None = False
 
 
 class Resolved(NamedTuple):
@@ -109,10 +117,13 @@ Encode = Callable[[Sequence[OutgoingMessage]], list[pb.Entry]]
 def pieces(
     encode: Encode, messages: list[OutgoingMessage], payload_bytes_max: int
 ) -> Iterator[tuple[list[OutgoingMessage], list[pb.Entry]]]:
-    """Encode a parcel's messages, in as many parts as keep every payload within the limit. A
-    message that exceeds the limit alone is a part of its own."""
+    """Encode a parcel's messages, in as many parts as keep every payload and its metadata within
+    the limits. A message that exceeds a limit alone is a part of its own."""
     entries = encode(messages)
-    if len(messages) == 1 or all(len(entry.payload) <= payload_bytes_max for entry in entries):
+    if len(messages) == 1 or all(
+        len(entry.payload) <= payload_bytes_max and entry.metadata.ByteSize() <= METADATA_BYTES_MAX
+        for entry in entries
+    ):
         yield messages, entries
         return
     middle = len(messages) // 2
@@ -376,10 +387,11 @@ class Outbox:
             if message_id is None:
                 return []
             large.resolved = True
-            return [Resolved(message, Receipt(message_id, message.sequence_id, large.duplicate))]
+            stored = Receipt(message_id, message.sequence_id, large.duplicate)
+            return _compared(receipt, [Resolved(message, stored)])
         large.resolved = True
         self._drop_resolved()
-        return [Resolved(message, _outcome_of_chunk(message, receipt))]
+        return _compared(receipt, [Resolved(message, _outcome_of_chunk(message, receipt))])
 
     def _drop_resolved(self) -> None:
         """Forget chunks of resolved messages that are not outstanding."""
@@ -402,10 +414,7 @@ class Outbox:
         parcel.messages = [each for each in parcel.messages if each.sequence_id >= first_new]
         parcel.entries = self.encode(parcel.messages)
         parcel.size_bytes = sum(entry.ByteSize() for entry in parcel.entries)
-        return [
-            Resolved(message, _outcome(message, fate))
-            for message, fate in zip(old, receipt.fates, strict=True)
-        ]
+        return _by_fates(receipt, old)
 
 
 _WITH_FATES = (pb.RECEIPT_STATUS_DUPLICATE, pb.RECEIPT_STATUS_STALE)
@@ -419,10 +428,7 @@ def _resolve(receipt: pb.Receipt, parcel: _Parcel) -> list[Resolved]:
         error = error_of_status(receipt.error)
         return [Resolved(message, error) for message in messages]
     if receipt.fates and receipt.status in _WITH_FATES:
-        return [
-            Resolved(message, _outcome(message, fate))
-            for message, fate in zip(messages, receipt.fates, strict=True)
-        ]
+        return _by_fates(receipt, messages)
     if receipt.status not in _WITH_POSITION or not receipt.HasField("position"):
         unknown = _not_understood(receipt)
         return [Resolved(message, unknown) for message in messages]
@@ -436,8 +442,30 @@ def _resolve(receipt: pb.Receipt, parcel: _Parcel) -> list[Resolved]:
         for index in range(count):
             message = next(left)
             message_id = MessageId(ledger_id, entry_id + offset, -1, index if batch else -1)
-            stored = _receipt((message_id, message.sequence_id, duplicate))
+            stored = _receipt((message_id, message.sequence_id, duplicate, False))
             resolved.append(_resolved((message, stored)))
+    return _compared(receipt, resolved) if duplicate else resolved
+
+
+def _by_fates(receipt: pb.Receipt, messages: Sequence[OutgoingMessage]) -> list[Resolved]:
+    outcomes = [
+        Resolved(message, _outcome(message, fate))
+        for message, fate in zip(messages, receipt.fates, strict=True)
+    ]
+    return _compared(receipt, outcomes)
+
+
+def _compared(receipt: pb.Receipt, resolved: list[Resolved]) -> list[Resolved]:
+    """Outcomes with what their receipt says of the contents."""
+    refused = error_of_status(receipt.error) if receipt.HasField("error") else None
+    for index in receipt.not_compared:
+        message, outcome = resolved[index]
+        if isinstance(outcome, Receipt):
+            resolved[index] = Resolved(message, outcome._replace(differs=None))
+    for index in receipt.differs:
+        message, outcome = resolved[index]
+        if isinstance(outcome, Receipt):
+            resolved[index] = Resolved(message, refused or outcome._replace(differs=True))
     return resolved
 
 

@@ -7,6 +7,7 @@
 """
 
 import asyncio
+import logging
 import math
 import time
 import uuid
@@ -14,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Any, Final, NoReturn, cast
 
 from grpc import aio
@@ -38,6 +40,7 @@ from seqgate.client._status import error_of_call
 from seqgate.client._streams import ending, read
 from seqgate.client._tracing import PROPERTIES_MAX, Publishing, shared_context
 from seqgate.errors import (
+    ConflictError,
     FencedError,
     InternalError,
     InvalidRequestError,
@@ -68,9 +71,21 @@ CLOSE_TIMEOUT_S: Final = 5.0
 DELIVER_AFTER_MAX_S: Final = 100 * 365 * 24 * 3600
 """The longest delivery delay, in seconds: about a century."""
 
+_log: Final = logging.getLogger("seqgate.client")
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _RETRYABLE: Final = (UnavailableError, LimitExceededError)
+
+
+class OnConflict(StrEnum):
+    """What becomes of a message whose sequence id is stored with other content.
+
+    REPORT: its receipt has `differs`. REFUSE: ConflictError, for this message alone.
+    """
+
+    REPORT = "report"
+    REFUSE = "refuse"
 
 
 @dataclass(slots=True)
@@ -134,6 +149,7 @@ class Producer:
         max_pending_bytes: int,
         send_timeout_s: float | None,
         open_timeout_s: float,
+        on_conflict: OnConflict | str = OnConflict.REPORT,
     ) -> None:
         _check_identity(name, initial_sequence_id)
         if max_pending_messages < 1:
@@ -157,6 +173,7 @@ class Producer:
         self._max_pending_bytes = max_pending_bytes
         self._send_timeout_s = send_timeout_s
         self._open_timeout_s = open_timeout_s
+        self._refuses_conflicts = OnConflict(on_conflict) is OnConflict.REFUSE
 
         self._spans = Publishing(str(topic), is_batching=batching is not None)
         self._outbox = Outbox(self._encode)
@@ -167,6 +184,7 @@ class Producer:
         self._last_sequence_id: int | None = None
         self._found_sequence_id: int | None = None
         self._has_stored = False
+        self._conflicts = 0
         self._limits = pb.Opened()
 
         self._opened = asyncio.get_running_loop().create_future()
@@ -211,6 +229,11 @@ class Producer:
     def pending_bytes(self) -> int:
         """The bytes of pending messages: payloads, keys and properties, before compression."""
         return self._pending_bytes
+
+    @property
+    def conflicts(self) -> int:
+        """The number of messages so far whose sequence id was stored before with other content."""
+        return self._conflicts
 
     async def send(
         self,
@@ -616,14 +639,32 @@ class Producer:
                 self._spans.end(message, outcome)
             if isinstance(outcome, Receipt):
                 self._has_stored = True
+                if outcome.differs:
+                    self._conflicts_with(outcome.sequence_id)
                 if self._last_sequence_id is None or outcome.sequence_id > self._last_sequence_id:
                     self._last_sequence_id = outcome.sequence_id
                 if not done.done():
                     done.set_result(outcome)
-            elif not done.done():
-                done.set_exception(outcome)
-                done.exception()  # retrieved: not every future is awaited
+            else:
+                if isinstance(outcome, ConflictError):
+                    self._conflicts_with(message.sequence_id)
+                if not done.done():
+                    done.set_exception(outcome)
+                    done.exception()  # retrieved: not every future is awaited
         self._room.set()
+
+    def _conflicts_with(self, sequence_id: int) -> None:
+        """Count a conflict, and warn of the first."""
+        self._conflicts += 1
+        if self._conflicts == 1:
+            _log.warning(
+                "producer %r of %s: another message is stored under sequence id %d. Its numbers"
+                " were used before under this name, and messages that differ are not stored: see"
+                " Receipt.differs, Producer.conflicts and on_conflict",
+                self._name,
+                self._topic,
+                sequence_id,
+            )
 
     # ---- the stream
 
@@ -680,6 +721,7 @@ class Producer:
             takeover=self._takeover and not self._opened.done(),
             instance=self._instance,
             receipt_runs=True,
+            refuse_conflicts=self._refuses_conflicts,
         )
 
     def _take_opened(self, opened: pb.Opened) -> None:

@@ -48,6 +48,9 @@ async def test_the_demo_proves_that_every_flight_is_stored_once(
     assert report["rebuild"]["differences"] == report["rebuild"]["failed"] == 0
     assert report["audit"]["messages"] == FLIGHTS + 6
     assert report["audit"]["findings"] == 0
+    conflicts = report["conflicts"]
+    assert conflicts["reported"] == conflicts["refused"] > 0
+    assert conflicts["silent"] == conflicts["false"] == 0
     delivered = report["deliver"]
     assert delivered["missing"] == 0 < delivered["refused"]
     assert delivered["key_order_violations"] == delivered["exclusivity_violations"] == 0

@@ -497,7 +497,7 @@ def test_the_new_part_of_a_batch_by_key_keeps_its_keys() -> None:
     assert [entry_ids(entry) for entry in again.entries] == [[3, 4], [5]]
 
 
-@pytest.mark.parametrize(("window", "size"), [(5, PLENTY), (PLENTY, 100)])
+@pytest.mark.parametrize(("window", "size"), [(5, PLENTY), (PLENTY, 160)])
 def test_the_smaller_part_takes_less_of_the_window(window: int, size: int) -> None:
     outbox = outbox_with([4, 5, 6, 7, 8], [9, 10], window=window, size=size)
     assert ids(sent(outbox)) == [[4, 5, 6, 7, 8]]

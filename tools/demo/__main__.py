@@ -7,7 +7,8 @@ services on three nodes of PostgreSQL, whose primary is killed meanwhile. Four p
 the flights of sixteen carriers, with resends and overlapping batches, and a fifth the weather at
 three airports, in large messages, while processes are killed, some within large messages, and Redis
 loses its state. In the end Redis loses everything: a Spark job rebuilds the deduplication state,
-and another audits the log. Then the log and the rebuilt state are compared with the data set, and
+and another audits the log. Then the log and the rebuilt state are compared with the data set, an
+airline's feed starts its numbers again under its old name and has every conflict reported, and
 consumers receive some of the flights. Those that they refuse for good are mended and redriven.
 Exits with 0 if every promise was kept, with 1 if one was broken; the report is in DIR/report.json.
 With --trace, spans are in DIR/trace.jsonl, and one message's journey is shown as a tree.
@@ -33,6 +34,7 @@ from tools.demo.mending import mend_flights
 from tools.demo.proof import batches_cut, prove, recover
 from tools.demo.publishing import publish
 from tools.demo.report import Screen, broken, show_result
+from tools.demo.restarted import restart_feed
 from tools.stack.application import ApplicationFailed
 from tools.stack.child import ChildFailed
 from tools.stack.postgres_cluster import ClusterError, PostgresCluster
@@ -84,6 +86,7 @@ async def demonstrate(
         "rebuild": rebuilt,
         "audit": audited,
         "proof_s": proof_s,
+        "conflicts": await restart_feed(stack, flights, screen),
         "deliver": await deliver(stack, folder, consumed, seed, screen),
         "filter": await filter_flights(stack, consumed, screen),
         "mend": await mend_flights(stack, consumed, screen),

@@ -164,6 +164,11 @@ class Producer(Held[SharedProducer]):
         return self._held.last_sequence_id
 
     @property
+    def conflicts(self) -> int:
+        """The number of messages so far whose sequence id was stored before with other content."""
+        return self._held.conflicts
+
+    @property
     def pending_messages(self) -> int:
         """The number of messages that await a receipt; a large one counts once per chunk."""
         return self._held.all_pending_messages
