@@ -3,7 +3,6 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 from typing import Final, Protocol
 
 from seqgate.services.ledger.core.content import Comparison
@@ -50,10 +49,9 @@ class TopicCounts:
         self.read_entries = 0
         self.failures = 0
 
-    def compared(self, found: Iterable[Iterable[Comparison | None]]) -> None:
-        for each in chain.from_iterable(found):
-            if each is not None:
-                self.repeated[each] += 1
+    def compared(self, found: Sequence[Sequence[Comparison | None]]) -> None:
+        for content in Comparison:
+            self.repeated[content] += sum([each.count(content) for each in found])
 
 
 class LedgerMetrics:
