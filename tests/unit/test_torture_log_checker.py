@@ -56,6 +56,10 @@ def call_another_a_duplicate(history: History) -> None:
     history.told[5] = receipt(2, "1:3:-1", duplicate=True)
 
 
+def take_one_for_another(history: History) -> None:
+    history.told[5] = receipt(2, "1:2:-1", duplicate=True) | {"differs": True}
+
+
 def store_one_twice(history: History) -> None:
     again = history.log.messages[2]._replace(place=Place(Position(1, COUNT), 0))
     history.log.messages.append(again)
@@ -111,6 +115,7 @@ def read_another_one(history: History) -> None:
         (lose_one, "LOST"),
         (move_one, "MISPLACED"),
         (call_another_a_duplicate, "MISPLACED"),
+        (take_one_for_another, "CONFLICT"),
         (store_one_twice, "TWICE"),
         (store_two_of_one_id, "TWICE"),
         (store_a_chunk_twice, "TWICE"),

@@ -2,6 +2,7 @@
 
 LOST        acknowledged, and not in the log
 MISPLACED   acknowledged at another position than it has
+CONFLICT    sent again, and told that another message is stored under its id
 TWICE       a message, a producer's sequence id, or a chunk of an attempt at two positions
 REORDERED   behind a higher id of its producer, of its entry, or of its key
 INVENTED    in the log, and never sent
@@ -52,6 +53,8 @@ def _told_wrongly(
             if line["e"] == "receipt":
                 told = place_of(line["id"])
                 kind = "a duplicate" if line["dup"] else "stored"
+                if line.get("differs"):
+                    yield "CONFLICT", f"{uid} (id {line['s']}), receipt: at {told}", line["t"]
                 if not places.get(uid):
                     yield "LOST", f"{uid} (id {line['s']}), receipt: {kind} at {told}", line["t"]
                 elif told not in places[uid]:

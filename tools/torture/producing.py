@@ -162,6 +162,7 @@ class Producing(Work[ProducerRole]):
                 s=receipt.sequence_id,
                 id=str(receipt.message_id),
                 dup=receipt.duplicate,
+                differs=receipt.differs,
             )
             return True
         reason = error.reason if isinstance(error, SeqgateError) else repr(error)

@@ -343,6 +343,8 @@ class Sending:
             self._world.checker.logs.answered(
                 sent, receipt.sequence_id, position, duplicate=receipt.duplicate
             )
+            if receipt.differs is not False:
+                self._world.seen.violate("CONFLICT", f"message {sent.number}: {receipt}")
             self._note_stored(sent)
         elif isinstance(error, StaleSequenceIdError | MessageTooLargeError | InvalidRequestError):
             self._check_refusal(sent, error)

@@ -9,6 +9,7 @@ INVENTED      an entry or a delivery was never sent
 BACKWARDS     append times decrease
 LOST          (P1) a message has a receipt, and is not in the log
 MISPLACED     a receipt names another position than the message's
+CONFLICT      a receipt does not say that a message is the one stored under its id
 NOT_STALE     a message was refused as STALE, and is in the log
 NOT_TRIMMED   a message was refused as TRIMMED, and nothing was trimmed
 SKIPPED       the cursor acknowledged an entry without a cause: no valid acknowledgement, no filter
