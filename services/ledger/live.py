@@ -502,7 +502,7 @@ class LiveTopic:
         if session.error is not None:
             self.close(session)
             raise session.error
-        if newest.unfinished:
+        if newest.unfinished is not None:
             self._writer.left_unfinished(session.number, newest.unfinished)
         self._record_instance(producer, instance, newest.instance)
         if last is None:

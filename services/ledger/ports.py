@@ -20,6 +20,7 @@ from seqgate.services.deduplication import (
     Writer,
 )
 from seqgate.services.errors import DomainError, Kind
+from seqgate.services.ledger.core.attempts import OpenAttempt
 from seqgate.services.ledger.core.columns import Columns
 from seqgate.services.ledger.core.entry import Entry, StoredEntry
 from seqgate.services.ledger.core.ownership import Beat
@@ -100,13 +101,12 @@ class Newest(NamedTuple):
     Attributes:
         instance: the instance that stored the last entry; None: none is recorded.
         whole: the id of the last message that is complete in the log or trimmed; None: unknown.
-        unfinished: the uuid of a large message's attempt, if the newest entry is a chunk of it but
-            not the last one; empty otherwise.
+        unfinished: the attempt at a large message that the newest entry leaves unfinished.
     """
 
     instance: bytes | None = None
     whole: int | None = None
-    unfinished: str = ""
+    unfinished: OpenAttempt | None = None
 
 
 class LedgerRange(NamedTuple):

@@ -12,6 +12,7 @@ import pytest
 from seqgate.services.errors import DomainError, Fenced
 from seqgate.services.ledger.adapters.memory import MemoryLedgerStore
 from seqgate.services.ledger.adapters.sqlite import open_sqlite_store
+from seqgate.services.ledger.core.attempts import OpenAttempt
 from seqgate.services.ledger.core.entry import Entry, StoredEntry
 from seqgate.services.ledger.core.receipt import Fate, Found, Missing, Unfinished
 from seqgate.services.ledger.ports import (
@@ -419,20 +420,35 @@ async def test_the_last_complete_message_is_known(
     assert (await store.newest(TOPIC, "p")).whole == whole
 
 
+def left(newest: Entry, *, is_whole: bool = True) -> OpenAttempt:
+    """The attempt that this entry leaves unfinished."""
+    assert newest.chunk is not None
+    return OpenAttempt(newest.highest, newest.chunk, is_whole)
+
+
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize(
     ("entries", "unfinished"),
     [
-        ([single(3)], ""),
-        ([A0], "a"),
-        ([A0, A1, B0], "b"),
-        ([*A], ""),
-        ([A0, single(8)], ""),
-        ([A0, marker(9), single(8, "q")], "a"),
+        ([single(3)], None),
+        ([A0], left(A0)),
+        ([A0, A1], left(A1)),
+        ([A0, A1, A0], left(A0)),
+        ([A0, A1, B0], left(B0)),
+        ([*A], None),
+        ([A0, single(8)], None),
+        ([A0, marker(9), single(8, "q")], left(A0)),
+        ([A0, marker(9), chunk(5, "a", 0, 3, "q"), A1], left(A1)),
+        # stored by a version that admitted any chunk while deduplication was off
+        ([A0, single(8), A1], left(A1, is_whole=False)),
+        ([A0, B0, A1], left(A1, is_whole=False)),
+        ([A0, B0, A1, B1], None),
+        ([A0, A1, A1], left(A1, is_whole=False)),
+        ([A0, chunk(6, "a", 1, 3)], left(chunk(6, "a", 1, 3), is_whole=False)),
     ],
 )
 async def test_the_unfinished_attempt_of_the_newest_entry_is_known(
-    store: LedgerStore, entries: list[Entry], unfinished: str, apart: bool
+    store: LedgerStore, entries: list[Entry], unfinished: OpenAttempt | None, apart: bool
 ) -> None:
     await fill(store, entries, apart=apart)
     assert (await store.newest(TOPIC, "p")).unfinished == unfinished
@@ -443,9 +459,9 @@ async def test_the_rest_of_a_trimmed_attempt_is_unfinished(
 ) -> None:
     await fill(store, [A0, A1], apart=True)
     await store.trim(TOPIC, Position(1, 1))
-    assert (await store.newest(TOPIC, "p")).unfinished == "a"
+    assert (await store.newest(TOPIC, "p")).unfinished == left(A1, is_whole=False)
     await store.trim(TOPIC, Position(1, 2))
-    assert (await store.newest(TOPIC, "p")).unfinished == ""
+    assert (await store.newest(TOPIC, "p")).unfinished is None
 
 
 async def test_a_trimmed_message_counts_as_complete(store: LedgerStore) -> None:

@@ -59,9 +59,10 @@ from seqgate.services.deduplication import (
     Writer,
 )
 from seqgate.services.errors import Fenced, StoreFull, StoreUnavailable
+from seqgate.services.ledger.core.attempts import OpenAttempt
 from seqgate.services.ledger.core.entry import Entry, StoredEntry, Unit, places
 from seqgate.services.ledger.core.find import Finder
-from seqgate.services.ledger.core.marks import last_unfinished
+from seqgate.services.ledger.core.marks import last_open
 from seqgate.services.ledger.core.receipt import Fate, Missing, Status, receipt_of, repeated_ids
 from seqgate.services.ledger.core.runs import Runs
 from seqgate.services.ledger.core.writer import (
@@ -132,10 +133,8 @@ class Log:
         mine = [entry for _, entry in self.entries if entry.producer == producer]
         return mine[-1].highest - mine[-1].unfinished if mine else -1
 
-    def unfinished(self, producer: str) -> str:
-        return last_unfinished(
-            entry for _, entry in reversed(self.entries) if entry.producer == producer
-        )
+    def unfinished(self, producer: str) -> OpenAttempt | None:
+        return last_open(entry for _, entry in reversed(self.entries) if entry.producer == producer)
 
     def find(self, producer: str, ids: list[int]) -> list[Fate]:
         finder = Finder(producer, ids)
@@ -469,8 +468,8 @@ class Application:
         self.process, self.session = process, self.world.sessions
         process.sessions[self.session] = self
         process.writer.open_session(self.session)
-        if uuid := self.world.log.unfinished(self.name):
-            process.writer.left_unfinished(self.session, uuid)
+        if attempt := self.world.log.unfinished(self.name):
+            process.writer.left_unfinished(self.session, attempt)
         smaller = self.world.random.choice((0, 0, 6))  # the service's limit may have shrunk
         self.outbox.opened(self.world.random.choice((1, 3, 100)), 10_000, smaller)
 

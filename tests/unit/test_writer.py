@@ -51,6 +51,7 @@ from seqgate.services.deduplication import (
     Verdict,
 )
 from seqgate.services.errors import DomainError, Draining, Fenced, StoreFull, StoreUnavailable
+from seqgate.services.ledger.core.attempts import OpenAttempt
 from seqgate.services.ledger.core.entry import Entry, Unit, run_of, unit_of
 from seqgate.services.ledger.core.receipt import Status
 from seqgate.services.ledger.core.writer import (
@@ -117,8 +118,8 @@ def test_unfinished_attempts_of_closed_streams_are_forgotten() -> None:
         "take 2 after 1:1",
         "open p",
         "open q",
-        "left-unfinished p a",
-        "left-unfinished q b",
+        "left-unfinished p5#a0/3",
+        "left-unfinished q5#b0/3",
         "aligned",
         "submit p6 q7",
         "close p",
@@ -164,7 +165,7 @@ class Teller:
         self._questions: list[int] = []
 
     @property
-    def left_unfinished(self) -> dict[int, str]:
+    def left_unfinished(self) -> dict[int, OpenAttempt]:
         """The unfinished attempts that the writer remembers, by stream."""
         return self._writer._unfinished
 
@@ -229,8 +230,11 @@ class Teller:
         return [f"drop {self._names(dropped)}"] if dropped else []
 
     def _left_unfinished(self, given: list[str]) -> list[str]:
-        stream, uuid = given
-        self._writer.left_unfinished(self._streams.index(stream), uuid)
+        word, *torn = given
+        unit = self._unit(word, resume=False)
+        assert unit.chunk is not None
+        attempt = OpenAttempt(unit.highest, unit.chunk, is_whole=not torn)
+        self._writer.left_unfinished(unit.session, attempt)
         return []
 
     def _ask_policy(self, given: list[str]) -> list[Effect]:

@@ -96,11 +96,21 @@ class LargeMessages:
         if attempt is not None and not attempt.is_dead:
             del self._finished[name]
 
+    def begins_again(self, chunk: Chunk, position: Position) -> bool:
+        """Whether a chunk is the first of an attempt that began before: the log names no abort."""
+        if chunk.number != 0:
+            return False
+        attempt = self._unfinished.get(chunk.attempt)
+        return attempt is not None and attempt.first < position
+
     def record_abort(self, name: str, position: Position) -> LargeMessage | None:
         """Record that the log aborts an attempt at this position. Returns it, if it is known."""
         attempt = self._unfinished.pop(name, None)
         if attempt is not None or name not in self._finished:
             first = Position(0, 0) if attempt is None else attempt.first
+            before = self._over.get(name)
+            if before is not None and before.end == first:  # it began again, and is over again
+                first = before.first
             self._over[name] = Ended(first, position)
             self._over.move_to_end(name)
             if len(self._over) > OVER_MAX:

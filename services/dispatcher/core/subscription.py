@@ -362,6 +362,8 @@ class Subscription:
             self.read_position = entry.position
             if entry.aborts:
                 self._abort(entry.aborts, entry.position)
+            if entry.chunk is not None and self.large.begins_again(entry.chunk, entry.position):
+                self._abort(entry.chunk.attempt, entry.position)
             if entry.position in self.acknowledged:
                 continue
             if entry.key is None:

@@ -13,7 +13,7 @@ from seqgate.services.ledger.core.find import Finder
 from seqgate.services.ledger.core.marks import (
     folded,
     is_cut,
-    last_unfinished,
+    last_open,
     last_whole,
     remembered,
 )
@@ -236,7 +236,7 @@ class MemoryLedgerStore:
         return Newest(
             log.instances.get(producer),
             last_whole(trimmed, newest_first),
-            last_unfinished(newest_first),
+            last_open(newest_first),
         )
 
     async def trimmed_producers(

@@ -37,7 +37,7 @@ from seqgate.services.ledger.adapters.rows import (
 from seqgate.services.ledger.adapters.trims import remove_deleted, renewed, trim_some
 from seqgate.services.ledger.core.columns import Columns
 from seqgate.services.ledger.core.entry import Entry, StoredEntry
-from seqgate.services.ledger.core.marks import last_mark, last_unfinished, last_whole
+from seqgate.services.ledger.core.marks import last_mark, last_open, last_whole
 from seqgate.services.ledger.core.receipt import Fate, Missing
 from seqgate.services.ledger.ports import (
     EntryCorrupt,
@@ -256,7 +256,7 @@ class TableLedgerStore:
             before = trimmed_mark(db, topic_id, producer)
             whole = last_whole(before, (each.entry for each in stored))
             again = newest_first(db, topic_id, producer, state.first)
-            unfinished = last_unfinished(each.entry for each in again)
+            unfinished = last_open(each.entry for each in again)
             return Newest(bytes(rows[0][0]) if rows else None, whole, unfinished)
 
         return await self._database.read(work)

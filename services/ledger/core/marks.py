@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from seqgate.services.deduplication import NEVER, Mark, advance
+from seqgate.services.ledger.core.attempts import OpenAttempt, follow
 from seqgate.services.ledger.core.entry import Entry
 from seqgate.types import Position
 
@@ -100,8 +101,15 @@ def last_whole(mark: Mark, newest_first: Iterable[Entry]) -> int | None:
     return mark.highest if mark.highest > NEVER else None
 
 
-def last_unfinished(newest_first: Iterable[Entry]) -> str:
-    """The uuid of the attempt that the newest entry leaves unfinished; empty: none."""
+def last_open(newest_first: Iterable[Entry]) -> OpenAttempt | None:
+    """The attempt at a large message that a producer's newest entry leaves unfinished, from its
+    entries given newest first. Reads back only to an entry that starts or completes a message."""
+    back: list[Entry] = []
     for entry in newest_first:
-        return entry.chunk.uuid if entry.chunk and not entry.chunk.is_last else ""
-    return ""
+        back.append(entry)
+        if decides(entry) or not entry.unfinished:
+            break
+    open_attempt = None
+    for entry in reversed(back):
+        open_attempt = follow(open_attempt, entry.highest, entry.chunk)
+    return open_attempt

@@ -48,6 +48,7 @@ from seqgate.services.deduplication import (
     Verdict,
 )
 from seqgate.services.errors import DomainError, Fenced, Kind
+from seqgate.services.ledger.core.attempts import OpenAttempt, ended_by, follow, is_gap
 from seqgate.services.ledger.core.entry import Entry, Unit
 from seqgate.services.ledger.core.receipt import (
     CHUNK_GAP,
@@ -284,7 +285,7 @@ class TopicWriter:
         self._in_doubt: list[Unit] = []  # all stored or none; known once the topic is taken again
         self._on_hold: set[int] = set()
         # By stream: the attempt that the newest entry of its producer leaves unfinished in the log.
-        self._unfinished: dict[int, str] = {}
+        self._unfinished: dict[int, OpenAttempt] = {}
         self._ended_amid: set[int] = set()  # ended streams that may still store units
 
         self._call: Admit | Confirm | Rollback | None = None
@@ -346,11 +347,11 @@ class TopicWriter:
     def open_session(self, session: int) -> None:
         self._sessions.add(session)
 
-    def left_unfinished(self, session: int, uuid: str) -> None:
-        """Record that the newest entry of a stream's producer is a chunk of this attempt, but not
-        its last. The producer must have nothing in flight."""
+    def left_unfinished(self, session: int, attempt: OpenAttempt) -> None:
+        """Record that the newest entry of a stream's producer leaves this attempt unfinished. The
+        producer must have nothing in flight."""
         if session in self._sessions:
-            self._unfinished[session] = uuid
+            self._unfinished[session] = attempt
 
     def submit(self, units: Iterable[Unit]) -> list[Effect]:
         """Queue units, in order."""
@@ -390,9 +391,8 @@ class TopicWriter:
         self._sessions.discard(session)
         self._on_hold.discard(session)
         self._waiting = deque(unit for unit in self._waiting if unit.session != session)
-        if session in self._unfinished:
-            self._ended_amid.add(session)
-            self._drop_ended()
+        self._ended_amid.add(session)
+        self._drop_ended()
         return dropped
 
     # ---- answers from deduplication
@@ -695,15 +695,19 @@ class TopicWriter:
         again: list[Unit] = []
         effects: list[Effect] = []
         in_flight = False
+        attempts = self._reached()
+        gaps: set[int] = set()
         for unit in admitting:
             verdict, decided, aborted = _NEW if unit.marker else next(judgements[unit.producer])
+            if verdict is Verdict.NEW and not unit.marker:
+                verdict = _in_turn(unit, attempts.get(unit.session), gaps)
             if unit.publications > 1 and verdict not in _ALIKE:
                 again += unit.divided()  # to be judged one by one
                 in_flight = in_flight or verdict is Verdict.IN_FLIGHT
                 continue
             match verdict:
                 case Verdict.NEW:
-                    ended = aborted or self._ended_by(unit)
+                    ended = _ended_by(unit, attempts) or aborted
                     self._ready.append(_ending(unit, ended) if ended else unit)
                 case Verdict.DUPLICATE:
                     look_up += [Repeated(each, None, decided) for each in unit.divided()]
@@ -729,28 +733,17 @@ class TopicWriter:
             effects.append(LookUp(tuple(look_up), self._refuses_conflicts))
         return effects + self._next()
 
-    def _ended_by(self, unit: Unit) -> str:
-        """The attempt that this unit aborts in the log, even if deduplication has forgotten the
-        producer, as it may between two chunks while nothing is in flight. While something is in
-        flight, deduplication knows better than the log."""
-        uuid = self._unfinished.get(unit.session, "")
-        if not uuid or unit.marker or (unit.chunk and unit.chunk.uuid == uuid):
-            return ""
-        in_flight = (
-            each.session == unit.session and not each.marker
-            for each in chain(self._ready, self._writing)
-        )
-        return "" if any(in_flight) else uuid
+    def _reached(self) -> dict[int, OpenAttempt]:
+        """By stream: the attempt left unfinished once all units let through are stored."""
+        attempts = self._unfinished.copy()
+        for unit in chain(self._writing, self._ready):
+            _track(attempts, unit)
+        return attempts
 
     def _track_unfinished(self, unit: Unit) -> None:
         """Update the unfinished attempts after a unit was stored."""
-        if unit.marker:
-            return
-        chunk = unit.chunk
-        if chunk is not None and not chunk.is_last and unit.session in self._sessions:
-            self._unfinished[unit.session] = chunk.uuid
-        else:
-            self._unfinished.pop(unit.session, None)
+        if unit.session in self._sessions or unit.session in self._ended_amid:
+            _track(self._unfinished, unit)
 
     def _drop_ended(self) -> None:
         """Forget the unfinished attempts of ended streams without pending units."""
@@ -834,6 +827,36 @@ class TopicWriter:
         self._waiting.clear()
         self._admitting, self._ready, self._writing = [], [], []
         return [Stop(error if isinstance(error, Fenced) else Fenced(error.message))]
+
+
+def _in_turn(unit: Unit, before: OpenAttempt | None, gaps: set[int]) -> Verdict:
+    """The verdict on a unit that deduplication admits, or does not judge. After a chunk that
+    continues nothing, `gaps` has its stream: nothing may overtake it."""
+    if unit.session in gaps:
+        return Verdict.HELD
+    if is_gap(before, unit.highest, unit.chunk):
+        gaps.add(unit.session)
+        return Verdict.CHUNK_GAP
+    return Verdict.NEW
+
+
+def _ended_by(unit: Unit, attempts: dict[int, OpenAttempt]) -> str:
+    """The attempt that a unit aborts, which is let through after these."""
+    ended = "" if unit.marker else ended_by(attempts.get(unit.session), unit.chunk)
+    _track(attempts, unit)
+    return ended
+
+
+def _track(attempts: dict[int, OpenAttempt], unit: Unit) -> None:
+    """Update the unfinished attempts by stream after a unit."""
+    if unit.marker:
+        return
+    chunk, session = unit.chunk, unit.session
+    attempt = chunk and follow(attempts.get(session), unit.highest, chunk)
+    if attempt is None:
+        attempts.pop(session, None)
+    else:
+        attempts[session] = attempt
 
 
 def _ending(unit: Unit, uuid: str) -> Unit:
