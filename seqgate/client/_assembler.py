@@ -232,10 +232,14 @@ class Assembler:
         added = self._start(piece, now_ms) if piece.chunk_id == 0 else self._continue(piece)
         return added._replace(dropped=expired + added.dropped) if expired else added
 
-    def abort(self, producer: str, uuid: str) -> Dropped | None:
-        """Drop an attempt that the log has ended. Returns its chunks, if any are held."""
+    def abort(self, producer: str, uuid: str, at: Position | None = None) -> Dropped | None:
+        """Drop an attempt that an entry at this position ends; None: wherever it began. Returns its
+        chunks, if any are held. If it began again after the entry, which may come late or be
+        redelivered, it goes on."""
         context = self._contexts.get((producer, uuid))
-        return None if context is None else self._end(DropReason.ABORTED, context)
+        if context is None or (at is not None and context.first.position > at):
+            return None
+        return self._end(DropReason.ABORTED, context)
 
     def expire(self, now_ms: int) -> tuple[Dropped, ...]:
         """Drop the messages whose chunk 0 arrived more than expiry_ms ago."""

@@ -148,9 +148,9 @@ class ChunkDeliveries:
                 effects += self._drop(headless.dropped)
         return effects
 
-    def abort(self, producer: str, uuid: str) -> list[Effect]:
-        """The log has ended an attempt: drop its chunks."""
-        dropped = self._assembler.abort(producer, uuid)
+    def abort(self, producer: str, uuid: str, at: Position) -> list[Effect]:
+        """An entry at this position has ended an attempt: drop its chunks."""
+        dropped = self._assembler.abort(producer, uuid, at)
         return [] if dropped is None else self._drop(dropped)
 
     def expire(self, now_ms: int) -> list[Effect]:

@@ -574,9 +574,9 @@ class Inbox:
             cost = unsettled.bit_count()
         size_bytes = len(entry.payload)
         self._permits.use(cost, size_bytes)
-        if entry.aborts:
-            self._apply(self._chunks.abort(metadata.producer_name, entry.aborts))
         last = position_of(entry.position)
+        if entry.aborts:
+            self._apply(self._chunks.abort(metadata.producer_name, entry.aborts, last))
         key = b"" if self._is_one_key else sticky_key(metadata)
         about = (last, key, entry, attempts, gap)
         if metadata.num_chunks_from_msg <= 1:

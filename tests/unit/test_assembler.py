@@ -263,6 +263,16 @@ def test_dropped_messages_name_their_producer_and_count_chunks() -> None:
     assert assembler.counts == {DropReason.ABORTED: 2, DropReason.DUPLICATE: 2}
 
 
+def test_an_entry_that_comes_late_does_not_end_what_began_after_it() -> None:
+    """A consumer gets the entries of other keys late, and any entry again."""
+    assembler = Assembler(AssemblyLimits())
+    feed(assembler, (A, 0, 5))
+    assert assembler.abort("p", "a", Position(1, 4)) is None
+    assert places(held(assembler)) != ""
+    assert assembler.abort("p", "a", Position(1, 6)) is not None
+    assert places(held(assembler)) == ""
+
+
 def test_a_message_names_its_producer() -> None:
     assembler = Assembler(AssemblyLimits())
     feed(assembler, (B, 0, 1))

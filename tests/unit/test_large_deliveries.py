@@ -462,3 +462,108 @@ def test_an_entry_numbered_as_a_dead_letter_is_not_delivered() -> None:
     it.publish(A, A)
     assert it.got(1) == [1]
     assert it.acknowledged() == [0]
+
+
+# ---- the same attempt, stored more than once: its producer began again under its uuid
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_an_attempt_stored_before_it_began_again_is_taken_back(
+    kind: SubscriptionType,
+) -> None:
+    """The log names no abort. Otherwise the first chunk would stay in flight, and hold back the
+    mark-delete position."""
+    it = stage(kind=kind)
+    first, second, last = chunks("attempt", 3)
+    it.publish(A, chunk=first)
+    it.publish(A, chunk=second)
+    tokens = it.tokens[0].delivery, it.tokens[1].delivery
+    it.publish(A, chunk=first)
+    assert [each for each in it.effects if isinstance(each, Revoke)] == [Revoke(1, tokens)]
+    assert it.acknowledged() == [0, 1]
+    it.publish(A, chunk=second)
+    it.publish(A, chunk=last)
+    assert it.got(1) == [0, 1, 2, 3, 4]
+    it.acknowledge(1, 2, 3, 4)
+    assert sorted(it.acknowledged()) == [0, 1, 2, 3, 4]
+    assert passed(it.effects) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_beginning_of_an_attempt_that_is_aborted_twice_is_acknowledged(
+    kind: SubscriptionType,
+) -> None:
+    it = stage(permits=0, kind=kind)
+    first, last = chunks("attempt", 2)
+    it.publish(A, chunk=first)
+    it.publish(A, aborts="attempt")
+    it.publish(A, chunk=first)
+    it.publish(A, chunk=last)
+    it.publish(A, chunk=first)
+    it.publish(A, aborts="attempt")
+    it.permit(1, 10)
+    assert sorted(it.got(1)) == [1, 2, 3, 5]
+    assert sorted(it.acknowledged()) == [0, 4]
+    assert passed(it.effects) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_aborted_repetition_does_not_take_back_the_message(kind: SubscriptionType) -> None:
+    it = stage(kind=kind)
+    first, last = chunks("attempt", 2)
+    it.publish(A, chunk=first)
+    it.publish(A, chunk=last)
+    it.publish(A, chunk=first)
+    token = it.tokens[2].delivery
+    it.publish(A, aborts="attempt")
+    assert [each for each in it.effects if isinstance(each, Revoke)] == [Revoke(1, (token,))]
+    it.negative_acknowledge(1, 0, 1)
+    it.wait(60_000)
+    assert sorted(each for each in it.got(1) if each < 2) == [0, 0, 1, 1]
+    it.acknowledge(1, 0, 1)
+    assert sorted(it.acknowledged()) == [0, 1, 2]
+    assert passed(it.effects) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("failed", [(0, 1), (2, 3)])
+def test_each_copy_of_a_message_is_redelivered_whole(
+    kind: SubscriptionType, failed: tuple[int, int]
+) -> None:
+    it = stage(kind=kind)
+    for chunk in chunks("attempt", 2) * 2:
+        it.publish(A, chunk=chunk)
+    it.got(1)
+    it.acknowledge(1, *({0, 1, 2, 3} - {*failed}))
+    it.negative_acknowledge(1, *failed)
+    it.wait(60_000)
+    assert it.got(1) == [*failed]
+    it.acknowledge(1, *failed)
+    assert sorted(it.acknowledged()) == [0, 1, 2, 3]
+    assert passed(it.effects) == []
+
+
+def test_withheld_chunks_of_a_repetition_survive_the_message() -> None:
+    it = stage(kind=SubscriptionType.SHARED)
+    first, last = chunks("attempt", 2)
+    for chunk in (first, last, first):
+        it.publish(A, chunk=chunk)
+    no_room(it, 2)
+    it.acknowledge(1, 0, 1)
+    assert sorted(it.acknowledged()) == [0, 1]
+    it.publish(A, chunk=last)
+    assert it.got(1)[-2:] == [2, 3]
+    it.acknowledge(1, 2, 3)
+    assert sorted(it.acknowledged()) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_message_is_redelivered_while_its_copy_is_acknowledged(kind: SubscriptionType) -> None:
+    it = stage(kind=kind, max_in_flight_per_key=0)
+    for chunk in chunks("attempt", 2) * 2:
+        it.publish(A, chunk=chunk)
+    it.got(1)
+    it.acknowledge(1, 2)
+    it.negative_acknowledge(1, 0, 1)
+    it.wait(60_000)
+    assert it.got(1)[:2] == [0, 1]

@@ -271,8 +271,9 @@ class Flights:
                 self.give_back(flight)
         return last
 
-    def take_back(self, lane: Lane, attempt: str) -> bool:
-        """Revoke the chunks of a large message. Returns whether there were any."""
+    def take_back(self, lane: Lane, attempt: str, start: Position | None = None) -> bool:
+        """Revoke the chunks of a large message, from a position on. Returns whether there were
+        any."""
         chunks = {} if lane.rare is None else lane.rare.chunks
         taken = [
             flight
@@ -280,6 +281,7 @@ class Flights:
             if not flight.is_settling
             and flight.position in chunks
             and chunks[flight.position].attempt == attempt
+            and (start is None or flight.position >= start)
         ]
         for flight in taken:
             self._totals["returned"] += self._revoke(flight)

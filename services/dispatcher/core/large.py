@@ -49,8 +49,8 @@ class LargeMessage:
 
 
 class Ended(NamedTuple):
-    """The range of an aborted attempt's chunks, which excludes `end`: beyond it the attempt may
-    have begun again."""
+    """The range of an aborted attempt's chunks, which excludes `end`: beyond it, and before
+    `first`, the attempt may have been stored as well."""
 
     first: Position
     end: Position
@@ -66,7 +66,8 @@ class LargeMessages:
         for name, first in letters.items():
             self._unfinished[name] = LargeMessage(first, b"", is_dead=True)
         self._finished: OrderedDict[str, LargeMessage] = OrderedDict()
-        self._over: OrderedDict[str, Ended] = OrderedDict()
+        self._over: OrderedDict[str, list[Ended]] = OrderedDict()
+        self._over_count = 0
         self._has_forgotten = False
         self._forgotten_to: Position | None = None
 
@@ -75,7 +76,9 @@ class LargeMessages:
         known = self._get(chunk.attempt)
         is_again = known is not None and known.is_dead and known.first == position
         if not chunk.number and not is_again and (chunk.number == 0 or known is None):
-            self._finished.pop(chunk.attempt, None)
+            before = self._finished.pop(chunk.attempt, None)
+            if before is not None:  # the same attempt, stored once more
+                self._forget(before)
             self._unfinished[chunk.attempt] = LargeMessage(position, key)
             if len(self._unfinished) > UNFINISHED_MAX:
                 self._unfinished.popitem(last=False)
@@ -90,10 +93,11 @@ class LargeMessages:
         if chunk.number == 0:
             self._finished.pop(chunk.attempt, None)
 
-    def record_done(self, name: str) -> None:
-        """Forget an attempt whose last chunk is durably acknowledged, unless it is dead."""
+    def record_done(self, name: str, position: Position) -> None:
+        """Forget an attempt whose last chunk, at this position, is durably acknowledged, unless it
+        is dead."""
         attempt = self._finished.get(name)
-        if attempt is not None and not attempt.is_dead:
+        if attempt is not None and attempt.last == position and not attempt.is_dead:
             del self._finished[name]
 
     def begins_again(self, chunk: Chunk, position: Position) -> bool:
@@ -108,14 +112,19 @@ class LargeMessages:
         attempt = self._unfinished.pop(name, None)
         if attempt is not None or name not in self._finished:
             first = Position(0, 0) if attempt is None else attempt.first
-            before = self._over.get(name)
-            if before is not None and before.end == first:  # it began again, and is over again
-                first = before.first
-            self._over[name] = Ended(first, position)
-            self._over.move_to_end(name)
-            if len(self._over) > OVER_MAX:
-                self._over.popitem(last=False)
+            self._remember_over(name, Ended(first, position))
         return attempt
+
+    def _remember_over(self, name: str, ended: Ended) -> None:
+        self._over.setdefault(name, []).append(ended)
+        self._over.move_to_end(name)
+        self._over_count += 1
+        if self._over_count > OVER_MAX:
+            oldest, ranges = next(iter(self._over.items()))
+            del ranges[0]
+            self._over_count -= 1
+            if not ranges:
+                del self._over[oldest]
 
     def record_dead(self, name: str, position: Position, key: bytes) -> None:
         """Dead-letter the message of the chunk at this position, even if it was forgotten."""
@@ -127,8 +136,7 @@ class LargeMessages:
 
     def is_over(self, name: str, position: Position) -> bool:
         """Whether the log aborts the attempt of the chunk at this position, as far as is known."""
-        over = self._over.get(name)
-        return over is not None and over.first <= position < over.end
+        return any(each.first <= position < each.end for each in self._over.get(name, ()))
 
     def is_finished(self, name: str) -> bool:
         """Whether the last chunk of an attempt was read, as far as is known."""
@@ -157,7 +165,7 @@ class LargeMessages:
         if not chunk.number:
             return False
         attempt = self._get(chunk.attempt)
-        if attempt is None:
+        if attempt is None or attempt.first > position:
             return not self._may_be_forgotten(position)
         if attempt.is_dead:
             return False

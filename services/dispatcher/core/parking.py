@@ -509,11 +509,27 @@ class Parking:
             assert lane.rare is not None
             lane.rare.count_rest(position, 1)
 
-    def take_kept(self, lane: Lane, attempt: str) -> Sequence[Position]:
-        """Remove and return the kept-back chunks of a message."""
+    def take_kept(
+        self,
+        lane: Lane,
+        attempt: str,
+        *,
+        start: Position | None = None,
+        end: Position | None = None,
+    ) -> Sequence[Position]:
+        """Remove and return the kept-back chunks of a message, from one position through another:
+        the same attempt may be stored more than once."""
         assert lane.rare is not None
-        positions = lane.rare.kept_back.pop(attempt, [])
-        lane.rare.kept_since_ms.pop(attempt, None)
+        kept = lane.rare.kept_back.pop(attempt, [])
+        positions = [
+            each
+            for each in kept
+            if (start is None or each >= start) and (end is None or each <= end)
+        ]
+        if len(positions) < len(kept):
+            lane.rare.kept_back[attempt] = [each for each in kept if each not in positions]
+        else:
+            lane.rare.kept_since_ms.pop(attempt, None)
         for position in positions:
             self._waits.over(position)
         self.kept_back -= len(positions)

@@ -449,14 +449,17 @@ class Subscription:
         lane = None if attempt is None else self.lanes.get(attempt.key)
         if lane is None or lane.rare is None:
             return
+        assert attempt is not None
         if name in lane.rare.kept_back:
-            self._drop_kept(lane, name)
-        if self.flights.take_back(lane, name):
+            self._drop_kept(lane, name, start=attempt.first)
+        if self.flights.take_back(lane, name, attempt.first):
             self.parking.wake(lane)
 
-    def _drop_kept(self, lane: Lane, name: str) -> None:
+    def _drop_kept(
+        self, lane: Lane, name: str, *, start: Position | None = None, end: Position | None = None
+    ) -> None:
         assert lane.rare is not None
-        for position in self.parking.take_kept(lane, name):
+        for position in self.parking.take_kept(lane, name, start=start, end=end):
             self.verdicts.forget(lane, position)
             self.settling.acknowledge_entry(position, lane)
 
@@ -804,7 +807,7 @@ class Subscription:
         if flight is not None:
             self.flights.land(flight)
         if lane.rare is not None:
-            self._end_chunk(lane, lane.rare.chunks.get(position))
+            self._end_chunk(lane, lane.rare.chunks.get(position), position)
             lane.rare.forget(position)
         if lane.unresolved and position in lane.unresolved:
             lane.unresolved.remove(position)
@@ -816,14 +819,14 @@ class Subscription:
         if not lane.flights:
             self.parking.drop_if_idle(lane)
 
-    def _end_chunk(self, lane: Lane, chunk: Chunk | None) -> None:
+    def _end_chunk(self, lane: Lane, chunk: Chunk | None, position: Position) -> None:
         """Once the last chunk of a message is durably acknowledged, drop its kept-back chunks: they
         are no longer needed."""
         if chunk is None or not chunk.is_last or lane.rare is None:
             return
-        self.large.record_done(chunk.attempt)
+        self.large.record_done(chunk.attempt, position)
         if chunk.attempt in lane.rare.kept_back:
-            self._drop_kept(lane, chunk.attempt)
+            self._drop_kept(lane, chunk.attempt, end=position)
 
     # ---- time
 
