@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,6 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from seqgate.api.common.v1 import common_pb2
+from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.cli._settings import SERVICES
@@ -24,6 +26,7 @@ from tests.spark.conftest import World
 from tests.spark.logs import Log, fill
 from tests.support.depth import deep, some_of
 from tests.support.page_programs import elsewhere, of_page
+from tests.support.publisher import publishing, single
 
 pytestmark = pytest.mark.timeout(600)  # Spark starts slowly
 
@@ -218,6 +221,43 @@ async def test_trimmed_messages_are_an_error_a_row_or_skipped(
     assert gap["payload"] is None
     assert [(each["entry_id"], each["gap"]) for each in others] == [(n, None) for n in (3, 4, 5)]
     assert [each.entry_id for each in read().collect()] == [3, 4, 5]
+
+
+async def test_what_lies_between_chunks_changes_nothing_for_spark(
+    world: World, spark: SparkSession
+) -> None:
+    """Without deduplication, by a producer without a client library, in ranges of any size."""
+    topic = "messages/spark/between"
+    off = dedup_pb2.SetPolicyRequest(topic=topic, values=dedup_pb2.PolicyValues(enabled=False))
+    await world.services.dedup.SetPolicy(off)
+    requests = count(1)
+
+    def chunk(sequence_id: int, uuid: str, number: int, chunks: int) -> ledger_pb2.Publication:
+        return single(
+            next(requests),
+            sequence_id,
+            b"%s%d" % (uuid.encode(), number),
+            resume=True,
+            uuid=uuid,
+            chunk_id=number,
+            num_chunks_from_msg=chunks,
+            total_chunk_msg_size=2 * chunks,
+        )
+
+    async with publishing(world.services.ledger, topic, "p") as publisher:
+        for each in (
+            *(chunk(5, "a", 0, 3), chunk(6, "b", 0, 2), chunk(5, "a", 1, 3), chunk(6, "b", 1, 2)),
+            *(chunk(5, "a", 2, 3), chunk(5, "a", 0, 3), single(next(requests), 7, b"7")),
+            *(chunk(5, "a", 1, 3), chunk(5, "a", 0, 3), chunk(5, "a", 0, 3)),
+            *(chunk(5, "a", 1, 3), chunk(5, "a", 2, 3)),
+        ):
+            await publisher.store(each)
+    for entries in ("1", "1000"):
+        options = {"entriesPerPartition": entries}
+        whole = rows(world.messages(spark, topic, **options))
+        assert [each["payload"] for each in whole] == [b"b0b1", b"7", b"a0a1a2"]
+        ids = world.messages(spark, topic, "message_id string", **options)
+        assert [each["message_id"] for each in rows(ids)] == [each["message_id"] for each in whole]
 
 
 def entry(sequence_id: int, chunk: Chunk | None = None, **metadata: Any) -> Entry:

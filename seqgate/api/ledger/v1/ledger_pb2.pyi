@@ -58,8 +58,8 @@ class _ReceiptStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Receipt
     RECEIPT_STATUS_SKIPPED: _ReceiptStatus.ValueType  # 7
     """Not processed, because the stream is on hold."""
     RECEIPT_STATUS_CHUNK_GAP: _ReceiptStatus.ValueType  # 8
-    """A chunk whose predecessor is not in the log. Resend the whole message as a
-    new attempt. The stream is on hold.
+    """A chunk that does not directly follow its predecessor among the producer's
+    entries. Resend the whole message as a new attempt. The stream is on hold.
     """
     RECEIPT_STATUS_LAYOUT_CONFLICT: _ReceiptStatus.ValueType  # 9
     """A chunk, not the first, that differs from the attempt partly in the log by
@@ -99,8 +99,8 @@ in RetryInfo. The stream is on hold.
 RECEIPT_STATUS_SKIPPED: ReceiptStatus.ValueType  # 7
 """Not processed, because the stream is on hold."""
 RECEIPT_STATUS_CHUNK_GAP: ReceiptStatus.ValueType  # 8
-"""A chunk whose predecessor is not in the log. Resend the whole message as a
-new attempt. The stream is on hold.
+"""A chunk that does not directly follow its predecessor among the producer's
+entries. Resend the whole message as a new attempt. The stream is on hold.
 """
 RECEIPT_STATUS_LAYOUT_CONFLICT: ReceiptStatus.ValueType  # 9
 """A chunk, not the first, that differs from the attempt partly in the log by
@@ -921,7 +921,9 @@ class StoredEntry(_message.Message):
     aborts: _builtins.str
     """The uuid of an attempt at a large message, by the same producer, that this
     entry aborts: the attempt's earlier chunks never become a message. Empty: it
-    aborts none; with deduplication off, it may abort one that is not recorded.
+    aborts none, except the first chunk of an attempt that begins again under its
+    uuid. (Version 0.2.0 also admitted further chunks of an aborted attempt while
+    deduplication was off.)
     """
     @_builtins.property
     def position(self) -> _common_pb2.Position:

@@ -143,7 +143,9 @@ class LedgerServiceServicer:
         To end, the producer half-closes the stream and reads the remaining receipts.
 
         A large message is published as chunks, each a publication of its own, in
-        order and with nothing between them. It is in the log once its last chunk is.
+        order and with nothing of the same producer between them, whether
+        deduplication is on or off: anything else aborts the attempt, and its further
+        chunks are answered CHUNK_GAP. It is in the log once its last chunk is.
 
         Four receipts put the stream on hold: PARTIAL, FAILED, CHUNK_GAP and
         LAYOUT_CONFLICT. Later publications would overtake the one that was not
