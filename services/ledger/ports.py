@@ -213,6 +213,11 @@ class LedgerStore(Protocol):
         completed last."""
         ...
 
+    async def goes_on(self, topic: TopicName, producer: str, uuid: str, position: Position) -> bool:
+        """Whether an attempt at a large message goes on, and is whole, after the entry at this
+        position, which names it as aborted."""
+        ...
+
     async def find_time(self, topic: TopicName, append_ms: int) -> Position | None:
         """The first entry appended at this time or later; None: the last entry was appended before,
         or there is none. If the clock went back, an entry appended at this time or later that is

@@ -327,6 +327,7 @@ class Ledger:
                     bytes_max=bytes_max,
                     payloads=what.payloads,
                 )
+                entries = await self._with_true_aborts(topic, entries)
             entries = durable(live, entries)
             if through is not None:
                 entries = [each for each in entries if each.position <= through]
@@ -354,6 +355,20 @@ class Ledger:
                     await self._wait(grown, draining)
             else:
                 return
+
+    async def _with_true_aborts(
+        self, topic: TopicName, entries: list[StoredEntry]
+    ) -> list[StoredEntry]:
+        """Leave out aborts of attempts that go on. Version 0.2.0 stored such while deduplication
+        was off; this process never does."""
+        live = self._live.get(topic)
+        for place, stored in enumerate(entries):
+            entry, position = stored.entry, stored.position
+            if not entry.aborts or (live is not None and position.ledger_id >= live.ledger_id):
+                continue
+            if await self._store.goes_on(topic, entry.producer, entry.aborts, position):
+                entries[place] = stored._replace(entry=entry._replace(aborts=""))
+        return entries
 
     async def _missed(
         self,
@@ -395,6 +410,7 @@ class Ledger:
                 entries = await self._store.read_at(
                     topic, asked, bytes_max=bytes_max, payloads=payloads
                 )
+                entries = await self._with_true_aborts(topic, entries)
             entries = await self._told(live, entries, durable(live, entries))
             if not entries:
                 positions = positions[len(asked) :]

@@ -33,6 +33,7 @@ TOPIC = TopicName.parse("test/store/topic")
 OTHER = TopicName.parse("test/store/topic2")
 A0, A1, A2 = A = large(5, "a", 3)
 B0, B1 = B = large(5, "b", 2)
+ENDS_A = single(7)._replace(aborts="a")
 EVERYTHING: dict[str, Any] = {"entries_max": 1000, "bytes_max": 1_000_000, "payloads": True}
 
 
@@ -452,6 +453,34 @@ async def test_the_unfinished_attempt_of_the_newest_entry_is_known(
 ) -> None:
     await fill(store, entries, apart=apart)
     assert (await store.newest(TOPIC, "p")).unfinished == unfinished
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(
+    ("entries", "goes_on"),
+    [
+        ([A0, A1, ENDS_A], False),
+        ([A0, ENDS_A, A1, A2], True),
+        ([A0, A1, ENDS_A, A2], True),
+        ([A0, ENDS_A, A1], False),
+        ([A0, ENDS_A, *A], False),  # it began again
+        ([*A, A0, ENDS_A], False),
+        ([A0, marker(9), single(8, "q"), ENDS_A, single(8, "q"), A1, A2], True),
+        ([chunk(5, "a", 0, 3, "q"), ENDS_A, A1, A2], False),
+        ([chunk(6, "a", 0, 3), ENDS_A, A1, A2], False),
+        ([ENDS_A], False),
+    ],
+)
+async def test_an_attempt_that_goes_on_after_an_abort_is_known(
+    store: LedgerStore, entries: list[Entry], goes_on: bool, apart: bool
+) -> None:
+    """Version 0.2.0 stored such while deduplication was off."""
+    await fill(store, entries, apart=apart)
+    where = Position(1, entries.index(ENDS_A))
+    assert await store.goes_on(TOPIC, "p", "a", where) is goes_on
+    await store.trim(TOPIC, Position(1, 1))
+    if entries[0] == A0 and where > Position(1, 0):
+        assert not await store.goes_on(TOPIC, "p", "a", where)
 
 
 async def test_the_rest_of_a_trimmed_attempt_is_unfinished(

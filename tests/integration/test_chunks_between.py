@@ -12,19 +12,24 @@ A story is a list of publications of one producer, in order:
 """
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
 from typing import Final
 
 import pytest
 
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
+from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import Client, Consumer, Received, SubscriptionType, connect
 from seqgate.client._codec import Compression, OutgoingMessage, encode_batch, position_of
+from seqgate.services.ledger.core.entry import Entry
 from seqgate.types import Position
 from tests.integration.services import Services
+from tests.spark.logs import Log, fill
+from tests.support import entries
 from tests.support.publisher import Publisher, publishing, single
 from tests.support.waiting import eventually
 
@@ -49,6 +54,16 @@ STORIES: Final = {
     "a switch off, and a message": ("a0 off 7 a1! a2!", {"7", "20"}),
     "a switch on, and a message": ("off a0 7 on a1! a2! 8-9", {"7", "8", "9", "20"}),
     "a switch off and on": ("a0 off b0 a1! on b1 a2!", {"b", "20"}),
+}
+
+
+OLD: Final = {
+    # As version 0.2.0 stored them without deduplication, ^ before the attempt that an entry names.
+    "another large message": ("a0 b0^a a1^b b1^a a2", {"a", "b"}),
+    "a message": ("a0 7^a a1 a2", {"a", "7"}),
+    "a message, and no rest": ("a0 a1 7^a", {"7"}),
+    "at once: no abort was recorded": ("a0 7 b0 a1 b1 a2", {"a", "b", "7"}),
+    "its first chunk again": ("a0 a1 a0 a1 a2", {"a"}),
 }
 
 
@@ -180,6 +195,44 @@ async def found(services: Services, topic: str, names: Sequence[str]) -> dict[st
         if fate.HasField("position"):
             places[name] = position_of(fate.position)
     return places
+
+
+def old_entry(word: str) -> Entry:
+    word, _, aborts = word.partition("^")
+    wire = entry_pb2.EntryMetadata(producer_name="p", publish_time=1, partition_key="k")
+    if word[0] not in LARGE:
+        wire.sequence_id = int(word)
+        metadata = wire.SerializeToString()
+        return entries.single(int(word), payload=b"x")._replace(metadata=metadata, aborts=aborts)
+    wire.sequence_id, wire.num_chunks_from_msg = LARGE[word[0]]
+    wire.uuid, wire.chunk_id = word[0], int(word[1])
+    wire.total_chunk_msg_size = 3 * wire.num_chunks_from_msg
+    chunk = entries.chunk(
+        wire.sequence_id, wire.uuid, wire.chunk_id, wire.num_chunks_from_msg, aborts=aborts
+    )
+    payload = f"{word}-".encode()
+    return chunk._replace(metadata=wire.SerializeToString(), payload=payload)
+
+
+async def test_what_an_earlier_version_stored_is_delivered(
+    private: Callable[..., AbstractAsyncContextManager[Services]], tmp_path: Path
+) -> None:
+    """Consumers of 0.2.0 passed large messages that readers returned."""
+    logs = {
+        f"public/default/old-{number}": Log([[[old_entry(each)] for each in story.split()]])
+        for number, (story, _) in enumerate(OLD.values())
+    }
+    await fill(tmp_path / "stack", logs)
+    async with private() as services:
+        stack = services.stack
+        async with connect(stack.address("ledger"), stack.address("dispatcher")) as client:
+            for topic, (story, messages) in zip(logs, OLD.values(), strict=True):
+                last = Position(1, len(story.split()) - 1)
+                assert await read(client, topic) == messages, story
+                assert (await found(services, topic, sorted(messages))).keys() == messages
+                for kind in SubscriptionType:
+                    got = await consumed(services, client, topic, kind, last)
+                    assert got == messages, (story, kind)
 
 
 @pytest.mark.parametrize("between", STORIES)

@@ -9,7 +9,7 @@ from seqgate.services.deduplication import NEVER, Mark
 from seqgate.services.errors import Fenced
 from seqgate.services.ledger.core.columns import Columns, columns_of
 from seqgate.services.ledger.core.entry import Entry, StoredEntry
-from seqgate.services.ledger.core.find import Finder
+from seqgate.services.ledger.core.find import Finder, goes_on_after, last_of
 from seqgate.services.ledger.core.marks import (
     folded,
     is_cut,
@@ -205,6 +205,18 @@ class MemoryLedgerStore:
             finder.place(each) or (Missing.TRIMMED if each <= trimmed else Missing.STALE)
             for each in sequence_ids
         ]
+
+    async def goes_on(self, topic: TopicName, producer: str, uuid: str, position: Position) -> bool:
+        earlier = (
+            each.entry
+            for each in reversed(self._log(topic).entries)
+            if each.position < position and each.entry.producer == producer
+        )
+        sequence_id = last_of(uuid, earlier)
+        if sequence_id is None:
+            return False
+        (fate,) = await self.find(topic, producer, [sequence_id], uuid=uuid)
+        return goes_on_after(position, fate)
 
     async def find_time(self, topic: TopicName, append_ms: int) -> Position | None:
         entries = self._log(topic).entries

@@ -29,6 +29,11 @@ _BLOCKS_OF: Final = f"""SELECT lowest, highest, unfinished, {ENTRIES_ALONE}
     FROM producer_block JOIN block ON block.id = block
     WHERE producer_block.topic = ? AND producer = ? AND """
 _NEWEST_OF: Final = _BLOCKS_OF + "block > 0 ORDER BY block DESC"
+_BEFORE_OF: Final = (
+    _BLOCKS_OF
+    + """block <= (SELECT id FROM block WHERE topic = ? AND ledger_id = ? AND last_entry >= ?
+        ORDER BY last_entry LIMIT 1) ORDER BY block DESC"""
+)
 OLDEST_OF: Final = _BLOCKS_OF + "block >= ? ORDER BY block"
 _HOLDING: Final = """SELECT block, lowest, highest FROM producer_block
     WHERE topic = ? AND producer = ? AND highest >= ? AND lowest <= ?"""
@@ -73,6 +78,16 @@ def newest_first(
         for stored in reversed(stored_of(producer, row)):
             if first is not None and stored.position >= first:
                 yield stored
+
+
+def newest_before(
+    db: Transaction, topic_id: int, producer: str, position: Position
+) -> Iterator[Entry]:
+    """A producer's entries before a position, newest first, back to the oldest block."""
+    for row in db.scan(_BEFORE_OF, topic_id, producer, topic_id, *position):
+        for stored in reversed(stored_of(producer, row)):
+            if stored.position < position:
+                yield stored.entry
 
 
 def stored_of(producer: str, row: Any) -> list[StoredEntry]:

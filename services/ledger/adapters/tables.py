@@ -15,6 +15,7 @@ from seqgate.services.ledger.adapters.producers import (
     Range,
     cuts,
     finder_of,
+    newest_before,
     newest_first,
     producer_ranges,
     trimmed_mark,
@@ -37,6 +38,7 @@ from seqgate.services.ledger.adapters.rows import (
 from seqgate.services.ledger.adapters.trims import remove_deleted, renewed, trim_some
 from seqgate.services.ledger.core.columns import Columns
 from seqgate.services.ledger.core.entry import Entry, StoredEntry
+from seqgate.services.ledger.core.find import goes_on_after, last_of
 from seqgate.services.ledger.core.marks import last_mark, last_open, last_whole
 from seqgate.services.ledger.core.receipt import Fate, Missing
 from seqgate.services.ledger.ports import (
@@ -203,6 +205,17 @@ class TableLedgerStore:
                 or (Missing.TRIMMED if each <= trimmed.highest else Missing.STALE)
                 for each in sequence_ids
             ]
+
+        return await self._database.read(work)
+
+    async def goes_on(self, topic: TopicName, producer: str, uuid: str, position: Position) -> bool:
+        def work(db: Transaction) -> bool:
+            topic_id, state = existing(db, topic)
+            sequence_id = last_of(uuid, newest_before(db, topic_id, producer, position))
+            if sequence_id is None:
+                return False
+            finder = finder_of(db, topic_id, state.first, producer, [sequence_id], uuid)
+            return goes_on_after(position, finder.place(sequence_id))
 
         return await self._database.read(work)
 

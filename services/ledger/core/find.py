@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from heapq import nlargest
-from itertools import pairwise
+from itertools import islice, pairwise
+from typing import Final
 
-from seqgate.services.ledger.core.entry import StoredEntry, places
+from seqgate.services.ledger.core.entry import Entry, StoredEntry, places
 from seqgate.services.ledger.core.receipt import Found, Unfinished
 from seqgate.types import Chunk, Layout, Position
 
@@ -19,6 +20,24 @@ def clusters(ids: Sequence[int], count_max: int) -> list[tuple[int, int]]:
     wide = nlargest(count_max - 1, (each for each in gaps if each[0] > 1))
     edges = [0, *sorted(place for _, place in wide), len(ids)]
     return [(ids[first], ids[end - 1]) for first, end in pairwise(edges)]
+
+
+LOOK_BACK_ENTRIES: Final = 100
+"""The most entries of a producer among which an aborted attempt is looked for. It is the last one
+before the entry that aborts it."""
+
+
+def last_of(uuid: str, newest_first: Iterable[Entry]) -> int | None:
+    """The message's id of an attempt, from its producer's entries given newest first."""
+    for entry in islice(newest_first, LOOK_BACK_ENTRIES):
+        if entry.chunk is not None and entry.chunk.uuid == uuid:
+            return entry.highest
+    return None
+
+
+def goes_on_after(position: Position, fate: object) -> bool:
+    """Whether a large message with this fate has chunks on both sides of a position."""
+    return isinstance(fate, Found) and min(fate.chunks, default=position) < position < fate.position
 
 
 class Finder:

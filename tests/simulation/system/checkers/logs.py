@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.payloads import unpack
+from seqgate.services.deduplication import continues
 from seqgate.services.dispatcher.core.effects import Why
 from seqgate.services.dispatcher.letters import graveyard
 from seqgate.services.dispatcher.ports import ATTEMPTS, MEND, REASON
@@ -130,9 +131,12 @@ class Logs:
                 seen.violate("INVENTED", f"{topic} {new.position} has message {number}, never sent")
         if new.generation > graveyard.GENERATIONS_MAX:
             seen.violate("COPIED", f"{topic} {new.position} is copy number {new.generation}")
+        where = f"{topic} {new.position} {producer}"
+        last = log.last.get(producer)
+        if not _follows(last, new):
+            seen.violate("SPLICED", f"{where} chunk {new.chunk} after {last}")
         if not self._dedup.is_on(topic):
             return
-        where = f"{topic} {new.position} {producer}"
         mark = log.marks.get(producer, -1)
         if new.chunk is None or new.chunk.chunk_id == 0:
             stored = log.stored.get(producer, set())
@@ -145,14 +149,6 @@ class Logs:
             attempt = (producer, new.chunk.uuid, new.chunk.chunk_id)
             if attempt in log.chunks:
                 seen.violate("TWICE", f"{where} chunk {attempt}")
-            last = log.last.get(producer)
-            if new.chunk.chunk_id and not (
-                last is not None
-                and last.chunk is not None
-                and last.chunk.layout == new.chunk.layout
-                and last.chunk.chunk_id == new.chunk.chunk_id - 1
-            ):
-                seen.violate("SPLICED", f"{where} chunk {new.chunk} after {last}")
             first = log.attempts.get((producer, new.chunk.uuid), [new.position])[0]
             if log.is_trimmed(first):
                 seen.violate("CUT", f"{where} chunk {new.chunk}: the first, at {first}, is trimmed")
@@ -318,6 +314,15 @@ class Logs:
                 is_whole = each.chunk is None or each.chunk.is_last
                 if is_there and is_whole and not log.is_trimmed(each.position):
                     self._seen.violate("NOT_STALE", f"message {sent.number} is at {each.position}")
+
+
+def _follows(last: Appended | None, new: Appended) -> bool:
+    """False if an entry is a chunk that does not continue its producer's last one, whether
+    deduplication is on or off."""
+    if new.chunk is None or new.chunk.chunk_id == 0:
+        return True
+    before = None if last is None or last.ids != new.ids else last.chunk
+    return before is not None and continues(before, new.chunk)
 
 
 def _is_whole(chunk_ids: Sequence[int], last: Chunk) -> bool:
