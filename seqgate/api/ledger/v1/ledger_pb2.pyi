@@ -922,8 +922,8 @@ class StoredEntry(_message.Message):
     """The uuid of an attempt at a large message, by the same producer, that this
     entry aborts: the attempt's earlier chunks never become a message. Empty: it
     aborts none, except the first chunk of an attempt that begins again under its
-    uuid. (Version 0.2.0 also admitted further chunks of an aborted attempt while
-    deduplication was off.)
+    uuid. (Version 0.2.0 admitted further chunks of an aborted attempt while
+    deduplication was off; if they are all there, the abort is left out here.)
     """
     @_builtins.property
     def position(self) -> _common_pb2.Position:
