@@ -699,7 +699,8 @@ class TopicWriter:
         gaps: set[int] = set()
         for unit in admitting:
             verdict, decided, aborted = _NEW if unit.marker else next(judgements[unit.producer])
-            if verdict is Verdict.NEW and not unit.marker:
+            about_chunks = bool(attempts or gaps) or unit.chunk is not None
+            if about_chunks and verdict is Verdict.NEW and not unit.marker:
                 verdict = _in_turn(unit, attempts.get(unit.session), gaps)
             if unit.publications > 1 and verdict not in _ALIKE:
                 again += unit.divided()  # to be judged one by one
@@ -707,7 +708,7 @@ class TopicWriter:
                 continue
             match verdict:
                 case Verdict.NEW:
-                    ended = _ended_by(unit, attempts) or aborted
+                    ended = (about_chunks and _ended_by(unit, attempts)) or aborted
                     self._ready.append(_ending(unit, ended) if ended else unit)
                 case Verdict.DUPLICATE:
                     look_up += [Repeated(each, None, decided) for each in unit.divided()]
@@ -737,11 +738,14 @@ class TopicWriter:
         """By stream: the attempt left unfinished once all units let through are stored."""
         attempts = self._unfinished.copy()
         for unit in chain(self._writing, self._ready):
-            _track(attempts, unit)
+            if attempts or unit.chunk is not None:
+                _track(attempts, unit)
         return attempts
 
     def _track_unfinished(self, unit: Unit) -> None:
         """Update the unfinished attempts after a unit was stored."""
+        if not self._unfinished and unit.chunk is None:
+            return
         if unit.session in self._sessions or unit.session in self._ended_amid:
             _track(self._unfinished, unit)
 
