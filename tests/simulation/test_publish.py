@@ -93,7 +93,7 @@ RULES: list[tuple[Any, str, str]] = [
     # the id of a large message counts with its last chunk
     (deduplication.advance, "None if chunk.is_last else chunk", "None"),
     # an entry that ends an attempt names it
-    (TopicWriter, "_ended_by(unit, attempts) or aborted", '""'),
+    (TopicWriter, "(about_chunks and _ended_by(unit, attempts)) or aborted", '""'),
     # an attempt has a unique name, and one that cannot continue is over
     (LargeMessage, "uuid.uuid4().hex", "str(self.message.sequence_id)"),
     (Outbox, "parcel.large.broken = True", "pass"),
