@@ -60,6 +60,7 @@ class TopicName:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse a full name. Raises InvalidNameError if it is not tenant/namespace/name."""
+        text = _exact("topic", text)
         parts = text.split("/")
         if (
             len(text) > TOPIC_NAME_BYTES_MAX
@@ -76,7 +77,7 @@ class TopicName:
     def expand(cls, text: str) -> Self:
         """Parse a name as people write it: `name` alone means public/default/name, and Pulsar's
         persistent:// is accepted. Raises InvalidNameError for any other form."""
-        text = text.removeprefix("persistent://")
+        text = _exact("topic", text).removeprefix("persistent://")
         return cls.parse(text if "/" in text else f"public/default/{text}")
 
     @property
@@ -106,7 +107,15 @@ def check_cursor_name(name: str) -> str:
     return _check_name("name", name, CURSOR_NAME_BYTES_MAX)
 
 
+def _exact(what: str, name: object) -> str:
+    """A name's characters, also if it is of a subclass of str, as the members of a StrEnum."""
+    if not isinstance(name, str):
+        raise InvalidNameError(f"{what} must be text, not {type(name).__name__}")
+    return str.__str__(name)
+
+
 def _check_name(what: str, name: str, bytes_max: int) -> str:
+    name = _exact(what, name)
     if not name or _CONTROL.search(name) or len(name.encode()) > bytes_max:
         raise InvalidNameError(
             f"{what} must be 1 to {bytes_max} bytes of UTF-8 without control characters"

@@ -5,13 +5,13 @@ import asyncio
 from datetime import datetime
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
+from seqgate.client._arguments import text
 from seqgate.client._calls import Calls
 from seqgate.client._cursors import CursorCalls
 from seqgate.client._deduplication import DeduplicationCalls
-from seqgate.client._fields import enum_name, full_name, optional, time_of
+from seqgate.client._fields import enum_name, full_name, optional, stored_position, time_of
 from seqgate.client._letters import LetterCalls, dead_letter_of
 from seqgate.client._life import MessageEvent, MessageLife, SubscriptionLife, life
-from seqgate.client._log import to_wire
 from seqgate.client._redrives import RedriveCalls
 from seqgate.client._subscriptions import SubscriptionCalls
 from seqgate.client._topics import TopicCalls
@@ -38,8 +38,8 @@ class Admin(
         """What became of one message in one subscription, and what the subscription says of it now.
         Of a large message, its last chunk. Raises NotFoundError if there is no such subscription.
         """
-        names = {"topic": full_name(topic), "subscription": subscription}
-        position = to_wire(message_id.position)
+        names = {"topic": full_name(topic), "subscription": text("subscription", subscription)}
+        position = stored_position("message_id", message_id)
         found, why = await asyncio.gather(
             self._calls.call(dispatcher_pb2.GetMessageHistoryRequest(**names, position=position)),
             self.explain_delivery(topic, subscription, message_id=message_id),

@@ -23,7 +23,14 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
+from seqgate.client._arguments import COUNT_MAX, invalid, settle, whole
 from seqgate.types import Position
+
+MESSAGES_MAX: Final = 1_000
+"""The most incomplete messages: each chunk is checked against all."""
+
+CHUNKS_MAX: Final = 2**31 - 1
+"""The most chunks of a message: Pulsar counts them in a signed 32-bit integer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,7 @@ class AssemblyLimits:
             0: no limit. (Pulsar's expireTimeOfIncompleteChunkedMessage: one minute.)
 
     Raises:
-        ValueError: one is out of its bounds.
+        InvalidRequestError: one is no whole number, or out of its bounds.
     """
 
     messages_max: int = 100
@@ -50,16 +57,16 @@ class AssemblyLimits:
     expiry_ms: int = 3_600_000
 
     def __post_init__(self) -> None:
-        if not 1 <= self.messages_max <= 1_000:
-            raise ValueError("messages_max must be 1 to 1,000")
-        if self.bytes_max < 1:
-            raise ValueError("bytes_max must be at least 1")
-        if not 1 <= self.chunks_max < 2**31:
-            raise ValueError("chunks_max must be 1 to 2^31 - 1")
-        if not 1 <= self.message_bytes_max <= self.bytes_max:
-            raise ValueError("message_bytes_max must be 1 to bytes_max")
-        if self.expiry_ms < 0:
-            raise ValueError("expiry_ms must be at least 0")
+        settle(
+            self,
+            messages_max=whole("messages_max", self.messages_max, 1, MESSAGES_MAX),
+            bytes_max=whole("bytes_max", self.bytes_max, 1, COUNT_MAX, "bytes"),
+            chunks_max=whole("chunks_max", self.chunks_max, 1, CHUNKS_MAX),
+            message_bytes_max=whole("message_bytes_max", self.message_bytes_max, 1),
+            expiry_ms=whole("expiry_ms", self.expiry_ms, 0, COUNT_MAX, "milliseconds"),
+        )
+        if self.message_bytes_max > self.bytes_max:
+            invalid("message_bytes_max must be 1 to bytes_max")
 
 
 class Piece(NamedTuple):

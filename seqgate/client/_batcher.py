@@ -16,11 +16,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from seqgate.client._arguments import COUNT_MAX, flag, real, settle, whole
 from seqgate.client._codec import OutgoingMessage
 from seqgate.client._projection import Projection, listed
 
 ENTRIES_MAX: Final = 1_000
 """The most entries per publication (ledger.proto)."""
+
+MESSAGES_MAX: Final = 10_000
+"""The most messages in a batch."""
+
+DELAY_MAX_S: Final = 86_400.0
+"""The longest that a batch may wait for more messages: a day."""
 
 _NOTHING: Final = object()
 """Stands for the filter properties of a group without an entry."""
@@ -34,8 +41,9 @@ class Batching:
 
     Attributes:
         messages_max: the most messages in a batch, 1 to 10,000.
-        bytes_max: the approximate limit on a batch's size, in bytes.
-        delay_s: how long a batch waits for more messages, in seconds.
+        bytes_max: the approximate limit on a batch's size, in bytes, 1 or more; three quarters of
+            the service's largest entry always apply.
+        delay_s: how long a batch waits for more messages, in seconds, 0 to 86,400.
         by_key: make one entry per key, and store the entries of one flush together. Required if
             consumers share a subscription by key (Pulsar's KEY_BASED batcher).
         filter_properties: the properties of a batch that filters see: names, or values by name,
@@ -47,7 +55,7 @@ class Batching:
             bytes, each with 1 to 1,000 values; at most 32 KiB per message.
 
     Raises:
-        ValueError: one is out of its bounds.
+        InvalidRequestError: one is of another type, or out of its bounds.
     """
 
     messages_max: int = 1_000
@@ -57,11 +65,14 @@ class Batching:
     filter_properties: Sequence[str] | Mapping[str, Iterable[str]] = field(default=(), hash=False)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.messages_max <= 10_000:
-            raise ValueError("messages_max must be 1 to 10,000")
-        if self.bytes_max < 1 or self.delay_s < 0:
-            raise ValueError("bytes_max must be at least 1, and delay_s at least 0")
-        object.__setattr__(self, "filter_properties", listed(self.filter_properties))
+        settle(
+            self,
+            messages_max=whole("messages_max", self.messages_max, 1, MESSAGES_MAX),
+            bytes_max=whole("bytes_max", self.bytes_max, 1, COUNT_MAX, "bytes"),
+            delay_s=real("delay_s", self.delay_s, 0, DELAY_MAX_S),
+            by_key=flag("by_key", self.by_key),
+            filter_properties=listed(self.filter_properties),
+        )
 
     @property
     def projection(self) -> Projection | None:

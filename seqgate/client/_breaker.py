@@ -22,9 +22,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from seqgate.client._arguments import invalid, real, settle, whole
 from seqgate.client._subscribing import DELAY_MAX_S
 
 OUTCOMES_MAX: Final = 10_000
+
+PAUSE_MIN_S: Final = 0.001
+"""The shortest pause: a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,8 @@ class Breaker:
         pause_min_s, pause_max_s: seconds, 0.001 to 86,400.
 
     Raises:
-        ValueError: one is out of its bounds, or pause_min_s is above pause_max_s.
+        InvalidRequestError: one is no number, or out of its bounds, or pause_min_s is above
+            pause_max_s.
     """
 
     outcomes: int = 100
@@ -59,12 +64,15 @@ class Breaker:
     pause_max_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.outcomes <= OUTCOMES_MAX:
-            raise ValueError("outcomes must be 1 to 10,000")
-        if not 0 < self.ratio <= 1:
-            raise ValueError("ratio must be above 0, up to 1")
-        if not 0.001 <= self.pause_min_s <= self.pause_max_s <= DELAY_MAX_S:
-            raise ValueError("pauses must be 0.001 <= pause_min_s <= pause_max_s <= 86,400")
+        settle(
+            self,
+            outcomes=whole("outcomes", self.outcomes, 1, OUTCOMES_MAX),
+            ratio=real("ratio", self.ratio, 0, 1, "", above=True),
+            pause_min_s=real("pause_min_s", self.pause_min_s, PAUSE_MIN_S, DELAY_MAX_S),
+            pause_max_s=real("pause_max_s", self.pause_max_s, PAUSE_MIN_S, DELAY_MAX_S),
+        )
+        if self.pause_min_s > self.pause_max_s:
+            invalid("pause_min_s must be at most pause_max_s")
 
 
 class BreakerState(Enum):
@@ -133,6 +141,11 @@ class Brake:
                 self._open(now_ms)
         elif self._is_probe(delivery, bit):
             self._open(now_ms)
+
+    def forget_probe(self, delivery: int) -> None:
+        """Forget that a delivery was handed out: another may be the probe."""
+        if self._probe == delivery:
+            self._probe = None
 
     def forget_probes(self) -> None:
         """Forget all probes: no delivery is live any more."""

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from seqgate.client._arguments import timeout, whole
 from seqgate.client._consumer import Consumer
 from seqgate.client._message import Received
 from seqgate.errors import ConsumerClosedError, CorruptMessageError
@@ -12,6 +13,9 @@ from seqgate.telemetry.spans import fail_with
 
 STOP_TIMEOUT_S: Final = 30.0
 """How long running handlers may take to finish after a cancellation, by default."""
+
+CONCURRENCY_MAX: Final = 100_000
+"""The most handlers that may run at once: each is a task."""
 
 _log: Final = logging.getLogger("seqgate.client")
 
@@ -25,7 +29,7 @@ async def process_by_key(
     *,
     concurrency: int = 16,
     on_failure: OnFailure | None = None,
-    stop_timeout_s: float = STOP_TIMEOUT_S,
+    stop_timeout_s: float | None = STOP_TIMEOUT_S,
 ) -> None:
     """Call a handler for each message: concurrently for different keys, one at a time and in order
     within a key. Returns when the consumer is closed.
@@ -40,17 +44,17 @@ async def process_by_key(
     their messages are neither acknowledged nor refused: closing the consumer redelivers them.
 
     Args:
-        concurrency: the most handlers that run at once, 1 or more.
+        concurrency: the most handlers that run at once, 1 to 100,000.
         on_failure: called with each message that failed, and the exception; None: log it. An
             exception from it ends the processing.
-        stop_timeout_s: seconds.
+        stop_timeout_s: seconds, 0 or more; None: no limit.
 
     Raises:
-        ValueError: the concurrency is below 1.
+        InvalidRequestError: the concurrency or the time-out is no number, or out of its bounds.
         SeqgateError: the error that ended the consumer.
     """
-    if concurrency < 1:
-        raise ValueError("concurrency must be at least 1")
+    concurrency = whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
+    stop_timeout_s = timeout("stop_timeout_s", stop_timeout_s)
     work = _Work(consumer, handler, on_failure or _log_failure)
     tasks = [asyncio.create_task(work.run()) for _ in range(concurrency)]
     try:
@@ -62,7 +66,7 @@ async def process_by_key(
         await _stop(work, tasks, stop_timeout_s)
 
 
-async def _stop(work: "_Work", tasks: list[asyncio.Task[None]], timeout_s: float) -> None:
+async def _stop(work: "_Work", tasks: list[asyncio.Task[None]], timeout_s: float | None) -> None:
     """Let running handlers finish within the time-out; survives further cancellation."""
     for task in tasks:
         if task not in work.handling:

@@ -15,10 +15,11 @@ import google_crc32c
 
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.client._arguments import settle, whole
 from seqgate.client._codec import OutgoingMessage
 from seqgate.message_id import ChunkMessageId, MessageId
 from seqgate.telemetry import names
-from seqgate.types import Position
+from seqgate.types import LARGE_MESSAGE_BYTES_MAX, Position
 
 PLACE_BYTES: Final = 96
 """The most bytes that a chunk's number and checksum add to its message's metadata."""
@@ -29,15 +30,18 @@ class Chunking:
     """How a producer cuts messages that are too large for one entry.
 
     Attributes:
-        chunk_bytes: the largest chunk, in bytes; 0: the service's limit, which always applies.
-            (Pulsar's chunkMaxMessageSize.)
+        chunk_bytes: the largest chunk, in bytes, up to 2^31 - 1, the size of the largest message;
+            0: the service's limit, which always applies. (Pulsar's chunkMaxMessageSize.)
+
+    Raises:
+        InvalidRequestError: it is no whole number, or out of its bounds.
     """
 
     chunk_bytes: int = 0
 
     def __post_init__(self) -> None:
-        if self.chunk_bytes < 0:
-            raise ValueError("chunk_bytes must be 0 or more")
+        most = LARGE_MESSAGE_BYTES_MAX
+        settle(self, chunk_bytes=whole("chunk_bytes", self.chunk_bytes, 0, most, "bytes"))
 
     def size(self, max_message_bytes: int) -> int:
         """The chunk size for a service that takes entries of `max_message_bytes`."""

@@ -6,6 +6,18 @@ from typing import Final
 from grpc import aio
 
 from seqgate.client._admin import Admin
+from seqgate.client._arguments import (
+    callback,
+    flag,
+    instance_or_none,
+    member,
+    number,
+    open_timeout,
+    properties_of,
+    real,
+    text,
+    whole,
+)
 from seqgate.client._assembler import AssemblyLimits, Dropped
 from seqgate.client._batcher import Batching
 from seqgate.client._breaker import Breaker
@@ -18,6 +30,7 @@ from seqgate.client._inbox import Inbox, ReceiverLimits
 from seqgate.client._producer import OnConflict, Producer
 from seqgate.client._reader import EARLIEST, Missed, Reader, Start
 from seqgate.client._subscribing import (
+    DELAY_MAX_S,
     Incomplete,
     KeyRange,
     Place,
@@ -39,6 +52,12 @@ RECEIVER_QUEUE_BYTES: Final = 64 * 1024 * 1024
 """A consumer's default limits on buffered messages: their number and their bytes."""
 
 BREAKER: Final = Breaker()
+
+ACK_TIMEOUT_MIN_S: Final = 0.1
+"""The shortest time-out of a message that is not settled, in seconds."""
+
+RECEIVER_QUEUE_MESSAGES_MAX: Final = 1_000_000
+"""The most messages that a consumer may buffer."""
 
 ADMIN_TIMEOUT_S: Final = 30.0
 """How long a call of the admin client may take, in seconds."""
@@ -70,6 +89,7 @@ def connect(
 
     Raises:
         RuntimeError: no event loop is running.
+        InvalidRequestError: an argument is of another type, or an address is empty.
         OSError, ValueError: a file is unusable, or a token would be sent in plain text.
     """
     return Client(ledger, dispatcher, Security(tls, token), dedup=dedup, cursor=cursor)
@@ -93,13 +113,18 @@ class Client:
         dedup: str | None = None,
         cursor: str | None = None,
     ) -> None:
-        self._security = security
-        self._channel = FollowingChannel(ledger, self._open_channel)
-        self._channel.at(ledger)  # raises now if files are unusable
-        self._dispatcher = dispatcher
-        self._dispatchers: dict[str, aio.Channel] = {}  # by address: subscriptions differ in owner
+        instance_or_none("tls", security.tls, TLS)
         given = {"ledger": ledger, "dispatcher": dispatcher, "dedup": dedup, "cursor": cursor}
-        addresses = {name: address for name, address in given.items() if address is not None}
+        addresses = {
+            name: text(name, address, least=1)
+            for name, address in given.items()
+            if address is not None or name == "ledger"
+        }
+        self._security = security
+        self._channel = FollowingChannel(addresses["ledger"], self._open_channel)
+        self._channel.at(addresses["ledger"])  # raises now if files are unusable
+        self._dispatcher = addresses.get("dispatcher")
+        self._dispatchers: dict[str, aio.Channel] = {}  # by address: subscriptions differ in owner
         self._calls = Calls(addresses, self._open_channel, timeout_s=ADMIN_TIMEOUT_S, waits=True)
 
     def producer(
@@ -132,22 +157,21 @@ class Client:
             chunking: cut messages that are too large for one entry; None: refuse them. Excludes
                 batching.
             compression: compress each entry.
-            max_pending_messages: the most messages that may await a receipt; `send` waits at the
-                limit. A large message counts once per chunk.
+            max_pending_messages: the most messages that may await a receipt, 1 or more; `send`
+                waits at the limit. A large message counts once per chunk.
             max_pending_bytes: the most bytes of payloads, keys and properties that may await a
-                receipt; `send` waits at the limit, unless nothing else is pending. Pending messages
-                take about twice that in memory: as given, and as sent.
-            send_timeout_s: how long a message may await its receipt; when one is overdue, all
-                pending messages fail. None: no limit.
-            open_timeout_s: how long opening may take.
+                receipt, 1 or more; `send` waits at the limit, unless nothing else is pending.
+                Pending messages take about twice that in memory: as given, and as sent.
+            send_timeout_s: how long a message may await its receipt, in seconds, up to a century;
+                when one is overdue, all pending messages fail. None or 0: no limit.
+            open_timeout_s: how long opening may take, in seconds, above 0, up to a century.
             on_conflict: what becomes of a message whose sequence id is stored with other content;
                 also "report" or "refuse". The topic's policy may refuse where this does not.
 
         Raises:
             InvalidNameError: the topic or the name is invalid.
-            InvalidRequestError: the initial sequence id is not 0 to 2^63 - 2.
-            ValueError: both batching and chunking are given, a limit is below 1, or `on_conflict`
-                is unknown.
+            InvalidRequestError: another argument is of another type, or out of its bounds: the
+                initial sequence id is 0 to 2^63 - 2. Or both batching and chunking are given.
         """
         return self._producer_class(
             self._channel,
@@ -191,17 +215,18 @@ class Client:
 
         Raises:
             InvalidNameError: the topic is invalid.
-            InvalidRequestError: the start is none, or a time before 1970.
+            InvalidRequestError: the start is none, or a time before 1970; or another argument is of
+                another type, such as a coroutine function for `on_dropped`.
         """
         return self._reader_class(
             self._channel,
             TopicName.expand(topic),
             start=start,
             inclusive=inclusive,
-            follow=follow,
-            assembly=assembly or AssemblyLimits(),
-            on_dropped=on_dropped,
-            on_missed=on_missed,
+            follow=flag("follow", follow),
+            assembly=instance_or_none("assembly", assembly, AssemblyLimits) or AssemblyLimits(),
+            on_dropped=callback("on_dropped", on_dropped),
+            on_missed=callback("on_missed", on_missed),
         )
 
     def consumer(
@@ -243,39 +268,41 @@ class Client:
                 0 to 65,535.
             weight: the consumer's shares of the hash ring, 1 to 100.
             ack_timeout_s: seconds after which a message fails unless it is settled or extended: 0.1
-                to 86,400; None: never. Buffered messages are renewed automatically: the application
-                has at least two thirds of the time.
+                to 86,400; None or 0: never. Buffered messages are renewed automatically: the
+                application has at least two thirds of the time.
             retry: the delay before a refused message is redelivered; None: the service's default.
             breaker: stops handing out messages while all of them fail; the default opens when the
                 last 100 were refused. None: never stop.
             receiver_queue: the most messages to buffer, 1 to 1,000,000. A batch that begins within
                 the limit arrives whole.
-            receiver_queue_bytes: the most bytes of messages to buffer. Permits are computed from
-                the size of recent messages; none are granted while this much is buffered.
+            receiver_queue_bytes: the most bytes of messages to buffer, 1 or more. Permits are
+                computed from the size of recent messages; none are granted while this much is
+                buffered.
             assembly: limits on incomplete large messages in memory, on top of the receiver queue;
                 None: AssemblyLimits().
             incomplete: what to do with large messages that cannot be assembled here.
             on_dropped: called with chunks that make no message, and the reason. ABORTED, RESTARTED,
                 DUPLICATE and CORRUPT chunks are acknowledged; `incomplete` decides on the others.
                 Must not raise.
-            open_timeout_s: how long opening may take.
+            open_timeout_s: how long opening may take, in seconds, above 0, up to a century.
 
         Raises:
             InvalidNameError: the topic is invalid.
-            InvalidRequestError: an option, a range or the start is invalid.
-            ValueError: the client has no dispatcher, or a limit is out of its bounds.
+            InvalidRequestError: another argument is of another type, or out of its bounds.
+            ValueError: the client has no dispatcher.
         """
         if self._dispatcher is None:
             raise ValueError("consumers need a dispatcher: give its address to connect()")
-        ack_timeout_ms = round((ack_timeout_s or 0) * 1000)
+        ack_timeout_ms = _ack_timeout_ms(ack_timeout_s)
         subscribing = Subscribing(
             topic=TopicName.expand(topic),
-            subscription=subscription,
-            type=type,
-            options=options or SubscriptionOptions(),
-            name=name,
+            subscription=text("subscription", subscription),
+            type=member("type", type, SubscriptionType),
+            options=instance_or_none("options", options, SubscriptionOptions)
+            or SubscriptionOptions(),
+            name=None if name is None else text("name", name, least=1),
             start=start,
-            properties=properties or {},
+            properties=properties_of("properties", properties),
             ranges=ranges,
             weight=weight,
             ack_timeout_ms=ack_timeout_ms,
@@ -284,19 +311,23 @@ class Client:
             str(subscribing.topic),
             is_ordered=subscribing.is_ordered,
             is_one_key=subscribing.is_one_key,
-            limits=ReceiverLimits(receiver_queue, receiver_queue_bytes, ack_timeout_ms),
-            assembly=assembly or AssemblyLimits(),
-            incomplete=incomplete,
-            retry=retry,
-            breaker=breaker,
+            limits=ReceiverLimits(
+                whole("receiver_queue", receiver_queue, 1, RECEIVER_QUEUE_MESSAGES_MAX),
+                whole("receiver_queue_bytes", receiver_queue_bytes, 1),
+                ack_timeout_ms,
+            ),
+            assembly=instance_or_none("assembly", assembly, AssemblyLimits) or AssemblyLimits(),
+            incomplete=member("incomplete", incomplete, Incomplete),
+            retry=instance_or_none("retry", retry, RetryPolicy),
+            breaker=instance_or_none("breaker", breaker, Breaker),
         )
         return self._consumer_class(
             self._dispatcher_channel,
             self._dispatcher,
             subscribing,
             inbox,
-            on_dropped=on_dropped,
-            open_timeout_s=open_timeout_s,
+            on_dropped=callback("on_dropped", on_dropped),
+            open_timeout_s=open_timeout(open_timeout_s),
         )
 
     def admin(self) -> Admin:
@@ -334,3 +365,10 @@ class Client:
 
     async def __aexit__(self, *rest: object) -> None:
         await self.close()
+
+
+def _ack_timeout_ms(ack_timeout_s: object) -> int:
+    """0: no time-out."""
+    if ack_timeout_s is None or number("ack_timeout_s", ack_timeout_s) == 0:
+        return 0
+    return round(real("ack_timeout_s", ack_timeout_s, ACK_TIMEOUT_MIN_S, DELAY_MAX_S) * 1000)

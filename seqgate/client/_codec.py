@@ -46,7 +46,7 @@ _TO_WIRE: Final = {
 _NO_CONTEXT: Final[Mapping[str, str]] = {}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class OutgoingMessage:
     sequence_id: int
     payload: bytes
@@ -58,7 +58,6 @@ class OutgoingMessage:
     is_delay: bool = False  # deliver_at_ms was given as a delay, and is another one when sent again
     shown: Mapping[str, str] | None = None  # its projection for filters; None: not projected
     done: Any = None  # the producer's future; opaque here and in the outbox
-    resolved: bool = False  # it has an outcome; its future may end earlier, by a cancellation
     sealed: "Sealed | None" = None
     chunks: int = 1
     span: Any = None  # its own recorded span: see _tracing.py

@@ -17,6 +17,7 @@ from opentelemetry.trace import Span
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc as pb_grpc
+from seqgate.client import _arguments
 from seqgate.client._assembler import Dropped, DropReason
 from seqgate.client._breaker import BreakerState
 from seqgate.client._group import Group
@@ -194,18 +195,20 @@ class Consumer:
         """Wait for the next message. Cancelling the call loses no message.
 
         Args:
-            timeout_s: how long to wait, in seconds; None: no limit.
+            timeout_s: how long to wait, in seconds, 0 or more; None: no limit.
 
         Raises:
+            InvalidRequestError: the time-out is negative, or no number.
             TimeoutError: no message arrived in time.
             CorruptMessageError: a message is damaged. The consumer has refused it: it is
                 redelivered, or moved to the dead letter topic. Call again to continue.
             ConsumerClosedError: the consumer is closed, or was not opened.
             SeqgateError: the error that ended the consumer; see `open`.
         """
-        if timeout_s is None:
+        limit_s = _arguments.timeout("timeout_s", timeout_s)
+        if limit_s is None:
             return await self._receive(lock=False)
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(limit_s):
             return await self._receive(lock=False)
 
     async def receive_many(
@@ -214,8 +217,7 @@ class Consumer:
         """Wait for a message, and return it with those that have arrived already, at most
         `messages_max`. Cancelling the call loses no message. Raises the same as `receive`; an error
         about a later message is raised by the next call."""
-        if messages_max < 1:
-            raise ValueError("messages_max must be at least 1")
+        messages_max = _arguments.whole("messages_max", messages_max, 1)
         messages = [await self.receive(timeout_s)]
         try:
             self._inbox.take_more(messages, messages_max, self._now_ms())
@@ -236,6 +238,7 @@ class Consumer:
 
     def unlock(self, key: bytes) -> None:
         """Unlock a key: its next message can be received."""
+        key = _arguments.binary("key", key)
         self._inbox.unlock(key)
         self._changed.set()
 
@@ -251,7 +254,7 @@ class Consumer:
 
         process_by_key does this for its handlers. Without OpenTelemetry's SDK it does nothing.
         """
-        return self._spans.processing(message)
+        return self._spans.processing(received(message))
 
     async def ack(self, message: Received) -> None:
         """Acknowledge a message, and return when that is durable: it is never redelivered. A
@@ -267,6 +270,7 @@ class Consumer:
         """Acknowledge messages, and return when that is durable for all of them. Raises the first
         error that `ack` would raise for one, once all have an outcome."""
         self._check_open()
+        messages = _arguments.each_of("messages", messages, _each_received)
         if self._spans.is_on:
             futures = [self.ack_nowait(each) for each in messages]
             for outcome in await asyncio.gather(*futures, return_exceptions=True):
@@ -289,6 +293,7 @@ class Consumer:
     def ack_nowait(self, message: Received) -> "asyncio.Future[None]":
         """Acknowledge a message; the future is done when that is durable, or has the exception that
         `ack` raises. Acknowledgements are sent together: after 5 ms, or when there are 1,000."""
+        received(message)
         future = self._future()
         self._spans.settling(ACK, message, future)
         self._inbox.acknowledge(message.token, future)
@@ -299,6 +304,7 @@ class Consumer:
         """Acknowledge a message by its id, or a whole batch by an id without an index. It must have
         been delivered to this consumer. Raises the same as `ack`, and InvalidRequestError if the
         batch has no message with this index."""
+        message_id = _arguments.message_id("message_id", message_id)
         future = self._future()
         self._spans.settling(ACK, None, future)
         self._inbox.acknowledge_id(message_id, future)
@@ -314,6 +320,7 @@ class Consumer:
             StaleTokenError: the delivery is settled already, was revoked, or timed out.
             ConsumerClosedError, or the error that ended the consumer.
         """
+        received(message)
         if self._subscribing.type is not SubscriptionType.EXCLUSIVE:
             raise InvalidRequestError(
                 "ack_through needs an EXCLUSIVE subscription: other consumers share this one",
@@ -364,6 +371,7 @@ class Consumer:
     ) -> "asyncio.Future[None]":
         """Refuse a message; the future is done when the service has recorded it, or has the
         exception that `nack` raises. An invalid delay or reason raises at once."""
+        received(message)
         delay_ms = None if delay_s is None else delay_to_wire(delay_s)
         why = reason_to_wire(reason)
         future = self._future()
@@ -381,6 +389,7 @@ class Consumer:
     async def extend(self, message: Received) -> None:
         """Restart a message's `ack_timeout_s`; without a time-out, only check its token. Raises the
         same as `ack`."""
+        received(message)
         future = self._future()
         self._inbox.renew(message.token, self._now_ms(), future)
         self._perform()
@@ -455,11 +464,12 @@ class Consumer:
             await self._stop(ConsumerClosedError("the consumer was not opened"))
             raise
 
-    async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+    async def close(self, timeout_s: float | None = CLOSE_TIMEOUT_S) -> None:
         """Send pending acknowledgements and refusals, and leave the subscription. Unsettled
         messages go to other consumers, and do not count as failed. Returns when acknowledgements
         are durable, or after `timeout_s` seconds; unanswered ones then raise StaleTokenError. Later
-        calls, and pending receives, raise ConsumerClosedError."""
+        calls, and pending receives, raise ConsumerClosedError. None: no limit."""
+        timeout_s = _arguments.timeout("timeout_s", timeout_s)
         try:
             if self._is_connected and not self._is_closing and self._failure is None:
                 self._is_closing = self._leave = True
@@ -729,3 +739,12 @@ class Consumer:
             self._due = None
         self._failure = self._failure or error
         self._changed.set()
+
+
+def received(message: Received) -> Received:
+    """Check that a message is one of a consumer's."""
+    return _arguments.instance("message", message, Received)
+
+
+def _each_received(name: str, message: Received) -> Received:
+    return _arguments.instance(name, message, Received)

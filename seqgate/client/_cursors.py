@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from seqgate.api.cursor.v1 import cursor_pb2
+from seqgate.client._arguments import properties_of, text
 from seqgate.client._calls import PAGE, Calls
-from seqgate.client._fields import full_name, optional, optional_position, time_of
+from seqgate.client._fields import full_name, optional, optional_name, optional_position, time_of
 from seqgate.client._log import before, to_wire
 from seqgate.client._reader import EARLIEST
 from seqgate.client._subscribing import Place
@@ -57,43 +57,46 @@ class CursorCalls:
             start: everything before it counts as acknowledged.
             properties: at most 2,000, of at most 4 KiB each, and 4 MiB together.
         """
-        name = full_name(topic)
-        place = await before(self._calls, name, start)
         request = cursor_pb2.CreateCursorRequest(
-            topic=name, cursor=cursor, mark_delete=_mark_delete(place), properties=properties
+            topic=full_name(topic),
+            cursor=text("cursor", cursor),
+            properties=properties_of("properties", properties),
         )
+        _put_after(request, await before(self._calls, request.topic, start))
         return _cursor((await self._calls.call(request)).cursor)
 
     async def cursor(self, topic: str, cursor: str) -> CursorInfo:
         """A cursor. Raises NotFoundError."""
-        request = cursor_pb2.GetCursorRequest(topic=full_name(topic), cursor=cursor)
+        request = cursor_pb2.GetCursorRequest(topic=full_name(topic), cursor=text("cursor", cursor))
         return _cursor((await self._calls.call(request)).cursor)
 
     async def cursors(self, topic: str = "") -> AsyncIterator[CursorInfo]:
         """The cursors of a topic, or of all topics, sorted by topic and name."""
-        request = cursor_pb2.ListCursorsRequest(topic=topic and full_name(topic), page_size=PAGE)
+        request = cursor_pb2.ListCursorsRequest(topic=optional_name(topic), page_size=PAGE)
         async for each in self._calls.pages(request):
             yield _cursor(each)
 
     async def reset_cursor(self, topic: str, cursor: str, to: Place) -> CursorInfo:
         """Move a cursor forwards or backwards. What was acknowledged beyond the place is discarded.
         Raises NotFoundError, and InUseError if somebody holds its lease."""
-        name = full_name(topic)
-        place = await before(self._calls, name, to)
         request = cursor_pb2.ResetCursorRequest(
-            topic=name, cursor=cursor, mark_delete=_mark_delete(place)
+            topic=full_name(topic), cursor=text("cursor", cursor)
         )
+        _put_after(request, await before(self._calls, request.topic, to))
         return _cursor((await self._calls.call(request)).cursor)
 
     async def delete_cursor(self, topic: str, cursor: str) -> None:
         """Delete a cursor. Raises NotFoundError, and InUseError if somebody holds its lease."""
         await self._calls.call(
-            cursor_pb2.DeleteCursorRequest(topic=full_name(topic), cursor=cursor)
+            cursor_pb2.DeleteCursorRequest(topic=full_name(topic), cursor=text("cursor", cursor))
         )
 
 
-def _mark_delete(place: Position | None) -> Any:
-    return None if place is None else to_wire(place)
+def _put_after(
+    request: cursor_pb2.CreateCursorRequest | cursor_pb2.ResetCursorRequest, place: Position | None
+) -> None:
+    if place is not None:
+        request.mark_delete.CopyFrom(to_wire(place))
 
 
 def _cursor(wire: cursor_pb2.Cursor) -> CursorInfo:

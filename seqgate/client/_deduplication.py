@@ -6,6 +6,8 @@ from typing import Any, Final
 from google.protobuf.duration_pb2 import Duration
 
 from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.client._arguments import UINT32_MAX, flag, instance, text, whole
+from seqgate.client._arguments import sequence_id as sequence_id_of
 from seqgate.client._calls import Calls
 from seqgate.client._fields import enum_name, full_name, optional, optional_position
 from seqgate.times import duration
@@ -124,7 +126,9 @@ class DeduplicationCalls:
     async def explain_publication(self, topic: str, producer: str, sequence_id: int) -> Verdict:
         """What would become of a message if it was sent now, and why. Changes nothing."""
         request = dedup_pb2.ExplainRequest(
-            topic=full_name(topic), producer_name=producer, sequence_id=sequence_id
+            topic=full_name(topic),
+            producer_name=text("producer", producer),
+            sequence_id=sequence_id_of(sequence_id),
         )
         found = await self._calls.call(request)
         return Verdict(
@@ -135,11 +139,12 @@ class DeduplicationCalls:
         )
 
 
-def _level(text: str) -> dict[str, Any]:
+def _level(level: str) -> dict[str, Any]:
     """A namespace (tenant/namespace), or else a topic."""
-    if text.count("/") == 1:
-        return {"namespace": TopicName.parse(f"{text}/a").namespace}
-    return {"topic": full_name(text)}
+    name = text("level", level)
+    if name.count("/") == 1:
+        return {"namespace": TopicName.parse(f"{name}/a").namespace}
+    return {"topic": full_name(name)}
 
 
 _ON_FULL: Final = {
@@ -182,15 +187,26 @@ def _policy(wire: Any, given: set[str] | None = None) -> PolicyValues:
 
 
 def _policy_to_wire(values: PolicyValues) -> dedup_pb2.PolicyValues:
-    def span(seconds: int | None) -> Duration | None:
+    instance("values", values, PolicyValues)
+
+    def switch(name: str) -> bool | None:
+        value = getattr(values, name)
+        return None if value is None else flag(name, value)
+
+    def count(name: str) -> int | None:
+        value = getattr(values, name)
+        return None if value is None else whole(name, value, 0, UINT32_MAX)
+
+    def span(name: str) -> Duration | None:
+        seconds = count(name)
         return None if seconds is None else duration(seconds * 1000)
 
     return dedup_pb2.PolicyValues(
-        enabled=values.enabled,
-        producer_inactivity_timeout=span(values.producer_inactivity_timeout_s),
-        max_producers=values.max_producers,
-        on_full=_ON_FULL[values.evicts_when_full],
-        snapshot_entries=values.snapshot_entries,
-        snapshot_interval=span(values.snapshot_interval_s),
-        on_conflict=_ON_CONFLICT[values.refuses_conflicts],
+        enabled=switch("enabled"),
+        producer_inactivity_timeout=span("producer_inactivity_timeout_s"),
+        max_producers=count("max_producers"),
+        on_full=_ON_FULL[switch("evicts_when_full")],
+        snapshot_entries=count("snapshot_entries"),
+        snapshot_interval=span("snapshot_interval_s"),
+        on_conflict=_ON_CONFLICT[switch("refuses_conflicts")],
     )

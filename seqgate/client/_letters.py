@@ -6,18 +6,21 @@ from datetime import datetime
 from typing import NamedTuple
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.client._arguments import binary, properties_of, text, texts
 from seqgate.client._calls import PAGE, Calls
 from seqgate.client._codec import decode_entry
 from seqgate.client._fields import (
     enum_name,
     full_name,
-    key_bytes,
     message_id_of,
     optional,
     optional_id,
+    optional_key,
+    optional_name,
+    stored_position,
+    stored_positions,
     time_of,
 )
-from seqgate.client._log import to_wire
 from seqgate.client._message import Message
 from seqgate.message_id import MessageId
 
@@ -205,9 +208,9 @@ class LetterCalls:
         """
         request = pb.ListDeadLettersRequest(
             topic=full_name(topic),
-            subscription=subscription,
-            key=None if key is None else key_bytes(key),
-            dead_letter_topic=dead_letter_topic and full_name(dead_letter_topic),
+            subscription=text("subscription", subscription),
+            key=optional_key(key),
+            dead_letter_topic=optional_name(dead_letter_topic),
             page_size=PAGE,
         )
         while True:
@@ -234,9 +237,9 @@ class LetterCalls:
         """
         request = pb.GetDeadLetterRequest(
             topic=full_name(topic),
-            subscription=subscription,
-            position=to_wire(letter.position),
-            dead_letter_topic=dead_letter_topic and full_name(dead_letter_topic),
+            subscription=text("subscription", subscription),
+            position=stored_position("letter", letter),
+            dead_letter_topic=optional_name(dead_letter_topic),
         )
         found = await self._calls.call(request)
         messages = (
@@ -273,11 +276,11 @@ class LetterCalls:
         """
         request = pb.DiscardDeadLettersRequest(
             topic=full_name(topic),
-            subscription=subscription,
-            dead_letter_topic=dead_letter_topic and full_name(dead_letter_topic),
-            positions=[to_wire(each.position) for each in letters],
-            reason=reason,
-            request_id=request_id,
+            subscription=text("subscription", subscription),
+            dead_letter_topic=optional_name(dead_letter_topic),
+            positions=stored_positions("letters", letters),
+            reason=text("reason", reason),
+            request_id=text("request_id", request_id),
         )
         made = await self._calls.call(request)
         return Discard(made.operation, made.letters, made.repeated)
@@ -311,29 +314,30 @@ class LetterCalls:
                 before, or is a batch or a large message.
             LimitExceededError: too many letters are settled.
         """
-        where = dead_letter_topic and full_name(dead_letter_topic)
-        if not where:
-            listing = pb.ListDeadLettersRequest(
-                topic=full_name(topic), subscription=subscription, page_size=1
-            )
-            where = (await self._calls.call(listing)).dead_letter_topic
         request = pb.MendDeadLetterRequest(
             topic=full_name(topic),
-            subscription=subscription,
-            dead_letter_topic=where,
-            position=to_wire(letter.position),
-            payload=payload,
-            put=put,
-            remove=remove,
-            request_id=request_id,
+            subscription=text("subscription", subscription),
+            dead_letter_topic=optional_name(dead_letter_topic),
+            position=stored_position("letter", letter),
+            payload=None if payload is None else binary("payload", payload),
+            put=properties_of("put", put),
+            remove=texts("remove", remove),
+            request_id=text("request_id", request_id),
         )
+        if not request.dead_letter_topic:
+            listing = pb.ListDeadLettersRequest(
+                topic=request.topic, subscription=request.subscription, page_size=1
+            )
+            request.dead_letter_topic = (await self._calls.call(listing)).dead_letter_topic
         made = await self._calls.call(request)
         return Mend(made.operation, message_id_of(made.letter), made.repeated)
 
     async def letter_operations(self, topic: str, subscription: str) -> list[LetterOperation]:
         """The latest redrives, mends and discards of a subscription's dead letters, the latest
         first: 64 at most. Raises NotFoundError."""
-        request = pb.ListLetterOperationsRequest(topic=full_name(topic), subscription=subscription)
+        request = pb.ListLetterOperationsRequest(
+            topic=full_name(topic), subscription=text("subscription", subscription)
+        )
         return [_operation(each) for each in (await self._calls.call(request)).operations]
 
 

@@ -14,11 +14,15 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.client._arguments import message_id as message_id_of
+from seqgate.client._arguments import moment, text
+from seqgate.client._arguments import sequence_id as sequence_id_of
 from seqgate.client._calls import Calls
 from seqgate.client._channel import translated
 from seqgate.client._codec import decode_entry, describe_fields, position_of
 from seqgate.client._log import following, position_at, start_of_last, to_wire
 from seqgate.client._message import Message
+from seqgate.client._subscribing import start_to_wire
 from seqgate.errors import (
     CorruptMessageError,
     InvalidRequestError,
@@ -224,12 +228,15 @@ async def life(
         (message_id is not None) + by_identity + (trace_id is not None) != 1
     ):
         raise InvalidRequestError("give a message's id, its producer and sequence id, or its trace")
+    if since is not None:
+        start_to_wire(moment("since", since))
     if producer is not None and sequence_id is not None:
+        producer, sequence_id = text("producer", producer), sequence_id_of(sequence_id)
         found = await _by_identity(calls, topic, producer, sequence_id)
     elif trace_id is not None:
-        found = await _by_trace(calls, topic, trace_id.lower(), since)
+        found = await _by_trace(calls, topic, text("trace_id", trace_id).lower(), since)
     else:
-        assert message_id is not None
+        message_id = message_id_of("message_id", message_id, least=0)
         found = await _by_id(calls, topic, message_id)
     message = None if found.entry is None else _message(topic, found)
     if message is not None:

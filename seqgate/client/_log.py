@@ -14,6 +14,7 @@ from datetime import datetime
 
 from seqgate.api.common.v1 import common_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.client._arguments import message_id
 from seqgate.client._calls import Calls
 from seqgate.client._codec import position_of
 from seqgate.client._subscribing import Place, start_to_wire
@@ -64,8 +65,10 @@ async def start_of_last(
 async def before(calls: Calls, topic: str, place: Place) -> Position | None:
     """The last entry before a place; None: it has none. For a message in a batch, that is the entry
     before the batch; for a large message, the one before its first chunk."""
+    start_to_wire(place)  # raises if it is none
     match place:
         case MessageId():
+            place = message_id("start", place)
             first = place.first_chunk if isinstance(place, ChunkMessageId) else place
             return await _before_entry(calls, topic, first.position)
         case datetime():
@@ -76,7 +79,6 @@ async def before(calls: Calls, topic: str, place: Place) -> Position | None:
         case "latest":
             return await _last_entry(calls, topic)
         case _:
-            start_to_wire(place)  # raises if it is none
             return None
 
 

@@ -12,22 +12,38 @@ import math
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any, Final, NoReturn, cast
+from typing import Any, Final, NoReturn, ParamSpec, cast
 
 from grpc import aio
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
+from seqgate.client._arguments import (
+    COUNT_MAX,
+    binary,
+    choice,
+    each_of,
+    flag,
+    instance_or_none,
+    key_of,
+    member,
+    moment,
+    open_timeout,
+    properties_of,
+    real,
+    timeout,
+    whole,
+)
+from seqgate.client._arguments import sequence_id as sequence_id_of
 from seqgate.client._batcher import Batcher, Batching, cut_by_key
 from seqgate.client._chunking import Chunking, LargeMessage, chunks_of
 from seqgate.client._codec import (
     Compression,
     OutgoingMessage,
-    Sealed,
     encode_batch,
     encode_single,
     seal_message,
@@ -71,9 +87,11 @@ CLOSE_TIMEOUT_S: Final = 5.0
 DELIVER_AFTER_MAX_S: Final = 100 * 365 * 24 * 3600
 """The longest delivery delay, in seconds: about a century."""
 
-_log: Final = logging.getLogger("seqgate.client")
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+_ENTRY: Final = "INVALID_ENTRY"
+
+_log: Final = logging.getLogger("seqgate.client")
 
 _RETRYABLE: Final = (UnavailableError, LimitExceededError)
 
@@ -100,6 +118,9 @@ class Outgoing:
     event_time_ms: int | None = None
     deliver_at: datetime | None = None
     deliver_after_s: float | None = None
+
+
+P = ParamSpec("P")
 
 
 class SendManyError(SeqgateError):
@@ -151,32 +172,35 @@ class Producer:
         open_timeout_s: float,
         on_conflict: OnConflict | str = OnConflict.REPORT,
     ) -> None:
-        _check_identity(name, initial_sequence_id)
-        if max_pending_messages < 1:
-            raise ValueError("max_pending_messages must be at least 1")
-        if max_pending_bytes < 1:
-            raise ValueError("max_pending_bytes must be at least 1")
+        name = None if name is None else check_producer_name(name)
+        batching = instance_or_none("batching", batching, Batching)
+        chunking = instance_or_none("chunking", chunking, Chunking)
         if batching is not None and chunking is not None:
-            raise ValueError("give batching or chunking, not both")
+            raise InvalidRequestError("give batching or chunking, not both")
         self._stub = pb_grpc.LedgerServiceStub(channel)
         self._topic = topic
         self._name = name or ""
-        self._initial_sequence_id = initial_sequence_id
-        self._takeover = takeover
+        self._initial_sequence_id = _initial_id(initial_sequence_id)
+        self._takeover = flag("takeover", takeover)
         self._instance = uuid.uuid4().bytes
         self._batching = batching
         self._batcher = Batcher(batching)
         self._projection = batching.projection if batching is not None else None
         self._chunking = chunking
-        self._compression = compression
-        self._max_pending_messages = max_pending_messages
-        self._max_pending_bytes = max_pending_bytes
-        self._send_timeout_s = send_timeout_s
-        self._open_timeout_s = open_timeout_s
-        self._refuses_conflicts = OnConflict(on_conflict) is OnConflict.REFUSE
+        self._compression = member("compression", compression, Compression)
+        self._max_pending_messages = whole("max_pending_messages", max_pending_messages, 1)
+        self._max_pending_bytes = whole(
+            "max_pending_bytes", max_pending_bytes, 1, COUNT_MAX, "bytes"
+        )
+        self._send_timeout_s = timeout("send_timeout_s", send_timeout_s) or None
+        self._open_timeout_s = open_timeout(open_timeout_s)
+        self._refuses_conflicts = (
+            choice("on_conflict", on_conflict, OnConflict) is OnConflict.REFUSE
+        )
 
         self._spans = Publishing(str(topic), is_batching=batching is not None)
         self._outbox = Outbox(self._encode)
+        self._open: dict[OutgoingMessage, None] = {}  # those without an outcome, in order
         self._pending_messages = 0
         self._pending_bytes = 0
         self._next_sequence_id = 0
@@ -247,7 +271,8 @@ class Producer:
         deliver_at: datetime | None = None,
         deliver_after_s: float | None = None,
     ) -> Receipt:
-        """Publish a message, and return when it is durable.
+        """Publish a message, and return when it is durable. Its arguments are copied: they may
+        change later.
 
         Waits while `max_pending_messages` or `max_pending_bytes` are pending. A large message
         counts once per chunk; one that exceeds the limit waits until nothing else is pending.
@@ -257,13 +282,17 @@ class Producer:
         service delivers it at that time, and readers get it immediately.
 
         Args:
+            payload: bytes, a bytearray or a memoryview.
             key: text, or bytes.
             properties: at most 128, names and values text.
-            sequence_id: see Producer.
+            sequence_id: a whole number, 0 to 2^63 - 1: see Producer.
             ordering_key: replaces `key` as the unit of order.
-            event_time_ms: the application's time of the event, in milliseconds since 1970.
-            deliver_at: the earliest delivery, with a time zone. Excludes `deliver_after_s`.
-            deliver_after_s: the earliest delivery, in seconds from now by this machine's clock.
+            event_time_ms: the application's time of the event, in milliseconds since 1970: a whole
+                number, 0 to 2^64 - 1.
+            deliver_at: the earliest delivery, with a time zone, 1970 or later. Excludes
+                `deliver_after_s`.
+            deliver_after_s: the earliest delivery, in seconds from now by this machine's clock, 0
+                to 3,153,600,000: about a century.
 
         Raises:
             StaleSequenceIdError: a higher id was stored first; the message is not in the log.
@@ -275,6 +304,7 @@ class Producer:
 
         Errors carry the message's `sequence_id`, once one is assigned.
         """
+        sequence_id = given_id(sequence_id)
         try:
             deliver_at_ms = delivery_time_ms(deliver_at, deliver_after_s)
             message = self._prepare(
@@ -301,17 +331,19 @@ class Producer:
                 messages.
         """
         self._check_open()
-        checked = [self._checked_outgoing(each) for each in messages]
+        checked = each_of("messages", messages, lambda _, each: self._checked_outgoing(each))
         group: Group[Receipt] = Group(len(checked))
-        for (message, sequence_id), member in zip(checked, group.members(), strict=True):
+        for (message, sequence_id), its in zip(checked, group.members(), strict=True):
             try:
                 self._seal(message)  # not all at once: only pending messages have a budget
                 await self._until_room(message)
-                self._accept(message, sequence_id, member)
-            except SeqgateError as error:
-                member.set_exception(
-                    error if sequence_id is None else error.of_message(sequence_id)
-                )
+                self._accept(message, sequence_id, its)
+            except Exception as failure:
+                error = failure if isinstance(failure, SeqgateError) else _unexpected(failure)
+                if not its.done():
+                    its.set_exception(
+                        error if sequence_id is None else error.of_message(sequence_id)
+                    )
         outcomes = await group.outcomes()
         if any(isinstance(each, SeqgateError) for each in outcomes):
             raise SendManyError(outcomes)
@@ -320,7 +352,7 @@ class Producer:
     def _checked_outgoing(self, given: bytes | Outgoing) -> tuple[OutgoingMessage, int | None]:
         if not isinstance(given, Outgoing):
             return self._checked(given, None, None, None, None, None), None
-        each = given
+        each, sequence_id = given, given_id(given.sequence_id)
         try:
             deliver_at_ms = delivery_time_ms(each.deliver_at, each.deliver_after_s)
             message = self._checked(
@@ -332,8 +364,8 @@ class Producer:
                 deliver_at_ms,
             )
         except SeqgateError as error:
-            raise_about(each.sequence_id, error)
-        return message, each.sequence_id
+            raise_about(sequence_id, error)
+        return message, sequence_id
 
     def _must_wait(self, message: OutgoingMessage) -> bool:
         return bool(self._pending_messages) and not self._has_room(message) and not self._failure
@@ -357,6 +389,7 @@ class Producer:
     ) -> "asyncio.Future[Receipt]":
         """Publish a message; the future is done when the message is durable or has failed. Raises
         the same as `send`, and ProducerQueueFullError where `send` would wait."""
+        sequence_id = given_id(sequence_id)
         try:
             deliver_at_ms = delivery_time_ms(deliver_at, deliver_after_s)
             message = self._prepare(
@@ -395,10 +428,18 @@ class Producer:
         deliver_at_ms: int | None,
     ) -> OutgoingMessage:
         self._check_open()
-        properties = dict(properties) if properties else {}
-        _check(payload, key, properties, ordering_key, event_time_ms)
+        payload = binary("payload", payload, reason=_ENTRY)
+        if key is not None:
+            key = key_of("key", key, reason=_ENTRY)
+        if ordering_key is not None:
+            ordering_key = binary("ordering_key", ordering_key, reason=_ENTRY)
+        if event_time_ms is not None:
+            event_time_ms = whole(
+                "event_time_ms", event_time_ms, 0, EVENT_TIME_MAX_MS, reason=_ENTRY
+            )
+        properties = properties_of("properties", properties, PROPERTIES_MAX, reason=_ENTRY)
         message = OutgoingMessage(
-            0, bytes(payload), key, ordering_key, properties, event_time_ms, deliver_at_ms
+            0, payload, key, ordering_key, properties, event_time_ms, deliver_at_ms
         )
         if self._projection is not None:
             message.shown = self._projection.of(properties)
@@ -451,27 +492,41 @@ class Producer:
         sequence_id: int | None,
         done: "asyncio.Future[Receipt] | Member",
     ) -> None:
+        """Number a message and collect it, or put it into the outbox. If it cannot be encoded, that
+        raises before the message is counted or pending."""
         self._check_open()
         loop = asyncio.get_running_loop()
         message.sequence_id = self._number(sequence_id)
         message.done = done
-        self._pending_messages += message.chunks
-        self._pending_bytes += message.size_bytes
-        self._spans.begin(message, self._name, self._limits.max_message_bytes)
-        if self._batching is None and message.sealed is None:
-            self._hand_over_entries([message], [self._encode_single(message)], loop.time())
-        else:
-            self._hand_over(self._batcher.add(message))
-        if self._batching is not None and self._batcher.collecting and self._linger is None:
-            self._linger = loop.call_later(self._batching.delay_s, self._flush_batch)
+        encoded: LargeMessage | list[pb.Entry] | None = None
+        try:
+            self._spans.begin(message, self._name, self._limits.max_message_bytes)
+            if self._batching is None:
+                encoded = self._encode_alone(message)
+        except Exception as failure:
+            self._end_spans(message, _unexpected(failure))
+            raise
+        try:
+            self._explicit_ids = sequence_id is not None
+            if sequence_id is None:
+                self._next_sequence_id = message.sequence_id + 1
+            self._open[message] = None
+            self._pending_messages += message.chunks
+            self._pending_bytes += message.size_bytes
+            if encoded is not None:
+                self._put(message, encoded, loop.time())
+            elif self._batching is not None:
+                self._collect(message, self._batching, loop)
+        except Exception as surprise:
+            raise self._fail(surprise) from surprise
 
     async def flush(self) -> None:
         """Send collected messages, and return when all messages so far have an outcome. Failures
         are raised only to those that await the messages."""
-        self._flush_batch()
-        waiting = deque(self._outbox.unresolved)
+        self._contain(self._flush_batch)
+        waiting = deque(self._open)
         while waiting:
-            if waiting[0].resolved:
+            if waiting[0] not in self._open:
                 waiting.popleft()
                 continue
             self._room.clear()
@@ -514,7 +569,7 @@ class Producer:
         """
         self._tasks = [
             asyncio.create_task(self._run(), name=f"seqgate-producer {self._topic}"),
-            asyncio.create_task(self._watch_timeouts()),
+            asyncio.create_task(self._contained(self._watch_timeouts)),
         ]
         try:
             async with asyncio.timeout(self._open_timeout_s):
@@ -530,26 +585,48 @@ class Producer:
     # ---- numbering and batching
 
     def _number(self, sequence_id: int | None) -> int:
+        """The id of the next message, by the one that the application gave."""
         explicit = sequence_id is not None
         if self._explicit_ids is not None and self._explicit_ids != explicit:
             raise MixedSequenceIdsError(
                 "give a sequence id with every message of a producer, or with none"
             )
-        if sequence_id is None:
-            sequence_id = self._next_sequence_id
-        if not 0 <= sequence_id <= SEQUENCE_ID_MAX:
-            raise InvalidRequestError(
-                "sequence_id must be 0 to 2^63 - 1", reason="INVALID_SEQUENCE_ID"
-            )
-        self._explicit_ids = explicit
-        if not explicit:
-            self._next_sequence_id = sequence_id + 1
-        return sequence_id
+        return sequence_id_of(self._next_sequence_id) if sequence_id is None else sequence_id
 
-    def _encode_single(self, message: OutgoingMessage) -> pb.Entry:
-        return encode_single(
-            self._name, message, compression=self._compression, publish_time_ms=_now_ms()
-        )
+    def _encode_alone(self, message: OutgoingMessage) -> LargeMessage | list[pb.Entry]:
+        """The entry of a message that is not batched, or its chunks."""
+        if message.sealed is None:
+            return [
+                encode_single(
+                    self._name, message, compression=self._compression, publish_time_ms=_now_ms()
+                )
+            ]
+        metadata, body = message.sealed
+        metadata.sequence_id = message.sequence_id
+        chunk_bytes = self._chunk_bytes
+        if len(body) > chunk_bytes:
+            return LargeMessage(message, metadata, body, chunk_bytes)
+        return [to_entry(metadata, body)]
+
+    def _put(
+        self, message: OutgoingMessage, encoded: LargeMessage | list[pb.Entry], now: float
+    ) -> None:
+        if isinstance(encoded, LargeMessage):
+            self._outbox.add_large(encoded, now)
+            self._wake.set()
+        else:
+            self._hand_over_entries([message], encoded, now)
+
+    def _collect(
+        self, message: OutgoingMessage, batching: Batching, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        parcels = self._batcher.add(message)
+        for messages in parcels:
+            self._hand_over(messages)
+        if not self._batcher.collecting:
+            self._stop_linger()
+        elif self._linger is None:
+            self._linger = loop.call_later(batching.delay_s, self._contain, self._flush_batch)
 
     def _encode(self, messages: Sequence[OutgoingMessage]) -> list[pb.Entry]:
         publish_time_ms = _now_ms()
@@ -578,23 +655,39 @@ class Producer:
         return [encode(some, keyed=True) for some in cut_by_key(messages)]
 
     def _flush_batch(self) -> None:
+        self._stop_linger()
+        for messages in self._batcher.flush():
+            self._hand_over(messages)
+
+    def _stop_linger(self) -> None:
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
-        self._hand_over(self._batcher.flush())
 
-    def _hand_over(self, parcels: list[list[OutgoingMessage]]) -> None:
+    def _hand_over(self, messages: list[OutgoingMessage]) -> None:
+        """Encode a batch, and put it into the outbox."""
         now = asyncio.get_running_loop().time()
-        for messages in parcels:
-            if messages[0].sealed is not None:
-                self._hand_over_sealed(messages[0], messages[0].sealed, now)
-                continue
+        try:
             self._spans.begin_batch(messages, self._name)
-            for some, entries in pieces(self._encode, messages, self._limits.max_message_bytes):
-                self._hand_over_entries(some, entries, now)
-        if parcels and self._linger is not None and not self._batcher.collecting:
-            self._linger.cancel()
-            self._linger = None
+            encoded = list(pieces(self._encode, messages, self._limits.max_message_bytes))
+        except Exception as surprise:
+            _log.exception("a batch of %s cannot be encoded", self._topic, exc_info=surprise)
+            encoded = self._encode_each(messages)
+        for some, entries in encoded:
+            self._hand_over_entries(some, entries, now)
+
+    def _encode_each(
+        self, messages: list[OutgoingMessage]
+    ) -> list[tuple[list[OutgoingMessage], list[pb.Entry]]]:
+        """Encode the messages of a batch that cannot be encoded, each alone: only those at fault
+        fail."""
+        encoded = []
+        for message in messages:
+            try:
+                encoded.append(([message], self._encode([message])))
+            except Exception as surprise:
+                self._resolve([Resolved(message, _unexpected(surprise))])
+        return encoded
 
     def _hand_over_entries(
         self, messages: list[OutgoingMessage], entries: list[pb.Entry], now: float
@@ -611,16 +704,6 @@ class Producer:
         )
         self._resolve([Resolved(message, error) for message in messages])
 
-    def _hand_over_sealed(self, message: OutgoingMessage, sealed: Sealed, now: float) -> None:
-        metadata, body = sealed
-        metadata.sequence_id = message.sequence_id
-        chunk_bytes = self._chunk_bytes
-        if len(body) > chunk_bytes:
-            self._outbox.add_large(LargeMessage(message, metadata, body, chunk_bytes), now)
-        else:
-            self._outbox.add([message], [to_entry(metadata, body)], now)
-        self._wake.set()
-
     @property
     def _chunk_bytes(self) -> int:
         """The chunk size; 0: do not cut."""
@@ -628,15 +711,15 @@ class Producer:
         return 0 if chunking is None else chunking.size(self._limits.max_message_bytes)
 
     def _resolve(self, resolved: Sequence[Resolved]) -> None:
+        """Tell the outcomes. The count comes first: a thread may send again once it is told."""
+        is_open = self._open
         for message, outcome in resolved:
-            message.resolved = True
-            self._pending_messages -= message.chunks
-            self._pending_bytes -= message.size_bytes
+            if message in is_open:
+                self._pending_messages -= message.chunks
+                self._pending_bytes -= message.size_bytes
             done = message.done
             if isinstance(outcome, SeqgateError) and outcome.sequence_id is None:
                 outcome = outcome.of_message(message.sequence_id)
-            if message.span is not None or message.batch is not None:
-                self._spans.end(message, outcome)
             if isinstance(outcome, Receipt):
                 self._has_stored = True
                 if outcome.differs:
@@ -651,7 +734,16 @@ class Producer:
                 if not done.done():
                     done.set_exception(outcome)
                     done.exception()  # retrieved: not every future is awaited
+            is_open.pop(message, None)  # last: whatever is here has no outcome yet
+            if message.span is not None or message.batch is not None:
+                self._end_spans(message, outcome)
         self._room.set()
+
+    def _end_spans(self, message: OutgoingMessage, outcome: Receipt | SeqgateError) -> None:
+        try:
+            self._spans.end(message, outcome)
+        except Exception:  # of the application's tracing: the outcome stands
+            _log.exception("the span of a message of %s cannot be ended", self._topic)
 
     def _conflicts_with(self, sequence_id: int) -> None:
         """Count a conflict, and warn of the first."""
@@ -669,16 +761,16 @@ class Producer:
     # ---- the stream
 
     async def _run(self) -> None:
+        await self._contained(self._stay_connected)
+
+    async def _stay_connected(self) -> None:
         while True:
             error: SeqgateError = UnavailableError("the service shut down")
             try:
                 await self._stream()
             except SeqgateError as failure:
                 error = failure
-            except Exception as surprise:
-                self._end(InternalError(f"the producer failed: {surprise!r}"))
-                raise
-            if self._finishing:
+            if self._finishing or self._failure is not None:
                 return
             if not self._may_retry(error):
                 self._end(error)
@@ -699,7 +791,7 @@ class Producer:
             await call.write(pb.PublishRequest(open=self._open_request()))
             self._take_opened((await read(call)).opened)
             self._reconnecting.succeeded()
-            sending = asyncio.create_task(self._send(call))
+            sending = asyncio.create_task(self._contained(self._send, call))
             try:
                 await self._receive(call)
             finally:
@@ -829,7 +921,7 @@ class Producer:
                 "no receipt arrived in time; the message may be in the log", details=details
             )
             error.__cause__ = cause
-            self._flush_into(error)
+            self._fail_pending(error)
             self._restart()
 
     def _restart(self) -> None:
@@ -839,29 +931,59 @@ class Producer:
         self._tasks[0] = asyncio.create_task(self._run(), name=running.get_name())
 
     def _end(self, error: SeqgateError) -> None:
-        self._failure = error
+        """Fail what is pending, and later calls. The first error stays."""
+        failure = self._failure = self._failure or error
         if not self._opened.done():
-            self._opened.set_exception(error)
+            self._opened.set_exception(failure)
             self._opened.exception()
-        self._flush_into(error)
+        self._stop_linger()
+        self._fail_pending(failure)
+        current = asyncio.current_task()
+        for task in self._tasks:
+            if task is not current:
+                task.cancel()
 
-    def _flush_into(self, error: SeqgateError) -> None:
-        collected = [message for parcel in self._batcher.flush() for message in parcel]
-        self._resolve(self._outbox.fail_all(error))
-        self._resolve([Resolved(message, error) for message in collected])
+    def _fail_pending(self, error: SeqgateError) -> None:
+        self._batcher.flush()
+        self._outbox.fail_all(error)
+        self._resolve([Resolved(message, error) for message in self._open])
+        self._pending_messages = self._pending_bytes = 0
 
     async def _stop(self, error: SeqgateError) -> None:
         self._closing = True
-        if self._linger is not None:
-            self._linger.cancel()
-            self._linger = None
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        self._tasks = []
-        self._failure = self._failure or error
-        self._flush_into(self._failure)
+        tasks, self._tasks = self._tasks, []
+        try:
+            self._contain(self._end, error)
+        finally:
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+
+    # ---- what nobody expects
+
+    # Tasks and timers run in these, or an exception out of one would leave futures open for ever.
+
+    async def _contained(
+        self, work: Callable[P, Awaitable[None]], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        try:
+            await work(*args, **kwargs)
+        except Exception as surprise:
+            self._fail(surprise)
+
+    def _contain(self, act: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            act(*args, **kwargs)
+        except Exception as surprise:
+            self._fail(surprise)
+
+    def _fail(self, surprise: Exception) -> SeqgateError:
+        """End the producer: its state may be wrong. Returns the error of later calls."""
+        error = _unexpected(surprise)
+        _log.error("a producer of %s failed", self._topic, exc_info=surprise)
+        self._end(error)
+        return error
 
 
 def raise_about(sequence_id: int | None, error: SeqgateError) -> NoReturn:
@@ -871,40 +993,19 @@ def raise_about(sequence_id: int | None, error: SeqgateError) -> NoReturn:
     raise error.of_message(sequence_id) from error.__cause__
 
 
-def _check_identity(name: str | None, initial_sequence_id: int | None) -> None:
-    if name is not None:
-        check_producer_name(name)
-    if initial_sequence_id is not None and not 0 <= initial_sequence_id < SEQUENCE_ID_MAX:
-        raise InvalidRequestError(
-            "initial_sequence_id must be 0 to 2^63 - 2", reason="INVALID_SEQUENCE_ID"
-        )
+def given_id(sequence_id: int | None) -> int | None:
+    return None if sequence_id is None else sequence_id_of(sequence_id)
 
 
-def _check(
-    payload: object,
-    key: object,
-    properties: Mapping[str, str],
-    ordering_key: object,
-    event_time_ms: int | None,
-) -> None:
-    """Refuse a message that cannot be encoded, before it affects others."""
-    if type(payload) is bytes and key is ordering_key is event_time_ms is None and not properties:
-        return  # as most messages of a batch
-    wrong = ""
-    if not isinstance(payload, bytes | bytearray | memoryview):
-        wrong = "payload must be bytes"
-    elif key is not None and not isinstance(key, bytes) and not _is_text(key):
-        wrong = "key must be text or bytes"
-    elif ordering_key is not None and not isinstance(ordering_key, bytes):
-        wrong = "ordering_key must be bytes"
-    elif event_time_ms is not None and not 0 <= event_time_ms <= EVENT_TIME_MAX_MS:
-        wrong = f"event_time_ms must be 0 to {EVENT_TIME_MAX_MS}"
-    elif len(properties) > PROPERTIES_MAX or not all(
-        _is_text(each) for item in properties.items() for each in item
-    ):
-        wrong = f"properties must be at most {PROPERTIES_MAX} texts by name"
-    if wrong:
-        raise InvalidRequestError(wrong, reason="INVALID_ENTRY")
+def _initial_id(given: int | None) -> int | None:
+    most, reason = SEQUENCE_ID_MAX - 1, "INVALID_SEQUENCE_ID"
+    return None if given is None else whole("initial_sequence_id", given, 0, most, reason=reason)
+
+
+def _unexpected(surprise: Exception) -> InternalError:
+    error = InternalError(f"the producer failed: {surprise!r}")
+    error.__cause__ = surprise
+    return error
 
 
 def _last_of(opened: pb.Opened) -> int | None:
@@ -930,37 +1031,25 @@ def _known_to_be_stored(opened: pb.Opened) -> int | None:
 
 def delivery_time_ms(deliver_at: datetime | None, deliver_after_s: float | None) -> int | None:
     """The earliest delivery, in milliseconds since 1970; None: immediately."""
-    wrong = ""
-    deliver_at_ms = None
+    if deliver_at is None and deliver_after_s is None:
+        return None
     if deliver_at is not None and deliver_after_s is not None:
-        wrong = "give deliver_at or deliver_after_s, not both"
-    elif deliver_after_s is not None:
-        if 0 <= deliver_after_s <= DELIVER_AFTER_MAX_S:
-            deliver_at_ms = _now_ms() + math.ceil(deliver_after_s * 1_000)
-        else:
-            wrong = f"deliver_after_s must be 0 to {DELIVER_AFTER_MAX_S:,}"
-    elif deliver_at is not None:
-        if deliver_at.utcoffset() is None or deliver_at < _EPOCH:
-            wrong = "deliver_at must have a time zone, and be in 1970 or later"
-        else:
-            deliver_at_ms = -((_EPOCH - deliver_at) // timedelta(milliseconds=1))
-    if wrong:
-        raise InvalidRequestError(wrong, reason="INVALID_ENTRY")
-    return deliver_at_ms
+        raise InvalidRequestError("give deliver_at or deliver_after_s, not both", reason=_ENTRY)
+    if deliver_after_s is not None:
+        after_s = real("deliver_after_s", deliver_after_s, 0, DELIVER_AFTER_MAX_S, reason=_ENTRY)
+        return _now_ms() + math.ceil(after_s * 1_000)
+    try:
+        at = moment("deliver_at", deliver_at, reason=_ENTRY)
+        since_ms = -((_EPOCH - at) // timedelta(milliseconds=1))
+    except InvalidRequestError:
+        raise
+    except Exception:  # without a time zone, or the zone's own
+        since_ms = -1
+    if since_ms < 0:
+        text = "deliver_at must have a time zone, and be in 1970 or later"
+        raise InvalidRequestError(text, reason=_ENTRY)
+    return int(since_ms)
 
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _is_text(value: object) -> bool:
-    """Whether `value` is a str that UTF-8 can encode: one without lone surrogates."""
-    if not isinstance(value, str):
-        return False
-    if value.isascii():
-        return True
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -15,6 +15,7 @@ and PIP-191, which were never merged.)
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from seqgate.client._arguments import invalid, texts
 from seqgate.errors import InvalidRequestError
 
 NAMES_MAX: Final = 64
@@ -34,35 +35,33 @@ Listed = tuple[str, ...] | Mapping[str, frozenset[str]]
 
 
 def listed(given: Iterable[str] | Mapping[str, Iterable[str]]) -> Listed:
-    """Check an application's list; duplicate names count once. Raises ValueError for too many names
-    or values, or an invalid one."""
-    names = tuple(dict.fromkeys(given))
-    if isinstance(given, str) or len(names) > NAMES_MAX:
-        raise ValueError(f"filter_properties must be up to {NAMES_MAX} names, or values by name")
-    if not all(0 < _size_bytes(name) <= NAME_BYTES_MAX for name in names):
-        raise ValueError(f"a filter property's name must be a text of 1 to {NAME_BYTES_MAX} bytes")
-    if not isinstance(given, Mapping):
-        return names
-    return {name: _values(given[name]) for name in names}
+    """Check an application's list; duplicate names count once. Raises InvalidRequestError for too
+    many names or values, or an invalid one."""
+    values = dict(given) if isinstance(given, Mapping) else None
+    names = texts("filter_properties", given if values is None else list(values))
+    listed = tuple(dict.fromkeys(names))
+    if len(listed) > NAMES_MAX:
+        invalid(f"filter_properties must be up to {NAMES_MAX} names, or values by name")
+    if not all(0 < _size_bytes(name) <= NAME_BYTES_MAX for name in listed):
+        invalid(f"a filter property's name must be a text of 1 to {NAME_BYTES_MAX} bytes")
+    if values is None:
+        return listed
+    return dict(zip(names, map(_values, values.values()), strict=True))
 
 
 def _values(given: Iterable[str]) -> frozenset[str]:
-    values = frozenset(given)
-    if isinstance(given, str) or not 1 <= len(values) <= VALUES_MAX:
-        raise ValueError(f"a filter property must list 1 to {VALUES_MAX:,} values")
-    if not all(0 <= _size_bytes(value) <= PROJECTION_BYTES_MAX for value in values):
-        raise ValueError(
+    values = frozenset(texts("filter_properties: the values of each name", given))
+    if not 1 <= len(values) <= VALUES_MAX:
+        invalid(f"a filter property must list 1 to {VALUES_MAX:,} values")
+    if not all(_size_bytes(value) <= PROJECTION_BYTES_MAX for value in values):
+        invalid(
             f"a filter property's value must be a text of at most {PROJECTION_BYTES_MAX:,} bytes"
         )
     return values
 
 
-def _size_bytes(text: object) -> int:
-    """A text's size in UTF-8; -1: it is not a str, or cannot be encoded."""
-    try:
-        return len(text.encode()) if isinstance(text, str) else -1
-    except UnicodeEncodeError:
-        return -1
+def _size_bytes(text: str) -> int:
+    return len(text.encode())
 
 
 class Projection:

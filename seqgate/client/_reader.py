@@ -14,6 +14,7 @@ from grpc import aio
 from seqgate.api.common.v1 import common_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
+from seqgate.client._arguments import flag, message_id, whole
 from seqgate.client._assembler import (
     Assembled,
     Assembler,
@@ -125,7 +126,7 @@ class Reader:
         self._spans = Reading(str(topic))
         self._arrived_ns = 0  # when the last entries arrived, in nanoseconds since 1970
         self._log_time_ms = 0
-        self._set_start(start, inclusive=inclusive)
+        self._set_start(_place_of(start), inclusive=flag("inclusive", inclusive))
 
     @property
     def topic(self) -> str:
@@ -168,8 +169,7 @@ class Reader:
         """Wait for a message, and return it with those that have arrived already, at most
         `messages_max`; nothing at the topic's end, if the reader does not follow. Raises the same
         as iterating."""
-        if messages_max < 1:
-            raise ValueError("messages_max must be at least 1")
+        messages_max = whole("messages_max", messages_max, 1)
         called_ns = time.time_ns() if self._spans.is_on else 0
         if not await self._until_buffered():
             return []
@@ -215,7 +215,9 @@ class Reader:
         return missed
 
     async def seek(self, start: Start, *, inclusive: bool = True) -> None:
-        """Continue at another place: at a message, or after it."""
+        """Continue at another place: at a message, or after it. Raises InvalidRequestError if the
+        place is none, and then goes on as before."""
+        start, inclusive = _place_of(start), flag("inclusive", inclusive)
         self._drop_call()
         self._missed = None
         self._arrived.clear()
@@ -266,7 +268,6 @@ class Reader:
         self._after = self._at = None
         self._floor: MessageId | None = None  # the first message to return
         if not isinstance(start, MessageId):
-            start_to_wire(start)  # raises if it is none
             return
         if start.ledger_id < 0:
             self._start = EARLIEST
@@ -492,6 +493,11 @@ class Reader:
         if self._call is not None:
             self._call.cancel()
             self._call = None
+
+
+def _place_of(start: Start) -> Start:
+    start_to_wire(start)  # raises if it is none
+    return message_id("start", start) if isinstance(start, MessageId) else start
 
 
 class _CallDropped(Exception):

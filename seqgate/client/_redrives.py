@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.client._arguments import UINT32_MAX, flag, text, whole
 from seqgate.client._calls import Calls
 from seqgate.client._codec import position_of
-from seqgate.client._fields import full_name, optional_key
-from seqgate.client._log import to_wire
+from seqgate.client._fields import full_name, optional_key, optional_name, stored_positions
 from seqgate.client._reader import EARLIEST, LATEST
 from seqgate.client._subscribing import Place, start_to_wire
 from seqgate.message_id import MessageId
@@ -151,11 +151,11 @@ class RedriveCalls:
         """
         request = pb.RedriveDeadLettersRequest(
             topic=full_name(topic),
-            subscription=subscription,
-            dead_letter_topic=dead_letter_topic and full_name(dead_letter_topic),
-            positions=[to_wire(each.position) for each in letters],
-            request_id=request_id,
-            dry_run=dry_run,
+            subscription=text("subscription", subscription),
+            dead_letter_topic=optional_name(dead_letter_topic),
+            positions=stored_positions("letters", letters),
+            request_id=text("request_id", request_id),
+            dry_run=flag("dry_run", dry_run),
         )
         made = await self._calls.call(request)
         return Redrive(made.redrive, made.letters, made.repeated)
@@ -189,11 +189,11 @@ class RedriveCalls:
         """
         request = pb.StartRedriveRequest(
             topic=full_name(topic),
-            subscription=subscription,
-            dead_letter_topic=dead_letter_topic and full_name(dead_letter_topic),
+            subscription=text("subscription", subscription),
+            dead_letter_topic=optional_name(dead_letter_topic),
             selection=selection(optional_key(key), expression),
-            letters_per_second=letters_per_s,
-            request_id=request_id,
+            letters_per_second=whole("letters_per_s", letters_per_s, 0, UINT32_MAX),
+            request_id=text("request_id", request_id),
         )
         return redrive_info((await self._calls.call(request)).redrive)
 
@@ -218,10 +218,10 @@ class RedriveCalls:
         """
         request = pb.EstimateRedriveRequest(
             topic=full_name(topic),
-            subscription=subscription,
-            dead_letter_topic=dead_letter_topic and full_name(dead_letter_topic),
+            subscription=text("subscription", subscription),
+            dead_letter_topic=optional_name(dead_letter_topic),
             selection=selection(optional_key(key), expression),
-            max_entries=entries_max,
+            max_entries=whole("entries_max", entries_max, 0, UINT32_MAX),
         )
         return redrive_estimate(await self._calls.call(request, timeout_s=ESTIMATE_TIMEOUT_S))
 
@@ -253,11 +253,11 @@ class RedriveCalls:
         """
         request = pb.StartRedriveRequest(
             topic=full_name(topic),
-            subscription=subscription,
+            subscription=text("subscription", subscription),
             selection=selection(optional_key(key), expression, (start, end)),
-            letters_per_second=letters_per_s,
-            request_id=request_id,
-            create_subscription=create,
+            letters_per_second=whole("letters_per_s", letters_per_s, 0, UINT32_MAX),
+            request_id=text("request_id", request_id),
+            create_subscription=flag("create", create),
         )
         return redrive_info((await self._calls.call(request)).redrive)
 
@@ -277,23 +277,27 @@ class RedriveCalls:
         Arguments and errors are those of `replay` and `estimate_redrive`."""
         request = pb.EstimateRedriveRequest(
             topic=full_name(topic),
-            subscription=subscription,
+            subscription=text("subscription", subscription),
             selection=selection(optional_key(key), expression, (start, end)),
-            create_subscription=create,
-            max_entries=entries_max,
+            create_subscription=flag("create", create),
+            max_entries=whole("entries_max", entries_max, 0, UINT32_MAX),
         )
         return redrive_estimate(await self._calls.call(request, timeout_s=ESTIMATE_TIMEOUT_S))
 
     async def redrives(self, topic: str, subscription: str) -> list[RedriveInfo]:
         """The latest redrives and replays of a subscription, the newest first. Raises
         NotFoundError."""
-        request = pb.ListRedrivesRequest(topic=full_name(topic), subscription=subscription)
+        request = pb.ListRedrivesRequest(
+            topic=full_name(topic), subscription=text("subscription", subscription)
+        )
         return [redrive_info(each) for each in (await self._calls.call(request)).redrives]
 
     async def redrive_info(self, topic: str, subscription: str, number: int) -> RedriveInfo:
         """A redrive or replay, by its number. Raises NotFoundError."""
         request = pb.GetRedriveRequest(
-            topic=full_name(topic), subscription=subscription, number=number
+            topic=full_name(topic),
+            subscription=text("subscription", subscription),
+            number=whole("number", number, 0),
         )
         return redrive_info((await self._calls.call(request)).redrive)
 
@@ -301,7 +305,9 @@ class RedriveCalls:
         """Stop a redrive or replay for good; one that has ended is left unchanged. Messages on
         their way stay on their way. Raises NotFoundError."""
         request = pb.StopRedriveRequest(
-            topic=full_name(topic), subscription=subscription, number=number
+            topic=full_name(topic),
+            subscription=text("subscription", subscription),
+            number=whole("number", number, 0),
         )
         return redrive_info((await self._calls.call(request)).redrive)
 
@@ -310,7 +316,7 @@ def selection(
     key: bytes | None, expression: str, stretch: tuple[Place, Place] | None = None
 ) -> pb.RedriveSelection:
     """The messages of a redrive. Raises InvalidRequestError."""
-    found = pb.RedriveSelection(key=key, expression=expression)
+    found = pb.RedriveSelection(key=key, expression=text("expression", expression))
     if stretch is not None:
         start, end = map(start_to_wire, stretch)
         found.stretch.CopyFrom(pb.TopicStretch(start=start, end=end))

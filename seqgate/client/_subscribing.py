@@ -1,20 +1,35 @@
 """A consumer's subscription settings, and their form on the wire."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, cast
 
 from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
-from seqgate.errors import InvalidRequestError, SeqgateError
+from seqgate.client._arguments import (
+    UINT32_MAX,
+    each_of,
+    flag,
+    invalid,
+    member,
+    message_id,
+    real,
+    settle,
+    text,
+    whole,
+)
+from seqgate.errors import InvalidRequestError
 from seqgate.message_id import LATEST_ID, ChunkMessageId, MessageId
 from seqgate.times import duration, timestamp
 from seqgate.types import NACK_REASON_BYTES_MAX, TopicName
 
 DELAY_MAX_S: Final = 86_400.0
 """The longest delay and the longest time-out: a day."""
+
+MULTIPLIER_MAX: Final = 1_000_000.0
+"""The largest growth of a delay from one attempt to the next: more than any delay may have."""
 
 Place = MessageId | datetime | Literal["earliest", "latest"]
 """A place in a topic: before its first message, after its last one, at a message, or at the first
@@ -24,6 +39,8 @@ KeyRange = tuple[int, int]
 """A range of hash slots, both ends included: 0 to 65,535."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+_OPTIONS: Final = "INVALID_OPTIONS"
 
 
 class SubscriptionType(Enum):
@@ -102,10 +119,10 @@ class RetryPolicy:
 
     Attributes:
         min_s, max_s: seconds, 0 to 86,400.
-        multiplier: 1 or more.
+        multiplier: 1 to 1,000,000.
 
     Raises:
-        ValueError: one is out of its bounds, or min_s is above max_s.
+        InvalidRequestError: one is no number, or out of its bounds, or min_s is above max_s.
     """
 
     min_s: float = 1.0
@@ -113,10 +130,14 @@ class RetryPolicy:
     multiplier: float = 2.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.min_s <= self.max_s <= DELAY_MAX_S:
-            raise ValueError("min_s and max_s must be 0 <= min_s <= max_s <= 86,400")
-        if not self.multiplier >= 1:
-            raise ValueError("multiplier must be at least 1")
+        settle(
+            self,
+            min_s=real("min_s", self.min_s, 0, DELAY_MAX_S),
+            max_s=real("max_s", self.max_s, 0, DELAY_MAX_S),
+            multiplier=real("multiplier", self.multiplier, 1, MULTIPLIER_MAX, ""),
+        )
+        if self.min_s > self.max_s:
+            invalid("min_s must be at most max_s")
 
     def delay_s(self, attempts: int) -> float:
         """The delay after a failure that follows `attempts` others."""
@@ -167,87 +188,87 @@ class Subscribing(NamedTuple):
         return self.is_ordered and self.type is SubscriptionType.EXCLUSIVE
 
     def request(self) -> pb.ConsumeRequest:
-        """The first request of a stream. Raises InvalidRequestError if a value does not fit its
-        field. (The service checks the bounds.)"""
-        try:
-            return pb.ConsumeRequest(
-                subscribe=pb.Subscribe(
-                    topic=str(self.topic),
-                    subscription=self.subscription,
-                    consumer_name=self.name or "",
-                    options=options_to_wire(self.type, self.options),
-                    create_at=None if self.start is None else start_to_wire(self.start),
-                    properties=self.properties,
-                    ranges=ranges_to_wire(self.ranges),
-                    weight=self.weight,
-                    ack_timeout=duration(self.ack_timeout_ms) if self.ack_timeout_ms else None,
-                    delivery_runs=True,
-                )
+        """The first request of a stream. Raises InvalidRequestError if a value is of another type,
+        or does not fit its field. (The service checks the bounds.)"""
+        weight = whole("weight", self.weight, 0, UINT32_MAX, reason="INVALID_CONSUMER")
+        return pb.ConsumeRequest(
+            subscribe=pb.Subscribe(
+                topic=str(self.topic),
+                subscription=self.subscription,
+                consumer_name=self.name or "",
+                options=options_to_wire(self.type, self.options),
+                create_at=None if self.start is None else start_to_wire(self.start),
+                properties=self.properties,
+                ranges=ranges_to_wire(self.ranges),
+                weight=weight,
+                ack_timeout=duration(self.ack_timeout_ms) if self.ack_timeout_ms else None,
+                delivery_runs=True,
             )
-        except (ValueError, TypeError) as error:
-            if isinstance(error, SeqgateError):
-                raise
-            raise InvalidRequestError(
-                f"invalid consumer: {error}", reason="INVALID_CONSUMER"
-            ) from error
+        )
 
 
 def options_to_wire(kind: SubscriptionType, options: SubscriptionOptions) -> pb.SubscriptionOptions:
     """Encode the options. Raises the same as Subscribing.request."""
-    try:
-        return pb.SubscriptionOptions(
-            type=kind.value,
-            placement=options.placement.value,
-            allow_out_of_order_delivery=options.allow_out_of_order_delivery,
-            max_in_flight_per_key=options.max_in_flight_per_key,
-            max_unacked_per_consumer=options.max_unacked_per_consumer,
-            max_unacked=options.max_unacked,
-            max_redeliveries=options.max_redeliveries,
-            dead_letter_topic=options.dead_letter_topic,
-            after_dead_letter=options.after_dead_letter.value,
-            delay_holds_key=options.delay_holds_key,
-            drain_deadline=duration(round(options.drain_deadline_s * 1000))
-            if options.drain_deadline_s
-            else None,
-            classic_join=options.classic_join,
-        )
-    except (ValueError, TypeError) as error:
-        raise InvalidRequestError(
-            f"invalid subscription option: {error}", reason="INVALID_OPTIONS"
-        ) from error
+
+    def count(name: str) -> Any:
+        value = getattr(options, name)
+        return None if value is None else whole(name, value, 0, UINT32_MAX, reason=_OPTIONS)
+
+    deadline_s = real("drain_deadline_s", options.drain_deadline_s, 0, DELAY_MAX_S, reason=_OPTIONS)
+    return pb.SubscriptionOptions(
+        type=member("type", kind, SubscriptionType, reason=_OPTIONS).value,
+        placement=member("placement", options.placement, Placement, reason=_OPTIONS).value,
+        allow_out_of_order_delivery=flag(
+            "allow_out_of_order_delivery", options.allow_out_of_order_delivery, reason=_OPTIONS
+        ),
+        max_in_flight_per_key=count("max_in_flight_per_key"),
+        max_unacked_per_consumer=count("max_unacked_per_consumer"),
+        max_unacked=count("max_unacked"),
+        max_redeliveries=count("max_redeliveries"),
+        dead_letter_topic=text("dead_letter_topic", options.dead_letter_topic, reason=_OPTIONS),
+        after_dead_letter=member(
+            "after_dead_letter", options.after_dead_letter, AfterDeadLetter, reason=_OPTIONS
+        ).value,
+        delay_holds_key=flag("delay_holds_key", options.delay_holds_key, reason=_OPTIONS),
+        drain_deadline=duration(round(deadline_s * 1000)) if deadline_s else None,
+        classic_join=flag("classic_join", options.classic_join, reason=_OPTIONS),
+    )
 
 
 def ranges_to_wire(ranges: Sequence[KeyRange]) -> list[pb.KeyRange]:
     """Encode ranges. Raises the same as Subscribing.request."""
+    return each_of("ranges", ranges, _range_to_wire, reason="INVALID_KEY_RANGE")
+
+
+def _range_to_wire(name: str, ends: object) -> pb.KeyRange:
     try:
-        return [pb.KeyRange(first=first, last=last) for first, last in ranges]
+        first, last = (whole(name, slot, 0, UINT32_MAX) for slot in cast("Iterable[object]", ends))
     except (ValueError, TypeError) as error:
         raise InvalidRequestError(
-            "invalid range: give the first and the last slot, 0 to 65,535",
+            f"invalid range: {name} must be the first and the last slot, 0 to 65,535",
             reason="INVALID_KEY_RANGE",
         ) from error
+    return pb.KeyRange(first=first, last=last)
 
 
 def start_to_wire(place: Place) -> common_pb2.Start:
     """Encode a place. An id stands for its entry: a whole batch, or the first chunk of a large
     message. Raises InvalidRequestError if it is not a Place, or is a time before 1970."""
     if isinstance(place, datetime):
-        milliseconds = (place.astimezone(UTC) - _EPOCH) // timedelta(milliseconds=1)
-        if milliseconds < 0:
-            raise InvalidRequestError(
-                "invalid start: a time must be 1970 or later", reason="INVALID_START"
-            )
-        return common_pb2.Start(time=timestamp(milliseconds))
+        return common_pb2.Start(time=timestamp(_since_epoch_ms(place)))
+    if isinstance(place, str):
+        if place == "latest":
+            return _latest()
+        if place == "earliest":
+            return common_pb2.Start(earliest=common_pb2.Earliest())
+    if not isinstance(place, MessageId):
+        raise InvalidRequestError(
+            'invalid start: give "earliest", "latest", a message id or a time',
+            reason="INVALID_START",
+        )
+    place = message_id("start", place, reason="INVALID_START")
     if isinstance(place, ChunkMessageId):
         place = place.first_chunk
-    if not isinstance(place, MessageId):
-        places = {"earliest": common_pb2.Start(earliest=common_pb2.Earliest()), "latest": _latest()}
-        if place not in places:
-            raise InvalidRequestError(
-                'invalid start: give "earliest", "latest", a message id or a time',
-                reason="INVALID_START",
-            )
-        return places[place]
     if place.ledger_id < 0:
         return common_pb2.Start(earliest=common_pb2.Earliest())
     if place.position == LATEST_ID.position:
@@ -256,27 +277,39 @@ def start_to_wire(place: Place) -> common_pb2.Start:
     return common_pb2.Start(at=at)
 
 
-def parse_place(text: str) -> Place | None:
+def _since_epoch_ms(time: datetime) -> int:
+    try:
+        since_ms = (time.astimezone(UTC) - _EPOCH) // timedelta(milliseconds=1)
+    except Exception:  # beyond the years 1 to 9999 in UTC, or of the time's own zone
+        since_ms = -1
+    if since_ms < 0:
+        raise InvalidRequestError(
+            "invalid start: a time must be 1970 to 9999", reason="INVALID_START"
+        )
+    return since_ms
+
+
+def parse_place(given: str) -> Place | None:
     """Parse "earliest", "latest", a message's id, or a time in ISO 8601, 1970 or later, which
     without an offset is UTC. None: it is none of them."""
-    match text:
+    match given:
         case "earliest" | "latest":
-            return text
-    return parse_id(text) or _parse_time(text)
+            return given
+    return parse_id(given) or _parse_time(given)
 
 
-def parse_id(text: str) -> MessageId | None:
+def parse_id(given: str) -> MessageId | None:
     """Parse the id of a message in a log. None: it is none."""
     try:
-        found = MessageId.parse(text)
+        found = MessageId.parse(given)
     except ValueError:
         return None
     return found if min(found.position) >= 0 else None
 
 
-def _parse_time(text: str) -> datetime | None:
+def _parse_time(given: str) -> datetime | None:
     try:
-        moment = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(given)
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         start_to_wire(moment)
     except (ValueError, OverflowError, InvalidRequestError):  # not a time, or before 1970
@@ -290,9 +323,7 @@ def _latest() -> common_pb2.Start:
 
 def delay_to_wire(delay_s: float) -> int:
     """A delay in milliseconds. Raises InvalidRequestError unless it is 0 to 86,400 s."""
-    if not 0 <= delay_s <= DELAY_MAX_S:
-        raise InvalidRequestError("delay_s must be 0 to 86,400", reason="INVALID_SETTLEMENT")
-    return round(delay_s * 1000)
+    return round(real("delay_s", delay_s, 0, DELAY_MAX_S, reason="INVALID_SETTLEMENT") * 1000)
 
 
 def reason_to_wire(reason: str | BaseException) -> str:
@@ -300,15 +331,11 @@ def reason_to_wire(reason: str | BaseException) -> str:
     InvalidRequestError if a text is too long, or has no form in UTF-8."""
     if isinstance(reason, BaseException):
         return _described(reason)
-    try:
-        size_bytes = len(reason.encode())
-    except UnicodeEncodeError:
-        text = "reason has a character without a form in UTF-8"
-        raise InvalidRequestError(text, reason="INVALID_SETTLEMENT") from None
-    if size_bytes > NACK_REASON_BYTES_MAX:
-        text = f"reason must have at most {NACK_REASON_BYTES_MAX} bytes in UTF-8"
-        raise InvalidRequestError(text, reason="INVALID_SETTLEMENT")
-    return reason
+    why = text("reason", reason, reason="INVALID_SETTLEMENT")
+    if len(why.encode()) > NACK_REASON_BYTES_MAX:
+        limit = f"reason must have at most {NACK_REASON_BYTES_MAX} bytes in UTF-8"
+        raise InvalidRequestError(limit, reason="INVALID_SETTLEMENT")
+    return why
 
 
 def _described(failure: BaseException) -> str:
@@ -317,8 +344,8 @@ def _described(failure: BaseException) -> str:
         said = str(failure)
     except Exception:  # the message is refused all the same
         said = ""
-    text = (f"{name}: {said}" if said else name).encode(errors="replace")
-    if len(text) <= NACK_REASON_BYTES_MAX:
-        return text.decode()
+    why = (f"{name}: {said}" if said else name).encode(errors="replace")
+    if len(why) <= NACK_REASON_BYTES_MAX:
+        return why.decode()
     end = "…"
-    return text[: NACK_REASON_BYTES_MAX - len(end.encode())].decode(errors="ignore") + end
+    return why[: NACK_REASON_BYTES_MAX - len(end.encode())].decode(errors="ignore") + end

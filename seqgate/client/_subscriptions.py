@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
+from seqgate.client._arguments import flag, properties_of, text, texts
 from seqgate.client._calls import PAGE, Calls
 from seqgate.client._fields import (
     enum_name,
@@ -13,9 +14,9 @@ from seqgate.client._fields import (
     key_bytes,
     optional,
     optional_position,
+    stored_position,
     time_of,
 )
-from seqgate.client._log import to_wire
 from seqgate.client._reader import EARLIEST
 from seqgate.client._subscribing import Place, start_to_wire
 from seqgate.errors import InvalidRequestError
@@ -88,16 +89,16 @@ class SubscriptionCalls:
         """
         request = dispatcher_pb2.CreateSubscriptionRequest(
             topic=full_name(topic),
-            subscription=subscription,
+            subscription=text("subscription", subscription),
             start=start_to_wire(start),
-            properties=properties,
+            properties=properties_of("properties", properties),
         )
         return _subscription((await self._calls.call(request)).subscription)
 
     async def subscription(self, topic: str, subscription: str) -> SubscriptionInfo:
         """A subscription. Raises NotFoundError."""
         request = dispatcher_pb2.GetSubscriptionRequest(
-            topic=full_name(topic), subscription=subscription
+            topic=full_name(topic), subscription=text("subscription", subscription)
         )
         return _subscription((await self._calls.call(request)).subscription)
 
@@ -113,7 +114,9 @@ class SubscriptionCalls:
         """Move a subscription forwards or backwards. Acknowledgements beyond the place are
         discarded; consumers stay connected. Raises NotFoundError."""
         request = dispatcher_pb2.ResetSubscriptionRequest(
-            topic=full_name(topic), subscription=subscription, start=start_to_wire(to)
+            topic=full_name(topic),
+            subscription=text("subscription", subscription),
+            start=start_to_wire(to),
         )
         return _subscription((await self._calls.call(request)).subscription)
 
@@ -127,7 +130,10 @@ class SubscriptionCalls:
     ) -> SubscriptionInfo:
         """Set and remove properties of a subscription. Raises NotFoundError."""
         request = dispatcher_pb2.UpdateSubscriptionPropertiesRequest(
-            topic=full_name(topic), subscription=subscription, put=put, remove=remove
+            topic=full_name(topic),
+            subscription=text("subscription", subscription),
+            put=properties_of("put", put),
+            remove=texts("remove", remove),
         )
         return _subscription((await self._calls.call(request)).subscription)
 
@@ -144,14 +150,18 @@ class SubscriptionCalls:
             InUseError: consumers are connected.
         """
         request = dispatcher_pb2.DeleteSubscriptionRequest(
-            topic=full_name(topic), subscription=subscription, force=force
+            topic=full_name(topic),
+            subscription=text("subscription", subscription),
+            force=flag("force", force),
         )
         await self._calls.call(request)
 
     async def release_key(self, topic: str, subscription: str, key: str | bytes) -> None:
         """Deliver a key again that a dead letter holds up."""
         request = dispatcher_pb2.ReleaseKeyRequest(
-            topic=full_name(topic), subscription=subscription, key=key_bytes(key)
+            topic=full_name(topic),
+            subscription=text("subscription", subscription),
+            key=key_bytes(key),
         )
         await self._calls.call(request)
 
@@ -171,11 +181,13 @@ class SubscriptionCalls:
         """
         if (key is None) == (message_id is None):
             raise InvalidRequestError("give either a key or a message's id")
-        request = dispatcher_pb2.ExplainRequest(topic=full_name(topic), subscription=subscription)
+        request = dispatcher_pb2.ExplainRequest(
+            topic=full_name(topic), subscription=text("subscription", subscription)
+        )
         if key is not None:
             request.key = key_bytes(key)
         if message_id is not None:
-            request.position.CopyFrom(to_wire(message_id.position))
+            request.position.CopyFrom(stored_position("message_id", message_id))
         return [_reason(each) for each in (await self._calls.call(request)).reasons]
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.client._arguments import flag, message_id, text
 from seqgate.client._calls import PAGE, Calls
 from seqgate.client._fields import full_name, optional, optional_id, time_of
 from seqgate.client._log import to_wire
@@ -68,6 +69,7 @@ class TopicCalls:
     async def topics(self, prefix: str = "") -> AsyncIterator[TopicInfo]:
         """The topics whose full name has this prefix, sorted by name. A prefix without a slash is
         one of names in public/default."""
+        prefix = text("prefix", prefix)
         if prefix and "/" not in prefix:
             prefix = f"public/default/{prefix}"
         request = ledger_pb2.ListTopicsRequest(prefix=prefix, page_size=PAGE)
@@ -84,13 +86,14 @@ class TopicCalls:
             NotFoundError: there is no such topic, or no longer.
             InUseError: producers are connected.
         """
-        request = ledger_pb2.DeleteTopicRequest(topic=full_name(topic), force=force)
+        request = ledger_pb2.DeleteTopicRequest(topic=full_name(topic), force=flag("force", force))
         await self._calls.call(request)
 
     async def trim_topic(self, topic: str, before: MessageId) -> Trimmed:
         """Remove a topic's messages before this one for good, as far as every cursor of the topic
         has acknowledged them. Raises NotFoundError."""
-        first = before.first_chunk if isinstance(before, ChunkMessageId) else before
+        at = message_id("before", before, least=0)
+        first = at.first_chunk if isinstance(at, ChunkMessageId) else at
         request = ledger_pb2.TrimTopicRequest(
             topic=full_name(topic), before=to_wire(first.position)
         )

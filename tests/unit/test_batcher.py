@@ -340,5 +340,5 @@ def test_no_message_is_lost_or_reordered_and_ids_grow_within_a_batch(
     ],
 )
 def test_invalid_batching_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"messages_max must|bytes_max must"):
+    with pytest.raises(ValueError, match=r"(messages_max|bytes_max|delay_s) must"):
         Batching(**wrong)

@@ -22,9 +22,10 @@ from typing import Any, Final, cast
 
 from opentelemetry.trace import Span
 
+from seqgate.client import _arguments
 from seqgate.client._assembler import DropReason
 from seqgate.client._breaker import BreakerState
-from seqgate.client._consumer import CLOSE_TIMEOUT_S
+from seqgate.client._consumer import CLOSE_TIMEOUT_S, received
 from seqgate.client._consumer import Consumer as AsyncioConsumer
 from seqgate.client._inbox import Inbox
 from seqgate.client._message import MANY_MESSAGES, Received
@@ -287,16 +288,18 @@ class Consumer(Held[SharedConsumer]):
         """Wait for the next message. An interrupt loses no message.
 
         Args:
-            timeout_s: how long to wait, in seconds; None: no limit.
+            timeout_s: how long to wait, in seconds, 0 or more; None: no limit.
 
         Raises:
+            InvalidRequestError: the time-out is negative, or no number.
             TimeoutError: no message arrived in time.
             CorruptMessageError, ConsumerClosedError, SeqgateError: see the asyncio Consumer.
         """
+        limit_s = _arguments.timeout("timeout_s", timeout_s)
         self._portal.check()
         held = self._held
         with held.lock:
-            return held.wait(timeout_s)
+            return held.wait(limit_s)
 
     def receive_many(
         self, messages_max: int = MANY_MESSAGES, timeout_s: float | None = None
@@ -304,12 +307,12 @@ class Consumer(Held[SharedConsumer]):
         """Wait for a message, and return it with those that have arrived already, at most
         `messages_max`. An interrupt loses no message. Raises the same as `receive`; an error about
         a later message is raised by the next call."""
-        if messages_max < 1:
-            raise ValueError("messages_max must be at least 1")
+        messages_max = _arguments.whole("messages_max", messages_max, 1)
+        limit_s = _arguments.timeout("timeout_s", timeout_s)
         self._portal.check()
         held = self._held
         with held.turn:
-            messages = [held.wait(timeout_s)]
+            messages = [held.wait(limit_s)]
             held.take_more(messages, messages_max)
             return messages
 
@@ -324,13 +327,14 @@ class Consumer(Held[SharedConsumer]):
 
     def unlock(self, key: bytes) -> None:
         """Unlock a key: its next message can be received."""
+        key = _arguments.binary("key", key)
         self._portal.check()
         with self._held.turn:
             self._held.unlock_key(key)
 
     def processing(self, message: Received) -> AbstractContextManager[Span]:
         """A span around the processing of a message: see the asyncio Consumer."""
-        return self._held.processing(message)
+        return self._held.processing(received(message))
 
     def ack(self, message: Received) -> None:
         """Acknowledge a message, and return when that is durable: it is never redelivered. A
@@ -348,6 +352,7 @@ class Consumer(Held[SharedConsumer]):
         """Acknowledge a message; the future is done when that is durable, or has the exception that
         `ack` raises. It cannot be cancelled, and its callbacks run in the client's thread: they
         must not block. Acknowledgements are sent together: after 5 ms, or when there are 1,000."""
+        received(message)
         self._portal.check()
         with self._held.lock:
             return self._held.acknowledge(message)
@@ -356,7 +361,7 @@ class Consumer(Held[SharedConsumer]):
         """Acknowledge messages, and return when that is durable for all of them: one hand-over for
         all. Raises the first error that `ack` would raise for one, once all have an outcome."""
         self._portal.check()
-        self._portal.run(self._held.ack_many, list(messages))
+        self._portal.run(self._held.ack_many, _arguments.listed("messages", messages))
 
     def nack(
         self,
@@ -382,6 +387,7 @@ class Consumer(Held[SharedConsumer]):
     ) -> "Future[None]":
         """Refuse a message; the future is done when the service has recorded it, or has the
         exception that `nack` raises. An invalid delay or reason raises at once."""
+        received(message)
         self._portal.check()
         delay_ms = None if delay_s is None else delay_to_wire(delay_s)
         why = reason_to_wire(reason)
@@ -409,9 +415,10 @@ class Consumer(Held[SharedConsumer]):
         """Grant permits again."""
         self._portal.call(self._held.resume)
 
-    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+    def close(self, timeout_s: float | None = CLOSE_TIMEOUT_S) -> None:
         """Send pending acknowledgements and refusals, and leave the subscription: see the asyncio
         Consumer. In a forked process it does nothing."""
+        _arguments.timeout("timeout_s", timeout_s)
         if not self._portal.is_gone:
             self._portal.run(self._held.close, timeout_s)
 

@@ -14,9 +14,10 @@ from datetime import datetime
 from threading import Lock
 from typing import Any, NamedTuple
 
+from seqgate.client._arguments import listed
 from seqgate.client._codec import OutgoingMessage
 from seqgate.client._outbox import Receipt
-from seqgate.client._producer import Outgoing, delivery_time_ms, raise_about
+from seqgate.client._producer import Outgoing, delivery_time_ms, given_id, raise_about
 from seqgate.client._producer import Producer as AsyncioProducer
 from seqgate.client.blocking._forking import Interrupted
 from seqgate.client.blocking._portal import Held, Outcome, Portal, crossing
@@ -62,15 +63,18 @@ class SharedProducer(Interrupted, AsyncioProducer):
         event_time_ms: int | None,
         deliver_at: datetime | None,
         deliver_after_s: float | None,
-    ) -> OutgoingMessage:
-        """A message to hand over. Raises the same as `send_nowait`, full queues aside."""
+    ) -> tuple[OutgoingMessage, int | None]:
+        """A message to hand over, and its sequence id. Raises the same as `send_nowait`, full
+        queues aside."""
+        sequence_id = given_id(sequence_id)
         try:
             deliver_at_ms = delivery_time_ms(deliver_at, deliver_after_s)
-            return self._prepare(
+            message = self._prepare(
                 payload, key, properties, ordering_key, event_time_ms, deliver_at_ms
             )
         except SeqgateError as error:
             raise_about(sequence_id, error)
+        return message, sequence_id
 
     def hand_over(
         self, message: OutgoingMessage, sequence_id: int | None, *, must_fit: bool
@@ -98,6 +102,13 @@ class SharedProducer(Interrupted, AsyncioProducer):
 
     def pump(self) -> None:
         """Send what was handed over, in that order, as far as there is room."""
+        try:
+            self._pump()
+        except Exception as surprise:
+            self._fail(surprise)
+            self._pump()  # all that is left fails
+
+    def _pump(self) -> None:
         if self._waiting_for_room is not None:
             return
         while self._handed:
@@ -108,11 +119,9 @@ class SharedProducer(Interrupted, AsyncioProducer):
             self._handed.popleft()
             try:
                 context.run(self._accept, message, sequence_id, done)
-            except SeqgateError as error:
-                told = error if sequence_id is None else error.of_message(sequence_id)
-                done.set_exception(told)
-            except Exception as surprise:
-                done.set_exception(surprise)
+            except Exception as error:
+                if not done.done():
+                    done.set_exception(_about(sequence_id, error))
             with self._counting:
                 self._handed_messages -= message.chunks
                 self._handed_bytes -= message.size_bytes
@@ -129,11 +138,20 @@ class SharedProducer(Interrupted, AsyncioProducer):
         await self._stop(error)
 
     async def _stop(self, error: SeqgateError) -> None:
-        await super()._stop(error)
-        if self._waiting_for_room is not None:
-            self._waiting_for_room.cancel()
-            await asyncio.wait([self._waiting_for_room])
-        self.pump()  # all that is left fails
+        try:
+            await super()._stop(error)
+            if self._waiting_for_room is not None:
+                self._waiting_for_room.cancel()
+                await asyncio.wait([self._waiting_for_room])
+        finally:
+            self.pump()  # all that is left fails
+
+
+def _about(sequence_id: int | None, error: Exception) -> Exception:
+    """An error about a message, with its sequence id if it has one."""
+    if sequence_id is None or not isinstance(error, SeqgateError):
+        return error
+    return error.of_message(sequence_id)
 
 
 class Producer(Held[SharedProducer]):
@@ -194,7 +212,7 @@ class Producer(Held[SharedProducer]):
         errors, and when it waits. An interrupt does not cancel the message."""
         self._portal.check()
         held = self._held
-        message = held.checked(
+        message, sequence_id = held.checked(
             payload,
             key,
             properties,
@@ -226,11 +244,11 @@ class Producer(Held[SharedProducer]):
         """Publish a message; the future is done when the message is durable or has failed. It
         cannot be cancelled, and its callbacks run in the client's thread: they must not block.
 
-        Raises the same as `send`, and ProducerQueueFullError where `send` would wait. What is wrong
-        with the message's sequence id is the future's exception."""
+        Raises the same as `send`, and ProducerQueueFullError where `send` would wait.
+        MixedSequenceIdsError is the future's exception."""
         self._portal.check()
         held = self._held
-        message = held.checked(
+        message, sequence_id = held.checked(
             payload,
             key,
             properties,
@@ -248,7 +266,7 @@ class Producer(Held[SharedProducer]):
         """Publish messages in this order, and return their receipts when all are durable: one
         hand-over for all. Raises the same as the asyncio Producer's."""
         self._portal.check()
-        return self._portal.run(self._held.send_many, list(messages))
+        return self._portal.run(self._held.send_many, listed("messages", messages))
 
     flush = crossing(SharedProducer.flush)
     open = crossing(SharedProducer.open)

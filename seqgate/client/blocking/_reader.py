@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from threading import Lock
 
+from seqgate.client._arguments import whole
 from seqgate.client._assembler import DropReason
 from seqgate.client._message import MANY_MESSAGES, Message
 from seqgate.client._reader import Missed, Start
@@ -74,8 +75,7 @@ class Reader(Held[AsyncioReader]):
         """Wait for a message, and return it with those that have arrived already, at most
         `messages_max`; nothing at the topic's end, if the reader does not follow. Raises the same
         as iterating."""
-        if messages_max < 1:
-            raise ValueError("messages_max must be at least 1")
+        messages_max = whole("messages_max", messages_max, 1)
         message = self.read()
         messages = [] if message is None else [message]
         with suppress(IndexError):
