@@ -1,13 +1,11 @@
 """One future for the outcomes of many messages, which costs less than a future for each."""
 
 import asyncio
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from seqgate.errors import SeqgateError
 
 T = TypeVar("T")
-
-_PENDING: Final = object()
 
 
 class Group(Generic[T]):
@@ -15,8 +13,8 @@ class Group(Generic[T]):
 
     def __init__(self, size: int) -> None:
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._outcomes: list[Any] = [_PENDING] * size
-        self._left = size
+        self._outcomes: list[Any] = [None] * size
+        self._pending = set(range(size))
         if not size:
             self._done.set_result(None)
 
@@ -25,12 +23,12 @@ class Group(Generic[T]):
 
     def settle(self, place: int, outcome: T | SeqgateError) -> None:
         self._outcomes[place] = outcome
-        self._left -= 1
-        if not self._left and not self._done.done():
+        if len(self._pending) == 1 and not self._done.done():
             self._done.set_result(None)
+        self._pending.discard(place)  # last: a place that is not pending has been told
 
     def is_settled(self, place: int) -> bool:
-        return self._outcomes[place] is not _PENDING
+        return place not in self._pending
 
     async def outcomes(self) -> list[T | SeqgateError]:
         """Wait for all of them. A cancelled wait may be repeated."""

@@ -567,11 +567,11 @@ class Producer:
             NotFoundError: the topic does not exist, and policy does not create it.
             UnavailableError: no service answered within `open_timeout_s`.
         """
-        self._tasks = [
-            asyncio.create_task(self._run(), name=f"seqgate-producer {self._topic}"),
-            asyncio.create_task(self._contained(self._watch_timeouts)),
-        ]
+        self._tasks = []
         try:
+            name = f"seqgate-producer {self._topic}"
+            self._tasks.append(asyncio.create_task(self._run(), name=name))
+            self._tasks.append(asyncio.create_task(self._contained(self._watch_timeouts)))
             async with asyncio.timeout(self._open_timeout_s):
                 await asyncio.shield(self._opened)
         except TimeoutError:
