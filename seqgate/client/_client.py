@@ -1,6 +1,7 @@
 """The client: connections to the services, and the producers, readers and consumers on them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from grpc import aio
@@ -114,6 +115,8 @@ class Client:
         cursor: str | None = None,
     ) -> None:
         instance_or_none("tls", security.tls, TLS)
+        if not isinstance(security.token, str | Path):
+            callback("token", security.token)
         given = {"ledger": ledger, "dispatcher": dispatcher, "dedup": dedup, "cursor": cursor}
         addresses = {
             name: text(name, address, least=1)

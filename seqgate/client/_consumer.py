@@ -293,7 +293,8 @@ class Consumer:
     def ack_nowait(self, message: Received) -> "asyncio.Future[None]":
         """Acknowledge a message; the future is done when that is durable, or has the exception that
         `ack` raises. Acknowledgements are sent together: after 5 ms, or when there are 1,000."""
-        received(message)
+        if type(message) is not Received:
+            received(message)
         future = self._future()
         self._spans.settling(ACK, message, future)
         self._inbox.acknowledge(message.token, future)
@@ -743,8 +744,8 @@ class Consumer:
 
 def received(message: Received) -> Received:
     """Check that a message is one of a consumer's."""
-    return _arguments.instance("message", message, Received)
+    return _each_received("message", message)
 
 
 def _each_received(name: str, message: Received) -> Received:
-    return _arguments.instance(name, message, Received)
+    return message if type(message) is Received else _arguments.instance(name, message, Received)

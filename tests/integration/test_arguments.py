@@ -180,6 +180,7 @@ WRONG: Final[Mapping[str, list[Any]]] = {
     "retry": [{}, True, 5, Breaker()],
     "breaker": [{}, True, 5, RetryPolicy()],
     "TLS": [{}, True, "ca.pem"],
+    "token": [5, b"token", [], "", coroutine_function],
 }  # fmt: skip
 
 FIELDS: Final[Mapping[type, Mapping[str, list[Any]]]] = {
@@ -253,6 +254,7 @@ KIND: Final[Mapping[str, str]] = {
     "stored message id", "before": "stored message id", "letters": "message ids",
     "message": "message", "delay_s": "delay", "reason": "reason", "values": "policy",
     "ledger": "address", "dispatcher": "address", "dedup": "address",
+    "token": "token",
     "tls": "TLS",
 }  # fmt: skip
 
@@ -270,7 +272,6 @@ OWN: Final[Mapping[tuple[str, str], str]] = {
 }
 
 ELSEWHERE: Final = {
-    ("connect", "token"),  # test_security.py
     ("process_by_key", "consumer"),  # its own tests
     ("process_by_key", "handler"),
     ("process_by_key", "on_failure"),

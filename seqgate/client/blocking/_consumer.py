@@ -352,7 +352,8 @@ class Consumer(Held[SharedConsumer]):
         """Acknowledge a message; the future is done when that is durable, or has the exception that
         `ack` raises. It cannot be cancelled, and its callbacks run in the client's thread: they
         must not block. Acknowledgements are sent together: after 5 ms, or when there are 1,000."""
-        received(message)
+        if type(message) is not Received:
+            received(message)
         self._portal.check()
         with self._held.lock:
             return self._held.acknowledge(message)
