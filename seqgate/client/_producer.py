@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any, Final, NoReturn, ParamSpec, cast
+from typing import Any, Final, NamedTuple, NoReturn, ParamSpec, cast
 
 from grpc import aio
 
@@ -306,10 +306,8 @@ class Producer:
         """
         sequence_id = given_id(sequence_id)
         try:
-            deliver_at_ms = delivery_time_ms(deliver_at, deliver_after_s)
-            message = self._prepare(
-                payload, key, properties, ordering_key, event_time_ms, deliver_at_ms
-            )
+            delivery = delivery_time(deliver_at, deliver_after_s)
+            message = self._prepare(payload, key, properties, ordering_key, event_time_ms, delivery)
             await self._until_room(message)
             receipt: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
             self._accept(message, sequence_id, receipt)
@@ -354,14 +352,14 @@ class Producer:
             return self._checked(given, None, None, None, None, None), None
         each, sequence_id = given, given_id(given.sequence_id)
         try:
-            deliver_at_ms = delivery_time_ms(each.deliver_at, each.deliver_after_s)
+            delivery = delivery_time(each.deliver_at, each.deliver_after_s)
             message = self._checked(
                 each.payload,
                 each.key,
                 each.properties,
                 each.ordering_key,
                 each.event_time_ms,
-                deliver_at_ms,
+                delivery,
             )
         except SeqgateError as error:
             raise_about(sequence_id, error)
@@ -391,10 +389,8 @@ class Producer:
         the same as `send`, and ProducerQueueFullError where `send` would wait."""
         sequence_id = given_id(sequence_id)
         try:
-            deliver_at_ms = delivery_time_ms(deliver_at, deliver_after_s)
-            message = self._prepare(
-                payload, key, properties, ordering_key, event_time_ms, deliver_at_ms
-            )
+            delivery = delivery_time(deliver_at, deliver_after_s)
+            message = self._prepare(payload, key, properties, ordering_key, event_time_ms, delivery)
             if not self._has_room(message):
                 raise self._full()
             receipt: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
@@ -410,11 +406,9 @@ class Producer:
         properties: Mapping[str, str] | None,
         ordering_key: bytes | None,
         event_time_ms: int | None,
-        deliver_at_ms: int | None,
+        delivery: "DeliveryTime | None",
     ) -> OutgoingMessage:
-        message = self._checked(
-            payload, key, properties, ordering_key, event_time_ms, deliver_at_ms
-        )
+        message = self._checked(payload, key, properties, ordering_key, event_time_ms, delivery)
         self._seal(message)
         return message
 
@@ -425,7 +419,7 @@ class Producer:
         properties: Mapping[str, str] | None,
         ordering_key: bytes | None,
         event_time_ms: int | None,
-        deliver_at_ms: int | None,
+        delivery: "DeliveryTime | None",
     ) -> OutgoingMessage:
         self._check_open()
         payload = binary("payload", payload, reason=_ENTRY)
@@ -438,9 +432,9 @@ class Producer:
                 "event_time_ms", event_time_ms, 0, EVENT_TIME_MAX_MS, reason=_ENTRY
             )
         properties = properties_of("properties", properties, PROPERTIES_MAX, reason=_ENTRY)
-        message = OutgoingMessage(
-            0, payload, key, ordering_key, properties, event_time_ms, deliver_at_ms
-        )
+        message = OutgoingMessage(0, payload, key, ordering_key, properties, event_time_ms)
+        if delivery is not None:
+            message.deliver_at_ms, message.is_delay = delivery
         if self._projection is not None:
             message.shown = self._projection.of(properties)
         return message
@@ -1029,15 +1023,25 @@ def _known_to_be_stored(opened: pb.Opened) -> int | None:
     return last.whole_sequence_id if last.HasField("whole_sequence_id") else None
 
 
-def delivery_time_ms(deliver_at: datetime | None, deliver_after_s: float | None) -> int | None:
-    """The earliest delivery, in milliseconds since 1970; None: immediately."""
+class DeliveryTime(NamedTuple):
+    """The earliest delivery, in milliseconds since 1970. A delay is another time whenever the
+    message is sent."""
+
+    at_ms: int
+    is_delay: bool
+
+
+def delivery_time(
+    deliver_at: datetime | None, deliver_after_s: float | None
+) -> DeliveryTime | None:
+    """The earliest delivery; None: immediately."""
     if deliver_at is None and deliver_after_s is None:
         return None
     if deliver_at is not None and deliver_after_s is not None:
         raise InvalidRequestError("give deliver_at or deliver_after_s, not both", reason=_ENTRY)
     if deliver_after_s is not None:
         after_s = real("deliver_after_s", deliver_after_s, 0, DELIVER_AFTER_MAX_S, reason=_ENTRY)
-        return _now_ms() + math.ceil(after_s * 1_000)
+        return DeliveryTime(_now_ms() + math.ceil(after_s * 1_000), is_delay=True)
     try:
         at = moment("deliver_at", deliver_at, reason=_ENTRY)
         since_ms = -((_EPOCH - at) // timedelta(milliseconds=1))
@@ -1048,7 +1052,7 @@ def delivery_time_ms(deliver_at: datetime | None, deliver_after_s: float | None)
     if since_ms < 0:
         text = "deliver_at must have a time zone, and be in 1970 or later"
         raise InvalidRequestError(text, reason=_ENTRY)
-    return int(since_ms)
+    return DeliveryTime(int(since_ms), is_delay=False)
 
 
 def _now_ms() -> int:

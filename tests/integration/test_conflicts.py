@@ -139,6 +139,12 @@ async def test_each_part_of_a_message_is_compared(client: Client, topic: str) ->
             assert (await producer.send(b"x", sequence_id=1, **sent | each)).differs
 
 
+async def test_a_delay_is_another_time_whenever_it_is_given(client: Client, topic: str) -> None:
+    async with client.producer(topic, name="p") as producer:
+        await producer.send(b"x", sequence_id=1, deliver_after_s=5)
+        assert (await producer.send(b"x", sequence_id=1, deliver_after_s=900)).differs is False
+
+
 async def test_a_large_message_is_compared_whole(client: Client, topic: str) -> None:
     async with client.producer(topic, name="p", chunking=Chunking()) as producer:
         await producer.send(LARGE, sequence_id=1)

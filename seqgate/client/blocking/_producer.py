@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from seqgate.client._arguments import listed
 from seqgate.client._codec import OutgoingMessage
 from seqgate.client._outbox import Receipt
-from seqgate.client._producer import Outgoing, delivery_time_ms, given_id, raise_about
+from seqgate.client._producer import Outgoing, delivery_time, given_id, raise_about
 from seqgate.client._producer import Producer as AsyncioProducer
 from seqgate.client.blocking._forking import Interrupted
 from seqgate.client.blocking._portal import Held, Outcome, Portal, crossing
@@ -68,10 +68,8 @@ class SharedProducer(Interrupted, AsyncioProducer):
         queues aside."""
         sequence_id = given_id(sequence_id)
         try:
-            deliver_at_ms = delivery_time_ms(deliver_at, deliver_after_s)
-            message = self._prepare(
-                payload, key, properties, ordering_key, event_time_ms, deliver_at_ms
-            )
+            delivery = delivery_time(deliver_at, deliver_after_s)
+            message = self._prepare(payload, key, properties, ordering_key, event_time_ms, delivery)
         except SeqgateError as error:
             raise_about(sequence_id, error)
         return message, sequence_id
