@@ -142,6 +142,17 @@ class _Queue:
             if not unit.waiting:
                 self.size_bytes -= unit.size_bytes
 
+    def put_back(self, unit: Unit) -> None:
+        """Undo `take` for the last message that was taken of its key."""
+        if not unit.waiting:
+            self.size_bytes += unit.size_bytes
+            line = self._aside.get(unit.key, self._units)
+            if not line or line[0] is not unit:
+                line.appendleft(unit)
+        unit.waiting += 1
+        self.messages += 1
+        self._resume(unit.key)
+
     def lock(self, key: bytes) -> None:
         self._locked.add(key)
 
@@ -208,18 +219,15 @@ class Permits:
 
     def grant(self, messages: int, size_bytes: int) -> int:
         """The permits to grant now: at least half the capacity, or none."""
-        free = self.free(messages, size_bytes)
-        self.outstanding += free
-        return free
-
-    def free(self, messages: int, size_bytes: int) -> int:
-        """How many `grant` would grant."""
         limits = self._limits
         room_bytes = max(limits.size_bytes - size_bytes, 0)
         room = room_bytes // max(self._expected_bytes, 1)
         capacity = min(limits.messages, max(1, messages + room))
         free = capacity - messages - self.outstanding
-        return free if free >= (capacity + 1) // 2 else 0
+        if free < (capacity + 1) // 2:
+            return 0
+        self.outstanding += free
+        return free
 
     def clear(self) -> None:
         self.outstanding = 0
@@ -309,15 +317,6 @@ class Inbox:
         """When to call `advance`; None: no change is due."""
         return None if self._brake is None else self._brake.due_ms
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the owner must act before an acknowledgement is due: something is resolved, or to
-        be sent."""
-        if self._resolved or self._requests.is_urgent:
-            return True
-        queue = self._queue
-        return self._may_grant and self._permits.free(queue.messages, queue.size_bytes) > 0
-
     def take_resolved(self) -> list[Answer]:
         """The waiters resolved since the last call."""
         resolved, self._resolved = self._resolved, []
@@ -366,7 +365,7 @@ class Inbox:
             return []
         out = self._requests.to_send()
         if self._may_grant:
-            permits = self._permits.grant(self._queue.messages, self._queue.size_bytes)
+            permits = self._permits.grant(self.buffered, self._queue.size_bytes)
             if permits:
                 out.append(pb.ConsumeRequest(permit=pb.Permit(messages=permits)))
         return out
@@ -423,6 +422,18 @@ class Inbox:
                 del unit.messages[-left:]
                 self._queue.take(unit, len(rest))
                 messages += reversed(rest)
+
+    def put_back(self, message: Received) -> None:
+        """Undo `take`, for a message that the application did not get: it is the next one of its
+        key. Put back the messages of a key in the reverse order."""
+        unit = self._unit_of(message.token)
+        if unit is None or unit.messages is None:
+            return
+        unit.messages.append(message)
+        self._queue.put_back(unit)
+        unit.is_begun = unit.waiting < unit.unsettled.bit_count()
+        if self._brake is not None:
+            self._brake.forget_probe(message.token.delivery)
 
     def key_of(self, message: Received) -> bytes | None:
         """The key that `take` locked for a message; None: its token is stale."""

@@ -170,15 +170,6 @@ class Requests:
     def is_answered(self) -> bool:
         return not self._unanswered and self.is_sent
 
-    @property
-    def is_urgent(self) -> bool:
-        """Whether `to_send` has requests to return now."""
-        if not self._has_room:
-            return False
-        if any(self._unsent.values()):
-            return True
-        return bool(self.acks) and (self._is_flushing or len(self.acks) >= ACKS_MAX)
-
     def add(self, deliveries: Iterable[int], ticket: Ticket) -> None:
         if ticket.action is Action.ACKNOWLEDGE:
             for delivery in deliveries:

@@ -126,10 +126,7 @@ class World:
         for waiter, error in self.inbox.take_resolved():
             self.answer(waiter, error)
         self.inbox.take_dropped()
-        is_due = self.inbox.is_due
-        requests = self.inbox.requests()
-        assert is_due or not requests
-        self.up.extend(requests)
+        self.up.extend(self.inbox.requests())
         while not self.stream.outbox.empty():
             response = self.stream.outbox.get_nowait()
             assert isinstance(response, pb.ConsumeResponse)

@@ -22,6 +22,7 @@ async def nothing() -> None: ...
 @pytest.fixture
 def portal() -> Iterator[Portal]:
     made = Portal("test")
+    made.start()
     yield made
     made.close(nothing)
 
@@ -126,6 +127,7 @@ def test_a_bell_that_rings_often_calls_once(portal: Portal) -> None:
 
 def test_calls_under_way_when_the_portal_is_closed_raise() -> None:
     portal = Portal("test")
+    portal.start()
     begun = threading.Event()
 
     async def wait() -> None:
@@ -143,6 +145,7 @@ def test_calls_under_way_when_the_portal_is_closed_raise() -> None:
 def test_a_closed_portal_refuses_calls_and_has_no_thread() -> None:
     threads = threading.active_count()
     portal = Portal("test")
+    portal.start()
     assert threading.active_count() == threads + 1
     portal.close(nothing)
     portal.close(nothing)

@@ -107,8 +107,8 @@ class SharedClient(AsyncioClient):
         for each in list(self.made):
             each.call_again()
 
-    def start(self, function: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-        return self._portal.start(function)
+    def begin(self, function: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        return self._portal.begin(function)
 
     def _open_channel(self, address: str) -> aio.Channel:
         if self._is_hung_up:
@@ -142,16 +142,16 @@ class Client:
         _forking.check()
         self._portal = portal = Portal(f"seqgate-client {ledger}")
         try:
+            portal.start()
             self._held = held = portal.call(
                 lambda: SharedClient(portal, ledger, dispatcher, security, **services)
             )
+            _forking.add(held)
+            _clients.add(self)
+            finalize(self, portal.forget, held.stop).atexit = False
         except BaseException:
-            portal.close(_nothing)
+            portal.forget(_nothing)
             raise
-        _forking.add(held)
-        _clients.add(self)
-        forget = finalize(self, portal.forget, held.stop)
-        forget.atexit = False
 
     producer = _making(AsyncioClient.producer, Producer)
     reader = _making(AsyncioClient.reader, Reader)

@@ -1,199 +1,244 @@
 """The consumer for threads.
 
-    stream ──▶ SharedInbox ◀── receive(), ack_nowait(), ... in the application's threads
-                   │
-                   └── the loop is woken for: permits, the first acknowledgement, refusals
+                   in the loop                        in the application's threads
+    stream ──▶ SharedInbox ── fetch ──▶ shelf ── receive()
+                    ▲                                   │
+                    └── perform ◀── left ◀── ack_nowait(), unlock()
 
-There is no list of messages between the asyncio client and the application. Its threads take
-messages from the inbox itself, under a lock, without waking the loop. Until then a message is
-buffered there, so what holds of buffered messages in the asyncio client holds here: renewed
-time-outs, revocations, the breaker, seeks, and that closing hands them back. See
-docs/decisions/threads-take-from-the-inbox.md.
+The loop alone uses the inbox. For threads it puts some messages on a shelf, from which each takes
+one in a single call into C; only when the shelf is empty is the loop woken. A message on the shelf
+is still buffered: whatever changes what may be handed out (a refusal, a revocation, a seek, the
+end) first puts it back into the inbox. See docs/decisions/threads-take-from-a-shelf.md.
+
+What threads leave for the loop is done when it next looks: it is woken for the first
+acknowledgement, and looks again before it sends acknowledgements.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from functools import wraps
-from threading import Condition, RLock
-from typing import Any, Final, cast
+from contextlib import AbstractContextManager, suppress
+from contextvars import copy_context
+from functools import partial
+from itertools import repeat
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from opentelemetry.trace import Span
 
+from seqgate.api.common.v1 import common_pb2
+from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.client import _arguments
 from seqgate.client._assembler import DropReason
 from seqgate.client._breaker import BreakerState
 from seqgate.client._consumer import CLOSE_TIMEOUT_S, received
 from seqgate.client._consumer import Consumer as AsyncioConsumer
-from seqgate.client._inbox import Inbox
-from seqgate.client._message import MANY_MESSAGES, Received
+from seqgate.client._inbox import Inbox, ReceiverLimits
+from seqgate.client._message import MANY_MESSAGES, Received, Token
 from seqgate.client._requests import ACKS_MAX
 from seqgate.client._subscribing import KeyRange, delay_to_wire, reason_to_wire
 from seqgate.client.blocking._forking import Interrupted
-from seqgate.client.blocking._portal import Held, Outcome, Portal, crossing
+from seqgate.client.blocking._portal import (
+    ClosedError,
+    Held,
+    Outcome,
+    Portal,
+    close_when_dropped,
+    crossing,
+    opening,
+)
 from seqgate.errors import ConsumerClosedError, SeqgateError
+from seqgate.message_id import MessageId
 from seqgate.telemetry.names import ACK, NACK
 
-TAKEN_MAX: Final = 16
-"""How many messages threads take before one looks whether the loop must be woken."""
+T = TypeVar("T")
+
+SHELF_MESSAGES: Final = 100
+SHELF_BYTES: Final = 1024 * 1024
+"""About how much the loop puts on a shelf at once, and at most a quarter of the receiver queue."""
+
+
+class Shelved(NamedTuple):
+    """A message on a shelf, and its key if `fetch` locked it."""
+
+    message: Received
+    key: bytes | None = None
 
 
 class SharedInbox(Inbox):
-    """An inbox whose owners take turns: each method and property of Inbox holds `lock`. What is
-    defined here is for who has it."""
+    """An inbox from which the loop puts messages on shelves, for threads.
 
-    take_now = Inbox.take
-    acknowledge_now = Inbox.acknowledge
+    Attributes:
+        shelf: messages of unlocked keys, the first one left.
+        locked: messages whose keys were locked for who takes them.
+        left: what threads left for the loop.
+    """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.lock: Final = RLock()
-        self._taken = 0
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, limits: ReceiverLimits, **kwargs: Any) -> None:
+        self.shelf: Final[deque[Shelved]] = deque()
+        self.locked: Final[deque[Shelved]] = deque()
+        self.left: Final[deque[Callable[[], object]]] = deque()
+        self._shelf_messages = min(SHELF_MESSAGES, max(1, limits.messages // 4))
+        super().__init__(*args, limits=limits, **kwargs)
 
-    def has_taken(self) -> bool:
-        """Whether to see if the loop must be woken. Permits may wait for some messages more, not
-        for all."""
-        self._taken += 1
-        if self._taken < TAKEN_MAX and self._queue.messages:
-            return self._brake is not None and self._brake.state is not BreakerState.CLOSED
-        self._taken = 0
-        return True
+    @property
+    def buffered(self) -> int:
+        return super().buffered + len(self.shelf) + len(self.locked)
 
-    def has_acknowledged(self) -> bool:
-        """Whether to wake the loop, which will send acknowledgements soon anyway."""
-        return bool(self._resolved) or len(self._requests.acks) >= ACKS_MAX
+    def fill(self, now_ms: int, *, lock: bool, messages: int) -> None:
+        """Put messages on a shelf, until it has so many. Raises the same as `take`."""
+        shelf = self.locked if lock else self.shelf
+        messages = messages or self._shelf_messages
+        size_bytes = 0
+        while len(shelf) < messages and (size_bytes < SHELF_BYTES or not shelf):
+            message = self.take(now_ms, lock=lock)
+            if message is None:
+                return
+            size_bytes += len(message.payload)
+            shelf.append(Shelved(message, self.key_of(message) if lock else None))
+
+    def withdraw(self) -> None:
+        """Put back what is on the shelves."""
+        self.do_what_is_left()
+        for shelf in (self.locked, self.shelf):
+            with suppress(IndexError):
+                while True:
+                    message, key = shelf.pop()
+                    self.put_back(message)
+                    if key is not None:
+                        self.unlock(key)
+
+    def do_what_is_left(self) -> None:
+        with suppress(IndexError):
+            while True:
+                act = self.left.popleft()
+                act()
+
+    # ---- what changes what may be handed out, or is about what was
+
+    def receive(self, response: pb.ConsumeResponse, now_ms: int) -> None:
+        if not (response.HasField("deliveries") or _is_plain(response)):
+            self.withdraw()
+        super().receive(response, now_ms)
+
+    def disconnected(self) -> None:
+        self.withdraw()
+        super().disconnected()
+
+    def acknowledge_id(self, message_id: MessageId, waiter: Any) -> None:
+        self.withdraw()
+        super().acknowledge_id(message_id, waiter)
+
+    def acknowledge_cumulative(self, token: Token, waiter: Any) -> None:
+        self.withdraw()
+        super().acknowledge_cumulative(token, waiter)
+
+    def negative_acknowledge(
+        self, token: Token, delay_ms: int | None, now_ms: int, waiter: Any, reason: str = ""
+    ) -> None:
+        self.withdraw()
+        super().negative_acknowledge(token, delay_ms, now_ms, waiter, reason)
+
+    def seek(self, start: common_pb2.Start, waiter: Any) -> None:
+        self.withdraw()
+        super().seek(start, waiter)
+
+    def flush(self) -> None:
+        self.do_what_is_left()
+        super().flush()
+
+    def leave(self) -> None:
+        self.withdraw()
+        super().leave()
+
+    def renew_waiting(self, now_ms: int) -> None:
+        self.withdraw()
+        super().renew_waiting(now_ms)
+
+    def expire(self, now_ms: int) -> None:
+        self.do_what_is_left()
+        super().expire(now_ms)
 
 
-def _locked(method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
-    def locked(self: SharedInbox, *args: Any, **kwargs: Any) -> Any:
-        with self.lock:
-            return method(self, *args, **kwargs)
-
-    return locked
-
-
-for _name, _member in list(vars(Inbox).items()):
-    if _name.startswith("_"):
-        continue
-    if isinstance(_member, property):
-        assert _member.fget is not None
-        setattr(SharedInbox, _name, property(_locked(_member.fget)))
-    elif callable(_member):
-        setattr(SharedInbox, _name, _locked(_member))
-
-
-class _Changed(asyncio.Event):
-    """Also tells threads."""
-
-    def __init__(self, tell: Callable[[], None]) -> None:
-        super().__init__()
-        self._tell = tell
-
-    def set(self) -> None:
-        super().set()
-        self._tell()
+def _is_plain(response: pb.ConsumeResponse) -> bool:
+    """Whether a response says that all went well."""
+    settled = response.settled
+    return response.HasField("settled") and not (settled.outcomes or settled.HasField("error"))
 
 
 class SharedConsumer(Interrupted, AsyncioConsumer):
-    """The asyncio consumer, whose messages threads take and settle. `ring` has the loop call
-    `perform`."""
+    """The asyncio consumer, whose messages threads take and settle.
+
+    Attributes:
+        inbox: threads use no more of it than its queues.
+        waiting: how many calls of `fetch` wait.
+    """
 
     _inbox: SharedInbox
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.ring: Callable[[], None] = lambda: None
-        self.lock = self._inbox.lock
-        self.turn = Condition(self.lock)
-        self._waiting = 0  # threads
-        self._changed = _Changed(self._tell)
+        self.inbox = self._inbox
+        self.waiting = 0
 
-    def perform(self) -> None:
-        """Do what changes of the inbox ask for, in the loop."""
-        self._perform()
+    # ---- from any thread
 
-    # ---- from any thread, which has the lock
-
-    def wait(self, timeout_s: float | None, *, lock: bool = False) -> Received:
-        """The next message; see `receive`."""
-        until_s = None
-        while (message := self._next(lock=lock)) is None:
-            left_s = None
-            if timeout_s is not None:
-                now_s = time.monotonic()
-                until_s = now_s + timeout_s if until_s is None else until_s
-                left_s = until_s - now_s
-                if left_s <= 0:
-                    raise TimeoutError
-            self._wait(left_s)
-        return message
-
-    def take_more(self, messages: list[Received], messages_max: int) -> None:
-        """Add what else may be handed out; see `receive_many`."""
-        try:
-            self._inbox.take_more(messages, messages_max, self._now_ms())
-        except SeqgateError as error:
-            self._postponed = error
-        self.ring()
-
-    def key_of(self, message: Received) -> bytes:
-        key = self._inbox.key_of(message)
-        assert key is not None
-        return key
-
-    def unlock_key(self, key: bytes) -> None:
-        self._inbox.unlock(key)
-        self.turn.notify()
-
-    def acknowledge(self, message: Received) -> "Future[None]":
+    def check_open(self) -> None:
         self._check_open()
-        inbox = self._inbox
-        future: Future[None] = Outcome()
-        if self._spans.is_on:
-            self._spans.settling(ACK, message, cast("Any", future))  # it asks for no more than this
-        inbox.acknowledge_now(message.token, future)
-        # A linger that has begun ends with a flush, and that includes this.
-        if self._linger is None or inbox.has_acknowledged():
-            self.ring()
-        return future
+
+    def must_look(self) -> bool:
+        """Whether to wake the loop for what is left: it does not look soon by itself, or something
+        waits for it."""
+        if self._linger is None or self.waiting or len(self._inbox.left) >= ACKS_MAX:
+            return True
+        return self._inbox.breaker_state is not BreakerState.CLOSED
+
+    def settling(self, message: Received, done: "Future[None]") -> Callable[[], object]:
+        """Acknowledges a message, in the loop."""
+        act = partial(self._settle, message, message.token, done)
+        return partial(copy_context().run, act) if self._spans.is_on else act
+
+    # ---- in the loop
+
+    async def fetch(
+        self, *, lock: bool = False, messages: int = 0, timeout_s: float | None = None
+    ) -> None:
+        """Wait until messages are on a shelf, and add others up to a number. Raises the same as
+        `receive`."""
+        async with asyncio.timeout(timeout_s):
+            self.waiting += 1
+            try:
+                while not self._fill(lock=lock, messages=messages):
+                    self._changed.clear()
+                    await self._changed.wait()
+            finally:
+                self.waiting -= 1
+        if self.waiting:
+            self._changed.set()  # there may be enough for others
 
     def refuse(self, message: Received, delay_ms: int | None, reason: str) -> "Future[None]":
         self._check_open()
-        future: Future[None] = Outcome()
-        self._spans.settling(NACK, message, cast("Any", future))
-        self._inbox.negative_acknowledge(message.token, delay_ms, self._now_ms(), future, reason)
-        self.ring()
-        return future
+        done: Future[None] = Outcome()
+        self._spans.settling(NACK, message, cast("Any", done))
+        self._inbox.negative_acknowledge(message.token, delay_ms, self._now_ms(), done, reason)
+        self._perform()
+        return done
 
-    def _next(self, *, lock: bool) -> Received | None:
-        self._check_open()
-        if self._postponed is not None:
-            error, self._postponed = self._postponed, None
-            raise error
-        inbox = self._inbox
-        try:
-            message = inbox.take_now(self._now_ms(), lock=lock)
-        except SeqgateError:
-            self.ring()
-            raise
-        if inbox.has_taken() and (inbox.is_due or inbox.due_ms != self._due_ms):
-            self.ring()
-        return message
+    def perform(self) -> None:
+        """Do what is left."""
+        self._inbox.do_what_is_left()
+        self._perform()
 
-    def _wait(self, timeout_s: float | None) -> None:
-        self._waiting += 1
-        try:
-            self.turn.wait(timeout_s)
-        except BaseException:
-            self.turn.notify()  # if this thread was told of a message, it does not take it
-            raise
-        finally:
-            self._waiting -= 1
+    def take_back(self) -> None:
+        """A thread was interrupted, and put what it had taken back on the shelf."""
+        self._inbox.withdraw()
+        self._perform()
+        self._changed.set()
 
-    # ---- in the loop
+    async def ack_many(self, messages: Iterable[Received]) -> None:
+        self.perform()
+        await super().ack_many(messages)
 
     async def hang_up(self) -> bool:
         """End the stream, until `call_again`: what it delivered is delivered again."""
@@ -206,12 +251,43 @@ class SharedConsumer(Interrupted, AsyncioConsumer):
         """End at once: what is unanswered fails, and later calls raise the error."""
         await self._stop(error)
 
-    def _tell(self) -> None:
-        """Wake threads: all at the end, otherwise no more than there are messages."""
-        with self.turn:
-            if self._waiting:
-                is_over = self._failure is not None or self._is_closing or not self._tasks
-                self.turn.notify(self._waiting if is_over else self._inbox.buffered)
+    async def abandon(self) -> None:
+        """`stop`, after a call of `open` that was interrupted."""
+        await self._stop(ConsumerClosedError("the consumer was not opened"))
+
+    def _fill(self, *, lock: bool, messages: int) -> bool:
+        """Whether a shelf has messages, now that it is filled."""
+        self.perform()
+        inbox = self._inbox
+        shelf = inbox.locked if lock else inbox.shelf
+        if not shelf:
+            self._check_open()
+            if self._postponed is not None:
+                error, self._postponed = self._postponed, None
+                raise error
+        elif not messages:
+            return True
+        try:
+            if self._postponed is None:
+                inbox.fill(self._now_ms(), lock=lock, messages=messages)
+        except SeqgateError as error:
+            self._perform()
+            if not shelf:
+                raise
+            self._postponed = error
+        self._taken()
+        return bool(shelf)
+
+    def _settle(self, message: Received, token: Token, done: "Future[None]") -> None:
+        try:
+            self._spans.settling(ACK, message, cast("Any", done))
+            self._inbox.acknowledge(token, done)
+        except Exception as surprise:  # the future is all that its caller has
+            done.set_exception(surprise)
+
+    def _flush_acks(self) -> None:
+        super()._flush_acks()
+        self._perform()
 
 
 class Consumer(Held[SharedConsumer]):
@@ -226,7 +302,9 @@ class Consumer(Held[SharedConsumer]):
 
     def __init__(self, portal: Portal, held: SharedConsumer, owner: object) -> None:
         super().__init__(portal, held, owner)
-        held.ring = portal.bell(held.perform)
+        self._inbox = held.inbox
+        self._ring = portal.bell(held.perform)
+        close_when_dropped(self, portal, held.close)
 
     @property
     def topic(self) -> str:
@@ -296,10 +374,7 @@ class Consumer(Held[SharedConsumer]):
             CorruptMessageError, ConsumerClosedError, SeqgateError: see the asyncio Consumer.
         """
         limit_s = _arguments.timeout("timeout_s", timeout_s)
-        self._portal.check()
-        held = self._held
-        with held.lock:
-            return held.wait(limit_s)
+        return self._take(self._inbox.shelf, limit_s).message
 
     def receive_many(
         self, messages_max: int = MANY_MESSAGES, timeout_s: float | None = None
@@ -310,27 +385,77 @@ class Consumer(Held[SharedConsumer]):
         messages_max = _arguments.whole("messages_max", messages_max, 1)
         limit_s = _arguments.timeout("timeout_s", timeout_s)
         self._portal.check()
-        held = self._held
-        with held.turn:
-            messages = [held.wait(limit_s)]
-            held.take_more(messages, messages_max)
-            return messages
+        shelf, claim = self._inbox.shelf, list[Shelved]()
+        try:
+            while not claim:
+                self._fetch(limit_s, messages=messages_max)
+                with suppress(IndexError):  # one call into C
+                    claim.extend(map(deque.popleft, repeat(shelf, messages_max)))
+            return [each.message for each in claim]
+        except BaseException:
+            shelf.extendleft(claim[::-1])
+            self._take_back(claim)
+            raise
 
     def receive_and_lock(self) -> tuple[Received, bytes]:
         """Wait for the next message of an unlocked key, and lock its key: no thread gets another
         message of the key until `unlock`. Returns the message and the key."""
-        self._portal.check()
-        held = self._held
-        with held.turn:
-            message = held.wait(None, lock=True)
-            return message, held.key_of(message)
+        return cast("tuple[Received, bytes]", self._take(self._inbox.locked, None))
 
     def unlock(self, key: bytes) -> None:
         """Unlock a key: its next message can be received."""
         key = _arguments.binary("key", key)
         self._portal.check()
-        with self._held.turn:
-            self._held.unlock_key(key)
+        self._leave(partial(self._held.unlock, key))
+
+    def _take(self, shelf: deque[Shelved], timeout_s: float | None) -> Shelved:
+        """Take the first message of a shelf, and wait for one if there is none."""
+        self._portal.check()
+        until_s = None
+        claim = list[Shelved]()
+        try:
+            while True:
+                try:
+                    claim.extend(map(deque.popleft, (shelf,)))  # one call into C
+                    return claim[0]
+                except IndexError:
+                    if claim:  # of a signal's handler
+                        raise
+                if timeout_s is not None:
+                    now_s = time.monotonic()
+                    until_s = now_s + timeout_s if until_s is None else until_s
+                    timeout_s = until_s - now_s
+                self._fetch(timeout_s, lock=shelf is self._inbox.locked)
+        except BaseException:
+            shelf.extendleft(claim)
+            self._take_back(claim)
+            raise
+
+    def _take_back(self, claim: list[Shelved]) -> None:
+        """Before it is taken from the shelf again, the loop sees whether it is still valid."""
+        if claim:
+            self._portal.post(self._held.take_back)
+
+    def _fetch(self, timeout_s: float | None, *, lock: bool = False, messages: int = 0) -> None:
+        self._run(partial(self._held.fetch, lock=lock, messages=messages, timeout_s=timeout_s))
+
+    def _run(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Run a function of the asyncio consumer. When the client is closed, so is the consumer."""
+        try:
+            return self._portal.run(function)
+        except ClosedError:
+            self._held.check_open()
+            raise
+
+    def _leave(self, act: Callable[[], object]) -> None:
+        """Leave something for the loop."""
+        try:
+            self._inbox.left.append(act)
+            if self._held.must_look():
+                self._ring()
+        except BaseException:
+            self._portal.post(self._held.perform)
+            raise
 
     def processing(self, message: Received) -> AbstractContextManager[Span]:
         """A span around the processing of a message: see the asyncio Consumer."""
@@ -355,14 +480,16 @@ class Consumer(Held[SharedConsumer]):
         if type(message) is not Received:
             received(message)
         self._portal.check()
-        with self._held.lock:
-            return self._held.acknowledge(message)
+        self._held.check_open()
+        done: Future[None] = Outcome()
+        self._leave(self._held.settling(message, done))
+        return done
 
     def ack_many(self, messages: Iterable[Received]) -> None:
         """Acknowledge messages, and return when that is durable for all of them: one hand-over for
         all. Raises the first error that `ack` would raise for one, once all have an outcome."""
         self._portal.check()
-        self._portal.run(self._held.ack_many, _arguments.listed("messages", messages))
+        self._run(partial(self._held.ack_many, _arguments.listed("messages", messages)))
 
     def nack(
         self,
@@ -392,8 +519,12 @@ class Consumer(Held[SharedConsumer]):
         self._portal.check()
         delay_ms = None if delay_s is None else delay_to_wire(delay_s)
         why = reason_to_wire(reason)
-        with self._held.turn:
-            return self._held.refuse(message, delay_ms, why)
+        held = self._held
+        try:
+            return self._portal.call(partial(held.refuse, message, delay_ms, why))
+        except ClosedError:
+            held.check_open()
+            raise
 
     def reconsume_later(self, message: Received, delay_s: float) -> None:
         """`nack` with a delay."""
@@ -404,7 +535,10 @@ class Consumer(Held[SharedConsumer]):
     extend = crossing(SharedConsumer.extend)
     seek = crossing(SharedConsumer.seek)
     flush = crossing(SharedConsumer.flush)
-    open = crossing(SharedConsumer.open)
+
+    def open(self) -> None:
+        """Connect. Called by `with`. Raises the same as the asyncio Consumer's."""
+        opening(self._portal, self._held)
 
     def pause(self) -> None:
         """Grant the service no more permits. Messages that are buffered or already permitted can

@@ -36,14 +36,14 @@ _log: Final = logging.getLogger("seqgate.client")
 class Line(Protocol):
     """What has connections, used in its own loop.
 
-    `start` has the loop run a coroutine function; it returns False if the loop cannot, now.
+    `begin` has the loop run a coroutine function; it returns False if the loop cannot, now.
     """
 
     async def hang_up(self) -> None: ...
 
     def call_again(self) -> None: ...
 
-    def start(self, function: Callable[[], Coroutine[Any, Any, None]]) -> bool: ...
+    def begin(self, function: Callable[[], Coroutine[Any, Any, None]]) -> bool: ...
 
 
 class Interrupted:
@@ -83,7 +83,7 @@ class _Pause:
         self._line = line
         self._has_stopped = threading.Event()
         self._may_go_on = threading.Event()
-        self._is_wanted = line.start(self._pause)
+        self._is_wanted = line.begin(self._pause)
 
     def wait(self) -> bool:
         """Wait until the loop stands still. False: it does not."""

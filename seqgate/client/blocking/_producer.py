@@ -1,17 +1,16 @@
 """The producer for threads.
 
-    send() ──▶ handed over ── one hand-over for many ──▶ _pump ──▶ the asyncio producer
+    send() ──▶ handed over ── one hand-over for many ──▶ pump ──▶ the asyncio producer
 
 A thread checks its message, and compresses it if it may be large; the loop numbers and sends it.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextvars import Context, copy_context
 from datetime import datetime
-from threading import Lock
 from typing import Any, NamedTuple
 
 from seqgate.client._arguments import listed
@@ -20,8 +19,15 @@ from seqgate.client._outbox import Receipt
 from seqgate.client._producer import Outgoing, delivery_time, given_id, raise_about
 from seqgate.client._producer import Producer as AsyncioProducer
 from seqgate.client.blocking._forking import Interrupted
-from seqgate.client.blocking._portal import Held, Outcome, Portal, crossing
-from seqgate.errors import SeqgateError
+from seqgate.client.blocking._portal import (
+    Held,
+    Outcome,
+    Portal,
+    close_when_dropped,
+    crossing,
+    opening,
+)
+from seqgate.errors import ProducerClosedError, SeqgateError
 
 
 class _Handed(NamedTuple):
@@ -33,25 +39,32 @@ class _Handed(NamedTuple):
 
 class SharedProducer(Interrupted, AsyncioProducer):
     """The asyncio producer, with a queue of messages that threads hand over. Their numbers and
-    bytes count as pending from then on."""
+    bytes count as pending from then on.
+
+    Attributes:
+        ring: has the loop call `pump`.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._counting = Lock()
+        self.ring: Callable[[], None] = lambda: None
         self._handed: deque[_Handed] = deque()
-        self._handed_messages = 0
-        self._handed_bytes = 0
+        # What threads handed over, and what the loop has taken of that. Threads count without a
+        # lock: one may be counted that is interrupted before its message is in the queue, and one
+        # addition may overwrite another. So the counts are made even when the queue is empty.
+        self._given_messages = self._given_bytes = 0
+        self._taken_messages = self._taken_bytes = 0
         self._waiting_for_room: asyncio.Task[None] | None = None
 
     # ---- from any thread
 
     @property
     def all_pending_messages(self) -> int:
-        return self._pending_messages + self._handed_messages
+        return self._pending_messages + max(0, self._given_messages - self._taken_messages)
 
     @property
     def all_pending_bytes(self) -> int:
-        return self._pending_bytes + self._handed_bytes
+        return self._pending_bytes + max(0, self._given_bytes - self._taken_bytes)
 
     def checked(
         self,
@@ -79,14 +92,19 @@ class SharedProducer(Interrupted, AsyncioProducer):
     ) -> "Future[Receipt]":
         """Queue a message for `pump`. Raises ProducerQueueFullError if it `must_fit` and does
         not."""
+        if must_fit and not self._fits(message):
+            self.ring()
+            raise_about(sequence_id, self._full())
         done = Outcome()
         handed = _Handed(message, sequence_id, done, copy_context())
-        with self._counting:
-            if must_fit and not self._fits(message):
-                raise_about(sequence_id, self._full())
-            self._handed_messages += message.chunks
-            self._handed_bytes += message.size_bytes
+        try:
+            self._given_messages += message.chunks
+            self._given_bytes += message.size_bytes
             self._handed.append(handed)
+            self.ring()
+        except BaseException:
+            self.ring()
+            raise
         return done
 
     def _fits(self, message: OutgoingMessage) -> bool:
@@ -120,9 +138,10 @@ class SharedProducer(Interrupted, AsyncioProducer):
             except Exception as error:
                 if not done.done():
                     done.set_exception(_about(sequence_id, error))
-            with self._counting:
-                self._handed_messages -= message.chunks
-                self._handed_bytes -= message.size_bytes
+            self._taken_messages += message.chunks
+            self._taken_bytes += message.size_bytes
+        self._taken_messages = self._given_messages
+        self._taken_bytes = self._given_bytes
 
     async def _pump_later(self, handed: _Handed) -> None:
         try:
@@ -134,6 +153,14 @@ class SharedProducer(Interrupted, AsyncioProducer):
     async def stop(self, error: SeqgateError) -> None:
         """End at once: what is pending fails with the error."""
         await self._stop(error)
+
+    async def abandon(self) -> None:
+        """`stop`, after a call of `open` that was interrupted."""
+        await self._stop(ProducerClosedError("the producer was not opened"))
+
+    async def flush(self) -> None:
+        self.pump()
+        await super().flush()
 
     async def _stop(self, error: SeqgateError) -> None:
         try:
@@ -162,7 +189,8 @@ class Producer(Held[SharedProducer]):
 
     def __init__(self, portal: Portal, held: SharedProducer, owner: object) -> None:
         super().__init__(portal, held, owner)
-        self._ring = portal.bell(held.pump)
+        held.ring = portal.bell(held.pump)
+        close_when_dropped(self, portal, held.close)
 
     @property
     def name(self) -> str:
@@ -221,7 +249,6 @@ class Producer(Held[SharedProducer]):
             deliver_after_s,
         )
         done = held.hand_over(message, sequence_id, must_fit=False)
-        self._ring()
         try:
             return done.result()
         finally:
@@ -256,9 +283,7 @@ class Producer(Held[SharedProducer]):
             deliver_at,
             deliver_after_s,
         )
-        done = held.hand_over(message, sequence_id, must_fit=True)
-        self._ring()
-        return done
+        return held.hand_over(message, sequence_id, must_fit=True)
 
     def send_many(self, messages: Iterable[bytes | Outgoing]) -> list[Receipt]:
         """Publish messages in this order, and return their receipts when all are durable: one
@@ -267,7 +292,10 @@ class Producer(Held[SharedProducer]):
         return self._portal.run(self._held.send_many, listed("messages", messages))
 
     flush = crossing(SharedProducer.flush)
-    open = crossing(SharedProducer.open)
+
+    def open(self) -> None:
+        """Connect. Called by `with`. Raises the same as the asyncio Producer's."""
+        opening(self._portal, self._held)
 
     def close(self) -> None:
         """Flush, and release the name. Messages not stored within the send timeout fail; without a

@@ -1,16 +1,17 @@
 """The reader for threads: takes what has arrived in one hand-over, and returns it one by one."""
 
+import asyncio
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from threading import Lock
+from itertools import repeat
 
 from seqgate.client._arguments import whole
 from seqgate.client._assembler import DropReason
 from seqgate.client._message import MANY_MESSAGES, Message
 from seqgate.client._reader import Missed, Start
 from seqgate.client._reader import Reader as AsyncioReader
-from seqgate.client.blocking._portal import ClosedError, Held, Portal
+from seqgate.client.blocking._portal import ClosedError, Held, Portal, close_when_dropped
 
 
 class SharedReader(AsyncioReader):
@@ -37,7 +38,8 @@ class Reader(Held[AsyncioReader]):
     def __init__(self, portal: Portal, held: AsyncioReader, owner: object) -> None:
         super().__init__(portal, held, owner)
         self._ready: deque[Message] = deque()
-        self._filling = Lock()
+        self._arriving = asyncio.Lock()  # in the loop
+        close_when_dropped(self, portal, held.close)
 
     @property
     def topic(self) -> str:
@@ -63,25 +65,29 @@ class Reader(Held[AsyncioReader]):
     def read(self) -> Message | None:
         """The next message; None at the topic's end, if the reader does not follow. An interrupt
         loses no message."""
-        self._portal.check()
-        while True:
-            with suppress(IndexError):
-                return self._ready.popleft()
-            with self._filling:  # one thread fetches, others wait for what it gets
-                if not self._ready and not self._fill():
-                    return None
+        messages = self._take(1)
+        return messages[0] if messages else None
 
     def read_many(self, messages_max: int = MANY_MESSAGES) -> list[Message]:
         """Wait for a message, and return it with those that have arrived already, at most
         `messages_max`; nothing at the topic's end, if the reader does not follow. Raises the same
         as iterating."""
         messages_max = whole("messages_max", messages_max, 1)
-        message = self.read()
-        messages = [] if message is None else [message]
-        with suppress(IndexError):
-            while messages and len(messages) < messages_max:
-                messages.append(self._ready.popleft())
-        return messages
+        return self._take(messages_max)
+
+    def _take(self, messages_max: int) -> list[Message]:
+        self._portal.check()
+        ready, claim = self._ready, list[Message]()
+        try:
+            while not claim:
+                with suppress(IndexError):  # one call into C
+                    claim.extend(map(deque.popleft, repeat(ready, messages_max)))
+                if not claim and not self._fill():
+                    break
+            return claim  # noqa: TRY300  # an interrupt at this line, too, puts it back
+        except BaseException:
+            ready.extendleft(claim[::-1])
+            raise
 
     def skip(self) -> Missed | None:
         """Continue after the range whose error the reader raised: see the asyncio Reader."""
@@ -119,9 +125,10 @@ class Reader(Held[AsyncioReader]):
 
     async def _arrive(self) -> bool:
         # They are here before anything can interrupt: an interrupted thread loses none.
-        messages = await self._held.read_many()
-        self._ready.extend(messages)
-        return bool(messages)
+        async with self._arriving:
+            if not self._ready:
+                self._ready.extend(await self._held.read_many())
+            return bool(self._ready)
 
     async def _seek(self, start: Start, *, inclusive: bool) -> None:
         await self._held.seek(start, inclusive=inclusive)
