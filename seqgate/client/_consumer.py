@@ -236,6 +236,14 @@ class Consumer:
         assert key is not None
         return message, key
 
+    def put_back(self, message: Received) -> None:
+        """Give back a message as if it had not been received: it is the next one of its key that
+        this consumer receives, and has not failed. Later messages of its key must not have been
+        received. A message that is settled, or whose token is stale, is left alone."""
+        self._inbox.put_back(message)
+        self._perform()
+        self._changed.set()
+
     def unlock(self, key: bytes) -> None:
         """Unlock a key: its next message can be received."""
         key = _arguments.binary("key", key)

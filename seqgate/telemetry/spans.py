@@ -241,8 +241,12 @@ def fail(span: Span, reason: str, message: str = "") -> None:
 
 def fail_with(span: Span, failure: BaseException) -> None:
     """Mark a span as failed: by the exception's reason, or else its class name."""
-    reason = str(getattr(failure, "reason", "")) or type(failure).__qualname__
-    fail(span, reason, str(failure))
+    name = type(failure).__qualname__
+    try:
+        reason, said = str(getattr(failure, "reason", "")) or name, str(failure)
+    except Exception:  # an application's exception cannot say what it is
+        reason, said = name, ""
+    fail(span, reason, said)
 
 
 def below(context: SpanContext) -> Context:

@@ -146,6 +146,7 @@ def test_a_closed_portal_refuses_calls_and_has_no_thread() -> None:
     threads = threading.active_count()
     portal = Portal("test")
     portal.start()
+    portal.call(lambda: None)
     assert threading.active_count() == threads + 1
     portal.close(nothing)
     portal.close(nothing)

@@ -21,7 +21,7 @@ import logging
 import os
 import socket
 import threading
-from _thread import allocate_lock
+from _thread import allocate_lock, start_new_thread
 from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
@@ -63,20 +63,22 @@ class Portal:
         self._pid = os.getpid()
         self._posted: deque[Callable[[], object]] = deque()
         self._woken = -1  # the hand-over after which a thread last woke the loop
+        self._is_closed = False  # `close` was called
         # The loop's thread alone sets these.
         self._round = 0  # counts hand-overs, once it is known which posts they include
         self._is_ending = False  # no coroutine begins any more
         self._is_over = False  # the loop runs no more
         self._running: dict[Future[Any], asyncio.Task[Any]] = {}
-        self._is_closed = False  # `close` was called
-        self._loop = _Loop()
-        self._bells = _Bells()
-        self._wake = self._bells.near.send
-        self._loop.add_reader(self._bells.far, self._take_over)
+        self._ended = Outcome()
+        self._loop: asyncio.AbstractEventLoop
+        self._bells: _Bells
+        self._wake: Callable[[bytes], object] = bytes  # until there is a loop
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        # A thread that is interrupted while it starts another may keep it from running: this one is
+        # started by a third.
+        start_new_thread(self._thread.start, ())
 
     @property
     def is_gone(self) -> bool:
@@ -180,8 +182,10 @@ class Portal:
         """Run a last coroutine function, end what runs, and join the thread. Later calls return
         when that is done."""
         self.forget(last)
-        if os.getpid() == self._pid and not self.is_here and self._thread.ident is not None:
-            self._thread.join(STOP_TIMEOUT_S)
+        if os.getpid() == self._pid and not self.is_here:
+            with suppress(TimeoutError):
+                self._ended.result(STOP_TIMEOUT_S)
+                self._thread.join(STOP_TIMEOUT_S)
 
     def forget(self, last: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """`close` without waiting: nobody has the client any more."""
@@ -204,12 +208,18 @@ class Portal:
     # ---- in the loop's thread
 
     def _work(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        self._loop = loop = _Loop()
+        asyncio.set_event_loop(loop)
+        self._bells = _Bells()
+        self._wake = self._bells.near.send
+        loop.add_reader(self._bells.far, self._take_over)
+        self._take_over()
+        loop.run_forever()
         self._is_over = True  # first: what is posted from here on is called where it is posted
         self._call(len(self._posted))
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.close()
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+        self._ended.set_result(None)
 
     def _take_over(self) -> None:
         with suppress(BlockingIOError):

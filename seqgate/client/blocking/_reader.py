@@ -2,9 +2,10 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import repeat
+from typing import TypeVar
 
 from seqgate.client._arguments import whole
 from seqgate.client._assembler import DropReason
@@ -12,6 +13,8 @@ from seqgate.client._message import MANY_MESSAGES, Message
 from seqgate.client._reader import Missed, Start
 from seqgate.client._reader import Reader as AsyncioReader
 from seqgate.client.blocking._portal import ClosedError, Held, Portal, close_when_dropped
+
+T = TypeVar("T")
 
 
 class SharedReader(AsyncioReader):
@@ -57,25 +60,22 @@ class Reader(Held[AsyncioReader]):
     def __next__(self) -> Message:
         """The next message. At the topic's end, waits if the reader follows, and otherwise ends the
         iteration. Raises the same as the asyncio Reader."""
-        message = self.read()
-        if message is None:
-            raise StopIteration
-        return message
+        return self._take(1, _next)
 
     def read(self) -> Message | None:
         """The next message; None at the topic's end, if the reader does not follow. An interrupt
         loses no message."""
-        messages = self._take(1)
-        return messages[0] if messages else None
+        return self._take(1, _first)
 
     def read_many(self, messages_max: int = MANY_MESSAGES) -> list[Message]:
         """Wait for a message, and return it with those that have arrived already, at most
         `messages_max`; nothing at the topic's end, if the reader does not follow. Raises the same
         as iterating."""
         messages_max = whole("messages_max", messages_max, 1)
-        return self._take(messages_max)
+        return self._take(messages_max, list)
 
-    def _take(self, messages_max: int) -> list[Message]:
+    def _take(self, messages_max: int, returned: Callable[[list[Message]], T]) -> T:
+        """What a function makes of the next messages; of none at the topic's end."""
         self._portal.check()
         ready, claim = self._ready, list[Message]()
         try:
@@ -84,7 +84,7 @@ class Reader(Held[AsyncioReader]):
                     claim.extend(map(deque.popleft, repeat(ready, messages_max)))
                 if not claim and not self._fill():
                     break
-            return claim  # noqa: TRY300  # an interrupt at this line, too, puts it back
+            return returned(claim)
         except BaseException:
             ready.extendleft(claim[::-1])
             raise
@@ -137,3 +137,13 @@ class Reader(Held[AsyncioReader]):
     async def _close(self) -> None:
         await self._held.close()
         self._ready.clear()
+
+
+def _first(messages: list[Message]) -> Message | None:
+    return messages[0] if messages else None
+
+
+def _next(messages: list[Message]) -> Message:
+    if not messages:
+        raise StopIteration
+    return messages[0]
