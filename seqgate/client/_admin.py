@@ -12,12 +12,14 @@ from seqgate.client._deduplication import DeduplicationCalls
 from seqgate.client._fields import enum_name, full_name, optional, stored_position, time_of
 from seqgate.client._letters import LetterCalls, dead_letter_of
 from seqgate.client._life import MessageEvent, MessageLife, SubscriptionLife, life
+from seqgate.client._loops import of_one_loop
 from seqgate.client._redrives import RedriveCalls
 from seqgate.client._subscriptions import SubscriptionCalls
 from seqgate.client._topics import TopicCalls
 from seqgate.message_id import MessageId
 
 
+@of_one_loop
 class Admin(
     TopicCalls, DeduplicationCalls, SubscriptionCalls, LetterCalls, RedriveCalls, CursorCalls
 ):

@@ -28,6 +28,7 @@ from seqgate.client._chunking import Chunking
 from seqgate.client._codec import Compression
 from seqgate.client._consumer import Consumer
 from seqgate.client._inbox import Inbox, ReceiverLimits
+from seqgate.client._loops import of_one_loop
 from seqgate.client._producer import OnConflict, Producer
 from seqgate.client._reader import EARLIEST, Missed, Reader, Start
 from seqgate.client._subscribing import (
@@ -96,6 +97,7 @@ def connect(
     return Client(ledger, dispatcher, Security(tls, token), dedup=dedup, cursor=cursor)
 
 
+@of_one_loop
 class Client:
     """See connect."""
 

@@ -22,6 +22,7 @@ from seqgate.client._assembler import Dropped, DropReason
 from seqgate.client._breaker import BreakerState
 from seqgate.client._group import Group
 from seqgate.client._inbox import Inbox
+from seqgate.client._loops import of_one_loop
 from seqgate.client._message import MANY_MESSAGES, Received
 from seqgate.client._reconnecting import Reconnecting
 from seqgate.client._status import error_of_call
@@ -67,6 +68,7 @@ REDIRECTS_MAX: Final = 3
 _RETRYABLE: Final = (UnavailableError, LimitExceededError, FencedError)
 
 
+@of_one_loop
 class Consumer:
     """Receives a subscription's messages from one topic.
 

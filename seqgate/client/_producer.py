@@ -50,6 +50,7 @@ from seqgate.client._codec import (
     to_entry,
 )
 from seqgate.client._group import Group, Member
+from seqgate.client._loops import of_one_loop
 from seqgate.client._outbox import Outbox, Receipt, Resolved, pieces
 from seqgate.client._reconnecting import Reconnecting
 from seqgate.client._status import error_of_call
@@ -143,6 +144,7 @@ class SendManyError(SeqgateError):
         self.__cause__ = first
 
 
+@of_one_loop
 class Producer:
     """Publishes to one topic, each message exactly once, in the order of the calls.
 

@@ -26,6 +26,7 @@ from seqgate.client._assembler import (
 )
 from seqgate.client._channel import CALL_TIMEOUT_S, translated
 from seqgate.client._codec import corrupt, decode_entry, decode_large, piece_of, position_of
+from seqgate.client._loops import of_one_loop
 from seqgate.client._message import MANY_MESSAGES, Message
 from seqgate.client._reconnecting import Reconnecting
 from seqgate.client._status import error_of_call
@@ -70,6 +71,7 @@ Start = Place
 first message stored at this time or later, by the ledger's clock."""
 
 
+@of_one_loop
 class Reader:
     """Reads one topic, message by message.
 

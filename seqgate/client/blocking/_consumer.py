@@ -199,6 +199,9 @@ class SharedConsumer(Interrupted, AsyncioConsumer):
         act = partial(self._settle, message, message.token, done)
         return partial(copy_context().run, act) if self._spans.is_on else act
 
+    def span_of(self, message: Received) -> AbstractContextManager[Span]:
+        return self._spans.processing(message)
+
     # ---- in the loop
 
     async def fetch(
@@ -459,7 +462,7 @@ class Consumer(Held[SharedConsumer]):
 
     def processing(self, message: Received) -> AbstractContextManager[Span]:
         """A span around the processing of a message: see the asyncio Consumer."""
-        return self._held.processing(received(message))
+        return self._held.span_of(received(message))
 
     def ack(self, message: Received) -> None:
         """Acknowledge a message, and return when that is durable: it is never redelivered. A
@@ -543,8 +546,7 @@ class Consumer(Held[SharedConsumer]):
     def pause(self) -> None:
         """Grant the service no more permits. Messages that are buffered or already permitted can
         still be received."""
-        self._portal.check()
-        self._held.pause()
+        self._portal.call(self._held.pause)
 
     def resume(self) -> None:
         """Grant permits again."""
