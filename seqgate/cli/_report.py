@@ -83,6 +83,7 @@ async def report(
             "UNACKED": _unacked_shown,
             "DRAINING KEYS": "draining_keys",
             "PARKED": "parked_entries",
+            "BREAKER": lambda each: _breaker_shown(each, now_ms),
             "OLDEST DELIVERY": lambda each: _age(each["oldest_delivery_ms"], now_ms),
         },
         shown["consumers"],
@@ -250,6 +251,11 @@ def _age(since_ms: int | None, now_ms: int) -> str | None:
 def _unacked_shown(of: dict[str, Any]) -> str:
     messages = of["unacked_messages"]
     return f"{messages} (limit reached)" if of["blocked_on_unacked"] else str(messages)
+
+
+def _breaker_shown(of: dict[str, Any], now_ms: int) -> str | None:
+    opened_ms = of["breaker_opened_ms"]
+    return None if opened_ms is None else f"open for {_age(opened_ms, now_ms)}"
 
 
 def _ranges_shown(ranges: Sequence[dict[str, int]]) -> str:

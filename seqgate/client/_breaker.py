@@ -99,7 +99,8 @@ class Brake:
         self._breaker = breaker
         self._count = 0  # outcomes since it closed
         self._failures: deque[int] = deque()  # the failures in the window, by their count
-        self._pause_ms = 0
+        self.pause_ms = 0
+        """How long it pauses, or paused last; 0 when it is closed."""
         self._probe: int | None = None
         self._probes: dict[int, int] = {}  # the bits of all probes since the breaker is half open
 
@@ -127,7 +128,7 @@ class Brake:
             self._count += bits.bit_count()
         elif self._is_probe(delivery, bits):
             self._enter(BreakerState.CLOSED, None)
-            self._pause_ms = 0
+            self.pause_ms = 0
 
     def record_refused(self, delivery: int, bit: int, now_ms: int) -> None:
         if self.state is BreakerState.CLOSED:
@@ -159,8 +160,8 @@ class Brake:
     def _open(self, now_ms: int) -> None:
         shortest_ms = _to_ms(self._breaker.pause_min_s)
         longest_ms = _to_ms(self._breaker.pause_max_s)
-        self._pause_ms = min(max(2 * self._pause_ms, shortest_ms), longest_ms)
-        self._enter(BreakerState.OPEN, now_ms + self._pause_ms)
+        self.pause_ms = min(max(2 * self.pause_ms, shortest_ms), longest_ms)
+        self._enter(BreakerState.OPEN, now_ms + self.pause_ms)
 
     def _enter(self, state: BreakerState, due_ms: int | None) -> None:
         self.state = state

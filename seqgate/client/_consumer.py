@@ -8,6 +8,7 @@ every change of the inbox.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -67,6 +68,8 @@ REDIRECTS_MAX: Final = 3
 
 _RETRYABLE: Final = (UnavailableError, LimitExceededError, FencedError)
 
+_log: Final = logging.getLogger("seqgate.client")
+
 
 @of_one_loop
 class Consumer:
@@ -122,6 +125,7 @@ class Consumer:
         self._linger: asyncio.TimerHandle | None = None
         self._due: asyncio.TimerHandle | None = None
         self._due_ms: int | None = None
+        self._logged_pause_ms = 0
         self._postponed: SeqgateError | None = None  # of a message behind those of receive_many
         self._redirects = 0
         self._lost_s: float | None = None
@@ -553,9 +557,25 @@ class Consumer:
         self._wake.set()
         if inbox.due_ms != self._due_ms:
             self._set_due(inbox.due_ms)
+        if inbox.breaker_pause_ms != self._logged_pause_ms:
+            self._log_breaker(inbox.breaker_pause_ms)
         for dropped in inbox.take_dropped():
             if self._on_dropped is not None:
                 self._on_dropped(dropped)
+
+    def _log_breaker(self, pause_ms: int) -> None:
+        self._logged_pause_ms = pause_ms
+        what = f"consumer {self.name!r} of subscription {self.subscription!r} of {self.topic}"
+        if not pause_ms:
+            _log.warning("%s goes on: a message was acknowledged, the breaker is closed", what)
+            return
+        _log.warning(
+            "%s hands out nothing for %g s, then one message at a time: the breaker is open, since"
+            " the last messages were refused, whatever their keys. To change when it opens, or to"
+            " have none, give breaker= to Client.consumer",
+            what,
+            pause_ms / 1000,
+        )
 
     def _flush_acks(self) -> None:
         self._linger = None
@@ -629,6 +649,7 @@ class Consumer:
         self._leave = self._is_closing
         self._is_moving = False
         try:
+            self._inbox.tell_breaker(self._first, is_first=True)
             await call.write(self._first)
             self._take_subscribed((await read(call)).subscribed)
             self._reconnecting.succeeded()

@@ -274,6 +274,7 @@ class Inbox:
         self._requests = Requests()
         self._chunks = ChunkDeliveries(assembly, incomplete)
         self._brake = None if breaker is None else Brake(breaker)
+        self._told_pause_ms = 0  # the breaker's pause that the service was told
         self._resolved: list[Answer] = []
 
     @property
@@ -313,6 +314,11 @@ class Inbox:
         return BreakerState.CLOSED if self._brake is None else self._brake.state
 
     @property
+    def breaker_pause_ms(self) -> int:
+        """How long the breaker pauses; 0: it is closed."""
+        return 0 if self._brake is None else self._brake.pause_ms
+
+    @property
     def due_ms(self) -> int | None:
         """When to call `advance`; None: no change is due."""
         return None if self._brake is None else self._brake.due_ms
@@ -327,6 +333,15 @@ class Inbox:
         return self._chunks.take_dropped()
 
     # ---- the stream
+
+    def tell_breaker(self, request: pb.ConsumeRequest, *, is_first: bool = False) -> None:
+        """Add the breaker to a request, if the service was told something else on its stream."""
+        told_ms = 0 if is_first else self._told_pause_ms
+        self._told_pause_ms = pause_ms = self.breaker_pause_ms
+        request.ClearField("breaker")
+        if pause_ms != told_ms:
+            request.breaker.open = pause_ms > 0
+            request.breaker.pause.FromMilliseconds(pause_ms)
 
     def subscribed(self, epoch: int) -> None:
         """A stream is open, and has sent nothing yet."""
@@ -368,6 +383,8 @@ class Inbox:
             permits = self._permits.grant(self.buffered, self._queue.size_bytes)
             if permits:
                 out.append(pb.ConsumeRequest(permit=pb.Permit(messages=permits)))
+        if out and self._told_pause_ms != self.breaker_pause_ms:
+            self.tell_breaker(out[0])
         return out
 
     def waiters(self, request_id: int) -> Iterator[Any]:

@@ -85,6 +85,8 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
             live, session = await self._dispatcher.subscribe(
                 topic, name, joining, create_at, dict(subscribe.properties)
             )
+        if first.HasField("breaker"):
+            session.take_breaker(parsing.breaker(first.breaker))
         failure = asyncio.create_task(session.failure())
         tasks: list[asyncio.Task[Any]] = [failure]
         try:
@@ -133,6 +135,8 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
 
     async def _handle(self, live: Live, session: Session, request: pb.ConsumeRequest) -> bool:
         """Handle a request. Returns False after the last one."""
+        if request.HasField("breaker"):
+            session.take_breaker(parsing.breaker(request.breaker))
         kind = request.WhichOneof("request")
         if kind not in _UNANSWERED:
             session.count_request()
@@ -413,8 +417,11 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
         position = read_position("position", request.position, InvalidPosition)
         live = await self._dispatcher.live(topic, name)
         if subject == "key":
-            return explaining.explain_key(live, request.key)
-        return await explaining.explain_position(live, position)
+            explained = explaining.explain_key(live, request.key)
+        else:
+            explained = await explaining.explain_position(live, position)
+        explaining.tell_breakers(live, explained)
+        return explained
 
     async def GetMessageHistory(
         self, request: pb.GetMessageHistoryRequest, context: Context

@@ -199,12 +199,15 @@ async def test_a_report_lists_consumers_and_blocked_keys(
     assert ("withheld, retry delay", "1") in lines
     assert ("Negative acknowledgements", "1") in lines
     at = table.rows.index(
-        ["CONSUMER", "SLOTS", "PERMITS", "UNACKED", "DRAINING KEYS", "PARKED", "OLDEST DELIVERY"]
+        [
+            *["CONSUMER", "SLOTS", "PERMITS", "UNACKED", "DRAINING KEYS", "PARKED", "BREAKER"],
+            "OLDEST DELIVERY",
+        ]
     )
     consumer_row, gap, headings, key_row = table.rows[at + 1 :]
     assert consumer_row[:2] == ["c1", "1 to 65535"]
-    assert consumer_row[3:6] == ["3", "0", "3"]
-    assert consumer_row[6].endswith(" s")
+    assert consumer_row[3:7] == ["3", "0", "3", "-"]
+    assert consumer_row[7].endswith(" s")
     assert gap == [""]
     assert headings[:4] == ["KEY", "REASON", "HOLDER", "OWNER"]
     assert (key_row[:4], key_row[5:]) == (["k0", "retry delay", "-", "c1"], ["1:0", "1", "0", "3"])

@@ -93,12 +93,14 @@ class Broker:
     Attributes:
         requests: consumers' requests except Subscribe, in order.
         subscribed: the number of Subscribe requests.
+        first: the first request of the last stream.
         done: durably acknowledged entries.
         dead: dead-lettered entries.
     """
 
     def __init__(self) -> None:
         self.requests: list[pb.ConsumeRequest] = []
+        self.first = pb.ConsumeRequest()
         self.subscribed = 0
         self.streams: dict[int, Stream] = {}
         self.log: list[ledger_pb2.StoredEntry] = []
@@ -514,7 +516,8 @@ class FakeDispatcher(Broker, pb_grpc.DispatcherServiceServicer):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def Consume(self, requests: AsyncIterator[pb.ConsumeRequest], context: Any) -> Any:
-        subscribe = (await anext(requests)).subscribe
+        self.first = await anext(requests)
+        subscribe = self.first.subscribe
         if self.owner is not None:
             details = {"owner": self.owner}
             refused = _status(code_pb2.FAILED_PRECONDITION, "NOT_OWNER", details)

@@ -151,6 +151,7 @@ def _consumer_row(each: dispatcher_pb2.ConsumerReport) -> Values:
         "permits": each.permits,
         "unacked": each.unacked_messages,
         "is_blocked": each.blocked_on_unacked,
+        "breaker_opened": time_of(each, "breaker_opened"),
         "draining": each.draining_keys,
         "parked": each.parked_entries,
         "oldest": time_of(each, "oldest_delivery"),

@@ -44,6 +44,13 @@ class Joining(NamedTuple):
     delivery_runs: bool = False
 
 
+class Breaker(NamedTuple):
+    """An open circuit breaker of a consumer."""
+
+    pause_ms: int
+    opened_ms: int
+
+
 class Session:
     def __init__(
         self,
@@ -57,6 +64,8 @@ class Session:
         self.consumer = consumer
         self.joining = joining
         self.connected_ms = performing.now_ms()
+        self.breaker: Breaker | None = None
+        """Its circuit breaker while that is open."""
         self._performing = performing
         self._sending = sending
         self._leave = leave
@@ -181,6 +190,11 @@ class Session:
         return 0 if known is None else max(0, known.permits) + len(known.flights)
 
     # ---- requests; a span covers a request until its answer
+
+    def take_breaker(self, pause_ms: int | None) -> None:
+        """The consumer's circuit breaker changed; None: it is closed."""
+        since = self._performing.now_ms() if self.breaker is None else self.breaker.opened_ms
+        self.breaker = None if pause_ms is None else Breaker(pause_ms, since)
 
     def count_request(self) -> None:
         """Count a request that will be answered. Raises TooManyUnanswered at the limit."""

@@ -77,6 +77,23 @@ def explain_key(live: Live, key: bytes) -> pb.ExplainResponse:
     return response
 
 
+def tell_breakers(live: Live, explained: pb.ExplainResponse) -> None:
+    """Say of each consumer that a reason names whether its circuit breaker is open."""
+    opened = {
+        name_of(live.machine, session.consumer): session.breaker
+        for session in live.sessions.values()
+        if session.breaker is not None
+    }
+    for each in explained.reasons:
+        named = [name for name in opened if name in each.consumer.split(", ")]
+        for name in named:
+            pause_s = opened[name].pause_ms / 1000
+            each.text += (
+                f"; the circuit breaker of {name} is open, since its application refused the last"
+                f" messages: it tries one every {pause_s:g} s"
+            )
+
+
 async def explain_position(live: Live, position: Position) -> pb.ExplainResponse:
     """Why a message is not delivered."""
     machine = live.machine

@@ -32,6 +32,7 @@ from seqgate.services.runtime.requests import (
     read_position,
     read_topic,
 )
+from seqgate.times import milliseconds
 from seqgate.types import (
     NACK_REASON_BYTES_MAX,
     InvalidNameError,
@@ -92,6 +93,11 @@ DISCARD_REASON_BYTES_MAX: Final = 256
 ANALYSIS_S: Final = 10
 ANALYSIS_MAX_S: Final = 120
 """How many seconds an analysis takes, by default and at most."""
+
+
+def breaker(given: pb.Breaker) -> int | None:
+    """The pause of an open circuit breaker, in milliseconds; None: it is closed."""
+    return milliseconds(given.pause) if given.open else None
 
 
 def joining(

@@ -1,5 +1,7 @@
 """Reports of a subscription and its filters, on the wire."""
 
+from typing import Any
+
 from google.protobuf.duration_pb2 import Duration
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
@@ -14,6 +16,7 @@ from seqgate.services.dispatcher.filtering.applied import Filtering
 from seqgate.services.dispatcher.filtering.chains import Chains, Policy, Stretch
 from seqgate.services.dispatcher.filtering.tallies import Row, Tally
 from seqgate.services.dispatcher.shell.live import Live
+from seqgate.services.dispatcher.shell.session import Session
 from seqgate.services.runtime.positions import to_position
 from seqgate.times import duration, timestamp
 
@@ -111,6 +114,16 @@ def ranges(live: Live, consumer: int) -> list[pb.KeyRange]:
     return [pb.KeyRange(first=each.first, last=each.last) for each in owned]
 
 
+def _breaker(session: Session | None) -> dict[str, Any]:
+    if session is None or session.breaker is None:
+        return {}
+    pause = duration(session.breaker.pause_ms)
+    return {
+        "breaker": pb.Breaker(open=True, pause=pause),
+        "breaker_opened": timestamp(session.breaker.opened_ms),
+    }
+
+
 def _consumer(live: Live, consumer: Consumer) -> pb.ConsumerReport:
     session = live.sessions.get(consumer.id)
     oldest = next(iter(consumer.flights.values()), None)
@@ -130,6 +143,7 @@ def _consumer(live: Live, consumer: Consumer) -> pb.ConsumerReport:
         parked_entries=consumer.queue.parked,
         oldest_delivery=None if oldest is None else timestamp(oldest.delivered_ms),
         connected=None if session is None else timestamp(session.connected_ms),
+        **_breaker(session),
     )
 
 

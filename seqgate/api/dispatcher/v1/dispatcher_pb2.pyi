@@ -846,6 +846,7 @@ class ConsumeRequest(_message.Message):
     SEEK_FIELD_NUMBER: _builtins.int
     LEAVE_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    BREAKER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def subscribe(self) -> Global___Subscribe:
         """The first request, always."""
@@ -888,6 +889,12 @@ class ConsumeRequest(_message.Message):
     def trace(self) -> _common_pb2.TraceContext:
         """The trace of which this request is a part, if any."""
 
+    @_builtins.property
+    def breaker(self) -> Global___Breaker:
+        """The consumer's circuit breaker, if it changed since it was last told on this
+        stream; it is closed at first. Shown by Report and Explain, and nothing else.
+        """
+
     def __init__(
         self,
         *,
@@ -901,16 +908,48 @@ class ConsumeRequest(_message.Message):
         seek: Global___Seek | None = ...,
         leave: Global___Leave | None = ...,
         trace: _common_pb2.TraceContext | None = ...,
+        breaker: Global___Breaker | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "acknowledge_cumulative", b"acknowledge_cumulative", "give_back", b"give_back", "leave", b"leave", "negative_acknowledge", b"negative_acknowledge", "permit", b"permit", "renew", b"renew", "request", b"request", "seek", b"seek", "subscribe", b"subscribe", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "acknowledge_cumulative", b"acknowledge_cumulative", "breaker", b"breaker", "give_back", b"give_back", "leave", b"leave", "negative_acknowledge", b"negative_acknowledge", "permit", b"permit", "renew", b"renew", "request", b"request", "seek", b"seek", "subscribe", b"subscribe", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "acknowledge_cumulative", b"acknowledge_cumulative", "give_back", b"give_back", "leave", b"leave", "negative_acknowledge", b"negative_acknowledge", "permit", b"permit", "renew", b"renew", "request", b"request", "seek", b"seek", "subscribe", b"subscribe", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "acknowledge_cumulative", b"acknowledge_cumulative", "breaker", b"breaker", "give_back", b"give_back", "leave", b"leave", "negative_acknowledge", b"negative_acknowledge", "permit", b"permit", "renew", b"renew", "request", b"request", "seek", b"seek", "subscribe", b"subscribe", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["subscribe", "permit", "acknowledge", "acknowledge_cumulative", "negative_acknowledge", "give_back", "renew", "seek", "leave"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
 Global___ConsumeRequest: _TypeAlias = ConsumeRequest  # noqa: Y015
+
+@_typing.final
+class Breaker(_message.Message):
+    """Breaker is a consumer's circuit breaker: while it is open, the consumer hands
+    out nothing to its application, or one message at a time, since the last ones
+    were refused.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: _builtins.int
+    PAUSE_FIELD_NUMBER: _builtins.int
+    open: _builtins.bool
+    """Whether it is open."""
+    @_builtins.property
+    def pause(self) -> _duration_pb2.Duration:
+        """The time after which the consumer hands out the next message."""
+
+    def __init__(
+        self,
+        *,
+        open: _builtins.bool = ...,
+        pause: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pause", b"pause"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["open", b"open", "pause", b"pause"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Breaker: _TypeAlias = Breaker  # noqa: Y015
 
 @_typing.final
 class Subscribe(_message.Message):
@@ -4433,6 +4472,8 @@ class ConsumerReport(_message.Message):
     PARKED_ENTRIES_FIELD_NUMBER: _builtins.int
     OLDEST_DELIVERY_FIELD_NUMBER: _builtins.int
     CONNECTED_FIELD_NUMBER: _builtins.int
+    BREAKER_FIELD_NUMBER: _builtins.int
+    BREAKER_OPENED_FIELD_NUMBER: _builtins.int
     consumer_id: _builtins.int
     """Identifies its stream."""
     name: _builtins.str
@@ -4459,6 +4500,14 @@ class ConsumerReport(_message.Message):
     def connected(self) -> _timestamp_pb2.Timestamp:
         """When it connected."""
 
+    @_builtins.property
+    def breaker(self) -> Global___Breaker:
+        """Its circuit breaker; absent: it is closed, or the consumer does not tell."""
+
+    @_builtins.property
+    def breaker_opened(self) -> _timestamp_pb2.Timestamp:
+        """When its circuit breaker opened; absent: it is closed."""
+
     def __init__(
         self,
         *,
@@ -4472,10 +4521,12 @@ class ConsumerReport(_message.Message):
         parked_entries: _builtins.int = ...,
         oldest_delivery: _timestamp_pb2.Timestamp | None = ...,
         connected: _timestamp_pb2.Timestamp | None = ...,
+        breaker: Global___Breaker | None = ...,
+        breaker_opened: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["connected", b"connected", "oldest_delivery", b"oldest_delivery"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["breaker", b"breaker", "breaker_opened", b"breaker_opened", "connected", b"connected", "oldest_delivery", b"oldest_delivery"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked_on_unacked", b"blocked_on_unacked", "connected", b"connected", "consumer_id", b"consumer_id", "draining_keys", b"draining_keys", "name", b"name", "oldest_delivery", b"oldest_delivery", "parked_entries", b"parked_entries", "permits", b"permits", "ranges", b"ranges", "unacked_messages", b"unacked_messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked_on_unacked", b"blocked_on_unacked", "breaker", b"breaker", "breaker_opened", b"breaker_opened", "connected", b"connected", "consumer_id", b"consumer_id", "draining_keys", b"draining_keys", "name", b"name", "oldest_delivery", b"oldest_delivery", "parked_entries", b"parked_entries", "permits", b"permits", "ranges", b"ranges", "unacked_messages", b"unacked_messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
