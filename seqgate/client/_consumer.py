@@ -757,11 +757,9 @@ class Consumer:
 
     async def _stop(self, error: SeqgateError) -> None:
         self._is_closing = True
-        for task in self._tasks:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        self._tasks = []
         self._disconnect()
         if self._linger is not None:
             self._linger.cancel()
@@ -771,6 +769,8 @@ class Consumer:
             self._due = None
         self._failure = self._failure or error
         self._changed.set()
+        if tasks:  # last: this call may be cancelled here
+            await asyncio.wait(tasks)
 
 
 def received(message: Received) -> Received:

@@ -43,6 +43,7 @@ async def test_a_breaker_is_logged_explained_and_reported_until_it_closes(
     breaker = Breaker(outcomes=3, pause_min_s=0.1)
 
     async def reported() -> pb.ConsumerReport:
+        consumer: pb.ConsumerReport
         (consumer,) = (await services.dispatcher.Report(pb.ReportRequest(**names))).consumers
         return consumer
 

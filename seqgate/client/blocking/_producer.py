@@ -165,11 +165,10 @@ class SharedProducer(Interrupted, AsyncioProducer):
     async def _stop(self, error: SeqgateError) -> None:
         try:
             await super()._stop(error)
-            if self._waiting_for_room is not None:
-                self._waiting_for_room.cancel()
-                await asyncio.wait([self._waiting_for_room])
         finally:
-            self.pump()  # all that is left fails
+            if self._waiting_for_room is not None:
+                self._waiting_for_room.cancel()  # it pumps at its end: all that is left fails
+            self.pump()
 
 
 def _about(sequence_id: int | None, error: Exception) -> Exception:
