@@ -35,7 +35,7 @@ async def client(services: Services) -> AsyncIterator[Client]:
 
 
 @pytest.fixture
-def admin(client: Client) -> Admin:
+async def admin(client: Client) -> Admin:
     return client.admin()
 
 

@@ -38,7 +38,7 @@ async def client(stack: Stack) -> AsyncIterator[Client]:
 
 
 @pytest.fixture
-def admin(client: Client) -> Admin:
+async def admin(client: Client) -> Admin:
     return client.admin()
 
 

@@ -1,7 +1,7 @@
 """The admin client for threads."""
 
-from collections.abc import AsyncIterator
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable
+from typing import ParamSpec, TypeVar
 
 from seqgate.client._admin import Admin as AsyncioAdmin
 from seqgate.client._cursors import CursorInfo
@@ -10,6 +10,7 @@ from seqgate.client._subscriptions import SubscriptionInfo
 from seqgate.client._topics import TopicInfo
 from seqgate.client.blocking._portal import Held, crossing
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -55,11 +56,11 @@ class Admin(Held[AsyncioAdmin]):
 
     def topics(self, prefix: str = "") -> list[TopicInfo]:
         """See the asyncio Admin."""
-        return self._portal.run(_all, self._held.topics(prefix))
+        return self._portal.run(_all, self._held.topics, prefix)
 
     def subscriptions(self, topic: str) -> list[SubscriptionInfo]:
         """See the asyncio Admin."""
-        return self._portal.run(_all, self._held.subscriptions(topic))
+        return self._portal.run(_all, self._held.subscriptions, topic)
 
     def dead_letters(
         self,
@@ -70,15 +71,21 @@ class Admin(Held[AsyncioAdmin]):
         dead_letter_topic: str = "",
     ) -> list[DeadLetter]:
         """See the asyncio Admin."""
-        found = self._held.dead_letters(
-            topic, subscription, key=key, dead_letter_topic=dead_letter_topic
+        return self._portal.run(
+            _all,
+            self._held.dead_letters,
+            topic,
+            subscription,
+            key=key,
+            dead_letter_topic=dead_letter_topic,
         )
-        return self._portal.run(_all, found)
 
     def cursors(self, topic: str = "") -> list[CursorInfo]:
         """See the asyncio Admin."""
-        return self._portal.run(_all, self._held.cursors(topic))
+        return self._portal.run(_all, self._held.cursors, topic)
 
 
-async def _all(listing: AsyncIterator[T]) -> list[T]:
-    return [each async for each in listing]
+async def _all(
+    listing: Callable[P, AsyncIterator[T]], *args: P.args, **kwargs: P.kwargs
+) -> list[T]:
+    return [each async for each in listing(*args, **kwargs)]

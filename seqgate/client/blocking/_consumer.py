@@ -233,6 +233,10 @@ class SharedConsumer(Interrupted, AsyncioConsumer):
         self._inbox.do_what_is_left()
         self._perform()
 
+    async def put_back_first(self, message: Received) -> None:
+        self._inbox.withdraw()
+        self.put_back(message)
+
     def take_back(self) -> None:
         """A thread was interrupted, and put what it had taken back on the shelf."""
         self._inbox.withdraw()
@@ -404,6 +408,11 @@ class Consumer(Held[SharedConsumer]):
         """Wait for the next message of an unlocked key, and lock its key: no thread gets another
         message of the key until `unlock`. Returns the message and the key."""
         return self._take(self._inbox.locked, None)  # type: ignore[return-value]  # has a key
+
+    def put_back(self, message: Received) -> None:
+        """Give back a message as if it had not been received: see the asyncio Consumer."""
+        self._portal.check()
+        self._run(partial(self._held.put_back_first, message))
 
     def unlock(self, key: bytes) -> None:
         """Unlock a key: its next message can be received."""

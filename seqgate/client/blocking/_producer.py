@@ -290,7 +290,7 @@ class Producer(Held[SharedProducer]):
         self._portal.check()
         return self._portal.run(self._held.send_many, listed("messages", messages))
 
-    flush = crossing(SharedProducer.flush)
+    flush = crossing(AsyncioProducer.flush)
 
     def open(self) -> None:
         """Connect. Called by `with`. Raises the same as the asyncio Producer's."""
