@@ -194,6 +194,25 @@ class World:
         self.handed.append(Handed(message, held))
         self.settle_up()
 
+    def take_and_put_back(self, count: int, *, lock: bool) -> None:
+        """As if nothing had happened."""
+        inbox = self.inbox
+        before = (inbox.buffered, inbox.unacked)
+        taken: list[tuple[Received, bytes]] = []
+        while len(taken) < count:
+            message = inbox.take(self.broker.clock_ms, lock=lock)
+            if message is None:
+                break
+            key = inbox.key_of(message)
+            assert key is not None
+            taken.append((message, key))
+        for message, key in reversed(taken):
+            inbox.put_back(message)
+            if lock:
+                inbox.unlock(key)
+        assert (inbox.buffered, inbox.unacked) == before
+        self.settle_up()
+
     def check_order(self, message: Received, key: bytes) -> None:
         """Check that every earlier message of the key was handed out and not refused since, or is
         acknowledged."""
@@ -334,6 +353,8 @@ def run(world: World, steps: list[tuple[str, int]]) -> None:
                     world.take()
             case "hold":
                 world.take(lock=True)
+            case "put back":
+                world.take_and_put_back(number, lock=number % 2 == 0)
             case "release":
                 world.release(number)
             case "ack":
@@ -366,6 +387,7 @@ COMMON = (
     *("take",) * 4,
     *("ack",) * 2,
     "hold",
+    *("put back",) * 2,
     "release",
     "flush",
     "persist",
