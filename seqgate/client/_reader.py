@@ -6,7 +6,6 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final
 
 from grpc import aio
@@ -112,6 +111,8 @@ class Reader:
         self._topic = topic
         self._follow = follow
         self._call: Any = None
+        self._is_following = False  # whether the call waits at the topic's end
+        self._ends = 0  # how often a stream reached it
         self._reading: asyncio.Task[Any] | None = None
         self._arrived: deque[pb.StoredEntry | pb.EntriesTrimmed] = deque()
         self._buffer: deque[Message] = deque()
@@ -185,15 +186,25 @@ class Reader:
 
     async def _until_buffered(self) -> bool:
         """Wait until the buffer has a message. False: the reader is closed, or at its end."""
-        while not self._buffer:
-            if self._missed is not None:
-                raise self._missed.error
-            if self._closed:
+        while not await self._is_ready(follow=self._follow):
+            if self._closed or not self._follow:
+                return False
+        if not self._buffer:
+            assert self._missed is not None
+            raise self._missed.error
+        return True
+
+    async def _is_ready(self, *, follow: bool) -> bool:
+        """Read until a message is buffered, or an error is pending. False: the reader is closed, or
+        at the topic's end; with `follow` it waits there, unless another task has found the end."""
+        ends = self._ends
+        while not self._buffer and self._missed is None:
+            if self._closed or self._ends != ends:
                 return False
             if self._arrived:
                 await self._take_next()
-            elif not await self._fill():
-                return False
+            else:
+                await self._fill(follow=follow)
         return True
 
     def _take(self, called_ns: int) -> Message:
@@ -228,31 +239,31 @@ class Reader:
         self._set_start(start, inclusive=inclusive)
 
     async def has_message_available(self) -> bool:
-        """Whether the topic has unread messages. Also True if only chunks of an incomplete message
-        are left."""
-        while self._arrived and not self._buffer and self._missed is None:
-            await self._take_next()
-        if self._buffer or self._missed is not None:
-            return True
+        """Whether `read` now returns a message, or raises, without waiting for one to be published.
+
+        Reads ahead up to the topic's end, and buffers what it finds: chunks of an incomplete
+        message are none. With start=LATEST, the first call fixes the place.
+
+        Raises:
+            NotFoundError: the topic does not exist.
+            UnavailableError: the service did not answer.
+        """
+        is_idle = not (self._buffer or self._arrived or self._missed or self._closed)
+        if is_idle and not await self._is_behind():
+            return False  # without a stream
+        was_open = self._call is not None  # and so ends where the topic ended then
+        return await self._is_ready(follow=False) or (
+            was_open and await self._is_ready(follow=False)
+        )
+
+    async def _is_behind(self) -> bool:
+        """Whether the topic has entries after the last one received."""
         request = pb.GetLastMessageIdRequest(topic=str(self._topic))
         reply = await translated(self._stub.GetLastMessageId(request, timeout=CALL_TIMEOUT_S))
-        if not reply.HasField("last"):
-            return False
-        last = position_of(reply.last)
-        if self._after is None and self._at is None:
-            return self._start == EARLIEST or (
-                isinstance(self._start, datetime) and await self._has_message_since(self._start)
-            )
-        if self._after is not None:
-            return last > self._after
-        return self._at is not None and last >= self._at
-
-    async def _has_message_since(self, start: datetime) -> bool:
-        request = pb.FindPositionRequest(
-            topic=str(self._topic), append_time=start_to_wire(start).time
-        )
-        reply = await translated(self._stub.FindPosition(request, timeout=CALL_TIMEOUT_S))
-        return bool(reply.HasField("position"))
+        last = position_of(reply.last) if reply.HasField("last") else None
+        if self._call is None:
+            self._fix_latest(last)
+        return last is not None and (self._after is None or last > self._after)
 
     async def close(self) -> None:
         """End the iteration and the stream."""
@@ -285,28 +296,30 @@ class Reader:
             self._at = Position(max(first.ledger_id, 0), max(first.entry_id, 0))
             self._floor = MessageId(*start.position, batch_index=index)
 
-    async def _fill(self) -> bool:
-        """Wait for the next response, and process it; False at the topic's end."""
+    async def _fill(self, *, follow: bool) -> None:
+        """Wait for the next response, and process it."""
         try:
-            response = await self._next_response()
+            response = await self._next_response(follow=follow)
         except _CallDropped:
-            return True
+            return
         except (UnavailableError, InUseError, LimitExceededError) as error:
             _check_retryable(error)
             self._drop_call()
             await asyncio.sleep(self._reconnecting.failed(error))
-            return True
+            return
         except DataLossError as error:
             self._missed = _damaged_stretch(error)
             if self._missed is None:
                 raise
-            return True
+            return
         if response is None:
             self._drop_call()
-            return False
+            self._ends += 1
+            return
         match response.WhichOneof("response"):
             case "started":
-                self._take_started(response.started)
+                started = response.started
+                self._fix_latest(position_of(started.last) if started.HasField("last") else None)
             case "draining":
                 self._drop_call()
                 await asyncio.sleep(self._reconnecting.pause_s())
@@ -320,15 +333,18 @@ class Reader:
                 self._arrived.append(response.trimmed)
                 last = response.trimmed.last
                 self._after = position_of(last)
-        return True
 
-    async def _next_response(self) -> Any:
+    async def _next_response(self, *, follow: bool) -> Any:
         """The next response; None at the end of the stream. A separate task reads it, so cancelling
-        this call loses nothing: the next call gets the response. Raises _CallDropped if the reader
-        was closed or moved meanwhile."""
+        this call loses nothing: the next call gets the response. Without `follow`, a stream that
+        follows is replaced by one that ends. Raises _CallDropped if the reader was closed or moved
+        meanwhile, or its stream replaced."""
+        if self._is_following and not follow:
+            self._drop_call()
         if self._reading is None:
             if self._call is None:
-                self._call = self._stub.Read(self._request())
+                self._call = self._stub.Read(self._request(follow=follow))
+                self._is_following = follow
             self._reading = asyncio.create_task(_read(self._call))
             self._reading.add_done_callback(_look)
         reading = self._reading
@@ -343,8 +359,8 @@ class Reader:
             raise error_of_call(error) from error
         return None if response is aio.EOF else response
 
-    def _request(self) -> pb.ReadRequest:
-        request = pb.ReadRequest(topic=str(self._topic), follow=self._follow)
+    def _request(self, *, follow: bool) -> pb.ReadRequest:
+        request = pb.ReadRequest(topic=str(self._topic), follow=follow)
         if self._after is not None:
             request.start.after.CopyFrom(_to_wire(self._after))
         elif self._at is not None:
@@ -353,12 +369,13 @@ class Reader:
             request.start.CopyFrom(start_to_wire(self._start))
         return request
 
-    def _take_started(self, started: pb.Started) -> None:
+    def _fix_latest(self, last: Position | None) -> None:
         # "Latest" is one place: where the topic ended when the reader first connected.
-        if self._start == LATEST and self._after is None and started.HasField("last"):
-            self._after = position_of(started.last)
-        elif self._start == LATEST and self._after is None:
+        if self._start != LATEST or self._after is not None:
+            return
+        if last is None:
             self._start = EARLIEST
+        self._after = last
 
     async def _take_next(self) -> None:
         """Process the first entry that arrived. Cancellation loses nothing: the entry stays."""
@@ -495,6 +512,7 @@ class Reader:
         if self._call is not None:
             self._call.cancel()
             self._call = None
+        self._is_following = False
 
 
 def _place_of(start: Start) -> Start:

@@ -492,14 +492,14 @@ async def test_an_incomplete_message_is_not_available(
 
 
 @pytest.mark.parametrize("start", [EARLIEST_ID, MessageId(1, 0), MessageId(1, 1)], ids=str)
-async def test_incomplete_chunks_count_as_available_until_they_are_read(
+async def test_incomplete_chunks_are_not_available(
     services: Services, client: Client, topic: str, start: MessageId
 ) -> None:
-    """Until the reader has read the chunks it cannot know that they complete no message."""
+    """The reader reads them to know that they complete no message."""
     async with publishing(services.ledger, topic, "q") as publisher:
         await store(publisher, chunks(0, noise(3 * KIB))[:2])
     async with client.reader(topic, start=start, follow=False) as reader:
-        assert await reader.has_message_available()
+        assert not await reader.has_message_available()
         assert await reader.read() is None
         assert not await reader.has_message_available()
 

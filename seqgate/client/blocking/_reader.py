@@ -98,8 +98,8 @@ class Reader(Held[AsyncioReader]):
         self._portal.run(self._seek, start, inclusive=inclusive)
 
     def has_message_available(self) -> bool:
-        """Whether the topic has unread messages. Also True if only chunks of an incomplete message
-        are left."""
+        """Whether `read` now returns a message, or raises, without waiting for one to be published.
+        See the asyncio Reader."""
         self._portal.check()
         return bool(self._ready) or self._portal.run(self._held.has_message_available)
 
