@@ -19,6 +19,7 @@ from seqgate.client import (
     Reason,
     SubscriptionLife,
 )
+from seqgate.times import milliseconds_of
 from seqgate.types import SEQUENCE_ID_MAX
 
 app = group("Follow a message.")
@@ -206,4 +207,4 @@ def _reason_record(reason: Reason) -> dict[str, Any]:
 
 
 def _ms(time: datetime | None) -> int | None:
-    return None if time is None else round(time.timestamp() * 1000)
+    return None if time is None else milliseconds_of(time)

@@ -9,7 +9,6 @@ import os
 import re
 import sys
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, TextIO
 
@@ -17,6 +16,7 @@ from rich.cells import cell_len
 
 from seqgate.cli._failure import OutputFailed, reason_of
 from seqgate.errors import SeqgateError
+from seqgate.times import TIME_MAX_MS, moment
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -180,11 +180,9 @@ def shown(value: object) -> str:
 def time_shown(milliseconds: int | None) -> str | None:
     if milliseconds is None:
         return None
-    try:
-        moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
-    except (OverflowError, ValueError):  # a producer's clock may have any value
+    if not 0 <= milliseconds <= TIME_MAX_MS:  # a producer's clock may have any value
         return str(milliseconds)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return moment(milliseconds).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def words(name: str) -> str:

@@ -108,6 +108,6 @@ def snapshot_shown(standing: Standing) -> str:
     snapshot = position(status.snapshot)
     if not covered:
         return f"none: the newest ends at {snapshot}, and later entries are replayed"
-    taken = status.snapshot_taken.ToMilliseconds() if status.HasField("snapshot_taken") else None
+    taken = milliseconds(status.snapshot_taken) if status.HasField("snapshot_taken") else None
     when = "" if taken is None else f", taken {time_shown(taken)}"
     return f"covered by the one up to {snapshot}{when}"

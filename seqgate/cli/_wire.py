@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from seqgate.api.common.v1 import common_pb2
+from seqgate.times import MS_NS, milliseconds
 from seqgate.types import Position
 
 _RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
@@ -54,9 +55,9 @@ def _value(field: Any, value: Any) -> Any:
         return _enum_name(field.enum_type, value)
     match value:
         case Timestamp():
-            return value.ToMilliseconds()
+            return milliseconds(value)
         case Duration():
-            exact_ms = value.ToNanoseconds() / 1e6
+            exact_ms = value.seconds * 1000 + value.nanos / MS_NS
             return int(exact_ms) if exact_ms.is_integer() else exact_ms
         case common_pb2.Position():
             return str(position(value))

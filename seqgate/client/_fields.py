@@ -1,14 +1,14 @@
 """Fields of requests and responses, as the client's values."""
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from seqgate.api.common.v1 import common_pb2
 from seqgate.client import _arguments
 from seqgate.client._codec import position_of
 from seqgate.message_id import MessageId
-from seqgate.times import milliseconds
+from seqgate.times import moment_of
 from seqgate.types import Position, TopicName
 
 
@@ -57,7 +57,7 @@ def optional_id(wire: Any) -> MessageId | None:
 
 
 def time_of(wire: Any) -> datetime:
-    return datetime.fromtimestamp(milliseconds(wire) / 1000, UTC)
+    return moment_of(wire)
 
 
 def enum_name(kind: Any, number: int) -> str:

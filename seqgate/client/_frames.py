@@ -23,6 +23,7 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client._calls import Calls
 from seqgate.errors import SeqgateError
+from seqgate.times import milliseconds
 
 TOPICS_MAX: Final = 200
 """The most topics to sample, in the order of their names."""
@@ -276,7 +277,7 @@ def _withheld(keys: dispatcher_pb2.WithheldKeys) -> dict[str, Any]:
     return {
         "reason": dispatcher_pb2.Reason.Name(keys.reason).removeprefix("REASON_"),
         "keys": keys.keys,
-        "oldest_ms": keys.oldest.ToMilliseconds() if keys.HasField("oldest") else None,
+        "oldest_ms": milliseconds(keys.oldest) if keys.HasField("oldest") else None,
     }
 
 

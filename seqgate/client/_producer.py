@@ -14,7 +14,7 @@ import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, NoReturn, ParamSpec, cast
 
@@ -71,6 +71,7 @@ from seqgate.errors import (
     UnavailableError,
 )
 from seqgate.owners import NOT_OWNER, FollowingChannel
+from seqgate.times import milliseconds_of
 from seqgate.types import SEQUENCE_ID_MAX, TopicName, check_producer_name
 
 REQUEST_BYTES_MAX: Final = 1024 * 1024
@@ -88,7 +89,6 @@ CLOSE_TIMEOUT_S: Final = 5.0
 DELIVER_AFTER_MAX_S: Final = 100 * 365 * 24 * 3600
 """The longest delivery delay, in seconds: about a century."""
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _ENTRY: Final = "INVALID_ENTRY"
 
@@ -1045,8 +1045,7 @@ def delivery_time(
         after_s = real("deliver_after_s", deliver_after_s, 0, DELIVER_AFTER_MAX_S, reason=_ENTRY)
         return DeliveryTime(_now_ms() + math.ceil(after_s * 1_000), is_delay=True)
     try:
-        at = moment("deliver_at", deliver_at, reason=_ENTRY)
-        since_ms = -((_EPOCH - at) // timedelta(milliseconds=1))
+        since_ms = milliseconds_of(moment("deliver_at", deliver_at, reason=_ENTRY))
     except InvalidRequestError:
         raise
     except Exception:  # without a time zone, or the zone's own

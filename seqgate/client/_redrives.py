@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
@@ -13,7 +13,7 @@ from seqgate.client._fields import full_name, optional_key, optional_name, store
 from seqgate.client._reader import EARLIEST, LATEST
 from seqgate.client._subscribing import Place, start_to_wire
 from seqgate.message_id import MessageId
-from seqgate.times import milliseconds
+from seqgate.times import moment_of
 from seqgate.types import Position
 
 ESTIMATE_TIMEOUT_S: Final = 15.0
@@ -378,4 +378,4 @@ def _after(stretch: pb.TopicStretch, field: str) -> Position | None:
 def _time(wire: pb.Redrive, field: str) -> datetime | None:
     if not wire.HasField(field):  # type: ignore[arg-type]
         return None
-    return datetime.fromtimestamp(milliseconds(getattr(wire, field)) / 1000, UTC)
+    return moment_of(getattr(wire, field))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Final, Literal, NamedTuple, cast
 
@@ -22,7 +22,7 @@ from seqgate.client._arguments import (
 )
 from seqgate.errors import InvalidRequestError
 from seqgate.message_id import LATEST_ID, ChunkMessageId, MessageId
-from seqgate.times import duration, timestamp
+from seqgate.times import duration, milliseconds_of, timestamp
 from seqgate.types import NACK_REASON_BYTES_MAX, TopicName
 
 DELAY_MAX_S: Final = 86_400.0
@@ -37,8 +37,6 @@ message stored at this time or later. A time without a zone is local."""
 
 KeyRange = tuple[int, int]
 """A range of hash slots, both ends included: 0 to 65,535."""
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _OPTIONS: Final = "INVALID_OPTIONS"
 
@@ -255,7 +253,7 @@ def start_to_wire(place: Place) -> common_pb2.Start:
     """Encode a place. An id stands for its entry: a whole batch, or the first chunk of a large
     message. Raises InvalidRequestError if it is not a Place, or is a time before 1970."""
     if isinstance(place, datetime):
-        return common_pb2.Start(time=timestamp(_since_epoch_ms(place)))
+        return common_pb2.Start(time=timestamp(_time_to_wire(place)))
     if isinstance(place, str):
         if place == "latest":
             return _latest()
@@ -277,16 +275,16 @@ def start_to_wire(place: Place) -> common_pb2.Start:
     return common_pb2.Start(at=at)
 
 
-def _since_epoch_ms(time: datetime) -> int:
-    try:
-        since_ms = (time.astimezone(UTC) - _EPOCH) // timedelta(milliseconds=1)
-    except Exception:  # beyond the years 1 to 9999 in UTC, or of the time's own zone
-        since_ms = -1
-    if since_ms < 0:
+def _time_to_wire(time: datetime) -> int:
+    try:  # a time without a zone is local
+        time_ms = milliseconds_of(time if time.tzinfo else time.astimezone())
+    except Exception:  # it has no local form, or the zone's own
+        time_ms = -1
+    if not time_ms >= 0:
         raise InvalidRequestError(
-            "invalid start: a time must be 1970 to 9999", reason="INVALID_START"
+            "invalid start: a time must be from 1970 to 9999", reason="INVALID_START"
         )
-    return since_ms
+    return time_ms
 
 
 def parse_place(given: str) -> Place | None:

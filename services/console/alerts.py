@@ -7,12 +7,13 @@ have no metric: those of single keys, letters and subscriptions, which no metric
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.client._frames import Sample, Subscription, Topic
+from seqgate.times import moment, moment_of
 
 WITHHELD: Final = timedelta(seconds=600)
 """SeqgateKeyWithheldForLong."""
@@ -146,9 +147,9 @@ def _of_report(each: Subscription, before: Subscription | None, now_ms: int) -> 
     if report is None:
         return
     page = "/subscription"
-    oldest = datetime.fromtimestamp(now_ms / 1000, UTC) - WITHHELD
+    oldest = moment(now_ms) - WITHHELD
     for it in report.withheld:
-        since = it.oldest.ToDatetime(UTC)
+        since = moment_of(it.oldest)
         if it.reason == dispatcher_pb2.REASON_HELD:
             yield Alert(
                 f"{_some(it.keys, 'key', 'keys')} held behind dead letters",
@@ -166,7 +167,7 @@ def _of_report(each: Subscription, before: Subscription | None, now_ms: int) -> 
         yield Alert(what, page, rule="SeqgateUnackedLimit", is_bad=True)
     if report.filtering.HasField("unanswered_since"):
         what = f"the filter service does not answer: {report.filtering.unanswered_because}"
-        since = report.filtering.unanswered_since.ToDatetime(UTC)
+        since = moment_of(report.filtering.unanswered_since)
         yield Alert(what, page, since=since, rule="SeqgateFilterServiceAway", is_bad=True)
     if report.filter_failed_entries:
         what = f"{report.filter_failed_entries:,} entries wait: a filter failed on them"

@@ -16,6 +16,7 @@ from seqgate.api.filter.v1 import filter_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client._calls import Calls
 from seqgate.client._channel import translated
+from seqgate.client._subscribing import start_to_wire
 from seqgate.errors import InvalidRequestError
 from seqgate.keys import sticky_key
 from seqgate.payloads import PayloadDamaged, open_batch
@@ -158,15 +159,13 @@ async def _responses(
 
 
 def start_message(at: Position | datetime | None) -> common_pb2.Start:
-    start = common_pb2.Start()
     match at:
         case None:
-            start.earliest.SetInParent()
+            return start_to_wire("earliest")
         case Position():
-            start.at.CopyFrom(to_wire(at))
+            return common_pb2.Start(at=to_wire(at))
         case datetime():
-            start.time.FromDatetime(at)
-    return start
+            return start_to_wire(at)
 
 
 async def _check(calls: Calls, expression: str) -> None:

@@ -261,7 +261,7 @@ def _to_status(status: TopicStatus) -> pb.GetTopicStatusResponse:
     if status.snapshot is not None:
         response.snapshot.CopyFrom(to_position(status.snapshot.position))
         if status.snapshot.taken_ms:
-            response.snapshot_taken.FromMilliseconds(status.snapshot.taken_ms)
+            response.snapshot_taken.CopyFrom(timestamp(status.snapshot.taken_ms))
     summary = status.summary
     if not status.policy.enabled.value:
         response.state = pb.TOPIC_STATE_DISABLED

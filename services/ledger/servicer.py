@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import google_crc32c
-from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
 
 from seqgate.api.common.v1 import common_pb2
@@ -531,12 +530,10 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
         )
 
     def _to_topic(self, log: LogState) -> pb.Topic:
-        created = Timestamp()
-        created.FromMilliseconds(log.created_ms)
         return pb.Topic(
             name=str(log.topic),
             ledger_id=log.ledger_id,
-            created=created,
+            created=timestamp(log.created_ms),
             first=to_position(log.first),
             last=to_position(log.tail),
             entries=log.entries,

@@ -28,7 +28,7 @@ from seqgate.services.ledger import servicer as ledger_limits
 from seqgate.services.ledger.config import LedgerConfig
 from seqgate.services.ledger.core.entry import METADATA_BYTES_MAX
 from seqgate.services.runtime import deduplication as dedup_wire
-from seqgate.times import TIME_MAX_MS, timestamp
+from seqgate.times import MS_NS, TIME_MAX_MS, timestamp
 from seqgate.types import (
     CHUNK_UUID_BYTES_MAX,
     LARGE_MESSAGE_BYTES_MAX,
@@ -117,8 +117,11 @@ def writer(**changes: Any) -> writer_pb2.Writer:
 
 
 def listed(producer: str = "p", *ids: int, time: int = 1) -> writer_pb2.ProducerEntries:
+    seconds, rest_ms = divmod(time, 1000)
     return writer_pb2.ProducerEntries(
-        producer_name=producer, highest_sequence_ids=ids or [5], last_append_time=timestamp(time)
+        producer_name=producer,
+        highest_sequence_ids=ids or [5],
+        last_append_time=Timestamp(seconds=seconds, nanos=rest_ms * MS_NS),
     )
 
 

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from typing import Any
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import StatusCode, aio
 
 from seqgate.api.common.v1 import common_pb2
@@ -269,7 +270,7 @@ BAD_STARTS = {
     "none": common_pb2.Start(),
     "a ledger beyond all": common_pb2.Start(at=at(0, 2**63)),
     "an entry beyond all": common_pb2.Start(after=at(2**63)),
-    "a time beyond all": common_pb2.Start(time=timestamp(2**63)),
+    "a time beyond all": common_pb2.Start(time=Timestamp(seconds=2**62)),
     "after a missing entry": common_pb2.Start(after=at(1)),
     "after a missing ledger": common_pb2.Start(after=at(0, 2)),
 }

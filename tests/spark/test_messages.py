@@ -21,10 +21,12 @@ from seqgate.cli._settings import SERVICES
 from seqgate.client import Batching, Chunking, Client, Compression, Message, connect
 from seqgate.services.ledger.core.entry import Entry
 from seqgate.spark._messages import MESSAGE_COLUMNS
+from seqgate.times import TIME_MAX_MS
 from seqgate.types import Chunk
 from tests.spark.conftest import World
 from tests.spark.logs import Log, fill
 from tests.support.depth import deep, some_of
+from tests.support.extremes import FIELDS, FIRST_ID, store_extremes
 from tests.support.page_programs import elsewhere, of_page
 from tests.support.publisher import publishing, single
 
@@ -350,3 +352,21 @@ async def test_the_programs_of_the_documentation_work(
     assert spark.read.parquet(f"{tmp_path}/rows").count() == len(log)
     written = await world.services.read("public/default/orders", metadata_only=True)
     assert sum(each.metadata.num_messages_in_batch or 1 for each in written) == 1_000
+
+
+async def test_times_after_the_year_9999_are_null_and_numbers_where_a_bigint_holds_them(
+    world: World, spark: SparkSession
+) -> None:
+    topic = "live/spark/extremes"
+    await store_extremes(world.services.ledger, topic)
+    of_messages = world.messages(spark, topic).select("sequence_id", "publish_time", "event_time")
+    schema = "sequence_id bigint, publish_time bigint, event_time bigint"
+    of_entries = world.entries(spark, topic, schema)
+    for index, (message, entry, fields) in enumerate(
+        zip(rows(of_messages), rows(of_entries), FIELDS.values(), strict=True)
+    ):
+        assert message["sequence_id"] == entry["sequence_id"] == FIRST_ID + index
+        for name in ("publish_time", "event_time"):
+            time_ms = fields[name]
+            assert message[name] == (moment(time_ms) if time_ms <= TIME_MAX_MS else None)
+            assert entry[name] == (time_ms if time_ms < 2**63 else None)

@@ -542,7 +542,7 @@ def test_a_batch_that_waits_for_the_breaker_is_renewed() -> None:
         (MessageId(2, -1), (2, 0)),
         (MessageId(2, 5, batch_index=3), (2, 5)),
         (ChunkMessageId(MessageId(1, 4), MessageId(2, 5)), (1, 4)),
-        (datetime(1970, 1, 1, 0, 0, 1, 1500, tzinfo=UTC), common_pb2.Start(time=timestamp(1_001))),
+        (datetime(1970, 1, 1, 0, 0, 1, 1500, tzinfo=UTC), common_pb2.Start(time=timestamp(1_002))),
     ],
 )
 def test_positions_are_encoded_as_starts(

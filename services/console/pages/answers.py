@@ -1,7 +1,7 @@
 """Parts of the services' answers, as templates show them."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from seqgate.api.dedup.v1 import dedup_pb2
@@ -14,6 +14,7 @@ from seqgate.services.console.pages.query import key_query, number_of
 from seqgate.services.console.pages.visit import Query, Values, Visit
 from seqgate.services.console.payloads import check_size, key_text, shown
 from seqgate.services.console.searching import position_of, whole_payload
+from seqgate.times import moment_of
 
 T = TypeVar("T")
 
@@ -51,7 +52,7 @@ def enum_name(kind: Any, number: int) -> str:
 
 
 def time_of(message: Any, field: str) -> datetime | None:
-    return getattr(message, field).ToDatetime(UTC) if message.HasField(field) else None
+    return moment_of(getattr(message, field)) if message.HasField(field) else None
 
 
 def verdict_counts(status: dedup_pb2.GetTopicStatusResponse) -> dict[str, float]:
@@ -78,7 +79,7 @@ def entry_row(entry: ledger_pb2.StoredEntry) -> Values:
     highest = metadata.highest_sequence_id
     return {
         "position": position_of(entry.position),
-        "time": entry.append_time.ToDatetime(UTC),
+        "time": moment_of(entry.append_time),
         "producer": metadata.producer_name,
         "sequence_id": metadata.sequence_id,
         "to_sequence_id": highest if highest > metadata.sequence_id else None,

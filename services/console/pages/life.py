@@ -1,7 +1,6 @@
 """The life of one message: its entry, and what became of it in each subscription, as a timeline."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Final
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
@@ -12,6 +11,7 @@ from seqgate.message_id import MessageId
 from seqgate.services.console.pages.answers import cut
 from seqgate.services.console.pages.query import number_of, parsed_id, time_given, topic_of
 from seqgate.services.console.pages.visit import Values, Visit
+from seqgate.times import moment
 
 NOT_OWNED: Final = "No dispatcher owns this subscription."
 
@@ -78,7 +78,7 @@ async def life(visit: Visit) -> Values:
     return values | {
         "life": found,
         "position": None if found.id is None else found.id.position,
-        "appended": None if found.message is None else _time(found.message.append_time_ms),
+        "appended": None if found.message is None else moment(found.message.append_time_ms),
         "subscriptions": timelines(found.subscriptions),
     }
 
@@ -145,7 +145,3 @@ def _what(each: MessageEvent, text_max: int) -> str:
         is_name = each.kind == "DEAD_LETTERED"
         parts.append(each.text.replace("_", " ").lower() if is_name else cut(each.text, text_max))
     return ", ".join(parts)
-
-
-def _time(at_ms: int) -> datetime:
-    return datetime.fromtimestamp(at_ms / 1000, UTC)

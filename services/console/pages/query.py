@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 from seqgate.errors import InvalidRequestError
 from seqgate.message_id import MessageId
 from seqgate.services.console.pages.visit import Query, Values
+from seqgate.times import EPOCH
 from seqgate.types import Position, TopicName
 
 
@@ -54,7 +55,7 @@ def time_given(moment: str) -> datetime | None:
     except ValueError as error:
         raise InvalidRequestError(f"time must be like 2026-05-31T12:30, not {moment!r}") from error
     parsed = parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
-    if parsed.timestamp() < 0:
+    if parsed < EPOCH:
         raise InvalidRequestError("time must be 1970 or later")
     return parsed
 

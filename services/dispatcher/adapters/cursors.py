@@ -34,7 +34,7 @@ from seqgate.services.runtime.channels import check_health
 from seqgate.services.runtime.cursors import EXPECTED, RETRY_AFTER_S, CursorClient
 from seqgate.services.runtime.positions import of_position, to_position
 from seqgate.services.runtime.status import CallFailed, call_failed
-from seqgate.times import duration
+from seqgate.times import duration, milliseconds
 from seqgate.types import Position, TopicName
 
 log = structlog.get_logger()
@@ -387,6 +387,6 @@ def _cursor(wire: pb.Cursor) -> Cursor:
         of_position(wire.mark_delete) if wire.HasField("mark_delete") else None,
         dict(wire.properties),
         wire.acknowledged_entries,
-        wire.created.ToMilliseconds(),
-        wire.lease.owner if wire.lease.expires.ToMilliseconds() > time.time() * 1000 else "",
+        milliseconds(wire.created),
+        wire.lease.owner if milliseconds(wire.lease.expires) > time.time() * 1000 else "",
     )

@@ -123,7 +123,7 @@ def operation(made: Operation) -> pb.LetterOperation:
 def _life(each: Life) -> pb.DeadLetterLife:
     return pb.DeadLetterLife(
         letter=to_position(each.letter),
-        time=timestamp(min(max(0, each.at_ms), TIME_MAX_MS)),
+        time=timestamp(each.at_ms),
         reason=_reason("" if each.why is None else each.why.value),
         attempts=min(max(0, each.attempts), _UINT32_MAX),
         failures=_failures(each.failures),
