@@ -15,6 +15,10 @@ MS_NS: Final = 1_000_000
 TIME_MAX_MS: Final = 253_402_300_799_999
 """The last millisecond of a Timestamp, and of a datetime: the end of the year 9999."""
 
+CLOCKS_MS: Final = 60_000
+"""How far a place's time may be ahead of the clock that judges it: clocks differ, and "now" is not
+beyond the end of a log."""
+
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
 

@@ -4,17 +4,18 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from seqgate.api.common.v1 import common_pb2
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.cli._arguments import PLACE_HELP, Cursor, Topic, place, topic_name
 from seqgate.cli._command import Run, command, group
+from seqgate.cli._confirm import Yes
 from seqgate.cli._declared import REQUIRED, argument, flag, option
 from seqgate.cli._failure import InvalidInput, OutputFailed
 from seqgate.cli._known import OwnLog, check_known, known
 from seqgate.cli._output import Columns, time_shown
+from seqgate.cli._skipped import DryRun, confirm_move, move_to, tell_move
 from seqgate.cli._wire import record, wire_position
 from seqgate.client import EARLIEST
-from seqgate.client._log import before
+from seqgate.client._log import before, check_within
 from seqgate.client._subscribing import Place
 
 HOLES_SHOWN: Final = 20
@@ -102,7 +103,9 @@ async def create(
     """
     if not own_log:
         await check_known(run, topic)
-    mark_delete = await _before(run, topic, start)
+        await check_within(run.services, topic, start, field="--from")
+    found = await before(run.services, topic, start)
+    mark_delete = None if found is None else wire_position(found)
     answer = await run.services.call(
         pb.CreateCursorRequest(topic=topic, cursor=name, mark_delete=mark_delete)
     )
@@ -116,15 +119,25 @@ async def reset(
     name: Cursor,
     *,
     to: Place = option("PLACE", PLACE_HELP, default=REQUIRED, parse=partial(place, "--to")),
+    own_log: OwnLog = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> None:
     """Move a cursor forwards or backwards. Acknowledgements beyond its new position, delivery
     counts, and the properties of its position are discarded.
 
     With an id, everything before that message counts as acknowledged. For a message in a batch,
     delivery starts with the whole batch; for a large message, with its first chunk. With latest,
-    everything up to the topic's last message in the ledger service counts as acknowledged.
+    everything up to the topic's last message in the ledger service counts as acknowledged. A move
+    that skips unacknowledged entries is asked for first, with their number.
     """
-    mark_delete = await _before(run, topic, to)
+    get = pb.GetCursorRequest(topic=topic, cursor=name)
+    move = await move_to(run, get, topic, name, to, own_log=own_log)
+    if dry_run:
+        tell_move(run, {"topic": topic, "cursor": name}, move)
+        return
+    await confirm_move(topic, name, move, yes=yes)
+    mark_delete = None if move.moves_to is None else wire_position(move.moves_to)
     answer = await run.services.call(
         pb.ResetCursorRequest(topic=topic, cursor=name, mark_delete=mark_delete)
     )
@@ -193,12 +206,6 @@ def _write(file: Path, data: bytes) -> None:
         file.write_bytes(data)
     except OSError as error:
         raise OutputFailed(f"{file}: {error.strerror}") from error
-
-
-async def _before(run: Run, topic: str, start: Place) -> common_pb2.Position | None:
-    """The last entry before a place."""
-    found = await before(run.services, topic, start)
-    return None if found is None else wire_position(found)
 
 
 # ---- output

@@ -18,8 +18,9 @@ from seqgate.cli._output import Output
 from seqgate.cli._progress import Progress
 from seqgate.cli._service import client as client_of
 from seqgate.cli._service import reaching
+from seqgate.cli._wire import position
 from seqgate.client import EARLIEST, Message, MessageId, Missed, Start
-from seqgate.client._log import position_at
+from seqgate.client._log import check_place, position_at
 from seqgate.client._subscribing import Place
 from seqgate.errors import DataLossError, MessageTooLargeError, UnavailableError
 from seqgate.types import Position
@@ -61,6 +62,10 @@ async def read(
     if follow and to is not None:
         raise WrongUsage("--to and --follow are mutually exclusive")
     found_topic = (await run.services.call(pb.GetTopicRequest(topic=topic))).topic
+    last = position(found_topic.last) if found_topic.HasField("last") else None
+    check_place(start, last, field="--from")
+    if to is not None:
+        check_place(to, last, field="--to")
     end = await _end(run, topic, to)
     listing = Listing(run.output, whole=True)
     left_out = LeftOut()

@@ -11,19 +11,23 @@ from seqgate.cli._arguments import (
     Topic,
     key_from_base64,
     key_from_text,
+    place,
     properties_of,
     start,
 )
 from seqgate.cli._command import Run, command, group
+from seqgate.cli._confirm import Yes
 from seqgate.cli._declared import REQUIRED, argument, flag, option
 from seqgate.cli._failure import WrongUsage
 from seqgate.cli._known import known
 from seqgate.cli._output import Columns, time_shown
 from seqgate.cli._redrive import replay
 from seqgate.cli._report import explain, report
+from seqgate.cli._skipped import DryRun, confirm_move, move_to, tell_move
 from seqgate.cli._subscription_filter import analyze
 from seqgate.cli._subscription_filter import app as filter_
 from seqgate.cli._wire import bytes_record, record
+from seqgate.client._subscribing import Place, start_to_wire
 
 LISTED: Final = 1_000
 
@@ -102,16 +106,23 @@ async def reset(
     topic: Topic,
     name: Subscription,
     *,
-    to: common_pb2.Start = option(
-        "PLACE", PLACE_HELP, default=REQUIRED, parse=partial(start, "--to")
-    ),
+    to: Place = option("PLACE", PLACE_HELP, default=REQUIRED, parse=partial(place, "--to")),
+    dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> None:
     """Move a subscription forwards or backwards. Acknowledgements beyond the place are discarded.
 
-    Consumers stay connected; their deliveries in flight become stale. For a message in a batch,
-    delivery starts with the whole batch; for a large message, with its first chunk.
+    A move that skips unacknowledged entries is asked for first, with their number. Consumers stay
+    connected; their deliveries in flight become stale. For a message in a batch, delivery starts
+    with the whole batch; for a large message, with its first chunk.
     """
-    await _tell(run, pb.ResetSubscriptionRequest(topic=topic, subscription=name, start=to))
+    names = {"topic": topic, "subscription": name}
+    move = await move_to(run, pb.GetSubscriptionRequest(**names), topic, name, to)
+    if dry_run:
+        tell_move(run, names, move)
+        return
+    await confirm_move(topic, name, move, yes=yes)
+    await _tell(run, pb.ResetSubscriptionRequest(start=start_to_wire(to), **names))
 
 
 @command(app, "set")

@@ -8,7 +8,7 @@ from seqgate.api.cursor.v1 import cursor_pb2
 from seqgate.client._arguments import properties_of, text
 from seqgate.client._calls import PAGE, Calls
 from seqgate.client._fields import full_name, optional, optional_name, optional_position, time_of
-from seqgate.client._log import before, to_wire
+from seqgate.client._log import before, check_within, to_wire
 from seqgate.client._reader import EARLIEST
 from seqgate.client._subscribing import Place
 from seqgate.types import Position
@@ -56,12 +56,16 @@ class CursorCalls:
         Args:
             start: everything before it counts as acknowledged.
             properties: at most 2,000, of at most 4 KiB each, and 4 MiB together.
+
+        Raises:
+            InvalidRequestError: start is beyond the end of the topic.
         """
         request = cursor_pb2.CreateCursorRequest(
             topic=full_name(topic),
             cursor=text("cursor", cursor),
             properties=properties_of("properties", properties),
         )
+        await check_within(self._calls, request.topic, start, field="start")
         _put_after(request, await before(self._calls, request.topic, start))
         return _cursor((await self._calls.call(request)).cursor)
 
@@ -78,10 +82,12 @@ class CursorCalls:
 
     async def reset_cursor(self, topic: str, cursor: str, to: Place) -> CursorInfo:
         """Move a cursor forwards or backwards. What was acknowledged beyond the place is discarded.
-        Raises NotFoundError, and InUseError if somebody holds its lease."""
+        Raises NotFoundError, InUseError if somebody holds its lease, and InvalidRequestError for a
+        place beyond the end of the topic."""
         request = cursor_pb2.ResetCursorRequest(
             topic=full_name(topic), cursor=text("cursor", cursor)
         )
+        await check_within(self._calls, request.topic, to, field="to")
         _put_after(request, await before(self._calls, request.topic, to))
         return _cursor((await self._calls.call(request)).cursor)
 

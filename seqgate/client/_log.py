@@ -9,7 +9,9 @@ finds a position with enough followers: first among the ledgers, then inside one
     followed    10 9 8 7 6   5 4      3 2 1        last_before(6) = 4:1
 """
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 
 from seqgate.api.common.v1 import common_pb2
@@ -18,7 +20,9 @@ from seqgate.client._arguments import message_id
 from seqgate.client._calls import Calls
 from seqgate.client._codec import position_of
 from seqgate.client._subscribing import Place, start_to_wire
-from seqgate.message_id import ChunkMessageId, MessageId
+from seqgate.errors import InvalidRequestError, NotFoundError
+from seqgate.message_id import LATEST_ID, ChunkMessageId, MessageId
+from seqgate.times import CLOCKS_MS, MS_NS, milliseconds
 from seqgate.types import SEQUENCE_ID_MAX, Position
 
 Following = Callable[[Position], Awaitable[Sequence[Position]]]
@@ -62,11 +66,44 @@ async def start_of_last(
     return Position(ledger_id, entry_id)
 
 
+def check_place(place: Place, last: Position | None, *, field: str) -> None:
+    """Raise InvalidRequestError for a place beyond the end of a log: after an entry that it does
+    not have yet, or a time to come. The end itself is a place: right after the last entry, which is
+    `last`; None: the log never had one."""
+    match place:
+        case MessageId():
+            end = Position(1, 0) if last is None else last._replace(entry_id=last.entry_id + 1)
+            is_beyond = place.position > end and place.position != LATEST_ID.position
+        case datetime():
+            now_ms = time.time_ns() // MS_NS
+            is_beyond = milliseconds(start_to_wire(place).time) > now_ms + CLOCKS_MS
+        case _:
+            is_beyond = False
+    if is_beyond:
+        where = "which is empty" if last is None else f"whose last entry is {last}"
+        raise InvalidRequestError(
+            f"{field} is beyond the end of the log, {where}: give latest for the end",
+            reason="INVALID_START",
+            details={"field": field, "last": "" if last is None else str(last)},
+        )
+
+
+async def check_within(calls: Calls, topic: str, place: Place, *, field: str) -> None:
+    """Raise InvalidRequestError for a place beyond the end of a topic. A topic that the ledger
+    service does not have may be of a log of the caller's own, whose end only the caller knows."""
+    if place in ("earliest", "latest"):
+        return
+    with suppress(NotFoundError):
+        check_place(place, await last_entry(calls, topic), field=field)
+
+
 async def before(calls: Calls, topic: str, place: Place) -> Position | None:
     """The last entry before a place; None: it has none. For a message in a batch, that is the entry
     before the batch; for a large message, the one before its first chunk."""
     start_to_wire(place)  # raises if it is none
     match place:
+        case MessageId() if place.position == LATEST_ID.position:
+            return await last_entry(calls, topic)
         case MessageId():
             place = message_id("start", place)
             first = place.first_chunk if isinstance(place, ChunkMessageId) else place
@@ -74,17 +111,17 @@ async def before(calls: Calls, topic: str, place: Place) -> Position | None:
         case datetime():
             found = await position_at(calls, topic, place)
             if found is None:
-                return await _last_entry(calls, topic)
+                return await last_entry(calls, topic)
             return await _before_entry(calls, topic, found)
         case "latest":
-            return await _last_entry(calls, topic)
+            return await last_entry(calls, topic)
         case _:
             return None
 
 
-async def position_at(calls: Calls, topic: str, time: datetime) -> Position | None:
+async def position_at(calls: Calls, topic: str, at: datetime) -> Position | None:
     """The first entry stored at a time or later, by the ledger's clock; None: there is none."""
-    append_time = start_to_wire(time).time
+    append_time = start_to_wire(at).time
     answer = await calls.call(pb.FindPositionRequest(topic=topic, append_time=append_time))
     return position_of(answer.position) if answer.HasField("position") else None
 
@@ -97,7 +134,8 @@ async def _before_entry(calls: Calls, topic: str, entry: Position) -> Position |
     return await last_before(calls, topic, entry.ledger_id)
 
 
-async def _last_entry(calls: Calls, topic: str) -> Position | None:
+async def last_entry(calls: Calls, topic: str) -> Position | None:
+    """A topic's last entry, even if trimmed; None: it never had one."""
     answer = await calls.call(pb.GetLastMessageIdRequest(topic=topic))
     return position_of(answer.last) if answer.HasField("last") else None
 

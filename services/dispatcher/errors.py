@@ -40,7 +40,7 @@ class InvalidPermits(DomainError):
 
 
 class InvalidStart(DomainError):
-    """A start position is missing or beyond the log."""
+    """A start position is missing, or beyond the end of the log, whose last entry is in `last`."""
 
     kind = Kind.INVALID
     reason = "INVALID_START"

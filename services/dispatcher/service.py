@@ -41,7 +41,7 @@ from seqgate.services.dispatcher.shell.session import Joining, Session
 from seqgate.services.dispatcher.shell.shared import Shared
 from seqgate.services.errors import DomainError, Draining
 from seqgate.services.runtime.locks import Locks
-from seqgate.services.runtime.requests import After, At, Earliest, Latest, Start
+from seqgate.services.runtime.requests import After, At, Earliest, Latest, Start, check_start
 from seqgate.types import Position, TopicName
 
 log = structlog.get_logger()
@@ -430,16 +430,15 @@ class Dispatcher:
 
     async def resolve(self, topic: TopicName, start: Start) -> Position | None:
         """The mark-delete position for a start: everything up to it counts as acknowledged. Raises
-        TopicNotFound, and InvalidStart after the end of the log."""
+        TopicNotFound, and InvalidStart beyond the end of the log."""
         ends = await self._ports.log.ends(topic)
+        check_start(start, ends.last, self._ports.now_ms(), InvalidStart)
         match start:
             case Earliest():
                 return None
             case Latest():
                 return ends.last
             case After(position):
-                if ends.last is None or position > ends.last:
-                    raise InvalidStart("start is after the end of the log", field="start")
                 return None if ends.first is None or position < ends.first else position
         at = (
             start.position

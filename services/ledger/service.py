@@ -531,6 +531,10 @@ class Ledger:
             )
         return fate
 
+    def now_ms(self) -> int:
+        """The time by the clock of this process, in milliseconds since 1970."""
+        return self._now_ms()
+
     async def find_time(self, topic: TopicName, append_ms: int) -> Position | None:
         live = await self._owned(topic)
         found = await self._store.find_time(topic, append_ms)

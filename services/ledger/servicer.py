@@ -51,6 +51,7 @@ from seqgate.services.runtime.requests import (
     Earliest,
     Latest,
     Start,
+    check_start,
     read_limit,
     read_number,
     read_optional_position,
@@ -136,7 +137,8 @@ class ChecksumMismatch(DomainError):
 
 
 class InvalidRange(DomainError):
-    """A read or trim lacks its start, or has a position out of range."""
+    """A read or trim lacks its start, or has a position out of range; or a read starts beyond the
+    end of the log, whose last entry is in `last`."""
 
     kind = Kind.INVALID
     reason = "INVALID_RANGE"
@@ -764,8 +766,10 @@ def _check_request_ids(session: Session, request_ids: Sequence[int]) -> None:
 
 
 async def _range(ledger: Ledger, request: pb.ReadRequest, log: LogState) -> ReadRange:
+    start = read_start(request.start, InvalidRange)
+    check_start(start, log.tail, ledger.now_ms(), InvalidRange)
     return ReadRange(
-        await _after(ledger, read_start(request.start, InvalidRange), log),
+        await _after(ledger, start, log),
         read_optional_position(request, "through", InvalidRange),
         follow=request.follow,
         entries_max=request.max_entries,

@@ -17,7 +17,7 @@ from seqgate.services.errors import (
     InvalidSequenceId,
     InvalidTopicName,
 )
-from seqgate.times import MS_NS, TIME_MAX_MS, milliseconds
+from seqgate.times import CLOCKS_MS, MS_NS, TIME_MAX_MS, milliseconds
 from seqgate.types import (
     SEQUENCE_ID_MAX,
     Chunk,
@@ -149,6 +149,31 @@ def read_start(start: common_pb2.Start, refusal: Refusal) -> Start:
         case "time":
             return AtTime(read_time_ms("start.time", start.time, refusal))
     raise refusal("start is required: set one of earliest, latest, at, after, time", field="start")
+
+
+def check_start(
+    start: Start, last: Position | None, now_ms: int, refusal: Refusal, *, field: str = "start"
+) -> None:
+    """Refuse a place beyond the end of a log: after an entry that it does not have yet, or a time
+    to come. The end itself is a place: right after the last entry, which is `last`; None: the log
+    never had one."""
+    match start:
+        case After(position):
+            is_beyond = last is None or position > last
+        case At(position):
+            end = Position(1, 0) if last is None else last._replace(entry_id=last.entry_id + 1)
+            is_beyond = position > end
+        case AtTime(append_ms):
+            is_beyond = append_ms > now_ms + CLOCKS_MS
+        case _:
+            is_beyond = False
+    if is_beyond:
+        where = "which is empty" if last is None else f"whose last entry is {last}"
+        raise refusal(
+            f"{field} is beyond the end of the log, {where}: give latest to start at the end",
+            field=field,
+            last="" if last is None else str(last),
+        )
 
 
 # ---- times

@@ -134,9 +134,10 @@ class CommandLine:
         async with self._process(*arguments, stdin=PIPE, stdout=stdout) as process:
             yield Running(process)
 
-    async def on_terminal(self, *arguments: str, terminal: int) -> int:
-        """Run a command that writes to a terminal. Returns its exit code."""
-        async with self._process(*arguments, stdin=DEVNULL, stdout=terminal) as process:
+    async def on_terminal(self, *arguments: str, terminal: int, keyboard: int = DEVNULL) -> int:
+        """Run a command that writes to a terminal, and reads from `keyboard`. Returns its exit
+        code."""
+        async with self._process(*arguments, stdin=keyboard, stdout=terminal) as process:
             async with asyncio.timeout(PATIENCE_S):
                 return await process.wait()
 

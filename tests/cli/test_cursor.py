@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,7 @@ async def test_a_removed_cursor_is_gone(seqgate: CommandLine, cursors: Any, topi
 async def test_a_cursor_is_created_once(seqgate: CommandLine, topic: str) -> None:
     await seqgate("topic", "create", topic)
     table = await seqgate("cursor", "create", topic, "c")
-    again = await seqgate("cursor", "create", topic, "c", "--from", "1:7", "-o", "json")
+    again = await seqgate("cursor", "create", topic, "c", "--from", "latest", "-o", "json")
 
     assert dict(table.rows) == {
         "Topic": topic,
@@ -189,9 +190,9 @@ async def test_a_cursor_is_placed_before_the_given_message(
     last_plain = plain[-1].split(":")
 
     created = await seqgate("cursor", "create", topic, "c", "--from", plain[1], "-o", "json")
-    in_batch = await seqgate("cursor", "reset", topic, "c", "--to", batched[2], "-o", "json")
-    chunked = await seqgate("cursor", "reset", topic, "c", "--to", large, "-o", "json")
-    latest = await seqgate("cursor", "reset", topic, "c", "--to", "latest", "-o", "json")
+    in_batch = await seqgate("cursor", "reset", topic, "c", "--to", batched[2], "-y", "-o", "json")
+    chunked = await seqgate("cursor", "reset", topic, "c", "--to", large, "-y", "-o", "json")
+    latest = await seqgate("cursor", "reset", topic, "c", "--to", "latest", "-y", "-o", "json")
     earliest = await seqgate("cursor", "reset", topic, "c", "--to", "earliest", "-o", "json")
 
     assert created.record["mark_delete"] == "1:0"
@@ -213,7 +214,7 @@ async def test_the_place_before_a_ledgers_first_entry_is_in_the_previous_ledger(
         await stack.run("ledger")
     await published(client, topic, 1)
 
-    places = {"1:0": None, "2:0": "1:2", "3:0": "2:4", "9:0": "3:0", "2:1": "2:0"}
+    places = {"1:0": None, "2:0": "1:2", "3:0": "2:4", "3:1": "3:0", "2:1": "2:0"}
     for place, mark_delete in places.items():
         ended = await seqgate(
             "cursor", "create", topic, f"at {place}", "--from", place, "-o", "json"
@@ -228,7 +229,8 @@ async def test_a_cursor_is_placed_at_a_time(
     at_it = await seqgate("cursor", "create", topic, "at", "--from", moment, "-o", "json")
     assert at_it.record["mark_delete"] == "1:1"
     reset = ("cursor", "reset", topic, "at", "-o", "json", "--to")
-    assert (await seqgate(*reset, "2099-01-01")).record["mark_delete"] == "1:3"
+    just_now = datetime.now(UTC).isoformat()
+    assert (await seqgate(*reset, just_now, "--yes")).record["mark_delete"] == "1:3"
     assert (await seqgate(*reset, "1970-01-01")).record["mark_delete"] is None
 
 

@@ -25,6 +25,7 @@ from seqgate.errors import (
     NotFoundError,
     UnavailableError,
 )
+from seqgate.message_id import LATEST_ID
 from seqgate.types import InvalidNameError, Position
 from tests.support.waiting import eventually
 from tools.stack.forwarder import Ends, Forwarder
@@ -237,14 +238,42 @@ async def test_a_cursor_is_created_moved_and_deleted(
     assert await admin.create_cursor(topic, "c") == made
     assert (await admin.create_cursor(topic, "first")).mark_delete is None
     assert (await admin.reset_cursor(topic, "c", LATEST)).mark_delete == Position(1, 3)
-    beyond = datetime(2099, 1, 1, tzinfo=UTC)
-    assert (await admin.reset_cursor(topic, "c", beyond)).mark_delete == Position(1, 3)
+    for end in (datetime.now(UTC), MessageId(1, 4), LATEST_ID):
+        assert (await admin.reset_cursor(topic, "c", end)).mark_delete == Position(1, 3)
     assert (await admin.cursor(topic, "c")).revision > made.revision
     assert {each.name async for each in admin.cursors(topic)} >= {"c", "first"}
     assert {each.topic async for each in admin.cursors()} >= {topic}
     await admin.delete_cursor(topic, "c")
     with pytest.raises(NotFoundError):
         await admin.cursor(topic, "c")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [MessageId(1, 5), MessageId(7, 7), datetime(9999, 1, 1, tzinfo=UTC)],
+    ids=["entry", "ledger", "time"],
+)
+async def test_a_cursor_and_a_subscription_are_not_moved_beyond_the_end(
+    client: Client, admin: Admin, topic: str, place: MessageId | datetime
+) -> None:
+    await published(client, topic, 4)
+    cursor = await admin.create_cursor(topic, "c")
+    await admin.create_subscription(topic, "s")
+    for attempt in (
+        admin.create_cursor(topic, "new", start=place),
+        admin.reset_cursor(topic, "c", place),
+        admin.create_subscription(topic, "new", start=place),
+        admin.reset_subscription(topic, "s", place),
+        admin.replay(topic, "s", start=place, request_id="r"),
+        admin.replay(topic, "s", end=place, request_id="r"),
+    ):
+        with pytest.raises(InvalidRequestError, match="beyond the end") as refused:
+            await attempt
+        assert refused.value.reason == "INVALID_START"
+        assert refused.value.details["last"] == "1:3"
+    assert (await admin.cursor(topic, "c")) == cursor
+    assert (await admin.subscription(topic, "s")).mark_delete is None
+    assert "new" not in {each.name async for each in admin.cursors(topic)}
 
 
 async def test_a_cursor_before_a_batch_or_a_large_message(

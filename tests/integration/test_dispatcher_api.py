@@ -271,6 +271,10 @@ BAD_STARTS = {
     "a ledger beyond all": common_pb2.Start(at=at(0, 2**63)),
     "an entry beyond all": common_pb2.Start(after=at(2**63)),
     "a time beyond all": common_pb2.Start(time=Timestamp(seconds=2**62)),
+    "a time to come": common_pb2.Start(time=timestamp(TIME_MAX_MS)),
+    "an hour to come": common_pb2.Start(time=timestamp(time.time_ns() // 1_000_000 + 3_600_000)),
+    "at a future entry": common_pb2.Start(at=at(2)),
+    "at a future ledger": common_pb2.Start(at=at(0, 9)),
     "after a missing entry": common_pb2.Start(after=at(1)),
     "after a missing ledger": common_pb2.Start(after=at(0, 2)),
 }
@@ -729,13 +733,11 @@ STARTS = {
     "latest": (LATEST, []),
     "at the first": (common_pb2.Start(at=at(0)), [0, 1, 2, 3]),
     "at one": (common_pb2.Start(at=at(2)), [2, 3]),
-    "at a future entry": (common_pb2.Start(at=at(9)), []),
+    "at the end": (common_pb2.Start(at=at(4)), []),
     "at a ledger before all": (common_pb2.Start(at=at(5, 0)), [0, 1, 2, 3]),
-    "at a future ledger": (common_pb2.Start(at=at(0, 9)), []),
     "after the first": (common_pb2.Start(after=at(0)), [1, 2, 3]),
     "after the last": (common_pb2.Start(after=at(3)), []),
     "the first time": (common_pb2.Start(time=timestamp(0)), [0, 1, 2, 3]),
-    "a future time": (common_pb2.Start(time=timestamp(TIME_MAX_MS)), []),
 }
 
 

@@ -6,7 +6,7 @@ import sqlite3
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -130,9 +130,43 @@ async def test_a_reader_starts_at_a_time(client: Client, topic: str) -> None:
         reader = client.reader(topic, start=since, follow=False)
         assert await reader.has_message_available()
         assert await rest(reader) == expected
-    beyond = client.reader(topic, start=datetime(2099, 1, 1, tzinfo=UTC), follow=False)
-    assert not await beyond.has_message_available()
-    assert await rest(beyond) == []
+    now = client.reader(topic, start=datetime.now(UTC) + timedelta(seconds=1), follow=False)
+    assert not await now.has_message_available()
+    assert await rest(now) == []
+
+
+BEYOND = {
+    "after the end": (MessageId(1, 4), True),
+    "after a missing message": (MessageId(1, 3), False),
+    "in a missing batch": (MessageId(1, 9, batch_index=1), False),
+    "a later ledger": (MessageId(99_999, 99_999), True),
+    "an hour to come": (datetime.now(UTC) + timedelta(hours=1), True),
+    "the last year": (datetime(9999, 12, 31, tzinfo=UTC), True),
+}
+
+
+@pytest.mark.parametrize(("start", "inclusive"), BEYOND.values(), ids=BEYOND)
+@pytest.mark.parametrize("is_empty", [False, True], ids=["", "empty"])
+async def test_a_place_beyond_the_end_is_refused(
+    services: Services,
+    client: Client,
+    topic: str,
+    start: MessageId | datetime,
+    inclusive: bool,
+    is_empty: bool,
+) -> None:
+    await services.ledger.CreateTopic(pb.CreateTopicRequest(topic=topic))
+    if not is_empty:
+        await publish(client, topic, 1, 1, 1)
+    for follow in (False, True):
+        async with client.reader(topic, follow=follow) as reader:
+            await reader.seek(start, inclusive=inclusive)
+            with pytest.raises(InvalidRequestError, match="beyond the end") as refused:
+                await reader.read()
+            assert refused.value.reason == "INVALID_RANGE"
+            assert refused.value.details["last"] == ("" if is_empty else "1:2")
+            await reader.seek(LATEST)
+            assert not await reader.has_message_available()
 
 
 async def test_a_start_that_is_none_is_refused(client: Client, topic: str) -> None:
@@ -152,7 +186,6 @@ async def test_a_start_that_is_none_is_refused(client: Client, topic: str) -> No
         (MessageId(0, 0), True, [0, 1, 2, 3, 4]),
         (MessageId(0, 7), False, [0, 1, 2, 3, 4]),
         (MessageId(1, 3), True, []),
-        (MessageId(2, 0), True, []),
         (MessageId(2**63 - 1, 2**63 - 1), False, []),
     ],
 )

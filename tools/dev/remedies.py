@@ -155,7 +155,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "ordered by `highest_sequence_id`; publish a chunk or a marker alone; use a `request_id` again "
     "only after its receipt.",
     "INVALID_RANGE": "Set `start` of a read, `before` of a trim, or 1 to 10,000 ascending "
-    "`positions`; the numbers of a position are at most 2^63 - 1.",
+    "`positions`; the numbers of a position are at most 2^63 - 1. A read starts no later than at "
+    "the end of the log, whose last entry `last` names; `latest` is the end.",
     "INVALID_ROW": "Correct or leave out the row of the DataFrame, and write again under the same "
     "job id: nothing was sent.",
     "INVALID_SEQUENCE_ID": "Set the sequence id that the field names, from 0 to 2^63 - 1 "
@@ -163,8 +164,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "INVALID_SETTLEMENT": "Settle 1 to 10,000 deliveries in a request, with `indexes` below the "
     "batch's number of messages, delays of at most 86,400,000 milliseconds (a day), and reasons "
     "of at most 256 bytes of UTF-8.",
-    "INVALID_START": "Set one of `earliest`, `latest`, `at`, `after` and `time`, and no position "
-    "after the topic's last entry (`seqgate topic show`).",
+    "INVALID_START": "Set one of `earliest`, `latest`, `at`, `after` and `time`, and no place "
+    "beyond the end of the topic, whose last entry `last` names: for the end, `latest`.",
     "INVALID_STATE": "Send one `header` with `through` as the first message, then each producer "
     "once, at most 100,000. Load states with `seqgate dedup rebuild`; report it if that fails.",
     "INVALID_SUBSCRIPTION_NAME": "Name the subscription with 1 to 255 bytes of UTF-8 without "
@@ -320,6 +321,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "CLIENT_FORKED": "Call `connect` in the process that uses the client, after the fork; close "
     "clients of the process that forks before.",
     "CONSUMER_CLOSED": "Open a new consumer; call `receive` and `ack` within its `async with`.",
+    "CONFIRMATION_REQUIRED": "Add `--yes` to lose what the message counts; `--dry-run`, where the "
+    "command has it, only counts.",
     "INVALID_INPUT": "Correct the line or file that is named; `seqgate publish --help` shows the "
     "format.",
     "INVALID_OPTION": "Remove or correct the option or column that is named; the docstring of "
@@ -356,6 +359,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "id: it may be stored already.",
     "UNREACHABLE": "Check the service's address (`seqgate context show`, or the option that names "
     "it), that the service runs, and that TLS is used at both ends or at neither.",
+    "NOT_CONFIRMED": "Nothing was changed. Run the command again, and answer `y` to go on.",
     "WRONG_USAGE": "Correct the argument that is named; the command's `--help` shows what it "
     "takes.",
 }

@@ -51,6 +51,11 @@ EXPECTED: Final = frozenset({"", "STORE_UNAVAILABLE", "DRAINING", NOT_OWNER}) | 
 """Reasons that pass by themselves; any other is logged as an error, for the operator."""
 
 
+class _BeyondTheEnd(LedgerUnavailable):
+    """The log does not reach the place where a read starts: it was replaced by an older copy, or
+    the place is a caller's."""
+
+
 class GrpcLog:
     """See seqgate.services.dispatcher.ports.Log."""
 
@@ -96,7 +101,10 @@ class GrpcLog:
         else:
             request.start.earliest.SetInParent()
         call = self._stub.Read(request, timeout=READ_TIMEOUT_S)
-        return await self._collect(call, SCAN_BYTES_MAX)
+        try:
+            return await self._collect(call, SCAN_BYTES_MAX)
+        except _BeyondTheEnd:
+            return []  # a page token may name any place
 
     async def fetch(
         self, topic: TopicName, positions: Sequence[Position], *, metadata_only: bool = False
@@ -199,6 +207,8 @@ def _give_up(error: CallFailed) -> NoReturn:
         raise TopicNotFound("topic not found", **dict[str, Any](error.details)) from error
     if error.reason == "ENTRY_CORRUPT":
         raise EntryCorrupt(error.message, **dict[str, Any](error.details)) from error
+    if error.reason == "INVALID_RANGE":
+        raise _BeyondTheEnd("the place is beyond the end of the log", retry_after_s=RETRY_AFTER_S)
     log.debug("ledger unavailable", reason=error.reason, error=error.message)
     if error.reason not in EXPECTED:
         log.error("ledger refused a call", reason=error.reason, detail=error.message)

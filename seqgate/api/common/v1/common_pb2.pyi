@@ -47,7 +47,10 @@ Global___Position: _TypeAlias = Position  # noqa: Y015
 
 @_typing.final
 class Start(_message.Message):
-    """Start is a place in a log."""
+    """Start is a place in a log. One beyond its end is refused: after an entry that
+    the log does not have yet, or a time more than a minute ahead of the service's
+    clock. The end itself is a place: right after the last entry.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

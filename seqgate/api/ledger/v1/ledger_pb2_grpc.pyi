@@ -82,7 +82,8 @@ class LedgerServiceStub:
     """Read returns a topic's entries in order, from a given start.
 
     Retry: open a new stream after the last position received.
-    Errors: INVALID_ARGUMENT with reason INVALID_RANGE; RESOURCE_EXHAUSTED with
+    Errors: INVALID_ARGUMENT with reason INVALID_RANGE, also for a start beyond
+    the end of the log, whose last entry is in `last`; RESOURCE_EXHAUSTED with
     reason TOO_MANY_STREAMS; UNAVAILABLE with reason DRAINING, or SLOW_READER
     when a slow reader holds memory that other streams wait for.
     """
@@ -222,7 +223,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """Read returns a topic's entries in order, from a given start.
 
     Retry: open a new stream after the last position received.
-    Errors: INVALID_ARGUMENT with reason INVALID_RANGE; RESOURCE_EXHAUSTED with
+    Errors: INVALID_ARGUMENT with reason INVALID_RANGE, also for a start beyond
+    the end of the log, whose last entry is in `last`; RESOURCE_EXHAUSTED with
     reason TOO_MANY_STREAMS; UNAVAILABLE with reason DRAINING, or SLOW_READER
     when a slow reader holds memory that other streams wait for.
     """
@@ -371,7 +373,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Read returns a topic's entries in order, from a given start.
 
         Retry: open a new stream after the last position received.
-        Errors: INVALID_ARGUMENT with reason INVALID_RANGE; RESOURCE_EXHAUSTED with
+        Errors: INVALID_ARGUMENT with reason INVALID_RANGE, also for a start beyond
+        the end of the log, whose last entry is in `last`; RESOURCE_EXHAUSTED with
         reason TOO_MANY_STREAMS; UNAVAILABLE with reason DRAINING, or SLOW_READER
         when a slow reader holds memory that other streams wait for.
         """
