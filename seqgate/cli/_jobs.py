@@ -152,6 +152,11 @@ async def dev(
         "N", "First of 7 consecutive ports; 0: free ones. Default: 7700.", min=0, max=65529
     ),
     store: Store = choice("Where logs and cursors are.", default=Store.SQLITE),
+    ready_timeout: float | None = option(
+        "SECONDS",
+        "How long each process may take to become ready, while it is alive. Default: 300.",
+        min=1.0,
+    ),
 ) -> None:
     """Run all of Seqgate on this machine until Ctrl-C, with an embedded Redis server.
 
@@ -160,6 +165,7 @@ async def dev(
     options = ["--store", store]
     options += [] if data is None else ["--data", data]
     options += [] if port_base is None else ["--port-base", str(port_base)]
+    options += [] if ready_timeout is None else ["--ready-timeout", str(ready_timeout)]
     options += ["--json"] * run.output.json
     command = [sys.executable, "-m", DEV, *options]
     os.execve(sys.executable, command, {**os.environ, **_modules()})  # noqa: S606

@@ -1,10 +1,12 @@
 """All of Seqgate on one machine, in the foreground.
 
-python -m seqgate.dev [--data DIR] [--port-base N] [--store sqlite|postgres] [--json]
+python -m seqgate.dev [--data DIR] [--port-base N] [--store sqlite|postgres]
+                      [--ready-timeout SECONDS] [--json]
 
 Logs and cursors are kept in DIR across runs: in SQLite databases or, with --store postgres, in a
 PostgreSQL server. Without --data they are in a temporary folder, which is deleted at the end. A
-process that ends is started again.
+process that ends is started again. One that is alive and not ready is waited for, and named now and
+then, up to the time-out.
 
 Exit status: 0 after SIGTERM, SIGHUP or Ctrl-C; 1 if a process does not start; 2: invalid arguments.
 """
@@ -27,7 +29,7 @@ try:
     from seqgate.cli._output import Fields, Format, Output
     from seqgate.cli._settings import SERVICES as DEFAULTS
     from seqgate.dev.keeping import NotStarted, keep_running
-    from seqgate.dev.stack import CONSOLE, PORTS, SERVICES, Stack, StackError
+    from seqgate.dev.stack import CONSOLE, PORTS, READY_TIMEOUT_S, SERVICES, Stack, StackError
 except ModuleNotFoundError as error:
     require_services(error, "server")
 
@@ -48,18 +50,20 @@ class Chosen(NamedTuple):
         data: the folder of the data; None: a temporary one.
         port_base: the first of consecutive ports; 0: any free ports.
         on_postgres: whether logs and cursors are in PostgreSQL.
+        ready_timeout_s: how long each process may take to become ready.
     """
 
     data: Path | None
     port_base: int
     on_postgres: bool
+    ready_timeout_s: float
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, by default with the process's arguments. Returns its exit status."""
     given = _parser().parse_args(arguments)
     output = Output(Format.JSON if given.json else Format.TABLE)
-    chosen = Chosen(given.data, given.port_base, given.store == "postgres")
+    chosen = Chosen(given.data, given.port_base, given.store == "postgres", given.ready_timeout)
     try:
         with ExitStack() as exits:
             folder = chosen.data
@@ -85,14 +89,33 @@ async def run(chosen: Chosen, folder: Path, output: Output) -> None:
         services=(*SERVICES, CONSOLE),
         ports=ports,
         on_postgres=chosen.on_postgres,
+        ready_timeout_s=chosen.ready_timeout_s,
+        tell=lambda text: output.note("WAITING", text, {}),
     )
     try:
         _check_ports(stack)
-        async with stack:
+        if await _started(stack, told):
             _show(stack, chosen, output)
             await keep_running(stack, told, lambda text: output.note("RESTARTED", text, {}))
     except (StackError, OSError) as error:
         raise NotStarted(str(error)) from error
+    finally:
+        await stack.stop()
+
+
+async def _started(stack: Stack, told: asyncio.Event) -> bool:
+    """Start everything. False: it was told to stop meanwhile. Raises StackError."""
+    starting, stopping = asyncio.create_task(stack.start()), asyncio.create_task(told.wait())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return False
+        starting.result()
+        return True
+    finally:
+        for task in (starting, stopping):
+            task.cancel()
+        await asyncio.wait({starting, stopping})
 
 
 def _check_ports(stack: Stack) -> None:
@@ -169,6 +192,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--store", choices=("sqlite", "postgres"), default="sqlite", help="of logs and cursors"
     )
+    parser.add_argument(
+        "--ready-timeout",
+        type=_seconds,
+        default=READY_TIMEOUT_S,
+        metavar="SECONDS",
+        help="how long each process may take to become ready, while it is alive (default: "
+        f"{READY_TIMEOUT_S:g})",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     return parser
 
@@ -178,6 +209,16 @@ def _port_base(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or int(text) > highest:
         raise argparse.ArgumentTypeError(f"must be 0 to {highest}")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError("must be a number of seconds above 0")
+    return seconds
 
 
 if __name__ == "__main__":

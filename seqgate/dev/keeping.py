@@ -43,7 +43,7 @@ async def _keep(stack: Stack, name: str, tell: Tell) -> None:
         pause_s = restarts.ended(listened_s)
         how = ending(status)
         if pause_s is None:
-            raise StackError(f"{name} {how} before it was ready: {stack.log_tail(name)}")
+            raise StackError(f"{name} {how} before it was ready: {stack.last_words(name)}")
         await asyncio.sleep(pause_s)  # Ctrl-C reaches all processes: we may be told to stop, too
         tell(f"{name} {how}, and is started again; its log is {stack.log(name)}")
         await stack.spawn(name)

@@ -15,7 +15,8 @@ import asyncio
 import fcntl
 import os
 import sys
-from collections.abc import Coroutine, Mapping, Sequence
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from signal import Signals
 from typing import Any, Final, Self, TypeVar
@@ -38,8 +39,14 @@ from seqgate.services.runtime.channels import health_check
 
 T = TypeVar("T")
 
-READY_TIMEOUT_S: Final = 30.0
-"""How long a process may take to become ready."""
+READY_TIMEOUT_S: Final = 300.0
+"""How long a process that is alive may take to become ready: on a busy machine, minutes."""
+
+TELL_AFTER_S: Final = 5.0
+"""How long a start is waited for in silence, and how often it is told that it goes on."""
+
+ANSWER_TIMEOUT_S: Final = 5.0
+"""How long one answer is waited for, before the process is asked again."""
 
 REDIS_PATIENCE_S: Final = 10.0
 """How long a Redis server may take to answer."""
@@ -106,6 +113,8 @@ class Stack:
         redis_servers: int = 1,
         on_postgres: bool = False,
         postgres_url: str = "",
+        ready_timeout_s: float = READY_TIMEOUT_S,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         """
         Args:
@@ -121,6 +130,8 @@ class Stack:
                 until made replicas.
             on_postgres: whether STORES keep their data in PostgreSQL, and not in SQLite.
             postgres_url: a PostgreSQL database of the caller's, for the data of STORES.
+            ready_timeout_s: how long each process may take to become ready, while it is alive.
+            tell: gets a sentence now and then about a process that is waited for.
         """
         self.folder = folder.resolve()
         counts = {service: instances if service in STORES else replicas for service in SERVICES}
@@ -135,6 +146,8 @@ class Stack:
         self.databases = [POSTGRES] if on_postgres else []
         """The names of the PostgreSQL servers."""
         self._postgres_url = postgres_url
+        self._ready_timeout_s = ready_timeout_s
+        self._tell = tell
         self.environment = dict(environment or {})
         """Overrides of the stack's own settings. A change applies to processes started later."""
         self._commands = dict(commands or {})
@@ -238,7 +251,7 @@ class Stack:
             if working.done():
                 return working.result()
             name = ending.result()
-            raise StackError(f"{name} ended:\n{self.log_tail(name)}")
+            raise StackError(f"{name} ended:\n{self.last_words(name)}")
         finally:
             for task in (working, ending):
                 task.cancel()
@@ -277,16 +290,21 @@ class Stack:
     async def ready(self, name: str) -> None:
         """Wait until a process is ready. Raises StackError if it ended, or is not ready in time."""
         process = self._processes[name]
-        try:
-            async with asyncio.timeout(READY_TIMEOUT_S):
-                while not await self._answers(name):
-                    if process.returncode is not None:
-                        raise StackError(
-                            f"{name} ended with {process.returncode}: {self.log_tail(name)}"
-                        )
-                    await asyncio.sleep(0.02)
-        except TimeoutError:
-            raise StackError(f"{name} was not ready in time: {self.log_tail(name)}") from None
+        began_s = time.monotonic()
+        told = 0
+        while not await self._answers_in_time(name):
+            if process.returncode is not None:
+                raise StackError(f"{name} ended with {process.returncode}: {self.last_words(name)}")
+            waited_s = time.monotonic() - began_s
+            if waited_s > self._ready_timeout_s:
+                raise StackError(
+                    f"{name} is alive, but was not ready within {self._ready_timeout_s:g} s, the "
+                    f"limit (--ready-timeout of seqgate dev): {self.last_words(name)}"
+                )
+            if waited_s > (told + 1) * TELL_AFTER_S:
+                told += 1
+                self._tell(f"{name} is alive and not ready yet, after {waited_s:.0f} s")
+            await asyncio.sleep(0.02)
 
     def store(self, service: str) -> Path:
         """The database shared by all instances of a service."""
@@ -297,6 +315,10 @@ class Stack:
 
     def log_tail(self, name: str) -> str:
         return tail(self.log(name))
+
+    def last_words(self, name: str) -> str:
+        """The last lines of a process's log, for an error about it."""
+        return self.log_tail(name) or f"it has written nothing to {self.log(name)}"
 
     def signal(self, name: str, number: Signals) -> None:
         if name in self._processes:
@@ -365,6 +387,13 @@ class Stack:
             else:
                 own[f"{service.upper()}_STORE_PATH"] = str(self.store(service))
         return {f"SEQGATE_{name}": value for name, value in own.items()} | self.environment
+
+    async def _answers_in_time(self, name: str) -> bool:
+        try:
+            async with asyncio.timeout(min(ANSWER_TIMEOUT_S, self._ready_timeout_s)):
+                return await self._answers(name)
+        except TimeoutError:
+            return False
 
     async def _answers(self, name: str) -> bool:
         if name in self.redis:

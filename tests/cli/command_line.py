@@ -43,8 +43,9 @@ class Ended:
 
     @property
     def errors(self) -> list[Any]:
-        """The errors that it reported as JSON."""
-        return [json.loads(line)["error"] for line in self.err.splitlines()]
+        """The errors that it reported as JSON, without notes."""
+        told = map(json.loads, self.err.splitlines())
+        return [each["error"] for each in told if "note" not in each]
 
     @property
     def error(self) -> Any:
