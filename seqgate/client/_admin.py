@@ -81,7 +81,7 @@ class Admin(
             since: the time from which the trace is looked for; by default, the latest entries are.
 
         Raises:
-            InvalidRequestError: none of these, or several, are given.
+            InvalidRequestError: none of these, or several, are given, or trace_id is none.
             NotFoundError: there is no such topic, or no such message yet, or no message of the
                 trace among those entries.
         """

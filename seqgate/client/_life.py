@@ -7,6 +7,7 @@ message id ───────────────────────
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -230,11 +231,13 @@ async def life(
         raise InvalidRequestError("give a message's id, its producer and sequence id, or its trace")
     if since is not None:
         start_to_wire(moment("since", since))
+    if trace_id is not None and not _is_trace_id(trace_id := text("trace_id", trace_id)):
+        raise InvalidRequestError("trace_id must be 32 hexadecimal digits, not all of them 0")
     if producer is not None and sequence_id is not None:
         producer, sequence_id = text("producer", producer), sequence_id_of(sequence_id)
         found = await _by_identity(calls, topic, producer, sequence_id)
     elif trace_id is not None:
-        found = await _by_trace(calls, topic, text("trace_id", trace_id).lower(), since)
+        found = await _by_trace(calls, topic, trace_id.lower(), since)
     else:
         message_id = message_id_of("message_id", message_id, least=0)
         found = await _by_id(calls, topic, message_id)
@@ -263,6 +266,10 @@ async def life(
         subscriptions=tuple(subscriptions),
         unknown=unknown,
     )
+
+
+def _is_trace_id(given: str) -> bool:
+    return re.fullmatch("[0-9a-fA-F]{32}", given) is not None and given.strip("0") != ""
 
 
 async def _or_unknown(asked: Awaitable[T], service: str, unknown: dict[str, str]) -> T | None:

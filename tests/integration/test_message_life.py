@@ -23,7 +23,7 @@ from seqgate.client import (
     connect,
 )
 from seqgate.dev.stack import Stack
-from seqgate.errors import InvalidRequestError, NotFoundError
+from seqgate.errors import InvalidRequestError, NotFoundError, SeqgateError
 from seqgate.telemetry.propagation import TRACEPARENT
 from tests.integration.services import Services
 from tests.support.waiting import eventually
@@ -252,3 +252,36 @@ async def test_operations_on_its_letters_are_part_of_a_life(
     assert other.events[-1].kind == "DISCARDED"
     assert other.events[-1].caller
     assert other.events[-1].sentence.endswith("a test")
+
+
+@pytest.mark.parametrize("trace_id", ["", "0" * 32, TRACE[1:], TRACE + "0", "g" * 32, f"{TRACE} "])
+async def test_what_is_no_trace_id_is_refused(client: Client, topic: str, trace_id: str) -> None:
+    async with client.producer(topic) as producer:
+        await producer.send(b"without a trace")
+    with pytest.raises(InvalidRequestError, match="32 hexadecimal digits"):
+        await client.admin().message_life(topic, trace_id=trace_id)
+
+
+async def test_a_letter_of_an_earlier_topic_of_the_name_is_refused_as_one(
+    client: Client, admin: Admin, topic: str
+) -> None:
+    options = SubscriptionOptions(max_redeliveries=0)
+    async with client.producer(topic) as producer:
+        first = (await producer.send(b"x", key="k")).message_id
+    async with client.consumer(topic, "s", options=options, start="earliest") as consumer:
+        await consumer.nack(await consumer.receive(timeout_s=30), delay_s=0)
+
+        async def is_dead() -> bool:
+            return bool([each async for each in admin.dead_letters(topic, "s")])
+
+        await eventually(is_dead, "the message is a dead letter")
+    await admin.delete_subscription(topic, "s", force=True)
+    await admin.delete_topic(topic, force=True)
+    async with client.producer(topic) as producer:
+        again = (await producer.send(b"y", key="k")).message_id
+    assert again.ledger_id > first.ledger_id, "ids are not repeated"
+    await admin.create_subscription(topic, "s")
+    (letter,) = [each async for each in admin.dead_letters(topic, "s")]
+    with pytest.raises(SeqgateError, match="an earlier topic of this name") as refused:
+        await admin.redrive(topic, "s", [letter.id], request_id="r")
+    assert refused.value.reason == "LETTER_NOT_REDRIVABLE"

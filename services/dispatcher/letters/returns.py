@@ -348,7 +348,10 @@ class Returns:
             return because
         origin = origin_of(entry.metadata)
         if origin is None or origin not in acknowledged:
-            return "its message is being delivered"
+            return (
+                "its message is not acknowledged: it is being delivered, or was in an earlier "
+                "topic of this name, which was deleted"
+            )
         return ""
 
     def why_over(self, topic: TopicName, entry: StoredEntry, *, is_mend: bool = False) -> str:
