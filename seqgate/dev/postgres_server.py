@@ -11,6 +11,7 @@ import pwd
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -26,6 +27,8 @@ USER: Final = "seqgate"
 """The superuser, who needs no password on loopback."""
 
 NOBODY: Final = "nobody"
+
+_ASKS: Final = "import os, sys; sys.exit(not os.access(sys.argv[1], os.X_OK))"
 
 COMMAND_TIMEOUT_S: Final = 300.0
 
@@ -85,16 +88,21 @@ def not_root() -> tuple[str, ...]:
         if works(command):
             return command
     raise OSError(
-        "PostgreSQL runs neither as root nor as a user without a name: use another user, allow "
-        "user namespaces, or, as root, install setpriv (util-linux)"
+        "PostgreSQL runs neither as root nor as a user without a name, and its binaries in "
+        f"{postgres_binaries()} cannot be run as {NOBODY} here: use another user, allow user "
+        "namespaces, or, as root, install setpriv (util-linux) and keep the capabilities setuid, "
+        "setgid, setpcap and dac_override"
     )
 
 
 def works(command: Sequence[str]) -> bool:
-    """Whether a command can run the server's binaries. Raises FileNotFoundError if there are
-    none."""
+    """Whether a command can run the server's binaries, wherever they are. Raises FileNotFoundError
+    if there are none."""
     postgres = str(postgres_binaries() / "postgres")
-    return shutil.which(command[0]) is not None and _succeeds(*command, postgres, "--version")
+    if shutil.which(command[0]) is None or not _succeeds(*command, postgres, "--version"):
+        return False
+    # initdb does not try, it asks: access() may deny what exec allows.
+    return _succeeds(*command, sys.executable, "-I", "-S", "-c", _ASKS, postgres)
 
 
 def in_namespace() -> tuple[str, ...]:
@@ -111,11 +119,12 @@ def in_namespace() -> tuple[str, ...]:
 
 
 def as_nobody() -> tuple[str, ...]:
-    """A command with which root runs another one as NOBODY, who can enter root's folders."""
+    """A command with which root runs another one as NOBODY, who can enter every folder, also below
+    one of mode 0700. Without no_setuid_fixup, access() would ignore that capability of his."""
     nobody = pwd.getpwnam(NOBODY)
     user = ("--reuid", str(nobody.pw_uid), "--regid", str(nobody.pw_gid), "--clear-groups")
     kept = [f"--{each}=-all,+dac_override" for each in ("inh-caps", "ambient-caps", "bounding-set")]
-    return ("setpriv", *user, *kept, "--")
+    return ("setpriv", *user, *kept, "--securebits=+no_setuid_fixup", "--")
 
 
 def _is_named(user_id: int) -> bool:

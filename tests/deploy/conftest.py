@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.left_out import report_left_out
+
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "seqgate", "services")
 """The sources of a wheel."""
 
@@ -36,12 +38,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     lacking = missing(collection_path.name)
     if not lacking:
         return None
-    worker = getattr(config, "workerinput", {"workerid": "gw0"})["workerid"]
-    if worker == "gw0":
-        capture = config.pluginmanager.getplugin("capturemanager")
-        with capture.global_and_fixture_disabled():
-            sys.stderr.write(f"left out: tests/deploy/{collection_path.name}, without {lacking}\n")
-            sys.stderr.flush()
+    report_left_out(config, f"tests/deploy/{collection_path.name}", lacking)
     return True
 
 

@@ -1,6 +1,7 @@
 """PostgreSQL's disk is full: producers wait, nothing unstored is acknowledged, and the ledger goes
 on by itself when there is room again."""
 
+import pwd
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,10 +11,11 @@ from random import Random
 import asyncpg
 import pytest
 
-from seqgate.dev.postgres_server import in_namespace, not_root
+from seqgate.dev.postgres_server import NOBODY, in_namespace, not_root
 from seqgate.dev.stack import Stack
 from seqgate.services.ledger.adapters.postgres import open_postgres_store
 from seqgate.services.runtime.postgres import Server
+from tests.faults.small_disk import way_to_mount
 from tests.faults.test_full_disk import MESSAGES, publish_until_full
 from tests.support.application import Application
 from tests.support.postgres_server import PostgresServer, admin, empty_database
@@ -27,7 +29,7 @@ SIZE = "40m"
 ROOM_ROWS = 50
 """The room that is left for tables, in rows of 8 kB."""
 
-MOUNT = 'mount -t tmpfs -o "size=$1,mode=700" disk "$2" && echo mounted && exec cat'
+MOUNT = 'mount -t tmpfs -o "size=$1,mode=700,uid=$3" disk "$2" && echo mounted && exec cat'
 
 
 SPARE_SEGMENTS = """SELECT count(*) FROM pg_ls_waldir()
@@ -43,9 +45,24 @@ class OnSmallDisk(PostgresServer):
         super().__init__(folder / "data")
         self.disk = folder / "disk"
         self.disk.mkdir()
-        unshare = ["unshare", "--user", "--map-root-user", "--mount", "--"]
+        way = way_to_mount()
+        assert way is not None
+        self._has_user_namespace = bool(way)
+        owner = 0 if way else pwd.getpwnam(NOBODY).pw_uid
         self._holder = subprocess.Popen(
-            [*unshare, "sh", "-c", MOUNT, "sh", SIZE, str(self.disk)],
+            [
+                "unshare",
+                *way,
+                "--mount",
+                "--",
+                "sh",
+                "-c",
+                MOUNT,
+                "sh",
+                SIZE,
+                str(self.disk),
+                str(owner),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -54,12 +71,14 @@ class OnSmallDisk(PostgresServer):
 
     def inside(self, *command: str) -> list[str]:
         """A command that runs another one where the disk is seen."""
-        target = ["--target", str(self._holder.pid), "--user", "--mount"]
-        return ["nsenter", *target, "--preserve-credentials", "--", *command]
+        target = ["--target", str(self._holder.pid), "--mount"]
+        user = ["--user", "--preserve-credentials"] if self._has_user_namespace else []
+        return ["nsenter", *target, *user, "--", *command]
 
     @property
     def command(self) -> list[str]:
-        return self.inside(*in_namespace(), *super().command[len(not_root()) :])
+        user = in_namespace() if self._has_user_namespace else not_root()
+        return self.inside(*user, *super().command[len(not_root()) :])
 
     @property
     def has_ended(self) -> bool:

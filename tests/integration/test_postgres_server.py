@@ -76,6 +76,51 @@ async def test_a_server_keeps_what_was_committed_and_leaves_no_process(
             assert await connection.fetchval("SELECT count(*) FROM kept") == 0
 
 
+NAMELESS = (
+    "its binaries in .* cannot be run as nobody here: use another user, allow user namespaces"
+)
+
+
+@pytest.mark.usefixtures("way")
+async def test_a_server_and_its_binaries_may_be_below_a_folder_of_mode_0700(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a checkout below root's own home. initdb asks access(), which ignores what a user's
+    capabilities allow unless his process says otherwise."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    installed = postgres_binaries().parents[1]
+    for each in (installed, installed.with_name(f"{installed.name}.libs")):
+        if each.exists():
+            shutil.copytree(each, closed / each.name, symlinks=True, copy_function=link)
+    inside = closed / postgres_binaries().relative_to(installed.parent)
+    monkeypatch.setattr(postgres_server, "postgres_binaries", lambda: inside)
+    server = PostgresServer(closed / "servers")
+    try:
+        server.start()
+        async with admin(server.url()) as connection:
+            assert await connection.fetchval("SELECT true")
+    finally:
+        server.kill()
+        shutil.rmtree(closed)
+
+
+def link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another disk
+        shutil.copy2(source, target)
+
+
+def test_without_a_user_who_can_run_the_binaries_one_sentence_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(postgres_server, "works", lambda _: False)
+    with pytest.raises(OSError, match=NAMELESS):
+        postgres_server.not_root.__wrapped__()
+
+
 STARTER = """
 import subprocess, sys
 from pathlib import Path
