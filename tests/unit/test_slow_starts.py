@@ -14,7 +14,7 @@ from seqgate.dev import stack as stacks
 from seqgate.dev.stack import Stack, StackError
 from tests.support.waiting import eventually
 
-HANGS = "import time; time.sleep(600)"
+HANGS = "import signal; signal.pause()"
 SAYS = "print('the disk is slow', flush=True); " + HANGS
 
 
