@@ -7,7 +7,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from seqgate.cli._output import time_shown
 from seqgate.client._fields import time_of
-from seqgate.client._producer import delivery_time_ms
+from seqgate.client._producer import delivery_time
 from seqgate.client._subscribing import start_to_wire
 from seqgate.errors import InvalidRequestError
 from seqgate.times import (
@@ -66,10 +66,10 @@ def test_a_time_before_1970_is_its_beginning() -> None:
     [LAST, LAST_OF_ALL, datetime.max.replace(tzinfo=timezone(-timedelta(hours=23, minutes=59)))],
 )
 def test_the_last_time_of_delivery_can_be_stored_and_shown(at: datetime) -> None:
-    at_ms = delivery_time_ms(at, None)
-    assert at_ms is not None
-    assert at_ms >= TIME_MAX_MS
-    assert moment(at_ms) == moment_of(timestamp(at_ms)) == LAST
+    delivery = delivery_time(at, None)
+    assert delivery is not None
+    assert delivery.at_ms >= TIME_MAX_MS
+    assert moment(delivery.at_ms) == moment_of(timestamp(delivery.at_ms)) == LAST
 
 
 def test_a_place_is_a_time_rounded_up() -> None:
