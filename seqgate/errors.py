@@ -90,6 +90,13 @@ class InternalError(SeqgateError):
     """A service failed unexpectedly: report the bug."""
 
 
+class WrongServiceError(SeqgateError):
+    """The server at the address does not know the call: it is another service, or an older version.
+    Nothing changed. `details` names the `service` that was expected and its `address`."""
+
+    default_reason = "WRONG_SERVICE"
+
+
 class StaleSequenceIdError(SeqgateError):
     """The message is not in the log and never will be under this sequence id: a higher one of its
     producer is stored."""

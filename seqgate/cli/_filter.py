@@ -19,7 +19,7 @@ from seqgate.cli._output import Columns, Output, shown, table
 from seqgate.cli._service import reaching
 from seqgate.cli._wire import enum_name, record
 from seqgate.client._channel import translated
-from seqgate.client._status import error_of_status
+from seqgate.client._status import Asked, error_of_status
 from seqgate.errors import UnavailableError
 from seqgate.times import milliseconds
 
@@ -209,15 +209,16 @@ Judge = Any
 
 @asynccontextmanager
 async def _judge(run: Run, chain: pb.Chain) -> AsyncIterator[Judge]:
-    target, timeout_s = run.settings.filter.value, run.settings.timeout_s
+    asked = Asked("filter", run.settings.filter.value)
+    timeout_s = run.settings.timeout_s
     call = run.services.stub("filter").Evaluate()
 
     async def ask(request: pb.EvaluateRequest) -> pb.EvaluateResponse:
-        with reaching("filter", target):
+        with reaching(*asked):
             try:
                 async with asyncio.timeout(timeout_s):
-                    await translated(call.write(request))
-                    answer = await translated(call.read())
+                    await translated(call.write(request), asked)
+                    answer = await translated(call.read(), asked)
             except TimeoutError:
                 raise UnavailableError("the filter service did not answer in time") from None
         if not isinstance(answer, pb.EvaluateResponse) or answer.HasField("draining"):

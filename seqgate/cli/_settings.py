@@ -30,7 +30,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from seqgate.cli._failure import InvalidSettings
+from seqgate.client._address import checked_address
 from seqgate.client._channel import Security
+from seqgate.errors import InvalidRequestError
 from seqgate.tls import TLS, is_loopback
 
 SERVICES: Final[Mapping[str, str]] = {
@@ -203,10 +205,8 @@ def _context(config: Config, name: str) -> Context:
 
 def _target(setting: Setting | None) -> Setting:
     assert setting is not None  # every service has a default
-    host, _, port = setting.value.rpartition(":")
-    plain = host and (":" not in host or (host.startswith("[") and host.endswith("]")))
-    resolved = "://" in setting.value or setting.value.startswith(("unix:", "ipv4:", "ipv6:"))
-    number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else 0
-    if not resolved and not (plain and 0 < number < 65536):
-        raise InvalidSettings(f"{setting.value!r} is not HOST:PORT ({setting.source})")
+    try:
+        checked_address(setting.value)
+    except InvalidRequestError as error:
+        raise InvalidSettings(f"{error} ({setting.source})") from error
     return setting

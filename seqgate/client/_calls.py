@@ -12,6 +12,7 @@ from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
 from seqgate.api.filter.v1.filter_pb2_grpc import FilterServiceStub
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.client._channel import translated
+from seqgate.client._status import Asked, cause_of
 from seqgate.errors import InUseError, UnavailableError
 from seqgate.owners import FollowingChannel
 
@@ -79,7 +80,8 @@ class Calls:
             try:
                 with reaching(name, target):
                     stub = self.stub(name, target)
-                    return await translated(getattr(stub, method)(request, timeout=limit_s, **how))
+                    call = getattr(stub, method)(request, timeout=limit_s, **how)
+                    return await translated(call, Asked(name, target))
             except InUseError as error:
                 owner = error.details.get("owner", "")
                 if name != "dispatcher" or error.reason != "NOT_OWNER" or not owner:
@@ -114,8 +116,9 @@ class Calls:
             call = getattr(stub, method)(request, timeout=self._timeout_s, **self._how)
             return [_not_draining(name, each) async for each in call]
 
-        with reaching(name, self.target(name)):
-            return await translated(collected())
+        target = self.target(name)
+        with reaching(name, target):
+            return await translated(collected(), Asked(name, target))
 
     def target(self, name: str) -> str:
         """The address of a service. Raises ValueError if it was not given."""
@@ -163,5 +166,5 @@ def reaching(name: str, target: str) -> Iterator[None]:
         raise UnavailableError(
             f"the {name} service at {target} does not answer",
             reason="UNREACHABLE",
-            details={"cause": " ".join(str(error).split())},
+            details={"cause": cause_of(error)},
         ) from error

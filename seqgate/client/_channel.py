@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 from grpc import aio
 
 from seqgate import channels
-from seqgate.client._status import error_of_call
+from seqgate.client._status import Asked, error_of_call
 from seqgate.telemetry.calls import Tracing
 from seqgate.tls import TLS, BearerToken
 
@@ -47,9 +47,9 @@ def open_channel(target: str, security: Security = PLAIN) -> aio.Channel:
     )
 
 
-async def translated(call: Awaitable[T]) -> T:
-    """Await a call's response. Raises SeqgateError if it fails."""
+async def translated(call: Awaitable[T], asked: Asked | None = None) -> T:
+    """Await the response to a call of the service that is `asked`. Raises SeqgateError if it fails."""
     try:
         return await call
     except aio.AioRpcError as error:
-        raise error_of_call(error) from error
+        raise error_of_call(error, asked) from error

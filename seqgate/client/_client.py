@@ -6,6 +6,7 @@ from typing import Final
 
 from grpc import aio
 
+from seqgate.client._address import checked_address
 from seqgate.client._admin import Admin
 from seqgate.client._arguments import (
     callback,
@@ -91,7 +92,8 @@ def connect(
 
     Raises:
         RuntimeError: no event loop is running.
-        InvalidRequestError: an argument is of another type, or an address is empty.
+        InvalidRequestError: an argument is of another type, or an address is neither host:port
+            nor a target of gRPC.
         OSError, ValueError: a file is unusable, or a token would be sent in plain text.
     """
     return Client(ledger, dispatcher, Security(tls, token), dedup=dedup, cursor=cursor)
@@ -121,7 +123,7 @@ class Client:
             callback("token", security.token)
         given = {"ledger": ledger, "dispatcher": dispatcher, "dedup": dedup, "cursor": cursor}
         addresses = {
-            name: text(name, address, least=1)
+            name: checked_address(text(name, address, least=1))
             for name, address in given.items()
             if address is not None or name == "ledger"
         }

@@ -26,7 +26,7 @@ from seqgate.client._inbox import Inbox
 from seqgate.client._loops import of_one_loop
 from seqgate.client._message import MANY_MESSAGES, Received
 from seqgate.client._reconnecting import Reconnecting
-from seqgate.client._status import error_of_call
+from seqgate.client._status import Asked, error_of_call
 from seqgate.client._streams import ending, read, read_or_end
 from seqgate.client._subscribing import (
     KeyRange,
@@ -644,6 +644,7 @@ class Consumer:
 
     async def _stream(self) -> None:
         """Run one stream until the service shuts down, or raise its error."""
+        asked = Asked("dispatcher", self._address)
         stub = pb_grpc.DispatcherServiceStub(self._channels(self._address))
         call = stub.Consume()
         self._leave = self._is_closing
@@ -651,12 +652,12 @@ class Consumer:
         try:
             self._inbox.tell_breaker(self._first, is_first=True)
             await call.write(self._first)
-            self._take_subscribed((await read(call)).subscribed)
+            self._take_subscribed((await read(call, asked)).subscribed)
             self._reconnecting.succeeded()
             sending = asyncio.create_task(self._send(call))
             moving: asyncio.Task[None] | None = None
             try:
-                while (response := await read_or_end(call)) is not None:
+                while (response := await read_or_end(call, asked)) is not None:
                     if response.HasField("draining") and not self._is_moving:
                         self._is_moving = True
                         moving = asyncio.create_task(self._move_away())
@@ -667,9 +668,9 @@ class Consumer:
                     task.cancel()
                 await asyncio.wait(tasks)
         except aio.AioRpcError as error:
-            raise error_of_call(error) from error
+            raise error_of_call(error, asked) from error
         except asyncio.InvalidStateError as error:  # grpc.aio: the stream has ended
-            raise await ending(call) from error
+            raise await ending(call, asked) from error
         finally:
             call.cancel()
 

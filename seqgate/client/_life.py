@@ -23,6 +23,7 @@ from seqgate.client._channel import translated
 from seqgate.client._codec import decode_entry, describe_fields, position_of
 from seqgate.client._log import following, position_at, start_of_last, to_wire
 from seqgate.client._message import Message
+from seqgate.client._status import Asked
 from seqgate.client._subscribing import start_to_wire
 from seqgate.errors import (
     CorruptMessageError,
@@ -341,9 +342,10 @@ async def _by_trace(calls: Calls, topic: str, trace_id: str, since: datetime | N
     if start is not None:
         request = pb.ReadRequest(topic=topic, max_entries=SEARCHED_ENTRIES_MAX)
         request.start.at.CopyFrom(to_wire(start))
+        asked = Asked("ledger", calls.target("ledger"))
         call = calls.stub("ledger").Read(request)
         try:
-            while (page := await translated(anext(aiter(call), None))) is not None:
+            while (page := await translated(anext(aiter(call), None), asked)) is not None:
                 for entry in page.entries.entries:
                     read, size_bytes = read + 1, size_bytes + len(entry.payload)
                     last = position_of(entry.position)

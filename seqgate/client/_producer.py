@@ -53,7 +53,7 @@ from seqgate.client._group import Group, Member
 from seqgate.client._loops import of_one_loop
 from seqgate.client._outbox import Outbox, Receipt, Resolved, pieces
 from seqgate.client._reconnecting import Reconnecting
-from seqgate.client._status import error_of_call
+from seqgate.client._status import Asked, error_of_call
 from seqgate.client._streams import ending, read
 from seqgate.client._tracing import PROPERTIES_MAX, Publishing, shared_context
 from seqgate.errors import (
@@ -223,7 +223,7 @@ class Producer:
         self._moving = False
         named = f"producer {name!r}" if name else "a producer"
         self._reconnecting = Reconnecting(f"{named} of {topic}")
-        self._address = channel.owners.home
+        self._asked = Asked("ledger", channel.owners.home)
         self._failure: SeqgateError | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -571,7 +571,7 @@ class Producer:
             async with asyncio.timeout(self._open_timeout_s):
                 await asyncio.shield(self._opened)
         except TimeoutError:
-            error = self._reconnecting.given_up(self._address, self._open_timeout_s)
+            error = self._reconnecting.given_up(self._asked.address, self._open_timeout_s)
             await self._stop(error)
             raise error from None
         except BaseException:
@@ -785,7 +785,7 @@ class Producer:
         self._moving = False
         try:
             await call.write(pb.PublishRequest(open=self._open_request()))
-            self._take_opened((await read(call)).opened)
+            self._take_opened((await read(call, self._asked)).opened)
             self._reconnecting.succeeded()
             sending = asyncio.create_task(self._contained(self._send, call))
             try:
@@ -794,9 +794,9 @@ class Producer:
                 sending.cancel()
                 await asyncio.wait([sending])
         except aio.AioRpcError as error:
-            raise error_of_call(error) from error
+            raise error_of_call(error, self._asked) from error
         except asyncio.InvalidStateError as error:  # grpc.aio: the stream has ended
-            raise await ending(call) from error
+            raise await ending(call, self._asked) from error
         finally:
             self._connected = False
             call.cancel()
@@ -880,7 +880,7 @@ class Producer:
 
     async def _receive(self, call: Any) -> None:
         while True:
-            response = await read(call)
+            response = await read(call, self._asked)
             match response.WhichOneof("response"):
                 case "receipts":
                     for run in response.receipts.runs:

@@ -28,7 +28,7 @@ from seqgate.client._codec import corrupt, decode_entry, decode_large, piece_of,
 from seqgate.client._loops import of_one_loop
 from seqgate.client._message import MANY_MESSAGES, Message
 from seqgate.client._reconnecting import Reconnecting
-from seqgate.client._status import error_of_call
+from seqgate.client._status import Asked, error_of_call
 from seqgate.client._subscribing import Place, start_to_wire
 from seqgate.client._tracing import Reading
 from seqgate.errors import (
@@ -108,6 +108,7 @@ class Reader:
         on_missed: Callable[[Missed], None] | None,
     ) -> None:
         self._stub = pb_grpc.LedgerServiceStub(channel)
+        self._asked = Asked("ledger", channel.owners.home)
         self._topic = topic
         self._follow = follow
         self._call: Any = None
@@ -259,7 +260,8 @@ class Reader:
     async def _is_behind(self) -> bool:
         """Whether the topic has entries after the last one received."""
         request = pb.GetLastMessageIdRequest(topic=str(self._topic))
-        reply = await translated(self._stub.GetLastMessageId(request, timeout=CALL_TIMEOUT_S))
+        call = self._stub.GetLastMessageId(request, timeout=CALL_TIMEOUT_S)
+        reply = await translated(call, self._asked)
         last = position_of(reply.last) if reply.HasField("last") else None
         if self._call is None:
             self._fix_latest(last)
@@ -356,7 +358,7 @@ class Reader:
             response = reading.result()
         except aio.AioRpcError as error:
             self._call = None
-            raise error_of_call(error) from error
+            raise error_of_call(error, self._asked) from error
         return None if response is aio.EOF else response
 
     def _request(self, *, follow: bool) -> pb.ReadRequest:
@@ -463,7 +465,8 @@ class Reader:
             sequence_id=piece.sequence_id,
             uuid=piece.uuid,
         )
-        reply = await translated(self._stub.FindMessage(request, timeout=CALL_TIMEOUT_S))
+        call = self._stub.FindMessage(request, timeout=CALL_TIMEOUT_S)
+        reply = await translated(call, self._asked)
         fate = reply.fate
         if fate.position != last.position or not fate.HasField("first_chunk_position"):
             return None
@@ -497,7 +500,7 @@ class Reader:
                 if response.HasField("draining"):
                     raise UnavailableError("the service is shutting down", reason="DRAINING")
         except aio.AioRpcError as error:
-            raise error_of_call(error) from error
+            raise error_of_call(error, self._asked) from error
         finally:
             call.cancel()
 
