@@ -136,7 +136,8 @@ async def bench(
     await run.services.call(pb.CreateTopicRequest(topic=topic))
     try:
         async with client_of(settings, settings.dispatcher.value) as client:
-            seen = await _run(client, topic, load, settings.timeout_s)
+            with run.waits.on("the messages to be published and delivered"):
+                seen = await _run(client, topic, load, settings.timeout_s)
     finally:
         with suppress(NotFoundError):
             await run.services.call(pb.DeleteTopicRequest(topic=topic, force=True))

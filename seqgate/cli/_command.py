@@ -9,20 +9,23 @@ import asyncio
 import inspect
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import typer
 from opentelemetry.trace import Span
 
-from seqgate.cli._declared import choice, option, parsed_arguments, plain
+from seqgate.api.ledger.v1.ledger_pb2 import GetTopicRequest
+from seqgate.cli._declared import check_given, choice, option, parsed_arguments, plain
 from seqgate.cli._failure import (
     DONE,
     INTERRUPTED,
     WRONG,
     InvalidSettings,
+    WaitTimedOut,
     WrongUsage,
     exit_code,
     reason_of,
@@ -30,7 +33,8 @@ from seqgate.cli._failure import (
 from seqgate.cli._output import Format, Output, OutputClosed
 from seqgate.cli._service import Services
 from seqgate.cli._settings import FILES, SERVICES, Settings, resolve
-from seqgate.errors import SeqgateError
+from seqgate.cli._waiting import Because, Waits
+from seqgate.errors import NotFoundError, SeqgateError
 from seqgate.telemetry import TelemetrySettingError, names, spans, tracing
 
 Work = Callable[..., Coroutine[Any, Any, int | None]]
@@ -55,7 +59,11 @@ def _shared(
     certificate_file: str | None = option("FILE", "Client certificate (PEM)."),
     key_file: str | None = option("FILE", "Key of the client certificate (PEM, no passphrase)."),
     token_file: str | None = option("FILE", "File with the bearer token to send."),
-    timeout: float | None = option("SECONDS", "Timeout of each call to a service."),
+    timeout: float | None = option(
+        "SECONDS",
+        "Timeout of each call to a service; if given, also of a wait for the next message, or for "
+        "the end of a redrive.",
+    ),
 ) -> None:
     """The options that every command takes."""
 
@@ -67,11 +75,27 @@ Given = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The context of a command: settings, output and services."""
+    """The context of a command: settings, output, services, and what it waits for."""
 
     settings: Settings
     output: Output
     services: Services
+    waits: Waits
+
+    @asynccontextmanager
+    async def waiting(self, what: str, because: Because | None = None) -> AsyncIterator[None]:
+        """Wait for a message, or for an end: no longer than --timeout, if that is given. Raises
+        WaitTimedOut."""
+        limit_s = self.settings.wait_s
+        limit = asyncio.timeout(limit_s)
+        try:
+            with self.waits.on(what, because):
+                async with limit:
+                    yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise WaitTimedOut(f"waited {limit_s:g} s for {what} (--timeout)") from None
 
 
 def group(text: str, *own: inspect.Parameter, is_root: bool = False) -> typer.Typer:
@@ -86,6 +110,7 @@ def group(text: str, *own: inspect.Parameter, is_root: bool = False) -> typer.Ty
     )
 
     def remember(parsed: typer.Context, **given: Any) -> None:
+        check_given(parsed, SHARED)
         parsed.obj = {**(parsed.obj or {}), **_take(given)}
         if parsed.invoked_subcommand is None:
             sys.stderr.write(f"{parsed.get_help()}\n")
@@ -100,11 +125,13 @@ def command(app: typer.Typer, name: str) -> Callable[[Command], Command]:
     """Make a function a command of `app`; its docstring is the help."""
 
     def register(function: Command) -> Command:
+        _, *own = inspect.signature(function).parameters.values()
+
         def call(parsed: typer.Context, **given: Any) -> int:
             options = {**parsed.obj, **_take(given)}
-            return _run(options, parsed.command_path, function, given)
+            check = partial(check_given, parsed, [*own, *SHARED])
+            return _run(options, parsed.command_path, function, given, check)
 
-        _, *own = inspect.signature(function).parameters.values()
         call.__doc__ = function.__doc__
         _set_signature(call, [*own, *SHARED])
         app.command(name)(call)
@@ -113,11 +140,13 @@ def command(app: typer.Typer, name: str) -> Callable[[Command], Command]:
     return register
 
 
-def _run(options: Given, name: str, function: Work, arguments: Given) -> int:
+def _run(
+    options: Given, name: str, function: Work, arguments: Given, check: Callable[[], None]
+) -> int:
     output = Output(options.get("output", Format.TABLE))
     try:
         with _traced(name) as span:
-            code = _done(options, output, function, arguments, span)
+            code = _done(options, output, function, arguments, check, span)
             span.set_attribute(names.PROCESS_EXIT_CODE, code)
             return code
     except WrongUsage as error:
@@ -137,15 +166,30 @@ def _traced(name: str) -> Iterator[Span]:
         yield stack.enter_context(spans.command(name, os.environ))
 
 
-def _done(options: Given, output: Output, function: Work, arguments: Given, span: Span) -> int:
-    async def work(given: Given) -> int:
-        async with Services(settings) as services:
-            return await function(Run(settings, output, services), **given) or DONE
+def _done(
+    options: Given,
+    output: Output,
+    function: Work,
+    arguments: Given,
+    check: Callable[[], None],
+    span: Span,
+) -> int:
+    async def work(given: Given, waits: Waits) -> int:
+        async with Services(settings, waits) as services:
+            run = Run(settings, output, services, waits)
+            try:
+                return await function(run, **given) or DONE
+            except NotFoundError as error:
+                await _check_topic(services, error)
+                raise
 
     try:
         named = {name: options.get(name) for name in ("context", *SERVICES, *FILES)}
         settings = resolve(os.environ, timeout_s=options.get("timeout"), **named)
-        return asyncio.run(work(parsed_arguments(function, arguments)))
+        given = parsed_arguments(function, arguments)
+        check()
+        with Waits(output) as waits:
+            return asyncio.run(work(given, waits))
     except SeqgateError as error:
         output.error(error)
         spans.fail(span, reason_of(error), str(error))
@@ -154,6 +198,18 @@ def _done(options: Given, output: Output, function: Work, arguments: Given, span
         return DONE
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+async def _check_topic(services: Services, error: NotFoundError) -> None:
+    """Raise TOPIC_NOT_FOUND if a subscription was not found because its topic is unknown."""
+    topic = error.details.get("topic")
+    if error.reason == "SUBSCRIPTION_NOT_FOUND" and topic:
+        try:
+            await services.call(GetTopicRequest(topic=topic))
+        except NotFoundError as unknown:
+            raise unknown from error
+        except SeqgateError:
+            return  # it may be known
 
 
 def _take(given: dict[str, Any]) -> Given:

@@ -5,15 +5,17 @@ from enum import StrEnum
 from functools import partial
 from typing import Final
 
+from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.cli._arguments import PLACE_HELP, Topic, place, subscription_name
 from seqgate.cli._command import Run
 from seqgate.cli._declared import argument, choice, option
 from seqgate.cli._failure import DONE, REFUSED
 from seqgate.cli._left_out import LeftOut, tell_left_out
 from seqgate.cli._message import Listing
+from seqgate.cli._report import waiting_shown
 from seqgate.cli._service import client as client_of
-from seqgate.cli._service import reaching
-from seqgate.client import Consumer, SubscriptionType
+from seqgate.cli._service import reaching, trouble_of
+from seqgate.client import BreakerState, Consumer, SubscriptionType
 from seqgate.client._subscribing import Place
 from seqgate.errors import CorruptMessageError
 
@@ -52,7 +54,8 @@ async def consume(
     """Consume from a subscription: print messages as `read` does, and acknowledge each one once it
     is printed.
 
-    Waits for new messages. When the command ends, also on an interrupt, all acknowledgements are
+    Waits for new messages, and says after a second why none comes; with --timeout, ends with 1 when
+    none has come for so long. When the command ends, also on an interrupt, all acknowledgements are
     durable, and unprinted messages go to other consumers.
     """
     settings = run.settings
@@ -69,13 +72,15 @@ async def consume(
             on_dropped=left_out.add,
             open_timeout_s=settings.timeout_s,
         )
-        with reaching("dispatcher", target):
+        what = f"the dispatcher service at {target} to accept the consumer"
+        with reaching("dispatcher", target), run.waits.on(what, partial(trouble_of, consumer)):
             await consumer.open()
         taking = _Taking(run, consumer, left_out)
         try:
             return await taking.run(count)
         finally:
-            await consumer.close(settings.timeout_s)
+            with run.waits.on("acknowledgements to be durable", partial(trouble_of, consumer)):
+                await consumer.close(settings.timeout_s)
             taking.tell()
 
 
@@ -83,6 +88,7 @@ class _Taking:
     """Prints messages and acknowledges them once they are printed."""
 
     def __init__(self, run: Run, consumer: Consumer, left_out: LeftOut) -> None:
+        self._run = run
         self._output = run.output
         self._consumer = consumer
         self._left_out = left_out
@@ -94,9 +100,11 @@ class _Taking:
         """Receive `count` messages; None: no limit. Returns the exit code. If the output is closed
         (OutputClosed), messages not written are not acknowledged."""
         code = DONE
+        what = f"messages of subscription {self._consumer.subscription}"
         while count is None or count > 0:
             try:
-                message = await self._consumer.receive()
+                async with self._run.waiting(what, self._because):
+                    message = await self._consumer.receive()
             except CorruptMessageError as error:  # it was refused, and may be redelivered
                 self._output.error(error)
                 code = REFUSED
@@ -110,6 +118,17 @@ class _Taking:
             if count is not None:
                 count -= 1
         return code
+
+    async def _because(self) -> str:
+        """Why no message comes."""
+        if trouble := trouble_of(self._consumer):
+            return trouble
+        if self._consumer.breaker_state is not BreakerState.CLOSED:
+            return "too many in a row were refused, so that none is handed out for a while"
+        request = pb.ReportRequest(
+            topic=self._consumer.topic, subscription=self._consumer.subscription, max_keys=1
+        )
+        return waiting_shown(await self._run.services.call(request))
 
     def _settled(self, settling: "asyncio.Future[None]") -> None:
         if settling in self._settling:

@@ -13,7 +13,7 @@ from seqgate.cli._settings import FILES, SERVICES, Setting
 
 app = group("Show and choose the services that commands call.")
 
-Name = Annotated[str, argument("NAME", "The context.")]
+Name = Annotated[str, argument("NAME", "The context.", when_empty=None)]
 
 
 @command(app, "ls")

@@ -7,13 +7,16 @@ it. The command gets the parsed value:
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, get_args, get_origin
 
 import typer
 from typer.models import OptionInfo
+
+from seqgate.cli._failure import WrongUsage
 
 REQUIRED: Final = inspect.Parameter.empty
 """The default of a required argument or option."""
@@ -29,12 +32,15 @@ class Declared:
             annotated parameter is a parsed value already.
         parse: parses the value, or raises WrongUsage. None: use the value unchanged.
         raw: the type that `parse` takes.
+        when_empty: what to do instead of giving an empty text, which is refused. None: the command
+            refuses it.
     """
 
     info: Any
     default: Any
     parse: Callable[[Any], Any] | None
     raw: Any
+    when_empty: str | None = ""
 
 
 def argument(
@@ -44,11 +50,12 @@ def argument(
     default: Any = REQUIRED,
     parse: Callable[[Any], Any] | None = None,
     raw: Any = str,
+    when_empty: str | None = "",
     **how: Any,
 ) -> Any:
     """An argument; its help does not show the default. `how` is for typer."""
     info = typer.Argument(metavar=metavar, help=text, **{"show_default": False, **how})
-    return Declared(info, default, parse, raw)
+    return Declared(info, default, parse, raw, when_empty)
 
 
 def option(
@@ -58,11 +65,12 @@ def option(
     default: Any = None,
     parse: Callable[[Any], Any] | None = None,
     raw: Any = str,
+    when_empty: str | None = "",
     **how: Any,
 ) -> Any:
     """An option with a value; without `flags`, the parameter's name is its flag."""
     info = typer.Option(..., *flags, metavar=metavar, help=text, **how)
-    return Declared(info, default, parse, raw)
+    return Declared(info, default, parse, raw, when_empty)
 
 
 def choice(text: str, *flags: str, **how: Any) -> Any:
@@ -82,6 +90,29 @@ def parsed_arguments(
         if declared and declared.parse and found[name] not in (None, parameter.default):
             found[name] = declared.parse(found[name])
     return found
+
+
+def check_given(parsed: typer.Context, parameters: Iterable[inspect.Parameter]) -> None:
+    """Raise WrongUsage if a value on the command line is an empty text, which is a variable that is
+    not set more often than it is meant, or a number that is none."""
+    declared = {each.name: found for each in parameters if (found := _declared(each))}
+    for each in parsed.command.params:
+        source = parsed.get_parameter_source(each.name or "")
+        if source is None or source.name != "COMMANDLINE" or each.name not in declared:
+            continue
+        hint = declared[each.name].when_empty
+        given = parsed.params.get(each.name)
+        for value in given if isinstance(given, list | tuple) else [given]:
+            if value == "" and hint is not None:
+                label = _label(each)
+                raise WrongUsage(f"{label} is empty: {hint}" if hint else f"{label} is empty")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise WrongUsage(f"{_label(each)} must be a number", details={"given": str(value)})
+
+
+def _label(of: Any) -> str:
+    is_option = of.param_type_name == "option"
+    return str(max(of.opts, key=len) if is_option else of.metavar or of.name)
 
 
 def _declared(parameter: inspect.Parameter) -> Declared | None:

@@ -1,7 +1,8 @@
 """Errors of the command line, and exit codes.
 
   0   success
-  1   a service refused the request, or a message was not stored
+  1   a service refused the request, a message was not stored, or what the command waits for did not
+      come within --timeout
   2   the command line, its settings or its input is invalid
   3   a service is unreachable, or timed out: a retry may help
 130   interrupted
@@ -41,6 +42,12 @@ class OutputFailed(SeqgateError):
     """The command's output cannot be written."""
 
     default_reason = "OUTPUT_FAILED"
+
+
+class WaitTimedOut(SeqgateError):
+    """What the command waits for did not happen within --timeout seconds."""
+
+    default_reason = "WAIT_TIMED_OUT"
 
 
 def exit_code(error: SeqgateError) -> int:

@@ -13,7 +13,7 @@ from seqgate.cli._arguments import properties_of, topic_name
 from seqgate.cli._command import Run, command, group
 from seqgate.cli._declared import argument, option
 from seqgate.cli._failure import DONE, REFUSED, InvalidInput
-from seqgate.cli._lines import numbered_lines, open_input, whole
+from seqgate.cli._lines import STANDARD_STREAM, numbered_lines, open_input, whole
 from seqgate.cli._message import parse_entry
 from seqgate.cli._output import Columns, Output, shown, table
 from seqgate.cli._service import reaching
@@ -85,7 +85,7 @@ async def check(run: Run, expression: Expression) -> int:
 async def on_entries(
     run: Run,
     expression: Expression,
-    file: File = "-",
+    file: File = STANDARD_STREAM,
     *,
     topic: Topic = None,
     subscription: Subscription = None,
@@ -103,9 +103,9 @@ async def on_entries(
         subscription=subscription,
     )
     listing = _Listing(run.output)
-    with open_input(file) as opened:
+    with _opened(run, file) as opened:
         async with _judge(run, chain) as judge, aclosing(_batches(opened)) as batches:
-            async for batch in batches:
+            async for batch in run.waits.each(f"lines of {_input(file)}", batches):
                 verdicts = await judge([metadata for _, metadata in batch])
                 for (line, _), place in zip(batch, verdicts.which, strict=True):
                     listing.add(line, verdicts.outcomes[place])
@@ -116,7 +116,7 @@ async def on_entries(
 async def explain(
     run: Run,
     expression: Expression,
-    file: File = "-",
+    file: File = STANDARD_STREAM,
     *,
     topic: Topic = None,
     subscription: Subscription = None,
@@ -125,8 +125,9 @@ async def explain(
 
     The entry is a JSON object, as for `test`. Exits with 1 if it gets no verdict.
     """
-    with open_input(file) as opened:
-        (metadata,) = [_entry(text, "") async for _, text in whole(opened.fileno())]
+    with _opened(run, file) as opened:
+        pieces = run.waits.each(_input(file), whole(opened.fileno()))
+        (metadata,) = [_entry(text, "") async for _, text in pieces]
     request = pb.ExplainRequest(
         expression=expression, topic=topic or "", subscription=subscription, metadata=metadata
     )
@@ -154,6 +155,15 @@ async def explain(
     fields = [("Verdict", (said["verdict"] or "none").lower()), ("Why", _why(said))]
     run.output.result({**said, "steps": steps}, fields, table(columns, steps))
     return REFUSED if found.outcome.HasField("failure") else DONE
+
+
+def _input(file: str) -> str:
+    return "standard input" if file == STANDARD_STREAM else file
+
+
+def _opened(run: Run, file: str) -> FileIO:
+    with run.waits.on(f"a writer to open {file}"):
+        return open_input(file)
 
 
 def _names_shown(names: list[str] | None) -> str:
@@ -214,7 +224,8 @@ async def _judge(run: Run, chain: pb.Chain) -> AsyncIterator[Judge]:
     call = run.services.stub("filter").Evaluate()
 
     async def ask(request: pb.EvaluateRequest) -> pb.EvaluateResponse:
-        with reaching(*asked):
+        what = f"the filter service at {asked.address} to answer"
+        with reaching(*asked), run.waits.on(what):
             try:
                 async with asyncio.timeout(timeout_s):
                     await translated(call.write(request), asked)

@@ -209,7 +209,8 @@ async def _process(
     )
     # Ctrl-C reaches both processes; SIGTERM is passed on.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, process.terminate)
-    status = await process.wait()
+    with run.waits.on("the job to end"):
+        status = await process.wait()
     return status if status >= 0 else 128 - status
 
 

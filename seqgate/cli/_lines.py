@@ -18,13 +18,17 @@ LINE_BYTES_MAX: Final = 384 * 1024 * 1024
 WHOLE_BYTES_MAX: Final = AssemblyLimits().message_bytes_max
 """The largest input that is one message: the default limit of readers."""
 
+STANDARD_STREAM: Final = "-"
+"""Stands for standard input wherever a command reads a file or a payload, and for standard output
+where it writes a file."""
+
 _BLOCK_BYTES: Final = 64 * 1024
 
 
 def open_input(text: str) -> FileIO:
-    """Open a file, or standard input for "-", unbuffered: available bytes are read immediately.
+    """Open a file or STANDARD_STREAM, unbuffered: available bytes are read immediately.
     Raises InvalidInput if it cannot be opened."""
-    if text != "-":
+    if text != STANDARD_STREAM:
         try:
             with _interruptible():
                 return FileIO(text)
@@ -33,6 +37,20 @@ def open_input(text: str) -> FileIO:
     if sys.stdin is None:
         raise InvalidInput("standard input is closed")
     return FileIO(sys.stdin.fileno(), closefd=False)
+
+
+def read_whole(text: str, bytes_max: int) -> bytes:
+    """Read a file or STANDARD_STREAM whole. Raises InvalidInput if that fails, or it is larger."""
+    try:
+        with open_input(text) as opened:
+            read = b""
+            while len(read) <= bytes_max and (block := opened.read(_BLOCK_BYTES)):
+                read += block
+    except OSError as error:
+        raise InvalidInput(f"{text}: {error.strerror}") from error
+    if len(read) > bytes_max:
+        raise InvalidInput(f"{text} is too large (limit {bytes_max:,} bytes)")
+    return read
 
 
 @contextmanager

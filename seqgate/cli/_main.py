@@ -81,6 +81,9 @@ def main() -> int:
         usage = WrongUsage(error.format_message(), details=_help_of(error))
         Output(_asked(arguments)).error(usage)
         return exit_code(usage)
+    except WrongUsage as usage:
+        Output(_asked(arguments)).error(usage)
+        return exit_code(usage)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
 

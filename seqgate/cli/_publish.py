@@ -13,9 +13,10 @@ sequence ids could then never be stored.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -24,12 +25,11 @@ from seqgate.cli._command import Run
 from seqgate.cli._declared import argument, choice, flag, option
 from seqgate.cli._failure import DONE, REFUSED, InvalidInput, OutputFailed, WrongUsage
 from seqgate.cli._lines import WHOLE_BYTES_MAX, Pieces
-from seqgate.cli._message import Draft
-from seqgate.cli._output import Output, OutputClosed
+from seqgate.cli._output import OutputClosed
 from seqgate.cli._progress import Progress
-from seqgate.cli._publish_input import Given, Input, size_bytes
+from seqgate.cli._publish_input import WHY_A_NAME, Given, Input, size_bytes
 from seqgate.cli._service import client as client_of
-from seqgate.cli._service import reaching
+from seqgate.cli._service import reaching, trouble_of
 from seqgate.client import Batching, Chunking, Compression, Producer, Receipt
 from seqgate.errors import (
     FencedError,
@@ -96,9 +96,13 @@ async def publish(
     run: Run,
     topic: str = argument("TOPIC", "The topic; created if the ledger allows it.", parse=topic_name),
     message: str | None = argument(
-        "MESSAGE", "The payload of one message. Default: read standard input.", default=None
+        "MESSAGE",
+        "The payload of one message. Default, and -: read standard input.",
+        default=None,
+        when_empty="to publish an empty payload, give --empty instead",
     ),
     *,
+    empty: bool = flag("Publish one message with an empty payload."),
     key: Key = None,
     properties: dict[str, str] | None = option(
         "NAME=VALUE",
@@ -108,12 +112,13 @@ async def publish(
         raw=list[str],
     ),
     sequence_id: int | None = option(
-        "N", "The sequence id of MESSAGE.", min=0, max=SEQUENCE_ID_MAX
+        "N", "The sequence id of MESSAGE; requires --producer.", min=0, max=SEQUENCE_ID_MAX
     ),
     file: Path | None = option(
         "FILE",
         "Publish this file. The sequence id of a line is its number, from 1: publishing the file "
-        "again stores only what is not stored yet.",
+        "again stores only what is not stored yet. That does not hold for pipes, and for -, which "
+        "is standard input.",
     ),
     form: Input = choice(
         "How to read input: each line is a payload (text) or a JSON object (json), or all of it is "
@@ -134,6 +139,7 @@ async def publish(
         "A property that filters see of a batch; a message with another value for it starts a "
         "new batch. Repeatable.",
         "--filter-property",
+        when_empty=None,
     ),
     chunk_bytes: int | None = option(
         "N",
@@ -144,7 +150,8 @@ async def publish(
     compression: Compression = choice("Compression of each entry.", default=Compression.NONE),
     initial_sequence_id: int | None = option(
         "N",
-        "The last sequence id considered published, if the service does not know the name.",
+        "The last sequence id considered published, if the service does not know the name; "
+        "requires --producer.",
         min=0,
         max=SEQUENCE_ID_MAX - 1,
     ),
@@ -163,20 +170,21 @@ async def publish(
     A message that is too large for one entry is split into chunks and read as one message. Its id
     names the first and the last chunk: FIRST;LAST.
     """
-    given = Given(message, file, form, key, properties or {}, sequence_id)
+    given = Given(message, file, form, key, properties or {}, sequence_id, empty, producer)
     given.check()
-    producer = producer or given.producer
-    if takeover and producer is None:
+    if takeover and given.producer is None:
         raise WrongUsage("--takeover requires --producer")
+    if initial_sequence_id is not None and given.producer is None:
+        raise WrongUsage(f"--initial-sequence-id requires --producer: {WHY_A_NAME}")
     settings = run.settings
     batching = _batching(filter_properties or [], batch=batch)
     chunking = _chunking(chunk_bytes, batch=batch)
-    with given.opened() as opened, reaching("ledger", settings.ledger.value):
-        async with (
-            client_of(settings) as client,
-            client.producer(
+    target = settings.ledger.value
+    with _opened(run, given) as opened, reaching("ledger", target):
+        async with client_of(settings) as client:
+            made = client.producer(
                 topic,
-                name=producer,
+                name=given.producer,
                 initial_sequence_id=initial_sequence_id,
                 takeover=takeover,
                 batching=batching,
@@ -186,17 +194,30 @@ async def publish(
                 max_pending_bytes=_BYTES_MAX,
                 send_timeout_s=settings.timeout_s,
                 open_timeout_s=settings.timeout_s,
-            ) as connected,
-        ):
-            progress = Progress("publish", messages=None, bytes=size_bytes(opened), is_patient=True)
-            work = _Work(connected, run.output, given.draft, progress)
-            try:
-                with progress:
-                    await work.do(given.source(opened))
-            finally:
-                work.summarize()
-            work.check()
+            )
+            because = partial(trouble_of, made)
+            what = f"the ledger service at {target} to accept the producer"
+            async with run.waits.entering(what, made, because) as connected:
+                counts = Progress(
+                    "publish", messages=None, bytes=size_bytes(opened), is_patient=True
+                )
+                work = _Work(connected, run, given, counts)
+                try:
+                    with counts:
+                        await work.do(opened)
+                finally:
+                    work.summarize()
+                work.check()
     return work.outcome()
+
+
+@contextmanager
+def _opened(run: Run, given: Given) -> Iterator[FileIO | None]:
+    """The input that is given. Opening a pipe waits for its writer."""
+    with run.waits.on(f"a writer to open {given.input_shown}"):
+        opened = given.opened()
+    with opened as file:
+        yield file
 
 
 def _batching(filter_properties: list[str], *, batch: bool) -> Batching | None:
@@ -229,13 +250,15 @@ class _Work:
     def __init__(
         self,
         producer: Producer,
-        output: Output,
-        understand: Callable[[bytes, int | None], Draft],
+        run: Run,
+        given: Given,
         progress: Progress,
     ) -> None:
         self._producer = producer
-        self._output = output
-        self._understand = understand
+        self._output = run.output
+        self._waits = run.waits
+        self._ledger = f"the ledger service at {run.settings.ledger.value}"
+        self._given = given
         self._progress = progress
         self._room = Room()
         self._pending: asyncio.Queue[_Sent | None] = asyncio.Queue()
@@ -245,10 +268,10 @@ class _Work:
         self._error: SeqgateError | None = None  # the reason why the rest was not sent
         self._counts = {"sent": 0, "stored": 0, "duplicates": 0, "failed": 0}
 
-    async def do(self, source: Pieces) -> None:
-        """Publish the source until it ends or an error stops it."""
+    async def do(self, opened: FileIO | None) -> None:
+        """Publish the input until it ends or an error stops it."""
         async with asyncio.TaskGroup() as group:
-            sending = group.create_task(self._send_all(source))
+            sending = group.create_task(self._send_all(self._given.source(opened)))
             while (sent := await self._pending.get()) is not None:
                 await self._settle(sent)
                 if self._error is not None or self._output_closed:
@@ -278,7 +301,8 @@ class _Work:
     async def _send_all(self, source: Pieces) -> None:
         try:
             async with aclosing(source) as found:
-                async for line, data in found:
+                what = f"input from {self._given.input_shown}"
+                async for line, data in self._waits.each(what, found):
                     await self._room.take(len(data))
                     if self._has_ended():
                         return
@@ -291,7 +315,7 @@ class _Work:
 
     def _send(self, line: int | None, data: bytes) -> None:
         try:
-            draft = self._understand(data, line)
+            draft = self._given.draft(data, line)
             self._newest = self._producer.send_nowait(**draft._asdict())
         except (
             MessageTooLargeError
@@ -310,9 +334,13 @@ class _Work:
         newest = self._newest
         return newest is not None and newest.done() and isinstance(newest.exception(), _ENDING)
 
+    def _because(self) -> str:
+        return trouble_of(self._producer)
+
     async def _settle(self, sent: _Sent) -> None:
         try:
-            receipt = await sent.receipt
+            with self._waits.on(f"receipts from {self._ledger}", self._because):
+                receipt = await sent.receipt
         except SeqgateError as error:
             self._counts["failed"] += 1
             self._output.error(_at(sent.line, error))

@@ -17,9 +17,9 @@ from seqgate.cli._message import Listing
 from seqgate.cli._output import Output
 from seqgate.cli._progress import Progress
 from seqgate.cli._service import client as client_of
-from seqgate.cli._service import reaching
+from seqgate.cli._service import reaching, trouble_of
 from seqgate.cli._wire import position
-from seqgate.client import EARLIEST, Message, MessageId, Missed, Start
+from seqgate.client import EARLIEST, Message, MessageId, Missed, Reader, Start
 from seqgate.client._log import check_place, position_at
 from seqgate.client._subscribing import Place
 from seqgate.errors import DataLossError, MessageTooLargeError, UnavailableError
@@ -43,7 +43,9 @@ async def read(
         parse=partial(place, "--to"),
     ),
     exclusive: bool = flag("Start after the message with that id."),
-    follow: bool = flag("Wait for new messages.", "--follow", "-f"),
+    follow: bool = flag(
+        "Wait for new messages, with --timeout no longer than that for each.", "--follow", "-f"
+    ),
     skip_damaged: bool = flag("Skip messages that cannot be read."),
     count: int | None = option("MAX", "Stop after this many messages.", "-n", min=1),
 ) -> None:
@@ -143,10 +145,11 @@ async def messages(
 
     Raises:
         UnavailableError: neither a message nor the end arrived in time; not with `follow`.
+        WaitTimedOut: no message arrived within --timeout; only with `follow`.
         SeqgateError: the service refused.
     """
     target = run.settings.ledger.value
-    limit_s = None if follow else run.settings.timeout_s
+    what = f"messages of topic {topic}" if follow else f"the ledger service at {target} to answer"
     async with (
         client_of(run.settings) as client,
         client.reader(
@@ -161,10 +164,7 @@ async def messages(
         while True:
             with reaching("ledger", target):
                 try:
-                    async with asyncio.timeout(limit_s):
-                        message = await reader.read()
-                except TimeoutError:
-                    raise UnavailableError("the ledger service did not answer in time") from None
+                    message = await _next(run, reader, what, follow=follow)
                 except (DataLossError, MessageTooLargeError):
                     missed = reader.skip() if skip_damaged else None
                     if missed is None:
@@ -176,6 +176,21 @@ async def messages(
             if left_out is not None:
                 left_out.came(message)
             yield message
+
+
+async def _next(run: Run, reader: Reader, what: str, *, follow: bool) -> Message | None:
+    def because() -> str:
+        return trouble_of(reader) or ("none is left in the topic" if follow else "")
+
+    if follow:
+        async with run.waiting(what, because):
+            return await reader.read()
+    try:
+        with run.waits.on(what, because):
+            async with asyncio.timeout(run.settings.timeout_s):
+                return await reader.read()
+    except TimeoutError:
+        raise UnavailableError("the ledger service did not answer in time") from None
 
 
 def _tell(output: Output, missed: Missed) -> None:

@@ -65,7 +65,11 @@ DryRun = Annotated[
 ]
 Wait = Annotated[
     bool,
-    flag("Wait until it has ended, and show its progress. Ctrl-C ends the wait only.", "--wait"),
+    flag(
+        "Wait until it has ended, and show its progress. Ctrl-C ends the wait only; with "
+        "--timeout, it ends with 1 after that.",
+        "--wait",
+    ),
 ]
 
 app = group("Show redrives of dead letters and replays of topics, and stop them.")
@@ -234,14 +238,25 @@ async def tell(run: Run, topic: str, name: str, found: pb.Redrive, *, wait: bool
 async def _ended(run: Run, topic: str, name: str, found: pb.Redrive) -> pb.Redrive:
     """A redrive once it has ended and all its messages are settled."""
     request = pb.GetRedriveRequest(topic=topic, subscription=name, number=found.number)
-    with Progress("redrive", redriven=None, entries=found.total_entries) as progress:
-        while True:
-            progress.set(redriven=_redriven(found), entries=found.scanned_entries)
-            is_running = found.state == pb.REDRIVE_STATE_RUNNING
-            if not (is_running or found.returning_entries):
-                return found
-            await asyncio.sleep(LOOK_S)
-            found = (await run.services.call(request)).redrive
+
+    async def because() -> str:
+        if found.waits_for or not found.returning_entries:
+            return found.waits_for
+        asked = pb.ReportRequest(topic=topic, subscription=name, max_keys=1)
+        consumers = len((await run.services.call(asked)).consumers)
+        who = f"{consumers:,} consumers are connected" if consumers else "no consumer is connected"
+        return f"{found.returning_entries:,} entries are on their way to consumers, and {who}"
+
+    progress = Progress("redrive", redriven=None, entries=found.total_entries)
+    async with run.waiting(f"redrive {found.number} to end", because):
+        with progress:
+            while True:
+                progress.set(redriven=_redriven(found), entries=found.scanned_entries)
+                is_running = found.state == pb.REDRIVE_STATE_RUNNING
+                if not (is_running or found.returning_entries):
+                    return found
+                await asyncio.sleep(LOOK_S)
+                found = (await run.services.call(request)).redrive
 
 
 def _redriven(found: pb.Redrive) -> int:

@@ -20,7 +20,7 @@ from seqgate.cli._failure import WrongUsage
 from seqgate.cli._output import Columns, Fields, Table, fields_of, table, time_shown, words
 from seqgate.cli._output import shown as text_shown
 from seqgate.cli._trace import trace_of
-from seqgate.cli._wire import bytes_record, position, record, wire_position
+from seqgate.cli._wire import bytes_record, enum_name, position, record, wire_position
 from seqgate.client import MessageId
 from seqgate.types import Position
 
@@ -150,6 +150,31 @@ async def explain(
     run.output.result(
         shown, "\n".join(sentences), fields_of(key_report, KEY_FIELDS) if key_report else []
     )
+
+
+def waiting_shown(found: pb.ReportResponse) -> str:
+    """Why a consumer of the subscription gets no message, in one line."""
+    counts = {
+        "read, and have not been acknowledged": found.unacked_messages,
+        "to be delivered later": found.delayed_entries,
+        "failed, and to be delivered again": found.failed_entries,
+        "without a verdict of the filters": found.unjudged_entries,
+        "held back because a filter failed": found.filter_failed_entries,
+        "rescheduled by a filter": found.rescheduled_entries,
+    }
+    parts = [f"{count:,} {words}" for words, count in counts.items() if count]
+    parts += [f"{each.keys:,} keys withheld: {_reason(each)}" for each in found.withheld]
+    if found.blocked_on_unacked:
+        parts.append("its limit of unacknowledged messages is reached")
+    if found.filtering.unanswered_because:
+        parts.append(found.filtering.unanswered_because)
+    if not parts:
+        return "none is left in the topic"
+    return f"{', '.join(parts)} (see: seqgate subscription report)"
+
+
+def _reason(withheld: pb.WithheldKeys) -> str:
+    return words(enum_name(pb.Reason, withheld.reason))
 
 
 def _about(request: pb.ExplainRequest, found: pb.ExplainResponse) -> Position | None:

@@ -81,6 +81,10 @@ class Settings:
     dispatcher: Setting
     filter: Setting
     timeout_s: float
+    """The limit of each call."""
+    wait_s: float | None
+    """The limit of a wait for a message, or for the end of a redrive: the time-out, if it is given.
+    None: no limit."""
     files: Mapping[str, Setting]
     """The files that are set, by the names of FILES."""
     security: Security
@@ -117,12 +121,18 @@ def resolve(
     files = {
         name: setting for name in FILES if (setting := first(name, (beside.get(name), origin)))
     }
-    timeout_s = TIMEOUT_DEFAULT_S if timeout_s is None else timeout_s
+    wait_s, timeout_s = timeout_s, TIMEOUT_DEFAULT_S if timeout_s is None else timeout_s
     if not 0 < timeout_s <= TIMEOUT_MAX_S:
         raise InvalidSettings(f"--timeout must be above 0 and at most {TIMEOUT_MAX_S:.0f} seconds")
     security = _security(files, environment.get("SEQGATE_TOKEN", ""), services.values())
     return Settings(
-        config, context, **services, timeout_s=timeout_s, files=files, security=security
+        config,
+        context,
+        **services,
+        timeout_s=timeout_s,
+        wait_s=wait_s,
+        files=files,
+        security=security,
     )
 
 

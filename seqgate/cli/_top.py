@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from enum import StrEnum
 from typing import Any, Final
 
@@ -65,6 +65,7 @@ async def top(
     pattern = topic_name(pattern) if is_name else pattern
     sampler = Sampler(run.services, pattern)
     if not (once or run.output.json) and sys.stdout.isatty():
+        run.waits.end()  # frames list unreachable services
         await Live(sampler, interval, sort.value).run()
         return DONE
     before: Sample | None = None
@@ -79,7 +80,8 @@ async def top(
         if before is not None and once:
             return UNAVAILABLE if now.away else DONE
         before = now
-        await asyncio.sleep(interval)
+        with run.waits.on(f"the rates of an interval of {interval:g} s") if once else nullcontext():
+            await asyncio.sleep(interval)
 
 
 def _print(output: Output, frame: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any, Final
 
-from grpc import aio
+from grpc import ChannelConnectivity, aio
 
 from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
 from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
@@ -63,17 +63,19 @@ class Calls:
         self._how: dict[str, bool] = {"wait_for_ready": True} if waits else {}
         self._channels = AsyncExitStack()
         self._stubs: dict[tuple[str, str], Any] = {}
+        self._states: dict[tuple[str, str], Callable[[], ChannelConnectivity]] = {}
 
     async def close(self) -> None:
         """Close the channels. A later call opens another one."""
         self._stubs.clear()
+        self._states.clear()
         await self._channels.aclose()
 
     async def call(self, request: Any, *, timeout_s: float | None = None) -> Any:
         """Send a request; `timeout_s` overrides the limit. Raises SeqgateError if the service
         refuses or times out, and InUseError (reason NOT_OWNER) if each dispatcher redirects to
         another one."""
-        name, method = _addressed(request)
+        name, method = addressed(request)
         target, how = self.target(name), self._how
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         for left in reversed(range(REDIRECTS_MAX + 1)):
@@ -109,7 +111,7 @@ class Calls:
 
     async def responses(self, request: Any) -> list[Any]:
         """All responses of a stream. Raises SeqgateError like `call`, and if the service drains."""
-        name, method = _addressed(request)
+        name, method = addressed(request)
 
         async def collected() -> list[Any]:
             stub = self.stub(name)
@@ -140,11 +142,18 @@ class Calls:
                 else self._open_channel(target)
             )
             self._channels.push_async_callback(channel.close)
+            self._states[name, target] = channel.get_state
             self._stubs[name, target] = _STUBS[name](channel)
         return self._stubs[name, target]
 
+    def state(self, name: str) -> ChannelConnectivity:
+        """The state of the connection to a service, at its own address."""
+        state = self._states.get((name, self.target(name)))
+        return ChannelConnectivity.IDLE if state is None else state()
 
-def _addressed(request: Any) -> tuple[str, str]:
+
+def addressed(request: Any) -> tuple[str, str]:
+    """The service and the method of a request."""
     service = request.DESCRIPTOR.full_name.split(".")[2]
     return service, request.DESCRIPTOR.name.removesuffix("Request")
 

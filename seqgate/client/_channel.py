@@ -48,7 +48,7 @@ def open_channel(target: str, security: Security = PLAIN) -> aio.Channel:
 
 
 async def translated(call: Awaitable[T], asked: Asked | None = None) -> T:
-    """Await the response to a call of the service that is `asked`. Raises SeqgateError if it fails."""
+    """Await the response of the service that was `asked`. Raises SeqgateError if the call fails."""
     try:
         return await call
     except aio.AioRpcError as error:

@@ -172,6 +172,12 @@ class Consumer:
         return self._is_connected
 
     @property
+    def connection_error(self) -> SeqgateError | None:
+        """Why there is no connection: the error of the latest attempt, or the loss of the last one.
+        None: it is connected, or the first attempt is under way."""
+        return self._reconnecting.trouble
+
+    @property
     def buffered(self) -> int:
         """The number of messages that arrived and were not received by the application yet."""
         return self._inbox.buffered

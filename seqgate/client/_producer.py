@@ -247,6 +247,12 @@ class Producer:
         return self._last_sequence_id
 
     @property
+    def connection_error(self) -> SeqgateError | None:
+        """Why there is no connection: the error of the latest attempt, or the loss of the last one.
+        None: it is connected, or the first attempt is under way."""
+        return self._reconnecting.trouble
+
+    @property
     def pending_messages(self) -> int:
         """The number of messages that await a receipt; a large one counts once per chunk."""
         return self._pending_messages

@@ -239,6 +239,12 @@ class Reader:
         self._assembler.clear()
         self._set_start(start, inclusive=inclusive)
 
+    @property
+    def connection_error(self) -> SeqgateError | None:
+        """Why there is no connection: the error of the latest attempt, or the loss of the last one.
+        None: it is connected, or the first attempt is under way."""
+        return self._reconnecting.trouble
+
     async def has_message_available(self) -> bool:
         """Whether `read` now returns a message, or raises, without waiting for one to be published.
 
@@ -320,6 +326,7 @@ class Reader:
             return
         match response.WhichOneof("response"):
             case "started":
+                self._reconnecting.answered()
                 started = response.started
                 self._fix_latest(position_of(started.last) if started.HasField("last") else None)
             case "draining":

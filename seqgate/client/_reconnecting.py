@@ -41,18 +41,25 @@ class Reconnecting:
 
     Attributes:
         last: why the last attempt failed, or the last connection was lost; None: none was.
+        trouble: the same, while there is no connection; otherwise None.
     """
 
     def __init__(self, who: str) -> None:
         """`who` connects, as the log names it."""
         self.last: SeqgateError | None = None
+        self.trouble: SeqgateError | None = None
         self._who = who
         self._backoff = Backoff()
         self._began_s = 0.0
         self._attempts = 0  # that failed since the last success
         self._logged_s: float | None = None
 
+    def answered(self) -> None:
+        """Record that a service answers; that may not last."""
+        self.trouble = None
+
     def succeeded(self) -> None:
+        self.answered()
         if self._logged_s is not None:
             _log.info("%s is connected again after %s", self._who, self._tried)
         self._backoff.reset()
@@ -67,7 +74,7 @@ class Reconnecting:
             self._began_s = now_s
         self._attempts += 1
         forget_frames(error)
-        self.last = error
+        self.last = self.trouble = error
         if self._logged_s is None or now_s - self._logged_s >= LOG_INTERVAL_S:
             self._logged_s = now_s
             # As text: a handler may keep what it is given, and an error keeps its frames.

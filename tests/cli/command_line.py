@@ -7,7 +7,7 @@ import signal
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -18,6 +18,11 @@ PATIENCE_S = 20.0
 """The limit of a command and of a wait for its output, in seconds."""
 
 
+def is_wait(line: str) -> bool:
+    """Whether a line of standard error says what a command waits for."""
+    return '{"reason":"WAITING"' in line or line.endswith(" (WAITING)\n")
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
     """A command that has ended."""
@@ -25,6 +30,16 @@ class Ended:
     code: int
     out: str
     err: str
+    waits: tuple[str, ...] = field(default=(), compare=False)
+    """The lines of its standard error that say what it waited for, which `err` lacks: on a busy
+    machine, any command may wait for a second."""
+
+    @classmethod
+    def of(cls, code: int, out: str, err: str) -> "Ended":
+        lines = err.splitlines(keepends=True)
+        waits = [each for each in lines if is_wait(each)]
+        rest = "".join(each for each in lines if not is_wait(each))
+        return cls(code, out, rest, tuple(waits))
 
     @property
     def records(self) -> list[Any]:
@@ -81,17 +96,27 @@ class Running:
         tell(self._process, number)
 
     async def error_line(self, *, patience_s: float = PATIENCE_S) -> str:
-        """The next line of its standard error."""
+        """The next line of its standard error, except those that say a wait."""
         assert self._process.stderr is not None
         async with asyncio.timeout(patience_s):
-            return (await self._process.stderr.readline()).decode()
+            while is_wait(line := (await self._process.stderr.readline()).decode()):
+                pass
+            return line
+
+    async def wait_line(self, *, patience_s: float = PATIENCE_S) -> str:
+        """The next line of its standard error that says a wait."""
+        assert self._process.stderr is not None
+        async with asyncio.timeout(patience_s):
+            while not is_wait(line := (await self._process.stderr.readline()).decode()):
+                assert line, "it ended"
+            return line
 
     async def ended(self) -> Ended:
         """Close its input, and wait until it ends."""
         async with asyncio.timeout(PATIENCE_S):
             out, err = await self._process.communicate(b"")
         assert self._process.returncode is not None
-        return Ended(self._process.returncode, (out or b"").decode(), err.decode())
+        return Ended.of(self._process.returncode, (out or b"").decode(), err.decode())
 
     async def exit_code(self, *, patience_s: float = PATIENCE_S) -> int:
         """Wait until it ends, with its input still open."""
@@ -127,7 +152,7 @@ class CommandLine:
                 await process.wait()
             for each in (out, err):
                 each.seek(0)
-            return Ended(code, out.read().decode(), err.read().decode())
+            return Ended.of(code, out.read().decode(), err.read().decode())
 
     @asynccontextmanager
     async def running(self, *arguments: str, stdout: int = PIPE) -> AsyncIterator[Running]:

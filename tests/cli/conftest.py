@@ -45,7 +45,7 @@ def inside(
                 patch.setenv(name, value)
             code = main()
         captured = capsys.readouterr()
-        return Ended(code, captured.out, captured.err)
+        return Ended.of(code, captured.out, captured.err)
 
     return run
 

@@ -48,7 +48,7 @@ async def test_a_failed_command_records_the_cause_in_its_span(
     await eventually(lambda: received.named("seqgate consume"))
     (command,) = received.named("seqgate consume")
     assert command.failed
-    assert command.attributes == {"error.type": "SUBSCRIPTION_NOT_FOUND", "process.exit.code": 1}
+    assert command.attributes == {"error.type": "TOPIC_NOT_FOUND", "process.exit.code": 1}
 
 
 async def test_an_unsupported_exporter_is_refused(bare: CommandLine) -> None:
