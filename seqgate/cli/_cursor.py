@@ -1,5 +1,7 @@
 """`seqgate cursor`: manages cursors, the acknowledged positions of readers."""
 
+import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -7,16 +9,19 @@ from typing import Annotated, Any, Final
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.cli._arguments import PLACE_HELP, Cursor, Topic, place, topic_name
 from seqgate.cli._command import Run, command, group
-from seqgate.cli._confirm import Yes
+from seqgate.cli._confirm import Yes, confirm
 from seqgate.cli._declared import REQUIRED, argument, flag, option
-from seqgate.cli._failure import InvalidInput, OutputFailed
+from seqgate.cli._failure import OutputFailed
 from seqgate.cli._known import OwnLog, check_known, known
+from seqgate.cli._lines import STANDARD_STREAM, read_whole
+from seqgate.cli._losses import of_progress
 from seqgate.cli._output import Columns, time_shown
 from seqgate.cli._skipped import DryRun, confirm_move, move_to, tell_move
 from seqgate.cli._wire import record, wire_position
 from seqgate.client import EARLIEST
 from seqgate.client._log import before, check_within
 from seqgate.client._subscribing import Place
+from seqgate.errors import NotFoundError
 
 HOLES_SHOWN: Final = 20
 """The most ranges and batches that `show` lists; it counts all of them."""
@@ -30,14 +35,7 @@ app = group("Manage cursors: the positions that readers have acknowledged.")
 
 
 def _read(file: Path) -> bytes:
-    try:
-        with file.open("rb") as opened:
-            read = opened.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise InvalidInput(f"{file}: {error.strerror}") from error
-    if len(read) > FILE_BYTES_MAX:
-        raise InvalidInput(f"{file} is too large (limit {FILE_BYTES_MAX:,} bytes)")
-    return read
+    return read_whole(str(file), FILE_BYTES_MAX)
 
 
 # ---- commands
@@ -145,8 +143,13 @@ async def reset(
 
 
 @command(app, "rm")
-async def rm(run: Run, topic: Topic, name: Cursor) -> None:
-    """Delete a cursor."""
+async def rm(run: Run, topic: Topic, name: Cursor, *, yes: Yes = False) -> None:
+    """Delete a cursor.
+
+    Counts what is lost, and asks first; without a terminal, --yes is required.
+    """
+    found = await run.services.call(pb.GetCursorRequest(topic=topic, cursor=name))
+    await confirm(await of_progress(run, "Cursor", found.cursor), yes=yes)
     await run.services.call(pb.DeleteCursorRequest(topic=topic, cursor=name))
     run.output.result({"topic": topic, "cursor": name, "removed": True})
 
@@ -158,7 +161,7 @@ async def import_(
     name: Cursor,
     info_file: bytes = argument(
         "INFO_FILE",
-        "Pulsar's ManagedCursorInfo, as stored in its metadata store.",
+        "Pulsar's ManagedCursorInfo, as stored in its metadata store; - for standard input.",
         parse=_read,
         raw=Path,
     ),
@@ -171,12 +174,18 @@ async def import_(
     ),
     *,
     replace: bool = flag("Replace an existing cursor."),
+    yes: Yes = False,
 ) -> None:
     """Create a cursor from Pulsar's records of one.
 
     If the cursor was not closed cleanly, its cursor ledger has the latest state: pass that ledger's
-    last entry as POSITION_FILE.
+    last entry as POSITION_FILE. Before it replaces a cursor, the command asks; without a terminal,
+    --yes is required.
     """
+    if replace and not yes:
+        with suppress(NotFoundError):
+            found = await run.services.call(pb.GetCursorRequest(topic=topic, cursor=name))
+            await confirm(await of_progress(run, "Cursor", found.cursor), yes=yes)
     request = pb.ImportManagedCursorRequest(
         topic=topic,
         cursor=name,
@@ -192,17 +201,22 @@ async def export(
     run: Run,
     topic: Topic,
     name: Cursor,
-    file: Path = argument("FILE", "The file to write."),
+    file: Path = argument("FILE", "The file to write; - for standard output."),
 ) -> None:
     """Write a cursor to a file, as Pulsar's ManagedCursorInfo."""
     request = pb.ExportManagedCursorRequest(topic=topic, cursor=name)
     info = (await run.services.call(request)).managed_cursor_info
     _write(file, info)
-    run.output.result({"topic": topic, "cursor": name, "file": str(file), "bytes": len(info)})
+    if str(file) != STANDARD_STREAM:
+        run.output.result({"topic": topic, "cursor": name, "file": str(file), "bytes": len(info)})
 
 
 def _write(file: Path, data: bytes) -> None:
     try:
+        if str(file) == STANDARD_STREAM:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+            return
         file.write_bytes(data)
     except OSError as error:
         raise OutputFailed(f"{file}: {error.strerror}") from error

@@ -1,6 +1,5 @@
 """`seqgate dead-letter`: shows a subscription's dead letters, mends, discards and redrives them."""
 
-import asyncio
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
@@ -18,8 +17,11 @@ from seqgate.cli._arguments import (
     topic_name,
 )
 from seqgate.cli._command import Run, command, group
+from seqgate.cli._confirm import Yes, confirm
 from seqgate.cli._declared import argument, flag, option
 from seqgate.cli._failure import WrongUsage
+from seqgate.cli._lines import STANDARD_STREAM, open_input, whole
+from seqgate.cli._losses import counted
 from seqgate.cli._message import record as message_record
 from seqgate.cli._output import Columns, shown, time_shown, words
 from seqgate.cli._redrive import (
@@ -222,8 +224,16 @@ async def mend(
     name: Subscription,
     letter: Letter,
     *,
-    payload: str | None = option("TEXT", "The new payload.", "--payload"),
-    file: Path | None = option("FILE", "A file with the new payload, of any bytes.", "--file"),
+    payload: str | None = option(
+        "TEXT",
+        "The new payload; - reads standard input.",
+        "--payload",
+        when_empty="for an empty payload, give --empty instead",
+    ),
+    file: Path | None = option(
+        "FILE", "A file with the new payload, of any bytes; - is standard input.", "--file"
+    ),
+    empty: bool = flag("The new payload is empty."),
     put: dict[str, str] | None = option(
         "NAME=VALUE",
         "Set a property of the message; repeatable.",
@@ -239,16 +249,16 @@ async def mend(
     The copy takes the letter's place: redrive it like any other. Its key cannot be changed. Takes
     the right to publish to the dead letter topic.
     """
-    if payload is not None and file is not None:
-        raise WrongUsage("--payload and --file exclude each other")
-    if payload is None and file is None and not put and not remove:
-        raise WrongUsage("give --payload, --file, --put or --remove")
-    content = None if payload is None else payload.encode()
-    if file is not None:
-        try:
-            content = await asyncio.to_thread(file.read_bytes)
-        except OSError as error:
-            raise WrongUsage(f"--file: cannot read {file}: {error.strerror}") from error
+    if [payload is not None, file is not None, empty].count(True) > 1:
+        raise WrongUsage("--payload, --file and --empty exclude each other")
+    path = STANDARD_STREAM if payload == STANDARD_STREAM else file and str(file)
+    content = b"" if empty else None if payload is None else payload.encode()
+    if path is not None:
+        with open_input(str(path)) as opened:
+            pieces = run.waits.each(f"input from {path}", whole(opened.fileno()))
+            (content,) = [data async for _, data in pieces]
+    if content is None and not put and not remove:
+        raise WrongUsage("give --payload, --file, --empty, --put or --remove")
     if not where:
         listing = pb.ListDeadLettersRequest(topic=topic, subscription=name, page_size=1)
         where = (await run.services.call(listing)).dead_letter_topic
@@ -282,11 +292,15 @@ async def discard(
     reason: str = option("TEXT", "Why, for the record.", "--reason", default=""),
     request_id: MendId = None,
     where: Where,
+    yes: Yes = False,
 ) -> None:
     """Give dead letters up: they stay in the dead letter topic, and are never redriven.
 
-    A key that is held behind one of them resumes with the message after it.
+    A key that is held behind one of them resumes with the message after it. Asks first; without a
+    terminal, --yes is required.
     """
+    dead = counted(len(letters), "dead letter", "dead letters")
+    await confirm(f"{dead} of {name} of {topic} will never be redriven.", yes=yes)
     made = await run.services.call(
         pb.DiscardDeadLettersRequest(
             topic=topic,

@@ -16,10 +16,11 @@ from seqgate.cli._arguments import (
     start,
 )
 from seqgate.cli._command import Run, command, group
-from seqgate.cli._confirm import Yes
+from seqgate.cli._confirm import Yes, confirm
 from seqgate.cli._declared import REQUIRED, argument, flag, option
 from seqgate.cli._failure import WrongUsage
 from seqgate.cli._known import known
+from seqgate.cli._losses import of_progress
 from seqgate.cli._output import Columns, time_shown
 from seqgate.cli._redrive import replay
 from seqgate.cli._report import explain, report
@@ -92,8 +93,14 @@ async def rm(
     name: Subscription,
     *,
     force: bool = flag("Delete it even with connected consumers, and disconnect them."),
+    yes: Yes = False,
 ) -> None:
-    """Delete a subscription and its acknowledgements."""
+    """Delete a subscription and its acknowledgements.
+
+    Counts what is lost, and asks first; without a terminal, --yes is required.
+    """
+    found = await run.services.call(pb.GetSubscriptionRequest(topic=topic, subscription=name))
+    await confirm(await of_progress(run, "Subscription", found.subscription), yes=yes)
     await run.services.call(
         pb.DeleteSubscriptionRequest(topic=topic, subscription=name, force=force)
     )

@@ -9,9 +9,11 @@ from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.cli._arguments import Topic, first_entry, message_id
 from seqgate.cli._command import Run, command, group
+from seqgate.cli._confirm import Yes, confirm
 from seqgate.cli._declared import argument, flag, option
 from seqgate.cli._dedup import status_record, to_replay_shown
 from seqgate.cli._failure import reason_of
+from seqgate.cli._losses import counted, entries_before, of_topic
 from seqgate.cli._message import Listing
 from seqgate.cli._output import Columns, Fields, fields_of
 from seqgate.cli._read import messages
@@ -70,8 +72,13 @@ async def rm(
     topic: Topic,
     *,
     force: bool = flag("Delete it even with connected producers, and disconnect them."),
+    yes: Yes = False,
 ) -> None:
-    """Delete a topic with its messages, its deduplication state, its cursors and subscriptions."""
+    """Delete a topic with its messages, its deduplication state, its cursors and subscriptions.
+
+    Counts what is lost, and asks first; without a terminal, --yes is required.
+    """
+    await confirm(await of_topic(run, topic), yes=yes)
     await run.services.call(pb.DeleteTopicRequest(topic=topic, force=force))
     run.output.result({"topic": topic, "removed": True})
 
@@ -152,13 +159,23 @@ async def trim(
     before: MessageId = argument(
         "BEFORE", "The id of the first message to keep.", parse=partial(message_id, "BEFORE")
     ),
+    *,
+    yes: Yes = False,
 ) -> None:
     """Permanently remove a topic's first messages.
 
     Only messages that every cursor of the topic has acknowledged are removed. If BEFORE is in a
-    batch, the whole batch is kept; if it is a large message, all its chunks.
+    batch, the whole batch is kept; if it is a large message, all its chunks. Asks first if there
+    are such messages; without a terminal, --yes is required.
     """
     first, _ = first_entry(before)
+    if not yes and (count := await entries_before(run, topic, first)):
+        entries = counted(count, "entry", "entries")
+        await confirm(
+            f"Of the {entries} of {topic} before {first}, those that every cursor has acknowledged "
+            "are deleted for good.",
+            yes=yes,
+        )
     request = pb.TrimTopicRequest(topic=topic, before=wire_position(first))
     shown = {"topic": topic, **record(await run.services.call(request))}
     fields = [

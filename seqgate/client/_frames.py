@@ -18,6 +18,7 @@ from re import split
 from typing import Any, Final
 
 from seqgate.api.common.v1 import common_pb2
+from seqgate.api.cursor.v1 import cursor_pb2
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
@@ -147,8 +148,10 @@ class Sampler:
                 left_out += 1
         return found, left_out
 
-    async def lag(self, topic: ledger_pb2.Topic, of: dispatcher_pb2.Subscription) -> int:
-        """The entries of a topic that a subscription has not acknowledged, about."""
+    async def lag(
+        self, topic: ledger_pb2.Topic, of: dispatcher_pb2.Subscription | cursor_pb2.Cursor
+    ) -> int:
+        """The entries of a topic that a subscription or cursor has not acknowledged, about."""
         if not of.HasField("mark_delete"):
             return max(0, topic.entries - of.acknowledged_entries)
         if of.mark_delete.ledger_id == topic.last.ledger_id:

@@ -157,8 +157,8 @@ async def test_many_holes_are_counted_and_the_first_are_listed(
 
 async def test_a_removed_cursor_is_gone(seqgate: CommandLine, cursors: Any, topic: str) -> None:
     await made(cursors, topic)
-    first = await seqgate("cursor", "rm", topic, "c")
-    again = await seqgate("cursor", "rm", topic, "c", "-o", "json")
+    first = await seqgate("cursor", "rm", topic, "c", "--yes")
+    again = await seqgate("cursor", "rm", topic, "c", "-o", "json", "--yes")
     assert first == Ended(0, "", "")
     assert (again.code, again.error["reason"]) == (1, "CURSOR_NOT_FOUND")
 
@@ -296,7 +296,7 @@ async def test_a_cursor_is_exported_to_a_file_and_imported(
     exported = await seqgate("cursor", "export", topic, "c", file)
     imported = await seqgate("cursor", "import", topic, "d", file, "-o", "json")
     again = await seqgate("cursor", "import", topic, "d", file, "-o", "json")
-    replaced = await seqgate("cursor", "import", topic, "d", file, "--replace")
+    replaced = await seqgate("cursor", "import", topic, "d", file, "--replace", "--yes")
 
     assert exported == Ended(0, "", "")
     assert imported.record["mark_delete"] == "1:4"

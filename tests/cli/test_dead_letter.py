@@ -152,7 +152,7 @@ async def test_a_letter_is_mended_and_discarded_once(
     copy = mended.record["letter"]
     shown = await seqgate("dead-letter", "show", dead, "s", copy)
     original = await seqgate("dead-letter", "show", dead, "s", "1:0", "-o", "json")
-    gone = await seqgate("dead-letter", "discard", dead, "s", copy, "--reason", "no use")
+    gone = await seqgate("dead-letter", "discard", dead, "s", copy, "--reason", "no use", "--yes")
     discarded = await seqgate("dead-letter", "ls", dead, "s", "-o", "json")
     log = await seqgate("dead-letter", "log", dead, "s")
     operations = await seqgate("dead-letter", "log", dead, "s", "-o", "json")

@@ -196,7 +196,7 @@ async def test_missing_messages_are_reported_on_standard_error(
             broken: dict[str, Any] = {"compression": 1, "uncompressed_size": 10}
             await publisher.store(single(3, 3, b"x", **broken))
             await publisher.store(single(4, 4, b"4"))
-        assert (await seqgate("topic", "trim", topic, "1:2")).code == 0
+        assert (await seqgate("topic", "trim", topic, "1:2", "--yes")).code == 0
 
     arguments = ("read", topic, "--from", "1:0", "-o", "json")
     ends = await seqgate(*arguments)

@@ -152,8 +152,8 @@ async def test_properties_are_put_and_removed(seqgate: CommandLine, stored: str)
 
 async def test_a_deleted_subscription_is_gone(seqgate: CommandLine, stored: str) -> None:
     await seqgate("subscription", "create", stored, "s")
-    first = await seqgate("subscription", "rm", stored, "s")
-    again = await seqgate("subscription", "rm", stored, "s", "-o", "json")
+    first = await seqgate("subscription", "rm", stored, "s", "--yes")
+    again = await seqgate("subscription", "rm", stored, "s", "-o", "json", "--yes")
     assert first == Ended(0, "", "")
     assert (again.code, again.error["reason"]) == (1, "SUBSCRIPTION_NOT_FOUND")
 
@@ -163,8 +163,8 @@ async def test_a_subscription_in_use_is_deleted_by_force(
 ) -> None:
     consumer = consuming.consumer(stored, "s")
     await consumer.open()
-    refused = await seqgate("subscription", "rm", stored, "s", "-o", "json")
-    forced = await seqgate("subscription", "rm", stored, "s", "--force", "-o", "json")
+    refused = await seqgate("subscription", "rm", stored, "s", "-o", "json", "--yes")
+    forced = await seqgate("subscription", "rm", stored, "s", "--force", "-o", "json", "--yes")
     await consumer.close()
 
     assert (refused.code, refused.error["reason"]) == (1, "SUBSCRIPTION_BUSY")

@@ -256,14 +256,14 @@ async def test_a_trim_reports_its_removals_and_its_limit(
         assert created.code == 0
     await seqgate("cursor", "create", topic, "quick", "--from", ids[4])
 
-    trimmed = await seqgate("topic", "trim", topic, ids[3], "-o", "json")
+    trimmed = await seqgate("topic", "trim", topic, ids[3], "-o", "json", "--yes")
     assert trimmed.record == {
         "topic": topic,
         "removed_entries": 2,
         "first": "1:2",
         "held_back_by": ["as-slow", "slow"],
     }
-    table = await seqgate("topic", "trim", topic, "1:4")
+    table = await seqgate("topic", "trim", topic, "1:4", "--yes")
     assert table.rows == [
         ["Topic", topic],
         ["Removed entries", "0"],
@@ -272,8 +272,8 @@ async def test_a_trim_reports_its_removals_and_its_limit(
         ["Held back by", "slow"],
     ]
     for cursor in ("slow", "as-slow"):
-        await seqgate("cursor", "rm", topic, cursor)
-    rest = await seqgate("topic", "trim", topic, "1:4", "-o", "json")
+        await seqgate("cursor", "rm", topic, cursor, "--yes")
+    rest = await seqgate("topic", "trim", topic, "1:4", "-o", "json", "--yes")
     assert (rest.record["first"], rest.record["held_back_by"]) == ("1:4", [])
     tail = await seqgate("topic", "tail", topic, "-o", "json")
     assert [each["payload"] for each in tail.records] == ["e"]
@@ -284,7 +284,7 @@ async def test_a_trim_keeps_a_large_message_from_its_first_chunk_on(
 ) -> None:
     payloads = ["a", "b" * 5_000]
     ids = await published(client, topic, *payloads, chunking=Chunking(1024))
-    trimmed = await seqgate("topic", "trim", topic, ids[1], "-o", "json")
+    trimmed = await seqgate("topic", "trim", topic, ids[1], "-o", "json", "--yes")
     assert (trimmed.record["removed_entries"], trimmed.record["first"]) == (1, "1:1")
 
 
@@ -304,9 +304,9 @@ async def test_a_topic_is_created_once_and_removed(
     assert again.rows == [["Topic", topic], ["Created", "before; left unchanged"]]
 
     async with client.producer(topic, name="p"):
-        busy = await seqgate("topic", "rm", topic, "-o", "json")
+        busy = await seqgate("topic", "rm", topic, "-o", "json", "--yes")
     assert (busy.code, busy.error["reason"]) == (1, "TOPIC_IN_USE")
-    removed = await seqgate("topic", "rm", topic, "-o", "json")
+    removed = await seqgate("topic", "rm", topic, "-o", "json", "--yes")
     assert removed.record == {"topic": topic, "removed": True}
 
 
@@ -315,6 +315,6 @@ async def test_a_topic_in_use_is_removed_by_force(
 ) -> None:
     producer = client.producer(topic, name="p")
     await producer.open()
-    assert (await seqgate("topic", "rm", topic, "--force")).code == 0
+    assert (await seqgate("topic", "rm", topic, "--force", "--yes")).code == 0
     with pytest.raises(SeqgateError):
         await producer.send(b"x")
