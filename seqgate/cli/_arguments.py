@@ -20,6 +20,10 @@ from seqgate.types import (
     check_producer_name,
 )
 
+COUNT_MAX: Final = 2**63 - 1
+"""The largest number that a service may count to."""
+
+
 # ---- names
 
 
@@ -42,6 +46,19 @@ def _name(
 topic_name = _name(
     lambda text: str(TopicName.expand(text)), reason="INVALID_TOPIC_NAME", detail="topic"
 )
+
+WILDCARDS: Final = "*?["
+
+
+def topic_pattern(text: str, wildcards: str = WILDCARDS) -> str:
+    """A topic, or a pattern of names. Without a slash it is one of names in public/default, as for
+    `topic ls`, unless it begins with *: that stands for any tenant and namespace."""
+    if not set(text) & set(wildcards):
+        return topic_name(text)
+    pattern = text.removeprefix("persistent://")
+    is_whole = "/" in pattern or pattern.startswith("*")
+    return pattern if is_whole else f"public/default/{pattern}"
+
 
 producer_name = _name(check_producer_name, reason="INVALID_PRODUCER_NAME", detail="producer")
 cursor_name = _name(check_cursor_name, reason="INVALID_CURSOR_NAME")

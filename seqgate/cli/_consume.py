@@ -6,7 +6,7 @@ from functools import partial
 from typing import Final
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
-from seqgate.cli._arguments import PLACE_HELP, Topic, place, subscription_name
+from seqgate.cli._arguments import COUNT_MAX, PLACE_HELP, Topic, place, subscription_name
 from seqgate.cli._command import Run
 from seqgate.cli._declared import argument, choice, option
 from seqgate.cli._failure import DONE, REFUSED
@@ -15,6 +15,7 @@ from seqgate.cli._message import Listing
 from seqgate.cli._report import waiting_shown
 from seqgate.cli._service import client as client_of
 from seqgate.cli._service import reaching, trouble_of
+from seqgate.cli._wire import position
 from seqgate.client import BreakerState, Consumer, SubscriptionType
 from seqgate.client._subscribing import Place
 from seqgate.errors import CorruptMessageError
@@ -34,7 +35,9 @@ async def consume(
     topic: Topic,
     subscription: str = argument("SUBSCRIPTION", "The subscription.", parse=subscription_name),
     *,
-    count: int | None = option("MAX", "Stop after this many messages.", "--count", "-n", min=1),
+    count: int | None = option(
+        "MAX", "Stop after this many messages.", "--count", "-n", min=1, max=COUNT_MAX
+    ),
     kind: Type = choice(
         "How messages are distributed; must be the same for all connected consumers.",
         "--type",
@@ -125,10 +128,16 @@ class _Taking:
             return trouble
         if self._consumer.breaker_state is not BreakerState.CLOSED:
             return "too many in a row were refused, so that none is handed out for a while"
-        request = pb.ReportRequest(
-            topic=self._consumer.topic, subscription=self._consumer.subscription, max_keys=1
-        )
-        return waiting_shown(await self._run.services.call(request))
+        call = self._run.services.call
+        topic, name = self._consumer.topic, self._consumer.subscription
+        report = await call(pb.ReportRequest(topic=topic, subscription=name, max_keys=1))
+        text = waiting_shown(report)
+        if not report.keys or not report.keys[0].HasField("oldest"):
+            return text
+        oldest = report.keys[0].oldest
+        asked = pb.ExplainRequest(topic=topic, subscription=name, position=oldest)
+        explained = await call(asked)
+        return f"{text}; the oldest is {position(oldest)}: {explained.reasons[0].text}"
 
     def _settled(self, settling: "asyncio.Future[None]") -> None:
         if settling in self._settling:

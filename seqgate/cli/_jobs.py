@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import seqgate
-from seqgate.cli._arguments import topic_name
+from seqgate.cli._arguments import topic_pattern
 from seqgate.cli._command import Run
 from seqgate.cli._declared import REQUIRED, argument, choice, flag, option
 from seqgate.cli._failure import WrongUsage
@@ -31,15 +31,14 @@ COPY: Final = "seqgate.jobs.copy"
 
 
 def _expanded(topics: Sequence[str]) -> list[str]:
-    """Expand topic names; leave patterns unchanged."""
-    return [each if set(each) & set("*?") else topic_name(each) for each in topics]
+    return [topic_pattern(each, "*?") for each in topics]
 
 
 Topics = Annotated[
     list[str] | None,
     argument(
         "TOPIC...",
-        "Topics, or patterns of tenant/namespace/name with * and ?.",
+        "Topics, or patterns with * and ?, which without a slash are of names in public/default.",
         parse=_expanded,
         raw=list[str],
     ),

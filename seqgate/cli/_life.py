@@ -19,6 +19,7 @@ from seqgate.client import (
     Reason,
     SubscriptionLife,
 )
+from seqgate.errors import NotFoundError
 from seqgate.times import milliseconds_of
 from seqgate.types import SEQUENCE_ID_MAX
 
@@ -63,25 +64,57 @@ async def life(
     redrives, with times and consumers.
 
     Without --since, a trace is looked for among the latest 20,000 entries. What the dispatcher
-    has forgotten is not shown; it says since when it remembers all.
+    has forgotten is not shown; it says since when it remembers all. Exits with 1 if the message is
+    not in the log.
     """
     by_identity = producer is not None and sequence_id is not None
     if [by_identity, id_ is not None, trace is not None].count(True) != 1 or (
         producer is not None and sequence_id is None
     ):
         raise WrongUsage("give PRODUCER and SEQUENCE_ID, or one of --id and --trace")
-    found = await Admin(run.services).message_life(
-        topic,
-        producer=producer,
-        sequence_id=sequence_id,
-        message_id=id_,
-        trace_id=trace,
-        since=since,
-    )
+    with run.waits.on("the message to be found"):
+        found = await Admin(run.services).message_life(
+            topic,
+            producer=producer,
+            sequence_id=sequence_id,
+            message_id=id_,
+            trace_id=trace,
+            since=since,
+        )
+    if found.id is None and found.fate == "STALE":
+        raise _not_in_log(found)
     parts: list[Fields | Table | str] = [_fields(found)]
     for each in found.subscriptions:
         parts += _timeline(each)
     run.output.result(_record(found), *parts)
+
+
+def _not_in_log(found: MessageLife) -> NotFoundError:
+    """The error of a message that no entry holds, with the reason if deduplication knows it."""
+    verdict = found.verdict
+    because = ""
+    if verdict is None:
+        because = f": {found.unknown['dedup']}" if "dedup" in found.unknown else ""
+    elif verdict.verdict == "DUPLICATE":
+        because = ": a higher sequence id of its producer was stored first"
+    elif verdict.verdict == "IN_FLIGHT":
+        because = ": it is being written"
+    elif verdict.persisted_sequence_id is not None:
+        because = f": its producer's last stored sequence id is {verdict.persisted_sequence_id}"
+    elif verdict.pushed_sequence_id is None:
+        because = ": this producer is unknown"
+    details = {
+        "topic": found.topic,
+        "producer": found.producer or "",
+        "sequence_id": str(found.sequence_id),
+        "if_sent_again": "" if verdict is None else verdict.verdict,
+        "because": "" if verdict is None else verdict.explanation,
+    }
+    return NotFoundError(
+        f"not in the log{because}",
+        reason="MESSAGE_NOT_FOUND",
+        details={name: value for name, value in details.items() if value},
+    )
 
 
 def _fields(found: MessageLife) -> Fields:

@@ -1,5 +1,7 @@
 """Counts what a command would delete for good, for the question that it asks first."""
 
+from typing import Final
+
 from seqgate.api.cursor.v1 import cursor_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
@@ -8,6 +10,9 @@ from seqgate.cli._wire import position
 from seqgate.client._frames import Sampler
 from seqgate.errors import SeqgateError
 from seqgate.types import Position
+
+INTERNAL: Final = "seqgate."
+"""How the names of Seqgate's own cursors begin."""
 
 
 def counted(count: int, one: str, many: str) -> str:
@@ -20,9 +25,9 @@ async def of_topic(run: Run, topic: str) -> str:
     found = (await run.services.call(ledger_pb2.GetTopicRequest(topic=topic))).topic
     listing = cursor_pb2.ListCursorsRequest(topic=topic)
     try:
-        cursors = counted(
-            len([each async for each in run.services.pages(listing)]), "cursor", "cursors"
-        )
+        names = [each.name async for each in run.services.pages(listing)]
+        own = [each for each in names if not each.startswith(INTERNAL)]
+        cursors = counted(len(own), "cursor or subscription", "cursors and subscriptions")
     except SeqgateError:
         cursors = "cursors that are not known"
     messages = f"{counted(found.messages, 'message', 'messages')} ({found.bytes:,} bytes)"

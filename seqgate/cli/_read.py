@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import partial
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
-from seqgate.cli._arguments import PLACE_HELP, Topic, place
+from seqgate.cli._arguments import COUNT_MAX, PLACE_HELP, Topic, place
 from seqgate.cli._command import Run
 from seqgate.cli._declared import flag, option
 from seqgate.cli._failure import WrongUsage, reason_of
@@ -47,7 +47,7 @@ async def read(
         "Wait for new messages, with --timeout no longer than that for each.", "--follow", "-f"
     ),
     skip_damaged: bool = flag("Skip messages that cannot be read."),
-    count: int | None = option("MAX", "Stop after this many messages.", "-n", min=1),
+    count: int | None = option("MAX", "Stop after this many messages.", "-n", min=1, max=COUNT_MAX),
 ) -> None:
     """Print a topic's messages in order.
 

@@ -20,8 +20,9 @@ from seqgate.cli._failure import WrongUsage
 from seqgate.cli._output import Columns, Fields, Table, fields_of, table, time_shown, words
 from seqgate.cli._output import shown as text_shown
 from seqgate.cli._trace import trace_of
-from seqgate.cli._wire import bytes_record, enum_name, position, record, wire_position
+from seqgate.cli._wire import bytes_record, position, record, wire_position
 from seqgate.client import MessageId
+from seqgate.errors import NotFoundError
 from seqgate.types import Position
 
 KEYS_DEFAULT: Final = 20
@@ -128,6 +129,13 @@ async def explain(
     elif given_key is not None:
         request.key = given_key
     found = await run.services.call(request)
+    if any(each.reason == pb.REASON_NO_ENTRY for each in found.reasons):
+        place = position(request.position)
+        raise NotFoundError(
+            f"not in the log: there is no entry {place}",
+            reason="MESSAGE_NOT_FOUND",
+            details={"topic": topic, "message_id": str(id_)},
+        )
     about = _about(request, found)
     key_report = record(found.key_report) if found.HasField("key_report") else None
     shown = {
@@ -163,18 +171,13 @@ def waiting_shown(found: pb.ReportResponse) -> str:
         "rescheduled by a filter": found.rescheduled_entries,
     }
     parts = [f"{count:,} {words}" for words, count in counts.items() if count]
-    parts += [f"{each.keys:,} keys withheld: {_reason(each)}" for each in found.withheld]
     if found.blocked_on_unacked:
         parts.append("its limit of unacknowledged messages is reached")
     if found.filtering.unanswered_because:
         parts.append(found.filtering.unanswered_because)
     if not parts:
         return "none is left in the topic"
-    return f"{', '.join(parts)} (see: seqgate subscription report)"
-
-
-def _reason(withheld: pb.WithheldKeys) -> str:
-    return words(enum_name(pb.Reason, withheld.reason))
+    return ", ".join(parts)
 
 
 def _about(request: pb.ExplainRequest, found: pb.ExplainResponse) -> Position | None:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext, suppres
 from enum import StrEnum
 from typing import Any, Final
 
-from seqgate.cli._arguments import topic_name
+from seqgate.cli._arguments import WILDCARDS, topic_pattern
 from seqgate.cli._command import Run
 from seqgate.cli._declared import argument, choice, flag, option
 from seqgate.cli._failure import DONE, UNAVAILABLE
@@ -22,6 +22,10 @@ INTERVAL_S: Final = 2.0
 INTERVAL_MIN_S: Final = 0.1
 INTERVAL_MAX_S: Final = 3_600.0
 """The default, the shortest and the longest interval between frames."""
+
+
+EVERY: Final = "*"
+"""The pattern of all topics."""
 
 
 class Sort(StrEnum):
@@ -37,8 +41,9 @@ async def top(
     run: Run,
     pattern: str = argument(
         "PATTERN",
-        "Topics to show: a name with the wildcards *, ? and [abc].",
-        default="*",
+        "Topics to show: a name with the wildcards *, ? and [abc]; without a slash, a name in "
+        "public/default, unless it begins with *.",
+        default=EVERY,
         show_default=True,
     ),
     *,
@@ -61,8 +66,8 @@ async def top(
     Read-only: for a subscription that no dispatcher owns, only its lag is shown. Limited to 200
     topics with 100 subscriptions each.
     """
-    is_name = not set(pattern) & set("*?[")
-    pattern = topic_name(pattern) if is_name else pattern
+    is_name = not set(pattern) & set(WILDCARDS)
+    pattern = topic_pattern(pattern)
     sampler = Sampler(run.services, pattern)
     if not (once or run.output.json) and sys.stdout.isatty():
         run.waits.end()  # frames list unreachable services
@@ -71,10 +76,10 @@ async def top(
     before: Sample | None = None
     while True:
         now = await sampler.sample()
-        if is_name and not now.topics and not now.away:
-            raise NotFoundError(
-                "topic not found", reason="TOPIC_NOT_FOUND", details={"topic": pattern}
-            )
+        is_wanted = is_name or (once and pattern != EVERY)
+        if is_wanted and not now.topics and not now.away:
+            what = "topic not found" if is_name else "no topic matches the pattern"
+            raise NotFoundError(what, reason="TOPIC_NOT_FOUND", details={"topic": pattern})
         if before is not None or not once:
             _print(run.output, frame_of(now, before, sort.value))
         if before is not None and once:

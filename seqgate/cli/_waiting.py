@@ -76,15 +76,8 @@ class _Wait:
 class Waits:
     """The waits of a command. Contexts may be nested, and be in several tasks."""
 
-    def __init__(
-        self,
-        output: Output,
-        *,
-        first_s: float = FIRST_S,
-        now_s: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, output: Output, now_s: Callable[[], float] = time.monotonic) -> None:
         self._output = output
-        self._first_s = first_s
         self._now_s = now_s
         self._lock = threading.Lock()
         self._waits: list[_Wait] = []
@@ -137,18 +130,18 @@ class Waits:
         now_s = self._now_s()
         with self._lock:
             waits = list(self._waits)
-        lasting = [each for each in waits if now_s - each.began_s >= self._first_s]
+        lasting = [each for each in waits if now_s - each.began_s >= FIRST_S]
         if not lasting:
-            return min((each.began_s + self._first_s - now_s for each in waits), default=FIRST_S)
+            return min((each.began_s + FIRST_S - now_s for each in waits), default=FIRST_S)
         wait = lasting[-1]
         if self._latest is None or self._latest.what != wait.what:
             self._again_s = AGAIN_S
         elif now_s < self._look_again_s:
-            return self._first_s
+            return FIRST_S
         self._latest, self._look_again_s = wait, now_s + self._again_s
         self._again_s = min(2 * self._again_s, AGAIN_MAX_S)
         self._tell(wait, wait.text(), now_s)
-        return self._first_s
+        return FIRST_S
 
     def _tell(self, wait: _Wait, text: str, now_s: float) -> None:
         with self._lock:
@@ -159,7 +152,7 @@ class Waits:
         self._output.note(REASON, text, {"for": wait.what, "seconds": seconds})
 
     def _look_often(self) -> None:
-        wait_s = self._first_s
+        wait_s = FIRST_S
         while not self._ended.wait(wait_s):
             wait_s = self.look()
 

@@ -322,10 +322,13 @@ async def _by_identity(calls: Calls, topic: str, producer: str, sequence_id: int
 async def _by_id(calls: Calls, topic: str, message_id: MessageId) -> _Found:
     entry = await _entry(calls, topic, message_id.position)
     if entry is not None:
+        count = entry.metadata.num_messages_in_batch or 1
+        if message_id.batch_index >= count:
+            raise _not_found(f"its entry has {count:,} messages", topic, message_id=str(message_id))
         return _Found("STORED", message_id, entry)
     last = (await calls.call(pb.GetTopicRequest(topic=topic))).topic
     if not last.HasField("last") or message_id.position > position_of(last.last):
-        raise NotFoundError("the topic has no such message yet")
+        raise _not_found("it is beyond the end", topic, message_id=str(message_id))
     return _Found("TRIMMED", message_id, None)
 
 
@@ -356,7 +359,16 @@ async def _by_trace(calls: Calls, topic: str, trace_id: str, since: datetime | N
                     break
         finally:
             call.cancel()
-    raise NotFoundError(f"no message of the trace among {read:,} entries, from {start} to {last}")
+    because = f"no message of the trace among {read:,} entries, from {start} to {last}"
+    raise _not_found(because, topic, trace_id=trace_id)
+
+
+def _not_found(because: str, topic: str, **named: str) -> NotFoundError:
+    return NotFoundError(
+        f"not in the log: {because}",
+        reason="MESSAGE_NOT_FOUND",
+        details={"topic": topic, **named},
+    )
 
 
 async def _start(calls: Calls, topic: str, since: datetime | None) -> Position | None:
