@@ -77,7 +77,7 @@ async def ls(
     topic: Topic,
     name: Subscription,
     *,
-    key: str | None = option("KEY", "Only the letters of this key.", "--key", "-k"),
+    key: str | None = option("KEY", "Only the letters of this key.", "--key", "-k", is_bytes=True),
     is_base64: bool = flag("KEY is base64, not text.", "--base64"),
     where: Where,
 ) -> None:
@@ -229,6 +229,7 @@ async def mend(
         "The new payload; - reads standard input.",
         "--payload",
         when_empty="for an empty payload, give --empty instead",
+        is_bytes=True,
     ),
     file: Path | None = option(
         "FILE", "A file with the new payload, of any bytes; - is standard input.", "--file"
@@ -252,7 +253,9 @@ async def mend(
     if [payload is not None, file is not None, empty].count(True) > 1:
         raise WrongUsage("--payload, --file and --empty exclude each other")
     path = STANDARD_STREAM if payload == STANDARD_STREAM else file and str(file)
-    content = b"" if empty else None if payload is None else payload.encode()
+    content = (
+        b"" if empty else None if payload is None else payload.encode(errors="surrogateescape")
+    )
     if path is not None:
         with open_input(str(path)) as opened:
             pieces = run.waits.each(f"input from {path}", whole(opened.fileno()))

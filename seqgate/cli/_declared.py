@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_origin
 
 import typer
@@ -34,6 +35,7 @@ class Declared:
         raw: the type that `parse` takes.
         when_empty: what to do instead of giving an empty text, which is refused. None: the command
             refuses it.
+        is_bytes: whether bytes that are not UTF-8 are taken, too.
     """
 
     info: Any
@@ -41,6 +43,7 @@ class Declared:
     parse: Callable[[Any], Any] | None
     raw: Any
     when_empty: str | None = ""
+    is_bytes: bool = False
 
 
 def argument(
@@ -51,11 +54,12 @@ def argument(
     parse: Callable[[Any], Any] | None = None,
     raw: Any = str,
     when_empty: str | None = "",
+    is_bytes: bool = False,
     **how: Any,
 ) -> Any:
     """An argument; its help does not show the default. `how` is for typer."""
     info = typer.Argument(metavar=metavar, help=text, **{"show_default": False, **how})
-    return Declared(info, default, parse, raw, when_empty)
+    return Declared(info, default, parse, raw, when_empty, is_bytes)
 
 
 def option(
@@ -66,11 +70,13 @@ def option(
     parse: Callable[[Any], Any] | None = None,
     raw: Any = str,
     when_empty: str | None = "",
+    is_bytes: bool = False,
     **how: Any,
 ) -> Any:
     """An option with a value; without `flags`, the parameter's name is its flag."""
     info = typer.Option(..., *flags, metavar=metavar, help=text, **how)
-    return Declared(info, default, parse, raw, when_empty)
+    is_bytes = is_bytes or metavar in ("FILE", "DIR")
+    return Declared(info, default, parse, raw, when_empty, is_bytes)
 
 
 def choice(text: str, *flags: str, **how: Any) -> Any:
@@ -93,21 +99,37 @@ def parsed_arguments(
 
 
 def check_given(parsed: typer.Context, parameters: Iterable[inspect.Parameter]) -> None:
-    """Raise WrongUsage if a value on the command line is an empty text, which is a variable that is
-    not set more often than it is meant, or a number that is none."""
+    """Raise WrongUsage for values on the command line that no argument takes."""
     declared = {each.name: found for each in parameters if (found := _declared(each))}
     for each in parsed.command.params:
         source = parsed.get_parameter_source(each.name or "")
         if source is None or source.name != "COMMANDLINE" or each.name not in declared:
             continue
-        hint = declared[each.name].when_empty
         given = parsed.params.get(each.name)
         for value in given if isinstance(given, list | tuple) else [given]:
-            if value == "" and hint is not None:
-                label = _label(each)
-                raise WrongUsage(f"{label} is empty: {hint}" if hint else f"{label} is empty")
-            if isinstance(value, float) and not math.isfinite(value):
-                raise WrongUsage(f"{_label(each)} must be a number", details={"given": str(value)})
+            _check_value(_label(each), value, declared[each.name])
+
+
+def _check_value(label: str, value: Any, declared: Declared) -> None:
+    match value:
+        case "" if declared.when_empty is not None:
+            # A variable that is not set, more often than an empty text that is meant.
+            hint = declared.when_empty
+            raise WrongUsage(f"{label} is empty: {hint}" if hint else f"{label} is empty")
+        case Path() if value == Path():
+            raise WrongUsage(f"{label} must be the name of a file")
+        case str() if not (declared.is_bytes or _is_unicode(value)):
+            raise WrongUsage(f"{label} is not UTF-8")
+        case float() if not math.isfinite(value):
+            raise WrongUsage(f"{label} must be a number", details={"given": str(value)})
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _label(of: Any) -> str:

@@ -28,7 +28,7 @@ BATCH_MAX: Final = 1_000
 app = group("Check and try out filter expressions.")
 
 Expression = Annotated[str, argument("EXPR", "An expression in CEL.")]
-File = Annotated[str, argument("FILE", "Input file; - for standard input.")]
+File = Annotated[str, argument("FILE", "Input file; - for standard input.", is_bytes=True)]
 Topic = Annotated[str | None, option("TOPIC", "The value of `topic`.", parse=topic_name)]
 Subscription = Annotated[
     dict[str, str] | None,

@@ -100,6 +100,7 @@ async def publish(
         "The payload of one message. Default, and -: read standard input.",
         default=None,
         when_empty="to publish an empty payload, give --empty instead",
+        is_bytes=True,
     ),
     *,
     empty: bool = flag("Publish one message with an empty payload."),
@@ -146,6 +147,7 @@ async def publish(
         "Cut messages larger than N bytes, at least 1024, into chunks of N; 0, the default: cut "
         "messages too large for the service, into the largest chunks that it takes.",
         min=0,
+        max=WHOLE_BYTES_MAX,
     ),
     compression: Compression = choice("Compression of each entry.", default=Compression.NONE),
     initial_sequence_id: int | None = option(

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 from seqgate.api.common.v1 import common_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.cli._arguments import (
+    COUNT_MAX,
     PLACE_HELP,
     Subscription,
     Topic,
@@ -32,9 +33,12 @@ ESTIMATE_TIMEOUT_S: Final = 15.0
 RATE_MAX: Final = 10_000
 
 Number = Annotated[
-    int, argument("NUMBER", "The redrive's number, as `ls` lists it.", raw=int, min=1)
+    int,
+    argument("NUMBER", "The redrive's number, as `ls` lists it.", raw=int, min=1, max=COUNT_MAX),
 ]
-KeyOption = Annotated[str | None, option("KEY", "Only the messages with this key.", "--key", "-k")]
+KeyOption = Annotated[
+    str | None, option("KEY", "Only the messages with this key.", "--key", "-k", is_bytes=True)
+]
 IsBase64 = Annotated[bool, flag("KEY is base64, not text.", "--base64")]
 Expression = Annotated[
     str | None,

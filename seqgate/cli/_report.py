@@ -111,7 +111,7 @@ async def explain(
     topic: Topic,
     name: Subscription,
     *,
-    key: bytes | None = option("KEY", "A key, as text.", parse=key_from_text),
+    key: bytes | None = option("KEY", "A key, as text.", parse=key_from_text, is_bytes=True),
     key_base64: bytes | None = option(
         "KEY", "A key, as base64.", parse=partial(key_from_base64, "--key-base64")
     ),

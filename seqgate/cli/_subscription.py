@@ -165,7 +165,7 @@ async def release_key(
     run: Run,
     topic: Topic,
     name: Subscription,
-    key: str = argument("KEY", "The key."),
+    key: str = argument("KEY", "The key.", is_bytes=True),
     *,
     is_base64: bool = flag("KEY is base64, not text.", "--base64"),
 ) -> None:

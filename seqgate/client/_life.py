@@ -328,7 +328,7 @@ async def _by_id(calls: Calls, topic: str, message_id: MessageId) -> _Found:
         return _Found("STORED", message_id, entry)
     last = (await calls.call(pb.GetTopicRequest(topic=topic))).topic
     if not last.HasField("last") or message_id.position > position_of(last.last):
-        raise _not_found("it is beyond the end", topic, message_id=str(message_id))
+        raise _not_found("the topic has no such message yet", topic, message_id=str(message_id))
     return _Found("TRIMMED", message_id, None)
 
 

@@ -82,3 +82,37 @@ async def test_a_life_is_a_timeline_for_people_and_json_for_programs(
 async def test_a_message_is_named_in_one_way(bare: CommandLine, named: tuple[str, ...]) -> None:
     ended = await bare("message", "life", "t", *named, "-o", "json")
     assert (ended.code, ended.error["reason"]) == (2, "WRONG_USAGE")
+
+
+@pytest.mark.parametrize(
+    ("named", "because"),
+    [
+        (("nobody", "1"), "this producer is unknown"),
+        (("p", "9"), "its producer's last stored sequence id is 7"),
+        (("p", "3"), "a higher sequence id of its producer was stored first"),
+        (("--id", "9:0"), "the topic has no such message yet"),
+        (("--trace", TRACE), "no message of the trace among 1 entries"),
+    ],
+)
+async def test_a_message_that_is_not_in_the_log_is_not_found(
+    seqgate: CommandLine, stack: Stack, topic: str, named: tuple[str, ...], because: str
+) -> None:
+    async with (
+        connect(stack.address("ledger")) as client,
+        client.producer(topic, name="p") as producer,
+    ):
+        await producer.send(b"a", sequence_id=7)
+    ended = await seqgate("message", "life", topic, *named, "-o", "json")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.error["reason"] == "MESSAGE_NOT_FOUND"
+    assert ended.error["message"].startswith(f"not in the log: {because}")
+    assert ended.error["details"]["topic"] == topic
+
+
+async def test_an_entry_that_is_not_in_the_log_is_not_explained(
+    seqgate: CommandLine, topic: str
+) -> None:
+    await seqgate("topic", "create", topic)
+    await seqgate("subscription", "create", topic, "s")
+    ended = await seqgate("subscription", "explain", topic, "s", "--id", "9:0", "-o", "json")
+    assert (ended.code, ended.out, ended.error["reason"]) == (1, "", "MESSAGE_NOT_FOUND")

@@ -120,6 +120,62 @@ def test_what_is_published_is_said_once(
     assert ended.error["message"] == message
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([""], "MESSAGE is empty: to publish an empty payload, give --empty instead"),
+        (["m", "--empty"], "--empty excludes MESSAGE, --file and --input"),
+        (["--empty", *WHOLE], "--empty excludes MESSAGE, --file and --input"),
+        (["-", "--file", "f"], "MESSAGE and --file are mutually exclusive"),
+        (["m", "--key", ""], "--key is empty"),
+        (["m", "--producer", "p", "--sequence-id", "x"], "Invalid value for '--sequence-id'"),
+        (["m", "--sequence-id", "1"], "--sequence-id requires --producer: under a name that is"),
+        ([*WHOLE, "--sequence-id", "1"], "--sequence-id requires --producer: under a name"),
+        (["m", "--initial-sequence-id", "1"], "--initial-sequence-id requires --producer: under"),
+    ],
+)
+def test_what_is_hardly_meant_is_refused(
+    inside: Callable[..., Ended], arguments: list[str], message: str
+) -> None:
+    ended = inside("publish", "t", *arguments, "-o", "json")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.error["reason"] in ("WRONG_USAGE", "INVALID_PRODUCER_NAME")
+    assert ended.error["message"].startswith(message)
+
+
+async def test_a_dash_is_standard_input(seqgate: CommandLine, client: Client, topic: str) -> None:
+    first = await seqgate("publish", topic, "-", stdin=b"real\n")
+    whole = await seqgate("publish", topic, "-", *WHOLE, "--producer", "p", stdin=b"a\nb\n")
+    file = await seqgate("publish", topic, "--file", "-", stdin=b"one\n")
+    again = await seqgate("publish", topic, "--file", "-", stdin=b"other\n")
+    assert [each.code for each in (first, whole, file, again)] == [0] * 4
+    found = await stored(client, topic)
+    assert [each.payload for each in found] == [b"real", b"a\nb\n", b"one", b"other"]
+
+
+async def test_lines_of_a_pipe_are_no_duplicates_of_an_earlier_input(
+    seqgate: CommandLine, client: Client, tmp_path: Path, topic: str
+) -> None:
+    """Its path stays, but not its content: only the lines of a regular file have numbers."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for line in (b"one\n", b"two\n"):
+        publishing = asyncio.create_task(seqgate("publish", topic, "--file", str(pipe)))
+        await asyncio.to_thread(pipe.write_bytes, line)
+        assert (await publishing).rows[1][1:] == ["1", "1", "0", "0"]
+    assert [each.payload for each in await stored(client, topic)] == [b"one", b"two"]
+
+
+async def test_an_empty_payload_is_published_on_request_only(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    accident = await seqgate("publish", topic, *WHOLE, "-o", "json")
+    assert (accident.code, accident.error["reason"]) == (2, "INVALID_INPUT")
+    assert accident.error["message"].endswith("to publish an empty payload, give --empty")
+    assert (await seqgate("publish", topic, "--empty")).code == 0
+    assert [each.payload for each in await stored(client, topic)] == [b""]
+
+
 async def test_every_line_gets_a_receipt(seqgate: CommandLine, client: Client, topic: str) -> None:
     lines = json_lines(
         {"payload": "zwölf", "key": "k", "properties": {"a": "b"}, "event_time_ms": 7},

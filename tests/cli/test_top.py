@@ -198,3 +198,25 @@ async def test_a_terminal_is_redrawn_until_interrupted(
         terminal.press(key)
         assert await terminal.exit_code() == code
         assert "\x1b[?1049l" in terminal.seen()  # the previous screen is restored
+
+
+async def test_patterns_are_of_names_in_public_default_as_for_topic_ls(
+    seqgate: CommandLine, topic: str
+) -> None:
+    for each in (topic, "patterned-one", "patterned-two"):
+        await seqgate("topic", "create", each)
+    top = ("top", "--once", "--interval", "0.1", "-o", "json")
+
+    async def shown(pattern: str) -> list[str]:
+        return [each["topic"] for each in (await seqgate(*top, pattern)).record["topics"]]
+
+    assert await shown("patterned-*") == [
+        "public/default/patterned-one",
+        "public/default/patterned-two",
+    ]
+    assert await shown("patterned-tw?") == ["public/default/patterned-two"]
+    assert await shown("*ed-one") == ["public/default/patterned-one"]
+    assert topic in await shown("*")
+    assert topic in await shown("cli/tests/*")
+    ended = await seqgate(*top, "none-of-them-*")
+    assert (ended.code, ended.error["reason"]) == (1, "TOPIC_NOT_FOUND")
