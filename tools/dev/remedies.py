@@ -39,7 +39,9 @@ RETRY_OF: Final[Mapping[str, str]] = {
 WORDS: Final[Mapping[str, str]] = {
     "INTERNAL": "The service hit a bug. The response carries no details; the service logs them on "
     "a line with the event `unexpected`.",
-    "UNREACHABLE": "The connection to a service failed. `cause` is gRPC's error.",
+    "UNREACHABLE": "The connection to a service failed. `cause` says why, with gRPC's error.",
+    "MESSAGE_NOT_FOUND": "The log has no such message: it was never stored, or its id is beyond "
+    "the end. The message says which, if that is known.",
     "CHANGED": "The topic or its state changed while a job was working on it, so the job's result "
     "is out of date. It was discarded.",
 }
@@ -339,6 +341,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "`pip install 'seqgate[spark]'`.",
     "MESSAGES_TRIMMED": "Call `skip` on the reader to go on after the gap, or start at a later "
     "place. Keep messages longer with `retention_minutes` or `retention_bytes` of the ledger.",
+    "MESSAGE_NOT_FOUND": "Check the topic and the id, or the producer and the sequence id, with "
+    "`seqgate read`; a producer that is unknown has stored nothing, or was forgotten.",
     "MIXED_SEQUENCE_IDS": "Give every message of this producer a `sequence_id`, or none.",
     "OUTPUT_FAILED": "Free space where the output goes, or write it elsewhere.",
     "PRODUCER_CLOSED": "Open a new producer under the same name and send again. With the "
@@ -360,6 +364,10 @@ REMEDIES: Final[Mapping[str, str]] = {
     "UNREACHABLE": "Check the service's address (`seqgate context show`, or the option that names "
     "it), that the service runs, and that TLS is used at both ends or at neither.",
     "NOT_CONFIRMED": "Nothing was changed. Run the command again, and answer `y` to go on.",
+    "WAIT_TIMED_OUT": "See the notes WAITING on standard error for why nothing came; wait longer "
+    "with `--timeout`, or without it for as long as it takes.",
+    "WRONG_SERVICE": "Correct the address of the `service` that is named (`seqgate context show`), "
+    "or upgrade the service to the client's version.",
     "WRONG_USAGE": "Correct the argument that is named; the command's `--help` shows what it "
     "takes.",
 }
