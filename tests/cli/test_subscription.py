@@ -279,7 +279,10 @@ async def test_an_explanation_starts_with_the_nearest_cause(
     )
     assert of_key.record["key_report"]["parked_entries"] == 3
     assert [each["reason"] for each in flying.record["reasons"]] == ["IN_FLIGHT"]
-    assert (absent.code, absent.out) == (0, "The log has no such entry (7:7).\n")
+    assert (absent.code, absent.out) == (1, "")
+    assert absent.err.startswith(
+        "seqgate: not in the log: there is no entry 7:7 (MESSAGE_NOT_FOUND)"
+    )
 
 
 async def test_an_explanation_has_the_trace_and_the_dead_letter(
