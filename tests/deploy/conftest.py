@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.left_out import report_left_out
+from tools.dev.kubectls import FOLDER, minors
 
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "seqgate", "services")
 """The sources of a wheel."""
 
+KUBECTLS = tuple(str(FOLDER / f"kubectl-1.{each}") for each in minors())
+
 NEEDS = {
     "test_manifests.py": ("kubectl", "kustomize"),
+    "test_overrides.py": KUBECTLS,
     "test_pods.py": ("kubectl", "kustomize"),
     "test_alerts.py": ("promtool",),
     "test_image.py": ("buildah", "podman"),

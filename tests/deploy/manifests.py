@@ -26,19 +26,19 @@ def read(text: str) -> list[Document]:
     return [each for each in yaml.load_all(text, Loader=_LOADER) if each]
 
 
-def render(folder: Path) -> str:
-    """The output of a kustomization."""
+def render(folder: Path, kubectl: str = "") -> str:
+    """The output of a kustomization, by the kustomize or kubectl in PATH, or by this kubectl."""
     tool = shutil.which("kustomize")
-    command = [tool, "build"] if tool else ["kubectl", "kustomize"]
+    command = [tool, "build"] if tool and not kubectl else [kubectl or "kubectl", "kustomize"]
     done = subprocess.run([*command, str(folder)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{folder}: {done.stderr}"
     return done.stdout
 
 
-def render_all(folders: Sequence[Path]) -> list[str]:
+def render_all(folders: Sequence[Path], kubectl: str = "") -> list[str]:
     """The outputs of many kustomizations, rendered two at a time."""
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(render, folders))
+        return list(pool.map(lambda folder: render(folder, kubectl), folders))
 
 
 def components(within: Path = K8S) -> list[str]:

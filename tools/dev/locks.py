@@ -27,6 +27,7 @@ LOCKS: Final = (
     ROOT / "requirements-checkov.lock",
     ROOT / "requirements-bench.lock",
     ROOT / "requirements-spark.lock",
+    ROOT / "requirements-kubectl.lock",
 )
 """Written by hand, except for the hashes."""
 
