@@ -31,7 +31,7 @@ import asyncio
 from databases import Transaction, open_database
 
 from seqgate.client import Received, SubscriptionOptions, connect
-from seqgate.errors import CorruptMessageError
+from seqgate.errors import CorruptMessageError, SeqgateError
 
 BALANCE = "CREATE TABLE IF NOT EXISTS balance (account TEXT PRIMARY KEY, amount BIGINT NOT NULL)"
 APPLIED = """CREATE TABLE IF NOT EXISTS applied (topic TEXT, key TEXT, ledger_id BIGINT,
@@ -85,4 +85,7 @@ if __name__ == "__main__":
     parser.add_argument("dispatcher", help="the dispatcher service, host:port")
     parser.add_argument("topic", help="tenant/namespace/name, or a name in public/default")
     parser.add_argument("database", help="a SQLite file, or the URL of a PostgreSQL database")
-    asyncio.run(run(**vars(parser.parse_args())))
+    try:
+        asyncio.run(run(**vars(parser.parse_args())))
+    except SeqgateError as error:
+        raise SystemExit(str(error)) from None

@@ -5,7 +5,8 @@
 Deduplication stores each message once in the topic. That its effect happens once as well is up to
 who reads: store the effect and the message's id in one transaction, and go on after that id (the
 reader of Apache Pulsar's PIP-6). Here a message is a payment: its key is an account, its payload a
-whole number. The effect is the account's balance, in SQLite.
+whole number. The effect is the account's balance, in SQLite. Any other message ends the program
+before it has an effect.
 
 Started again, it goes on where it was. Killed between two messages or amid one, it has applied each
 payment before that point once, and none after it.
@@ -18,6 +19,7 @@ import sys
 from contextlib import closing
 
 from seqgate.client import EARLIEST, Message, MessageId, Start, connect
+from seqgate.errors import SeqgateError
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS balance (account TEXT PRIMARY KEY, amount INTEGER NOT NULL);
@@ -29,6 +31,9 @@ INSERT INTO balance VALUES (?, ?)
 ON CONFLICT (account) DO UPDATE SET amount = amount + excluded.amount
 """
 
+AMOUNT_MAX = 10**15
+"""A limit that keeps balances within SQLite's integers."""
+
 PROGRESS = "INSERT OR REPLACE INTO progress VALUES (?, ?)"
 
 
@@ -38,10 +43,25 @@ def place(database: sqlite3.Connection, topic: str) -> Start:
     return EARLIEST if row is None else MessageId.from_bytes(row[0])
 
 
+def amount_of(message: Message) -> int:
+    """Raises SystemExit: the message is no payment."""
+    try:
+        amount = int(message.payload)
+    except ValueError:
+        amount = AMOUNT_MAX + 1
+    if message.key is None or abs(amount) > AMOUNT_MAX:
+        raise SystemExit(
+            f"{message.topic} has a message that is no payment, {message.id}: a payment has an "
+            f"account as its key, and a whole number up to {AMOUNT_MAX:,} as its payload"
+        )
+    return amount
+
+
 def apply(database: sqlite3.Connection, message: Message) -> None:
     """The effect of a message, and that it has had it: both are stored, or neither is."""
+    amount = amount_of(message)
     with database:  # one transaction
-        database.execute(BALANCE, (message.key, int(message.payload)))
+        database.execute(BALANCE, (message.key, amount))
         database.execute(PROGRESS, (message.topic, message.id.to_bytes()))
 
 
@@ -69,7 +89,10 @@ def main() -> None:
     parser.add_argument("database", help="a SQLite file; made if there is none")
     parser.add_argument("--follow", action="store_true", help="wait for what is yet to come")
     asked = parser.parse_args()
-    applied = asyncio.run(run(asked.ledger, asked.topic, asked.database, follow=asked.follow))
+    try:
+        applied = asyncio.run(run(asked.ledger, asked.topic, asked.database, follow=asked.follow))
+    except SeqgateError as error:
+        raise SystemExit(f"{asked.topic}: {error}") from None
     sys.stdout.write(f"{applied} payments applied\n")
 
 

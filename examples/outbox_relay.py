@@ -94,3 +94,5 @@ if __name__ == "__main__":
         asyncio.run(run(**vars(parser.parse_args())))
     except (errors.FencedError, errors.InUseError):
         sys.stdout.write("another relay took over\n")
+    except errors.SeqgateError as error:
+        raise SystemExit(str(error)) from None

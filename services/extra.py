@@ -3,6 +3,8 @@
 import sys
 from typing import NoReturn
 
+from seqgate.extras import pip_install
+
 EXIT_USAGE = 2
 
 
@@ -16,6 +18,6 @@ def require_services(error: ModuleNotFoundError, extra: str = "services") -> NoR
         raise error
     sys.stderr.write(
         f"a service needs the packages of an extra ({error.name} is missing): "
-        f"pip install 'seqgate[{extra}]'\n"
+        f"{pip_install(extra)}\n"
     )
     sys.exit(EXIT_USAGE)

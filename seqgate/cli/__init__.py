@@ -1,4 +1,4 @@
-"""The command line `seqgate`. It needs the extra `cli`: pip install 'seqgate[cli]'.
+"""The command line `seqgate`. It needs the extra `cli`.
 
 _main.py registers the commands; each group has a module. _command.py turns an async function into a
 command: it adds the shared options, parses the arguments (_arguments.py), resolves the settings
@@ -10,6 +10,7 @@ JSON for programs (_output.py).
 import sys
 
 from seqgate.cli._failure import WRONG
+from seqgate.extras import pip_install
 
 __all__ = ["main"]
 
@@ -20,6 +21,6 @@ def main() -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("rich", "typer"):
             raise
-        sys.stderr.write("seqgate needs the packages of an extra: pip install 'seqgate[cli]'\n")
+        sys.stderr.write(f"seqgate needs the packages of an extra: {pip_install('cli')}\n")
         return WRONG
     return run()

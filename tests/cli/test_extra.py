@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from seqgate.cli import main
+from seqgate.extras import pip_install
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
@@ -20,7 +21,7 @@ def test_a_missing_extra_names_the_command_to_install_it(
 
     out, error = capsys.readouterr()
     assert (out, error.count("\n")) == ("", 1)
-    assert "pip install 'seqgate[cli]'" in error
+    assert error.endswith(f": {pip_install('cli')}\n")
 
 
 def test_a_missing_module_of_the_package_raises(monkeypatch: pytest.MonkeyPatch) -> None:

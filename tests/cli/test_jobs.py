@@ -26,6 +26,7 @@ from seqgate.api.internal.dedup.v1 import writer_pb2
 from seqgate.client import Client
 from seqgate.dev.child import tell
 from seqgate.dev.stack import Stack
+from seqgate.extras import pip_install
 from seqgate.services.dedup.adapters.keys import topic_key
 from seqgate.times import timestamp
 from seqgate.types import TopicName
@@ -342,7 +343,7 @@ def test_a_job_without_spark_names_the_extra_to_install(
 
     assert (ended.code, ended.out) == (2, "")
     assert ended.error["reason"] == "JOBS_MISSING"
-    assert "seqgate[spark]" in ended.error["message"]
+    assert pip_install("spark") in ended.error["message"]
 
 
 def foreign_modules(folder: Path) -> Path:

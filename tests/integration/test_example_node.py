@@ -163,26 +163,26 @@ async def failed(
 
 async def test_the_commands_of_the_readme_run(services: Services, example: Path) -> None:
     text = (example / "README.md").read_text()
-    # Its own log takes the topic for good, which others use on this stack.
-    text = text.replace("public/default/orders", "public/default/own-log")
     for port, service in (("7701", "dedup"), ("7702", "ledger"), ("7704", "dispatcher")):
         text = text.replace(f"localhost:{port}", services.stack.address(service))
     _, *commands = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     environment = {"PATH": f"{NODE / 'bin'}:{os.environ['PATH']}"}
-    (example / "orders.log").unlink(missing_ok=True)  # of a run on the other store
-    said = []
-    for command in commands:
-        done = await asyncio.create_subprocess_shell(
-            command, cwd=example, env=environment, stdout=PIPE
-        )
-        async with asyncio.timeout(WAIT_S):
-            out, _ = await done.communicate()
-        assert done.returncode == 0
-        said.append(json.loads(out))
-    stored, consumed, logged = said
-    assert stored == {"sequenceId": "1", "status": "STORED", "position": "1:0"}
-    assert (consumed["key"], consumed["properties"]) == ("ann", {"lang": "en"})
-    assert logged == {"producer": "shop", "sequenceId": "1", "verdict": "NEW"}
+    (example / "shop.log").unlink(missing_ok=True)  # of a run on the other store
+    for verdict in ("NEW", "DUPLICATE"):  # twice in a row
+        said = []
+        for command in commands:
+            done = await asyncio.create_subprocess_shell(
+                command, cwd=example, env=environment, stdout=PIPE
+            )
+            async with asyncio.timeout(WAIT_S):
+                out, _ = await done.communicate()
+            assert done.returncode == 0
+            said.append(json.loads(out))
+        stored, consumed, logged = said
+        assert stored["status"] == "STORED"
+        assert stored["position"] == {"NEW": "1:0", "DUPLICATE": "1:1"}[verdict]
+        assert (consumed["key"], consumed["properties"]) == ("ann", {"lang": "en"})
+        assert logged == {"producer": "shop", "sequenceId": "1", "verdict": verdict}
     for script, usage in USAGES.items():
         call = usage.removeprefix("usage: node ").removesuffix(" < messages")
         assert f"## {call}\n" in text, script

@@ -9,6 +9,8 @@ from asyncio.subprocess import PIPE, Process
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from seqgate.client import Chunking, connect
 from seqgate.dev.stack import Stack
 from tests.support.waiting import eventually
@@ -24,7 +26,9 @@ def balances(database: Path) -> dict[str, int]:
             return {}
 
 
-async def start(root: Path, stack: Stack, topic: str, database: Path, *more: str) -> Process:
+async def start(
+    root: Path, stack: Stack, topic: str, database: Path, *more: str, stderr: int | None = None
+) -> Process:
     example = str(root / "examples" / "exactly_once_effect.py")
     ledger = stack.address("ledger")
     return await asyncio.create_subprocess_exec(
@@ -35,6 +39,7 @@ async def start(root: Path, stack: Stack, topic: str, database: Path, *more: str
         str(database),
         *more,
         stdout=PIPE,
+        stderr=stderr,
         env={**os.environ, "PYTHONPATH": str(root)},
     )
 
@@ -69,3 +74,35 @@ async def test_an_effect_happens_once_despite_kills_of_the_reader(
     assert await output(await start(root, stack, topic, database)) == "1 payments applied"
     assert await output(await start(root, stack, topic, database)) == "0 payments applied"
     assert balances(database) == {"account-0": 5_000_010, "account-1": 11}
+
+
+@pytest.mark.parametrize(
+    ("payload", "key"),
+    [(b"9.99", "a"), (b"5", None), (b"9" * 20, "a"), (b"9" * 5000, "a")],
+    ids=["fraction", "no-account", "too-much", "too-long"],
+)
+async def test_a_message_that_is_no_payment_ends_the_reader_with_one_sentence(
+    stack: Stack, topic: str, tmp_path: Path, root: Path, payload: bytes, key: str | None
+) -> None:
+    database = tmp_path / "balances.db"
+    async with connect(stack.address("ledger")) as client, client.producer(topic) as producer:
+        await producer.send(b"1", key="a")
+        await producer.send(payload, key=key)
+    for _ in range(2):  # and again, without another effect
+        process = await start(root, stack, topic, database, stderr=PIPE)
+        async with asyncio.timeout(60):
+            said, error = await process.communicate()
+        assert (process.returncode, said) == (1, b"")
+        assert error.decode().startswith(f"{topic} has a message that is no payment")
+        assert error.count(b"\n") == 1
+        assert balances(database) == {"a": 1}
+
+
+async def test_a_topic_that_does_not_exist_ends_the_reader_with_one_sentence(
+    stack: Stack, tmp_path: Path, root: Path
+) -> None:
+    process = await start(root, stack, "no/such/topic", tmp_path / "balances.db", stderr=PIPE)
+    async with asyncio.timeout(60):
+        _, error = await process.communicate()
+    assert process.returncode == 1
+    assert (error.startswith(b"no/such/topic: "), error.count(b"\n")) == (True, 1)

@@ -168,7 +168,11 @@ def test_binaries_are_the_packages_or_the_systems_of_a_version_that_serves(
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setattr(postgres_server, "DEBIAN", tmp_path / "debian")
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
-    with pytest.raises(FileNotFoundError, match=r"pip install 'seqgate\[postgres\]', or apt-get"):
+    monkeypatch.setattr(postgres_server, "PACKAGED", True)
+    with pytest.raises(FileNotFoundError, match=r"pip install pgserver==0\.1\.4, or apt-"):
+        found()
+    monkeypatch.setattr(postgres_server, "PACKAGED", False)  # pip would install nothing
+    with pytest.raises(FileNotFoundError, match="no PostgreSQL server: apt-get install"):
         found()
     on_path = binary(tmp_path / "path", says="postgres (PostgreSQL) 14.22")
     with pytest.raises(FileNotFoundError):

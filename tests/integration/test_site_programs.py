@@ -4,10 +4,12 @@ import asyncio
 import json
 import os
 import re
+import signal
 import sys
 import tomllib
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -17,12 +19,39 @@ import typer
 from seqgate.cli import _main
 from seqgate.cli._settings import SERVICES
 from seqgate.dev.child import bound_to_us
-from seqgate.dev.stack import Stack
-from tests.support.page_programs import BLOCK, elsewhere, lacking, of_page, programs, unlabelled
+from seqgate.dev.stack import PORTS
+from tests.support.page_programs import (
+    BLOCK,
+    Program,
+    elsewhere,
+    lacking,
+    of_page,
+    programs,
+    unlabelled,
+)
+from tests.support.ports import consecutive_ports
+from tools.site import navigation
 from tools.site.reference import command_line
 from tools.site.tree import ROOT, sources
 
-PAGES = [file.relative_to(ROOT).as_posix() for file in sources()]
+
+def rank(page: str) -> tuple[int, str]:
+    """Where a page is in the navigation; those that are not there come last."""
+    return (ORDER.index(page) if page in ORDER else len(ORDER)), page
+
+
+ORDER = list(navigation.pages())
+
+PAGES = [
+    "README.md",
+    *(
+        file.relative_to(ROOT).as_posix()
+        for file, page in sorted(
+            sources().items(), key=lambda each: rank(each[1].removesuffix(".md"))
+        )
+    ),
+]
+"""In the order of the site's navigation; the README is first."""
 
 WITH_SPARK = "docs/guides/spark.md"
 """tests/spark runs its programs."""
@@ -33,45 +62,107 @@ RUN = [
     if page != WITH_SPARK and any(not each.why for each in of_page(ROOT / page))
 ]
 
-WITHIN_S = 60.0
-"""Limit of a program, in seconds."""
+DEV = "seqgate dev --data data\n"
+"""What runs while readers follow a page."""
+
+CHECKOUT = ("LICENSE", "README.md", "examples", "pyproject.toml", "seqgate", "services")
+"""What programs of pages need of a checkout, in which readers type them."""
+
+START_S = 120.0
+"""Limit of the start of all services, in seconds, on a busy machine."""
+
+WITHIN_S = 300.0
+"""Limit of a program, in seconds: a dozen commands on a busy machine."""
+
+pytestmark = pytest.mark.timeout(1200)
+
+TWICE = 2
 
 
-@pytest_asyncio.fixture(scope="module")
-async def fresh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """A stack for the pages alone: they name topics as readers would, each its own."""
-    async with Stack(tmp_path_factory.mktemp("pages")) as stack:
-        yield stack
+class Terminal:
+    """A reader's terminal, in a checkout, whose services listen on ports of their own."""
 
+    def __init__(self, folder: Path, port: int) -> None:
+        self._folder = folder
+        self._port = port
+        ports = {name: f"127.0.0.1:{port + place}" for place, name in enumerate(PORTS)}
+        self._addresses = {default: ports[name] for name, default in SERVICES.items()}
+        scripts = Path(sys.executable).parent
+        self._environment = {
+            **os.environ,
+            **{f"SEQGATE_{name.upper()}": ports[name] for name in SERVICES},
+            "PATH": f"{scripts}:{os.environ['PATH']}",
+        }
+        for name in CHECKOUT:
+            (folder / name).symlink_to(ROOT / name)
 
-@pytest.mark.parametrize("page", RUN)
-async def test_the_programs_of_a_page_work(page: str, fresh: Stack, tmp_path: Path) -> None:
-    addresses = {default: fresh.address(name) for name, default in SERVICES.items()}
-    environment = {f"SEQGATE_{name.upper()}": fresh.address(name) for name in SERVICES}
-    scripts = Path(sys.executable).parent
-    for program in of_page(ROOT / page):
-        if program.why:
-            continue
-        code = elsewhere(program.code, addresses)
-        command = [sys.executable, "-"] if program.language == "python" else ["bash", "-eu", "-s"]
-        process = await asyncio.create_subprocess_exec(
+    async def start(self, command: list[str]) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
             *bound_to_us(command),
             stdin=PIPE,
             stdout=PIPE,
             stderr=STDOUT,
-            cwd=tmp_path,
-            env={**os.environ, **environment, "PATH": f"{scripts}:{os.environ['PATH']}"},
+            cwd=self._folder,
+            env=self._environment,
+            start_new_session=True,
         )
+
+    @asynccontextmanager
+    async def services(self) -> AsyncIterator[None]:
+        """What the first pages have their readers run, until Ctrl-C."""
+        line = f"exec {DEV.strip()} --port-base {self._port}"
+        process = await self.start(["bash", "-c", line])
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(START_S):
+                while b"In another terminal" not in (said := await process.stdout.readline()):
+                    assert said, "seqgate dev has ended"
+            yield
+            process.send_signal(signal.SIGINT)
+            async with asyncio.timeout(START_S):
+                assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+
+    async def run(self, program: Program) -> tuple[int, str]:
+        """Returns the exit status, and what it printed."""
+        code = elsewhere(program.code, self._addresses)
+        is_python = program.language == "python"
+        process = await self.start([sys.executable, "-"] if is_python else ["bash", "-eu", "-s"])
         try:
             async with asyncio.timeout(WITHIN_S):
                 out, _ = await process.communicate(code.encode())
-        finally:
-            if process.returncode is None:
-                process.kill()
-        printed = out.decode()
-        assert process.returncode == 0, f"{page}:{program.line}\n{printed}"
-        missing = lacking(program, printed)
-        assert not missing, f"{page}:{program.line} does not print: {missing}\n{printed}"
+        except TimeoutError:
+            os.killpg(process.pid, signal.SIGKILL)
+            out, _ = await process.communicate()
+            return -signal.SIGKILL, f"{out.decode()}\nIt does not end within {WITHIN_S} s."
+        assert process.returncode is not None
+        return process.returncode, out.decode()
+
+
+@pytest_asyncio.fixture(scope="module")
+async def terminal(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Terminal]:
+    """For all pages: each has topics and files of its own."""
+    made = Terminal(tmp_path_factory.mktemp("checkout"), consecutive_ports(len(PORTS)))
+    async with made.services():
+        yield made
+
+
+@pytest.mark.parametrize("page", RUN)
+async def test_the_programs_of_a_page_work_in_its_order_and_twice(
+    page: str, terminal: Terminal
+) -> None:
+    for _ in range(TWICE):
+        for program in of_page(ROOT / page):
+            if program.endless:
+                assert program.code == DEV
+            elif not program.why:
+                status, printed = await terminal.run(program)
+                assert status == 0, f"{page}:{program.line}\n{printed}"
+                missing = lacking(program, printed)
+                assert not missing, f"{page}:{program.line} does not print: {missing}\n{printed}"
 
 
 @pytest.mark.parametrize("page", PAGES)

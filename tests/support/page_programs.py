@@ -4,6 +4,10 @@ A block of `sh` or `python` is run by a test, or the comment before it tells why
 
     <!-- not run: it needs a cluster -->
 
+A block of a command that does not end runs beside those after it:
+
+    <!-- runs until Ctrl-C -->
+
 A `text` block that directly follows a program is what it prints, at least: its lines in this order,
 with … for anything.
 """
@@ -23,7 +27,7 @@ COMMANDS: Final = re.compile(
 """How a command begins: a block of commands is one of `sh`."""
 
 BLOCK: Final = re.compile(
-    r"^(?:<!-- not run: (?P<why>[^\n]+) -->\n)?"
+    r"^(?:<!-- (?:not run: (?P<why>[^\n]+)|(?P<endless>runs until Ctrl-C)) -->\n)?"
     r"(?P<fence>```+)(?P<language>\w*)[^\n]*\n(?P<code>.*?)^(?P=fence)$",
     re.MULTILINE | re.DOTALL,
 )
@@ -36,6 +40,7 @@ class Program(NamedTuple):
         line: where its block begins, from 1.
         prints: lines of its output.
         why: why no test runs it; "": one does.
+        endless: whether it runs until it is interrupted.
     """
 
     line: int
@@ -43,6 +48,7 @@ class Program(NamedTuple):
     code: str
     prints: tuple[str, ...]
     why: str
+    endless: bool = False
 
 
 def programs(text: str) -> Iterator[Program]:
@@ -54,7 +60,8 @@ def programs(text: str) -> Iterator[Program]:
             if not between.strip() and following["language"] == "text":
                 prints = tuple(following["code"].splitlines())
             line = text.count("\n", 0, block.start()) + 1
-            yield Program(line, block["language"], block["code"], prints, block["why"] or "")
+            why, endless = block["why"] or "", block["endless"] is not None
+            yield Program(line, block["language"], block["code"], prints, why, endless)
 
 
 def unlabelled(text: str) -> list[str]:

