@@ -46,18 +46,22 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True
 
 
-@pytest.fixture(scope="session")
-def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, because setuptools also packs what an earlier build left in build/."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    source.mkdir()
+def copy_sources(root: Path, folder: Path) -> Path:
+    """A copy, because setuptools also packs what an earlier build left in build/."""
+    folder.mkdir()
     for name in SOURCES:
         if (root / name).is_file():
-            shutil.copy(root / name, source)
+            shutil.copy(root / name, folder)
         else:
             ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(root / name, source / name, symlinks=True, ignore=ignored)
+            shutil.copytree(root / name, folder / name, symlinks=True, ignore=ignored)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    source = copy_sources(root, folder / "source")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index"]
     command += ["--no-build-isolation", "--wheel-dir", str(folder), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,30 +1,25 @@
-"""A newcomer's first hour: an empty environment and an empty folder, one command to install, one to
-run everything, and what they would type next."""
+"""A newcomer's first hour: the commands of the pages to install, one to run everything, and what
+they would type next."""
 
 import json
 import os
 import subprocess
-import sys
-import venv
 from pathlib import Path
 
 import pytest
 
+from tests.deploy.conftest import copy_sources
+from tests.deploy.test_installing import install
 from tests.support.ports import consecutive_ports
 
 PATIENCE_S = 180.0
 
-DOWNLOAD_S = 600.0
-
 
 @pytest.fixture
-def environment(tmp_path: Path, wheel: Path) -> Path:
-    """A virtual environment with `seqgate[server]`, from the package index."""
-    folder = tmp_path / "environment"
-    venv.create(folder, with_pip=False, symlinks=True)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--python", str(folder / "bin" / "python")]
-    subprocess.run([*pip, "install", f"{wheel}[server]"], check=True, timeout=DOWNLOAD_S)
-    return folder
+def environment(tmp_path: Path, root: Path) -> Path:
+    """A virtual environment with Seqgate, as the pages install it, from the package index."""
+    checkout = copy_sources(root, tmp_path / "checkout")
+    return Path(install(root, checkout, os.environ)).parents[1]
 
 
 @pytest.mark.deep

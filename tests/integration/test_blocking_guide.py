@@ -47,7 +47,7 @@ def programs(stack: Stack, root: Path, topic: str) -> list[str]:
     text = (root / "docs/guides/blocking.md").read_text()
     text = text.replace("127.0.0.1:7702", stack.address("ledger"))
     text = text.replace("127.0.0.1:7704", stack.address("dispatcher"))
-    text = text.replace('"orders"', f'"{topic}"')
+    text = text.replace('"web-orders"', f'"{topic}"')
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 

@@ -1,6 +1,7 @@
 """Every command and program of the documentation works, or its page says why no test runs it."""
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -52,6 +53,23 @@ PAGES = [
     ),
 ]
 """In the order of the site's navigation; the README is first."""
+
+INLINE = re.compile(r"`(seqgate [^`]+)`")
+"""A command within a sentence."""
+
+TOPIC = re.compile(
+    r"""(?x) (?:
+        (?:producer|consumer|reader)\(\s*"
+        | option\("topic",\s*"
+        | seqgate\ (?:publish|read|consume|dedup\ (?:explain|snapshot|status|diff)
+            | dead-letter\ \w+ | message\ \w+ | redrive\ \w+ | subscription\ filter\ \w+
+            | subscription\ (?!filter)[\w-]+ | topic\ \w+)\ '?
+        | examples/\w+\.py\ (?:127\.0\.0\.1:\d+\ )+
+        | node\ \S+\.mjs\ \S+\ (?=public/)
+    ) (?: ([a-z][\w/-]*) )
+    | "(public/default/[\w-]+)" """
+)
+"""Where a program names a topic."""
 
 WITH_SPARK = "docs/guides/spark.md"
 """tests/spark runs its programs."""
@@ -178,21 +196,40 @@ def test_a_program_that_is_not_run_says_why_and_commands_are_labelled(page: str)
             json.loads(block["code"])
 
 
-def test_the_commands_and_the_extras_that_pages_name_exist() -> None:
+def test_the_commands_and_options_that_pages_name_exist() -> None:
     root = typer.main.get_command(_main.app)
-    known = {path for path, _ in command_line.commands(root, "seqgate")}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"].keys()
+    known = dict(command_line.commands(root, "seqgate"))
     for page in PAGES:
         if page.startswith(("CHANGELOG", "docs/decisions")):
             continue
         text = (ROOT / page).read_text()
-        assert set(re.findall(r"seqgate\[(\w+)\]", text)) <= extras, page
-        for program in programs(text):
-            for words in map(str.split, program.code.splitlines()):
-                if words[:1] == ["seqgate"]:
-                    named = {" ".join(words[:count]) for count in (2, 3, 4)}
-                    assert known & named, f"{page}: {' '.join(words)}"
+        lines = [line for each in programs(text) for line in each.code.splitlines()]
+        for words in map(str.split, [*lines, *INLINE.findall(text)]):
+            if words[:1] == ["seqgate"] and words[1:] != ["..."]:
+                paths = [" ".join(words[:count]) for count in (4, 3, 2)]
+                path = next((each for each in paths if each in known), None)
+                assert path is not None, f"{page}: {' '.join(words)}"
+                options = {"--help", *(name for each in known[path].params for name in each.opts)}
+                flags = {each for each in words if re.fullmatch("--[a-z-]+", each)}
+                assert flags <= options, f"{page}: {' '.join(words)}"
+
+
+def test_every_page_and_example_has_topics_of_its_own() -> None:
+    """What one page leaves in a topic would meet the programs of another."""
+    named = {
+        page: {
+            (found[1] or found[2]).removeprefix("public/default/")
+            for program in of_page(ROOT / page)
+            for found in TOPIC.finditer(program.code)
+        }
+        for page in PAGES
+    }
+    assert named["README.md"] == {"orders"}
+    assert named["docs/guides/spark.md"] == {"spark-orders"}
+    assert {"node-greetings", "shop-log"} == named["examples/node/README.md"]
+    assert sum(map(len, named.values())) > 12
+    for (one, topics), (other, others) in itertools.combinations(named.items(), 2):
+        assert not topics & others, f"{one} and {other}"
 
 
 def test_what_is_wrong_with_a_page_is_found() -> None:
